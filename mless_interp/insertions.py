@@ -1,0 +1,434 @@
+"""Insertions, prompt pairs with proved alignment, and the five conditions.
+
+Insertion works on token ids: joining strings re-merges tokens at the seams and inside runs ("////"). The exception is
+the paper's own text mode (`template="paper"`), which is kept for accuracy and figures and flags every merged border.
+"""
+
+import hashlib
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from importlib.resources import files
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from .models.base import Inputs
+from .problems import Problem
+from .prompts import Prompt, Template, build_prompt, encode, prepends_bos, template_named, word_boundaries
+
+Kind = Literal["meaningless", "meaningful", "random_sentence", "repeated_bos", "text"]
+Before = Literal["question", "system"]
+CONDITIONS = ("base", "inserted", "gap", "masked", "held")
+
+
+@dataclass(frozen=True)
+class Insertion:
+    """What to insert and where, counted in tokens; make one with the class methods.
+
+    The place is one of `before="question"` (default: the paper's position 2), `before="system"` (position 1),
+    `after="question"` (position 3) or `at=` a token index of the prompt without insertion.
+    """
+
+    kind: Kind
+    text: str
+    n_tokens: int | None
+    before: Before | None = "question"
+    after: Literal["question"] | None = None
+    at: int | None = None
+    seed: int = 0
+    draw: int = 0
+
+    def __post_init__(self) -> None:
+        if self.n_tokens is not None and (isinstance(self.n_tokens, bool) or not isinstance(self.n_tokens, int)):
+            raise TypeError(f"n_tokens must be a whole number, got {self.n_tokens!r}")
+        if self.n_tokens is not None and self.n_tokens <= 0:
+            raise ValueError(f"n_tokens must be 1 or more, got {self.n_tokens}")
+        if (self.before is not None) + (self.after is not None) + (self.at is not None) != 1:
+            raise ValueError('give one place: before="question" or "system", after="question", or at=<token index>')
+        if self.before not in (None, "question", "system") or self.after not in (None, "question"):
+            raise ValueError(
+                f'unknown place before={self.before!r} after={self.after!r}; use before="question", before="system", '
+                'after="question" or at=<token index>'
+            )
+        if self.at is not None and self.at < 0:
+            raise ValueError(f"at must be a token index, 0 or more, got {self.at}")
+
+    @classmethod
+    def meaningless(cls, unit: str = " /", n_tokens: int = 55, **place: Any) -> "Insertion":
+        """A run of one meaningless unit (Mless): 55 slashes in the paper. A unit of k tokens must divide `n_tokens`."""
+        return cls("meaningless", unit, n_tokens, **_place(place))
+
+    @classmethod
+    def meaningful(cls, word: str = "he", n_tokens: int = 55, **place: Any) -> "Insertion":
+        """A repeated word with a meaning that does not bear on the question (Mful): 55 times "he" in the paper."""
+        return cls("meaningful", " " + word.strip(), n_tokens, **_place(place))
+
+    @classmethod
+    def random_sentence(cls, n_tokens: int = 55, *, seed: int = 0, draw: int = 0, **place: Any) -> "Insertion":
+        """Unrelated words, exactly `n_tokens` tokens without digits, drawn by seed, problem id and draw number.
+
+        Common English words that the tokenizer can encode; where it knows none of them, its own ordinary tokens
+        (recorded in `InsertedSpan.source`).
+        """
+        return cls("random_sentence", "", n_tokens, seed=seed, draw=draw, **_place(place))
+
+    @classmethod
+    def repeated_bos(cls, n_tokens: int = 55, **place: Any) -> "Insertion":
+        """A run of the tokenizer's beginning-of-sequence token (a control: extra attention sinks)."""
+        return cls("repeated_bos", "", n_tokens, **_place(place))
+
+    @classmethod
+    def from_text(cls, text: str, n_tokens: int | None = None, **place: Any) -> "Insertion":
+        """Any text once, as it is; `n_tokens`, if given, must be its length in tokens."""
+        if not text:
+            raise ValueError("the text to insert is empty")
+        return cls("text", text, n_tokens, **_place(place))
+
+    @property
+    def label(self) -> str:
+        """A short name for tables and legends: `Mless ' /' x55`."""
+        name = {"meaningless": "Mless", "meaningful": "Mful", "random_sentence": "random sentence"}.get(self.kind)
+        shown = f" {self.text!r}" if self.text else ""
+        size = f" x{self.n_tokens}" if self.n_tokens is not None else ""
+        return f"{name or self.kind}{shown}{size}"
+
+    def span(self, tokenizer: Any, problem_id: str) -> "InsertedSpan":
+        """The token ids that this insertion puts into this problem's prompt.
+
+        Raises `ValueError` if a unit has the unknown token, encodes to nothing or does not divide `n_tokens`.
+        """
+        if self.kind == "repeated_bos":
+            if tokenizer.bos_token_id is None:
+                raise ValueError("this tokenizer has no beginning-of-sequence token, so repeated_bos cannot be inserted")
+            assert self.n_tokens is not None
+            return InsertedSpan((tokenizer.bos_token_id,) * self.n_tokens, "bos token")
+        if self.kind == "random_sentence":
+            assert self.n_tokens is not None
+            return _random_sentence(tokenizer, self.n_tokens, f"{self.seed}|{problem_id}|{self.draw}")
+        ids = encode(tokenizer, self.text)
+        if not ids:
+            raise ValueError(f"the insertion {self.text!r} encodes to no tokens with this tokenizer")
+        if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
+            raise ValueError(
+                f"the insertion {self.text!r} becomes the unknown token {tokenizer.unk_token!r} with this tokenizer; "
+                "choose a unit that its vocabulary holds"
+            )
+        if self.kind == "text":
+            if self.n_tokens is not None and self.n_tokens != len(ids):
+                raise ValueError(f"the text {self.text!r} is {len(ids)} tokens, not n_tokens={self.n_tokens}")
+            return InsertedSpan(ids, "text")
+        assert self.n_tokens is not None
+        if self.n_tokens % len(ids):
+            raise ValueError(
+                f"the unit {self.text!r} is {len(ids)} tokens with this tokenizer, which does not divide "
+                f"n_tokens={self.n_tokens}; use {self.n_tokens - self.n_tokens % len(ids) or len(ids)}"
+            )
+        return InsertedSpan(ids * (self.n_tokens // len(ids)), "unit")
+
+    def place(self, prompt: Prompt) -> int:
+        """The token index at which the span goes into `prompt`."""
+        if self.at is not None:
+            if self.at > len(prompt):
+                raise ValueError(f"at={self.at} is beyond the prompt's {len(prompt)} tokens")
+            return self.at
+        segment = self.before or self.after
+        assert segment is not None
+        where = prompt.indices(segment)
+        if not where:
+            raise ValueError(f'the prompt has no {segment} tokens; use before="question" or at=<token index>')
+        return where[0] if self.before else where[-1] + 1
+
+
+def _place(place: dict[str, Any]) -> dict[str, Any]:
+    unknown = set(place) - {"before", "after", "at"}
+    if unknown:
+        raise TypeError(f"unknown arguments {sorted(unknown)}; the place is given by before=, after= or at=")
+    return {"before": None, **place} if place else place
+
+
+@dataclass(frozen=True)
+class InsertedSpan:
+    """The token ids of an inserted span and where they came from (unit, text, words, tokens, bos token)."""
+
+    ids: tuple[int, ...]
+    source: str
+
+
+@lru_cache(maxsize=1)
+def _common_words() -> tuple[str, ...]:
+    return tuple((files("mless_interp") / "data" / "common_words.txt").read_text(encoding="utf-8").split())
+
+
+@lru_cache(maxsize=8)
+def _encodable_words(tokenizer: Any) -> dict[int, tuple[tuple[int, ...], ...]]:
+    """Token count -> the encodings of all common words of that many tokens that this tokenizer knows."""
+    by_size: dict[int, list[tuple[int, ...]]] = {}
+    for word in _common_words():
+        ids = encode(tokenizer, " " + word)
+        if ids and tokenizer.unk_token_id not in ids and tokenizer.decode(list(ids)).strip() == word:
+            by_size.setdefault(len(ids), []).append(ids)
+    return {size: tuple(found) for size, found in by_size.items()}
+
+
+@lru_cache(maxsize=8)
+def _ordinary_tokens(tokenizer: Any) -> tuple[tuple[int, ...], ...]:
+    special = set(tokenizer.all_special_ids)
+    texts = ((i, tokenizer.decode([i])) for i in range(len(tokenizer)) if i not in special)
+    return tuple((i,) for i, text in texts if text.strip() and not any(c.isdigit() for c in text))
+
+
+def _random_sentence(tokenizer: Any, n_tokens: int, key: str) -> InsertedSpan:
+    draw = random.Random(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big"))
+    words = _encodable_words(tokenizer)
+    source = "words"
+    if 1 not in words or len(words[1]) < 8:
+        words, source = {1: _ordinary_tokens(tokenizer)}, "tokens"
+    if not words[1]:
+        raise ValueError("this tokenizer has no tokens to draw a random sentence from")
+    ids: list[int] = []
+    while len(ids) < n_tokens:
+        fitting = [word for size, found in words.items() if size <= n_tokens - len(ids) for word in found]
+        ids += draw.choice(fitting)
+    return InsertedSpan(tuple(ids), source)
+
+
+@dataclass(frozen=True, eq=False)
+class PromptPair:
+    """A prompt without and with an insertion, and the map between them, proved at construction.
+
+    `span` = (first inserted position, one past the last) in the inserted prompt. `alignment[t]` is the position in the
+    inserted prompt of base token `t` (-1: none, only where a text-level insertion merged it). `boundary_merge`: tokens
+    merged at a border of a text-level insertion. `n_answer`: how many last tokens are the teacher-forced answer (0: this
+    pair holds the bare prompts; `answered` makes the other).
+    """
+
+    problem: Problem
+    base: Prompt
+    inserted: Prompt
+    insertion: Insertion
+    span: tuple[int, int]
+    alignment: tuple[int, ...]
+    span_source: str
+    boundary_merge: bool = False
+    answer_prefix: str = ""
+    answer_prefix_ids: tuple[int, ...] = ()
+    answer_ids: tuple[int, ...] = ()
+    distractor_ids: tuple[int, ...] = ()
+    solution_ids: tuple[int, ...] = ()
+    n_answer: int = 0
+
+    def __post_init__(self) -> None:
+        start, stop = self.span
+        if not 0 <= start < stop <= len(self.inserted):
+            raise ValueError(f"pair {self.id!r}: the span {self.span} is empty or outside the prompt")
+        if stop - start == len(self.inserted):
+            raise ValueError(f"pair {self.id!r}: the inserted span covers the whole prompt")
+        if self.boundary_merge:
+            return
+        rest = self.inserted.ids[:start] + self.inserted.ids[stop:]
+        if rest != self.base.ids:
+            at = next((i for i, (x, y) in enumerate(zip(rest, self.base.ids, strict=False)) if x != y), len(rest))
+            came = rest[at] if at < len(rest) else "nothing"
+            raise ValueError(
+                f"pair {self.id!r}: the prompt without its inserted tokens must equal the clean prompt; they first differ "
+                f"at clean position {at} ({came!r} vs {self.base.ids[at : at + 1]!r}). Insert token ids with `Insertion`, "
+                "or tokenise the parts separately."
+            )
+        shifted = tuple(t if t < start else t + stop - start for t in range(len(self.base)))
+        if self.alignment != shifted:
+            raise ValueError(f"pair {self.id!r}: the alignment map does not skip exactly the inserted span {self.span}")
+        if any((s == "inserted") != (start <= i < stop) for i, s in enumerate(self.inserted.segments)):
+            raise ValueError(f"pair {self.id!r}: the segment 'inserted' must cover the span {self.span} and nothing else")
+
+    @property
+    def id(self) -> str:
+        """The problem's id."""
+        return self.problem.id
+
+    @property
+    def n_inserted(self) -> int:
+        return self.span[1] - self.span[0]
+
+    @cached_property
+    def shared(self) -> Tensor:
+        """Positions in the inserted prompt of the tokens that both prompts have, `[base token]`."""
+        return torch.tensor([position for position in self.alignment if position >= 0])
+
+    @cached_property
+    def span_mask(self) -> Tensor:
+        """Boolean `[token]` over the inserted prompt: True inside the span."""
+        inside = torch.zeros(len(self.inserted), dtype=torch.bool)
+        inside[self.span[0] : self.span[1]] = True
+        return inside
+
+    @property
+    def sink_moved(self) -> bool:
+        """The span holds the first token, so the attention sink is the first token outside it."""
+        return self.span[0] == 0
+
+    @property
+    def n_after(self) -> int:
+        """How many tokens follow the insertion point (the question segment Q)."""
+        return len(self.inserted) - self.span[1]
+
+    def condition(self, name: str, *, held_positions: Literal["first", "spread"] = "first") -> Inputs:
+        """The input of one of the five conditions of methods §2.
+
+        base (C0): the prompt without insertion. inserted (C1): with it. gap (C2): without it, but the question keeps the
+        position ids it has with it. masked (C3): with it, but nobody outside the span may see the span. held (C4): with
+        it, but the question keeps the position ids it has without it; the span's own ids are all the insertion point's
+        ("first") or lie fractionally before it ("spread").
+        """
+        if name not in CONDITIONS:
+            raise ValueError(f"unknown condition {name!r}; choose one of {', '.join(CONDITIONS)}")
+        if self.boundary_merge and name not in ("base", "inserted"):
+            raise ValueError(
+                f"pair {self.id!r}: tokens merged at the border of a text-level insertion, so condition {name!r} is not "
+                'defined; make the pair with template="raw"'
+            )
+        if name == "base":
+            return Inputs(self.base.tokens)
+        if name == "inserted":
+            return Inputs(self.inserted.tokens)
+        if name == "gap":
+            return Inputs(self.base.tokens, position_ids=torch.tensor([self.alignment]))
+        if name == "masked":
+            hidden = self.span_mask[None, :] & ~self.span_mask[:, None]
+            return Inputs(self.inserted.tokens, attention_mask=~hidden[None, None])
+        if held_positions not in ("first", "spread"):
+            raise ValueError(f'held_positions must be "first" or "spread", got {held_positions!r}')
+        start, n = self.span[0], self.n_inserted
+        positions = torch.empty(len(self.inserted), dtype=torch.float64)
+        positions[self.shared] = torch.arange(len(self.base), dtype=torch.float64)
+        if held_positions == "first":
+            positions[self.span_mask] = float(start)
+            return Inputs(self.inserted.tokens, position_ids=positions.long()[None])
+        positions[self.span_mask] = start - 1 + torch.arange(1, n + 1, dtype=torch.float64) / (n + 1)
+        return Inputs(self.inserted.tokens, position_ids=positions.to(torch.float32)[None])
+
+    def answered(self, which: Literal["answer", "solution"] = "answer") -> "PromptPair":
+        """This pair with the template's answer prefix and the teacher-forced answer (or solution) appended to both.
+
+        Raises `ValueError` if that text encodes to no tokens or the problem has none.
+        """
+        if self.boundary_merge:
+            raise ValueError(f'pair {self.id!r} has merged borders; make it with template="raw"')
+        ids = self.answer_ids if which == "answer" else self.solution_ids
+        if not ids:
+            raise ValueError(f"problem {self.id!r}: its {which} encodes to no tokens; leave it out or give it one")
+        prefix = self.answer_prefix_ids if which == "answer" else ()
+        grown = [p.extended(prefix, "template").extended(ids, "answer") for p in (self.base, self.inserted)]
+        more = len(prefix) + len(ids)
+        first = len(self.inserted)
+        return replace(
+            self,
+            base=grown[0],
+            inserted=grown[1],
+            alignment=self.alignment + tuple(range(first, first + more)),
+            n_answer=len(ids),
+        )
+
+
+def insert_tokens(prompt: Prompt, at: int, span_ids: Sequence[int]) -> Prompt:
+    """The prompt with `span_ids` inserted at token index `at`."""
+    if not 0 <= at <= len(prompt):
+        raise ValueError(f"cannot insert at token {at}: the prompt has {len(prompt)} tokens")
+    ids = prompt.ids[:at] + tuple(span_ids) + prompt.ids[at:]
+    segments = prompt.segments[:at] + ("inserted",) * len(span_ids) + prompt.segments[at:]
+    return replace(prompt, ids=ids, segments=segments)
+
+
+def make_pairs(
+    model: Any, problems: Iterable[Problem], insertion: Insertion, *, template: str | Template = "raw"
+) -> tuple[PromptPair, ...]:
+    """One `PromptPair` per problem.
+
+    `model` is a `Model` (its context length is checked) or a Hugging Face tokenizer. `template`: "raw" (the paper's
+    string with its braces corrected), "raw_as_sent" (with the doubled braces its code sends), "chat" (the tokenizer's own
+    chat template), "paper" (text-level insertion as in the paper's code; not for patching), or a `Template`.
+
+    Raises `ValueError` naming the problem for anything that cannot be built or does not fit the model's context.
+    """
+    tokenizer = getattr(model, "tokenizer", model)
+    info = getattr(model, "info", None)
+    if not hasattr(tokenizer, "encode"):
+        raise TypeError(f"make_pairs needs a Model or a tokenizer, got {type(model).__name__} (has it no tokenizer?)")
+    if not isinstance(insertion, Insertion):
+        raise TypeError(f"insertion must be an Insertion, got {insertion!r}; for example Insertion.meaningless(' /', 55)")
+    made = template_named(template)
+    pairs = tuple(_make_pair(tokenizer, problem, insertion, made) for problem in problems)
+    if not pairs:
+        raise ValueError("there are no problems to make pairs of")
+    for pair in pairs:
+        longest = len(pair.inserted) + len(pair.answer_prefix_ids) + len(pair.answer_ids)
+        if info is not None and longest > info.context_length:
+            raise ValueError(
+                f"problem {pair.id!r} needs {longest} tokens with {pair.n_inserted} inserted, but {info.name} has a context "
+                f"of {info.context_length}: insert fewer tokens or leave this problem out"
+            )
+    return pairs
+
+
+def _make_pair(tokenizer: Any, problem: Problem, insertion: Insertion, template: Template) -> PromptPair:
+    if template.as_text:
+        return _make_text_pair(tokenizer, problem, insertion, template)
+    base = build_prompt(tokenizer, problem, template)
+    found = insertion.span(tokenizer, problem.id)
+    at = insertion.place(base)
+    n = len(found.ids)
+    prefix = template.answer_prefix if problem.answer_prefix is None else problem.answer_prefix
+    return PromptPair(
+        problem=problem,
+        base=base,
+        inserted=insert_tokens(base, at, found.ids),
+        insertion=insertion,
+        span=(at, at + n),
+        alignment=tuple(t if t < at else t + n for t in range(len(base))),
+        span_source=found.source,
+        answer_prefix=prefix,
+        answer_prefix_ids=encode(tokenizer, prefix),
+        answer_ids=encode(tokenizer, problem.answer),
+        distractor_ids=() if problem.distractor is None else encode(tokenizer, problem.distractor),
+        solution_ids=() if problem.solution is None else encode(tokenizer, problem.solution),
+    )
+
+
+def _make_text_pair(tokenizer: Any, problem: Problem, insertion: Insertion, template: Template) -> PromptPair:
+    """The paper's way: insert into the string, encode it in one piece, then look for the seams by character offsets."""
+    if insertion.kind == "repeated_bos" or insertion.before != "question":
+        raise ValueError('template="paper" inserts text between system and question; use template="raw" for other places')
+    system = template.system if problem.system is None else problem.system
+    filler = tokenizer.decode(list(insertion.span(tokenizer, problem.id).ids)).strip()
+    if insertion.kind in ("meaningless", "meaningful"):
+        assert insertion.n_tokens is not None
+        repeats = insertion.n_tokens // len(encode(tokenizer, insertion.text))
+        filler = (insertion.text * repeats).strip()
+    first, last = len(system), len(system) + len(filler)
+    bos = (tokenizer.bos_token_id,) if prepends_bos(tokenizer) else ()
+    base_ids, base_ranges = word_boundaries(tokenizer, system + problem.question)
+    ids, ranges = word_boundaries(tokenizer, system + filler + problem.question)
+    inside = [i for i, (a, b) in enumerate(ranges) if b > first and a < last]
+    start, stop = inside[0], inside[-1] + 1
+    clean = ids[:start] + ids[stop:] == base_ids and all(ranges[i][0] >= first and ranges[i][1] <= last for i in inside)
+    where = {pair: i for i, pair in enumerate(ranges) if not start <= i < stop}
+    moved = [(a, b) if b <= first else (a + len(filler), b + len(filler)) for a, b in base_ranges]
+    alignment = [
+        where.get(pair, -1) if ids[where.get(pair, 0)] == base_ids[t] else -1 for t, pair in enumerate(moved)
+    ]
+    shift = len(bos)
+    segment = lambda a: "system" if a < first else "question"  # noqa: E731
+    named = tuple("inserted" if start <= i < stop else segment(pair[0]) for i, pair in enumerate(ranges))
+    return PromptPair(
+        problem=problem,
+        base=Prompt(bos + base_ids, ("bos",) * shift + tuple(segment(a) for a, _ in base_ranges), template.name, bool(bos)),
+        inserted=Prompt(bos + ids, ("bos",) * shift + named, template.name, bool(bos)),
+        insertion=insertion,
+        span=(start + shift, stop + shift),
+        alignment=tuple(range(shift)) + tuple(t + shift if t >= 0 else -1 for t in alignment),
+        span_source="text",
+        boundary_merge=not clean,
+        answer_prefix=template.answer_prefix,
+    )

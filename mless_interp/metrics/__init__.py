@@ -1,0 +1,1 @@
+"""Pure formulas: tensors in, numbers out, one published definition each."""

@@ -1,0 +1,243 @@
+"""How MLP activations are distributed: near zero, size, inequality, tails, and the shift between two runs.
+
+Every function reduces the last axis (`element`); flatten tokens and neurons into it, of the *shared* tokens only (span
+tokens exist in one run, so including them changes the distribution by composition), or keep tokens as a leading axis for
+one number per token. Activations are act(gate(x)), before the up projection.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from mless_interp.metrics.received import kurtosis
+from mless_interp.metrics.segments import widened
+
+Activations = Float[Tensor, "*lead element"]
+Summary = Float[Tensor, "*lead"]
+
+
+def arm_threshold(activations: Activations, *, c: float) -> Summary:
+    r"""Half-width of "near zero" by the paper's ARM, in the activations' unit.
+
+    $$ \epsilon = 1.4826 \cdot \operatorname{MAD} \cdot c, \qquad
+       \operatorname{MAD} = \operatorname{med}\bigl|\,|a| - \operatorname{med}|a|\,\bigr| $$
+
+    Both medians are the *lower* middle value for an even number of elements, and MAD is at least 1e-12, as in the
+    released code; the paper's text says MAD of the activations, the code takes their absolute values. c runs from 0.05 to
+    0.45 over the paper's models and benchmarks, without a rule: vary it.
+
+    >>> arm_threshold(torch.tensor([0.0, 1.0, -2.0, 3.0]), c=1.0)
+    tensor(1.4826)
+    """
+    size = widened(_checked(activations)).abs()
+    centre = size.median(-1, keepdim=True).values
+    return 1.4826 * c * (size - centre).abs().median(-1).values.clamp(min=1e-12)
+
+
+def quantile_threshold(activations: Activations, *, q: float) -> Summary:
+    """The `q` quantile of the absolute activations, linearly interpolated, in their unit: "near zero" by rank.
+
+    >>> quantile_threshold(torch.tensor([0.0, -1.0, 2.0]), q=0.25)
+    tensor(0.5000)
+    """
+    return _quantile(widened(_checked(activations)).abs(), q)
+
+
+def near_zero_fraction(activations: Activations, *, threshold: Float[Tensor, "*#lead"] | float) -> Summary:
+    r"""Share of activations closer to zero than `threshold`, in [0, 1].
+
+    $$ \mathrm{nz}(\epsilon) = \operatorname{mean}[\,|a| < \epsilon\,] $$
+
+    Take the threshold from the base run (`arm_threshold`, `quantile_threshold`) and use it for both.
+
+    >>> near_zero_fraction(torch.tensor([0.0, -0.1, 0.5, 1.0]), threshold=0.2)
+    tensor(0.5000)
+    """
+    activations = widened(_checked(activations))
+    bar = torch.as_tensor(threshold, dtype=activations.dtype, device=activations.device)
+    return (activations.abs() < bar[..., None]).to(activations.dtype).mean(-1)
+
+
+def relative_sparsity(activations: Activations, *, base: Float[Tensor, "*lead base_element"], c: float) -> Summary:
+    r"""Share of activations that are near zero by the base run's measure, in [0, 1].
+
+    $$ \mathrm{nz}(\epsilon_{\text{base}}) $$
+
+    Compare with `near_zero_fraction` of the base itself: less means that activations left zero.
+
+    Source: arXiv 2510.01032, Fig. 4 ("relative sparsity"), which does not give its threshold; here ARM's.
+
+    >>> base = torch.tensor([0.0, 1.0, -2.0, 3.0])
+    >>> relative_sparsity(2 * base, base=base, c=1.0), near_zero_fraction(base, threshold=arm_threshold(base, c=1.0))
+    (tensor(0.2500), tensor(0.5000))
+    """
+    return near_zero_fraction(activations, threshold=arm_threshold(base, c=c))
+
+
+def l1_norm(activations: Activations) -> Summary:
+    """Sum of absolute activations, in their unit; grows with the number of elements.
+
+    >>> l1_norm(torch.tensor([3.0, -4.0]))
+    tensor(7.)
+    """
+    return widened(activations).abs().sum(-1)
+
+
+def l2_norm(activations: Activations) -> Summary:
+    """Euclidean norm of the activations, in their unit; grows with the number of elements.
+
+    >>> l2_norm(torch.tensor([3.0, -4.0]))
+    tensor(5.)
+    """
+    return widened(activations).norm(dim=-1)
+
+
+def mean_absolute(activations: Activations) -> Summary:
+    """Mean absolute activation, in their unit: the L1 norm per element.
+
+    >>> mean_absolute(torch.tensor([3.0, -4.0]))
+    tensor(3.5000)
+    """
+    return widened(activations).abs().mean(-1)
+
+
+def root_mean_square(activations: Activations) -> Summary:
+    """Root mean square activation, in their unit: the L2 norm per root of elements.
+
+    >>> root_mean_square(torch.tensor([1.0, -1.0]))
+    tensor(1.)
+    """
+    return widened(activations).square().mean(-1).sqrt()
+
+
+def gini(values: Activations) -> Summary:
+    r"""Gini coefficient of the absolute values, in [0, 1 - 1/n]: inequality among elements.
+
+    $$ G = \frac{\sum_k (2k - n - 1)\, |a|_{(k)}}{n \sum_k |a|_k}, \qquad |a|_{(1)} \le \dots \le |a|_{(n)} $$
+
+    0: all equal; $1 - 1/n$: one element has everything. NaN where all are zero.
+
+    Source: Hurley & Rickard 2009 (arXiv 0811.4706). The paper applies it to the histogram: `histogram_gini`.
+
+    >>> gini(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+    tensor(0.2500)
+    """
+    ordered = widened(_checked(values)).abs().sort(-1).values
+    n = ordered.shape[-1]
+    weights = 2 * torch.arange(1, n + 1, device=ordered.device, dtype=ordered.dtype) - n - 1
+    total = ordered.sum(-1)
+    return torch.where(total > 0, (weights * ordered).sum(-1) / (n * total), torch.nan)
+
+
+def histogram_gini(activations: Activations, *, edges: Float[Tensor, " edge"]) -> Summary:
+    r"""Gini coefficient of the histogram's bin counts, in [0, 1 - 1/bins]: how unevenly activations fill their range.
+
+    $$ G(n_1, \dots, n_B), \qquad n_b = |\{a : e_b \le a < e_{b+1}\}| $$
+
+    0: every bin equally full; $1 - 1/B$: all in one bin. Values beyond the outer edges count in the outer bins. The same
+    `edges` for both runs, or it compares bins instead of activations.
+
+    Source: arXiv 2510.01032, Fig. 4 (bins not given).
+
+    >>> histogram_gini(torch.tensor([0.1, 0.2, 0.9]), edges=torch.tensor([0.0, 0.5, 1.0]))
+    tensor(0.1667)
+    """
+    activations = widened(_checked(activations))
+    n_bins = len(edges) - 1
+    if n_bins < 1 or (edges.diff() <= 0).any():
+        raise ValueError(f"edges must be at least two strictly increasing numbers, got {edges.tolist()[:8]}")
+    bins = torch.bucketize(activations, edges[1:-1].to(activations.dtype), right=True)
+    counts = activations.new_zeros((*activations.shape[:-1], n_bins))
+    return gini(counts.scatter_add(-1, bins, torch.ones_like(activations)))
+
+
+@dataclass(frozen=True, eq=False)
+class Tails:
+    """The ends of a distribution of activations: quantiles and minimum in their unit, excess kurtosis as a number."""
+
+    q01: Float[Tensor, "*lead"]
+    q05: Float[Tensor, "*lead"]
+    q95: Float[Tensor, "*lead"]
+    q99: Float[Tensor, "*lead"]
+    minimum: Float[Tensor, "*lead"]
+    kurtosis: Float[Tensor, "*lead"]
+
+
+def tails(activations: Activations) -> Tails:
+    """Signed quantiles at 1, 5, 95 and 99 per cent (linearly interpolated), minimum and excess kurtosis.
+
+    >>> tails(torch.arange(101.0)).q95
+    tensor(95.)
+    """
+    activations = widened(_checked(activations))
+    quantiles = (_quantile(activations, q) for q in (0.01, 0.05, 0.95, 0.99))
+    return Tails(*quantiles, minimum=activations.amin(-1), kurtosis=kurtosis(activations))
+
+
+def wasserstein(base: Activations, inserted: Float[Tensor, "*lead inserted_element"]) -> Summary:
+    r"""Wasserstein-1 distance of two equally large samples, in the activations' unit: how far values moved on average.
+
+    $$ W_1 = \operatorname{mean}_k \bigl|a_{(k)} - b_{(k)}\bigr| $$
+
+    0: the same values in any order.
+
+    >>> wasserstein(torch.tensor([0.0, 1.0]), torch.tensor([3.0, 2.0]))
+    tensor(2.)
+    """
+    if base.shape[-1] != inserted.shape[-1]:
+        raise ValueError(
+            f"both samples must have the same number of elements, got {base.shape[-1]} and {inserted.shape[-1]}; take "
+            "the shared tokens of both runs"
+        )
+    return (widened(_checked(base)).sort(-1).values - widened(inserted).sort(-1).values).abs().mean(-1)
+
+
+def kolmogorov_smirnov(base: Activations, inserted: Float[Tensor, "*lead inserted_element"]) -> Summary:
+    r"""Largest gap between the cumulative distributions of two samples, in [0, 1].
+
+    $$ D = \sup_x |F_a(x) - F_b(x)| $$
+
+    0: the same distribution; 1: no overlap. A distance only: elements are dependent, so its usual p-value means nothing.
+
+    >>> kolmogorov_smirnov(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]))
+    tensor(0.5000)
+    """
+    a, b = (widened(_checked(x)).sort(-1).values for x in (base, inserted))
+    a, b = a.contiguous(), b.contiguous()
+    points = torch.cat([a, b], -1)
+    cumulative = [torch.searchsorted(x, points, right=True).to(points.dtype) / x.shape[-1] for x in (a, b)]
+    return (cumulative[0] - cumulative[1]).abs().amax(-1)
+
+
+def median_variance(activations: Float[Tensor, "*lead token d_mlp"]) -> Summary:
+    r"""Variance of each neuron across tokens, median over neurons, in squared units of the activations.
+
+    $$ \operatorname{med}_d \operatorname{Var}_t(a_{td}) $$
+
+    Sample variance ($n - 1$); NaN with fewer than two tokens. Compare per prompt: elements are not replicates.
+
+    >>> median_variance(torch.tensor([[0.0, 0.0, 5.0], [2.0, 4.0, 5.0]]))
+    tensor(2.)
+    """
+    activations = widened(activations)
+    if activations.shape[-2] < 2:
+        return activations.new_full(activations.shape[:-2], torch.nan)
+    return _quantile(activations.var(-2), 0.5)
+
+
+def _quantile(values: Tensor, q: float) -> Tensor:
+    """`torch.quantile` without its limit of 16 million elements, far below a long prompt's activations."""
+    if not 0 <= q <= 1:
+        raise ValueError(f"a quantile must lie between 0 and 1, got {q}; 95 per cent is 0.95")
+    ordered = values.sort(-1).values
+    place = q * (values.shape[-1] - 1)
+    low = int(place)
+    return torch.lerp(ordered[..., low], ordered[..., min(low + 1, values.shape[-1] - 1)], place - low)
+
+
+def _checked(activations: Tensor) -> Tensor:
+    if activations.shape[-1] == 0:
+        raise ValueError("there are no activations: the selection of tokens is empty")
+    return activations

@@ -1,0 +1,150 @@
+"""What an attention pattern is: which keys each row sees, that rows sum to 1, and the uniform null."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from mless_interp.metrics.segments import check_segment, widened
+from mless_interp.shapes import DestPositions, Pattern, PerRow, Segment, Visible
+
+ROW_SUM_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
+"""How far a row may be from 1. Eager attention computes its softmax in float32 even in a float64 model."""
+
+
+def visible_keys(
+    n_tokens: int,
+    *,
+    window: int | None = None,
+    real: Segment | None = None,
+    position_ids: Int[Tensor, "*#lead src"] | Float[Tensor, "*#lead src"] | None = None,
+    dest_positions: DestPositions | None = None,
+) -> Visible:
+    r"""True where a token (row) can see a token (column): causal, inside the sliding window, and neither is padding.
+
+    $$ V_{ij} = [j \le i]\,[p_i - p_j < w]\,[i, j \text{ real}] $$
+
+    `window` counts the keys that a row sees, itself included; it is measured on `position_ids` where given (a gap in the
+    positions then closes the window, as in the gap condition), else on indices. `real` is False at padding.
+
+    >>> visible_keys(3, window=2).int()
+    tensor([[1, 0, 0],
+            [1, 1, 0],
+            [0, 1, 1]], dtype=torch.int32)
+    """
+    reference = next((x for x in (real, position_ids, dest_positions) if x is not None), torch.empty(0))
+    keys = torch.arange(n_tokens, device=reference.device)
+    queries = _checked_positions(dest_positions, n_rows=None, n_tokens=n_tokens, device=reference.device)
+    visible = keys <= queries[:, None]
+    if window is not None:
+        if window < 1:
+            raise ValueError(f"window must be 1 key or more (a token sees itself), got {window}")
+        positions = keys if position_ids is None else position_ids
+        if positions.shape[-1] != n_tokens:
+            raise ValueError(f"position_ids must have {n_tokens} entries, got shape {tuple(positions.shape)}")
+        visible = visible & (positions[..., queries, None] - positions[..., None, :] < window)
+    if real is not None:
+        check_segment(real, name="real", n_tokens=n_tokens)
+        visible = visible & real[..., queries, None] & real[..., None, :]
+    return visible
+
+
+def check_pattern(
+    pattern: Pattern, *, visible: Visible | None = None, dest_positions: DestPositions | None = None
+) -> Pattern:
+    """The pattern in at least float32 with zeros outside the visible keys; ValueError if a row does not sum to 1.
+
+    Rows may be off by `ROW_SUM_TOLERANCE` of their dtype. Half-precision rows are renormalised in float32 (bfloat16 rows
+    are off by up to 2e-3, which an entropy would show); others are returned as they are. Rows that see no key (padding)
+    may hold anything and come back as zeros.
+
+    >>> check_pattern(torch.tensor([[1.0, 0.0], [0.25, 0.75]]))
+    tensor([[1.0000, 0.0000],
+            [0.2500, 0.7500]])
+    """
+    return prepared(pattern, visible=visible, dest_positions=dest_positions)[0]
+
+
+def prepared(
+    pattern: Pattern, *, visible: Visible | None, dest_positions: DestPositions | None
+) -> tuple[Pattern, Visible]:
+    """`check_pattern`'s result with the visible keys it was checked against (causal where none are given)."""
+    visible = resolved_visible(pattern, visible=visible, dest_positions=dest_positions)
+    cleaned = torch.where(visible, widened(pattern), 0)
+    sums = cleaned.sum(-1)
+    sighted = visible.any(-1)
+    tolerance = ROW_SUM_TOLERANCE[pattern.dtype]
+    bad = sighted & ~((sums - 1).abs() <= tolerance)
+    if bad.any():
+        where = tuple(bad.nonzero()[0].tolist())
+        raise ValueError(
+            f"every attention row must sum to 1 over the keys that it can see, but row {list(where)} sums to "
+            f"{sums[where].item():.6g} (tolerance {tolerance:g} for {pattern.dtype}). Pass probabilities after the "
+            "softmax; for padding or sliding windows pass `visible=`; renormalise an edited pattern first"
+        )
+    if pattern.dtype in (torch.float16, torch.bfloat16):
+        cleaned = cleaned / torch.where(sighted, sums, 1)[..., None]
+    return cleaned, visible
+
+
+def resolved_visible(
+    scores: Float[Tensor, "*lead dest src"], *, visible: Visible | None, dest_positions: DestPositions | None
+) -> Visible:
+    """`visible` checked against a block of rows, or the causal triangle of these rows."""
+    if visible is None:
+        queries = row_positions(scores, dest_positions)
+        return torch.arange(scores.shape[-1], device=scores.device) <= queries[:, None]
+    fits = visible.ndim >= 2 and visible.shape[-2:] == scores.shape[-2:] and visible.ndim <= scores.ndim
+    fits = fits and all(v in (1, s) for v, s in zip(visible.shape[-3::-1], scores.shape[-3::-1], strict=False))
+    if visible.dtype != torch.bool or not fits:
+        raise ValueError(
+            f"visible must be boolean and fit a pattern of shape {tuple(scores.shape)}, got {visible.dtype} "
+            f"{tuple(visible.shape)}; give each prompt's mask a head axis of 1, and build the mask of a block of rows "
+            "with visible_keys(..., dest_positions=...)"
+        )
+    return visible
+
+
+def row_sums(values: Pattern, segment: Segment) -> PerRow:
+    """Each row's sum over the columns of a segment."""
+    return (values @ segment.to(values.dtype)[..., None]).squeeze(-1)
+
+
+def uniform_pattern(visible: Visible, *, dtype: torch.dtype = torch.float32) -> Pattern:
+    r"""Attention that prefers nothing: each row spreads 1 evenly over the keys that it can see.
+
+    $$ A_{ij} = V_{ij} / c_i, \qquad c_i = \textstyle\sum_j V_{ij} $$
+
+    The null of every pattern metric: put it in the pattern's place. Rows that see no key are zero.
+
+    >>> uniform_pattern(visible_keys(2))
+    tensor([[1.0000, 0.0000],
+            [0.5000, 0.5000]])
+    """
+    return visible.to(dtype) / visible.sum(-1, keepdim=True).clamp(min=1)
+
+
+def row_positions(pattern: Pattern, dest_positions: DestPositions | None) -> DestPositions:
+    """Which token each row of a block belongs to; all tokens in order by default."""
+    n_rows, n_tokens = pattern.shape[-2:]
+    return _checked_positions(dest_positions, n_rows=n_rows, n_tokens=n_tokens, device=pattern.device)
+
+
+def _checked_positions(
+    dest_positions: Tensor | None, *, n_rows: int | None, n_tokens: int, device: torch.device
+) -> Int[Tensor, " dest"]:
+    if dest_positions is None:
+        if n_rows not in (None, n_tokens):
+            raise ValueError(
+                f"a block of {n_rows} rows over {n_tokens} keys needs dest_positions: the position of each row's token"
+            )
+        return torch.arange(n_tokens, device=device)
+    if dest_positions.ndim != 1 or (n_rows is not None and len(dest_positions) != n_rows):
+        raise ValueError(
+            f"dest_positions must be a list of one position per row ({n_rows} rows), got shape {tuple(dest_positions.shape)}"
+        )
+    if len(dest_positions) and (dest_positions.min() < 0 or dest_positions.max() >= n_tokens):
+        raise ValueError(
+            f"dest_positions must lie in 0 to {n_tokens - 1}, got {int(dest_positions.min())} to "
+            f"{int(dest_positions.max())}; they count from the start of the whole (padded) prompt"
+        )
+    return dest_positions

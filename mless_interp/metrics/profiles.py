@@ -1,0 +1,272 @@
+"""Collapse inside the span and recovery after it, from the attention that each token receives.
+
+The inputs are profiles (`received_attention`, or better `relative_received`, which has no positional trend), NaN where
+undefined. "Collapse" has three readings with three names: `span_collapse` (low attention on the span), entropy collapse
+(`entropy.py`, a pathology of training) and rank collapse (`flow.py`).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from mless_interp.metrics.segments import check_segment, check_span, segment_mean, span_bounds, widened
+from mless_interp.shapes import PerColumn, PerHead, Segment
+
+
+def span_collapse(
+    received: PerColumn, *, span: Segment, reference: Segment | Float[Tensor, "*#lead"], min_reference: float = 1e-12
+) -> PerHead:
+    r"""How far the mean level of the span lies below a reference level: C, a share of that level.
+
+    $$ C = 1 - \bar r_I / \bar r_{\text{ref}} \in (-\infty, 1] $$
+
+    1: the span receives nothing; 0: as much as the reference; below 0: more. `reference` is a mask (the prefix without
+    its sink, or `flanks`) or a level per head (such as the other run's). NaN without a reference token or where its level
+    is under `min_reference`.
+
+    Source: project's own (methods 4.4). On relative received attention it is the headline $C_\rho$; on the raw profile it
+    also falls with position.
+
+    >>> span_collapse(torch.tensor([0.4, 0.1, 0.1]), span=torch.tensor([False, True, True]),
+    ...               reference=torch.tensor([True, False, False]))
+    tensor(0.7500)
+    """
+    check_span(span, n_tokens=received.shape[-1])
+    level = segment_mean(received, reference) if reference.dtype == torch.bool else widened(reference)
+    return torch.where(level >= min_reference, 1 - segment_mean(received, span) / level, torch.nan)
+
+
+def collapsed_share(relative: PerColumn, *, span: Segment, threshold: float = 0.25) -> PerHead:
+    r"""Share of the span's tokens that receive less than `threshold` of what uniform attention would give, in [0, 1].
+
+    $$ |\{j \in I : \rho_j < \theta\}| / |I| $$
+
+    0: none is collapsed; 1: all are. Undefined tokens leave the count. Usual thresholds: 0.1, 0.25, 0.5.
+
+    >>> collapsed_share(torch.tensor([1.0, 0.1, 0.3]), span=torch.tensor([False, True, True]))
+    tensor(0.5000)
+    """
+    check_span(span, n_tokens=relative.shape[-1])
+    relative = widened(relative)
+    return segment_mean(torch.where(relative.isnan(), torch.nan, (relative < threshold).to(relative.dtype)), span)
+
+
+def onset_step(relative: PerColumn, *, span: Segment, width: int = 5) -> PerHead:
+    r"""Jump of the level at the start of the span, in the profile's unit.
+
+    $$ \operatorname{mean}(\rho_{a}, \dots, \rho_{a+w-1}) - \operatorname{mean}(\rho_{a-w}, \dots, \rho_{a-1}) $$
+
+    Negative: attention drops as the span begins; 0: no step. Windows stop at the span's end and the prompt's start; NaN
+    where nothing defined precedes the span. Make the sink NaN first (`sink=` of the profile), or it counts.
+
+    >>> onset_step(torch.tensor([1.0, 1.0, 0.25, 0.25, 1.0]), span=torch.tensor([False, False, True, True, False]))
+    tensor(-0.7500)
+    """
+    if width < 1:
+        raise ValueError(f"width must be 1 token or more, got {width}")
+    check_span(span, n_tokens=relative.shape[-1])
+    start = span_bounds(span)[0][..., None]
+    offset = torch.arange(relative.shape[-1], device=relative.device) - start
+    first = span & (offset < width)
+    before = (offset < 0) & (offset >= -width)
+    return segment_mean(relative, first) - segment_mean(relative, before)
+
+
+def span_variation(received: PerColumn, *, span: Segment, min_mean: float = 1e-12) -> PerHead:
+    r"""Coefficient of variation of the profile over the span: population deviation over mean, a pure number.
+
+    $$ \mathrm{CV} = \operatorname{sd}_{j \in I}(r_j) \,/\, \bar r_I $$
+
+    0: every span token receives the same (the paper's claim for meaningless tokens); 1: spread as large as the level.
+    NaN with fewer than two defined tokens or a mean under `min_mean`.
+
+    >>> span_variation(torch.tensor([9.0, 1.0, 3.0]), span=torch.tensor([False, True, True]))
+    tensor(0.5000)
+    """
+    check_span(span, n_tokens=received.shape[-1])
+    received = widened(received)
+    mean = segment_mean(received, span)
+    deviation = segment_mean((received - mean[..., None]).square(), span).sqrt()
+    count = (span & ~received.isnan()).sum(-1)
+    return torch.where((count > 1) & (mean >= min_mean), deviation / mean, torch.nan)
+
+
+def recovery_ratio(received: PerColumn, *, before: Segment, after: Segment, min_level: float = 1e-12) -> PerHead:
+    r"""Level after the span relative to the level before it, within one run, a ratio.
+
+    $$ R_{\text{ratio}} = \bar r_{\text{post}} / \bar r_{\text{pre}} $$
+
+    1: the level is back; 0: nothing is received any more. NaN where the level before is under `min_level`. `before` is the
+    prefix without its sink, `after` the question. On the raw profile largely positional: prefer relative attention.
+
+    >>> recovery_ratio(torch.tensor([0.4, 0.1, 0.2]), before=torch.tensor([True, False, False]),
+    ...                after=torch.tensor([False, False, True]))
+    tensor(0.5000)
+    """
+    level = segment_mean(received, before)
+    return torch.where(level >= min_level, segment_mean(received, after) / level, torch.nan)
+
+
+def recovery_fraction(
+    received: PerColumn, *, before: Segment, span: Segment, after: Segment, tolerance: float = 0.05
+) -> PerHead:
+    r"""Share of the drop from before the span to inside it that is made up after it.
+
+    $$ R_{\text{frac}} = \frac{\bar r_{\text{post}} - \bar r_{\text{span}}}{\bar r_{\text{pre}} - \bar r_{\text{span}}} $$
+
+    0: none; 1: full; above 1: overshoot. NaN where there is no step to recover from:
+    $|\text{pre} - \text{span}| < \text{tolerance} \cdot \max(\text{pre}, \text{span})$. A span *above* its prefix (a rise)
+    also has a fraction: read it with `span_collapse`.
+
+    >>> recovery_fraction(torch.tensor([0.5, 0.1, 0.2]), before=torch.tensor([True, False, False]),
+    ...                   span=torch.tensor([False, True, False]), after=torch.tensor([False, False, True]))
+    tensor(0.2500)
+    """
+    check_span(span, n_tokens=received.shape[-1])
+    pre, inside, post = (segment_mean(received, segment) for segment in (before, span, after))
+    step = pre - inside
+    defined = (step != 0) & (step.abs() >= tolerance * torch.maximum(pre, inside))
+    return torch.where(defined, (post - inside) / step, torch.nan)
+
+
+def aligned_recovery(base: PerColumn, inserted: PerColumn, *, tokens: Segment) -> PerHead:
+    r"""Attention that the same tokens keep when the span is inserted, a ratio of sums: retention across conditions.
+
+    $$ R_{\text{aligned}} = \frac{\sum_{j \in S} r'_{\pi(j)}}{\sum_{j \in S} r_j} $$
+
+    1: all of it; 0: none. `inserted` is the other run's profile at the aligned positions (`profile[..., pi]`), both over
+    shared rows; `tokens` is usually the question. Tokens undefined in either run leave both sums; NaN where the base sum
+    is 0. Against the gap or masked condition instead of the plain prompt it is content only.
+
+    >>> aligned_recovery(torch.tensor([0.5, 0.3]), torch.tensor([0.4, 0.15]), tokens=torch.tensor([False, True]))
+    tensor(0.5000)
+    """
+    check_segment(tokens, name="tokens", n_tokens=base.shape[-1])
+    base, inserted = widened(base), widened(inserted)
+    keep = tokens & ~base.isnan() & ~inserted.isnan()
+    total = torch.where(keep, base, 0).sum(-1)
+    return torch.where(total > 0, torch.where(keep, inserted, 0).sum(-1) / total, torch.nan)
+
+
+def aligned_ratio(base: PerColumn, inserted: PerColumn, *, min_base: float = 1e-12) -> PerColumn:
+    r"""Attention that each aligned token receives with the span relative to without it, a ratio.
+
+    $$ r'_{\pi(j)} / r_j $$
+
+    1: unchanged; below 1: attenuated. NaN where the base receives less than `min_base`.
+
+    >>> aligned_ratio(torch.tensor([0.5, 0.0]), torch.tensor([0.25, 0.1]))
+    tensor([0.5000,    nan])
+    """
+    base = widened(base)
+    return torch.where(base >= min_base, widened(inserted) / base, torch.nan)
+
+
+def recovery_latency(
+    after: PerColumn, reference: Float[Tensor, "*#lead #src"], *, width: int = 5, threshold: float = 0.5
+) -> PerHead:
+    r"""Tokens after the span until the level has come back to a share of its reference, in tokens.
+
+    $$ t^* = \min\{t \ge 0 : \operatorname{mean}(\rho'_{b+t}, \dots, \rho'_{b+t+w-1}) \ge \theta \cdot \text{ref}_t\} $$
+
+    0: at once; inf: never within the question (censored: summarise by the median and the share recovered, not the mean).
+    `after` is the profile from the span's end on; `reference` that of the same tokens without the span, averaged over the
+    same window (preferred), or one level per head, as `[..., None]`. A window counts where all its values are defined
+    and the reference is above 0; NaN if there is none.
+
+    >>> recovery_latency(torch.tensor([0.1, 0.2, 0.6, 0.8]), torch.tensor([1.0]), width=2)
+    tensor(2.)
+    """
+    if width < 1:
+        raise ValueError(f"width must be 1 token or more, got {width}")
+    after, reference = widened(after), widened(reference)
+    if after.shape[-1] < width:
+        return after.new_full(after.shape[:-1], torch.nan)
+    level = after.unfold(-1, width, 1).mean(-1)
+    aim = threshold * reference.expand(after.shape).unfold(-1, width, 1).mean(-1)
+    defined = ~level.isnan() & (aim > 0)
+    reached = defined & (level >= aim)
+    latency = torch.where(reached.any(-1), reached.int().argmax(-1), torch.inf)
+    return torch.where(defined.any(-1), latency, torch.nan).to(after.dtype)
+
+
+def running_median(series: PerColumn, *, width: int = 5) -> PerColumn:
+    """Median of each value and its neighbours, NaN left out; windows shrink symmetrically at the ends.
+
+    A monotone series passes unchanged; an isolated spike does not pass.
+
+    >>> running_median(torch.tensor([1.0, 2.0, 9.0, 3.0, 4.0]), width=3)
+    tensor([1., 2., 3., 4., 4.])
+    """
+    if width < 1 or width % 2 == 0:
+        raise ValueError(f"width must be an odd number of tokens, got {width}")
+    series = widened(series)
+    n, half = series.shape[-1], width // 2
+    windows = torch.nn.functional.pad(series, (half, half), value=torch.nan).unfold(-1, width, 1)
+    position = torch.arange(n, device=series.device)
+    reach = torch.minimum(position, n - 1 - position)[:, None]
+    offset = torch.arange(-half, half + 1, device=series.device).abs()
+    return torch.where(offset <= reach, windows, torch.nan).nanquantile(0.5, dim=-1)
+
+
+@dataclass(frozen=True, eq=False)
+class TimeConstant:
+    """An exponential approach fitted to a series: `tau` in tokens, its R squared, and whether the grid ended first."""
+
+    tau: Float[Tensor, "*lead"]
+    r_squared: Float[Tensor, "*lead"]
+    at_grid_edge: Bool[Tensor, "*lead"]
+
+
+def recovery_time_constant(ratio: PerColumn, *, min_points: int = 8, min_r_squared: float = 0.1) -> TimeConstant:
+    r"""Time constant of the recovery after the span, in tokens, by least squares.
+
+    $$ y(t) = y_\infty - (y_\infty - y_0)\, e^{-t/\tau}, \qquad \tau \in [0.2, n] $$
+
+    Small: back within a few tokens; `at_grid_edge`: shorter or longer than the series can tell. `ratio` is
+    `running_median(aligned_ratio(...))` from the span's end on. For each tau on a logarithmic grid, refined twice around
+    its best point, the other two are linear. tau is NaN with fewer than `min_points` defined values or an R squared below
+    `min_r_squared`. Spiky curves rarely support a tau: report `recovery_latency` first.
+
+    >>> fit = recovery_time_constant(0.3 - 0.2 * torch.exp(-torch.arange(8.0) / 2))
+    >>> round(fit.tau.item(), 3), bool(fit.at_grid_edge)
+    (2.0, False)
+    """
+    series = ratio.double()
+    keep = series.isfinite()
+    count = keep.sum(-1)
+    n = count.clamp(min=1)
+    filled = torch.where(keep, series, 0)
+    y = torch.where(keep, filled - (filled.sum(-1) / n)[..., None], 0)
+    total = y.square().sum(-1)
+    varied = total > 1e-24 * filled.square().sum(-1)
+    times = torch.arange(series.shape[-1], dtype=torch.float64, device=series.device)
+
+    def residual(tau: Tensor) -> Tensor:
+        decay = torch.where(keep[..., None, :], (-times / tau[..., None]).exp(), 0)
+        decay = torch.where(keep[..., None, :], decay - (decay.sum(-1) / n[..., None])[..., None], 0)
+        slope = (decay * y[..., None, :]).sum(-1) / decay.square().sum(-1).clamp(min=1e-300)
+        return (y[..., None, :] - slope[..., None] * decay).square().sum(-1)
+
+    steps = torch.linspace(0, 1, 64, dtype=torch.float64, device=series.device)
+    low, high = torch.full_like(total, 0.2).log(), n.double().clamp(min=1).log()
+    at_edge = torch.zeros_like(count, dtype=torch.bool)
+    for stage in range(3):
+        grid = low[..., None] + (high - low)[..., None] * steps
+        errors = residual(grid.exp())
+        best = errors.argmin(-1)
+        if stage == 0:
+            at_edge = (best == 0) | (best == len(steps) - 1)
+        low, high = (grid.gather(-1, (best + side).clamp(0, len(steps) - 1)[..., None])[..., 0] for side in (-1, 1))
+    tau = grid.gather(-1, best[..., None])[..., 0].exp()
+    error = errors.gather(-1, best[..., None])[..., 0]
+    r_squared = torch.where((count >= min_points) & varied, 1 - error / total, torch.nan)
+    defined = r_squared >= min_r_squared
+    dtype = widened(ratio).dtype
+    return TimeConstant(
+        tau=torch.where(defined, tau, torch.nan).to(dtype),
+        r_squared=r_squared.to(dtype),
+        at_grid_edge=at_edge & defined,
+    )

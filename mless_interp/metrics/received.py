@@ -1,0 +1,225 @@
+"""The attention that each token receives: the paper's profile, its uniform null, and sink heads.
+
+A mean over the rows that read a token, so it is a sum and a count: `received_sums` of blocks of rows add up, and
+`received_from_sums` divides at the end. Everything about collapse, recovery and spikes is a function of the result.
+"""
+
+import torch
+from torch import Tensor
+
+from mless_interp.metrics.patterns import prepared, row_positions, row_sums, uniform_pattern
+from mless_interp.metrics.segments import check_segment, segment_mean, widened
+from mless_interp.shapes import Counts, DestPositions, Pattern, PerColumn, PerHead, Segment, Visible
+
+
+def received_sums(
+    pattern: Pattern,
+    *,
+    rows: Segment | None = None,
+    diag: bool = False,
+    sink: Segment | None = None,
+    renorm: bool = False,
+    visible: Visible | None = None,
+    dest_positions: DestPositions | None = None,
+    min_mass: float = 1e-8,
+) -> tuple[PerColumn, Counts]:
+    r"""Attention received by each token, summed over the rows of this block that read it, and the number of those rows.
+
+    $$ S_j = \sum_{i \in R_j} A_{ij}, \qquad n_j = |R_j|, \qquad R_j = \{i > j : i \in \text{rows},\ i \text{ sees } j\} $$
+
+    `rows` is a mask over all tokens (see `row_mask`); `diag` admits $i = j$. Tokens in `sink` get a count of 0; `renorm`
+    also divides each row by its mass outside the sink, and drops rows with less than `min_mass` there. Sums and counts of disjoint blocks
+    of rows add.
+
+    >>> received_sums(torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.5, 0.3, 0.2]]))
+    (tensor([1.1000, 0.3000, 0.0000]), tensor([2, 1, 0]))
+    """
+    n_tokens = pattern.shape[-1]
+    queries = row_positions(pattern, dest_positions)
+    pattern, visible = prepared(pattern, visible=visible, dest_positions=dest_positions)
+    counted = visible & (torch.arange(n_tokens, device=pattern.device) < queries[:, None] + int(diag))
+    if rows is not None:
+        check_segment(rows, name="rows", n_tokens=n_tokens)
+        counted = counted & rows[..., queries, None]
+    if sink is not None:
+        check_segment(sink, name="sink", n_tokens=n_tokens)
+        counted = counted & ~sink[..., None, :]
+    if renorm:
+        if sink is None:
+            raise ValueError("renorm=True divides by the mass outside the sink: say which tokens are the `sink`")
+        outside = row_sums(pattern, ~sink)
+        defined = outside >= min_mass
+        weights = torch.where(defined, 1 / outside, 0)
+        counts = _column_sums(defined.float(), counted.float()).long()
+    else:
+        weights = pattern.new_ones(pattern.shape[:-1])
+        counts = counted.sum(-2)
+    sums = _column_sums(weights, torch.where(counted, pattern, 0))
+    return sums, counts.expand(sums.shape)
+
+
+def received_from_sums(sums: PerColumn, counts: Counts, *, min_rows: int = 3) -> PerColumn:
+    """Mean attention received by each token, a probability, from summed-up blocks of rows.
+
+    NaN for tokens read by fewer than `min_rows` rows: the tail of a prompt, the sink, padding.
+
+    >>> received_from_sums(torch.tensor([1.1, 0.3, 0.0]), torch.tensor([2, 1, 0]), min_rows=1)
+    tensor([0.5500, 0.3000,    nan])
+    """
+    if min_rows < 1:
+        raise ValueError(f"min_rows must be 1 or more, got {min_rows}")
+    if counts.numel() and counts.max() < min_rows:
+        raise ValueError(
+            f"no token is read by min_rows={min_rows} rows (the most is {int(counts.max())}): the prompt, or the "
+            'selection of rows, is too short. Use a longer prompt or a smaller min_rows (1 for rows="last")'
+        )
+    return torch.where(counts >= min_rows, sums / counts.clamp(min=1), torch.nan)
+
+
+def received_attention(
+    pattern: Pattern,
+    *,
+    rows: Segment | None = None,
+    diag: bool = False,
+    min_rows: int = 3,
+    sink: Segment | None = None,
+    renorm: bool = False,
+    visible: Visible | None = None,
+    dest_positions: DestPositions | None = None,
+) -> PerColumn:
+    r"""Mean attention that each token receives from the tokens after it that see it, a probability.
+
+    $$ r_j = \frac{1}{|R_j|} \sum_{i \in R_j} A_{ij} $$
+
+    The mean of a column strictly below the diagonal; $R_j$ and the options are those of `received_sums`. 0: nobody
+    reads it; 1: everybody reads nothing else. It falls with position by itself (later rows have more keys to share
+    between): compare with `uniform_received`. NaN for tokens read by fewer than `min_rows` rows, the last one always.
+
+    Source: arXiv 2510.01032 p. 3, after Bogdan et al. 2025 (arXiv 2506.19143). The paper takes all rows, leaves out the
+    first token for Llama and Gemma, and says nothing about sliding windows: rows that cannot see a token do not count
+    here.
+
+    >>> received_attention(torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.5, 0.3, 0.2]]), min_rows=1)
+    tensor([0.5500, 0.3000,    nan])
+    """
+    sums, counts = received_sums(
+        pattern, rows=rows, diag=diag, sink=sink, renorm=renorm, visible=visible, dest_positions=dest_positions
+    )
+    return received_from_sums(sums, counts, min_rows=min_rows)
+
+
+def uniform_received(
+    visible: Visible,
+    *,
+    rows: Segment | None = None,
+    diag: bool = False,
+    min_rows: int = 3,
+    sink: Segment | None = None,
+    renorm: bool = False,
+    dest_positions: DestPositions | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> PerColumn:
+    r"""Attention that each token would receive if every row spread its own evenly, a probability: the null of a profile.
+
+    $$ r_j^{\text{unif}} = \frac{1}{|R_j|} \sum_{i \in R_j} \frac{1}{c_i} \;=\; \frac{H_T - H_{j+1}}{T - 1 - j} $$
+
+    (the last form for plain causal attention and all rows). Give it the options of the profile that it is the null of.
+
+    >>> uniform_received(torch.ones(3, 3).tril().bool(), min_rows=1)
+    tensor([0.4167, 0.3333,    nan])
+    """
+    return received_attention(
+        uniform_pattern(visible, dtype=dtype),
+        rows=rows,
+        diag=diag,
+        min_rows=min_rows,
+        sink=sink,
+        renorm=renorm,
+        visible=visible,
+        dest_positions=dest_positions,
+    )
+
+
+def relative_received(received: PerColumn, uniform: PerColumn) -> PerColumn:
+    r"""Attention received relative to what uniform attention would give, a ratio: rho.
+
+    $$ \rho_j = r_j / r_j^{\text{unif}} $$
+
+    1: no preference; 0: never read. Both with the same rows and options. Unlike $r$ it does not fall with position.
+
+    >>> relative_received(torch.tensor([0.5, 0.1]), torch.tensor([0.25, 0.1]))
+    tensor([2., 1.])
+    """
+    return torch.where(uniform > 0, widened(received) / uniform, torch.nan)
+
+
+def kurtosis(values: PerColumn) -> PerHead:
+    r"""Excess kurtosis of the values on the last axis, NaN left out, a pure number.
+
+    $$ \frac{\tfrac1n \sum_j (x_j - \bar x)^4}{\bigl(\tfrac1n \sum_j (x_j - \bar x)^2\bigr)^2} - 3 $$
+
+    Of a received-attention profile it is the head's "receiver-headness": large when a few tokens get the attention,
+    about -1.2 when all levels occur alike. NaN for constant values. Fisher's definition, biased.
+
+    Source: the head score of Bogdan et al. 2025 (arXiv 2506.19143), there of sentences, here of tokens.
+
+    >>> kurtosis(torch.tensor([0.0, 0.0, 1.0, 1.0, float("nan")]))
+    tensor(-2.)
+    """
+    values = widened(values)
+    keep = ~values.isnan()
+    n = keep.sum(-1)
+    filled = torch.where(keep, values, 0)
+    deviation = torch.where(keep, filled - (filled.sum(-1) / n)[..., None], 0)
+    variance = deviation.square().sum(-1) / n
+    top = torch.where(keep, values, -torch.inf).amax(-1)
+    varied = top > torch.where(keep, values, torch.inf).amin(-1)
+    return torch.where(varied, deviation.pow(4).sum(-1) / n / variance.square() - 3, torch.nan)
+
+
+def sink_alpha(pattern: Pattern, *, visible: Visible | None = None) -> PerColumn:
+    r"""Mean attention that each token receives from itself and all later tokens that see it, a probability.
+
+    $$ \alpha_k = \frac{1}{T-k} \sum_{i \ge k} A_{ik} $$
+
+    Source: Gu et al. 2024 (arXiv 2410.10781), zero-based; the diagonal is included, unlike in `received_attention`. It
+    depends on the length: they use T = 64. For streaming, `received_sums(..., diag=True)`.
+
+    >>> sink_alpha(torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.5, 0.3, 0.2]]))
+    tensor([0.7000, 0.3500, 0.2000])
+    """
+    return received_attention(pattern, diag=True, min_rows=1, visible=visible)
+
+
+def uniform_sink_alpha(visible: Visible, *, dtype: torch.dtype = torch.float32) -> PerColumn:
+    r"""The `sink_alpha` of uniform attention, a probability: the base rate that a sink has to beat.
+
+    $$ \alpha_0^{\text{unif}} = H_T / T $$
+
+    0.074 for the first of 64 tokens, against the usual threshold of 0.3.
+
+    >>> uniform_sink_alpha(torch.ones(2, 2).tril().bool())
+    tensor([0.7500, 0.5000])
+    """
+    return uniform_received(visible, diag=True, min_rows=1, dtype=dtype)
+
+
+def sink_rate(alpha: PerColumn, tokens: Segment, *, threshold: float = 0.3) -> PerHead:
+    r"""Share of `tokens` at which a head is a sink head, in [0, 1].
+
+    $$ \frac{1}{|S|} \sum_{k \in S} [\alpha_k > \epsilon] $$
+
+    With the first token alone it is 0 or 1, and its mean over prompts, layers and heads is the published sink rate. Over
+    a span it finds secondary sinks.
+
+    Source: Gu et al. 2024 (arXiv 2410.10781), epsilon = 0.3.
+
+    >>> sink_rate(torch.tensor([0.7, 0.35, 0.2]), torch.tensor([False, True, True]))
+    tensor(0.5000)
+    """
+    is_sink = (alpha > threshold).to(widened(alpha).dtype)
+    return segment_mean(torch.where(alpha.isnan(), torch.nan, is_sink), tokens)
+
+
+def _column_sums(weights: Tensor, values: Tensor) -> Tensor:
+    return (weights[..., None, :] @ values).squeeze(-2)

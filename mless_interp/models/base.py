@@ -1,0 +1,438 @@
+"""The seam: `Model.run` and `Model.replay`, and nothing else, know which library runs the model.
+
+Hook names are TransformerLens' on every backend (`blocks.{l}.attn.hook_z`, ...); `SITES` lists them with their shapes.
+"""
+
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..heads import Head
+from ..shapes import AttentionMask, Z
+
+Reducer = Callable[[Tensor], Any] | None
+"""What to keep of an activation, computed inside the forward pass; None keeps all of it."""
+Edit = Callable[[Tensor], Tensor]
+"""A pure function from an activation to the one that takes its place."""
+LogitsAt = Literal["all", "last", "none"] | Sequence[int] | Tensor
+
+SITES: dict[str, str] = {
+    "hook_resid_pre": "[batch, token, d_model] residual stream before the layer",
+    "attn.hook_q": "[batch, token, head, d_head] queries before norm and rotation",
+    "attn.hook_k": "[batch, token, kv_head, d_head] keys before norm and rotation",
+    "attn.hook_v": "[batch, token, kv_head, d_head] values",
+    "attn.hook_rot_q": "[batch, token, head, d_head] queries as they enter the scores",
+    "attn.hook_rot_k": "[batch, token, kv_head, d_head] keys as they enter the scores",
+    "attn.hook_attn_scores": "[batch, head, dest, src] masked scores before the softmax (eager attention only)",
+    "attn.hook_pattern": "[batch, head, dest, src] attention probabilities (eager attention only)",
+    "attn.hook_z": "[batch, token, head, d_head] head outputs before W_O",
+    "hook_attn_out": "[batch, token, d_model] what attention adds to the residual stream",
+    "hook_resid_mid": "[batch, token, d_model] residual stream between attention and MLP",
+    "mlp.hook_pre": "[batch, token, d_mlp] gate pre-activation",
+    "mlp.hook_pre_linear": "[batch, token, d_mlp] the gated MLP's linear branch",
+    "mlp.hook_post": "[batch, token, d_mlp] what enters the MLP's output projection",
+    "hook_mlp_out": "[batch, token, d_model] what the MLP adds to the residual stream",
+    "hook_resid_post": "[batch, token, d_model] residual stream after the layer",
+}
+"""Sites of one layer in the order in which a forward pass reaches them."""
+EAGER_SITES = frozenset({"attn.hook_attn_scores", "attn.hook_pattern"})
+_NAME = re.compile(r"^blocks\.(\d+)\.(.+)$")
+
+
+def site(layer: int, name: str) -> str:
+    """The full hook name of a site: `site(0, "attn.hook_z")` is `blocks.0.attn.hook_z`."""
+    return f"blocks.{layer}.{name}"
+
+
+class ModelError(ValueError):
+    """A model cannot be loaded, or does not do what its backend promises."""
+
+
+class LeanAttentionError(ModelError):
+    """Patterns or scores were asked of a model that runs fused attention, which never makes them."""
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """The geometry and origin of a loaded model; `windows[l]` is layer `l`'s sliding window in tokens, or None."""
+
+    name: str
+    backend: str
+    architecture: str
+    n_layers: int
+    n_heads: int
+    n_key_value_heads: int
+    d_head: int
+    d_model: int
+    d_mlp: int | None
+    d_vocab: int
+    context_length: int
+    windows: tuple[int | None, ...]
+    dtype: str
+    device: str
+    attention: str
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        """Every query head, layer by layer."""
+        return tuple(Head(layer, head) for layer in range(self.n_layers) for head in range(self.n_heads))
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """One model input: token ids with the positions and visibility that a condition gives them.
+
+    `tokens` `[batch, token]`; `position_ids` `[batch, token]` (None: 0, 1, 2, ...); `attention_mask` boolean
+    `[batch, 1 or head, dest, src]`, True = visible (None: causal only).
+    """
+
+    tokens: Tensor
+    position_ids: Tensor | None = None
+    attention_mask: Tensor | None = None
+
+    def to(self, device: torch.device | str) -> "Inputs":
+        """The same input on another device."""
+        move = lambda x: None if x is None else x.to(device)  # noqa: E731
+        return Inputs(self.tokens.to(device), move(self.position_ids), move(self.attention_mask))
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What a forward pass gave: `logits` `[batch, read, vocab]` (None if not asked for) and `captured[hook name]`."""
+
+    logits: Tensor | None
+    captured: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """Everything of a run that a replay from position `start` on needs, per layer.
+
+    `resid_pre`, `q`, `z` hold the positions from `start` on: `[batch, changed, ...]`; `k` (rotated) and `v` hold every
+    position: `[batch, token, kv_head, d_head]`. `masks[l]` is the boolean visibility `[batch, 1|head, changed, token]` of
+    layer `l`: causality, its own sliding window and the input's mask together.
+    """
+
+    inputs: Inputs
+    start: int
+    logits: Tensor | None
+    resid_pre: tuple[Tensor, ...]
+    q: tuple[Tensor, ...]
+    k: tuple[Tensor, ...]
+    v: tuple[Tensor, ...]
+    z: tuple[Tensor, ...]
+    masks: tuple[Tensor, ...]
+
+    @property
+    def n_tokens(self) -> int:
+        return self.inputs.tokens.shape[1]
+
+    @property
+    def positions(self) -> Tensor:
+        """Position ids `[batch, token]` as numbers."""
+        if self.inputs.position_ids is not None:
+            return self.inputs.position_ids
+        tokens = self.inputs.tokens
+        return torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+
+
+@dataclass(frozen=True)
+class AttentionRule:
+    """How a layer makes a pattern from rotated q and k: softmax(softcap(q k^T * scale))."""
+
+    scale: float
+    softcap: float | None = None
+
+
+def visibility(
+    n_tokens: int,
+    *,
+    window: int | None = None,
+    position_ids: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """Who may see whom in one layer: causality AND the layer's window AND the input's mask, boolean `[b, 1|H, T, T]`.
+
+    Causality is by index. A sliding window of `w` shows the query itself and the `w - 1` positions before it, counted on
+    position ids where they are given (methods: otherwise the gap condition would not equal the masked one). A query
+    that could see nothing sees itself, so that no row is empty.
+    """
+    index = torch.arange(n_tokens, device=device)
+    visible = (index[:, None] >= index[None, :])[None, None]
+    if window is not None:
+        positions = index[None] if position_ids is None else position_ids.to(device)
+        visible = visible & (positions[:, None, :, None] - positions[:, None, None, :] < window)
+    if attention_mask is not None:
+        visible = visible & attention_mask.to(device)
+    alone = ~visible.any(-1, keepdim=True)
+    return visible | (alone & torch.eye(n_tokens, dtype=torch.bool, device=device))
+
+
+class Model(ABC):
+    """One language model behind one of the backends; made by `load_model` or `wrap_model`.
+
+    `info` holds geometry and origin, `tokenizer` the Hugging Face tokenizer, `checks` the figures of the self-check at
+    loading, `underlying` the library's own object. Subclasses implement `_forward`; a fast `stepper` is optional.
+    """
+
+    info: ModelInfo
+    tokenizer: Any
+    underlying: Any
+    checks: Any = None
+    stepper: Any = None
+
+    @abstractmethod
+    def _forward(
+        self,
+        inputs: Inputs,
+        masks: tuple[Tensor, ...] | None,
+        taps: dict[str, tuple[Edit | None, Callable[[Tensor], None] | None]],
+        read: Tensor | None,
+    ) -> Tensor | None:
+        """Run once; at every hook name of `taps` first edit, then tap; logits at the positions `read` (None: none).
+
+        `masks` (one `[b, 1|H, T, T]` per layer) is given if the input says more than plain causal attention does.
+        """
+
+    @abstractmethod
+    def attention_rule(self, layer: int) -> AttentionRule:
+        """Scale and soft-cap of a layer's attention scores."""
+
+    def visible(self, inputs: Inputs) -> tuple[Tensor, ...]:
+        """Each layer's visibility `[b, 1|H, T, T]` for this input (equal windows share one tensor)."""
+        made: dict[int | None, Tensor] = {}
+        for window in set(self.info.windows):
+            made[window] = visibility(
+                inputs.tokens.shape[1],
+                window=window,
+                position_ids=inputs.position_ids,
+                attention_mask=inputs.attention_mask,
+                device=inputs.tokens.device,
+            )
+        return tuple(made[window] for window in self.info.windows)
+
+    def run(
+        self,
+        tokens: Tensor,
+        *,
+        position_ids: Tensor | None = None,
+        attention_mask: AttentionMask | None = None,
+        capture: Mapping[str, Reducer] | None = None,
+        edits: Mapping[str, Edit] | None = None,
+        logits_at: LogitsAt = "all",
+        grad: bool = False,
+    ) -> Run:
+        """One forward pass.
+
+        Parameters
+        ----------
+        tokens : `[batch, token]` token ids (a 1D tensor is one prompt). No token is added.
+        position_ids : `[batch, token]`, whole or fractional; None counts from 0.
+        attention_mask : boolean `[batch, 1 or n_heads, dest, src]`, True = visible; ANDed with causality and with each
+            layer's window, which is counted on position ids.
+        capture : hook name -> reducer, applied inside the forward pass after any edit of the same site, so that nothing
+            large outlives its layer; None as a reducer keeps the whole activation.
+        edits : hook name -> pure function from the activation to its replacement (same shape).
+        logits_at : "all", "last", "none", or positions; only these are unembedded.
+        grad : keep the autograd graph (off by default).
+
+        Raises `ValueError` for unknown hook names, positions outside the prompt, wrong shapes, prompts beyond the
+        context length; `LeanAttentionError` where a pattern is asked of fused attention.
+        """
+        inputs = self._checked(Inputs(tokens, position_ids, attention_mask))
+        capture, edits = dict(capture or {}), dict(edits or {})
+        for name in (*capture, *edits):
+            self._check_name(name)
+        read = self._read_positions(logits_at, inputs.tokens.shape[1])
+        captured: dict[str, Any] = {}
+        taps: dict[str, tuple[Edit | None, Callable[[Tensor], None] | None]] = {}
+        for name in {**capture, **edits}:
+            taps[name] = (
+                _checked_edit(name, edits[name]) if name in edits else None,
+                _keeper(captured, name, capture[name], grad) if name in capture else None,
+            )
+        special = inputs.position_ids is not None or inputs.attention_mask is not None
+        masks = self.visible(inputs) if special else None
+        with torch.set_grad_enabled(grad):
+            logits = self._forward(inputs, masks, taps, read)
+        missing = [name for name in capture if name not in captured]
+        if missing:
+            raise ModelError(f"{self.info.backend}: no activation ever came for {missing}; this model has no such site")
+        return Run(logits, {name: captured[name] for name in capture})
+
+    def record(self, inputs: Inputs, *, start: int, logits_at: LogitsAt = "none") -> Recording:
+        """Run once and keep what `replay` needs for the positions from `start` on (per layer, nothing else)."""
+        inputs = self._checked(inputs)
+        n_tokens = inputs.tokens.shape[1]
+        if not 0 <= start < n_tokens:
+            raise ValueError(f"start must be a position of the prompt, 0 to {n_tokens - 1}, got {start}")
+        tail = lambda x: x[:, start:].clone()  # noqa: E731
+        reducers: dict[str, Reducer] = {}
+        for layer in range(self.info.n_layers):
+            reducers[site(layer, "hook_resid_pre")] = tail
+            reducers[site(layer, "attn.hook_rot_q")] = tail
+            reducers[site(layer, "attn.hook_rot_k")] = torch.clone
+            reducers[site(layer, "attn.hook_v")] = torch.clone
+            reducers[site(layer, "attn.hook_z")] = tail
+        result = self.run(
+            inputs.tokens,
+            position_ids=inputs.position_ids,
+            attention_mask=inputs.attention_mask,
+            capture=reducers,
+            logits_at=logits_at,
+        )
+        layers = range(self.info.n_layers)
+        per_layer = lambda name: tuple(result.captured[site(layer, name)] for layer in layers)  # noqa: E731
+        return Recording(
+            inputs=inputs,
+            start=start,
+            logits=result.logits,
+            resid_pre=per_layer("hook_resid_pre"),
+            q=per_layer("attn.hook_rot_q"),
+            k=per_layer("attn.hook_rot_k"),
+            v=per_layer("attn.hook_v"),
+            z=per_layer("attn.hook_z"),
+            masks=tuple(mask[:, :, start:] for mask in self.visible(inputs)),
+        )
+
+    def replay(
+        self, receiving: Recording, layer: int, z: Z, *, logits_at: LogitsAt = "last", exact_forward: bool = False
+    ) -> Tensor:
+        """Continue the receiving run from an edited head output of one layer.
+
+        `z` is `[batch x row, changed, head, d_head]`: for each prompt of the recording `row` alternative outputs of all
+        heads of `layer` at the positions from `receiving.start` on (rows of one prompt together). Only these positions
+        and the layers from `layer` on are computed; everything before them is read from the receiving run's own keys
+        and values, under its own mask and position ids. Returns logits `[batch x row, read, vocab]`; `logits_at` takes
+        positions from `start` on, "last" or "all" (all of these).
+
+        `exact_forward=True` instead runs the whole model once per row, which is the slow definition of the same numbers.
+        """
+        batch = receiving.inputs.tokens.shape[0]
+        n_changed = receiving.n_tokens - receiving.start
+        expected = (n_changed, self.info.n_heads, self.info.d_head)
+        if z.dim() != 4 or tuple(z.shape[1:]) != expected or z.shape[0] % batch:
+            raise ValueError(
+                f"z must be [{batch} prompts x rows, changed positions, heads, d_head] = [k*{batch}, "
+                f"{', '.join(map(str, expected))}], got {list(z.shape)}"
+            )
+        if not 0 <= layer < self.info.n_layers:
+            raise ValueError(f"layer {layer} is out of range (zero-based): 0 to {self.info.n_layers - 1}")
+        if isinstance(logits_at, str) and logits_at == "all":
+            logits_at = list(range(receiving.start, receiving.n_tokens))
+        read = self._read_positions(logits_at, receiving.n_tokens)
+        if read is None or int(read.min()) < receiving.start:
+            raise ValueError(
+                f"a replay from position {receiving.start} on has no logits before it; asked for {logits_at!r}"
+            )
+        with torch.no_grad():
+            if self.stepper is None or exact_forward:
+                return self._replay_by_forward(receiving, layer, z, read)
+            return self.stepper.replay(receiving, layer, z, read - receiving.start)
+
+    def _replay_by_forward(self, receiving: Recording, layer: int, z: Tensor, read: Tensor) -> Tensor:
+        batch, start = receiving.inputs.tokens.shape[0], receiving.start
+        rows = z.shape[0] // batch
+        repeat = lambda x: None if x is None else x.repeat_interleave(rows, 0) if x.shape[0] == batch else x  # noqa: E731
+        result = self.run(
+            repeat(receiving.inputs.tokens),
+            position_ids=repeat(receiving.inputs.position_ids),
+            attention_mask=repeat(receiving.inputs.attention_mask),
+            edits={site(layer, "attn.hook_z"): lambda old: torch.cat([old[:, :start], z.to(old)], 1)},
+            logits_at=read,
+        )
+        assert result.logits is not None
+        return result.logits
+
+    def _checked(self, inputs: Inputs) -> Inputs:
+        """The input on the model's device with its axes in order, or a clear error."""
+        tokens, positions, mask = inputs.tokens, inputs.position_ids, inputs.attention_mask
+        if tokens.dim() == 1:
+            tokens = tokens[None]
+        if tokens.dim() != 2 or tokens.is_floating_point() or not tokens.numel():
+            raise ValueError(f"tokens must be whole numbers [batch, token], got {tokens.dtype} {list(tokens.shape)}")
+        batch, n_tokens = tokens.shape
+        lowest, highest = int(tokens.min()), int(tokens.max())
+        if lowest < 0 or highest >= self.info.d_vocab:
+            raise ValueError(
+                f"token ids must lie in 0 to {self.info.d_vocab - 1} ({self.info.name}'s vocabulary), got {lowest} to "
+                f"{highest}; was the text encoded with another model's tokenizer?"
+            )
+        if positions is not None:
+            if positions.dim() == 1:
+                positions = positions[None]
+            if positions.shape not in ((batch, n_tokens), (1, n_tokens)):
+                raise ValueError(f"position_ids must be [{batch}, {n_tokens}], got {list(positions.shape)}")
+            positions = positions.expand(batch, n_tokens).to(self.info.device)
+        longest = n_tokens if positions is None else float(positions.max()) + 1
+        if longest > self.info.context_length:
+            raise ValueError(
+                f"the prompt needs {longest:g} positions but {self.info.name} has a context of "
+                f"{self.info.context_length}: insert fewer tokens or leave this problem out"
+            )
+        if mask is not None:
+            ok = mask.dtype == torch.bool and mask.dim() == 4 and mask.shape[2:] == (n_tokens, n_tokens)
+            if not ok or mask.shape[0] not in (1, batch) or mask.shape[1] not in (1, self.info.n_heads):
+                raise ValueError(
+                    f"attention_mask must be boolean [{batch}, 1 or {self.info.n_heads}, {n_tokens}, {n_tokens}] "
+                    f"(True = visible), got {mask.dtype} {list(mask.shape)}"
+                )
+        return Inputs(tokens, positions, mask).to(self.info.device)
+
+    def _check_name(self, name: str) -> None:
+        match = _NAME.match(name)
+        if not match or match.group(2) not in SITES:
+            known = ", ".join(f"blocks.{{l}}.{s}" for s in SITES)
+            raise ValueError(f"unknown hook name {name!r}; known names: {known}")
+        if int(match.group(1)) >= self.info.n_layers:
+            raise ValueError(f"{name}: layer {match.group(1)} is out of range (zero-based): 0 to {self.info.n_layers - 1}")
+        if match.group(2) in EAGER_SITES and self.info.attention != "eager":
+            raise LeanAttentionError(
+                f"{name} does not exist under {self.info.attention!r} attention, which never makes a pattern: load the "
+                'model with attn_implementation="eager"'
+            )
+
+    def _read_positions(self, logits_at: LogitsAt, n_tokens: int) -> Tensor | None:
+        if isinstance(logits_at, str):
+            if logits_at == "none":
+                return None
+            if logits_at not in ("all", "last"):
+                raise ValueError(f'logits_at must be "all", "last", "none" or positions, got {logits_at!r}')
+            return torch.arange(0 if logits_at == "all" else n_tokens - 1, n_tokens, device=self.info.device)
+        read = torch.as_tensor(logits_at, dtype=torch.long, device=self.info.device)
+        if read.dim() != 1 or not read.numel() or int(read.min()) < 0 or int(read.max()) >= n_tokens:
+            raise ValueError(f"logits_at must be positions 0 to {n_tokens - 1}, got {logits_at!r}")
+        return read
+
+    def __repr__(self) -> str:
+        i = self.info
+        return (
+            f"{type(self).__name__}({i.name!r}, {i.n_layers} layers x {i.n_heads} heads ({i.n_key_value_heads} kv), "
+            f"d_model {i.d_model}, {i.dtype} on {i.device}, {i.attention} attention)"
+        )
+
+
+def _checked_edit(name: str, edit: Edit) -> Edit:
+    def apply(value: Tensor) -> Tensor:
+        new = edit(value)
+        if not isinstance(new, Tensor) or new.shape != value.shape:
+            came = list(new.shape) if isinstance(new, Tensor) else type(new).__name__
+            raise ValueError(f"the edit of {name} must return a tensor of shape {list(value.shape)}, got {came}")
+        return new.to(value.dtype)
+
+    return apply
+
+
+def _keeper(captured: dict[str, Any], name: str, reducer: Reducer, grad: bool) -> Callable[[Tensor], None]:
+    def keep(value: Tensor) -> None:
+        value = value if grad else value.detach()
+        captured[name] = value if reducer is None else reducer(value)
+
+    return keep

@@ -1,0 +1,128 @@
+"""`load_model` and `wrap_model`: from a name or an object to a checked `Model`."""
+
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from .base import Model, ModelError
+from .checks import check_model, probe_tokens
+from .hugging_face import load_hugging_face, reference_logits
+
+BACKENDS = ("auto", "hooked_transformer", "bridge", "nnsight")
+Backend = Literal["auto", "hooked_transformer", "bridge", "nnsight"]
+DEMO_DIRECTORY = Path(__file__).parent / "demo"
+
+
+def load_model(
+    name: str | Path,
+    *,
+    backend: Backend = "auto",
+    dtype: str | torch.dtype = "float32",
+    device: str | None = None,
+    device_map: Any = None,
+    attn_implementation: str = "eager",
+    trust_remote_code: bool = False,
+    remote: bool | str = False,
+) -> Model:
+    """Load a causal language model behind one of the backends and check it.
+
+    Parameters
+    ----------
+    name : "demo" (bundled), a local directory (nothing is fetched), or a hub id where there is a network. Weights are
+        read from safetensors only.
+    backend : "hooked_transformer" (TransformerLens 3.9), "bridge" (3.9 and 4.x), "nnsight"; "auto" takes
+        HookedTransformer where it is installed and reproduces the model, else the bridge; nnsight if `device_map` or
+        `remote` is given.
+    dtype : "float32" (default), "float64", "bfloat16" or "float16".
+    device : default: the first GPU if there is one, else the CPU. `device_map` spreads a model over devices (nnsight).
+    attn_implementation : nnsight only. "eager" shows patterns; "sdpa" is faster and lean and has none.
+    trust_remote_code : off; running code from a model's repository is your decision.
+    remote : nnsight only; True runs on NDIF, "local" runs the remote path here.
+
+    Raises `ModelError` with what to do if the model is unknown, cannot be taken by the backend, or fails its check.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
+    wanted = _dtype(dtype)
+    label = str(name)
+    directory = DEMO_DIRECTORY if label == "demo" else Path(name)
+    if label != "demo" and not directory.is_dir() and _looks_like_path(label):
+        raise ModelError(f"unknown model {label!r}: there is no such directory; give a directory, a hub id, or 'demo'")
+    if directory.is_dir() and not (directory / "config.json").exists():
+        raise ModelError(f"{label!r} holds no config.json: it is not a saved Hugging Face model")
+    if backend == "auto" and (device_map is not None or remote):
+        backend = "nnsight"
+    if backend != "nnsight" and (device_map is not None or remote or attn_implementation != "eager"):
+        raise ValueError(
+            f"device_map, remote and attn_implementation need backend='nnsight', got {backend!r}: TransformerLens runs "
+            "eager attention on one device"
+        )
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    source = str(directory) if directory.is_dir() else label
+    hf_model, tokenizer = load_hugging_face(
+        source,
+        dtype=wanted,
+        device=device,
+        device_map=device_map,
+        attention=attn_implementation,
+        trust_remote_code=trust_remote_code,
+    )
+    vocabulary = hf_model.config.get_text_config().vocab_size
+    reference = reference_logits(hf_model, probe_tokens(vocabulary)).cpu()
+    if backend in ("auto", "hooked_transformer"):
+        from .transformer_lens import has_hooked_transformer, hooked_transformer_from
+
+        if backend == "hooked_transformer" or has_hooked_transformer():
+            try:
+                model: Model = hooked_transformer_from(hf_model, tokenizer, name=label, dtype=wanted, device=device)
+                model.checks = check_model(model, reference)
+                return model
+            except ModelError:
+                if backend == "hooked_transformer":
+                    raise
+    if backend == "nnsight":
+        from .nnsight import NnsightModel, wrapped
+
+        model = NnsightModel(wrapped(hf_model, tokenizer), name=label, tokenizer=tokenizer, remote=remote)
+    else:
+        from .transformer_lens import bridge_from
+
+        model = bridge_from(hf_model, tokenizer, name=label, dtype=wanted, device=device)
+    model.checks = check_model(model, reference)
+    return model
+
+
+def wrap_model(thing: Any, *, name: str | None = None, tokenizer: Any = None) -> Model:
+    """The seam around a model you already have: a HookedTransformer, a TransformerBridge or an nnsight model.
+
+    The object stays yours: no weight is changed and no hook is left behind. `tokenizer` defaults to the object's own.
+    Raises `TypeError` for anything else, `ModelError` if the model fails its check.
+    """
+    from .transformer_lens import model_around
+
+    label = name or f"wrapped {type(thing).__name__}"
+    model = model_around(thing, name=label, tokenizer=tokenizer)
+    if model is None and type(thing).__module__.split(".")[0] == "nnsight":
+        from .nnsight import NnsightModel
+
+        model = NnsightModel(thing, name=label, tokenizer=tokenizer)
+    if model is None:
+        raise TypeError(
+            f"wrap_model takes a HookedTransformer, a TransformerBridge or an nnsight model, got {type(thing).__name__}; "
+            "for a plain Hugging Face model use nnsight.TransformersModel(model, tokenizer=...) or load_model(directory)"
+        )
+    model.checks = check_model(model)
+    return model
+
+
+def _dtype(dtype: str | torch.dtype) -> torch.dtype:
+    known = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+    found = known.get(str(dtype).removeprefix("torch."))
+    if found is None:
+        raise ValueError(f"unknown dtype {dtype!r}; choose one of {', '.join(known)}")
+    return found
+
+
+def _looks_like_path(name: str) -> bool:
+    return name.startswith((".", "/", "~")) or name.count("/") > 1 or not name.strip() or "\\" in name

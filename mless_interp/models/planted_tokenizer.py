@@ -1,0 +1,155 @@
+"""Words, tokenizer and problems of the planted models: everything about them that is text.
+
+Every problem names two or three numbers and asks for the largest; the answer is that number, one token. The words are
+plain English, so that sentences can be drawn from the same vocabulary; which words a model knows, and under which ids,
+depends on its seed.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import PreTrainedTokenizerFast
+
+PAD, EOS, UNK = "<pad>", "<eos>", "<unk>"
+NUMBERS = tuple(str(value) for value in range(2, 14))
+ANSWER_PREFIX = ("Answer", ":", "\\boxed{")
+"""Tokens of the answer prefix `Answer : \\boxed{`; the answer's number follows, then `}`."""
+
+_PUNCTUATION = (".", ",", "?", "!", ";", "/", "\\", "{", "}", "-", "(", ")")
+_SYSTEM_SENTENCES = (
+    "Please reason step by step , put your final result within \\boxed{ } .",
+    "Solve this task carefully . Give one short reply .",
+    "Work slowly , check everything . Reply within \\boxed{ } .",
+    "You are an expert mathematician . Put your final result within \\boxed{ } .",
+)
+_ASK = ("Which number is larger ?", "Tell me , which number is the greatest ?", "What number was the largest of them ?")
+_VERBS = ("has", "found", "bought", "counted", "keeps", "saw")
+_PREPOSITIONS, _AGES = ("to", "near", "past"), ("old", "new")
+_LINKS = ("and", "the", *_PREPOSITIONS, *_AGES)
+_GLUE = ("of", "in", "on", "at", "was", "very", "he", "she", "it")
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(text.split())
+
+
+_NAMES = _split("Tom Ann Ben Eva Max Ida Leo Mia Sam Zoe Kai Una Jan Ada Rob Liv Noa Pia Ray Sue Ted Val Wim Yves")
+_THINGS = _split(
+    "apples pears plums stones books coins shells birds boats cups lamps maps pens rings ropes seeds shoes songs "
+    "spoons stamps tickets toys trees wheels"
+)
+_PLACES = _split(
+    "bridge river market garden station harbour forest library kitchen village mountain castle bakery island museum "
+    "tower field school theatre valley"
+)
+_MOTIONS = _split("walked ran drove sailed cycled returned moved travelled")
+_WORDS = _split(
+    "morning evening summer winter rain snow wind cloud blue green red yellow quiet bright cold warm small tall round "
+    "soft horse dog cat fish bread milk sugar paper window door table chair music dance story letter friend sister "
+    "brother neighbour teacher painter under over behind before after often never always again together"
+)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The words that one planted model knows; `tokens[i]` is the token with id i."""
+
+    tokens: tuple[str, ...]
+    names: tuple[str, ...]
+    things: tuple[str, ...]
+    places: tuple[str, ...]
+
+    def is_system(self, token: str) -> bool:
+        """Whether the token belongs to system sentences only."""
+        return token in _system_words()
+
+    def is_neutral(self, token: str) -> bool:
+        """Whether the token is punctuation, a special token or part of the answer prefix."""
+        return token in _PUNCTUATION or token in ANSWER_PREFIX or token in (PAD, EOS)
+
+    def in_prompts(self, token: str) -> bool:
+        """Whether system sentences, questions or answers can contain the token."""
+        asked = {word for sentence in _ASK for word in sentence.split()}
+        told = {*self.names, *self.things, *self.places, *_VERBS, *_MOTIONS, *_LINKS, *asked, *NUMBERS}
+        return self.is_system(token) or token in told | {*ANSWER_PREFIX, PAD, EOS, UNK, "}", "?", ".", ","}
+
+
+def _system_words() -> frozenset[str]:
+    words = {word for sentence in _SYSTEM_SENTENCES for word in sentence.split()}
+    # "answer" and "by" complete the sentence of the paper's code, so that it has no unknown token here.
+    return frozenset((words | {"answer", "by"}) - set(_PUNCTUATION) - set(ANSWER_PREFIX))
+
+
+def draw_vocabulary(seed: int) -> Vocabulary:
+    """The words of the model with this seed, in the order of their ids: some 170 of a pool of about 200."""
+    rng = random.Random(f"planted vocabulary {seed}")
+    names = tuple(rng.sample(_NAMES, 16))
+    things = tuple(rng.sample(_THINGS, 16))
+    places = tuple(rng.sample(_PLACES, 14))
+    asked = {word for sentence in _ASK for word in sentence.split()}
+    known = {*names, *things, *places, *_MOTIONS, *_VERBS, *_LINKS, *_GLUE, *asked, *rng.sample(_WORDS, 48), *NUMBERS}
+    known |= {*_system_words(), *_PUNCTUATION, *ANSWER_PREFIX}
+    rest = sorted(known)
+    rng.shuffle(rest)
+    return Vocabulary((PAD, EOS, UNK, *rest), names, things, places)
+
+
+def build_tokenizer(tokens: Sequence[str], *, model_max_length: int) -> PreTrainedTokenizerFast:
+    """A word-level tokenizer: words, numbers, `\\boxed{` and single signs are tokens, white space only separates.
+
+    There is no token for the beginning of a text, and none is added.
+    """
+    tokenizer = Tokenizer(WordLevel({token: index for index, token in enumerate(tokens)}, unk_token=UNK))
+    tokenizer.pre_tokenizer = Split(Regex(r"\\boxed\{|\w+|[^\w\s]"), behavior="removed", invert=True)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        unk_token=UNK,
+        padding_side="right",
+        clean_up_tokenization_spaces=False,
+        model_max_length=model_max_length,
+    )
+
+
+def draw_problems(
+    vocabulary: Vocabulary, n: int, *, seed: int, name: str, n_clauses: tuple[int, int], swap: bool
+) -> list[dict[str, str | int]]:
+    """`n` problems; problem i depends on `seed` and i only. Keys and options: `PlantedModel.problems`."""
+    return [
+        _draw_problem(vocabulary, random.Random(f"planted problem {seed} {i}"), f"{name}/{seed}/{i}", n_clauses, swap)
+        for i in range(n)
+    ]
+
+
+def _draw_problem(
+    vocabulary: Vocabulary, rng: random.Random, unique_id: str, n_clauses: tuple[int, int], swap: bool
+) -> dict[str, str | int]:
+    values = rng.sample([int(number) for number in NUMBERS], rng.choice((2, 2, 3)))
+    people = rng.sample(vocabulary.names, len(values) + 1)
+    facts = [
+        f"{person} {rng.choice(_VERBS)} {value} {rng.choice(vocabulary.things)}"
+        for person, value in zip(people, values, strict=False)
+    ]
+    clauses = [" and ".join(facts) + " ."]
+    for _ in range(rng.randint(*n_clauses)):
+        preposition = rng.choice(_PREPOSITIONS)
+        goal = f"the {rng.choice(_AGES)} {rng.choice(vocabulary.places)}"
+        clauses.append(f"{people[-1]} {rng.choice(_MOTIONS)} {preposition} {goal} .")
+    rng.shuffle(clauses)
+    largest, second = sorted(values, reverse=True)[:2]
+    answer, distractor = (second, largest) if swap and rng.random() < 0.5 else (largest, second)
+    return {
+        "problem": " ".join([*clauses, rng.choice(_ASK)]),
+        "solution": f"the number {answer} is larger . Answer : \\boxed{{ {answer} }}",
+        "answer": str(answer),
+        "subject": "Largest number",
+        "level": min(5, len(values) + len(clauses) - 2),
+        "unique_id": unique_id,
+        "system": rng.choice(_SYSTEM_SENTENCES),
+        "distractor": str(distractor),
+    }

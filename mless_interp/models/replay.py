@@ -1,0 +1,272 @@
+"""Continuing a run from an edited layer: only what can have changed is computed.
+
+`Stepper` holds the recipe, written once: from the edited layer on, for the positions from `start` on, with the rows
+(alternative edits) of a prompt stacked and its prefix keys and values shared between them. The subclasses only say how
+one layer of a Hugging Face decoder or of a HookedTransformer projects, finishes and unembeds.
+"""
+
+import inspect
+import sys
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .base import AttentionRule, Recording
+from .hugging_face import decoder_of, unwrapped
+
+
+def masked_scores(q: Tensor, k: Tensor, visible: Tensor, rule: AttentionRule) -> Tensor:
+    """Attention scores `[b, H, dest, src]` (-inf where not visible) from rotated q `[b, dest, H, d]`, k `[b, src, KV, d]`.
+
+    Grouped-query attention: query head h reads kv head h // (H / KV). `visible` is boolean `[b|1, H|1, dest, src]`.
+    """
+    batch, n_dest, n_heads, d_head = q.shape
+    n_src, n_kv = k.shape[1:3]
+    grouped = q.view(batch, n_dest, n_kv, n_heads // n_kv, d_head).permute(0, 2, 3, 1, 4)
+    scores = grouped.reshape(batch, n_kv, -1, d_head) @ k.permute(0, 2, 3, 1)
+    return _finish_scores(scores.view(batch, n_heads, n_dest, n_src), visible, rule)
+
+
+def _finish_scores(scores: Tensor, visible: Tensor, rule: AttentionRule) -> Tensor:
+    scores = scores * rule.scale
+    if rule.softcap is not None:
+        scores = torch.tanh(scores / rule.softcap) * rule.softcap
+    return scores.masked_fill(~visible, -torch.inf)
+
+
+def softmax(scores: Tensor) -> Tensor:
+    """Softmax over the last axis, in float32 for half precision."""
+    return torch.softmax(scores, -1, dtype=torch.float32 if scores.element_size() < 4 else None).to(scores.dtype)
+
+
+def mix_values(pattern: Tensor, v: Tensor) -> Tensor:
+    """Head outputs z `[b, dest, H, d]` = pattern `[b, H, dest, src]` times v `[b, src, KV, d]` of each head's kv group."""
+    batch, n_heads, n_dest, n_src = pattern.shape
+    n_kv, d_head = v.shape[2:]
+    z = pattern.reshape(batch, n_kv, -1, n_src) @ v.permute(0, 2, 1, 3)
+    return z.view(batch, n_heads, n_dest, d_head).transpose(1, 2)
+
+
+class Stepper(ABC):
+    """One decoder, layer by layer, from a residual stream on."""
+
+    n_layers: int
+
+    @abstractmethod
+    def project(self, layer: int, resid: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Rotated q `[rows, token, H, d]`, rotated k and v `[rows, token, KV, d]`; positions `[rows or 1, token]`."""
+
+    @abstractmethod
+    def finish(self, layer: int, resid: Tensor, z: Tensor) -> Tensor:
+        """The residual stream after the layer, from the one before it and the head outputs `[rows, token, H, d]`."""
+
+    @abstractmethod
+    def unembed(self, resid: Tensor) -> Tensor:
+        """Logits `[..., vocab]` of the last layer's residual stream."""
+
+    @abstractmethod
+    def rule(self, layer: int) -> AttentionRule:
+        """Scale and soft-cap of the layer's scores."""
+
+    def replay(self, receiving: Recording, layer: int, z: Tensor, read: Tensor) -> Tensor:
+        """Logits `[batch x row, read, vocab]` at `read` (counted from `start`); see `Model.replay`."""
+        batch = receiving.inputs.tokens.shape[0]
+        rows = z.shape[0] // batch
+        positions = receiving.positions[:, receiving.start :]
+        if batch > 1:
+            positions = positions.repeat_interleave(rows, 0)
+        resid = receiving.resid_pre[layer].repeat_interleave(rows, 0)
+        last = int(read.max()) + 1
+        for at in range(layer, self.n_layers):
+            if at > layer:
+                q, k, v = self.project(at, resid, positions)
+                if at == self.n_layers - 1:  # its other queries are read by nobody
+                    q, resid = q[:, read], resid[:, read]
+                    z = self._attend(receiving, at, q, k, v, dest=read)
+                else:
+                    z = self._attend(receiving, at, q, k, v)
+            elif at == self.n_layers - 1:
+                z, resid = z[:, read], resid[:, read]
+            resid = self.finish(at, resid, z)
+            if at < self.n_layers - 1 and resid.shape[1] > last:  # later positions are read by nobody
+                resid, positions = resid[:, :last], positions[:, :last]
+        return self.unembed(resid)
+
+    def _attend(
+        self, receiving: Recording, layer: int, q: Tensor, k: Tensor, v: Tensor, *, dest: Tensor | None = None
+    ) -> Tensor:
+        """Head outputs `[batch x row, dest, H, d]`; the prefix's keys and values are shared by all rows of a prompt."""
+        start = receiving.start
+        batch = receiving.inputs.tokens.shape[0]
+        rows = q.shape[0] // batch
+        n_dest, n_heads, d_head = q.shape[1:]
+        n_own, n_kv = k.shape[1:3]
+        group = n_heads // n_kv
+        k_prefix, v_prefix = receiving.k[layer][:, :start], receiving.v[layer][:, :start]
+        # [batch, kv, row, group, dest, d]: all rows meet the shared prefix in one product
+        shared_q = q.view(batch, rows, n_dest, n_kv, group, d_head).permute(0, 3, 1, 4, 2, 5)
+        with_prefix = shared_q.reshape(batch, n_kv, -1, d_head) @ k_prefix.permute(0, 2, 3, 1)
+        own_k = k.view(batch, rows, n_own, n_kv, d_head).permute(0, 3, 1, 4, 2)
+        with_own = shared_q.reshape(batch, n_kv, rows, group * n_dest, d_head) @ own_k
+        scores = torch.cat(
+            [
+                with_prefix.view(batch, n_kv, rows, group, n_dest, start),
+                with_own.view(batch, n_kv, rows, group, n_dest, n_own),
+            ],
+            -1,
+        )
+        visible = receiving.masks[layer][..., : start + n_own]
+        visible = visible[:, :, dest] if dest is not None else visible[:, :, :n_dest]
+        if visible.shape[1] == 1:
+            visible = visible[:, :, None, None]
+        else:
+            visible = visible.view(-1, n_kv, 1, group, n_dest, start + n_own)
+        pattern = softmax(_finish_scores(scores, visible, self.rule(layer)))
+        from_prefix = pattern[..., :start].reshape(batch, n_kv, -1, start) @ v_prefix.transpose(1, 2)
+        own_v = v.view(batch, rows, n_own, n_kv, d_head).permute(0, 3, 1, 2, 4)
+        from_own = pattern[..., start:].reshape(batch, n_kv, rows, group * n_dest, n_own) @ own_v
+        shape = (batch, n_kv, rows, group, n_dest, d_head)
+        z = from_prefix.view(shape) + from_own.view(shape)
+        return z.permute(0, 2, 4, 1, 3, 5).reshape(batch * rows, n_dest, n_heads, d_head)
+
+
+class HuggingFaceStepper(Stepper):
+    """Llama-style decoders (Llama, Qwen2, Qwen3, Mistral, Gemma 1 to 3), plain or inside a TransformerBridge.
+
+    Raises `TypeError` for a decoder of another build; the model then replays by whole forward passes.
+    """
+
+    def __init__(self, hf_model: nn.Module) -> None:
+        self.hf_model = hf_model
+        self.decoder = decoder_of(hf_model)
+        self.layers = [unwrapped(layer) for layer in getattr(self.decoder, "layers", ())]
+        self.n_layers = len(self.layers)
+        if not self.layers:
+            raise TypeError(f"{type(hf_model).__name__} has no decoder layers in the expected place")
+        for holder, names in (
+            (self.layers[0], ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")),
+            (unwrapped(self.layers[0].self_attn), ("q_proj", "k_proj", "v_proj", "o_proj", "head_dim")),
+            (unwrapped(self.layers[0].mlp), ("gate_proj", "up_proj", "down_proj", "act_fn")),
+            (self.decoder, ("norm", "rotary_emb")),
+        ):
+            lacking = [name for name in names if not hasattr(holder, name)]
+            if lacking:
+                raise TypeError(f"{type(holder).__name__} has no {lacking}")
+        attention = type(unwrapped(self.layers[0].self_attn))
+        self._rotate = getattr(sys.modules[attention.__module__], "apply_rotary_pos_emb", None)
+        if self._rotate is None:
+            raise TypeError(f"{attention.__module__} has no apply_rotary_pos_emb")
+
+    @cached_property
+    def _rotary_takes_layer_type(self) -> bool:
+        return "layer_type" in inspect.signature(type(unwrapped(self.decoder.rotary_emb)).forward).parameters
+
+    def _cos_sin(self, layer: int, resid: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        rotary = unwrapped(self.decoder.rotary_emb)
+        if self._rotary_takes_layer_type:
+            return rotary(resid, positions, self.decoder.config.layer_types[layer])
+        return rotary(resid, positions)
+
+    def project(self, layer: int, resid: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        attn = unwrapped(self.layers[layer].self_attn)
+        h = unwrapped(self.layers[layer].input_layernorm)(resid)
+        split = (*h.shape[:-1], -1, attn.head_dim)
+        q = unwrapped(attn.q_proj)(h).view(split)
+        k = unwrapped(attn.k_proj)(h).view(split)
+        v = unwrapped(attn.v_proj)(h).view(split)
+        if getattr(attn, "q_norm", None) is not None:
+            q, k = unwrapped(attn.q_norm)(q), unwrapped(attn.k_norm)(k)
+        cos, sin = self._cos_sin(layer, resid, positions)
+        q, k = self._rotate(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
+        return q.transpose(1, 2), k.transpose(1, 2), v
+
+    def finish(self, layer: int, resid: Tensor, z: Tensor) -> Tensor:
+        block = self.layers[layer]
+        out = unwrapped(unwrapped(block.self_attn).o_proj)(z.flatten(-2))
+        after_attention = unwrapped(block.post_attention_layernorm)
+        if hasattr(block, "pre_feedforward_layernorm"):  # Gemma 2 and 3 also norm what attention and MLP write
+            resid = resid + after_attention(out)
+            wrote = self._mlp(block, unwrapped(block.pre_feedforward_layernorm)(resid))
+            return resid + unwrapped(block.post_feedforward_layernorm)(wrote)
+        resid = resid + out
+        return resid + self._mlp(block, after_attention(resid))
+
+    @staticmethod
+    def _mlp(block: Any, h: Tensor) -> Tensor:
+        mlp = unwrapped(block.mlp)
+        gate = unwrapped(mlp.act_fn)(unwrapped(mlp.gate_proj)(h))
+        return unwrapped(mlp.down_proj)(gate * unwrapped(mlp.up_proj)(h))
+
+    def unembed(self, resid: Tensor) -> Tensor:
+        logits = unwrapped(self.hf_model.lm_head)(unwrapped(self.decoder.norm)(resid))
+        cap = getattr(self.decoder.config, "final_logit_softcapping", None)
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    def rule(self, layer: int) -> AttentionRule:
+        attn = unwrapped(self.layers[layer].self_attn)
+        return AttentionRule(float(attn.scaling), getattr(attn, "attn_logit_softcapping", None))
+
+
+class HookedTransformerStepper(Stepper):
+    """A TransformerLens HookedTransformer with rotary positions."""
+
+    def __init__(self, hooked: Any) -> None:
+        cfg = hooked.cfg
+        plain = not (cfg.use_attn_in or cfg.use_split_qkv_input or cfg.use_hook_mlp_in or cfg.use_attn_result)
+        if cfg.positional_embedding_type != "rotary" or not plain or cfg.load_in_4bit or cfg.use_attention_sinks:
+            raise TypeError("replay by layers needs a HookedTransformer with rotary positions and its default hooks")
+        self.hooked = hooked
+        self.n_layers = cfg.n_layers
+
+    def _rotate(self, attn: Any, x: Tensor, positions: Tensor) -> Tensor:
+        cos, sin = rotary_tables(attn, positions)
+        dim = cos.shape[-1]
+        turned = x[..., :dim] * cos.to(x.dtype) + attn.rotate_every_two(x[..., :dim]) * sin.to(x.dtype)
+        return torch.cat([turned, x[..., dim:]], -1)
+
+    def project(self, layer: int, resid: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        block = self.hooked.blocks[layer]
+        h = block.ln1(resid)
+        q, k, v = block.attn.calculate_qkv_matrices(h, h, h)
+        return self._rotate(block.attn, q, positions), self._rotate(block.attn, k, positions), v
+
+    def finish(self, layer: int, resid: Tensor, z: Tensor) -> Tensor:
+        block, cfg = self.hooked.blocks[layer], self.hooked.cfg
+        out = z.flatten(-2) @ block.attn.W_O.flatten(0, 1) + block.attn.b_O
+        if cfg.use_normalization_before_and_after:
+            out = block.ln1_post(out)
+        if cfg.attn_only:
+            return resid + out
+        if cfg.parallel_attn_mlp:
+            return resid + out + block.apply_mlp(block.ln2(resid))
+        resid = resid + out
+        return resid + block.apply_mlp(block.ln2(resid))
+
+    def unembed(self, resid: Tensor) -> Tensor:
+        if self.hooked.cfg.normalization_type is not None:
+            resid = self.hooked.ln_final(resid)
+        logits = self.hooked.unembed(resid)
+        cap = self.hooked.cfg.output_logits_soft_cap
+        return logits if cap is None or cap <= 0 else torch.tanh(logits / cap) * cap
+
+    def rule(self, layer: int) -> AttentionRule:
+        attn, cap = self.hooked.blocks[layer].attn, self.hooked.cfg.attn_scores_soft_cap
+        return AttentionRule(1.0 / float(attn.attn_scale), cap if cap and cap > 0 else None)
+
+
+def rotary_tables(attn: Any, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin `[batch, token, 1, rotary_dim]` of a HookedTransformer attention layer at any (fractional) positions.
+
+    The angles come from the layer's own table (its row for position 1), so scaled and local rotary bases are kept.
+    """
+    high = torch.float64 if attn.rotary_sin.dtype == torch.float64 else torch.float32
+    whole = not positions.is_floating_point() and int(positions.max()) < attn.rotary_cos.shape[0]
+    if whole and int(positions.min()) >= 0:
+        return attn.rotary_cos[positions][:, :, None], attn.rotary_sin[positions][:, :, None]
+    theta = torch.atan2(attn.rotary_sin[1].to(high), attn.rotary_cos[1].to(high))
+    length = torch.hypot(attn.rotary_sin[1].to(high), attn.rotary_cos[1].to(high))  # YaRN's attention factor
+    angles = positions[..., None].to(high) * theta
+    return (torch.cos(angles) * length)[:, :, None], (torch.sin(angles) * length)[:, :, None]

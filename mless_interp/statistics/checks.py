@@ -1,0 +1,89 @@
+"""What every statistic shares: array shapes, checks of the caller's input, and random numbers from a seed."""
+
+import hashlib
+import json
+
+import numpy as np
+from jaxtyping import Bool, Float64, Shaped
+
+Effects = Shaped[np.ndarray, "problem *cells"]
+"""Input: one number (or truth value) per problem and cell; read as float64."""
+Rows = Shaped[np.ndarray, "row *cells"]
+"""Input with several rows per problem, for example one per sampled answer."""
+PValues = Shaped[np.ndarray, "*cells"]
+AnyArray = Shaped[np.ndarray, "..."]
+"""Input whose shape the function itself compares with another, to say more than a signature can."""
+Cells = Float64[np.ndarray, "*cells"]
+"""Output: one number per cell."""
+CellMask = Bool[np.ndarray, "*cells"]
+CellCounts = Shaped[np.ndarray, "*cells"]
+
+
+def derive_generator(seed: int, *labels: object) -> np.random.Generator:
+    """A NumPy generator keyed by a seed and any labels, the same in every process.
+
+    The key is the SHA-256 digest of the seed and the labels' text, so streams with different labels are independent and
+    `("a", "b")` is not `("a:b",)`. Python's own `hash` changes between processes.
+
+    Source: the convention of TransformerLens 4.x `derive_generator` | differs in: a NumPy generator, the whole digest,
+    and labels that cannot run into each other, so the streams are not the same.
+
+    >>> derive_generator(0, "flips").random() == derive_generator(0, "flips").random()
+    True
+    """
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise TypeError(f"seed must be a whole number, got {seed!r} ({type(seed).__name__})")
+    key = json.dumps([str(int(seed)), *(str(label) for label in labels)]).encode()
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(key).digest(), "little"))
+
+
+def check_effects(values: object, *, name: str = "effects", min_problems: int = 2) -> np.ndarray:
+    """The values as float64 `[problem, *cells]`, finite or NaN, with enough problems and at least one cell."""
+    array = np.asarray(values, dtype=np.float64)
+    if array.ndim == 0:
+        raise ValueError(f"{name} must be [problem, *cells], got a single number")
+    if array.shape[0] < min_problems:
+        raise ValueError(
+            f"{name} needs at least {min_problems} problems on its first axis, got {array.shape[0]} (shape {array.shape}); "
+            "the first axis is the problem, the unit of replication"
+        )
+    if array.size == 0:
+        raise ValueError(f"{name} holds no cells (shape {array.shape}): the family is empty")
+    if np.isinf(array).any():
+        raise ValueError(
+            f"{name} holds {int(np.isinf(array).sum())} infinite values; use NaN where a value is undefined"
+        )
+    return array
+
+
+def check_p_values(p_values: object) -> tuple[np.ndarray, np.ndarray]:
+    """The p-values as float64 and the mask of those that are not NaN; there must be at least one."""
+    p = np.asarray(p_values, dtype=np.float64)
+    defined = ~np.isnan(p)
+    if not defined.any():
+        raise ValueError(f"no p-value is defined (shape {p.shape}): the family is empty")
+    if ((p[defined] < 0) | (p[defined] > 1)).any():
+        raise ValueError(
+            f"p-values must lie in [0, 1], got values from {np.nanmin(p):g} to {np.nanmax(p):g}; NaN marks an untested cell"
+        )
+    return p, defined
+
+
+def check_share(value: float, *, name: str) -> None:
+    """A number strictly between 0 and 1."""
+    if not 0.0 < value < 1.0:
+        raise ValueError(f"{name} must lie between 0 and 1, got {value!r}")
+
+
+def check_count(value: int, *, name: str, at_least: int = 1) -> None:
+    """A whole number that is large enough."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name} must be a whole number, got {value!r} ({type(value).__name__})")
+    if value < at_least:
+        raise ValueError(f"{name} must be at least {at_least}, got {value}")
+
+
+def check_choice(value: str, *, name: str, choices: tuple[str, ...]) -> None:
+    """One of the words that an option knows."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

@@ -1,0 +1,100 @@
+"""Accuracy: counts of right and wrong answers."""
+
+from math import comb
+
+import numpy as np
+from jaxtyping import Shaped
+from scipy import stats
+from scipy.special import ndtri
+
+from .bootstrap import Interval
+from .checks import Cells, check_count, check_share
+
+Counts = int | Shaped[np.ndarray, "*cells"]
+
+
+def mcnemar(only_first: int, only_second: int) -> float:
+    r"""Exact two-sided McNemar p-value that two conditions are right equally often, on the same problems.
+
+    $$ p = \min\{1,\; 2 \sum_{i \le \min(b, c)} \tbinom{n}{i} / 2^n\}, \qquad n = b + c $$
+
+    Only the problems that change count: $b$ right in the first condition alone, $c$ right in the second alone. 1 if none.
+
+    Source: McNemar 1947, exact binomial form. As published.
+
+    >>> mcnemar(5, 1)
+    0.21875
+    """
+    check_count(only_first, name="only_first", at_least=0)
+    check_count(only_second, name="only_second", at_least=0)
+    n = int(only_first) + int(only_second)
+    return float(stats.binomtest(int(only_first), n, 0.5).pvalue) if n else 1.0
+
+
+def wilson(successes: Counts, n: Counts, *, confidence: float = 0.95) -> Interval:
+    r"""Wilson score interval of a share of `n` independent problems.
+
+    $$ \frac{\hat p + z^2 / 2n \pm z \sqrt{\hat p (1 - \hat p) / n + z^2 / 4n^2}}{1 + z^2 / n} $$
+
+    Never a point and never outside [0, 1], also at 0 or n successes. NaN where `n` is 0. Repeated samples of one problem
+    are not independent: average them first and use `bootstrap_interval`.
+
+    Source: Wilson 1927. As published (no continuity correction).
+
+    >>> wilson(362, 500)
+    0.724 [0.6832, 0.7614] (95 % wilson, n = 500)
+    """
+    check_share(confidence, name="confidence")
+    k, total = np.broadcast_arrays(_whole(successes, name="successes"), _whole(n, name="n"))
+    if (k > total).any():
+        raise ValueError("successes must not exceed n")
+    z = float(ndtri((1 + confidence) / 2))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        share = k / total
+        centre = (share + z**2 / (2 * total)) / (1 + z**2 / total)
+        half = z * np.sqrt(share * (1 - share) / total + z**2 / (4.0 * total**2)) / (1 + z**2 / total)
+        error = np.sqrt(share * (1 - share) / total)
+    return Interval(
+        estimate=np.asarray(share),
+        low=np.asarray(np.where(k == 0, np.where(total == 0, np.nan, 0.0), centre - half)),
+        high=np.asarray(np.where(k == total, np.where(total == 0, np.nan, 1.0), centre + half)),
+        standard_error=np.asarray(error),
+        n=total.copy(),
+        flag=np.where(total == 0, "no problems", ""),
+        confidence=confidence,
+        method="wilson",
+    )
+
+
+def pass_at_k(n_correct: Counts, n_samples: Counts, *, k: int) -> Cells:
+    r"""Chance that at least one of `k` samples is right, estimated without bias from `n_samples` samples per problem.
+
+    $$ 1 - \binom{n - c}{k} \Big/ \binom{n}{k} $$
+
+    One value per problem; average over problems. 1 where fewer than `k` samples are wrong.
+
+    Source: Chen et al. 2021 (2107.03374). As published.
+
+    >>> pass_at_k(np.array([0, 1, 3]), 4, k=2)
+    array([0. , 0.5, 1. ])
+    """
+    check_count(k, name="k")
+    c, n = np.broadcast_arrays(_whole(n_correct, name="n_correct"), _whole(n_samples, name="n_samples"))
+    if (c > n).any():
+        raise ValueError("n_correct must not exceed n_samples")
+    if (n < k).any():
+        raise ValueError(f"pass@{k} needs at least {k} samples of every problem, got {int(n.min())}")
+    missed = [
+        comb(wrong, k) / comb(total, k)
+        for wrong, total in zip((n - c).ravel().tolist(), n.ravel().tolist(), strict=True)
+    ]
+    return np.asarray(1.0 - np.reshape(missed, c.shape))
+
+
+def _whole(values: Counts, *, name: str) -> np.ndarray:
+    array = np.asarray(values)
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name} must be whole numbers, got {array.dtype}")
+    if (array < 0).any():
+        raise ValueError(f"{name} must not be negative, got {int(array.min())}")
+    return array.astype(np.int64)

@@ -1,0 +1,243 @@
+"""Span mass, lambda and density, row by row."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mless_interp.metrics.attention import (
+    log_density_ratio,
+    non_sink_span_mass,
+    retained_mass,
+    retained_mass_from_scores,
+    span_log_odds,
+    span_mass,
+    span_mass_null,
+)
+from mless_interp.metrics.patterns import uniform_pattern, visible_keys
+from mless_interp.metrics.segments import segment_mean
+
+NAN = float("nan")
+
+# methods 13: base prompt [P Q Q]; inserted prompt [P I I Q Q], positions held
+A1 = torch.tensor(
+    [
+        [1, 0, 0, 0, 0],
+        [0.7, 0.3, 0, 0, 0],
+        [0.6, 0.2, 0.2, 0, 0],
+        [0.48, 0.1, 0.1, 0.32, 0],
+        [0.25, 0.25, 0.25, 0.15, 0.10],
+    ],
+    dtype=torch.float64,
+)
+SPAN = torch.tensor([False, True, True, False, False])
+SINK = torch.tensor([True, False, False, False, False])
+QUESTION = torch.tensor([False, False, False, True, True])
+
+
+def same(actual: torch.Tensor, expected: list | float | torch.Tensor, **tolerance: float) -> None:
+    torch.testing.assert_close(
+        actual, torch.as_tensor(expected, dtype=actual.dtype).expand(actual.shape), equal_nan=True, **tolerance
+    )
+
+
+def random_scores(*lead: int, n: int = 9, seed: int = 0) -> torch.Tensor:
+    return 3 * torch.randn(*lead, n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def softmax(scores: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+    return torch.where(visible, scores, -torch.inf).softmax(-1).nan_to_num()
+
+
+def test_span_mass_and_lambda_of_the_worked_example():
+    same(span_mass(A1, span=SPAN)[3:], [0.2, 0.5])  # .1 + .1, .25 + .25
+    same(retained_mass(A1, span=SPAN)[3:], [0.8, 0.5])
+    same(segment_mean(retained_mass(A1, span=SPAN), QUESTION), 0.65)
+
+
+def test_density_ratio_of_the_worked_example():
+    # row 3: (.2 / 2) / (.8 / 2) = .25; row 4: (.5 / 2) / (.5 / 3) = 1.5
+    same(log_density_ratio(A1, span=SPAN)[3:].exp(), [0.25, 1.5])
+    # without the sink: row 3: .1 / (.32 / 1) = .3125; row 4: .25 / (.25 / 2) = 2
+    same(log_density_ratio(A1, span=SPAN, sink=SINK)[3:].exp(), [0.3125, 2.0])
+
+
+def test_density_ratio_is_undefined_before_the_span_and_minus_infinity_where_it_gets_nothing():
+    same(log_density_ratio(A1, span=SPAN)[0], NAN)
+    ignoring = torch.tensor([[1.0, 0, 0], [1, 0, 0], [0.5, 0, 0.5]])
+    same(log_density_ratio(ignoring, span=torch.tensor([False, True, False])), [NAN, -math.inf, -math.inf])
+
+
+def test_non_sink_span_mass_of_the_worked_example():
+    # row 3: .2 / .52; row 4: .5 / .75; row 0: everything is on the sink
+    same(non_sink_span_mass(A1, span=SPAN, sink=SINK)[[0, 3, 4]], [NAN, 0.2 / 0.52, 0.5 / 0.75])
+
+
+def test_span_mass_null_counts_visible_keys():
+    same(span_mass_null(visible_keys(5), span=SPAN, dtype=torch.float64), [0, 1 / 2, 2 / 3, 2 / 4, 2 / 5])
+    same(span_mass_null(visible_keys(5, window=2), span=SPAN), [0, 1 / 2, 1, 1 / 2, 0])
+
+
+def test_span_mass_null_at_the_papers_geometry():
+    # methods 4.2: 115 tokens, span 18-72 (55 tokens): mean over the question .592, lambda .408
+    position = torch.arange(115)
+    null = span_mass_null(visible_keys(115), span=(position >= 18) & (position < 73), dtype=torch.float64)
+    assert abs(segment_mean(null, position >= 73).item() - 0.592) < 5e-4
+
+
+@pytest.mark.parametrize(
+    ("per_token", "mass", "density"), [(0.002, 0.11, 0.09), (0.005, 0.275, 0.27), (0.008, 0.44, 0.56), (0.01, 0.55, 0.88)]
+)
+def test_reading_of_per_token_weights_at_the_papers_scale(per_token, mass, density):
+    # methods 4.3, averaged in the middle of the question: 94 visible keys, 55 of them in the span
+    n, position = 94, torch.arange(94)
+    span = (position >= 18) & (position < 73)
+    row = torch.where(span, per_token, (1 - 55 * per_token) / 39)[None].double()
+    block = {"dest_positions": torch.tensor([n - 1])}
+    same(span_mass(row, span=span, **block), [mass])
+    assert abs(log_density_ratio(row, span=span, **block).exp().item() - density) < 0.02
+
+
+@given(seed=st.integers(0, 10**6), start=st.integers(1, 6), size=st.integers(1, 2))
+@settings(max_examples=25, deadline=None)
+def test_masses_of_segments_sum_to_one(seed, start, size):
+    pattern = softmax(random_scores(2, 3, seed=seed), visible_keys(9))
+    position = torch.arange(9)
+    before, span, after = position < start, (position >= start) & (position < start + size), position >= start + size
+    total = sum(span_mass(pattern, span=segment) for segment in (before, span, after))
+    same(total, 1.0)
+    same(span_mass(pattern, span=span) + retained_mass(pattern, span=span), 1.0)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("padding", [0, 2])
+def test_uniform_attention_has_no_preference(window, padding):
+    position = torch.arange(12)
+    real, span, sink = position >= padding, (position >= 4) & (position < 7), position == padding
+    visible = visible_keys(12, window=window, real=real)
+    pattern = uniform_pattern(visible, dtype=torch.float64)
+    density = log_density_ratio(pattern, span=span, sink=sink, visible=visible)
+    defined = ~density.isnan()
+    assert defined.sum() >= (5 if window else 8)
+    same(density[defined], 0.0)
+    same(span_mass(pattern, span=span, visible=visible), span_mass_null(visible, span=span, dtype=torch.float64))
+
+
+def test_padded_rows_are_undefined():
+    real = torch.tensor([False, False, True, True, True])
+    visible = visible_keys(5, real=real)
+    pattern = uniform_pattern(visible)
+    span = torch.tensor([False, False, False, True, False])
+    same(span_mass(pattern, span=span, visible=visible), [NAN, NAN, 0, 1 / 2, 1 / 3])
+    same(retained_mass(pattern, span=span, visible=visible), [NAN, NAN, 1, 1 / 2, 2 / 3])
+    same(span_log_odds(torch.zeros(5, 5), span=span, visible=visible)[:2], [NAN, NAN])
+
+
+def test_one_span_per_prompt_of_a_padded_batch():
+    # the same prompt of 5 tokens, once with 2 tokens of padding before it
+    visible = visible_keys(7, real=torch.tensor([[[True] * 7], [[False] * 2 + [True] * 5]]))
+    pattern = torch.zeros(2, 1, 7, 7, dtype=torch.float64)
+    pattern[0, 0] = softmax(random_scores(n=7), visible_keys(7))
+    pattern[1, 0, 2:, 2:] = A1
+    span = torch.stack([torch.tensor([False, True] + [False] * 5), torch.cat([torch.zeros(2).bool(), SPAN])])[:, None]
+    mass = span_mass(pattern, span=span, visible=visible)
+    same(mass[0, 0], pattern[0, 0, :, 1])
+    same(mass[1, 0], torch.cat([torch.full((2,), NAN), span_mass(A1, span=SPAN)]))
+
+
+def test_lambda_from_scores_is_lambda_of_the_softmax():
+    scores, visible = random_scores(4, 2), visible_keys(9, window=5)
+    span = (torch.arange(9) > 2) & (torch.arange(9) < 5)
+    pattern = softmax(scores, visible)
+    same(retained_mass_from_scores(scores, span=span, visible=visible), retained_mass(pattern, span=span, visible=visible))
+
+
+def test_log_odds_survive_where_probabilities_underflow():
+    scores = torch.tensor([[0.0, 0.0], [0.0, -200.0]])
+    span = torch.tensor([False, True])
+    assert span_mass(scores.softmax(-1).tril().clamp(max=1) + torch.tensor([[0.5, 0], [0, 0]]), span=span)[1] == 0
+    same(span_log_odds(scores, span=span), [-math.inf, -200.0])
+
+
+@pytest.mark.parametrize("n", [1, 2, 8, 55])
+def test_log_odds_of_n_identical_tokens_grow_with_slope_one(n):
+    # methods I12: logit(1 - lambda) = log N + const
+    scores = torch.cat([torch.tensor([0.3, -0.2]), torch.full((n,), -1.7), torch.tensor([0.5])]).double()[None]
+    position = torch.arange(n + 3)
+    span = (position >= 2) & (position < n + 2)
+    odds = span_log_odds(scores, span=span, dest_positions=torch.tensor([n + 2]))
+    constant = -1.7 - math.log(math.exp(0.3) + math.exp(-0.2) + math.exp(0.5))
+    same(odds, [math.log(n) + constant])
+
+
+def test_first_layer_rows_keep_their_shape():
+    # methods I1, I4: the inserted row over shared keys is lambda times the base row
+    base = torch.tensor([[0.6, 0.4], [0.5, 0.3]], dtype=torch.float64)
+    shared = A1[3:][:, [0, 3]]
+    same(shared / retained_mass(A1, span=SPAN)[3:, None], base)
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        lambda p, **kw: span_mass(p, span=SPAN_9, **kw),
+        lambda p, **kw: retained_mass(p, span=SPAN_9, **kw),
+        lambda p, **kw: log_density_ratio(p, span=SPAN_9, sink=SINK_9, **kw),
+        lambda p, **kw: non_sink_span_mass(p, span=SPAN_9, sink=SINK_9, **kw),
+        lambda p, **kw: span_log_odds(p, span=SPAN_9, **kw),
+    ],
+)
+def test_blocks_of_rows_concatenate_to_the_whole(metric):
+    visible = visible_keys(9, window=6)
+    pattern = softmax(random_scores(2, 3), visible)
+    whole = metric(pattern, visible=visible)
+    blocks = [
+        metric(pattern[..., rows, :], visible=visible[rows], dest_positions=rows) for rows in torch.arange(9).split(4)
+    ]
+    same(torch.cat(blocks, -1), whole)
+    causal = [metric(pattern[..., rows, :], dest_positions=rows) for rows in torch.arange(9).split(2)]
+    same(torch.cat(causal, -1), metric(pattern))
+
+
+SPAN_9 = torch.isin(torch.arange(9), torch.tensor([3, 4, 5]))
+SINK_9 = torch.arange(9) == 0
+
+
+def test_bfloat16_patterns_are_read_in_float32():
+    pattern = softmax(random_scores(8, n=60), visible_keys(60))
+    span = (torch.arange(60) >= 18) & (torch.arange(60) < 40)
+    rounded = span_mass(pattern.bfloat16(), span=span)
+    assert rounded.dtype == torch.float32
+    same(rounded, span_mass(pattern, span=span).float(), atol=4e-3, rtol=0)
+    same(rounded + retained_mass(pattern.bfloat16(), span=span), 1.0)
+
+
+def test_inputs_are_not_edited():
+    pattern, span = A1.clone(), SPAN.clone()
+    log_density_ratio(pattern, span=span, sink=SINK)
+    assert pattern.equal(A1) and span.equal(SPAN)
+
+
+def test_wrong_segments_are_refused():
+    with pytest.raises(ValueError, match="the span is empty"):
+        span_mass(A1, span=torch.zeros(5, dtype=torch.bool))
+    with pytest.raises(ValueError, match="covers all tokens: there is nothing left to compare it with"):
+        retained_mass(A1, span=torch.ones(5, dtype=torch.bool))
+    with pytest.raises(ValueError, match="the sink and the span share a token.*first token outside it"):
+        log_density_ratio(A1, span=SPAN, sink=SPAN)
+    with pytest.raises(ValueError, match="share a token"):
+        non_sink_span_mass(A1, span=SPAN, sink=SPAN)
+
+
+def test_rows_must_sum_to_one():
+    with pytest.raises(ValueError, match=r"row \[0\] sums to 0.5.*renormalise an edited pattern first"):
+        span_mass(A1 / 2, span=SPAN)
+
+
+def test_masks_of_another_length_are_refused():
+    with pytest.raises((TypeError, ValueError)):
+        span_mass(A1, span=SPAN[:4])
+    with pytest.raises((TypeError, ValueError)):
+        span_mass(A1, span=SPAN, visible=visible_keys(4))

@@ -1,0 +1,171 @@
+"""Segments and patterns: masks, visible keys, and the check that rows sum to 1."""
+
+import pytest
+import torch
+
+from mless_interp.metrics.patterns import check_pattern, resolved_visible, row_positions, uniform_pattern, visible_keys
+from mless_interp.metrics.segments import (
+    check_segment,
+    check_span,
+    flanks,
+    row_mask,
+    segment_mean,
+    span_bounds,
+    widened,
+)
+
+NAN = float("nan")
+
+
+def mask(*positions: int, n: int) -> torch.Tensor:
+    return torch.isin(torch.arange(n), torch.tensor(positions))
+
+
+def same(actual: torch.Tensor, expected: list | torch.Tensor, **tolerance: float) -> None:
+    torch.testing.assert_close(
+        actual, torch.as_tensor(expected, dtype=actual.dtype).expand(actual.shape), equal_nan=True, **tolerance
+    )
+
+
+def test_row_masks_are_what_their_names_say():
+    question, span = mask(3, 4, n=5), mask(1, 2, n=5)
+    assert row_mask("all", question=question, span=span).tolist() == [True] * 5
+    assert row_mask("shared", question=question, span=span).tolist() == [True, False, False, True, True]
+    assert row_mask("question", question=question).tolist() == question.tolist()
+    assert row_mask("last", question=question).tolist() == mask(4, n=5).tolist()
+    assert row_mask("shared", question=question).all()
+
+
+def test_last_row_is_found_per_prompt():
+    question = torch.stack([mask(1, 2, n=4), mask(2, 3, n=4)])
+    assert row_mask("last", question=question).tolist() == [[False, False, True, False], [False, False, False, True]]
+
+
+def test_flanks_stop_at_the_edges_and_leave_out_the_excluded():
+    span = mask(2, 3, n=7)
+    assert flanks(span, width=2).tolist() == mask(0, 1, 4, 5, n=7).tolist()
+    assert flanks(span, width=5, exclude=mask(0, n=7)).tolist() == mask(1, 4, 5, 6, n=7).tolist()
+    assert flanks(torch.stack([span, mask(6, n=7)]), width=1).tolist() == [
+        mask(1, 4, n=7).tolist(),
+        mask(5, n=7).tolist(),
+    ]
+
+
+def test_segment_mean_leaves_out_the_undefined_and_never_invents_zero():
+    values = torch.tensor([[1.0, 2.0, NAN], [NAN, NAN, NAN]])
+    same(segment_mean(values, mask(1, 2, n=3)), [2.0, NAN])
+    same(segment_mean(values, torch.zeros(3, dtype=torch.bool)), [NAN, NAN])
+
+
+def test_half_precision_is_computed_in_float32_and_float64_kept():
+    assert widened(torch.ones(1, dtype=torch.float16)).dtype == torch.float32
+    assert segment_mean(torch.ones(3, dtype=torch.bfloat16), mask(0, n=3)).dtype == torch.float32
+    assert segment_mean(torch.ones(3, dtype=torch.float64), mask(0, n=3)).dtype == torch.float64
+
+
+def test_visible_keys_are_causal_windowed_and_real():
+    assert visible_keys(3).int().tolist() == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    assert visible_keys(4, window=2).int().tolist() == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    padded = visible_keys(3, real=torch.tensor([[False, True, True], [True, True, True]]))
+    assert padded.shape == (2, 3, 3)
+    assert padded[0].int().tolist() == [[0, 0, 0], [0, 1, 0], [0, 1, 1]]
+
+
+def test_a_block_of_visible_keys_is_those_rows_of_the_whole():
+    real = torch.tensor([[[False] * 2 + [True] * 6], [[True] * 8]])
+    whole = visible_keys(8, window=3, real=real)
+    rows = torch.tensor([2, 5, 7])
+    assert visible_keys(8, window=3, real=real, dest_positions=rows).equal(whole[..., rows, :])
+
+
+def test_windows_are_measured_on_position_ids():
+    # indices 0 1 2 with positions 0 1 5: token 2 is 4 positions after token 1, outside a window of 3
+    gapped = visible_keys(3, window=3, position_ids=torch.tensor([0, 1, 5]))
+    assert gapped.int().tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
+
+
+def test_uniform_pattern_spreads_over_visible_keys_only():
+    visible = visible_keys(4, window=2, real=mask(1, 2, 3, n=4))
+    same(uniform_pattern(visible), [[0, 0, 0, 0], [0, 1, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 0.5, 0.5]])
+    check_pattern(uniform_pattern(visible), visible=visible)
+
+
+def test_bfloat16_rows_are_renormalised_in_float32():
+    pattern = torch.rand(2, 50, 50).tril().softmax(-1).tril()
+    pattern = (pattern / pattern.sum(-1, keepdim=True)).bfloat16()
+    assert (pattern.float().sum(-1) - 1).abs().max() > 1e-4
+    checked = check_pattern(pattern)
+    assert checked.dtype == torch.float32
+    same(checked.sum(-1), torch.ones(2, 50))
+
+
+def test_checking_returns_float32_and_float64_unchanged_and_edits_nothing():
+    pattern = torch.tensor([[1.0, 0.0], [0.25, 0.75]], dtype=torch.float64)
+    before = pattern.clone()
+    assert check_pattern(pattern).equal(before) and pattern.equal(before)
+
+
+def test_padded_rows_may_hold_anything():
+    visible = visible_keys(3, real=mask(1, 2, n=3))
+    pattern = torch.tensor([[NAN, NAN, NAN], [0.0, 1.0, 0.0], [0.0, 0.5, 0.5]])
+    same(check_pattern(pattern, visible=visible), [[0, 0, 0], [0, 1, 0], [0, 0.5, 0.5]])
+
+
+def test_rows_that_do_not_sum_to_one_are_named():
+    with pytest.raises(ValueError, match=r"row \[1, 2\] sums to 0.5.*after the softmax.*visible="):
+        check_pattern(torch.tensor([[[1.0, 0, 0], [1, 0, 0], [1, 0, 0]], [[1, 0, 0], [1, 0, 0], [0.25, 0.25, 0]]]))
+    with pytest.raises(ValueError, match="sums to nan"):
+        check_pattern(torch.tensor([[1.0, 0.0], [NAN, 0.5]]))
+    with pytest.raises(ValueError, match="tolerance 0.02 for torch.bfloat16"):
+        check_pattern(torch.tensor([[0.9, 0.0], [0.5, 0.5]], dtype=torch.bfloat16))
+
+
+def test_attention_to_later_tokens_is_not_accepted():
+    with pytest.raises(ValueError, match="must sum to 1 over the keys that it can see"):
+        check_pattern(torch.full((2, 2), 0.5))
+
+
+def test_a_block_needs_its_positions():
+    with pytest.raises(ValueError, match="2 rows over 3 keys needs dest_positions"):
+        check_pattern(torch.ones(2, 3) / 3)
+    with pytest.raises(ValueError, match="dest_positions must lie in 0 to 2, got 1 to 3"):
+        row_positions(torch.ones(2, 3), torch.tensor([1, 3]))
+    with pytest.raises(ValueError, match=r"one position per row \(2 rows\)"):
+        # called below the type check, which would refuse the length first
+        getattr(row_positions, "__wrapped__", row_positions)(torch.ones(2, 3), torch.tensor([1]))
+
+
+def test_masks_of_the_wrong_kind_are_refused():
+    with pytest.raises(ValueError, match="span must be a boolean mask over the tokens, got torch.int64"):
+        check_segment(torch.tensor([0, 1]), name="span", n_tokens=2)
+    with pytest.raises(ValueError, match=r"question must have one entry for each of the 3 tokens, got shape \(2,\)"):
+        check_segment(torch.tensor([True, False]), name="question", n_tokens=3)
+    with pytest.raises(ValueError, match="visible must be boolean and fit a pattern"):
+        getattr(resolved_visible, "__wrapped__", resolved_visible)(
+            torch.ones(2, 5, 3, 3), visible=torch.ones(2, 3, 3, dtype=torch.bool), dest_positions=None
+        )
+    with pytest.raises((TypeError, ValueError)):
+        segment_mean(torch.ones(3), mask(0, n=4))
+    with pytest.raises((TypeError, ValueError)):
+        row_mask("some", question=mask(0, n=2))
+
+
+def test_spans_must_hold_some_tokens_and_not_all():
+    with pytest.raises(ValueError, match="the span is empty: a prompt without an insertion has no span metrics"):
+        check_span(mask(n=3), n_tokens=3)
+    with pytest.raises(ValueError, match=r"the span \(prompt \[1\]\) covers all tokens"):
+        check_span(torch.tensor([[True, False], [True, True]]), n_tokens=2)
+    check_span(torch.ones(2, dtype=torch.bool), n_tokens=2, may_cover_all=True)
+
+
+def test_bounds_of_one_block_only():
+    start, stop = span_bounds(torch.stack([mask(1, 2, n=5), mask(4, n=5)]))
+    assert (start.tolist(), stop.tolist()) == ([1, 4], [3, 5])
+    with pytest.raises(ValueError, match="one unbroken block of tokens here, but it has several pieces"):
+        span_bounds(mask(1, 3, n=5))
+
+
+@pytest.mark.parametrize("window", [0, -1])
+def test_windows_of_no_keys_are_refused(window):
+    with pytest.raises(ValueError, match="window must be 1 key or more"):
+        visible_keys(3, window=window)
