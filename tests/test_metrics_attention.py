@@ -88,7 +88,8 @@ def test_span_mass_null_at_the_papers_geometry():
 
 
 @pytest.mark.parametrize(
-    ("per_token", "mass", "density"), [(0.002, 0.11, 0.09), (0.005, 0.275, 0.27), (0.008, 0.44, 0.56), (0.01, 0.55, 0.88)]
+    ("per_token", "mass", "density"),
+    [(0.002, 0.11, 0.09), (0.005, 0.275, 0.27), (0.008, 0.44, 0.56), (0.01, 0.55, 0.88)],
 )
 def test_reading_of_per_token_weights_at_the_papers_scale(per_token, mass, density):
     # methods 4.3, averaged in the middle of the question: 94 visible keys, 55 of them in the span
@@ -151,7 +152,10 @@ def test_lambda_from_scores_is_lambda_of_the_softmax():
     scores, visible = random_scores(4, 2), visible_keys(9, window=5)
     span = (torch.arange(9) > 2) & (torch.arange(9) < 5)
     pattern = softmax(scores, visible)
-    same(retained_mass_from_scores(scores, span=span, visible=visible), retained_mass(pattern, span=span, visible=visible))
+    same(
+        retained_mass_from_scores(scores, span=span, visible=visible),
+        retained_mass(pattern, span=span, visible=visible),
+    )
 
 
 def test_log_odds_survive_where_probabilities_underflow():

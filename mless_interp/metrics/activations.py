@@ -1,8 +1,8 @@
 """How MLP activations are distributed: near zero, size, inequality, tails, and the shift between two runs.
 
 Every function reduces the last axis (`element`); flatten tokens and neurons into it, of the *shared* tokens only (span
-tokens exist in one run, so including them changes the distribution by composition), or keep tokens as a leading axis for
-one number per token. Activations are act(gate(x)), before the up projection.
+tokens exist in one run, so including them changes the distribution by composition), or keep tokens as a leading axis
+for one number per token. Activations are act(gate(x)), before the up projection.
 """
 
 from dataclasses import dataclass
@@ -25,8 +25,8 @@ def arm_threshold(activations: Activations, *, c: float) -> Summary:
        \operatorname{MAD} = \operatorname{med}\bigl|\,|a| - \operatorname{med}|a|\,\bigr| $$
 
     Both medians are the *lower* middle value for an even number of elements, and MAD is at least 1e-12, as in the
-    released code; the paper's text says MAD of the activations, the code takes their absolute values. c runs from 0.05 to
-    0.45 over the paper's models and benchmarks, without a rule: vary it.
+    released code; the paper's text says MAD of the activations, the code takes their absolute values. c runs from 0.05
+    to 0.45 over the paper's models and benchmarks, without a rule: vary it.
 
     >>> arm_threshold(torch.tensor([0.0, 1.0, -2.0, 3.0]), c=1.0)
     tensor(1.4826)
@@ -136,8 +136,8 @@ def histogram_gini(activations: Activations, *, edges: Float[Tensor, " edge"]) -
 
     $$ G(n_1, \dots, n_B), \qquad n_b = |\{a : e_b \le a < e_{b+1}\}| $$
 
-    0: every bin equally full; $1 - 1/B$: all in one bin. Values beyond the outer edges count in the outer bins. The same
-    `edges` for both runs, or it compares bins instead of activations.
+    0: every bin equally full; $1 - 1/B$: all in one bin. Values beyond the outer edges count in the outer bins. The
+    same `edges` for both runs, or it compares bins instead of activations.
 
     Source: arXiv 2510.01032, Fig. 4 (bins not given).
 
@@ -172,8 +172,8 @@ def tails(activations: Activations) -> Tails:
     tensor(95.)
     """
     activations = widened(_checked(activations))
-    quantiles = (_quantile(activations, q) for q in (0.01, 0.05, 0.95, 0.99))
-    return Tails(*quantiles, minimum=activations.amin(-1), kurtosis=kurtosis(activations))
+    q01, q05, q95, q99 = (_quantile(activations, q) for q in (0.01, 0.05, 0.95, 0.99))
+    return Tails(q01, q05, q95, q99, minimum=activations.amin(-1), kurtosis=kurtosis(activations))
 
 
 def wasserstein(base: Activations, inserted: Float[Tensor, "*lead inserted_element"]) -> Summary:
@@ -199,7 +199,8 @@ def kolmogorov_smirnov(base: Activations, inserted: Float[Tensor, "*lead inserte
 
     $$ D = \sup_x |F_a(x) - F_b(x)| $$
 
-    0: the same distribution; 1: no overlap. A distance only: elements are dependent, so its usual p-value means nothing.
+    0: the same distribution; 1: no overlap. A distance only: elements are dependent, so its usual p-value means
+    nothing.
 
     >>> kolmogorov_smirnov(torch.tensor([0.0, 1.0]), torch.tensor([1.0, 2.0]))
     tensor(0.5000)

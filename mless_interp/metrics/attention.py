@@ -40,8 +40,8 @@ def retained_mass(
 
     $$ \lambda_i = \sum_{j \notin I} A_{ij} = 1 - m_i $$
 
-    1: the row ignores the span; 0: it reads nothing else. Summed over the other keys rather than taken from 1, so that a
-    tiny lambda keeps its digits; where the *drop* is tiny use `span_mass`.
+    1: the row ignores the span; 0: it reads nothing else. Summed over the other keys rather than taken from 1, so that
+    a tiny lambda keeps its digits; where the *drop* is tiny use `span_mass`.
 
     Source: arXiv 2510.01032, Eq. 1-2, per query and per head instead of one number.
 
@@ -62,7 +62,8 @@ def span_log_odds(
 ) -> PerRow:
     r"""Log odds of reading the span against reading anything else, from attention scores before the softmax, in nats.
 
-    $$ \operatorname{logit}(1 - \lambda_i) = \operatorname{LSE}_{k \in I} s_{ik} - \operatorname{LSE}_{j \notin I} s_{ij} $$
+    $$ \operatorname{logit}(1 - \lambda_i)
+       = \operatorname{LSE}_{k \in I} s_{ik} - \operatorname{LSE}_{j \notin I} s_{ij} $$
 
     0: as much on the span as elsewhere. Exact where the probabilities have underflowed; -inf where the row sees no span
     key. For N identical tokens at held positions it is $\log N$ plus a constant (methods I12): slope 1 in $\log N$.
@@ -129,8 +130,8 @@ def span_mass_null(visible: Visible, *, span: Segment, dtype: torch.dtype = torc
 
     $$ m_i^{\text{unif}} = |I \cap V_i| / |V_i| $$
 
-    Source: project's own (methods 4.2). With 54 of 115 tokens inserted at 18 it averages 0.59 over the question: a large
-    span mass is no preference for the span. Any other metric's null is that metric of `uniform_pattern(visible)`.
+    Source: project's own (methods 4.2). With 54 of 115 tokens inserted at 18 it averages 0.59 over the question: a
+    large span mass is no preference for the span. Any other metric's null is that metric of `uniform_pattern(visible)`.
 
     >>> span_mass_null(torch.tensor([[True, False], [True, True]]), span=torch.tensor([False, True]))
     tensor([0.0000, 0.5000])
@@ -150,9 +151,9 @@ def log_density_ratio(
 
     $$ \mathrm{LD}_i = \ln \frac{m_i / n_i}{(1 - m_i - s_i) / (c_i - n_i - k_i)} $$
 
-    with $c_i$ visible keys, $n_i$ of them in the span, $k_i$ in the sink, and sink mass $s_i$ (`sink=None` keeps the sink
-    among the others). Below 0 the span is avoided token by token, 0 is uniform, above 0 preferred; -inf where it gets
-    exactly nothing. NaN where the row sees no span key or no other key.
+    with $c_i$ visible keys, $n_i$ of them in the span, $k_i$ in the sink, and sink mass $s_i$ (`sink=None` keeps the
+    sink among the others). Below 0 the span is avoided token by token, 0 is uniform, above 0 preferred; -inf where it
+    gets exactly nothing. NaN where the row sees no span key or no other key.
 
     Source: project's own (methods 4.3), with the row's visible span instead of the whole: the same for question rows
     without a sliding window.

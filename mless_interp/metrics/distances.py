@@ -60,7 +60,7 @@ def zero_padded_rows(
 def jensen_shannon_divergence(p: Distribution, q: Distribution) -> Distance:
     r"""Jensen-Shannon divergence of two rows, in bits, in [0, 1].
 
-    $$ \tfrac12 \sum_j p_j \log_2 \frac{p_j}{m_j} + \tfrac12 \sum_j q_j \log_2 \frac{q_j}{m_j}, \qquad m = (p + q) / 2 $$
+    $$ \tfrac12 \sum_j p_j \log_2 \frac{p_j}{m_j} + \tfrac12 \sum_j q_j \log_2 \frac{q_j}{m_j}, \quad m = (p + q) / 2 $$
 
     0: equal; 1: disjoint.
 
@@ -69,7 +69,7 @@ def jensen_shannon_divergence(p: Distribution, q: Distribution) -> Distance:
     """
     p, q = _checked(p, q)
     middle = (p + q) / 2
-    lean = torch.where(middle > 0, (p - middle) / middle, 0)  # p = middle (1 + lean): no cancellation between near rows
+    lean = torch.where(middle > 0, (p - middle) / middle, 0)  # p = middle (1 + lean): near rows do not cancel
     nats = middle * (torch.special.xlog1py(1 + lean, lean) + torch.special.xlog1py(1 - lean, -lean)) / 2
     return (nats.sum(-1) / math.log(2)).clamp(0, 1)
 
@@ -140,7 +140,8 @@ def first_layer_hellinger(lam: Distance) -> Distance:
 def first_layer_jensen_shannon(lam: Distance) -> Distance:
     r"""Jensen-Shannon divergence of a first-layer row from its zero-padded base row, in bits, as lambda fixes it.
 
-    $$ \tfrac12 \log_2 \frac{2}{1+\lambda} + \tfrac12 \Bigl[\lambda \log_2 \frac{2\lambda}{1+\lambda} + 1 - \lambda\Bigr] $$
+    $$ \tfrac12 \log_2 \frac{2}{1+\lambda}
+       + \tfrac12 \Bigl[\lambda \log_2 \frac{2\lambda}{1+\lambda} + 1 - \lambda\Bigr] $$
 
     Exact in the first layer at held positions: 0 at lambda 1, 1 at 0.
 
@@ -153,7 +154,7 @@ def first_layer_jensen_shannon(lam: Distance) -> Distance:
 
 
 def _checked(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Both rows in at least float32, tiny negatives at 0, rescaled if half precision; ValueError unless they sum to 1."""
+    """Both rows in at least float32, tiny negatives at 0, rescaled if half precision; ValueError for other sums."""
     if p.shape[-1] != q.shape[-1]:
         raise ValueError(
             f"rows must be over the same tokens, got {p.shape[-1]} and {q.shape[-1]}; align them first with "

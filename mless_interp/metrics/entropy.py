@@ -1,7 +1,7 @@
 """Entropy of attention rows: how many tokens a head reads, and how that splits between the span and the rest.
 
-Row by row (`[*lead, dest, src]` in, `[*lead, dest]` out); rows that see no key are NaN. Entropies of prompts of different
-lengths are not comparable as they stand: use `normalised_entropy` or the chain rule.
+Row by row (`[*lead, dest, src]` in, `[*lead, dest]` out); rows that see no key are NaN. Entropies of prompts of
+different lengths are not comparable as they stand: use `normalised_entropy` or the chain rule.
 """
 
 from dataclasses import dataclass
@@ -182,8 +182,8 @@ def entropy_lower_bound(
 
     $\sigma = 0$ gives $\ln T$ (uniform); 0 for a single key. A bound far below the entropy seen says nothing.
 
-    Source: Zhai et al. 2023 (arXiv 2303.06296), Theorem 3.1, stated there for bidirectional attention over all T tokens:
-    for a causal row give the row's own number of keys.
+    Source: Zhai et al. 2023 (arXiv 2303.06296), Theorem 3.1, stated there for bidirectional attention over all T
+    tokens: for a causal row give the row's own number of keys.
 
     >>> entropy_lower_bound(torch.tensor([0.0, torch.inf]), n_keys=2)
     tensor([0.6931, 0.0000])

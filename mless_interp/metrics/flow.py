@@ -15,8 +15,8 @@ def rollout(patterns: Float[Tensor, "layer *lead dest src"], *, visible: Visible
 
     $$ R_L = \bar A_L \cdots \bar A_1, \qquad \bar A_l = \tfrac12 A_l + \tfrac12 \mathbb 1 $$
 
-    Rows sum to 1. `patterns` are means over heads, one per layer, the first layer first. Ignores values, MLPs and norms:
-    descriptive only. Padded rows are NaN.
+    Rows sum to 1. `patterns` are means over heads, one per layer, the first layer first. Ignores values, MLPs and
+    norms: descriptive only. Padded rows are NaN.
 
     Source: Abnar & Zuidema 2020 (arXiv 2005.00928).
 
@@ -59,8 +59,8 @@ def residual_ratio(resid: Vectors, *, tokens: Segment) -> PerHead:
     0: all tokens alike (rank collapse); 1: they cancel on average. Repeated tokens lower it trivially: take the shared
     tokens. NaN where all vectors are zero.
 
-    Source: Dong et al. 2021 (arXiv 2103.03404), with the Frobenius norm and the mean instead of their composite norm and
-    closest vector.
+    Source: Dong et al. 2021 (arXiv 2103.03404), with the Frobenius norm and the mean instead of their composite norm
+    and closest vector.
 
     >>> residual_ratio(torch.tensor([[1.0], [-1.0], [7.0]]), tokens=torch.tensor([True, True, False]))
     tensor(1.)
@@ -75,7 +75,7 @@ def residual_ratio(resid: Vectors, *, tokens: Segment) -> PerHead:
 
 
 def _closure(patterns: Tensor, visible: Tensor | None) -> Tensor | None:
-    """Over several layers a token is reached by all that came before it, however short the window: real rows, causal."""
+    """What a token can see over several layers, however short the window: all before it; nothing, if padding."""
     if visible is None:
         return None
     real = visible.any(-1)

@@ -1,7 +1,7 @@
 """What attention to the span carries: its values, and the share of a head's output that comes from it.
 
-Values are per *query* head (`[*lead, src, d_head]`, the leading axes of the pattern): with grouped-query attention repeat
-the key-value heads with `repeat_interleave`, never `repeat`.
+Values are per *query* head (`[*lead, src, d_head]`, the leading axes of the pattern): with grouped-query attention
+repeat the key-value heads with `repeat_interleave`, never `repeat`.
 """
 
 import torch
@@ -27,8 +27,8 @@ def span_output(
 
     $$ \Sigma_i = \sum_{k \in I} A_{ik} v_k $$
 
-    Zero where the span is ignored or its values are zero. With `retained_mass`, in the first layer and at held positions,
-    $z'_i = \lambda_i z_i + \Sigma_i$ exactly.
+    Zero where the span is ignored or its values are zero. With `retained_mass`, in the first layer and at held
+    positions, $z'_i = \lambda_i z_i + \Sigma_i$ exactly.
 
     Source: arXiv 2510.01032, Eq. 1-2.
 
@@ -81,9 +81,9 @@ def value_cosine(values: Vectors, *, span: Segment) -> PerHead:
 
     $$ \frac{1}{N(N-1)} \sum_{k \ne l \in I} \cos(v_k, v_l) $$
 
-    1: all point the same way, so attention to the span adds one direction whatever its spread; about 0: unrelated. Exactly
-    1 for identical tokens in the first layer of a model with rotary positions. Zero vectors leave the mean; NaN with
-    fewer than two others.
+    1: all point the same way, so attention to the span adds one direction whatever its spread; about 0: unrelated.
+    Exactly 1 for identical tokens in the first layer of a model with rotary positions. Zero vectors leave the mean; NaN
+    with fewer than two others.
 
     >>> value_cosine(torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]), span=torch.tensor([True, False, True]))
     tensor(0.)

@@ -23,8 +23,8 @@ def visible_keys(
 
     $$ V_{ij} = [j \le i]\,[p_i - p_j < w]\,[i, j \text{ real}] $$
 
-    `window` counts the keys that a row sees, itself included; it is measured on `position_ids` where given (a gap in the
-    positions then closes the window, as in the gap condition), else on indices. `real` is False at padding.
+    `window` counts the keys that a row sees, itself included; it is measured on `position_ids` where given (a gap in
+    the positions then closes the window, as in the gap condition), else on indices. `real` is False at padding.
 
     >>> visible_keys(3, window=2).int()
     tensor([[1, 0, 0],
@@ -53,9 +53,9 @@ def check_pattern(
 ) -> Pattern:
     """The pattern in at least float32 with zeros outside the visible keys; ValueError if a row does not sum to 1.
 
-    Rows may be off by `ROW_SUM_TOLERANCE` of their dtype. Half-precision rows are renormalised in float32 (bfloat16 rows
-    are off by up to 2e-3, which an entropy would show); others are returned as they are. Rows that see no key (padding)
-    may hold anything and come back as zeros.
+    Rows may be off by `ROW_SUM_TOLERANCE` of their dtype. Half-precision rows are renormalised in float32 (bfloat16
+    rows are off by up to 2e-3, which an entropy would show); others are returned as they are. Rows that see no key
+    (padding) may hold anything and come back as zeros.
 
     >>> check_pattern(torch.tensor([[1.0, 0.0], [0.25, 0.75]]))
     tensor([[1.0000, 0.0000],
@@ -105,8 +105,8 @@ def resolved_visible(
 
 
 def row_sums(values: Pattern, segment: Segment) -> PerRow:
-    """Each row's sum over the columns of a segment."""
-    return (values @ segment.to(values.dtype)[..., None]).squeeze(-1)
+    """Each row's sum over the columns of a segment; no matrix product, whose precision a caller may have lowered."""
+    return torch.where(segment[..., None, :], values, 0).sum(-1)
 
 
 def uniform_pattern(visible: Visible, *, dtype: torch.dtype = torch.float32) -> Pattern:
@@ -140,7 +140,8 @@ def _checked_positions(
         return torch.arange(n_tokens, device=device)
     if dest_positions.ndim != 1 or (n_rows is not None and len(dest_positions) != n_rows):
         raise ValueError(
-            f"dest_positions must be a list of one position per row ({n_rows} rows), got shape {tuple(dest_positions.shape)}"
+            f"dest_positions must be a list of one position per row ({n_rows} rows), got shape "
+            f"{tuple(dest_positions.shape)}"
         )
     if len(dest_positions) and (dest_positions.min() < 0 or dest_positions.max() >= n_tokens):
         raise ValueError(

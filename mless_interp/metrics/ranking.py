@@ -16,8 +16,8 @@ def auroc(scores: Ranked, truth: Truth) -> Summary:
 
     $$ P(s^+ > s^-) + \tfrac12 P(s^+ = s^-) $$
 
-    1: all true heads on top; 0.5: chance; 0: all at the bottom. Heads with a NaN score are left out; NaN where a class is
-    empty.
+    1: all true heads on top; 0.5: chance; 0: all at the bottom. Heads with a NaN score are left out; NaN where a class
+    is empty.
 
     >>> auroc(torch.tensor([0.9, 0.8, 0.4, 0.4, 0.1]), torch.tensor([True, False, True, False, False]))
     tensor(0.7500)
@@ -35,8 +35,8 @@ def average_precision(scores: Ranked, truth: Truth) -> Summary:
 
     $$ \frac{1}{|P|} \sum_{p \in P} \frac{|\{q \in P : s_q \ge s_p\}|}{|\{h : s_h \ge s_p\}|} $$
 
-    1: all true heads on top; a random order gives about the share of true heads. Ties enter together, against the scores.
-    NaN where no head is true.
+    1: all true heads on top; a random order gives about the share of true heads. Ties enter together, against the
+    scores. NaN where no head is true.
 
     >>> average_precision(torch.tensor([0.9, 0.8, 0.4]), torch.tensor([True, False, True]))
     tensor(0.8333)
@@ -141,6 +141,6 @@ def _checked_k(k: int, scores: Tensor) -> int:
 def _check_fractions(fractions: Tensor) -> None:
     if len(fractions) < 2 or (fractions.diff() <= 0).any():
         raise ValueError(
-            f"fractions must be at least two strictly increasing sizes, got {fractions.tolist()}; small fractions of few "
-            "heads round to the same number of heads: drop the duplicates"
+            f"fractions must be at least two strictly increasing sizes, got {fractions.tolist()}; small fractions of "
+            "few heads round to the same number of heads: drop the duplicates"
         )

@@ -5,7 +5,6 @@ A mean over the rows that read a token, so it is a sum and a count: `received_su
 """
 
 import torch
-from torch import Tensor
 
 from mless_interp.metrics.patterns import prepared, row_positions, row_sums, uniform_pattern
 from mless_interp.metrics.segments import check_segment, segment_mean, widened
@@ -25,11 +24,11 @@ def received_sums(
 ) -> tuple[PerColumn, Counts]:
     r"""Attention received by each token, summed over the rows of this block that read it, and the number of those rows.
 
-    $$ S_j = \sum_{i \in R_j} A_{ij}, \qquad n_j = |R_j|, \qquad R_j = \{i > j : i \in \text{rows},\ i \text{ sees } j\} $$
+    $$ S_j = \sum_{i \in R_j} A_{ij}, \quad n_j = |R_j|, \quad R_j = \{i > j : i \in \text{rows}, i \text{ sees } j\} $$
 
-    `rows` is a mask over all tokens (see `row_mask`); `diag` admits $i = j$. Tokens in `sink` get a count of 0; `renorm`
-    also divides each row by its mass outside the sink, and drops rows with less than `min_mass` there. Sums and counts of disjoint blocks
-    of rows add.
+    `rows` is a mask over all tokens (see `row_mask`); `diag` admits $i = j$. Tokens in `sink` get a count of 0;
+    `renorm` also divides each row by its mass outside the sink, and drops rows with less than `min_mass` there. Sums
+    and counts of disjoint blocks of rows add.
 
     >>> received_sums(torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.5, 0.3, 0.2]]))
     (tensor([1.1000, 0.3000, 0.0000]), tensor([2, 1, 0]))
@@ -47,15 +46,11 @@ def received_sums(
     if renorm:
         if sink is None:
             raise ValueError("renorm=True divides by the mass outside the sink: say which tokens are the `sink`")
-        outside = row_sums(pattern, ~sink)
-        defined = outside >= min_mass
-        weights = torch.where(defined, 1 / outside, 0)
-        counts = _column_sums(defined.float(), counted.float()).long()
-    else:
-        weights = pattern.new_ones(pattern.shape[:-1])
-        counts = counted.sum(-2)
-    sums = _column_sums(weights, torch.where(counted, pattern, 0))
-    return sums, counts.expand(sums.shape)
+        outside = row_sums(pattern, ~sink)[..., None]
+        counted = counted & (outside >= min_mass)
+        pattern = pattern / outside
+    sums = torch.where(counted, pattern, 0).sum(-2)
+    return sums, counted.sum(-2).expand(sums.shape)
 
 
 def received_from_sums(sums: PerColumn, counts: Counts, *, min_rows: int = 3) -> PerColumn:
@@ -119,7 +114,7 @@ def uniform_received(
     dest_positions: DestPositions | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> PerColumn:
-    r"""Attention that each token would receive if every row spread its own evenly, a probability: the null of a profile.
+    r"""Attention that each token would receive if every row spread its own evenly, a probability: a profile's null.
 
     $$ r_j^{\text{unif}} = \frac{1}{|R_j|} \sum_{i \in R_j} \frac{1}{c_i} \;=\; \frac{H_T - H_{j+1}}{T - 1 - j} $$
 
@@ -209,8 +204,8 @@ def sink_rate(alpha: PerColumn, tokens: Segment, *, threshold: float = 0.3) -> P
 
     $$ \frac{1}{|S|} \sum_{k \in S} [\alpha_k > \epsilon] $$
 
-    With the first token alone it is 0 or 1, and its mean over prompts, layers and heads is the published sink rate. Over
-    a span it finds secondary sinks.
+    With the first token alone it is 0 or 1, and its mean over prompts, layers and heads is the published sink rate.
+    Over a span it finds secondary sinks.
 
     Source: Gu et al. 2024 (arXiv 2410.10781), epsilon = 0.3.
 
@@ -219,7 +214,3 @@ def sink_rate(alpha: PerColumn, tokens: Segment, *, threshold: float = 0.3) -> P
     """
     is_sink = (alpha > threshold).to(widened(alpha).dtype)
     return segment_mean(torch.where(alpha.isnan(), torch.nan, is_sink), tokens)
-
-
-def _column_sums(weights: Tensor, values: Tensor) -> Tensor:
-    return (weights[..., None, :] @ values).squeeze(-2)

@@ -1,7 +1,7 @@
 """Do the same tokens spike with and without the span, and how high: timing and magnitude of attention spikes.
 
-Inputs are two profiles over the same (shared) tokens, `inserted` already taken at the aligned positions (`profile[..., pi]`)
-and NaN where undefined (sink, tail): tokens undefined in either run leave the comparison.
+Inputs are two profiles over the same (shared) tokens, `inserted` already taken at the aligned positions (`profile[...,
+pi]`) and NaN where undefined (sink, tail): tokens undefined in either run leave the comparison.
 """
 
 import numpy as np
@@ -33,9 +33,9 @@ def timing_pearson(base: PerColumn, inserted: PerColumn) -> PerHead:
 def timing_spearman(base: PerColumn, inserted: PerColumn) -> PerHead:
     r"""Spearman rank correlation of two aligned profiles, in [-1, 1]: do the same tokens rank high?
 
-    Pearson's formula on ranks, ties sharing their mean rank. 1: the same order, whatever the heights; NaN where either is
-    constant. High together with an `attenuation_slope` below 1 is "same timing, modulated magnitude". In the first layer
-    against the gap condition that is nearly automatic.
+    Pearson's formula on ranks, ties sharing their mean rank. 1: the same order, whatever the heights; NaN where either
+    is constant. High together with an `attenuation_slope` below 1 is "same timing, modulated magnitude". In the first
+    layer against the gap condition that is nearly automatic.
 
     >>> round(timing_spearman(torch.tensor([1.0, 2.0, 9.0]), torch.tensor([0.1, 0.3, 0.4])).item(), 4)
     1.0
@@ -63,8 +63,8 @@ def attenuation_r_squared(base: PerColumn, inserted: PerColumn) -> PerHead:
 
     $$ R_0^2 = 1 - \frac{\sum_j (y_j - \beta x_j)^2}{\sum_j y_j^2} $$
 
-    1: the same profile at another height; 0: a scaling explains nothing. About zero, not about the mean, as the line runs
-    through the origin. NaN where either profile is all zero.
+    1: the same profile at another height; 0: a scaling explains nothing. About zero, not about the mean, as the line
+    runs through the origin. NaN where either profile is all zero.
 
     >>> attenuation_r_squared(torch.tensor([1.0, 2.0]), torch.tensor([0.5, 1.0]))
     tensor(1.)
@@ -161,8 +161,8 @@ def timing_p_value(
     $$ p = \frac{1 + \#\{k : \text{corr}(x, \text{shift}_k(y)) \ge \text{corr}(x, y)\}}{1 + K} $$
 
     Small: the timing agrees beyond what two profiles with the same trend over segments and the same smoothness would
-    show. `segments` labels each token (prefix 0, question 1, ...; one segment by default); each is rotated on its own by a
-    uniform random amount, the same for every head. NaN where the correlation is.
+    show. `segments` labels each token (prefix 0, question 1, ...; one segment by default); each is rotated on its own
+    by a uniform random amount, the same for every head. NaN where the correlation is.
 
     Source: project's own (methods 4.6).
 

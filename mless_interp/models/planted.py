@@ -45,7 +45,7 @@ from mless_interp.models.planted_weights import ROPE_THETA, PlantedWeights, head
 DECOY_KINDS = ("silent", "unread", "avoids")
 MAX_POSITIONS = 2048
 SMALLEST_SHARE = 0.1
-"""Least part of the span's effect that a planted reader or mediator must carry; more heads than this allows are refused."""
+"""Least part of the span's effect that a planted reader or mediator must carry; layouts with less are refused."""
 
 _MOST_MEDIATED = 0.8  # of what the readers before a mediator contribute, this much at most passes through mediators
 
@@ -80,9 +80,9 @@ class PlantedModel:
         """`n` problems with MATH-500's keys, and `system` and `distractor`; problem i depends on `seed` and i only.
 
         A question names 2 or 3 of the numbers 2 to 13 and, by `n_clauses` (fewest, most), other clauses; the answer is
-        the largest number, the distractor the second largest. With `swap` the two are exchanged in every other problem
-        at random: a null for outcomes that compare them (`logit_diff`), since what strengthens the answer in one
-        problem then weakens it in another (methods section 8).
+        the largest number, the distractor the second largest. With `swap` the two are exchanged in half of the
+        problems, at random: a null for outcomes that compare them (`logit_diff`), whose effects then have either sign
+        with equal chance, however strong they are (methods section 8).
         """
         if n < 1:
             raise ValueError(f"n must be 1 or more, got {n}")
@@ -149,7 +149,8 @@ def planted_model(
     - `reads`: the tokens that readers (and decoys) read, or a mapping of tokens to strengths in (0, 1].
     - `noise`: standard deviation of the weights that should do nothing (output weights of idle heads, MLPs).
     - `null`: no reader and no mediator; the default decoys leave out `unread`, which acts a little through the norm.
-      What idle heads do remains, about 0.001 nats; with `noise=0` and no `unread` decoy the span changes nothing.
+      What idle heads do remains, about 0.005 nats, with a tendency of its own in each model; with `noise=0` as well
+      the span changes nothing. Data with effects but no tendency: `PlantedModel.problems(..., swap=True)`.
     - `dtype`: of the returned model; weights are computed in float64.
 
     The roles' nominal shares of the span's effect are in `.shares`. Readers' shares add up to 1; a mediator's share is
@@ -333,7 +334,9 @@ class _Roles:
             raise ValueError("no readers are given: name at least one, or ask for null=True, a model without any")
 
         def choose(role: str, layers: Iterable[int], wanted: Iterable[int] = ()) -> list[Head]:
-            order = [Head(layer, head) for layer in layers for head in (*wanted, *range(n_heads)) if head < n_heads]
+            order = [
+                Head(layer, head) for layer in layers for head in (*wanted, *range(n_heads)) if 0 <= head < n_heads
+            ]
             head = next((head for head in order if head not in role_of), None)
             if head is None:
                 raise ValueError(f"no head is free for the default {role}: give more heads or layers, or name one")

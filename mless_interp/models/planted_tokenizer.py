@@ -142,10 +142,11 @@ def _draw_problem(
         clauses.append(f"{people[-1]} {rng.choice(_MOTIONS)} {preposition} {goal} .")
     rng.shuffle(clauses)
     largest, second = sorted(values, reverse=True)[:2]
+    question = " ".join([*clauses, rng.choice(_ASK)])
     answer, distractor = (second, largest) if swap and rng.random() < 0.5 else (largest, second)
     return {
-        "problem": " ".join([*clauses, rng.choice(_ASK)]),
-        "solution": f"the number {answer} is larger . Answer : \\boxed{{ {answer} }}",
+        "problem": question,
+        "solution": f"Answer : \\boxed{{ {answer} }}",
         "answer": str(answer),
         "subject": "Largest number",
         "level": min(5, len(values) + len(clauses) - 2),

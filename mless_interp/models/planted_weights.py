@@ -166,7 +166,7 @@ class PlantedWeights:
 
     def _unembedding(self, channel: Mapping[str, int], features: Tensor, normal) -> Tensor:
         rows = torch.zeros_like(features)
-        rows[:, channel["constant"]] = normal(len(rows), scale=0.3 / CONSTANT)
+        rows[:, channel["constant"]] = normal(len(rows), scale=0.4 / CONSTANT)
         for row, token in zip(rows, self.vocabulary.tokens, strict=True):
             if token in NUMBERS:
                 row[channel[_ANSWERS[NUMBERS.index(token)]]] = 1
@@ -220,7 +220,7 @@ class PlantedWeights:
         if kind == "avoids":
             return {"question": 8.0, "system": 8.0, "unit": -8.0}
         assert kind == "copier"
-        return {"number": 8.0, "size": 8.0, "unit": -8.0}
+        return {"number": 8.0, "size": 5.0, "unit": -8.0}
 
     def _writes(self, head: Head, kind: str) -> list[tuple[str, str, float]]:
         """What a head does with what it reads: (value feature, residual channel, size)."""

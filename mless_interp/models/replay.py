@@ -79,7 +79,8 @@ class Stepper(ABC):
         if batch > 1:
             positions = positions.repeat_interleave(rows, 0)
         resid = receiving.resid_pre[layer].repeat_interleave(rows, 0)
-        last = int(read.max()) + 1
+        last = int(read.max()) + 1  # later positions are read by nobody
+        resid, positions, z = resid[:, :last], positions[:, :last], z[:, :last]
         for at in range(layer, self.n_layers):
             if at > layer:
                 q, k, v = self.project(at, resid, positions)
@@ -91,8 +92,6 @@ class Stepper(ABC):
             elif at == self.n_layers - 1:
                 z, resid = z[:, read], resid[:, read]
             resid = self.finish(at, resid, z)
-            if at < self.n_layers - 1 and resid.shape[1] > last:  # later positions are read by nobody
-                resid, positions = resid[:, :last], positions[:, :last]
         return self.unembed(resid)
 
     def _attend(
@@ -108,7 +107,8 @@ class Stepper(ABC):
         k_prefix, v_prefix = receiving.k[layer][:, :start], receiving.v[layer][:, :start]
         # [batch, kv, row, group, dest, d]: all rows meet the shared prefix in one product
         shared_q = q.view(batch, rows, n_dest, n_kv, group, d_head).permute(0, 3, 1, 4, 2, 5)
-        with_prefix = shared_q.reshape(batch, n_kv, -1, d_head) @ k_prefix.permute(0, 2, 3, 1)
+        queries = rows * group * n_dest
+        with_prefix = shared_q.reshape(batch, n_kv, queries, d_head) @ k_prefix.permute(0, 2, 3, 1)
         own_k = k.view(batch, rows, n_own, n_kv, d_head).permute(0, 3, 1, 4, 2)
         with_own = shared_q.reshape(batch, n_kv, rows, group * n_dest, d_head) @ own_k
         scores = torch.cat(
@@ -125,7 +125,7 @@ class Stepper(ABC):
         else:
             visible = visible.view(-1, n_kv, 1, group, n_dest, start + n_own)
         pattern = softmax(_finish_scores(scores, visible, self.rule(layer)))
-        from_prefix = pattern[..., :start].reshape(batch, n_kv, -1, start) @ v_prefix.transpose(1, 2)
+        from_prefix = pattern[..., :start].reshape(batch, n_kv, queries, start) @ v_prefix.transpose(1, 2)
         own_v = v.view(batch, rows, n_own, n_kv, d_head).permute(0, 3, 1, 2, 4)
         from_own = pattern[..., start:].reshape(batch, n_kv, rows, group * n_dest, n_own) @ own_v
         shape = (batch, n_kv, rows, group, n_dest, d_head)

@@ -1,0 +1,70 @@
+# Everything a newcomer and CI need; `make` alone prints the targets. Needs Python 3.11, make and git, nothing else.
+# Variables: PYTHON (the interpreter that makes the environments), PIP_FLAGS (for example another package index),
+# VENV and VENV_TL4 (where they lie), ARGS (more arguments for pytest).
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+VENV_TL4 ?= .venv-tl4
+PIP_FLAGS ?=
+ARGS ?=
+
+# Two multi-threaded torch processes on two cores stall each other; nothing in the tests may reach the network.
+PYTEST = HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -n 2 $(2) $(ARGS)
+
+# $(call install,environment,constraints,what): torch first, by its pin, so that no newer one brings gigabytes of CUDA.
+define install
+@test -n "$(PYTHON)" || { echo "no python3 found: install Python 3.11, or make ... PYTHON=/path/to/python3.11"; exit 2; }
+@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
+	{ echo "$(PYTHON) is $$($(PYTHON) --version): Python 3.11 to 3.13 is needed; make ... PYTHON=/path/to/python3.11"; exit 2; }
+@echo "Installing $(3) into $(1) as $(2) pins it (once; a few minutes) ..."
+@test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+@$(1)/bin/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) -c $(2) torch
+@$(1)/bin/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) -c $(2) -e '$(3)'
+@touch $@
+endef
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test test-fast test-tl4 check format bench clean
+
+help: ## print this list
+	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
+		while IFS='|' read -r name text; do printf 'make %-10s %s\n' "$$name" "$$text"; done
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(call install,$(VENV),constraints.txt,.)
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(call install,$(VENV),constraints.txt,.[dev])
+
+$(VENV_TL4)/.installed-dev: pyproject.toml constraints-tl4.txt
+	$(call install,$(VENV_TL4),constraints-tl4.txt,.[dev])
+
+demo: $(VENV)/.installed ## find the heads that carry 55 slashes in the bundled demo model; results in results/demo
+	$(VENV)/bin/python analyses/patch_heads.py --out results/demo --overwrite
+
+test: $(VENV)/.installed-dev ## the whole test suite (TransformerLens 3.9)
+	$(call PYTEST,$(VENV))
+
+test-fast: $(VENV)/.installed-dev ## the test suite without what is slow
+	$(call PYTEST,$(VENV),-m "not slow")
+
+test-tl4: $(VENV_TL4)/.installed-dev ## the whole test suite on TransformerLens 4.3, in an environment of its own
+	$(call PYTEST,$(VENV_TL4))
+
+check: $(VENV)/.installed-dev ## formatting, lint, types, links in the docs
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/mypy
+	$(VENV)/bin/python tools/check_links.py
+
+format: $(VENV)/.installed-dev ## format the code and repair what lint can repair
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+bench: $(VENV)/.installed-dev ## run the benchmarks
+	@set -e; for script in $(sort $(wildcard benchmarks/*.py)); do echo "== $$script"; $(VENV)/bin/python $$script; done
+
+clean: ## remove the environments, caches and results made here
+	rm -rf .venv .venv-tl4 build dist *.egg-info results .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,56 @@
+"""What meaningless tokens do inside language models, and which attention heads carry it.
+
+Every public name is imported from here and resolved when it is first used, so that `import mless_interp` is light: no
+torch, transformer_lens, nnsight, matplotlib or circuitsvis is loaded before it is needed.
+"""
+
+from importlib import import_module
+from typing import Any
+
+_PUBLIC = {
+    "Head": "heads",
+    "Problem": "problems",
+    "load_problems": "problems",
+    "Prompt": "prompts",
+    "Template": "prompts",
+    "build_prompt": "prompts",
+    "Insertion": "insertions",
+    "PromptPair": "insertions",
+    "insert_tokens": "insertions",
+    "make_pairs": "insertions",
+    "Model": "models.base",
+    "ModelError": "models.base",
+    "Inputs": "models.base",
+    "load_model": "models.load",
+    "wrap_model": "models.load",
+    "check_model": "models.checks",
+    "patch_heads": "patching",
+    "PatchScores": "patching",
+    "save": "store",
+    "load": "store",
+    "new_folder": "store",
+    "refuse_existing": "store",
+    "provenance": "store",
+}
+_MODULES = ("heads", "insertions", "interventions", "metrics", "models", "patching", "problems", "prompts", "shapes")
+_MODULES += ("statistics", "store", "views")
+
+__all__ = [*_PUBLIC, *_MODULES, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("mless_interp")
+    if name in _PUBLIC:
+        value = getattr(import_module(f".{_PUBLIC[name]}", __name__), name)
+        globals()[name] = value
+        return value
+    if name in _MODULES:
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

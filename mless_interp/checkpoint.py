@@ -1,0 +1,81 @@
+"""Nothing finished is lost: one line of a .jsonl file per finished problem, flushed at once."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class Checkpoint:
+    """Finished problems of a long run, by id; `Checkpoint(None, ...)` keeps nothing.
+
+    The first line holds the run's settings. A file made with other settings is refused with the difference named; a last
+    line that was cut off is dropped and its problem done again.
+    """
+
+    def __init__(self, path: str | Path | None, settings: dict[str, Any]) -> None:
+        self.path = None if path is None else Path(path)
+        self.repaired = False
+        self._done: dict[str, Any] = {}
+        if self.path is None:
+            return
+        settings = json.loads(json.dumps(settings))
+        if self.path.exists() and self.path.stat().st_size:
+            self._read(settings)
+        else:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._append({"settings": settings})
+
+    def _read(self, settings: dict[str, Any]) -> None:
+        assert self.path is not None
+        lines = self.path.read_text(encoding="utf-8").splitlines()
+        records = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                if number < len(lines):
+                    raise ValueError(f"{self.path}, line {number}: not valid JSON; delete the file to start again") from error
+                self.repaired = True
+        before = records[0].get("settings") if records else None
+        if before is None:
+            raise ValueError(f"{self.path} is no checkpoint of this toolkit; choose another file")
+        changed = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
+        if changed:
+            first = changed[0]
+            raise ValueError(
+                f"{self.path} was made with other settings: {first} was {_short(before.get(first))}, now "
+                f"{_short(settings.get(first))}{f' (and {len(changed) - 1} more)' if len(changed) > 1 else ''}; use the old "
+                "settings, or another file"
+            )
+        self._done = {record["id"]: record["value"] for record in records[1:]}
+        if self.repaired:
+            whole = "".join(json.dumps(record) + "\n" for record in records)
+            temporary = self.path.with_suffix(".repair")
+            temporary.write_text(whole, encoding="utf-8")
+            os.replace(temporary, self.path)
+
+    def __len__(self) -> int:
+        return len(self._done)
+
+    def get(self, problem_id: str) -> Any:
+        """What was kept for this problem, or None."""
+        return self._done.get(problem_id)
+
+    def put(self, problem_id: str, value: Any) -> None:
+        """Keep a finished problem, on disk before this returns."""
+        self._done[problem_id] = value
+        if self.path is not None:
+            self._append({"id": problem_id, "value": value})
+
+    def _append(self, record: dict[str, Any]) -> None:
+        assert self.path is not None
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(record) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,74 @@
+"""Outcomes: one number for how a run answers, from logits at the positions that an outcome reads."""
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..shapes import Logits
+
+PerRun = Float[Tensor, " batch"]
+
+
+def _log_probabilities(logits: Tensor) -> Tensor:
+    return torch.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), -1)
+
+
+def answer_logprob(logits: Logits, answer: Int[Tensor, " read"]) -> PerRun:
+    r"""Sum of the answer tokens' teacher-forced log-probabilities, in nats.
+
+    $$ Y = \sum_k \ln p(a_k \mid \text{prompt}, a_{<k}) $$
+
+    0 means that the model is certain of the answer; more negative is less likely. `logits[:, k]` are those of the
+    position that predicts answer token `k`.
+
+    Source: methods §7 (`Y_lp`).
+
+    >>> answer_logprob(torch.tensor([[[0.0, 0.0]]]), torch.tensor([1])).exp()
+    tensor([0.5000])
+    """
+    picked = _log_probabilities(logits).gather(-1, answer.to(logits.device).expand(logits.shape[:2])[..., None])
+    return picked[..., 0].sum(-1)
+
+
+def mean_logprob(logits: Logits, answer: Int[Tensor, " read"]) -> PerRun:
+    r"""Mean over tokens of the teacher-forced log-probability, in nats per token; for solutions of unequal length.
+
+    Source: methods §7 (`solution_logprob`).
+
+    >>> mean_logprob(torch.zeros(1, 3, 4), torch.tensor([0, 1, 2])).exp()
+    tensor([0.2500])
+    """
+    return answer_logprob(logits, answer) / answer.shape[0]
+
+
+def logit_difference(logits: Logits, right: int, wrong: int) -> PerRun:
+    r"""Logit of the right answer's first token minus that of a wrong one, at the last position read, in logits.
+
+    $$ Y = \ell_{\text{right}} - \ell_{\text{wrong}} $$
+
+    0 means that both are as likely; positive favours the right one.
+
+    Source: Heimersheim & Nanda (2404.15255); methods §7 (`Y_ld`).
+
+    >>> logit_difference(torch.tensor([[[1.0, 3.0]]]), 1, 0)
+    tensor([2.])
+    """
+    last = logits[:, -1] if logits.dtype == torch.float64 else logits[:, -1].float()
+    return last[:, right] - last[:, wrong]
+
+
+def kl_divergence(logits: Logits, reference: Logits) -> PerRun:
+    r"""Mean over positions of KL(reference || run), in nats per position.
+
+    $$ Y = \frac{1}{|R|} \sum_{t \in R} \sum_w p_{\text{ref}}(w) \ln \frac{p_{\text{ref}}(w)}{p_{\text{run}}(w)} $$
+
+    0 means the same predictions. With the clean run as reference, a patch that brings the value down brings the run
+    towards the clean one.
+
+    Source: methods §7 (`Y_kl`).
+
+    >>> kl_divergence(torch.zeros(1, 2, 3), torch.zeros(1, 2, 3))
+    tensor([0.])
+    """
+    run, ref = _log_probabilities(logits), _log_probabilities(reference)
+    return (ref.exp() * (ref - run)).sum(-1).mean(-1)

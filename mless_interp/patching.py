@@ -1,0 +1,558 @@
+"""Exact sweeps: patch one head at a time, every head, and see what the outcome does."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .checkpoint import Checkpoint
+from .heads import Head, check_heads
+from .insertions import PromptPair
+from .interventions import INTERVENTIONS, EdgeNoise, Intervention, Knockout, LayerState
+from .metrics.outcomes import answer_logprob, kl_divergence, logit_difference, mean_logprob
+from .models.base import Inputs, Model, Recording
+from .progress import progress_bar
+from .statistics import Interval, bootstrap_interval, ratio_interval
+
+Contrast = Literal["content", "shift", "total"]
+Direction = Literal["denoising", "noising"]
+Positions = Literal["question", "last", "prefix", "span", "all"]
+CONTRASTS: dict[str, tuple[str, str]] = {
+    "content": ("masked", "inserted"),
+    "shift": ("base", "gap"),
+    "total": ("base", "inserted"),
+}
+"""contrast -> (clean condition, corrupted condition)."""
+DIRECTIONS = ("denoising", "noising")
+POSITIONS = ("question", "last", "prefix", "span", "all")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A number read from a run: what to append to the prompt, where to read, and the formula.
+
+    `reads(pair)` gives how far before the end of the prompt the logits are read (1 = the last position).
+    """
+
+    name: str
+    appended: Literal["answer", "solution"]
+    unit: str
+    reads: Callable[[PromptPair], list[int]]
+    value: Callable[[Tensor, PromptPair, Tensor | None], Tensor]
+    needs_clean: bool = False
+
+
+def _answer_reads(pair: PromptPair) -> list[int]:
+    return [pair.n_answer + 1 - k for k in range(pair.n_answer)]
+
+
+def _first_answer_read(pair: PromptPair) -> list[int]:
+    return [pair.n_answer + 1]
+
+
+def _question_reads(pair: PromptPair) -> list[int]:
+    return list(range(pair.n_after, 0, -1))
+
+
+def _answer_value(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
+    return answer_logprob(logits, torch.tensor(pair.answer_ids))
+
+
+def _solution_value(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
+    return mean_logprob(logits, torch.tensor(pair.solution_ids))
+
+
+def _difference_value(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
+    if not pair.distractor_ids:
+        raise ValueError(
+            f"problem {pair.id!r} has no distractor, which outcome 'logit_diff' needs: give the problem one, or use "
+            "'answer_logprob'"
+        )
+    return logit_difference(logits, pair.answer_ids[0], pair.distractor_ids[0])
+
+
+def _kl_value(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
+    assert clean is not None
+    return kl_divergence(logits, clean.expand_as(logits))
+
+
+OUTCOMES = {
+    made.name: made
+    for made in (
+        Outcome("answer_logprob", "answer", "nats", _answer_reads, _answer_value),
+        Outcome("solution_logprob", "solution", "nats per token", _answer_reads, _solution_value),
+        Outcome("logit_diff", "answer", "logits", _first_answer_read, _difference_value),
+        Outcome("kl", "answer", "nats per position", _question_reads, _kl_value, needs_clean=True),
+        Outcome("kl_last", "answer", "nats", _first_answer_read, _kl_value, needs_clean=True),
+    )
+}
+
+
+def patch_heads(
+    model: Model,
+    pairs: Iterable[PromptPair],
+    *,
+    contrast: Contrast = "content",
+    direction: Direction = "denoising",
+    edit: str | Intervention = "z",
+    outcome: str | Outcome = "answer_logprob",
+    heads: Iterable[Head] | None = None,
+    positions: Positions = "question",
+    checkpoint: str | Path | None = None,
+    max_rows: int | None = None,
+    progress: bool = True,
+    seed: int = 0,
+) -> "PatchScores":
+    """Patch every head (or `heads`), one at a time, exactly.
+
+    Parameters
+    ----------
+    contrast : "content" (masked C3 -> inserted C1), "shift" (base C0 -> gap C2), "total" (base C0 -> inserted C1,
+        through the alignment). The first is the clean run, the second the corrupted one.
+    direction : "denoising" patches the clean run's activation into the corrupted run, "noising" the reverse.
+    edit : "z" (the donor's head output), "knockout" (denoising: the head cannot see the span, renormalised; noising: in
+        the run that cannot see the span this head alone sees it), another name of `INTERVENTIONS`, or an object.
+    outcome : "answer_logprob", "solution_logprob", "logit_diff", "kl" (from the clean run, over the question), "kl_last".
+    heads : zero-based `Head`s; default all.
+    positions : where z is edited: "question" (everything after the insertion point: all that can change), "last" (from
+        the position that predicts the answer on), or "prefix", "span", "all" (equal-length contrasts; prefix and span
+        are no-ops, for checking).
+    checkpoint : a file that receives each finished problem at once; a run started again with the same settings goes on
+        from there. `max_rows` limits the rows of one batch (default: sized to memory, halved when memory runs out).
+
+    Returns `PatchScores` with per-problem values `[problem, layer, head]`.
+
+    Source: activation patching as in Heimersheim & Nanda (2404.15255), methods §6; each value equals one whole forward
+    pass with that edit, at a fraction of the cost (`Model.replay`).
+    """
+    read_outcome = _named(outcome, OUTCOMES, "outcome", Outcome)
+    bare = _checked_pairs(pairs, contrast, direction, positions)
+    intervention = _chosen(edit, contrast, direction)
+    chosen = model.info.heads if heads is None else tuple(heads)
+    chosen = check_heads(chosen, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
+    if not chosen:
+        raise ValueError("no heads to patch")
+    answered = [pair.answered(read_outcome.appended) for pair in bare]
+    settings = {
+        "contrast": contrast,
+        "direction": direction,
+        "edit": _edit_label(intervention),
+        "outcome": read_outcome.name,
+        "positions": positions,
+        "heads": [str(head) for head in chosen],
+        "model": model.info.name,
+        "backend": model.info.backend,
+        "dtype": model.info.dtype,
+    }
+    saved = Checkpoint(checkpoint, {**settings, "prompts": [_fingerprint(pair) for pair in answered]})
+    shape = (len(answered), model.info.n_layers, model.info.n_heads)
+    patched = np.full(shape, np.nan)
+    ends = np.full((len(answered), 2), np.nan)  # receiving, donor
+    with progress_bar(len(answered) * len(chosen), "patching heads", enabled=progress) as bar:
+        waiting: list[int] = []
+        for index, pair in enumerate(answered):
+            done = saved.get(pair.id)
+            if done is None:
+                waiting.append(index)
+            else:
+                ends[index], patched[index] = done["ends"], np.array(done["patched"], dtype=float)
+                bar.update(len(chosen))
+        for group in _groups(waiting, answered, read_outcome):
+            batch = [answered[index] for index in group]
+            sweep = _Sweep(model, batch, contrast, direction, intervention, read_outcome, positions, max_rows)
+            values, group_ends = sweep.all_heads(chosen, bar)
+            for place, index in enumerate(group):
+                patched[index], ends[index] = values[place], group_ends[place]
+                saved.put(answered[index].id, {"ends": ends[index].tolist(), "patched": patched[index].tolist()})
+    return PatchScores(
+        problem_ids=tuple(pair.id for pair in answered),
+        patched=patched,
+        receiving=ends[:, 0],
+        donor=ends[:, 1],
+        heads=chosen,
+        unit=read_outcome.unit,
+        settings=settings,
+        seed=seed,
+    )
+
+
+def _named(given: Any, known: dict[str, Any], what: str, kind: Any) -> Any:
+    if isinstance(given, str):
+        if given not in known:
+            raise ValueError(f"unknown {what} {given!r}; choose one of {', '.join(known)}")
+        return known[given]
+    if kind is not None and not isinstance(given, kind):
+        raise TypeError(f"{what} must be a name or an {kind.__name__}, got {given!r}")
+    return given
+
+
+def _edit_label(intervention: Intervention) -> str:
+    options = {key: value for key, value in vars(intervention).items() if key != "name"}
+    return intervention.name + ("" if not options else "(" + ", ".join(f"{k}={v}" for k, v in options.items()) + ")")
+
+
+def _chosen(edit: str | Intervention, contrast: str, direction: str) -> Intervention:
+    if edit == "knockout":
+        intervention: Intervention = Knockout() if direction == "denoising" else EdgeNoise()
+    else:
+        intervention = _named(edit, INTERVENTIONS, "edit", None)
+    if not callable(intervention) or not hasattr(intervention, "needs_span"):
+        raise TypeError(f"edit must be a name ({', '.join(INTERVENTIONS)}) or an Intervention, got {edit!r}")
+    if intervention.needs_span and contrast != "content":
+        raise ValueError(
+            f"edit {intervention.name!r} acts on attention to the inserted span, so it needs contrast='content', got "
+            f"{contrast!r}"
+        )
+    return intervention
+
+
+def _checked_pairs(
+    pairs: Iterable[PromptPair], contrast: str, direction: str, positions: str
+) -> tuple[PromptPair, ...]:
+    for given, known, what in (
+        (contrast, tuple(CONTRASTS), "contrast"),
+        (direction, DIRECTIONS, "direction"),
+        (positions, POSITIONS, "positions"),
+    ):
+        if given not in known:
+            raise ValueError(f"unknown {what} {given!r}; choose one of {', '.join(known)}")
+    found = tuple(pairs)
+    if not found:
+        raise ValueError("there are no prompt pairs to patch")
+    merged = sum(pair.boundary_merge for pair in found)
+    if merged:
+        raise ValueError(
+            f"{merged} of {len(found)} pairs merged tokens at the border of a text-level insertion, so their positions "
+            'cannot be aligned: make them with template="raw" for patching'
+        )
+    empty = [pair.id for pair in found if pair.n_after == 0]
+    if empty:
+        raise ValueError(
+            f"{len(empty)} of {len(found)} pairs have no tokens after the insertion (first: {empty[0]!r}), so nothing can "
+            'change there: insert before="question"'
+        )
+    repeated = len(found) - len({pair.id for pair in found})
+    if repeated:
+        raise ValueError(f"{repeated} problem ids are given twice; the problem is the unit of replication")
+    if contrast == "total" and positions not in ("question", "last"):
+        raise ValueError(f"contrast 'total' joins prompts of two lengths: positions must be 'question' or 'last'")
+    return found
+
+
+def _fingerprint(pair: PromptPair) -> list[Any]:
+    return [pair.id, pair.span[0], pair.span[1], pair.n_answer, hash_ids(pair.inserted.ids)]
+
+
+def hash_ids(ids: Sequence[int]) -> str:
+    """A short fingerprint of token ids, the same in every process."""
+    import hashlib
+
+    return hashlib.sha256(",".join(map(str, ids)).encode()).hexdigest()[:16]
+
+
+def _groups(indices: list[int], pairs: list[PromptPair], outcome: Outcome) -> Iterator[list[int]]:
+    """Problems of the same geometry, which can share a batch, in order of first appearance."""
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for index in indices:
+        pair = pairs[index]
+        found.setdefault((len(pair.base), pair.span, pair.n_answer), []).append(index)
+    for members in found.values():
+        for at in range(0, len(members), 8):
+            yield members[at : at + 8]
+
+
+def stacked(inputs: list[Inputs]) -> Inputs:
+    """Inputs of equal length as one batch."""
+    join = lambda parts: None if parts[0] is None else torch.cat(parts)  # noqa: E731
+    return Inputs(
+        torch.cat([each.tokens for each in inputs]),
+        join([each.position_ids for each in inputs]),
+        join([each.attention_mask for each in inputs]),
+    )
+
+
+class _Sweep:
+    """One batch of problems of the same geometry; short-lived."""
+
+    def __init__(
+        self,
+        model: Model,
+        pairs: list[PromptPair],
+        contrast: str,
+        direction: str,
+        intervention: Intervention,
+        outcome: Outcome,
+        positions: str,
+        max_rows: int | None,
+    ) -> None:
+        self.model, self.pairs, self.outcome, self.intervention = model, pairs, outcome, intervention
+        clean_name, corrupted_name = CONTRASTS[contrast]
+        names = (clean_name, corrupted_name) if direction == "denoising" else (corrupted_name, clean_name)
+        donor_inputs, receiving_inputs = (stacked([pair.condition(name) for pair in pairs]) for name in names)
+        first = pairs[0]
+        from_end = outcome.reads(first)
+        n_after = first.n_after if positions in ("question",) else from_end[0]
+        length = receiving_inputs.tokens.shape[1]
+        start = 0 if positions in ("all", "prefix", "span") else length - n_after
+        self.read = [length - back for back in from_end]
+        donor_length = donor_inputs.tokens.shape[1]
+        read_donor = [donor_length - back for back in from_end]
+        self.donor = model.record(donor_inputs, start=start + donor_length - length, logits_at=read_donor)
+        self.receiving = model.record(receiving_inputs, start=start, logits_at=self.read)
+        self.clean_logits = (self.donor if direction == "denoising" else self.receiving).logits
+        self.span = _span_of(pairs, receiving_inputs)
+        self.donor_span = _span_of(pairs, donor_inputs)
+        self.edited = self._edited_positions(positions, start, length)
+        self.rows = max_rows or default_rows(model, len(pairs), length - start, length, len(self.read))
+
+    def _edited_positions(self, positions: str, start: int, length: int) -> Tensor:
+        """Boolean `[changed]`: where z is replaced."""
+        at = torch.arange(start, length)
+        a, b = self.pairs[0].span
+        if positions == "prefix":
+            return at < a
+        if positions == "span":
+            return (at >= a) & (at < b)
+        return torch.ones(length - start, dtype=torch.bool)
+
+    def all_heads(self, heads: tuple[Head, ...], bar: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Patched outcomes `[problem, layer, head]` (NaN where not asked) and `[problem, (receiving, donor)]`."""
+        info = self.model.info
+        n = len(self.pairs)
+        values = np.full((n, info.n_layers, info.n_heads), np.nan)
+        ends = np.stack([self._outcome(self.receiving.logits, 1), self._outcome(self.donor.logits, 1)], -1)[:, 0]
+        for layer in range(info.n_layers):
+            wanted = [head.head for head in heads if head.layer == layer]
+            if not wanted:
+                continue
+            with torch.no_grad():
+                new = self.intervention(self._state(layer))
+            at = 0
+            while at < len(wanted):
+                rows = wanted[at : at + self.rows]
+                try:
+                    values[:, layer, rows] = self._patched(layer, rows, new)
+                except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+                    if not _out_of_memory(error) or self.rows == 1:
+                        raise
+                    self.rows = max(1, self.rows // 2)
+                    if torch.cuda.is_available():
+                        torch.cuda.empty_cache()
+                    continue
+                at += len(rows)
+                bar.update(len(rows) * n)
+        return values, ends
+
+    def _state(self, layer: int) -> LayerState:
+        donor = None
+        if self.intervention.needs_donor:
+            donor = LayerState.of(self.model, self.donor, layer, span=self.donor_span)
+        return LayerState.of(self.model, self.receiving, layer, span=self.span, donor=donor)
+
+    def _patched(self, layer: int, rows: list[int], new: Tensor) -> np.ndarray:
+        """Patched outcomes `[problem, row]`. An edit that changes nothing has an effect of exactly 0."""
+        old = self.receiving.z[layer]
+        half = old.element_size() < 4
+        n_rows = len(rows) + half  # in half precision one more row, unedited: rounding is then common to all and cancels
+        z = old.repeat_interleave(n_rows, 0)
+        edited = self.edited.to(z.device)
+        for row, head in enumerate(rows):
+            z[row::n_rows, edited, head] = new[:, edited, head].to(z.dtype)
+        logits = self.model.replay(self.receiving, layer, z, logits_at=self.read)
+        values = self._outcome(logits, n_rows)
+        receiving = self._outcome(self.receiving.logits, 1)
+        if half:
+            values = values[:, :-1] - values[:, -1:] + receiving
+        same = (z.view(len(self.pairs), n_rows, -1) == old.view(len(self.pairs), 1, -1)).all(-1)[:, : len(rows)]
+        return np.where(same.cpu().numpy(), receiving, values)
+
+    def _outcome(self, logits: Tensor | None, rows: int) -> np.ndarray:
+        """Outcomes `[problem, row]`."""
+        assert logits is not None
+        found = []
+        for place, pair in enumerate(self.pairs):
+            clean = self.clean_logits[place : place + 1] if self.outcome.needs_clean else None
+            found.append(self.outcome.value(logits[place * rows : (place + 1) * rows], pair, clean))
+        return torch.stack(found).double().cpu().numpy()
+
+
+def _span_of(pairs: list[PromptPair], inputs: Inputs) -> Tensor:
+    """The inserted keys `[b, token]` in the coordinates of this input (none in a prompt without insertion)."""
+    length = inputs.tokens.shape[1]
+    if length != len(pairs[0].inserted):
+        return torch.zeros(len(pairs), length, dtype=torch.bool)
+    return torch.stack([pair.span_mask for pair in pairs])
+
+
+def default_rows(model: Model, batch: int, changed: int, length: int, read: int) -> int:
+    """Rows per problem that fit about 1 GB on a CPU, or a third of a GPU's free memory (a first guess; halved if wrong)."""
+    info = model.info
+    widest = 8 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model)
+    per_row = changed * (widest + 4 * info.n_heads * length) + 3 * read * info.d_vocab
+    budget = 1e9
+    if "cuda" in info.device:
+        budget = torch.cuda.mem_get_info(info.device)[0] / 3
+    bytes_each = 8 if info.dtype == "float64" else 4
+    return max(1, min(info.n_heads, int(budget / (per_row * bytes_each * batch))))
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    text = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "out of memory" in text or "can't allocate" in text
+
+
+@dataclass(frozen=True, eq=False)
+class PatchScores:
+    """Patched outcomes of an exact sweep, `[problem, layer, head]`; NaN for heads that were not patched.
+
+    `effect` = patched - receiving. `effect_fraction` = mean effect / mean (donor - receiving): 0 nothing, 1 everything,
+    in both directions; rank by it. `recovered` = (patched - corrupted) / (clean - corrupted): the same when denoising,
+    1 minus it when noising. Fractions are ratios of means over problems with bootstrap intervals; where the
+    denominator's own interval holds 0 they are NaN and flagged, and only the raw effect stands.
+    """
+
+    problem_ids: tuple[str, ...]
+    patched: np.ndarray
+    receiving: np.ndarray
+    donor: np.ndarray
+    heads: tuple[Head, ...]
+    unit: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        n = len(self.problem_ids)
+        if self.patched.shape[0] != n or self.receiving.shape != (n,) or self.donor.shape != (n,):
+            raise ValueError(f"{n} problems but arrays of shape {self.patched.shape}, {self.receiving.shape}")
+
+    @property
+    def effect(self) -> np.ndarray:
+        """patched - receiving, `[problem, layer, head]`, in `unit`."""
+        return self.patched - self.receiving[:, None, None]
+
+    @property
+    def total_effect(self) -> np.ndarray:
+        """donor - receiving, `[problem]`: what patching everything would do."""
+        return self.donor - self.receiving
+
+    def mean(self) -> np.ndarray:
+        """Mean effect over problems, `[layer, head]` (NaN where a problem's is undefined)."""
+        return self.effect.mean(0)
+
+    @cached_property
+    def total_interval(self) -> Interval:
+        """Mean total effect with its bootstrap interval over problems (NaN limits for a single problem)."""
+        return _interval(self.total_effect, self.confidence, self.seed)
+
+    @cached_property
+    def effect_interval(self) -> Interval:
+        """Mean effect per head with its interval, cells in the order of `heads`."""
+        return _interval(self._per_head(self.effect), self.confidence, self.seed)
+
+    @cached_property
+    def effect_fraction(self) -> Interval:
+        """Ratio of means with its interval, cells in the order of `heads`."""
+        effect, total = self._per_head(self.effect), self.total_effect
+        if len(total) == 1:
+            return _single(effect[0] / total[0] if total[0] else np.full(effect[0].shape, np.nan), self.confidence)
+        return ratio_interval(effect, total, confidence=self.confidence, seed=self.seed)
+
+    def _per_head(self, values: np.ndarray) -> np.ndarray:
+        layers, heads = zip(*((head.layer, head.head) for head in self.heads), strict=True)
+        return values[:, list(layers), list(heads)]
+
+    def summary(self) -> Any:
+        """One row per head, in order of layer and head: effect, effect_fraction, recovered, interval, n, flag."""
+        import pandas as pd
+
+        fraction, effect = self.effect_fraction, self.effect_interval
+        noising = self.settings.get("direction") == "noising"
+        return pd.DataFrame(
+            {
+                "layer": [head.layer for head in self.heads],
+                "head": [head.head for head in self.heads],
+                "label": [str(head) for head in self.heads],
+                "paper_label": [head.paper_label for head in self.heads],
+                "effect": effect.estimate,
+                "effect_ci_low": effect.low,
+                "effect_ci_high": effect.high,
+                "effect_fraction": fraction.estimate,
+                "recovered": 1 - fraction.estimate if noising else fraction.estimate,
+                "ci_low": fraction.low,
+                "ci_high": fraction.high,
+                "n": fraction.n,
+                "flag": fraction.flag,
+            }
+        )
+
+    def to_frame(self) -> Any:
+        """One tidy row per problem and head."""
+        import pandas as pd
+
+        n, per_head = len(self.problem_ids), len(self.heads)
+        return pd.DataFrame(
+            {
+                "problem": np.repeat(self.problem_ids, per_head),
+                "layer": [head.layer for head in self.heads] * n,
+                "head": [head.head for head in self.heads] * n,
+                "label": [str(head) for head in self.heads] * n,
+                "receiving": np.repeat(self.receiving, per_head),
+                "donor": np.repeat(self.donor, per_head),
+                "patched": self._per_head(self.patched).ravel(),
+                "effect": self._per_head(self.effect).ravel(),
+            }
+        )
+
+    def top(self, k: int = 10) -> Any:
+        """The `k` heads of largest |effect_fraction| (largest |effect| where fractions are undefined)."""
+        table = self.summary()
+        key = "effect_fraction" if table["effect_fraction"].notna().any() else "effect"
+        order = table[key].abs().sort_values(ascending=False, kind="stable").index
+        return table.loc[order].head(k).reset_index(drop=True)
+
+    def describe(self) -> str:
+        """What was measured, in two sentences."""
+        s, total = self.settings, self.total_interval
+        words = (
+            f"{s.get('edit', 'z')} patch of {len(self.heads)} heads, contrast {s.get('contrast')}, {s.get('direction')}, "
+            f"outcome {s.get('outcome')}, {len(self.problem_ids)} problems."
+        )
+        low, high = float(total.low), float(total.high)
+        words += f" Total effect (donor - receiving): {float(total.estimate):+.4f} {self.unit}, 95 % interval [{low:.4f}, {high:.4f}]."
+        if not low * high > 0:
+            words += " That interval holds 0 (or is undefined): effect_fraction is NaN, read the raw effects only."
+        undefined = int(np.isnan(self._per_head(self.patched)).any(0).sum())
+        return words + (f" {undefined} heads are undefined on some problem (NaN)." if undefined else "")
+
+    def __repr__(self) -> str:
+        columns = ["label", "paper_label", "effect", "effect_fraction", "ci_low", "ci_high", "n"]
+        table = self.top(10)[columns].to_string(index=False, float_format=lambda x: f"{x:+.4f}")
+        return f"{self.describe()}\n{table}"
+
+
+def _interval(values: np.ndarray, confidence: float, seed: int) -> Interval:
+    if len(values) > 1:
+        return bootstrap_interval(values, confidence=confidence, seed=seed)
+    return _single(values[0], confidence)
+
+
+def _single(estimate: np.ndarray, confidence: float) -> Interval:
+    """The "interval" of one problem: an estimate without limits, flagged."""
+    estimate = np.asarray(estimate, dtype=float)
+    unknown = np.full(estimate.shape, np.nan)
+    return Interval(
+        estimate=estimate,
+        low=unknown,
+        high=unknown,
+        standard_error=unknown,
+        n=np.isfinite(estimate).astype(int),
+        flag=np.full(estimate.shape, "fewer than 2 problems"),
+        confidence=confidence,
+        method="none",
+    )

@@ -1,0 +1,199 @@
+"""What every test may use: shapes checked everywhere, no network, tiny models of each architecture, the shared data."""
+
+import os
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+# Before torch, transformers or matplotlib are imported by anything. Several test processes share few cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["MPLBACKEND"] = "agg"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import pytest
+from jaxtyping import install_import_hook
+
+# Before anything imports the package: every shape and type in its signatures is checked whenever a test calls it.
+install_import_hook("mless_interp", "beartype.beartype")
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# ---------------------------------------------------------------------------------------------------------- backends
+
+needs_hooked_transformer = pytest.mark.skipif(
+    int(version("transformer-lens").split(".")[0]) >= 4,
+    reason=f"transformer-lens {version('transformer-lens')} has no HookedTransformer (3.9 is the last that has)",
+)
+BACKENDS = [pytest.param("hooked_transformer", marks=needs_hooked_transformer), "bridge", "nnsight"]
+"""For `@pytest.mark.parametrize("backend", BACKENDS)`; import it with `from conftest import BACKENDS`."""
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    """Each backend's name in turn; skipped with the reason where it is not installed."""
+    return request.param
+
+
+# ------------------------------------------------------------------------------------------------------- shared data
+
+
+@pytest.fixture(scope="session")
+def shared_dir() -> Path:
+    """Data that is not part of the project: `../shared` beside the checkout, or where MLESS_SHARED says."""
+    folder = Path(os.environ.get("MLESS_SHARED", ROOT.parent / "shared"))
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is absent (real tokenizers and MATH-500); set MLESS_SHARED to its place")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tokenizer_dir(shared_dir: Path) -> Callable[[str], Path]:
+    """`tokenizer_dir("qwen2_5" | "llama3_1" | "gemma3")`: the folder of a published tokenizer."""
+
+    def folder_of(name: str) -> Path:
+        folder = shared_dir / "tokenizers" / name
+        if not folder.is_dir():
+            pytest.skip(f"{folder} is absent")
+        return folder
+
+    return folder_of
+
+
+@pytest.fixture(scope="session")
+def math500_path(shared_dir: Path) -> Path:
+    """MATH-500 as one .jsonl file."""
+    path = shared_dir / "data" / "math500" / "test.jsonl"
+    if not path.is_file():
+        pytest.skip(f"{path} is absent")
+    return path
+
+
+# ------------------------------------------------------------------------------------------------------- tiny models
+
+ARCHITECTURES = ("qwen2", "llama", "gemma3")
+
+WORDS = """
+    system user assistant You are a helpful assistant . Please please reason step by and put your final answer within
+    boxed Question Answer Problem Solution Explain Express in the of to is an as what What How many much does do have has
+    he she they it his her Find Compute Let let be If if then and or for each all with from at on number numbers sum total
+    one two three four five six seven eight nine ten apples pears plums books coins cards red blue green old new more less
+    Anna Ben Cleo Dan Eva Finn gets gives loses shares left right first last next day week river stone quiet lamp window
+    table garden paper yellow morning bridge letter cloud winter road music
+""".split()
+SIGNS = ["/", "?", "!", ",", ":", ";", "-", "+", "*", "=", "<", ">", "(", ")", "{", "}", "[", "]", "\\", "$", "^", "#", "_"]
+
+CHATML = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def tiny_tokenizer(architecture: str) -> Any:
+    """Words, digits and signs, one token each, white space dropped; Llama's and Gemma's begin every text with a BOS."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    special = {"unk_token": "<unk>", "pad_token": "<pad>", "eos_token": "<eos>"}
+    template = CHATML
+    if architecture != "qwen2":
+        special["bos_token"] = "<bos>"
+        template = "{{ bos_token }}" + CHATML
+    turns = ["<|im_start|>", "<|im_end|>"]
+    entries = dict.fromkeys([*special.values(), *turns, *"0123456789", *SIGNS, *WORDS])
+    vocabulary = {token: i for i, token in enumerate(entries)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.WhitespaceSplit(),
+            pre_tokenizers.Punctuation("isolated"),
+            pre_tokenizers.Digits(individual_digits=True),
+        ]
+    )
+    if architecture != "qwen2":
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<bos> $A", pair="<bos> $A <bos> $B", special_tokens=[("<bos>", vocabulary["<bos>"])]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        **special,
+        additional_special_tokens=turns,
+        chat_template=template,
+        clean_up_tokenization_spaces=False,
+        model_max_length=512,
+        padding_side="right",
+    )
+
+
+def tiny_model(architecture: str, tokenizer: Any) -> Any:
+    """Three layers, eight query heads over two key-value heads; random weights large enough for uneven attention."""
+    import torch
+    import transformers
+
+    shape = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "pad_token_id": tokenizer.pad_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+    }
+    if architecture == "qwen2":
+        model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**shape))
+    elif architecture == "llama":
+        rope = {
+            "rope_type": "llama3",
+            "rope_theta": 500000.0,
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        }
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(rope_parameters=rope, **shape))
+    elif architecture == "gemma3":
+        windows = {
+            "sliding_window": 16,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+        }
+        model = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**windows, **shape))
+    else:
+        raise ValueError(f"no tiny model of architecture {architecture!r}; there are {', '.join(ARCHITECTURES)}")
+
+    generator = torch.Generator().manual_seed(0)
+    norm = 0.0 if architecture == "gemma3" else 1.0  # Gemma's norms multiply by 1 + weight
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name:
+                weight.normal_(norm, 0.1, generator=generator)
+            elif name.endswith("bias"):
+                weight.normal_(0.0, 0.3, generator=generator)
+            else:
+                weight.normal_(0.0, 0.12, generator=generator)
+    return model.eval()
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """`tiny_model_dir("qwen2" | "llama" | "gemma3")`: a folder with a random model, under 1 MB, and its tokenizer.
+
+    The folder is shared by all tests of a process: read from it only.
+    """
+    made: dict[str, Path] = {}
+
+    def directory(architecture: str) -> Path:
+        if architecture not in made:
+            folder = tmp_path_factory.mktemp(f"tiny-{architecture}")
+            tokenizer = tiny_tokenizer(architecture)
+            tiny_model(architecture, tokenizer).save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+            made[architecture] = folder
+        return made[architecture]
+
+    return directory

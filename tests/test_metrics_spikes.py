@@ -1,0 +1,176 @@
+"""Timing and magnitude of attention spikes."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.signal import find_peaks
+from scipy.stats import median_abs_deviation, pearsonr, spearmanr
+
+from mless_interp.metrics.spikes import (
+    attenuation_r_squared,
+    attenuation_slope,
+    matched_peaks_f1,
+    peak_attenuation,
+    spike_peaks,
+    timing_p_value,
+    timing_pearson,
+    timing_spearman,
+)
+
+NAN = float("nan")
+
+
+def same(actual: torch.Tensor, expected: list | float | torch.Tensor, **tolerance: float) -> None:
+    torch.testing.assert_close(
+        actual, torch.as_tensor(expected, dtype=actual.dtype).expand(actual.shape), equal_nan=True, **tolerance
+    )
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_attenuation_of_the_worked_example():
+    # (.55 * .365 + .3 * .15) / (.55^2 + .3^2) = .24575 / .3925
+    base = torch.tensor([0.55, 0.3, NAN], dtype=torch.float64)
+    inserted = torch.tensor([0.365, 0.15, NAN], dtype=torch.float64)
+    same(attenuation_slope(base, inserted), 0.24575 / 0.3925)
+    same(attenuation_slope(base, inserted), 0.626115, atol=1e-6, rtol=0)
+    residual = inserted[:2] - 0.24575 / 0.3925 * base[:2]
+    same(attenuation_r_squared(base, inserted), 1 - residual.square().sum() / inserted[:2].square().sum())
+
+
+@given(seed=st.integers(0, 10**6), holes=st.integers(0, 5))
+@settings(max_examples=30, deadline=None)
+def test_correlations_agree_with_scipy(seed, holes):
+    x, y = torch.rand(2, 4, 20, generator=seeded(seed), dtype=torch.float64)
+    y = ((x + y) * 5).round() / 5  # ties
+    x[:, :holes] = NAN
+    y[:, 20 - holes :] = NAN
+    keep = slice(holes, 20 - holes)
+    for i in range(4):
+        a, b = x[i, keep].numpy(), y[i, keep].numpy()
+        same(timing_pearson(x, y)[i], pearsonr(a, b).statistic)
+        same(timing_spearman(x, y)[i], spearmanr(a, b).statistic)
+
+
+def test_a_scaled_profile_keeps_its_timing():
+    x = torch.rand(3, 40, generator=seeded(0), dtype=torch.float64)
+    same(timing_spearman(x, 0.4 * x), 1.0)
+    same(timing_pearson(x, 0.4 * x + 0.1), 1.0)
+    same(attenuation_slope(x, 0.4 * x), 0.4)
+    same(attenuation_r_squared(x, 0.4 * x), 1.0)
+
+
+def test_constant_or_missing_profiles_have_no_timing():
+    x = torch.tensor([[0.1, 0.1, 0.1], [0.1, 0.2, 0.3], [NAN, NAN, NAN], [NAN, 1.0, NAN]])
+    y = torch.tensor([0.3, 0.1, 0.2]).expand(4, 3)
+    expected = [NAN, -0.5, NAN, NAN]
+    same(timing_pearson(x, y), expected)
+    same(timing_spearman(x, y), expected)
+    assert timing_p_value(x, y, generator=seeded(0), n_shifts=9).isnan().tolist() == [True, False, True, True]
+
+
+def test_slope_of_nothing_is_undefined():
+    zero, some = torch.zeros(3), torch.tensor([0.1, 0.2, 0.3])
+    same(attenuation_slope(zero, some), NAN)
+    same(attenuation_r_squared(zero, some), NAN)
+    same(attenuation_slope(some, zero), 0.0)
+    same(attenuation_r_squared(some, zero), NAN)
+
+
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=30, deadline=None)
+def test_peaks_agree_with_scipy(seed):
+    profile = torch.rand(3, 30, generator=seeded(seed), dtype=torch.float64)
+    for row, found in zip(profile, spike_peaks(profile), strict=True):
+        expected, _ = find_peaks(row, prominence=1.4826 * median_abs_deviation(row.numpy()))
+        assert found.nonzero()[:, 0].tolist() == expected.tolist()
+
+
+def test_peaks_take_the_left_of_a_plateau_and_never_the_ends():
+    profile = torch.tensor([5.0, 0.0, 3.0, 3.0, 3.0, 0.0, 1.0, 0.0, 9.0])
+    assert spike_peaks(profile, min_prominence=2.0).nonzero()[:, 0].tolist() == [2]
+    assert spike_peaks(profile, min_prominence=0.0).nonzero()[:, 0].tolist() == [2, 6]
+
+
+def test_peaks_pass_over_undefined_tokens():
+    profile = torch.tensor([NAN, 0.0, 1.0, NAN, 0.0, 0.1, NAN])
+    assert spike_peaks(profile, min_prominence=0.5).nonzero()[:, 0].tolist() == [2]
+    assert not spike_peaks(torch.full((2, 4), NAN)).any()
+    assert not spike_peaks(torch.tensor([0.0, 1.0])).any()
+
+
+def test_matched_peaks_use_each_peak_once():
+    x = torch.tensor([False, True, False, True, False, False])
+    y = torch.tensor([False, False, True, False, False, False])
+    same(matched_peaks_f1(x, y), 0.0)
+    same(matched_peaks_f1(x, y, tolerance=1), 2 / 3)  # one pair of 2 + 1 peaks
+    same(matched_peaks_f1(x, x), 1.0)
+    same(matched_peaks_f1(x & y, x & y), NAN)
+    same(matched_peaks_f1(x, x & y), 0.0)
+    with pytest.raises(ValueError, match="tolerance must be 0 tokens or more, got -1"):
+        matched_peaks_f1(x, y, tolerance=-1)
+
+
+def test_matched_peaks_are_counted_per_head():
+    peaks = torch.eye(3, dtype=torch.bool)
+    same(matched_peaks_f1(peaks, peaks.flip(0), tolerance=0), [0, 1, 0])
+
+
+def test_peak_attenuation_averages_ratios_at_base_peaks():
+    base, inserted = torch.tensor([0.4, 0.1, 0.2, NAN]), torch.tensor([0.2, 0.1, 0.05, 0.1])
+    same(peak_attenuation(base, inserted, peaks=torch.tensor([True, False, True, True])), (0.5 + 0.25) / 2)
+    same(peak_attenuation(base, inserted, peaks=torch.zeros(4, dtype=torch.bool)), NAN)
+
+
+def test_p_value_counts_shifts_that_do_as_well():
+    # the four rotations of y against x = (1, 2, 3, 4): correlations 1, -.2, -.6, -.2; only the identity reaches 1
+    x = torch.tensor([1.0, 2.0, 3.0, 4.0])
+    k = 400
+    turns = torch.rand(k, 1, generator=seeded(5))
+    identity = int(((turns * 4).long() == 0).sum())
+    same(timing_p_value(x, 2 * x, generator=seeded(5), n_shifts=k), (1 + identity) / (1 + k))
+
+
+def test_p_value_is_small_for_shared_timing_and_uniform_for_unrelated():
+    x, y = torch.rand(2, 200, 60, generator=seeded(0))
+    shared = timing_p_value(x, x + 0.2 * y, generator=seeded(1), n_shifts=199)
+    assert shared.max() < 0.05
+    unrelated = timing_p_value(x, y, generator=seeded(1), n_shifts=199)
+    assert 0.4 < unrelated.mean() < 0.6 and 0.01 < (unrelated < 0.05).float().mean() < 0.11
+
+
+def test_shifts_within_segments_do_not_reward_a_shared_trend():
+    # two profiles that agree only in a high prefix and a low question
+    step = torch.where(torch.arange(40) < 20, 5.0, 0.0)
+    x, y = step + torch.rand(2, 100, 40, generator=seeded(2))
+    segments = (torch.arange(40) >= 20).long()
+    whole = timing_p_value(x, y, generator=seeded(3), n_shifts=99)
+    within = timing_p_value(x, y, generator=seeded(3), n_shifts=99, segments=segments)
+    assert whole.mean() < 0.06  # almost only the identity, one rotation in 40, keeps the step in place
+    assert 0.35 < within.mean() < 0.65
+
+
+def test_p_value_is_the_same_alone_and_among_other_heads():
+    x, y = torch.rand(2, 2, 3, 25, generator=seeded(4))
+    x[0, 1, :4] = NAN
+    together = timing_p_value(x, y, generator=seeded(6), n_shifts=50)
+    for index in np.ndindex(2, 3):
+        same(timing_p_value(x[index], y[index], generator=seeded(6), n_shifts=50), together[index])
+
+
+def test_p_value_needs_shifts():
+    with pytest.raises(ValueError, match="n_shifts must be 1 or more, got 0"):
+        timing_p_value(torch.rand(5), torch.rand(5), generator=seeded(0), n_shifts=0)
+
+
+def test_half_precision_is_widened_and_inputs_are_kept():
+    x = torch.rand(20, generator=seeded(0))
+    before = x.clone()
+    assert timing_spearman(x.bfloat16(), x.bfloat16()).dtype == torch.float32
+    spike_peaks(x)
+    timing_p_value(x, x, generator=seeded(0), n_shifts=5)
+    assert x.equal(before)
