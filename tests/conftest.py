@@ -75,34 +75,57 @@ def math500_path(shared_dir: Path) -> Path:
 ARCHITECTURES = ("qwen2", "llama", "gemma3")
 
 WORDS = """
-    system user assistant You are a helpful assistant . Please please reason step by and put your final answer within
-    boxed Question Answer Problem Solution Explain Express in the of to is an as what What How many much does do have has
-    he she they it his her Find Compute Let let be If if then and or for each all with from at on number numbers sum total
-    one two three four five six seven eight nine ten apples pears plums books coins cards red blue green old new more less
-    Anna Ben Cleo Dan Eva Finn gets gives loses shares left right first last next day week river stone quiet lamp window
-    table garden paper yellow morning bridge letter cloud winter road music
+    system user assistant You are a helpful assistant Please reason step by and put your final answer within boxed
+    Question Answer Problem Solution Explain Express the of to is as What what How many much does have has he she they
+    it Find Compute Let If then for each all with from at on number numbers sum total one two three four five six seven
+    apples pears plums books coins cards red blue green more less Anna Ben Cleo Dan gets gives loses shares left first
+    next day week river stone quiet lamp window table garden paper yellow morning bridge letter cloud winter road music
 """.split()
-SIGNS = ["/", "?", "!", ",", ":", ";", "-", "+", "*", "=", "<", ">", "(", ")", "{", "}", "[", "]", "\\", "$", "^", "#", "_"]
+SIGNS = list("/?!.,:;-+*=<>(){}[]\\$^#_")
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+COMMON = {
+    "unk_token": "<unk>",
+    "pad_token": "<pad>",
+    "eos_token": "<eos>",
+    "additional_special_tokens": ["<|im_start|>", "<|im_end|>"],
+    "clean_up_tokenization_spaces": False,
+    "model_max_length": 512,
+    "padding_side": "right",
+}
 
 
-def tiny_tokenizer(architecture: str) -> Any:
-    """Words, digits and signs, one token each, white space dropped; Llama's and Gemma's begin every text with a BOS."""
+def qwen2_tokenizer() -> Any:
+    """Byte-level merges as Qwen's: " word", " /", "/" and each digit are one token, any other text is bytes; no BOS.
+
+    It must be a Qwen2Tokenizer: for this architecture AutoTokenizer takes no other class, and this one takes from
+    `tokenizer.json` only the vocabulary and the merges, never a pre-tokenizer of our own.
+    """
+    import json
+
+    from tokenizers import pre_tokenizers, trainers
+    from transformers import Qwen2Tokenizer
+
+    tokenizer = Qwen2Tokenizer(vocab={}).backend_tokenizer
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=5000, min_frequency=1, show_progress=False, initial_alphabet=alphabet)
+    tokenizer.train_from_iterator([f" {word}" for word in WORDS + SIGNS], trainer)
+    merged = json.loads(tokenizer.to_str())["model"]
+    return Qwen2Tokenizer(
+        vocab=merged["vocab"], merges=[tuple(pair) for pair in merged["merges"]], chat_template=CHATML, **COMMON
+    )
+
+
+def word_tokenizer() -> Any:
+    """Words, digits and signs, one token each; white space only separates; a BOS begins every text."""
     from tokenizers import Tokenizer, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    special = {"unk_token": "<unk>", "pad_token": "<pad>", "eos_token": "<eos>"}
-    template = CHATML
-    if architecture != "qwen2":
-        special["bos_token"] = "<bos>"
-        template = "{{ bos_token }}" + CHATML
-    turns = ["<|im_start|>", "<|im_end|>"]
-    entries = dict.fromkeys([*special.values(), *turns, *"0123456789", *SIGNS, *WORDS])
-    vocabulary = {token: i for i, token in enumerate(entries)}
+    special = ["<unk>", "<pad>", "<eos>", "<bos>", *COMMON["additional_special_tokens"]]
+    vocabulary = {token: i for i, token in enumerate(dict.fromkeys([*special, *"0123456789", *SIGNS, *WORDS]))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -111,18 +134,11 @@ def tiny_tokenizer(architecture: str) -> Any:
             pre_tokenizers.Digits(individual_digits=True),
         ]
     )
-    if architecture != "qwen2":
-        tokenizer.post_processor = processors.TemplateProcessing(
-            single="<bos> $A", pair="<bos> $A <bos> $B", special_tokens=[("<bos>", vocabulary["<bos>"])]
-        )
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<bos> $A", pair="<bos> $A <bos> $B", special_tokens=[("<bos>", vocabulary["<bos>"])]
+    )
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        **special,
-        additional_special_tokens=turns,
-        chat_template=template,
-        clean_up_tokenization_spaces=False,
-        model_max_length=512,
-        padding_side="right",
+        tokenizer_object=tokenizer, bos_token="<bos>", chat_template="{{ bos_token }}" + CHATML, **COMMON
     )
 
 
@@ -144,7 +160,7 @@ def tiny_model(architecture: str, tokenizer: Any) -> Any:
         "bos_token_id": tokenizer.bos_token_id,
     }
     if architecture == "qwen2":
-        model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**shape))
+        model = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(tie_word_embeddings=True, **shape))
     elif architecture == "llama":
         rope = {
             "rope_type": "llama3",
@@ -152,7 +168,7 @@ def tiny_model(architecture: str, tokenizer: Any) -> Any:
             "factor": 8.0,
             "low_freq_factor": 1.0,
             "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
+            "original_max_position_embeddings": 256,
         }
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(rope_parameters=rope, **shape))
     elif architecture == "gemma3":
@@ -190,7 +206,7 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], 
     def directory(architecture: str) -> Path:
         if architecture not in made:
             folder = tmp_path_factory.mktemp(f"tiny-{architecture}")
-            tokenizer = tiny_tokenizer(architecture)
+            tokenizer = qwen2_tokenizer() if architecture == "qwen2" else word_tokenizer()
             tiny_model(architecture, tokenizer).save_pretrained(folder)
             tokenizer.save_pretrained(folder)
             made[architecture] = folder

@@ -205,7 +205,7 @@ def planted_model(
     )
     with torch.random.fork_rng(devices=[]):  # the random initialisation is replaced: leave the caller's generator alone
         model = LlamaForCausalLM(config)
-    model.to(dtype).load_state_dict(plan.state_dict())
+    model.to(dtype=dtype).load_state_dict(plan.state_dict())
     settings = {
         "readers": [str(head) for head in roles.readers],
         "mediators": [str(head) for head in roles.mediators],

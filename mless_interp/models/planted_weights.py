@@ -5,7 +5,7 @@ by one random rotation, the values of each key-value head by another. RMSNorm ha
 commutes with the rotation. All arithmetic is float64; `x` below is a normalised residual, about equal to the residual.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
 
@@ -38,6 +38,8 @@ _IDLE_SCALE = 0.04  # of idle queries and keys: scores of idle heads have a stan
 _MIN_IDLE_CHANNELS = 24
 _MAX_TURN = 0.01  # radians that RoPE may turn a key feature over _TURN_POSITIONS
 _TURN_POSITIONS = 512
+
+_Normal = Callable[..., Tensor]  # (*shape, scale=...) → seeded normal numbers
 
 
 def head_size(n_heads: int, n_unread: int) -> int:
@@ -164,7 +166,7 @@ class PlantedWeights:
                 row[channel[f"next {following}"]] = 1
         return features
 
-    def _unembedding(self, channel: Mapping[str, int], features: Tensor, normal) -> Tensor:
+    def _unembedding(self, channel: Mapping[str, int], features: Tensor, normal: _Normal) -> Tensor:
         rows = torch.zeros_like(features)
         rows[:, channel["constant"]] = normal(len(rows), scale=0.4 / CONSTANT)
         for row, token in zip(rows, self.vocabulary.tokens, strict=True):
@@ -175,7 +177,9 @@ class PlantedWeights:
                 row[channel[f"next {token}"]] = _NEXT_LOGIT
         return rows
 
-    def _attention(self, layer: int, channel: Mapping[str, int], normal) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _attention(
+        self, layer: int, channel: Mapping[str, int], normal: _Normal
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Query, key, value and output matrices of one layer, `[out, in]` as in Hugging Face."""
         d = self.d_head
         still = still_dimensions(d)
@@ -208,7 +212,7 @@ class PlantedWeights:
         o = o.transpose(0, 1).reshape(self.d_model, -1)
         return q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), o
 
-    def _scores(self, kind: str, normal) -> dict[str, float]:
+    def _scores(self, kind: str, normal: _Normal) -> dict[str, float]:
         """The attention score that a head gives to each feature of a key, the same in every row."""
         lift = float(normal(1, scale=1.0).clamp(-2, 2))
         if kind == "reader":
@@ -238,7 +242,7 @@ class PlantedWeights:
         assert kind == "silent"
         return []
 
-    def _mlp(self, layer: int, channel: Mapping[str, int], normal) -> tuple[Tensor, Tensor, Tensor]:
+    def _mlp(self, layer: int, channel: Mapping[str, int], normal: _Normal) -> tuple[Tensor, Tensor, Tensor]:
         """Gate, up and down matrices: noise, but the last MLP multiplies the copied numbers by the answer's factor."""
         gate = normal(self.d_mlp, self.d_model, scale=_IDLE_SCALE)
         up = normal(self.d_mlp, self.d_model, scale=_IDLE_SCALE)

@@ -1,0 +1,13 @@
+"""Pictures and pages of results; each is made when asked for, so that importing this loads no plotting library."""
+
+from importlib import import_module
+from typing import Any
+
+_PUBLIC = {"head_map": "plots", "attention": "circuits"}
+__all__ = list(_PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(import_module(f".{_PUBLIC[name]}", __name__), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
