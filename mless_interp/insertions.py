@@ -87,6 +87,22 @@ class Insertion:
             raise ValueError("the text to insert is empty")
         return cls("text", text, n_tokens, **_place(place))
 
+    @classmethod
+    def named(cls, kind: str, *, unit: str | None = None, n_tokens: int = 55, seed: int = 0, **place: Any) -> "Insertion":
+        """The insertion of a kind's name, as command lines give it; `unit` is the unit, word or text."""
+        if kind in ("meaningless", "meaningful"):
+            make = cls.meaningless if kind == "meaningless" else cls.meaningful
+            return make(*([] if unit is None else [unit]), n_tokens=n_tokens, **place)
+        if kind == "random_sentence":
+            return cls.random_sentence(n_tokens, seed=seed, **place)
+        if kind == "repeated_bos":
+            return cls.repeated_bos(n_tokens, **place)
+        if kind == "text":
+            return cls.from_text(unit or "", **place)
+        raise ValueError(
+            f"unknown insertion {kind!r}; choose one of meaningless, meaningful, random_sentence, repeated_bos, text"
+        )
+
     @property
     def label(self) -> str:
         """A short name for tables and legends: `Mless ' /' x55`."""
@@ -273,6 +289,24 @@ class PromptPair:
     def n_after(self) -> int:
         """How many tokens follow the insertion point (the question segment Q)."""
         return len(self.inserted) - self.span[1]
+
+    def record(self) -> dict[str, Any]:
+        """Everything that identifies this pair's prompts, ready for JSON."""
+        return {
+            "problem": self.id,
+            "template": self.base.template,
+            "insertion": self.insertion.label,
+            "span_source": self.span_source,
+            "span": list(self.span),
+            "base_ids": list(self.base.ids),
+            "inserted_ids": list(self.inserted.ids),
+            "bos_added": self.base.bos_added,
+            "joined_differs": self.base.joined_differs,
+            "sink_moved": self.sink_moved,
+            "answer_prefix": self.answer_prefix,
+            "answer_prefix_ids": list(self.answer_prefix_ids),
+            "answer_ids": list(self.answer_ids),
+        }
 
     def condition(self, name: str, *, held_positions: Literal["first", "spread"] = "first") -> Inputs:
         """The input of one of the five conditions of methods §2.

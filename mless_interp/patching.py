@@ -359,7 +359,7 @@ class _Sweep:
         old = self.receiving.z[layer]
         half = old.element_size() < 4
         n_rows = len(rows) + half  # in half precision one more row, unedited: rounding is then common to all and cancels
-        z = old.repeat_interleave(n_rows, 0)
+        z = old.repeat_interleave(n_rows, 0).contiguous()
         edited = self.edited.to(z.device)
         for row, head in enumerate(rows):
             z[row::n_rows, edited, head] = new[:, edited, head].to(z.dtype)
@@ -368,7 +368,7 @@ class _Sweep:
         receiving = self._outcome(self.receiving.logits, 1)
         if half:
             values = values[:, :-1] - values[:, -1:] + receiving
-        same = (z.view(len(self.pairs), n_rows, -1) == old.view(len(self.pairs), 1, -1)).all(-1)[:, : len(rows)]
+        same = (z.reshape(len(self.pairs), n_rows, -1) == old.reshape(len(self.pairs), 1, -1)).all(-1)[:, : len(rows)]
         return np.where(same.cpu().numpy(), receiving, values)
 
     def _outcome(self, logits: Tensor | None, rows: int) -> np.ndarray:

@@ -317,7 +317,7 @@ def test_the_baseline_leaves_room_in_both_directions() -> None:
         found = mean_effects(planted, n_tokens=55, n_problems=8)
         low, high = sorted((found["masked"].exp(), found["inserted"].exp()))
         assert 0.15 < low < 0.35
-        assert 0.5 < high < 0.85
+        assert 0.4 < high < 0.85
 
 
 def test_tokens_of_the_prompts_are_known_and_single() -> None:

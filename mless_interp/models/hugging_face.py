@@ -1,5 +1,6 @@
 """What the bridge and nnsight share: loading Hugging Face models, their geometry, their masks."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,12 +67,12 @@ def load_hugging_face(
     name: str, *, dtype: torch.dtype, device: str, device_map: Any, attention: str, trust_remote_code: bool
 ) -> tuple[Any, Any]:
     """(model, tokenizer) from a directory, without the network, or from the hub; weights as safetensors only."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     local = Path(name).is_dir()
     options = {"local_files_only": local, "trust_remote_code": trust_remote_code}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(name, **options)
+        tokenizer = load_tokenizer(name, **options)
         placed = {"device_map": device_map} if device_map is not None else {}
         hf_model = AutoModelForCausalLM.from_pretrained(
             name, dtype=dtype, attn_implementation=attention, use_safetensors=True, **placed, **options
@@ -85,6 +86,22 @@ def load_hugging_face(
     if device_map is None:
         hf_model = hf_model.to(device)
     return hf_model.eval(), tokenizer
+
+
+def load_tokenizer(name: str, **options: Any) -> Any:
+    """The tokenizer of a directory or hub id.
+
+    For some model types (Qwen2 among them) transformers 5 ignores the class that a saved tokenizer names and rebuilds a
+    byte-level one, silently wrong for any other kind. A directory that says "a plain fast tokenizer" is taken at its word.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    config = Path(name) / "tokenizer_config.json"
+    if config.is_file():
+        named = json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class")
+        if named in ("PreTrainedTokenizerFast", "TokenizersBackend"):
+            return PreTrainedTokenizerFast.from_pretrained(name, **options)
+    return AutoTokenizer.from_pretrained(name, **options)
 
 
 @torch.no_grad()

@@ -242,7 +242,7 @@ def hooked_transformer_from(
             f"{name!r}: converting {architecture} left {len(missing)} weights without a value and {len(unexpected)} "
             f'without a place, first {(missing + unexpected)[0]}; use backend="bridge"'
         )
-    return HookedTransformerModel(hooked.to(device), name=name, tokenizer=tokenizer)
+    return HookedTransformerModel(hooked.to(device, print_details=False), name=name, tokenizer=tokenizer)
 
 
 def _hooked_config(config: Any, architecture: str, dtype: torch.dtype, device: str) -> dict[str, Any]:

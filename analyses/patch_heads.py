@@ -1,0 +1,112 @@
+"""Which attention heads carry the effect of inserted meaningless tokens?
+
+Patches every head of a model, one at a time and exactly, on prompts with and without the insertion, and writes a table of
+heads with intervals, a map, a page of attention patterns and everything needed to repeat the run.
+"""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+import mless_interp as mi
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None)
+Option = typer.Option
+
+
+@app.command()
+@mi.one_line_errors
+def main(
+    model: Annotated[str, Option(help="'demo' (bundled), a saved model's directory, or a hub id.")] = "demo",
+    backend: Annotated[str, Option(help="auto, hooked_transformer, bridge or nnsight.")] = "auto",
+    problems: Annotated[
+        str | None,
+        Option(help="'demo', 'math500' (from the hub), or a .jsonl file with MATH-500's keys. [default: the model's own]"),
+    ] = None,
+    limit: Annotated[int, Option(help="How many problems (the first ones; the problem is the unit of replication).")] = 32,
+    template: Annotated[str, Option(help="raw, raw_as_sent (the paper's doubled braces) or chat.")] = "raw",
+    insertion: Annotated[
+        str, Option(help="meaningless, meaningful, random_sentence, repeated_bos or text.")
+    ] = "meaningless",
+    unit: Annotated[str | None, Option(help="The repeated unit, word, or the text. [default: ' /' or 'he']")] = None,
+    n_tokens: Annotated[int, Option(help="Length of the insertion in tokens.")] = 55,
+    layers: Annotated[str | None, Option(help="Only these layers, zero-based: 0,2-4.")] = None,
+    heads: Annotated[str | None, Option(help="Only these heads, zero-based LAYER:HEAD: 0:13,0:21.")] = None,
+    contrast: Annotated[str, Option(help="content (masked/inserted), shift (base/gap) or total (base/inserted).")] = "content",
+    direction: Annotated[str, Option(help="denoising (clean into corrupted) or noising.")] = "denoising",
+    edit: Annotated[str, Option(help="z, knockout, knockout_zero, reroute_to_sink, matched_mass, q, k, v, ...")] = "z",
+    outcome: Annotated[
+        str, Option(help="answer_logprob, solution_logprob, logit_diff, kl or kl_last.")
+    ] = "answer_logprob",
+    dtype: Annotated[str, Option(help="float32, float64, bfloat16 or float16.")] = "float32",
+    device: Annotated[str | None, Option(help="cpu, cuda, cuda:1 ... [default: a GPU if there is one]")] = None,
+    seed: Annotated[int, Option(help="Seed of random insertions and of the bootstrap.")] = 0,
+    out: Annotated[Path, Option(help="Folder for the results; it appears only when they are whole.")] = Path(
+        "results/patch_heads"
+    ),
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing folder.")] = False,
+    no_progress: Annotated[bool, Option("--no-progress", help="No progress bars.")] = False,
+) -> None:
+    """Patch attention heads, one at a time and exactly, and rank them by the share of the insertion's effect they carry.
+
+    Writes heads.csv and heads.parquet (a row per head), patches.parquet (a row per problem and head), head_map.png,
+    attention.html (offline; the top heads with and without the insertion) and run.json.
+    """
+    mi.refuse_existing(out, overwrite=overwrite)
+    filler = mi.Insertion.named(insertion, unit=unit, n_tokens=n_tokens, seed=seed)
+    questions = mi.load_problems(problems or _own_problems(model), limit=limit)
+    loaded = mi.load_model(model, backend=backend, dtype=dtype, device=device)
+    chosen = mi.chosen_heads(heads, layers, n_layers=loaded.info.n_layers, n_heads=loaded.info.n_heads)
+    pairs = mi.make_pairs(loaded, questions, filler, template=template)
+    patches = mi.patch_heads(
+        loaded,
+        pairs,
+        contrast=contrast,
+        direction=direction,
+        edit=edit,
+        outcome=outcome,
+        heads=chosen,
+        checkpoint=out.with_name(f".{out.name}.partial.jsonl"),
+        progress=not no_progress,
+        seed=seed,
+    )
+    with mi.new_folder(out, overwrite=overwrite) as folder:
+        table = patches.summary()
+        table.to_csv(folder / "heads.csv", index=False)
+        table.to_parquet(folder / "heads.parquet", index=False)
+        patches.to_frame().to_parquet(folder / "patches.parquet", index=False)
+        mi.views.head_map(patches).save(folder / "head_map.png")
+        best = [mi.Head.parse(label) for label in patches.top(4)["label"]]
+        mi.views.attention(loaded, pairs[0], best).save(folder / "attention.html")
+        prompts = [pair.record() for pair in pairs]
+        run = mi.provenance(
+            loaded, repeat=mi.repeat_command(), seed=seed, settings=patches.settings, n_problems=len(pairs), prompts=prompts
+        )
+        (folder / "run.json").write_text(json.dumps(run, indent=1), encoding="utf-8")
+    out.with_name(f".{out.name}.partial.jsonl").unlink(missing_ok=True)
+    _show(patches, out)
+
+
+def _own_problems(model: str) -> str:
+    """A model directory that brings its problems along is asked those; any other model the demo's."""
+    own = Path(model) / "problems.jsonl"
+    return str(own) if own.is_file() else "demo"
+
+
+def _show(patches: mi.PatchScores, out: Path) -> None:
+    console = Console(width=100, highlight=False)
+    console.print(patches.describe())
+    table = Table("head", "in the paper's counting", "effect", "effect fraction", "95 % interval", "n")
+    for row in patches.top(10).itertuples():
+        interval = f"[{row.ci_low:+.3f}, {row.ci_high:+.3f}]".replace("[", "\\[")
+        table.add_row(row.label, row.paper_label, f"{row.effect:+.4f}", f"{row.effect_fraction:+.3f}", interval, str(row.n))
+    console.print(table)
+    console.print(f"Results: {out}/heads.csv, head_map.png, attention.html, run.json", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    app()

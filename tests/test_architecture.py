@@ -1,0 +1,355 @@
+"""The laws of the source tree. Each is a function from a tree to its violations, shown to hold here and able to fail."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+
+PACKAGE = "mless_interp"
+
+ORDER = """
+    shapes heads progress problems prompts metrics statistics models insertions interventions checkpoint scores patching
+    attribution mechanism locate accuracy paper store views
+""".split()
+"""A module may import those before it. `__init__` and `__main__` stand outside: they hand on what the others make."""
+
+DOORS = {
+    "transformer_lens": "models/transformer_lens.py",
+    "nnsight": "models/nnsight.py",
+    "matplotlib": "views/plots.py",
+    "circuitsvis": "views/circuits.py",
+}
+HEAVY = [*DOORS, "torch", "transformers", "pandas", "scipy", "datasets", "pyarrow"]
+ANALYSES_MAY_IMPORT = {"typer", "rich", "pandas"}
+
+# ------------------------------------------------------------------------------------------------------ reading a tree
+
+
+def sources(folder: Path) -> Iterator[tuple[Path, ast.Module]]:
+    for path in sorted(folder.rglob("*.py")):
+        yield path.relative_to(folder), ast.parse(path.read_text(encoding="utf-8"))
+
+
+def imported(path: Path, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of everything that a module of the package imports, at the top or inside a function.
+
+    `from a.b import c` gives `a.b.c`, as c may be a module. Relative imports are made absolute.
+    """
+    parents = [PACKAGE, *path.with_suffix("").parts][:-1]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = parents[: len(parents) - node.level + 1] if node.level else []
+            base = [*base, *(node.module.split(".") if node.module else [])]
+            yield from ((node.lineno, ".".join([*base, alias.name])) for alias in node.names)
+        elif isinstance(node, ast.Call) and node.args:
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
+            first = node.args[0]
+            if called in ("import_module", "__import__") and isinstance(first, ast.Constant):
+                yield node.lineno, str(first.value)
+
+
+# ----------------------------------------------------------------------------------------------------------- the laws
+
+
+def imports_against_the_order(package: Path) -> list[str]:
+    wrong = []
+    for path, tree in sources(package):
+        own = path.with_suffix("").parts[0]
+        if own in ("__init__", "__main__"):
+            continue
+        if own not in ORDER:
+            wrong.append(f"{path}: give {own!r} its place in ORDER")
+            continue
+        for line, name in imported(path, tree):
+            top, _, rest = name.partition(".")
+            if top != PACKAGE:
+                continue
+            other = rest.partition(".")[0]
+            if other not in ORDER:
+                wrong.append(f"{path}:{line}: imports {name}: import from the module that defines it")
+            elif ORDER.index(other) > ORDER.index(own):
+                wrong.append(f"{path}:{line}: {own} imports {other}, which comes after it")
+    return wrong
+
+
+def heavy_imports_beside_their_door(package: Path) -> list[str]:
+    return [
+        f"{path}:{line}: {name} is imported only in {DOORS[top]}"
+        for path, tree in sources(package)
+        for line, name in imported(path, tree)
+        if (top := name.partition(".")[0]) in DOORS and path.as_posix() != DOORS[top]
+    ]
+
+
+def heavy_modules_loaded_by_importing(parent: Path) -> list[str]:
+    """What `import mless_interp`, and asking for its names, loads of HEAVY in a fresh process."""
+    code = f"import sys, json, {PACKAGE}; dir({PACKAGE}); print(json.dumps([m for m in {HEAVY} if m in sys.modules]))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=parent, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def postponed_annotations(package: Path) -> list[str]:
+    return [
+        f"{path}: `from __future__ import annotations` defeats the shape checks"
+        for path, tree in sources(package)
+        if any(name == "__future__.annotations" for _, name in imported(path, tree))
+    ]
+
+
+def prints(package: Path) -> list[str]:
+    return [
+        f"{path}:{node.lineno}: print"
+        for path, tree in sources(package)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+
+
+def modules_without_docstring(package: Path) -> list[str]:
+    return [str(path) for path, tree in sources(package) if not ast.get_docstring(tree)]
+
+
+def private_or_foreign_names_in_analyses(folder: Path, public: Iterable[str]) -> list[str]:
+    public = set(public)
+    wrong = []
+    for path, tree in sources(folder):
+        nicknames = set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    top = alias.name.partition(".")[0]
+                    if alias.name == PACKAGE:
+                        nicknames.add(alias.asname or PACKAGE)
+                    elif top == PACKAGE:
+                        wrong.append(f"{path}:{node.lineno}: import {PACKAGE} itself, not {alias.name}")
+                    elif top not in ANALYSES_MAY_IMPORT | sys.stdlib_module_names:
+                        wrong.append(f"{path}:{node.lineno}: an analysis calls the library; it does not need {top}")
+            elif isinstance(node, ast.ImportFrom):
+                module = "." * node.level + (node.module or "")
+                if module == PACKAGE:
+                    unknown = {alias.name for alias in node.names} - public
+                    wrong += [f"{path}:{node.lineno}: {PACKAGE}.{name} is not public" for name in sorted(unknown)]
+                elif module.partition(".")[0] not in ANALYSES_MAY_IMPORT | sys.stdlib_module_names:
+                    wrong.append(f"{path}:{node.lineno}: from {module} import ...: use the public names of {PACKAGE}")
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Attribute):
+                continue
+            names = [node.attr]
+            inner = node.value
+            while isinstance(inner, ast.Attribute):
+                names.insert(0, inner.attr)
+                inner = inner.value
+            if isinstance(inner, ast.Name) and inner.id in nicknames:
+                if names[0] not in public:
+                    wrong.append(f"{path}:{node.lineno}: {PACKAGE}.{names[0]} is not public")
+                elif any(name.startswith("_") and not name.startswith("__") for name in names):
+                    wrong.append(f"{path}:{node.lineno}: {PACKAGE}.{'.'.join(names)} is private")
+    return sorted(set(wrong))
+
+
+MACHINE_PATH = re.compile(
+    r"(?<![\w.~/-])/(?:home|Users|mnt|scratch|work|root|private)/[\w.-]+|[A-Z]:\\+Users\\+\w+", re.ASCII
+)
+
+
+def machine_paths(files: Iterable[Path]) -> list[str]:
+    """Absolute paths that exist on one machine only."""
+    wrong = []
+    for file in files:
+        content = file.read_bytes()
+        if b"\0" in content:
+            continue
+        for number, line in enumerate(content.decode("utf-8", errors="replace").splitlines(), 1):
+            wrong += [f"{file}:{number}: {found.group()}" for found in MACHINE_PATH.finditer(line)]
+    return wrong
+
+
+def project_files() -> list[Path]:
+    """Every file that git tracks or would add."""
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("this is no git checkout: which files belong to the project is not known")
+    return [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
+
+
+# ------------------------------------------------------------------------------------------------------ they hold here
+
+PACKAGE_LAWS = [
+    imports_against_the_order,
+    heavy_imports_beside_their_door,
+    postponed_annotations,
+    prints,
+    modules_without_docstring,
+]
+
+
+@pytest.mark.parametrize("law", PACKAGE_LAWS, ids=lambda law: law.__name__)
+def test_the_package_keeps_the_law(law: Callable[[Path], list[str]]) -> None:
+    assert law(ROOT / PACKAGE) == []
+
+
+def test_importing_the_package_is_light() -> None:
+    assert heavy_modules_loaded_by_importing(ROOT) == []
+
+
+def test_analyses_use_public_names_only() -> None:
+    import mless_interp
+
+    assert private_or_foreign_names_in_analyses(ROOT / "analyses", mless_interp.__all__) == []
+
+
+def test_public_names_exist_and_are_listed_once() -> None:
+    import mless_interp
+
+    names = mless_interp.__all__
+    assert len(set(names)) == len(names)
+    assert [name for name in names if not hasattr(mless_interp, name)] == []
+
+
+def test_no_file_names_a_place_on_one_machine() -> None:
+    assert machine_paths(project_files()) == []
+
+
+# ----------------------------------------------------------------------------------------------------- they can fail
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Callable[..., Path]:
+    """`tree(name, {path: text})`: a folder with these files; the folder is given back."""
+
+    def write(name: str, files: dict[str, str]) -> Path:
+        for path, text in files.items():
+            target = tmp_path / name / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+        return tmp_path / name
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "names"),
+    [
+        ("heads.py", "from .problems import Problem", "heads imports problems"),
+        ("heads.py", "from . import views", "heads imports views"),
+        ("heads.py", "import mless_interp.views.plots", "heads imports views"),
+        ("heads.py", "def f():\n    from mless_interp.store import save", "heads imports store"),
+        ("heads.py", "import importlib\nimportlib.import_module('mless_interp.store')", "heads imports store"),
+        ("metrics/attention.py", "from ..models.base import Model", "metrics imports models"),
+        ("metrics/attention.py", "from .. import models", "metrics imports models"),
+        ("views/plots.py", "from mless_interp import Head", "from the module that defines it"),
+        ("views/plots.py", "import mless_interp as mi", "from the module that defines it"),
+        ("helpers.py", "", "give 'helpers' its place"),
+    ],
+)
+def test_an_import_against_the_order_is_found(tree: Callable[..., Path], path: str, text: str, names: str) -> None:
+    (found,) = imports_against_the_order(tree(PACKAGE, {path: text}))
+    assert names in found
+
+
+def test_imports_along_the_order_are_allowed(tree: Callable[..., Path]) -> None:
+    package = tree(
+        PACKAGE,
+        {
+            "__init__.py": "from .views.plots import head_map",
+            "models/base.py": "import os\nfrom ..heads import Head\nfrom .. import shapes\nfrom .checks import check",
+            "views/plots.py": "from mless_interp.heads import Head\nfrom ..store import load",
+        },
+    )
+    assert imports_against_the_order(package) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "text"),
+    [
+        ("scores.py", "import transformer_lens"),
+        ("models/load.py", "def f():\n    from nnsight import TransformersModel"),
+        ("views/report.py", "import matplotlib.pyplot as plt"),
+        ("views/plots.py", "from circuitsvis.attention import attention_heads"),
+        ("views/report.py", "from importlib import import_module\nimport_module('circuitsvis')"),
+    ],
+)
+def test_a_heavy_import_beside_its_door_is_found(tree: Callable[..., Path], path: str, text: str) -> None:
+    assert len(heavy_imports_beside_their_door(tree(PACKAGE, {path: text}))) == 1
+
+
+def test_heavy_imports_at_their_doors_are_allowed(tree: Callable[..., Path]) -> None:
+    files = {door: f"import {name}" for name, door in DOORS.items()}
+    files["models/load.py"] = "from .transformer_lens import bridge_from\nfrom .nnsight import wrapped"
+    assert heavy_imports_beside_their_door(tree(PACKAGE, files)) == []
+
+
+def test_a_package_that_is_not_light_is_found(tree: Callable[..., Path]) -> None:
+    parent = tree("heavy", {f"{PACKAGE}/__init__.py": "import json, pandas"})
+    assert "pandas" in heavy_modules_loaded_by_importing(parent)
+    assert heavy_modules_loaded_by_importing(tree("light", {f"{PACKAGE}/__init__.py": "import json"})) == []
+
+
+def test_postponed_annotations_are_found(tree: Callable[..., Path]) -> None:
+    package = tree(PACKAGE, {"a.py": "from __future__ import annotations", "b.py": "from __future__ import division"})
+    (found,) = postponed_annotations(package)
+    assert found.startswith("a.py")
+
+
+def test_print_is_found(tree: Callable[..., Path]) -> None:
+    package = tree(PACKAGE, {"a.py": "def f():\n    print(1)", "b.py": "console.print(1)\npprint(1)\n'print(1)'"})
+    assert prints(package) == ["a.py:2: print"]
+
+
+def test_a_module_without_docstring_is_found(tree: Callable[..., Path]) -> None:
+    package = tree(PACKAGE, {"a.py": "x = 1", "b.py": '"""B."""', "c/__init__.py": ""})
+    assert modules_without_docstring(package) == ["a.py", str(Path("c/__init__.py"))]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("import mless_interp.store", "not mless_interp.store"),
+        ("from mless_interp.heads import Head", "use the public names"),
+        ("from mless_interp import hidden", "hidden is not public"),
+        ("import mless_interp as mi\nmi.hidden(1)", "hidden is not public"),
+        ("import mless_interp as mi\nmi.views._draw(1)", "views._draw is private"),
+        ("import torch", "does not need torch"),
+        ("from numpy import array", "from numpy import"),
+        ("from .helpers import f", "from .helpers import"),
+    ],
+)
+def test_an_analysis_that_reaches_inside_is_found(tree: Callable[..., Path], text: str, names: str) -> None:
+    (found,) = private_or_foreign_names_in_analyses(tree("analyses", {"a.py": text}), ["Head", "views", "load"])
+    assert names in found
+
+
+def test_an_analysis_with_public_names_is_allowed(tree: Callable[..., Path]) -> None:
+    text = (
+        "from pathlib import Path\nimport typer\nfrom rich.table import Table\nimport pandas as pd\n"
+        "import mless_interp as mi\nfrom mless_interp import Head\nmi.load('x').to_frame()._mgr\nmi.views.head_map(1)\n"
+    )
+    folder = tree("analyses", {"a.py": text})
+    assert private_or_foreign_names_in_analyses(folder, ["Head", "views", "load"]) == []
+
+
+@pytest.mark.parametrize("start", ["/home/", "/Users/", "/work/", "/root/", "/mnt/", "C:\\Users\\", "C:\\\\Users\\\\"])
+def test_a_machine_path_is_found(tree: Callable[..., Path], start: str) -> None:
+    text = f'one\nopen("{start}' + 'somebody/model.json")'
+    (found,) = machine_paths([tree("p", {"a.txt": text}) / "a.txt"])
+    assert "a.txt:2" in found
+
+
+def test_other_paths_are_allowed(tree: Callable[..., Path]) -> None:
+    text = "docs/home/x ~/work/x https://example.org/home/x /usr/bin/env /tmp/x ../work/x /home/<you>/x"
+    assert machine_paths([tree("p", {"a.txt": text}) / "a.txt"]) == []
+
+
+def test_a_binary_file_is_not_read_as_text(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_bytes(b"\0" + b"/home/" + b"somebody")
+    assert machine_paths([tmp_path / "weights"]) == []

@@ -1,0 +1,185 @@
+"""What belongs to the project but is no code: pins, citation, change log, links, commands; and the tests' own fixtures."""
+
+import importlib.util
+import json
+import re
+import subprocess
+import tomllib
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+
+import jaxtyping
+import pytest
+import torch
+import yaml
+from conftest import ARCHITECTURES, ROOT
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+CONSTRAINTS = {"constraints.txt": "3.9.0", "constraints-tl4.txt": "4.3.0"}
+
+# ------------------------------------------------------------------------------------------------------------- pins
+
+
+def pins(name: str) -> dict[str, str]:
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    found = {}
+    for line in lines:
+        if line and not line.startswith("#"):
+            matched = re.fullmatch(r"([\w.-]+)==([\w.]+)", line)
+            assert matched, f"{name}: {line!r} is not name==version (no local versions, paths or addresses)"
+            found[canonicalize_name(matched[1])] = matched[2]
+    return found
+
+
+@pytest.mark.parametrize("name", CONSTRAINTS)
+def test_constraints_pin_every_dependency_within_its_range(name: str) -> None:
+    pinned = pins(name)
+    for line in PROJECT["dependencies"] + PROJECT["optional-dependencies"]["dev"]:
+        needed = Requirement(line)
+        assert canonicalize_name(needed.name) in pinned
+        assert needed.specifier.contains(pinned[canonicalize_name(needed.name)])
+
+
+def test_the_two_environments_differ_in_transformer_lens_only() -> None:
+    first, second = (pins(name) for name in CONSTRAINTS)
+    assert (first.pop("transformer-lens"), second.pop("transformer-lens")) == tuple(CONSTRAINTS.values())
+    assert first == second
+
+
+def test_the_package_states_the_version_of_the_project() -> None:
+    import mless_interp
+
+    assert mless_interp.__version__ == version("mless_interp") == PROJECT["version"]
+
+
+# -------------------------------------------------------------------------------------------------------- documents
+
+
+def test_citation_names_this_toolkit_and_the_paper() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["cff-version"] == "1.2.0"
+    assert citation["title"] == citation["preferred-citation"]["title"]
+    assert citation["version"] == citation["preferred-citation"]["version"] == PROJECT["version"]
+    (paper,) = citation["references"]
+    assert paper["identifiers"] == [{"type": "other", "value": "arXiv:2510.01032"}]
+
+
+def test_the_newest_change_log_entry_is_this_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.findall(r"^## (.+)$", text, re.MULTILINE)[0]
+    assert PROJECT["version"] in newest
+
+
+def test_contributing_is_short() -> None:
+    assert len((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").splitlines()) < 50
+
+
+# ------------------------------------------------------------------------------------------------------------ links
+
+
+@pytest.fixture(scope="module")
+def check_links() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("check_links", ROOT / "tools" / "check_links.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_all_links_lead_somewhere(check_links: ModuleType) -> None:
+    assert check_links.broken_links(ROOT) == []
+
+
+def test_broken_links_are_found(check_links: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "b.md").write_text("# One `two`, three!\n\n# Same\n\n# Same\n\n<a id='here'></a>\n")
+    (tmp_path / "a.md").write_text(
+        "[ok](docs/b.md) [ok](docs/b.md#one-two-three) [ok](docs/b.md#same-1) [ok](docs/b.md#here) [ok](docs)\n"
+        "[ok](https://example.org/none) [ok](mailto:a@example.org) [ok](#title) ![ok](docs/b.md) `[code](none)`\n"
+        "[1](none.md) [2](docs/b.md#none) [3](#none) ![4](none.png) [5](../out.md) [6](/docs/b.md) [7][later]\n\n"
+        "[later]: gone.md\n\n# Title\n\n<img src='none.svg'>\n\n| [9](table.md) |\n| --- |\n\n```\n[code](none)\n```\n"
+    )
+    found = check_links.broken_links(tmp_path)
+    assert [line.split(": ")[1].split(" ")[0] for line in found] == [
+        *(
+            "none.md",
+            "docs/b.md#none",
+            "#none",
+            "none.png",
+            "../out.md",
+            "/docs/b.md",
+            "gone.md",
+            "none.svg",
+            "table.md",
+        )
+    ]
+
+
+# --------------------------------------------------------------------------------------------------------- commands
+
+
+def test_make_alone_prints_every_target() -> None:
+    printed = subprocess.run(["make"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    phony = re.search(r"^\.PHONY: (.+)$", text, re.MULTILINE)[1].split()
+    assert [line.split()[1] for line in printed.splitlines()] == phony
+
+
+def test_the_documents_name_only_targets_that_exist() -> None:
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = set(re.search(r"^\.PHONY: (.+)$", text, re.MULTILINE)[1].split())
+    for document in ("README.md", "CONTRIBUTING.md", ".ci/run"):
+        named = re.findall(r"(?:`|^\s*|\$ )make ([a-z0-9-]+)", (ROOT / document).read_text(encoding="utf-8"), re.M)
+        assert set(named) <= targets, document
+
+
+# --------------------------------------------------------------------------------------------------- the tests' own
+
+
+def test_shapes_are_checked_in_every_test() -> None:
+    from mless_interp.metrics.attention import span_mass
+
+    with pytest.raises(jaxtyping.TypeCheckError):
+        span_mass("no tensor", span=None)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_tiny_model_is_small_loads_and_attends_unevenly(
+    architecture: str, tiny_model_dir: Callable[[str], Path]
+) -> None:
+    folder = tiny_model_dir(architecture)
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 1e6
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32)
+    text = "You are a helpful assistant. Anna has 12 apples / / ?"
+    ids = tokenizer(text)["input_ids"]
+    assert (tokenizer.bos_token_id is None) == (architecture == "qwen2")
+    assert (ids[0] == tokenizer.bos_token_id) == (architecture != "qwen2")
+    assert len(tokenizer(" /", add_special_tokens=False)["input_ids"]) == 1
+    with torch.no_grad():
+        out = model(torch.tensor([ids]), output_attentions=True)
+    entropy = torch.stack([-(a[0, :, -1] * a[0, :, -1].clamp_min(1e-9).log()).sum(-1) for a in out.attentions])
+    n_visible = torch.tensor([a[0, 0, -1].count_nonzero() for a in out.attentions])
+    assert (entropy.mean(-1) < 0.95 * n_visible.log()).all()
+    assert 0.5 < out.logits[0, -1].std() < 5
+
+
+def test_the_tiny_tokenizers_read_a_chat(tiny_model_dir: Callable[[str], Path]) -> None:
+    chat = [{"role": "system", "content": "You are a helpful assistant."}, {"role": "user", "content": "How much?"}]
+    for architecture in ARCHITECTURES:
+        tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir(architecture))
+        text = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+        assert tokenizer.unk_token_id not in ids[: -1 if architecture == "qwen2" else None]
+        assert ids.count(tokenizer.convert_tokens_to_ids("<|im_start|>")) == 3
+        assert ids.count(tokenizer.bos_token_id) == (architecture != "qwen2")
+
+
+def test_the_tiny_gemma_has_windows(tiny_model_dir: Callable[[str], Path]) -> None:
+    config = json.loads((tiny_model_dir("gemma3") / "config.json").read_text(encoding="utf-8"))
+    assert config["sliding_window"] == 16
+    assert sorted(set(config["layer_types"])) == ["full_attention", "sliding_attention"]
