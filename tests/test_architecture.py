@@ -1,4 +1,4 @@
-"""The laws of the source tree. Each is a function from a tree to its violations, shown to hold here and able to fail."""
+"""The laws of the source tree: each a function from a tree to its violations, shown to hold and shown able to fail."""
 
 import ast
 import json
@@ -15,7 +15,7 @@ PACKAGE = "mless_interp"
 
 ORDER = """
     shapes heads progress problems prompts metrics statistics models insertions interventions checkpoint scores patching
-    attribution mechanism locate accuracy paper store views
+    attribution mechanism locate accuracy paper store views command_line
 """.split()
 """A module may import those before it. `__init__` and `__main__` stand outside: they hand on what the others make."""
 

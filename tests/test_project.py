@@ -1,4 +1,4 @@
-"""What belongs to the project but is no code: pins, citation, change log, links, commands; and the tests' own fixtures."""
+"""What belongs to the project but is no code (pins, citation, links, commands), and what the tests share."""
 
 import importlib.util
 import json

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ..heads import Head
-from ..shapes import AttentionMask, Z
 
 Reducer = Callable[[Tensor], Any] | None
 """What to keep of an activation, computed inside the forward pass; None keeps all of it."""
@@ -223,7 +222,7 @@ class Model(ABC):
         tokens: Tensor,
         *,
         position_ids: Tensor | None = None,
-        attention_mask: AttentionMask | None = None,
+        attention_mask: Tensor | None = None,
         capture: Mapping[str, Reducer] | None = None,
         edits: Mapping[str, Edit] | None = None,
         logits_at: LogitsAt = "all",
@@ -303,7 +302,7 @@ class Model(ABC):
         )
 
     def replay(
-        self, receiving: Recording, layer: int, z: Z, *, logits_at: LogitsAt = "last", exact_forward: bool = False
+        self, receiving: Recording, layer: int, z: Tensor, *, logits_at: LogitsAt = "last", exact_forward: bool = False
     ) -> Tensor:
         """Continue the receiving run from an edited head output of one layer.
 

@@ -74,9 +74,10 @@ def load_hugging_face(
     try:
         tokenizer = load_tokenizer(name, **options)
         placed = {"device_map": device_map} if device_map is not None else {}
-        hf_model = AutoModelForCausalLM.from_pretrained(
-            name, dtype=dtype, attn_implementation=attention, use_safetensors=True, **placed, **options
-        )
+        with _quiet_loading():
+            hf_model = AutoModelForCausalLM.from_pretrained(
+                name, dtype=dtype, attn_implementation=attention, use_safetensors=True, **placed, **options
+            )
     except (OSError, ValueError, KeyError) as error:
         where = "this directory" if local else "a local directory, 'demo', or a hub id that could be reached"
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
@@ -86,6 +87,20 @@ def load_hugging_face(
     if device_map is None:
         hf_model = hf_model.to(device)
     return hf_model.eval(), tokenizer
+
+
+@contextmanager
+def _quiet_loading() -> Iterator[None]:
+    """No bar for every weight; as it was afterwards."""
+    from transformers.utils import logging
+
+    before = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if before:
+            logging.enable_progress_bar()
 
 
 def load_tokenizer(name: str, **options: Any) -> Any:

@@ -16,6 +16,7 @@ from .base import SITES, AttentionRule, Edit, Inputs, Model, ModelError, site
 from .hugging_face import additive_mask, decoder_of, hugging_face_info
 from .replay import HuggingFaceStepper
 
+_PROBE = 7  # tokens of the prompt on which the operations are found
 Taps = dict[str, tuple[Edit | None, Callable[[Tensor], None] | None]]
 
 
@@ -88,6 +89,9 @@ class NnsightModel(Model):
             nnsight.save(shown)
         return None if read is None else shown["logits"]
 
+    def _inside(self, attn: Any, path: tuple[str, ...]) -> Any:
+        return _operation(attn, (self.attention_op, *path))
+
     def _heads(self, flat: Tensor) -> Tensor:
         return flat.view(*flat.shape[:-1], -1, self.info.d_head)
 
@@ -106,9 +110,9 @@ class NnsightModel(Model):
                 args, _ = getattr(attn.source, self.attention_op).inputs
                 return args[_first_query(args) + name.endswith("k")].transpose(1, 2)
             case "attn.hook_attn_scores":
-                return getattr(getattr(attn.source, self.attention_op).source, self.scores_op).input
+                return self._inside(attn, self.scores_op).input
             case "attn.hook_pattern":
-                return getattr(getattr(attn.source, self.attention_op).source, self.pattern_op).output
+                return self._inside(attn, self.pattern_op).output
             case "attn.hook_z":
                 return self._heads(attn.o_proj.input)
             case "hook_attn_out":
@@ -144,9 +148,9 @@ class NnsightModel(Model):
                 which = _first_query(args) + name.endswith("k")
                 op.inputs = ((*args[:which], value.transpose(1, 2), *args[which + 1 :]), kwargs)
             case "attn.hook_attn_scores":
-                getattr(getattr(attn.source, self.attention_op).source, self.scores_op).input = value
+                self._inside(attn, self.scores_op).input = value
             case "attn.hook_pattern":
-                getattr(getattr(attn.source, self.attention_op).source, self.pattern_op).output = value
+                self._inside(attn, self.pattern_op).output = value
             case "attn.hook_z":
                 attn.o_proj.input = value.flatten(-2)
             case "hook_attn_out":
@@ -202,16 +206,26 @@ def _find_envoy(traced: Any, module: Any) -> Any:
     return envoy
 
 
+def _operation(attn: Any, path: tuple[str, ...]) -> Any:
+    """The operation at a path of labels, each inside the function that the one before it calls."""
+    found = getattr(attn.source, path[0])
+    for label in path[1:]:
+        found = getattr(found.source, label)
+    return found
+
+
 def _find_attention_ops(
     traced: Any, decoder: Any, *, n_heads: int, n_kv: int, eager: bool
-) -> tuple[str, str | None, str | None]:
-    """Labels of the attention call, of the softmax inside it and of the pattern that multiplies the values.
+) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """Where the attention call is, and inside it the softmax and the pattern that multiplies the values.
 
-    The attention call is the operation that is handed queries, keys and values; the pattern is the last operation whose
-    output has rows that sum to 1 and whose edit changes the logits; the scores enter the first such operation.
+    The attention call is the operation that is handed queries, keys and values; the pattern is the last operation inside
+    whose output has rows that sum to 1 and whose edit changes the logits; the scores enter the first such operation.
+    Another library may have wrapped the attention function (TransformerBridge does for Gemma): then one level deeper.
     """
-    tokens = torch.arange(7)[None].to(next(traced._module.parameters()).device)
+    tokens = torch.arange(_PROBE)[None].to(next(traced._module.parameters()).device)
     attn = decoder.layers[0].self_attn
+    shape = (1, n_heads, _PROBE, _PROBE)
 
     def probe(visit: Callable[[], Any]) -> tuple[Any, Tensor]:
         shown: dict[str, Any] = {}
@@ -222,53 +236,60 @@ def _find_attention_ops(
         return shown["value"], shown["logits"]
 
     def is_call(args: Any) -> bool:
-        tensors = [arg for arg in args if isinstance(arg, Tensor) and arg.dim() == 4]
-        return [t.shape[1] for t in tensors[:3]] == [n_heads, n_kv, n_kv] and all(t.shape[2] == 7 for t in tensors[:3])
+        tensors = [arg for arg in args if isinstance(arg, Tensor) and arg.dim() == 4][:3]
+        return [(t.shape[1], t.shape[2]) for t in tensors] == [(n_heads, _PROBE), (n_kv, _PROBE), (n_kv, _PROBE)]
 
     call = None
     for label in attn.source.compiled.names:
         try:
             (args, _), _ = probe(lambda label=label: getattr(attn.source, label).inputs)
-        except Exception:  # noqa: BLE001 - an operation that this forward pass does not reach cannot be the one
+        except Exception:  # an operation that this forward pass does not reach cannot be the one
             continue
         if is_call(args):
             call = label
     if call is None:
         raise ModelError(
-            f"{type(decoder.layers[0].self_attn._module).__name__}: found no operation that takes queries, keys and "
-            "values; this architecture needs another backend (bridge)"
+            f"{type(attn._module).__name__}: found no operation that takes queries, keys and values; this architecture "
+            'needs another backend ("bridge")'
         )
     if not eager:
-        return call, None, None
+        return call, (), ()
 
-    def inner() -> Any:
-        return getattr(attn.source, call).source
+    def is_pattern(value: Any) -> bool:
+        if not isinstance(value, Tensor) or value.shape != shape:
+            return False
+        return bool(((value.float().sum(-1) - 1).abs() < 1e-2).all() and (value >= 0).all())
 
-    names: dict[str, Any] = {}
+    def normalised(path: tuple[str, ...]) -> list[tuple[str, ...]]:
+        """Paths of all operations inside the one at `path` whose output is a pattern."""
+        names: list[str] = []
+        probe(lambda: names.extend(_operation(attn, path).source.compiled.names) or 0)
+        found: list[tuple[str, ...]] = []
+        for label in names:
+            try:
+                value, _ = probe(lambda label=label: _operation(attn, (*path, label)).output)
+            except Exception:  # as above
+                continue
+            if is_pattern(value):
+                found.append((*path, label))
+            elif isinstance(value, tuple) and any(map(is_pattern, value)) and len(path) < 3:
+                try:
+                    found += normalised((*path, label))
+                except Exception:  # a function without source
+                    continue
+        return found
 
-    def list_names() -> int:
-        names["all"] = inner().compiled.names
-        return 0
-
-    probe(list_names)
-    normalised: list[str] = []
-    for label in names["all"]:
-        try:
-            value, _ = probe(lambda label=label: getattr(inner(), label).output)
-        except Exception:  # noqa: BLE001 - as above
-            continue
-        if isinstance(value, Tensor) and value.shape == (1, n_heads, 7, 7):
-            if torch.allclose(value.float().sum(-1), torch.ones(1, n_heads, 7, device=value.device), atol=1e-2):
-                normalised.append(label)
+    patterns = normalised((call,))
     _, plain = probe(lambda: 0)
-    for label in reversed(normalised):
+    for path in reversed(patterns):
 
-        def look_at_self(label: str = label) -> int:
-            op = getattr(inner(), label)
-            op.output = torch.eye(7, device=tokens.device).expand_as(op.output).to(op.output.dtype)
+        def look_at_self(path: tuple[str, ...] = path) -> int:
+            op = _operation(attn, path)
+            op.output = torch.eye(_PROBE, device=tokens.device).expand(shape).to(op.output.dtype)
             return 0
 
         _, edited = probe(look_at_self)
         if not torch.equal(edited, plain):
-            return call, normalised[0], label
+            first = next(other for other in patterns if other[:-1] == path[:-1])
+            return call, first[1:], path[1:]
     raise ModelError("found no attention pattern whose edit changes the logits; load with attn_implementation='eager'")

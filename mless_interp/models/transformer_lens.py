@@ -3,6 +3,7 @@
 The only file that imports transformer_lens.
 """
 
+import warnings
 from collections.abc import Callable
 from importlib.metadata import version
 from typing import Any
@@ -230,7 +231,9 @@ def hooked_transformer_from(
             'use backend="bridge"'
         )
     cfg = HookedTransformerConfig(**_hooked_config(hf_model.config.get_text_config(), architecture, dtype, device))
-    hooked = HookedTransformer(cfg, tokenizer=None, move_to_device=False)
+    with warnings.catch_warnings():  # that it goes in 4.0 is known here
+        warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
+        hooked = HookedTransformer(cfg, tokenizer=None, move_to_device=False)
     with torch.no_grad():
         state = converters[architecture](hf_model, cfg)
     state = {key: value.detach().clone().to(dtype) for key, value in state.items()}

@@ -1,0 +1,44 @@
+"""Loaded tiny models and prompt pairs, made once per process and shared by the tests that compare backends."""
+
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from mless_interp.insertions import Insertion, PromptPair, make_pairs
+from mless_interp.models.base import Inputs, Model
+from mless_interp.models.load import load_model
+from mless_interp.problems import Problem
+
+QUESTIONS = (
+    "Anna has 3 red apples and Ben has 5 green pears . How many apples does Anna have ?",
+    "Cleo has 7 blue books and Dan has 4 cards . How many cards does Dan have ?",
+    "Ben gets 2 plums and Anna loses 6 coins . How many plums does Ben have ?",
+)
+
+
+@lru_cache(maxsize=24)
+def loaded(directory: Path, backend: str, dtype: str = "float32", attention: str = "eager") -> Model:
+    """One model per process; tests must not change it."""
+    return load_model(directory, backend=backend, dtype=dtype, attn_implementation=attention)
+
+
+def problems() -> list[Problem]:
+    """Three small problems of words that the tiny tokenizers know."""
+    answers = ("3", "4", "2")
+    return [
+        Problem(id=f"p{i}", question=q, answer=a, system="Please reason step by step .", distractor="9", solution=q[:30])
+        for i, (q, a) in enumerate(zip(QUESTIONS, answers, strict=True))
+    ]
+
+
+def pairs_for(model: Model, n_tokens: int = 21, count: int = 3, **place: object) -> tuple[PromptPair, ...]:
+    """Pairs whose span is longer than Gemma's window of 16, so that windows matter."""
+    return make_pairs(model, problems()[:count], Insertion.meaningless(" /", n_tokens, **place))
+
+
+def logits_of(model: Model, inputs: Inputs) -> torch.Tensor:
+    """Logits at every position of one input."""
+    logits = model.run(inputs.tokens, position_ids=inputs.position_ids, attention_mask=inputs.attention_mask).logits
+    assert logits is not None
+    return logits

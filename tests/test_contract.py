@@ -1,0 +1,243 @@
+"""The same tests on every backend: what the seam promises, whatever library runs the model."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ARCHITECTURES, BACKENDS
+from models_under_test import loaded, logits_of, pairs_for
+
+from mless_interp.models.base import SITES, Inputs, LeanAttentionError, Model, site
+
+EDITABLE = [name for name in SITES if name != "hook_resid_mid"]
+EITHER = pytest.mark.parametrize("architecture", ARCHITECTURES)
+
+
+@pytest.fixture(params=BACKENDS)
+def model(request: pytest.FixtureRequest, architecture: str, tiny_model_dir) -> Model:
+    return loaded(tiny_model_dir(architecture), request.param)
+
+
+@pytest.fixture
+def bridge(architecture: str, tiny_model_dir) -> Model:
+    return loaded(tiny_model_dir(architecture), "bridge")
+
+
+def everything(model: Model, inputs: Inputs) -> dict[str, torch.Tensor]:
+    capture = {site(layer, name): None for layer in range(model.info.n_layers) for name in SITES}
+    return model.run(
+        inputs.tokens, position_ids=inputs.position_ids, attention_mask=inputs.attention_mask, capture=capture
+    ).captured
+
+
+def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-5) -> bool:
+    return bool(((a - b).abs() <= tolerance * (1 + b.abs())).all())
+
+
+@EITHER
+def test_every_site_has_the_documented_shape_and_agrees_with_the_bridge(model: Model, bridge: Model) -> None:
+    inputs = pairs_for(model)[0].condition("inserted")
+    mine, theirs = everything(model, inputs), everything(bridge, inputs)
+    info, t = model.info, inputs.tokens.shape[1]
+    sizes = {"batch": 1, "token": t, "dest": t, "src": t, "head": info.n_heads, "kv_head": info.n_key_value_heads}
+    sizes |= {"d_head": info.d_head, "d_model": info.d_model, "d_mlp": info.d_mlp}
+    for name, value in mine.items():
+        axes = SITES[name.split(".", 2)[2]].partition("]")[0].strip("[").split(", ")
+        assert list(value.shape) == [sizes[axis] for axis in axes], name
+        shown, expected = value, theirs[name]
+        if name.endswith("attn_scores"):  # what nobody can see is -inf in one library, the lowest number in others
+            visible = torch.ones(t, t, dtype=torch.bool).tril() & (expected > -1e30)
+            shown, expected = shown[visible], expected[visible]
+        assert close(shown, expected), (name, float((shown - expected).abs().max()))
+
+
+@EITHER
+def test_nnsight_and_bridge_are_equal_bit_for_bit(bridge: Model, architecture: str, tiny_model_dir) -> None:
+    nnsight = loaded(tiny_model_dir(architecture), "nnsight")
+    for name in ("base", "inserted", "masked", "gap", "held"):
+        inputs = pairs_for(bridge)[0].condition(name)
+        assert torch.equal(logits_of(nnsight, inputs), logits_of(bridge, inputs)), name
+
+
+@EITHER
+@pytest.mark.parametrize("condition", ["base", "inserted", "gap", "masked", "held"])
+def test_every_condition_agrees_with_the_bridge(model: Model, bridge: Model, condition: str) -> None:
+    for pair in pairs_for(model, count=2):
+        inputs = pair.condition(condition)
+        assert close(logits_of(model, inputs), logits_of(bridge, inputs), 2e-5)
+    spread = pairs_for(model)[0].condition("held", held_positions="spread")
+    assert close(logits_of(model, spread), logits_of(bridge, spread), 2e-5)
+
+
+@EITHER
+@pytest.mark.parametrize("place", [{}, {"before": "system"}, {"at": 3}])
+def test_gap_equals_masked_on_shared_tokens_at_every_layer(model: Model, place: dict) -> None:
+    for pair in pairs_for(model, count=2, **place):
+        gap, masked = everything(model, pair.condition("gap")), everything(model, pair.condition("masked"))
+        for layer in range(model.info.n_layers):
+            name = site(layer, "hook_resid_post")
+            assert close(masked[name][:, pair.shared], gap[name], 1e-4)
+        assert close(logits_of(model, pair.condition("masked"))[:, pair.shared], logits_of(model, pair.condition("gap")), 1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_gap_positions_survive_the_library_with_and_without_its_cache(
+    bridge: Model, architecture: str, use_cache: bool, tiny_model_dir
+) -> None:
+    """Without an explicit mask and cache, transformers takes gapped ids for packed sequences and drops the prefix."""
+    from transformers import AutoModelForCausalLM
+
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model_dir(architecture), attn_implementation="eager").eval()
+    inputs = pairs_for(bridge)[0].condition("gap")
+    with torch.no_grad():
+        options = {"position_ids": inputs.position_ids, "use_cache": use_cache}
+        masked = plain(inputs.tokens, attention_mask=torch.ones_like(inputs.tokens), **options).logits
+        trap = plain(inputs.tokens, **options).logits
+    assert close(masked, logits_of(bridge, inputs), 1e-5)
+    assert use_cache or not close(trap, masked, 1e-2), "the trap is gone: an explicit mask is no longer needed"
+
+
+@EITHER
+@pytest.mark.parametrize("name", EDITABLE)
+def test_an_edit_of_every_site_changes_the_logits_as_in_the_bridge(model: Model, bridge: Model, name: str) -> None:
+    inputs = pairs_for(model)[0].condition("inserted")
+
+    def edit(value: torch.Tensor) -> torch.Tensor:
+        if name == "attn.hook_attn_scores":
+            return torch.where(value < -1e30, value, value * 0.5)
+        if name == "attn.hook_pattern":
+            return torch.eye(value.shape[-1]).expand_as(value)
+        return torch.cat([value[:, :5], value[:, 5:] * 0.5 + 0.1], 1)
+
+    before = logits_of(model, inputs)
+    after = model.run(inputs.tokens, edits={site(1, name): edit}).logits
+    expected = bridge.run(inputs.tokens, edits={site(1, name): edit}).logits
+    assert not close(after, before, 1e-3)
+    assert close(after, expected, 5e-5)
+    assert torch.equal(logits_of(model, inputs), before), "an edit outlived its run"
+
+
+@EITHER
+def test_captures_are_reduced_inside_and_see_the_edit(model: Model) -> None:
+    inputs = pairs_for(model)[0].condition("base")
+    name = site(1, "attn.hook_z")
+    run = model.run(
+        inputs.tokens, capture={name: lambda z: (z.shape, float(z.abs().max()))}, edits={name: torch.zeros_like}, logits_at="none"
+    )
+    assert run.logits is None
+    assert run.captured[name] == (torch.Size([1, inputs.tokens.shape[1], 8, model.info.d_head]), 0.0)
+
+
+@EITHER
+def test_logits_are_unembedded_where_asked(model: Model) -> None:
+    inputs = pairs_for(model)[0].condition("inserted")
+    whole = logits_of(model, inputs)
+    some = model.run(inputs.tokens, logits_at=[3, 7]).logits
+    assert close(some, whole[:, [3, 7]], 1e-5)
+    assert close(model.run(inputs.tokens, logits_at="last").logits, whole[:, -1:], 1e-5)
+    with pytest.raises(ValueError, match="logits_at must be positions 0 to"):
+        model.run(inputs.tokens, logits_at=[whole.shape[1]])
+
+
+@EITHER
+def test_an_error_inside_an_edit_leaves_no_hook_behind(model: Model) -> None:
+    inputs = pairs_for(model)[0].condition("masked")
+    before = logits_of(model, inputs)
+
+    def broken(value: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("broken on purpose")
+
+    with pytest.raises(RuntimeError, match="broken on purpose"):
+        model.run(inputs.tokens, attention_mask=inputs.attention_mask, edits={site(1, "attn.hook_z"): broken})
+    assert torch.equal(logits_of(model, inputs), before)
+    with pytest.raises(ValueError, match="must return a tensor of shape"):
+        model.run(inputs.tokens, edits={site(0, "attn.hook_z"): lambda z: z[:, :2]})
+
+
+@EITHER
+def test_inputs_are_left_as_they_were(model: Model) -> None:
+    inputs = pairs_for(model)[0].condition("masked")
+    copies = inputs.tokens.clone(), inputs.attention_mask.clone()
+    model.run(inputs.tokens, attention_mask=inputs.attention_mask)
+    assert torch.equal(inputs.tokens, copies[0]) and torch.equal(inputs.attention_mask, copies[1])
+
+
+@EITHER
+@pytest.mark.parametrize("condition", ["inserted", "gap", "masked", "held"])
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_replay_equals_whole_forward_passes(model: Model, condition: str, layer: int) -> None:
+    pair = pairs_for(model)[0]
+    inputs = pair.condition(condition)
+    start = inputs.tokens.shape[1] - pair.n_after
+    recording = model.record(inputs, start=start)
+    generator = torch.Generator().manual_seed(layer)
+    z = recording.z[layer] + torch.randn((4, *recording.z[layer].shape[1:]), generator=generator)
+    assert model.stepper is not None, "this backend fell back to whole forward passes"
+    for reads in ("all", "last", [start + 2, inputs.tokens.shape[1] - 3]):
+        fast = model.replay(recording, layer, z, logits_at=reads)
+        slow = model.replay(recording, layer, z, logits_at=reads, exact_forward=True)
+        assert close(fast, slow, 1e-4)
+    assert not close(model.replay(recording, layer, z), logits_of(model, inputs)[:, -1:], 1e-2)
+
+
+@EITHER
+def test_replay_takes_several_prompts_at_once(model: Model) -> None:
+    pairs = [pair for pair in pairs_for(model) if len(pair.base) == len(pairs_for(model)[1].base)]
+    pair = pairs[0]
+    one = pair.condition("masked")
+    both = Inputs(one.tokens.repeat(2, 1), None, one.attention_mask.repeat(2, 1, 1, 1))
+    both.tokens[1, -3] = both.tokens[1, 0]
+    start = both.tokens.shape[1] - pair.n_after
+    recording = model.record(both, start=start)
+    noise = torch.randn((2, 3, *recording.z[1].shape[1:]), generator=torch.Generator().manual_seed(0))
+    z = (recording.z[1][:, None] + noise).flatten(0, 1)
+    fast = model.replay(recording, 1, z, logits_at="all")
+    assert close(fast, model.replay(recording, 1, z, logits_at="all", exact_forward=True), 1e-4)
+
+
+@EITHER
+def test_wrong_inputs_are_named(model: Model) -> None:
+    tokens = torch.tensor([[1, 2, 3]])
+    with pytest.raises(ValueError, match="unknown hook name 'blocks.0.attn.hook_zz'"):
+        model.run(tokens, capture={"blocks.0.attn.hook_zz": None})
+    with pytest.raises(ValueError, match=r"layer 3 is out of range \(zero-based\): 0 to 2"):
+        model.run(tokens, capture={"blocks.3.attn.hook_z": None})
+    with pytest.raises(ValueError, match="was the text encoded with another model's tokenizer"):
+        model.run(torch.tensor([[model.info.d_vocab]]))
+    with pytest.raises(ValueError, match="has a context of 512"):
+        model.run(torch.ones(1, 513, dtype=torch.long))
+    with pytest.raises(ValueError, match="attention_mask must be boolean"):
+        model.run(tokens, attention_mask=torch.ones(1, 1, 3, 3))
+    with pytest.raises(ValueError, match="position_ids must be"):
+        model.run(tokens, position_ids=torch.arange(4))
+    recording = model.record(Inputs(tokens), start=1)
+    with pytest.raises(ValueError, match="z must be"):
+        model.replay(recording, 0, torch.zeros(1, 3, 8, model.info.d_head))
+
+
+@EITHER
+def test_fused_attention_has_no_pattern_and_says_so(architecture: str, tiny_model_dir, bridge: Model) -> None:
+    lean = loaded(tiny_model_dir(architecture), "nnsight", attention="sdpa")
+    with pytest.raises(LeanAttentionError, match="attn_implementation="):
+        lean.run(torch.tensor([[1, 2]]), capture={"blocks.0.attn.hook_pattern": None})
+    for name in ("base", "gap", "masked", "held"):
+        inputs = pairs_for(lean)[0].condition(name)
+        assert close(logits_of(lean, inputs), logits_of(bridge, inputs), 5e-5)
+
+
+def test_a_per_head_mask_reaches_only_its_head(tiny_model_dir: Path) -> None:
+    for backend in BACKENDS:
+        if not isinstance(backend, str):
+            continue
+        model = loaded(tiny_model_dir("qwen2"), backend)
+        inputs = pairs_for(model)[0].condition("inserted")
+        t = inputs.tokens.shape[1]
+        mask = torch.ones(1, 8, t, t, dtype=torch.bool)
+        mask[:, 3, -1, : t - 2] = False
+        name = site(0, "attn.hook_pattern")
+        free = model.run(inputs.tokens, capture={name: None}).captured[name]
+        held = model.run(inputs.tokens, attention_mask=mask, capture={name: None}).captured[name]
+        assert float(held[0, 3, -1, : t - 2].sum()) == 0
+        others = [h for h in range(8) if h != 3]
+        assert close(held[:, others], free[:, others])
