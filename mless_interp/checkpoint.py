@@ -9,8 +9,8 @@ from typing import Any
 class Checkpoint:
     """Finished problems of a long run, by id; `Checkpoint(None, ...)` keeps nothing.
 
-    The first line holds the run's settings. A file made with other settings is refused with the difference named; a last
-    line that was cut off is dropped and its problem done again.
+    The first line holds the run's settings. A file made with other settings is refused with the difference named; a
+    last line that was cut off is dropped and its problem done again.
     """
 
     def __init__(self, path: str | Path | None, settings: dict[str, Any]) -> None:
@@ -28,25 +28,31 @@ class Checkpoint:
 
     def _read(self, settings: dict[str, Any]) -> None:
         assert self.path is not None
-        lines = self.path.read_text(encoding="utf-8").splitlines()
+        text = self.path.read_text(encoding="utf-8")
+        self.repaired = not text.endswith("\n")  # the next record would join the last line
+        lines = text.splitlines()
         records = []
         for number, line in enumerate(lines, start=1):
             try:
                 records.append(json.loads(line))
             except json.JSONDecodeError as error:
                 if number < len(lines):
-                    raise ValueError(f"{self.path}, line {number}: not valid JSON; delete the file to start again") from error
+                    raise ValueError(
+                        f"{self.path}, line {number}: not valid JSON; delete the file to start again"
+                    ) from error
                 self.repaired = True
-        before = records[0].get("settings") if records else None
-        if before is None:
+        ours = bool(records) and all(isinstance(record, dict) for record in records)
+        ours = ours and isinstance(records[0].get("settings"), dict)
+        if not ours or not all(record.keys() >= {"id", "value"} for record in records[1:]):
             raise ValueError(f"{self.path} is no checkpoint of this toolkit; choose another file")
+        before = records[0]["settings"]
         changed = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
         if changed:
             first = changed[0]
+            others = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
             raise ValueError(
                 f"{self.path} was made with other settings: {first} was {_short(before.get(first))}, now "
-                f"{_short(settings.get(first))}{f' (and {len(changed) - 1} more)' if len(changed) > 1 else ''}; use the old "
-                "settings, or another file"
+                f"{_short(settings.get(first))}{others}; use the old settings, choose another file, or delete this one to start again"
             )
         self._done = {record["id"]: record["value"] for record in records[1:]}
         if self.repaired:

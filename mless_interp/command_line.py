@@ -46,10 +46,11 @@ def chosen_heads(heads: str | None, layers: str | None, *, n_layers: int, n_head
         return None
     found: list[int] = []
     for part in layers.split(","):
-        first, _, last = part.strip().partition("-")
-        if not first.isdigit() or (last and not last.isdigit()):
+        first, dash, last = part.strip().partition("-")
+        last = last if dash else first
+        if not (first.isdecimal() and last.isdecimal()) or int(first) > int(last):
             raise ValueError(f"cannot read {part!r} as layers: write 0,2-4 (zero-based)")
-        found += range(int(first), int(last or first) + 1)
+        found += range(int(first), int(last) + 1)
     for layer in found:
         if layer >= n_layers:
             raise ValueError(f"layer {layer} is out of range (zero-based): the model has layers 0 to {n_layers - 1}")

@@ -1,8 +1,10 @@
 """One attention head, named once and for all with zero-based numbers."""
 
+import operator
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 _LABEL = re.compile(r"^\s*L?(\d+)\s*(?:H|:|\.|,)\s*(\d+)\s*$", re.IGNORECASE)
 
@@ -27,8 +29,9 @@ class Head:
 
     def __post_init__(self) -> None:
         for name, value in (("layer", self.layer), ("head", self.head)):
-            if isinstance(value, bool) or not isinstance(value, int):
+            if isinstance(value, bool) or not isinstance(value, SupportsIndex):
                 raise TypeError(f"{name} must be a whole number (zero-based), got {value!r} ({type(value).__name__})")
+            object.__setattr__(self, name, operator.index(value))  # numpy's whole numbers too
             if value < 0:
                 raise ValueError(
                     f"{name} must be 0 or more (zero-based), got {value}; for the paper's one-based numbers use "

@@ -6,6 +6,7 @@ the paper's own text mode (`template="paper"`), which is kept for accuracy and f
 
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -42,7 +43,8 @@ class Insertion:
     draw: int = 0
 
     def __post_init__(self) -> None:
-        if self.n_tokens is not None and (isinstance(self.n_tokens, bool) or not isinstance(self.n_tokens, int)):
+        counted = self.n_tokens is not None or self.kind != "text"
+        if counted and (isinstance(self.n_tokens, bool) or not isinstance(self.n_tokens, int)):
             raise TypeError(f"n_tokens must be a whole number, got {self.n_tokens!r}")
         if self.n_tokens is not None and self.n_tokens <= 0:
             raise ValueError(f"n_tokens must be 1 or more, got {self.n_tokens}")
@@ -64,6 +66,8 @@ class Insertion:
     @classmethod
     def meaningful(cls, word: str = "he", n_tokens: int = 55, **place: Any) -> "Insertion":
         """A repeated word with a meaning that does not bear on the question (Mful): 55 times "he" in the paper."""
+        if not word.strip():
+            raise ValueError("the word to insert is empty")
         return cls("meaningful", " " + word.strip(), n_tokens, **_place(place))
 
     @classmethod
@@ -88,11 +92,13 @@ class Insertion:
         return cls("text", text, n_tokens, **_place(place))
 
     @classmethod
-    def named(cls, kind: str, *, unit: str | None = None, n_tokens: int = 55, seed: int = 0, **place: Any) -> "Insertion":
+    def named(
+        cls, kind: str, *, unit: str | None = None, n_tokens: int = 55, seed: int = 0, **place: Any
+    ) -> "Insertion":
         """The insertion of a kind's name, as command lines give it; `unit` is the unit, word or text."""
         if kind in ("meaningless", "meaningful"):
-            make = cls.meaningless if kind == "meaningless" else cls.meaningful
-            return make(*([] if unit is None else [unit]), n_tokens=n_tokens, **place)
+            given = place if unit is None else {"unit" if kind == "meaningless" else "word": unit, **place}
+            return (cls.meaningless if kind == "meaningless" else cls.meaningful)(n_tokens=n_tokens, **given)
         if kind == "random_sentence":
             return cls.random_sentence(n_tokens, seed=seed, **place)
         if kind == "repeated_bos":
@@ -118,7 +124,9 @@ class Insertion:
         """
         if self.kind == "repeated_bos":
             if tokenizer.bos_token_id is None:
-                raise ValueError("this tokenizer has no beginning-of-sequence token, so repeated_bos cannot be inserted")
+                raise ValueError(
+                    "this tokenizer has no beginning-of-sequence token, so repeated_bos cannot be inserted"
+                )
             assert self.n_tokens is not None
             return InsertedSpan((tokenizer.bos_token_id,) * self.n_tokens, "bos token")
         if self.kind == "random_sentence":
@@ -217,8 +225,8 @@ class PromptPair:
 
     `span` = (first inserted position, one past the last) in the inserted prompt. `alignment[t]` is the position in the
     inserted prompt of base token `t` (-1: none, only where a text-level insertion merged it). `boundary_merge`: tokens
-    merged at a border of a text-level insertion. `n_answer`: how many last tokens are the teacher-forced answer (0: this
-    pair holds the bare prompts; `answered` makes the other).
+    merged at a border of a text-level insertion. `n_answer`: how many last tokens are the teacher-forced answer (0:
+    this pair holds the bare prompts; `answered` makes the other).
     """
 
     problem: Problem
@@ -246,18 +254,23 @@ class PromptPair:
             return
         rest = self.inserted.ids[:start] + self.inserted.ids[stop:]
         if rest != self.base.ids:
-            at = next((i for i, (x, y) in enumerate(zip(rest, self.base.ids, strict=False)) if x != y), len(rest))
-            came = rest[at] if at < len(rest) else "nothing"
+            both = list(zip(rest, self.base.ids, strict=False))
+            at = next((i for i, (x, y) in enumerate(both) if x != y), len(both))
+            came, wanted = (ids[at] if at < len(ids) else "nothing" for ids in (rest, self.base.ids))
             raise ValueError(
-                f"pair {self.id!r}: the prompt without its inserted tokens must equal the clean prompt; they first differ "
-                f"at clean position {at} ({came!r} vs {self.base.ids[at : at + 1]!r}). Insert token ids with `Insertion`, "
-                "or tokenise the parts separately."
+                f"pair {self.id!r}: the prompt without its inserted tokens must equal the clean prompt; they first "
+                f"differ at clean position {at} ({came} vs {wanted}). Insert token ids with `Insertion`, or tokenise "
+                "the parts separately."
             )
         shifted = tuple(t if t < start else t + stop - start for t in range(len(self.base)))
         if self.alignment != shifted:
             raise ValueError(f"pair {self.id!r}: the alignment map does not skip exactly the inserted span {self.span}")
         if any((s == "inserted") != (start <= i < stop) for i, s in enumerate(self.inserted.segments)):
-            raise ValueError(f"pair {self.id!r}: the segment 'inserted' must cover the span {self.span} and nothing else")
+            raise ValueError(
+                f"pair {self.id!r}: the segment 'inserted' must cover the span {self.span} and nothing else"
+            )
+        if self.inserted.segments[:start] + self.inserted.segments[stop:] != self.base.segments:
+            raise ValueError(f"pair {self.id!r}: outside the span {self.span} both prompts must name the same segments")
 
     @property
     def id(self) -> str:
@@ -311,17 +324,17 @@ class PromptPair:
     def condition(self, name: str, *, held_positions: Literal["first", "spread"] = "first") -> Inputs:
         """The input of one of the five conditions of methods §2.
 
-        base (C0): the prompt without insertion. inserted (C1): with it. gap (C2): without it, but the question keeps the
-        position ids it has with it. masked (C3): with it, but nobody outside the span may see the span. held (C4): with
-        it, but the question keeps the position ids it has without it; the span's own ids are all the insertion point's
-        ("first") or lie fractionally before it ("spread").
+        base (C0): the prompt without insertion. inserted (C1): with it. gap (C2): without it, but the question keeps
+        the position ids it has with it. masked (C3): with it, but nobody outside the span may see the span. held (C4):
+        with it, but the question keeps the position ids it has without it; the span's own ids are all the insertion
+        point's ("first") or lie fractionally before it ("spread").
         """
         if name not in CONDITIONS:
             raise ValueError(f"unknown condition {name!r}; choose one of {', '.join(CONDITIONS)}")
         if self.boundary_merge and name not in ("base", "inserted"):
             raise ValueError(
-                f"pair {self.id!r}: tokens merged at the border of a text-level insertion, so condition {name!r} is not "
-                'defined; make the pair with template="raw"'
+                f"pair {self.id!r}: tokens merged at the border of a text-level insertion, so condition {name!r} is "
+                'not defined; make the pair with template="raw"'
             )
         if name == "base":
             return Inputs(self.base.tokens)
@@ -350,6 +363,8 @@ class PromptPair:
         """
         if self.boundary_merge:
             raise ValueError(f'pair {self.id!r} has merged borders; make it with template="raw"')
+        if self.n_answer:
+            raise ValueError(f"pair {self.id!r} already ends with its answer; use the pair that make_pairs gave")
         ids = self.answer_ids if which == "answer" else self.solution_ids
         if not ids:
             raise ValueError(f"problem {self.id!r}: its {which} encodes to no tokens; leave it out or give it one")
@@ -381,8 +396,8 @@ def make_pairs(
     """One `PromptPair` per problem.
 
     `model` is a `Model` (its context length is checked) or a Hugging Face tokenizer. `template`: "raw" (the paper's
-    string with its braces corrected), "raw_as_sent" (with the doubled braces its code sends), "chat" (the tokenizer's own
-    chat template), "paper" (text-level insertion as in the paper's code; not for patching), or a `Template`.
+    string with its braces corrected), "raw_as_sent" (with the doubled braces its code sends), "chat" (the tokenizer's
+    own chat template), "paper" (text-level insertion as in the paper's code; not for patching), or a `Template`.
 
     Raises `ValueError` naming the problem for anything that cannot be built or does not fit the model's context.
     """
@@ -391,7 +406,9 @@ def make_pairs(
     if not hasattr(tokenizer, "encode"):
         raise TypeError(f"make_pairs needs a Model or a tokenizer, got {type(model).__name__} (has it no tokenizer?)")
     if not isinstance(insertion, Insertion):
-        raise TypeError(f"insertion must be an Insertion, got {insertion!r}; for example Insertion.meaningless(' /', 55)")
+        raise TypeError(
+            f"insertion must be an Insertion, got {insertion!r}; for example Insertion.meaningless(' /', 55)"
+        )
     made = template_named(template)
     pairs = tuple(_make_pair(tokenizer, problem, insertion, made) for problem in problems)
     if not pairs:
@@ -400,8 +417,8 @@ def make_pairs(
         longest = len(pair.inserted) + len(pair.answer_prefix_ids) + len(pair.answer_ids)
         if info is not None and longest > info.context_length:
             raise ValueError(
-                f"problem {pair.id!r} needs {longest} tokens with {pair.n_inserted} inserted, but {info.name} has a context "
-                f"of {info.context_length}: insert fewer tokens or leave this problem out"
+                f"problem {pair.id!r} needs {longest} tokens with {pair.n_inserted} inserted, but {info.name} has a "
+                f"context of {info.context_length}: insert fewer tokens or leave this problem out"
             )
     return pairs
 
@@ -411,9 +428,11 @@ def _make_pair(tokenizer: Any, problem: Problem, insertion: Insertion, template:
         return _make_text_pair(tokenizer, problem, insertion, template)
     base = build_prompt(tokenizer, problem, template)
     found = insertion.span(tokenizer, problem.id)
-    at = insertion.place(base)
+    try:
+        at = insertion.place(base)
+    except ValueError as error:
+        raise ValueError(f"problem {problem.id!r}: {error}") from error
     n = len(found.ids)
-    prefix = template.answer_prefix if problem.answer_prefix is None else problem.answer_prefix
     return PromptPair(
         problem=problem,
         base=base,
@@ -422,24 +441,36 @@ def _make_pair(tokenizer: Any, problem: Problem, insertion: Insertion, template:
         span=(at, at + n),
         alignment=tuple(t if t < at else t + n for t in range(len(base))),
         span_source=found.source,
-        answer_prefix=prefix,
-        answer_prefix_ids=encode(tokenizer, prefix),
-        answer_ids=encode(tokenizer, problem.answer),
-        distractor_ids=() if problem.distractor is None else encode(tokenizer, problem.distractor),
-        solution_ids=() if problem.solution is None else encode(tokenizer, problem.solution),
+        **_endings(tokenizer, problem, template),
     )
+
+
+def _endings(tokenizer: Any, problem: Problem, template: Template) -> dict[str, Any]:
+    """What may follow the prompts of a pair: the answer with its prefix, a wrong answer, the solution."""
+    prefix = template.answer_prefix if problem.answer_prefix is None else problem.answer_prefix
+    return {
+        "answer_prefix": prefix,
+        "answer_prefix_ids": encode(tokenizer, prefix),
+        "answer_ids": encode(tokenizer, problem.answer),
+        "distractor_ids": () if problem.distractor is None else encode(tokenizer, problem.distractor),
+        "solution_ids": () if problem.solution is None else encode(tokenizer, problem.solution),
+    }
 
 
 def _make_text_pair(tokenizer: Any, problem: Problem, insertion: Insertion, template: Template) -> PromptPair:
     """The paper's way: insert into the string, encode it in one piece, then look for the seams by character offsets."""
     if insertion.kind == "repeated_bos" or insertion.before != "question":
-        raise ValueError('template="paper" inserts text between system and question; use template="raw" for other places')
+        raise ValueError(
+            'template="paper" inserts text between system and question; use template="raw" for anything else'
+        )
     system = template.system if problem.system is None else problem.system
     filler = tokenizer.decode(list(insertion.span(tokenizer, problem.id).ids)).strip()
     if insertion.kind in ("meaningless", "meaningful"):
         assert insertion.n_tokens is not None
         repeats = insertion.n_tokens // len(encode(tokenizer, insertion.text))
         filler = (insertion.text * repeats).strip()
+    if not filler:
+        raise ValueError('template="paper" strips the inserted text and nothing is left; use template="raw"')
     first, last = len(system), len(system) + len(filler)
     bos = (tokenizer.bos_token_id,) if prepends_bos(tokenizer) else ()
     base_ids, base_ranges = word_boundaries(tokenizer, system + problem.question)
@@ -447,22 +478,33 @@ def _make_text_pair(tokenizer: Any, problem: Problem, insertion: Insertion, temp
     inside = [i for i, (a, b) in enumerate(ranges) if b > first and a < last]
     start, stop = inside[0], inside[-1] + 1
     clean = ids[:start] + ids[stop:] == base_ids and all(ranges[i][0] >= first and ranges[i][1] <= last for i in inside)
-    where = {pair: i for i, pair in enumerate(ranges) if not start <= i < stop}
+    # The tokens of one character share its range, so a token is known by its range, its id and its turn among equals.
     moved = [(a, b) if b <= first else (a + len(filler), b + len(filler)) for a, b in base_ranges]
-    alignment = [
-        where.get(pair, -1) if ids[where.get(pair, 0)] == base_ids[t] else -1 for t, pair in enumerate(moved)
-    ]
+    names = _numbered(zip(ranges, ids, strict=True))
+    where = {name: i for i, name in enumerate(names) if not start <= i < stop}
+    alignment = [where.get(name, -1) for name in _numbered(zip(moved, base_ids, strict=True))]
     shift = len(bos)
     segment = lambda a: "system" if a < first else "question"  # noqa: E731
     named = tuple("inserted" if start <= i < stop else segment(pair[0]) for i, pair in enumerate(ranges))
+    base_named = tuple(segment(a) for a, _ in base_ranges)
     return PromptPair(
         problem=problem,
-        base=Prompt(bos + base_ids, ("bos",) * shift + tuple(segment(a) for a, _ in base_ranges), template.name, bool(bos)),
+        base=Prompt(bos + base_ids, ("bos",) * shift + base_named, template.name, bool(bos)),
         inserted=Prompt(bos + ids, ("bos",) * shift + named, template.name, bool(bos)),
         insertion=insertion,
         span=(start + shift, stop + shift),
         alignment=tuple(range(shift)) + tuple(t + shift if t >= 0 else -1 for t in alignment),
         span_source="text",
         boundary_merge=not clean,
-        answer_prefix=template.answer_prefix,
+        **_endings(tokenizer, problem, template),
     )
+
+
+def _numbered(items: Iterable[Any]) -> list[tuple[Any, int]]:
+    """Each item with how many equal ones came before it."""
+    seen: Counter[Any] = Counter()
+    numbered = []
+    for item in items:
+        numbered.append((item, seen[item]))
+        seen[item] += 1
+    return numbered

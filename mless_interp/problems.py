@@ -87,7 +87,11 @@ def load_problems(
 def _read(path: Path) -> tuple[Problem, ...]:
     problems: list[Problem] = []
     first_line: dict[str, int] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path.name} is not UTF-8 text ({error.reason} at byte {error.start})") from error
+    for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: JSON strings may hold other line ends
         if not line.strip():
             continue
         where = f"{path.name}, line {number}"

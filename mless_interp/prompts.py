@@ -1,6 +1,6 @@
 """Prompts: token ids with a segment name per token, built from a template."""
 
-
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,9 +38,7 @@ class Prompt:
     def __post_init__(self) -> None:
         if len(self.ids) != len(self.segments):
             raise ValueError(f"{len(self.ids)} token ids but {len(self.segments)} segment names")
-        unknown = set(self.segments) - set(SEGMENTS)
-        if unknown:
-            raise ValueError(f"unknown segments {sorted(unknown)}; known: {', '.join(SEGMENTS)}")
+        _check_segments(self.segments)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -52,15 +50,23 @@ class Prompt:
 
     def mask(self, *names: str) -> Tensor:
         """Boolean `[token]`: True where the token's segment is one of `names`."""
+        _check_segments(names)
         return torch.tensor([segment in names for segment in self.segments])
 
     def indices(self, *names: str) -> tuple[int, ...]:
         """The positions of these segments' tokens."""
+        _check_segments(names)
         return tuple(i for i, segment in enumerate(self.segments) if segment in names)
 
     def extended(self, ids: tuple[int, ...], segment: str) -> "Prompt":
         """This prompt with tokens appended."""
         return replace(self, ids=self.ids + ids, segments=self.segments + (segment,) * len(ids))
+
+
+def _check_segments(names: Iterable[str]) -> None:
+    unknown = set(names) - set(SEGMENTS)
+    if unknown:
+        raise ValueError(f"unknown segments {sorted(unknown)}; known: {', '.join(SEGMENTS)}")
 
 
 @dataclass(frozen=True)
@@ -109,12 +115,14 @@ def prepends_bos(tokenizer: Any) -> bool:
 def build_prompt(tokenizer: Any, problem: Problem, template: str | Template = "raw") -> Prompt:
     """The prompt of a problem without insertion, each part encoded on its own (so that insertion never re-merges).
 
-    Raises `ValueError` where the tokenizer has no chat template, its template rejects a system prompt, or a part
-    encodes to no tokens.
+    Raises `ValueError` where the tokenizer has no chat template, its template rejects a system prompt or changes a
+    message's text, or the question encodes to no tokens.
     """
     made = template_named(template)
     system = made.system if problem.system is None else problem.system
-    parts = _chat_parts(tokenizer, problem, system) if made.chat else [(system, "system"), (problem.question, "question")]
+    parts = [(system, "system"), (problem.question, "question")]
+    if made.chat:
+        parts = _chat_parts(tokenizer, problem, system)
     ids: list[int] = []
     segments: list[str] = []
     bos_added = not made.chat and prepends_bos(tokenizer)
@@ -139,17 +147,32 @@ def _chat_parts(tokenizer: Any, problem: Problem, system: str) -> list[tuple[str
     if not getattr(tokenizer, "chat_template", None):
         raise ValueError('this tokenizer has no chat template; use template="raw"')
     marks = ("\u2039mless-system\u203a", "\u2039mless-question\u203a")
-    messages = [{"role": "system", "content": marks[0]}, {"role": "user", "content": marks[1]}]
-    try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except Exception as error:
-        raise ValueError(f'this tokenizer\'s chat template takes no system prompt ({error}); use template="raw"') from error
+
+    def rendered(system: str, question: str) -> str:
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": question}]
+        try:
+            return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except Exception as error:
+            raise ValueError(
+                f'this tokenizer\'s chat template takes no system prompt ({error}); use template="raw"'
+            ) from error
+
+    text = rendered(*marks)
     if any(text.count(mark) != 1 for mark in marks) or text.index(marks[0]) > text.index(marks[1]):
-        raise ValueError('this tokenizer\'s chat template does not show system and question once each; use template="raw"')
+        raise ValueError(
+            'this tokenizer\'s chat template does not show system and question once each; use template="raw"'
+        )
     head, rest = text.split(marks[0])
     middle, tail = rest.split(marks[1])
-    parts = [(head, "template"), (system.strip(), "system"), (middle, "template")]
-    return [part for part in [*parts, (problem.question.strip(), "question"), (tail, "template")] if part[0]]
+    whole = rendered(system, problem.question)
+    for says, asks in ((system, problem.question), (system.strip(), problem.question.strip())):  # some templates trim
+        parts = [(head, "template"), (says, "system"), (middle, "template"), (asks, "question"), (tail, "template")]
+        if "".join(part for part, _ in parts) == whole:
+            return [part for part in parts if part[0]]
+    raise ValueError(
+        f"problem {problem.id!r}: this tokenizer's chat template changes the text of the system prompt or the question, "
+        'so their tokens cannot be told apart; use template="raw"'
+    )
 
 
 def word_boundaries(tokenizer: Any, text: str) -> tuple[tuple[int, ...], list[tuple[int, int]]]:
@@ -158,5 +181,3 @@ def word_boundaries(tokenizer: Any, text: str) -> tuple[tuple[int, ...], list[tu
         raise ValueError('template="paper" needs a fast tokenizer (one with character offsets); use template="raw"')
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     return tuple(encoded["input_ids"]), [tuple(pair) for pair in encoded["offset_mapping"]]
-
-

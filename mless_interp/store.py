@@ -29,8 +29,8 @@ def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     Refuses an existing one unless `overwrite`; the old one is replaced only when the new one is whole, and stays if
     anything fails.
     """
-    target = Path(path)
-    refuse_existing(target, overwrite=overwrite)
+    refuse_existing(path, overwrite=overwrite)
+    target = Path(path).resolve()  # a link to a folder stays a link
     target.parent.mkdir(parents=True, exist_ok=True)
     making = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
@@ -39,7 +39,11 @@ def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
         if target.exists():
             old = making.with_name(making.name + "-old")
             os.replace(target, old)
-            os.replace(making, target)
+            try:
+                os.replace(making, target)
+            except BaseException:
+                os.replace(old, target)
+                raise
             shutil.rmtree(old)
         else:
             os.replace(making, target)
@@ -53,8 +57,12 @@ def refuse_existing(path: str | Path, *, overwrite: bool) -> None:
     target = Path(path)
     if target.exists() and not target.is_dir():
         raise FileExistsError(f"{str(target)!r} is a file, not a folder; choose another name")
+    if Path.cwd().resolve().is_relative_to(target.resolve()):
+        raise FileExistsError(f"{str(target)!r} holds the current directory and is never replaced; choose another name")
     if target.exists() and any(target.iterdir()) and not overwrite:
-        raise FileExistsError(f"the folder {str(target)!r} exists; choose another, or allow overwriting it (--overwrite)")
+        raise FileExistsError(
+            f"the folder {str(target)!r} exists; choose another, or allow overwriting it (--overwrite)"
+        )
 
 
 def provenance(model: Any = None, *, command: list[str] | None = None, **more: Any) -> dict[str, Any]:
@@ -89,12 +97,14 @@ def save(path: str | Path, *results: Any, overwrite: bool = False, model: Any = 
     everything = {type(result).__name__: result for result in results} | named
     if len(everything) != len(results) + len(named):
         raise ValueError("two results of the same class need names: save(path, first=..., second=...)")
+    if "provenance" in everything:
+        raise ValueError('"provenance" is the name under which load gives where the results come from; choose another')
     if not everything:
         raise ValueError("there is nothing to save")
     arrays: dict[str, np.ndarray] = {}
     described = {name: _describe(result, name, arrays) for name, result in everything.items()}
     with new_folder(path, overwrite=overwrite) as folder:
-        np.savez_compressed(folder / "arrays.npz", **arrays)
+        np.savez_compressed(folder / "arrays.npz", allow_pickle=False, **arrays)
         document = {"format": 1, "results": described, "provenance": provenance(model)}
         (folder / "results.json").write_text(json.dumps(document, indent=2), encoding="utf-8")
     return Path(path)
@@ -134,11 +144,15 @@ def _encode(value: Any, key: str, arrays: dict[str, np.ndarray]) -> Any:
         return {"result": _describe(value, key, arrays)}
     if isinstance(value, tuple):
         return {"tuple": [_encode(v, f"{key}.{i}", arrays) for i, v in enumerate(value)]}
-    if isinstance(value, dict):
-        return {"dict": {str(k): _encode(v, f"{key}.{k}", arrays) for k, v in value.items()}}
+    if isinstance(value, dict) and all(isinstance(k, str) for k in value):
+        return {"dict": {k: _encode(v, f"{key}.{k}", arrays) for k, v in value.items()}}
     if isinstance(value, list):
         return [_encode(v, f"{key}.{i}", arrays) for i, v in enumerate(value)]
-    return _plain(value)
+    if value is None or isinstance(value, bool | int | float | str | np.generic):
+        return _plain(value)
+    raise TypeError(
+        f"{key}: a {type(value).__name__} cannot be saved and loaded unchanged; keep it as a numpy array or text"
+    )
 
 
 def _decode(value: Any, arrays: Any) -> Any:
@@ -162,7 +176,12 @@ def _rebuild(part: dict[str, Any], arrays: Any) -> Any:
     module, _, name = part["class"].rpartition(".")
     if not module.startswith("mless_interp."):
         raise ValueError(f"refusing to load class {part['class']!r}: it is not part of this toolkit")
-    kind = getattr(importlib.import_module(module), name)
+    try:
+        kind = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"this version of the toolkit has no class {part['class']!r}") from error
+    if not isinstance(kind, type) or not dataclasses.is_dataclass(kind) or kind.__module__ != module:
+        raise ValueError(f"refusing to load class {part['class']!r}: it is no result of this toolkit")
     return kind(**{key: _decode(value, arrays) for key, value in part["fields"].items()})
 
 

@@ -1,0 +1,126 @@
+"""Where everything stands in one prompt: span, question, sink, the rows that count, the tokens shared with another run."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..insertions import PromptPair
+from ..metrics.segments import RowChoice, flanks, row_mask
+from ..prompts import Prompt
+
+Reference = Literal["prefix", "flanks"]
+SHORT_CONDITIONS = ("base", "gap")
+"""Conditions whose prompt has no inserted tokens."""
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """The project's own numbers behind the metrics (methods section 4), all of them open to change.
+
+    `min_rows`: tokens read by fewer rows are undefined. `collapsed`: a span token below this relative attention counts as
+    collapsed. `width`: tokens of the windows of onset, flanks and latency. `recovered`: share of the reference at which
+    attention counts as back. `sink`: a token above this mean attention is a sink. `step`: smallest relative drop that
+    there is anything to recover from. `reference`: what the span is compared with, the prefix without its sink or the
+    tokens on both sides.
+    """
+
+    min_rows: int = 3
+    collapsed: float = 0.25
+    width: int = 5
+    recovered: float = 0.5
+    sink: float = 0.3
+    step: float = 0.05
+    reference: Reference = "prefix"
+
+    def __post_init__(self) -> None:
+        for name in ("min_rows", "width"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be 1 or more, got {getattr(self, name)}")
+        if self.reference not in ("prefix", "flanks"):
+            raise ValueError(f'reference must be "prefix" or "flanks", got {self.reference!r}')
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Masks over the tokens of one prompt, all boolean `[token]`, and the positions of the shared tokens `[shared]`.
+
+    `span` is None in a prompt without insertion. `question` holds all tokens after the insertion point, `before` those
+    before it without the `sink`; `rows` are the rows that a mean over rows takes.
+    """
+
+    n_tokens: int
+    span: Tensor | None
+    question: Tensor
+    before: Tensor
+    sink: Tensor
+    rows: Tensor
+    shared: Tensor
+
+    def reference(self, thresholds: Thresholds) -> Tensor:
+        """The tokens whose level the span is compared with."""
+        if thresholds.reference == "prefix":
+            return self.before
+        assert self.span is not None
+        return flanks(self.span, width=thresholds.width, exclude=self.sink)
+
+
+def pair_layout(pair: PromptPair, condition: str, *, rows: RowChoice) -> Layout:
+    """The layout of a pair's prompt in one condition.
+
+    Raises `ValueError` where nothing follows the insertion.
+    """
+    start, stop = pair.span
+    kept = [token for token, position in enumerate(pair.alignment) if position >= 0]
+    if condition in SHORT_CONDITIONS:
+        after = [token for token in kept if pair.alignment[token] >= stop]
+        if not after:
+            raise _nothing_after(pair.id)
+        first = min(after)
+        return _layout(len(pair.base), None, start, first, torch.tensor(kept), rows)
+    if stop >= len(pair.inserted):
+        raise _nothing_after(pair.id)
+    return _layout(len(pair.inserted), pair.span_mask, start, stop, pair.shared, rows)
+
+
+def prompt_layout(prompt: Prompt, *, rows: RowChoice) -> Layout:
+    """The layout of a single prompt from its segment names; without inserted tokens the question begins at its segment."""
+    inserted = prompt.indices("inserted")
+    if inserted:
+        start, stop = inserted[0], inserted[-1] + 1
+        span = prompt.mask("inserted")
+        if bool(span.all()):
+            raise ValueError("the inserted span covers the whole prompt: there is nothing left to compare it with")
+    else:
+        found = prompt.indices("question")
+        if not found:
+            raise ValueError("the prompt has neither inserted nor question tokens: nothing says where its question is")
+        start = stop = found[0]
+        span = None
+    if stop >= len(prompt):
+        raise _nothing_after("(this prompt)")
+    others = torch.arange(len(prompt)) if span is None else torch.arange(len(prompt))[~span]
+    return _layout(len(prompt), span, start, stop, others, rows)
+
+
+def _layout(n: int, span: Tensor | None, start: int, stop: int, shared: Tensor, rows: RowChoice) -> Layout:
+    position = torch.arange(n)
+    question = position >= stop
+    sink = position == (stop if span is not None and start == 0 else 0)
+    return Layout(
+        n_tokens=n,
+        span=span,
+        question=question,
+        before=(position < start) & ~sink,
+        sink=sink,
+        rows=row_mask(rows, question=question, span=span),
+        shared=shared,
+    )
+
+
+def _nothing_after(problem: str) -> ValueError:
+    return ValueError(
+        f"problem {problem!r}: no tokens follow the insertion, so there is no question whose attention could be described; "
+        'insert before="question"'
+    )

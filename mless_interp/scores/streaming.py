@@ -1,0 +1,323 @@
+"""Patterns reduced inside the layer that made them, a block of rows at a time.
+
+A block comes from the layer's own pattern where the model makes one (eager attention), else from its rotated queries and
+keys, so that no layer ever holds heads x tokens^2. Keys that no row of a block can see are left out of it: half the work.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..metrics.patterns import uniform_pattern
+from ..metrics.received import received_from_sums, received_sums
+from ..models.base import AttentionRule, Inputs, Model, site
+from ..models.replay import masked_scores, softmax
+from .layout import Layout
+
+Source = Literal["auto", "pattern", "recomputed"]
+SOURCES = ("auto", "pattern", "recomputed")
+BLOCK_ELEMENTS = 2**20
+"""Largest heads x rows x keys of a block: 4 MB in float32, times the few copies that a formula makes."""
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Some rows of a layer's pattern: `pattern` `[head, dest, src]`, `visible` `[1|head, dest, src]`, `positions` `[dest]`.
+
+    `src` runs from the first token to the last one that any of these rows can see.
+    """
+
+    pattern: Tensor
+    visible: Tensor
+    positions: Tensor
+
+    def only(self, wanted: Tensor) -> "Block":
+        """The rows where `wanted` `[token]` is True."""
+        keep = wanted[self.positions]
+        if bool(keep.all()):
+            return self
+        return Block(self.pattern[:, keep], self.visible[:, keep], self.positions[keep])
+
+
+def row_ranges(n_tokens: int, n_heads: int) -> Iterator[tuple[int, int]]:
+    """First row and one past the last row of each block."""
+    start = 0
+    while start < n_tokens:
+        rows = max(1, min(n_tokens - start, BLOCK_ELEMENTS // (n_heads * n_tokens)))
+        yield start, start + rows
+        start += rows
+
+
+def pattern_blocks(pattern: Tensor, visible: Tensor) -> Iterator[Block]:
+    """Blocks of a pattern `[head, token, token]` that exists as a whole; `visible` `[1|head, token, token]`."""
+    n_heads, n_tokens = pattern.shape[:2]
+    for a, b in row_ranges(n_tokens, n_heads):
+        yield Block(pattern[:, a:b, :b], visible[:, a:b, :b], torch.arange(a, b, device=pattern.device))
+
+
+def recomputed_blocks(q: Tensor, k: Tensor, visible: Tensor, rule: AttentionRule) -> Iterator[Block]:
+    """The same blocks from rotated queries `[1, token, head, d]` and keys `[1, token, kv_head, d]`; float32 or wider."""
+    q, k = (x.float() if x.element_size() < 4 else x for x in (q, k))
+    for a, b in row_ranges(q.shape[1], q.shape[2]):
+        scores = masked_scores(q[:, a:b], k[:, :b], visible[None, :, a:b, :b], rule)
+        yield Block(softmax(scores)[0], visible[:, a:b, :b], torch.arange(a, b, device=q.device))
+
+
+def uniform_blocks(visible: Tensor, dtype: torch.dtype) -> Iterator[Block]:
+    """The blocks of attention that prefers nothing: the null of everything that a pattern's blocks are reduced to."""
+    for a, b in row_ranges(visible.shape[1], visible.shape[0]):
+        seen = visible[:, a:b, :b]
+        yield Block(uniform_pattern(seen, dtype=dtype), seen, torch.arange(a, b, device=visible.device))
+
+
+@dataclass(frozen=True, eq=False)
+class Other:
+    """Queries, keys, visibility and layout of the same layer in the run that a condition is compared with."""
+
+    q: Tensor
+    k: Tensor
+    visible: Tensor
+    rule: AttentionRule
+    layout: Layout
+
+    def rows(self, own: Layout, positions: Tensor, n_src: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(its pattern at the rows that match `positions`, its keys, the own keys that match them).
+
+        Keys are those of the shared tokens before `n_src`; the pattern is `[head, dest, token]` of the other prompt.
+        """
+        place = torch.searchsorted(own.shared.to(positions.device), positions)
+        there = self.layout.shared.to(positions.device)[place]
+        seen = int((own.shared < n_src).sum())
+        scores = masked_scores(self.q[:, there], self.k, self.visible[None, :, there], self.rule)
+        return softmax(scores)[0], self.layout.shared[:seen], own.shared[:seen]
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """What a metric of question rows sees: a block of them, the masks up to the block's last key, and extras by name."""
+
+    block: Block
+    layout: Layout
+    values: Tensor | None = None
+    output_weights: Tensor | None = None
+    flow: Tensor | None = None
+    other: Other | None = None
+
+    @property
+    def options(self) -> dict[str, Tensor]:
+        return {"visible": self.block.visible, "dest_positions": self.block.positions}
+
+    def mask(self, mask: Tensor) -> Tensor:
+        """A mask over all tokens, cut to the block's keys."""
+        return mask[: self.block.pattern.shape[-1]].to(self.block.pattern.device)
+
+    @property
+    def span(self) -> Tensor:
+        assert self.layout.span is not None
+        return self.mask(self.layout.span)
+
+
+RowFormula = Callable[[Rows], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What to reduce to: sums of received attention (with these options), sink levels, numbers per question row."""
+
+    received: bool = True
+    exclude_sink: bool = True
+    renorm: bool = False
+    diag: bool = False
+    alpha: bool = False
+    rows: dict[str, RowFormula] = field(default_factory=dict)
+    needs_values: bool = False
+    needs_flow: bool = False
+    needs_other: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Reduced:
+    """What is left of a layer: `received` and `alpha` as (sum, count) `[head, token]`, `rows[name]` `[head, question row]`."""
+
+    received: tuple[Tensor, Tensor] | None
+    alpha: tuple[Tensor, Tensor] | None
+    rows: dict[str, Tensor]
+
+    def received_mean(self, min_rows: int) -> Tensor:
+        """Mean received attention `[head, token]`, NaN for tokens read by fewer than `min_rows` rows."""
+        assert self.received is not None
+        return received_from_sums(*self.received, min_rows=min_rows)
+
+    def alpha_mean(self) -> Tensor:
+        """Mean attention that each token receives from itself and all later ones `[head, token]`."""
+        assert self.alpha is not None
+        return received_from_sums(*self.alpha, min_rows=1)
+
+
+def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **extras: Any) -> Reduced:
+    """All blocks of one layer, in order; sums of blocks add, numbers per row stand side by side."""
+    totals: dict[str, list[Tensor]] = {}
+    rows: dict[str, list[Tensor]] = {name: [] for name in plan.rows}
+    for block in blocks:
+        device = block.pattern.device
+        n_src = block.pattern.shape[-1]
+        sink = layout.sink[:n_src].to(device)
+        seen = {"visible": block.visible, "dest_positions": block.positions}
+        if plan.received:
+            options = {"rows": layout.rows[:n_src].to(device), "diag": plan.diag, "renorm": plan.renorm}
+            part = received_sums(block.pattern, sink=sink if plan.exclude_sink or plan.renorm else None, **options, **seen)
+            _add(totals, "received", part, layout.n_tokens)
+        if plan.alpha:
+            _add(totals, "alpha", received_sums(block.pattern, diag=True, **seen), layout.n_tokens)
+        if plan.rows:
+            asked = block.only(layout.question.to(device))
+            if len(asked.positions):
+                context = Rows(asked, layout, **extras)
+                for name, formula in plan.rows.items():
+                    rows[name].append(formula(context))
+    sums = {name: (total[0], total[1]) for name, total in totals.items()}
+    return Reduced(sums.get("received"), sums.get("alpha"), {name: torch.cat(parts, -1) for name, parts in rows.items()})
+
+
+def _add(totals: dict[str, list[Tensor]], name: str, part: tuple[Tensor, Tensor], n_tokens: int) -> None:
+    sums, counts = part
+    if name not in totals:
+        shape = (*sums.shape[:-1], n_tokens)
+        totals[name] = [sums.new_zeros(shape), counts.new_zeros(shape)]
+    for total, new in zip(totals[name], (sums, counts), strict=True):
+        total[..., : new.shape[-1]] += new
+
+
+class Flow:
+    """Attention rollout from the span, carried from layer to layer: `share` `[token]` after the layers seen so far.
+
+    One head's step is $\\tfrac12 A_h u + \\tfrac12 u$; their mean over heads is the next $u$, which after the last layer
+    equals `metrics.flow.rollout_span_share` without ever holding a tokens x tokens product.
+    """
+
+    def __init__(self, span: Tensor) -> None:
+        self.share = span.double()
+
+    def rows(self, block: Block) -> Tensor:
+        """This layer's share of the span in the rows of a block, head by head, `[head, dest]`."""
+        u = self.share.to(block.pattern)
+        return 0.5 * (block.pattern @ u[: block.pattern.shape[-1]]) + 0.5 * u[block.positions]
+
+
+class PromptReduction:
+    """One prompt's forward pass with its reducers; short-lived. After `run`, `layers[l]` and `nulls[l]` are `Reduced`."""
+
+    def __init__(
+        self,
+        model: Model,
+        inputs: Inputs,
+        layout: Layout,
+        plan: Plan,
+        *,
+        layers: Sequence[int],
+        source: Source = "auto",
+        keep: bool = False,
+        compare: "dict[int, Other] | None" = None,
+    ) -> None:
+        self.model, self.inputs, self.layout, self.plan = model, inputs, layout, plan
+        self.asked = tuple(layers)
+        self.recompute = source == "recomputed" or (source == "auto" and model.info.attention != "eager")
+        self.keep, self.compare = keep, compare
+        self.visible = [mask[0] for mask in model.visible(inputs.to(model.info.device))]
+        self.flow = Flow(layout.span) if plan.needs_flow and layout.span is not None else None
+        self.layers: dict[int, Reduced] = {}
+        self.nulls: dict[int, Reduced] = {}
+        self.kept: dict[int, Other] = {}
+        self._held: dict[tuple[int, str], Tensor] = {}
+
+    def run(self) -> "PromptReduction":
+        """The forward pass: no logits, no pattern outlives its layer."""
+        capture = {}
+        for layer in range(self.model.info.n_layers) if self.flow is not None else self.asked:
+            if self.plan.needs_values:
+                capture[site(layer, "attn.hook_v")] = self._hold(layer, "v")
+            if self.recompute or self.keep:
+                capture[site(layer, "attn.hook_rot_q")] = self._hold(layer, "q")
+                capture[site(layer, "attn.hook_rot_k")] = self._keys(layer)
+            if not self.recompute:
+                capture[site(layer, "attn.hook_pattern")] = self._pattern(layer)
+        self.model.run(
+            self.inputs.tokens,
+            position_ids=self.inputs.position_ids,
+            attention_mask=self.inputs.attention_mask,
+            capture=capture,
+            logits_at="none",
+        )
+        self._null_plan()
+        return self
+
+    def _hold(self, layer: int, name: str) -> Callable[[Tensor], None]:
+        def hold(value: Tensor) -> None:
+            self._held[layer, name] = value
+
+        return hold
+
+    def _keys(self, layer: int) -> Callable[[Tensor], None]:
+        def reduce(k: Tensor) -> None:
+            q, rule = self._held.pop((layer, "q")), self.model.attention_rule(layer)
+            if self.keep and layer in self.asked:
+                wide = [x.float() if x.element_size() < 4 else x.clone() for x in (q, k)]
+                self.kept[layer] = Other(wide[0], wide[1], self.visible[layer], rule, self.layout)
+            if self.recompute:
+                self._reduce(layer, recomputed_blocks(q, k, self._seen(layer, q.device), rule))
+
+        return reduce
+
+    def _pattern(self, layer: int) -> Callable[[Tensor], None]:
+        return lambda pattern: self._reduce(layer, pattern_blocks(pattern[0], self._seen(layer, pattern.device)))
+
+    def _seen(self, layer: int, device: torch.device) -> Tensor:
+        return self.visible[layer].to(device)
+
+    def _reduce(self, layer: int, blocks: Iterator[Block]) -> None:
+        extras: dict[str, Any] = {}
+        values = self._held.pop((layer, "v"), None)
+        if values is not None:
+            groups = self.model.info.n_heads // self.model.info.n_key_value_heads
+            extras["values"] = values[0].repeat_interleave(groups, 1).transpose(0, 1)
+            weights = getattr(self.model, "output_weights", None)
+            extras["output_weights"] = None if weights is None else weights(layer)
+        if self.compare is not None:
+            extras["other"] = self.compare.get(layer)
+        if self.flow is not None:
+            extras["flow"] = self.flow.share
+            blocks = self._flowing(blocks)
+        if layer in self.asked:
+            self.layers[layer] = reduce_blocks(blocks, self.layout, self.plan, **extras)
+        else:
+            for _ in blocks:
+                pass
+
+    def _flowing(self, blocks: Iterator[Block]) -> Iterator[Block]:
+        """The same blocks; when the last has been taken, the rollout has gone one layer further."""
+        assert self.flow is not None
+        steps = []
+        for block in blocks:
+            steps.append(self.flow.rows(block).double().mean(0))
+            yield block
+        self.flow.share = torch.cat(steps).cpu()
+
+    def _null_plan(self) -> None:
+        """Uniform attention reduced in the same way, once for each different visibility."""
+        plan = Plan(
+            received=self.plan.received,
+            exclude_sink=self.plan.exclude_sink,
+            renorm=self.plan.renorm,
+            diag=self.plan.diag,
+            alpha=self.plan.alpha,
+            rows={name: made for name, made in self.plan.rows.items() if not getattr(made, "beyond_pattern", False)},
+        )
+        made: dict[int, Reduced] = {}
+        for layer in self.asked:
+            visible = self.visible[layer]
+            if id(visible) not in made:
+                made[id(visible)] = reduce_blocks(uniform_blocks(visible, torch.float32), self.layout, plan)
+            self.nulls[layer] = made[id(visible)]
