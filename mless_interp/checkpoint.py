@@ -52,7 +52,8 @@ class Checkpoint:
             others = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
             raise ValueError(
                 f"{self.path} was made with other settings: {first} was {_short(before.get(first))}, now "
-                f"{_short(settings.get(first))}{others}; use the old settings, choose another file, or delete this one to start again"
+                f"{_short(settings.get(first))}{others}; use the old settings, choose another file, "
+                "or delete this one to start again"
             )
         self._done = {record["id"]: record["value"] for record in records[1:]}
         if self.repaired:

@@ -5,8 +5,9 @@ head would have if it alone were edited. The heads of a layer are independent gi
 all; the sweep then puts each head's edited output into its own row.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -76,20 +77,20 @@ class LayerState:
         return (self.pattern() * self.span_keys).sum(-1)
 
 
-class Intervention(Protocol):
-    """A named edit of head outputs; `needs_donor` / `needs_span` say what must be there."""
+class Intervention(ABC):
+    """A named edit of head outputs; `needs_donor` and `needs_span` say what must be there."""
 
     name: ClassVar[str]
-    needs_donor: ClassVar[bool]
-    needs_span: ClassVar[bool]
+    needs_donor: ClassVar[bool] = False
+    needs_span: ClassVar[bool] = True
 
+    @abstractmethod
     def __call__(self, state: LayerState) -> Z:
         """Head outputs `[b, dest, H, d]`, each as if its head alone were edited."""
-        ...
 
 
 @dataclass(frozen=True)
-class PatchZ:
+class PatchZ(Intervention):
     """z <- the donor's z: all of the head's response to the contrast (activation patching)."""
 
     name: ClassVar[str] = "z"
@@ -102,22 +103,20 @@ class PatchZ:
 
 
 @dataclass(frozen=True)
-class Knockout:
+class Knockout(Intervention):
     """Span keys cannot be seen; the rest is renormalised: removes the head's direct read, scale and bias.
 
     Source: Geva et al. (2304.14767), there over windows of layers; here one head.
     """
 
     name: ClassVar[str] = "knockout"
-    needs_donor: ClassVar[bool] = False
-    needs_span: ClassVar[bool] = True
 
     def __call__(self, state: LayerState) -> Z:
         return state.mixed(state.pattern(_not_empty(state.visible & ~state.span_keys, state)))
 
 
 @dataclass(frozen=True)
-class KnockoutZero:
+class KnockoutZero(Intervention):
     """Attention on the span is set to 0 without renormalising: removes the bias, keeps lambda (I8).
 
     Differs between models with folded and unfolded value biases, because rows no longer sum to 1; the unfolded bias of
@@ -125,32 +124,27 @@ class KnockoutZero:
     """
 
     name: ClassVar[str] = "knockout_zero"
-    needs_donor: ClassVar[bool] = False
-    needs_span: ClassVar[bool] = True
 
     def __call__(self, state: LayerState) -> Z:
         return state.mixed(state.pattern() * ~state.span_keys)
 
 
 @dataclass(frozen=True)
-class EdgeNoise:
+class EdgeNoise(Intervention):
     """In a run that cannot see the span, this head alone sees it: its direct read is added alone."""
 
     name: ClassVar[str] = "edge_noise"
-    needs_donor: ClassVar[bool] = False
-    needs_span: ClassVar[bool] = True
 
     def __call__(self, state: LayerState) -> Z:
         return state.mixed(state.pattern(state.visible | (state.unmasked & state.span_keys)))
 
 
 @dataclass(frozen=True)
-class RestoreScale:
+class RestoreScale(Intervention):
     """z <- z_ref + Sig: the scale part of the response is undone, the bias part stays (z_ref is the donor's)."""
 
     name: ClassVar[str] = "restore_scale"
     needs_donor: ClassVar[bool] = True
-    needs_span: ClassVar[bool] = True
 
     def __call__(self, state: LayerState) -> Z:
         assert state.donor is not None
@@ -158,13 +152,11 @@ class RestoreScale:
 
 
 @dataclass(frozen=True)
-class Gate:
+class Gate(Intervention):
     """A <- A G / sum(A G) with G = g on span keys, 1 elsewhere: g = 1 changes nothing, g = 0 is `Knockout`."""
 
     g: float
     name: ClassVar[str] = "gate"
-    needs_donor: ClassVar[bool] = False
-    needs_span: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.g <= 1:
@@ -178,12 +170,10 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class RerouteToSink:
+class RerouteToSink(Intervention):
     """The span's attention goes to the first token outside the span: tests "just another sink"."""
 
     name: ClassVar[str] = "reroute_to_sink"
-    needs_donor: ClassVar[bool] = False
-    needs_span: ClassVar[bool] = True
 
     def __call__(self, state: LayerState) -> Z:
         pattern = state.pattern()
@@ -195,12 +185,10 @@ class RerouteToSink:
 
 
 @dataclass(frozen=True)
-class RerouteUniform:
+class RerouteUniform(Intervention):
     """The span's attention is spread evenly over the other visible keys: tests "dilution only"."""
 
     name: ClassVar[str] = "reroute_uniform"
-    needs_donor: ClassVar[bool] = False
-    needs_span: ClassVar[bool] = True
 
     def __call__(self, state: LayerState) -> Z:
         pattern = state.pattern()
@@ -210,7 +198,7 @@ class RerouteUniform:
 
 
 @dataclass(frozen=True)
-class MatchedMassKnockout:
+class MatchedMassKnockout(Intervention):
     """As much attention as the span holds is taken from random other keys instead (not the span, the sink or itself).
 
     The control for generic mask damage. Keys are gated down in a random order, the last one in part, until the removed
@@ -219,8 +207,6 @@ class MatchedMassKnockout:
 
     seed: int = 0
     name: ClassVar[str] = "matched_mass"
-    needs_donor: ClassVar[bool] = False
-    needs_span: ClassVar[bool] = True
 
     def __call__(self, state: LayerState) -> Z:
         pattern = state.pattern()
@@ -241,7 +227,7 @@ class MatchedMassKnockout:
 
 
 @dataclass(frozen=True)
-class PatchInput:
+class PatchInput(Intervention):
     """A query head's q, k or v <- the donor's, for that query head alone (its kv group's other heads keep theirs).
 
     Needs runs of equal length and positions: rotated queries and keys hold their position.

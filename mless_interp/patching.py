@@ -19,9 +19,6 @@ from .models.base import Inputs, Model, Recording
 from .progress import progress_bar
 from .statistics import Interval, bootstrap_interval, ratio_interval
 
-Contrast = Literal["content", "shift", "total"]
-Direction = Literal["denoising", "noising"]
-Positions = Literal["question", "last", "prefix", "span", "all"]
 CONTRASTS: dict[str, tuple[str, str]] = {
     "content": ("masked", "inserted"),
     "shift": ("base", "gap"),
@@ -97,12 +94,12 @@ def patch_heads(
     model: Model,
     pairs: Iterable[PromptPair],
     *,
-    contrast: Contrast = "content",
-    direction: Direction = "denoising",
+    contrast: str = "content",
+    direction: str = "denoising",
     edit: str | Intervention = "z",
     outcome: str | Outcome = "answer_logprob",
     heads: Iterable[Head] | None = None,
-    positions: Positions = "question",
+    positions: str = "question",
     checkpoint: str | Path | None = None,
     max_rows: int | None = None,
     progress: bool = True,

@@ -170,8 +170,8 @@ def _chat_parts(tokenizer: Any, problem: Problem, system: str) -> list[tuple[str
         if "".join(part for part, _ in parts) == whole:
             return [part for part in parts if part[0]]
     raise ValueError(
-        f"problem {problem.id!r}: this tokenizer's chat template changes the text of the system prompt or the question, "
-        'so their tokens cannot be told apart; use template="raw"'
+        f"problem {problem.id!r}: this tokenizer's chat template changes the text of the system prompt or the "
+        'question, so their tokens cannot be told apart; use template="raw"'
     )
 
 

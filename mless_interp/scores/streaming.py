@@ -5,7 +5,7 @@ keys, so that no layer ever holds heads x tokens^2. Keys that no row of a block 
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -133,9 +133,14 @@ class Plan:
     diag: bool = False
     alpha: bool = False
     rows: dict[str, RowFormula] = field(default_factory=dict)
+    null_rows: tuple[str, ...] = ()
     needs_values: bool = False
     needs_flow: bool = False
     needs_other: bool = False
+
+    def of_uniform(self) -> "Plan":
+        """What uniform attention is reduced to: all that follows from a pattern alone (`null_rows`)."""
+        return replace(self, rows={name: self.rows[name] for name in self.null_rows})
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,17 +199,18 @@ def _add(totals: dict[str, list[Tensor]], name: str, part: tuple[Tensor, Tensor]
 class Flow:
     """Attention rollout from the span, carried from layer to layer: `share` `[token]` after the layers seen so far.
 
-    One head's step is $\\tfrac12 A_h u + \\tfrac12 u$; their mean over heads is the next $u$, which after the last layer
+    One head's step is `flow_step`; their mean over heads is the next share, which after the last layer
     equals `metrics.flow.rollout_span_share` without ever holding a tokens x tokens product.
     """
 
     def __init__(self, span: Tensor) -> None:
         self.share = span.double()
 
-    def rows(self, block: Block) -> Tensor:
-        """This layer's share of the span in the rows of a block, head by head, `[head, dest]`."""
-        u = self.share.to(block.pattern)
-        return 0.5 * (block.pattern @ u[: block.pattern.shape[-1]]) + 0.5 * u[block.positions]
+
+def flow_step(block: Block, share: Tensor) -> Tensor:
+    """The span's share of the residual after one more layer, in a block's rows, each head taken alone, `[head, dest]`."""
+    u = share.to(block.pattern)
+    return 0.5 * (block.pattern @ u[: block.pattern.shape[-1]]) + 0.5 * u[block.positions]
 
 
 class PromptReduction:
@@ -301,20 +307,13 @@ class PromptReduction:
         assert self.flow is not None
         steps = []
         for block in blocks:
-            steps.append(self.flow.rows(block).double().mean(0))
+            steps.append(flow_step(block, self.flow.share).double().mean(0))
             yield block
         self.flow.share = torch.cat(steps).cpu()
 
     def _null_plan(self) -> None:
         """Uniform attention reduced in the same way, once for each different visibility."""
-        plan = Plan(
-            received=self.plan.received,
-            exclude_sink=self.plan.exclude_sink,
-            renorm=self.plan.renorm,
-            diag=self.plan.diag,
-            alpha=self.plan.alpha,
-            rows={name: made for name, made in self.plan.rows.items() if not getattr(made, "beyond_pattern", False)},
-        )
+        plan = self.plan.of_uniform()
         made: dict[int, Reduced] = {}
         for layer in self.asked:
             visible = self.visible[layer]

@@ -1,0 +1,379 @@
+"""Every attention metric by name: which formula of `metrics/` it is, on which rows or tokens, and its unit.
+
+Three kinds. *Row* metrics are numbers per attention row, averaged over the question (`name`) or read at its last row
+(`name_last`). *Profile* metrics are functions of the attention that each token receives in one run. *Paired* metrics
+compare a run with the first condition's, on the tokens that both have.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..metrics import attention, distances, entropy, outputs, profiles, received, spikes
+from ..metrics.segments import segment_mean
+from .layout import Layout, Thresholds
+from .streaming import Plan, Reduced, RowFormula, Rows, flow_step
+
+Kind = Literal["row", "profile", "paired"]
+
+
+@dataclass(frozen=True, eq=False)
+class Profile:
+    """A layer's received attention, raw and relative to uniform, `[head, token]`, and mean sink levels `alpha`."""
+
+    received: Tensor
+    relative: Tensor
+    alpha: Tensor
+    layout: Layout
+    thresholds: Thresholds
+
+    @property
+    def span(self) -> Tensor:
+        assert self.layout.span is not None
+        return self.layout.span
+
+    @property
+    def shared_question(self) -> Tensor:
+        """Which of the shared tokens belong to the question, `[shared]`."""
+        return self.layout.question[self.layout.shared]
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Two runs' profiles at the tokens that both have: `base` and `inserted` `[head, shared]`, raw and relative."""
+
+    base: Tensor
+    inserted: Tensor
+    base_relative: Tensor
+    inserted_relative: Tensor
+    question: Tensor
+    thresholds: Thresholds
+
+
+@dataclass(frozen=True, eq=False)
+class Metric:
+    """One entry of the catalogue. `needs`: "span", "values", "flow", "other" (the run to compare with), or nothing."""
+
+    name: str
+    kind: Kind
+    unit: str
+    meaning: str
+    formula: Callable[[Any], Tensor]
+    needs: tuple[str, ...] = ()
+    default: bool = True
+
+
+def _row(name: str, unit: str, meaning: str, formula: RowFormula, *needs: str, default: bool = True) -> Metric:
+    return Metric(name, "row", unit, meaning, formula, needs, default)
+
+
+def _from_pattern(formula: Callable[..., Tensor], *masks: str) -> RowFormula:
+    """A formula of `metrics/` on a block of rows; `masks` names the masks it takes (span, sink)."""
+
+    def value(rows: Rows) -> Tensor:
+        given = {"span": rows.span} if "span" in masks else {}
+        if "sink" in masks:
+            given["sink"] = rows.mask(rows.layout.sink)
+        return formula(rows.block.pattern, **given, **rows.options)
+
+    return value
+
+
+def _chain(part: str) -> RowFormula:
+    return lambda rows: getattr(entropy.entropy_chain(rows.block.pattern, span=rows.span, **rows.options), part)
+
+
+def _output_weight(rows: Rows) -> Tensor:
+    assert rows.values is not None
+    values = rows.values[:, : rows.block.pattern.shape[-1]]
+    return outputs.span_output_weight(
+        rows.block.pattern, values, span=rows.span, output_weights=rows.output_weights, **rows.options
+    )
+
+
+def _rollout(rows: Rows) -> Tensor:
+    assert rows.flow is not None
+    return flow_step(rows.block, rows.flow)
+
+
+def _distance(formula: Callable[[Tensor, Tensor], Tensor]) -> RowFormula:
+    def value(rows: Rows) -> Tensor:
+        block = rows.block
+        if rows.other is None:
+            return block.pattern.new_full(block.pattern.shape[:-1], torch.nan)
+        common = torch.isin(block.positions, rows.layout.shared.to(block.positions))
+        found = block.pattern.new_full(block.pattern.shape[:-1], torch.nan)
+        if bool(common.any()):
+            theirs, there, here = rows.other.rows(rows.layout, block.positions[common], block.pattern.shape[-1])
+            base = distances.renormalised_rows(theirs, alignment=there.to(theirs.device))
+            own = distances.renormalised_rows(block.pattern[:, common], alignment=here.to(block.pattern.device))
+            found[:, common] = formula(base.to(own), own)
+        return found
+
+    return value
+
+
+ROWS = (
+    _row("span_mass", "share", "attention on the span", _from_pattern(attention.span_mass, "span"), "span"),
+    _row("lam", "share", "attention kept outside the span", _from_pattern(attention.retained_mass, "span"), "span"),
+    _row(
+        "span_mass_without_sink",
+        "share",
+        "attention on the span, of what does not go to the sink",
+        _from_pattern(attention.non_sink_span_mass, "span", "sink"),
+        "span",
+    ),
+    _row(
+        "log_density_ratio",
+        "nats",
+        "attention per span token against another token's; 0 is even",
+        _from_pattern(attention.log_density_ratio, "span", "sink"),
+        "span",
+    ),
+    _row(
+        "within_span_entropy",
+        "share",
+        "evenness of the attention inside the span",
+        _from_pattern(entropy.within_span_entropy, "span"),
+        "span",
+    ),
+    _row("entropy", "nats", "entropy of the attention row", _from_pattern(entropy.attention_entropy)),
+    _row("normalised_entropy", "share", "entropy over its maximum", _from_pattern(entropy.normalised_entropy)),
+    _row("effective_tokens", "tokens", "tokens read as if evenly", _from_pattern(entropy.effective_tokens)),
+    _row("participation", "tokens", "participation ratio", _from_pattern(entropy.participation)),
+    _row(
+        "entropy_without_sink", "nats", "entropy without the sink", _from_pattern(entropy.entropy_without_sink, "sink")
+    ),
+    _row("entropy_between", "nats", "entropy: span or rest", _chain("between"), "span"),
+    _row("entropy_outside", "nats", "entropy: where outside the span", _chain("outside"), "span"),
+    _row("entropy_inside", "nats", "entropy: where inside the span", _chain("inside"), "span"),
+    _row(
+        "rollout_span_share", "share", "share of the span by attention rollout", _rollout, "span", "flow", default=False
+    ),
+    _row("span_output_weight", "share", "share of the span by norm", _output_weight, "span", "values", default=False),
+    _row(
+        "js_distance",
+        "sqrt bits",
+        "change of where shared tokens are read (Jensen-Shannon)",
+        _distance(distances.jensen_shannon_distance),
+        "other",
+        default=False,
+    ),
+    _row("hellinger", "", "the same by Hellinger", _distance(distances.hellinger), "other", default=False),
+    _row("total_variation", "share", "the same by total variation", _distance(distances.total_variation), "other", default=False),
+)
+
+
+def _profile(name: str, unit: str, meaning: str, formula: Callable[[Profile], Tensor], *needs: str) -> Metric:
+    return Metric(name, "profile", unit, meaning, formula, needs)
+
+
+def _collapse(of: str) -> Callable[[Profile], Tensor]:
+    return lambda p: profiles.span_collapse(
+        getattr(p, of), span=p.span, reference=p.layout.reference(p.thresholds)
+    )
+
+
+def _recovery_ratio(of: str) -> Callable[[Profile], Tensor]:
+    return lambda p: profiles.recovery_ratio(getattr(p, of), before=p.layout.before, after=p.layout.question)
+
+
+PROFILES = (
+    _profile("kurtosis", "", "excess kurtosis of received attention: spiky or diffuse", lambda p: received.kurtosis(p.received)),
+    _profile("sink_alpha", "share", "mean attention on the first token", lambda p: segment_mean(p.alpha, p.layout.sink)),
+    _profile(
+        "sink_rate",
+        "share",
+        "is the first token a sink",
+        lambda p: received.sink_rate(p.alpha, p.layout.sink, threshold=p.thresholds.sink),
+    ),
+    _profile(
+        "span_sink_rate",
+        "share",
+        "share of the span's tokens that are sinks",
+        lambda p: received.sink_rate(p.alpha, p.span, threshold=p.thresholds.sink),
+        "span",
+    ),
+    _profile("span_received", "share", "mean attention that a span token receives", lambda p: segment_mean(p.received, p.span), "span"),
+    _profile("span_relative", "ratio", "the same over uniform attention's", lambda p: segment_mean(p.relative, p.span), "span"),
+    _profile("collapse", "share", "drop of the span below its reference, raw", _collapse("received"), "span"),
+    _profile("collapse_relative", "share", "drop of the span below its reference, relative to uniform", _collapse("relative"), "span"),
+    _profile(
+        "collapsed_share",
+        "share",
+        "share of the span's tokens that are collapsed",
+        lambda p: profiles.collapsed_share(p.relative, span=p.span, threshold=p.thresholds.collapsed),
+        "span",
+    ),
+    _profile(
+        "onset_step",
+        "ratio",
+        "step of relative attention where the span begins",
+        lambda p: profiles.onset_step(
+            p.relative.masked_fill(p.layout.sink, torch.nan), span=p.span, width=p.thresholds.width
+        ),
+        "span",
+    ),
+    _profile("span_variation", "", "variation of received attention inside the span", lambda p: profiles.span_variation(p.received, span=p.span), "span"),
+    _profile("recovery_ratio", "ratio", "level after the span over the level before it, relative to uniform", _recovery_ratio("relative"), "span"),
+    _profile("recovery_ratio_raw", "ratio", "the same, raw (largely positional)", _recovery_ratio("received"), "span"),
+    _profile(
+        "recovery_fraction",
+        "share",
+        "share of the drop into the span that is made up after it",
+        lambda p: profiles.recovery_fraction(
+            p.relative, before=p.layout.before, span=p.span, after=p.layout.question, tolerance=p.thresholds.step
+        ),
+        "span",
+    ),
+)
+
+
+def _latency(c: Comparison) -> Tensor:
+    return profiles.recovery_latency(
+        c.inserted_relative[:, c.question],
+        c.base_relative[:, c.question],
+        width=c.thresholds.width,
+        threshold=c.thresholds.recovered,
+    )
+
+
+def _recovered(c: Comparison) -> Tensor:
+    latency = _latency(c)
+    return torch.where(latency.isnan(), torch.nan, latency.isfinite().to(latency.dtype))
+
+
+def _tau(c: Comparison) -> Tensor:
+    ratio = profiles.aligned_ratio(c.base, c.inserted)[:, c.question]
+    return profiles.recovery_time_constant(profiles.running_median(ratio)).tau
+
+
+def _peaks(c: Comparison) -> tuple[Tensor, Tensor]:
+    return spikes.spike_peaks(c.base), spikes.spike_peaks(c.inserted)
+
+
+def _paired(name: str, unit: str, meaning: str, formula: Callable[[Comparison], Tensor]) -> Metric:
+    return Metric(name, "paired", unit, meaning, formula, ("other",))
+
+
+PAIRED = (
+    _paired(
+        "retention",
+        "ratio",
+        "received attention that all shared tokens keep",
+        lambda c: profiles.aligned_recovery(c.base, c.inserted, tokens=torch.ones_like(c.question)),
+    ),
+    _paired(
+        "recovery_aligned",
+        "ratio",
+        "received attention that the question's tokens keep",
+        lambda c: profiles.aligned_recovery(c.base, c.inserted, tokens=c.question),
+    ),
+    _paired("recovery_latency", "tokens", "tokens until attention is back; inf: never", _latency),
+    _paired("recovered", "share", "whether attention comes back at all", _recovered),
+    _paired("recovery_tau", "tokens", "time constant of the recovery", _tau),
+    _paired("spike_spearman", "", "do the same tokens rank high", lambda c: spikes.timing_spearman(c.base, c.inserted)),
+    _paired("spike_pearson", "", "the same, linear", lambda c: spikes.timing_pearson(c.base, c.inserted)),
+    _paired("spike_slope", "ratio", "attenuation: slope through the origin", lambda c: spikes.attenuation_slope(c.base, c.inserted)),
+    _paired("spike_r_squared", "share", "explained by a pure scaling", lambda c: spikes.attenuation_r_squared(c.base, c.inserted)),
+    _paired("spike_f1", "", "F1 of matched peaks", lambda c: spikes.matched_peaks_f1(*_peaks(c)).to(c.base)),
+    _paired(
+        "peak_attenuation",
+        "ratio",
+        "height of the base run's peaks that is left",
+        lambda c: spikes.peak_attenuation(c.base, c.inserted, peaks=spikes.spike_peaks(c.base)),
+    ),
+)
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in (*ROWS, *PROFILES, *PAIRED)}
+"""Every metric by name; any row metric also exists as `name_last`, read at the question's last row."""
+DEFAULT = (*(m.name for m in METRICS.values() if m.default), "span_mass_last", "lam_last")
+
+
+def metric_named(name: str) -> Metric:
+    """The metric of that name; `name_last` gives the row metric `name`."""
+    found = METRICS.get(name) or METRICS.get(name.removesuffix("_last"))
+    if found is None or (found.name != name and found.kind != "row"):
+        raise ValueError(
+            f"unknown metric {name!r}; choose of {', '.join(METRICS)}; row metrics also with _last "
+            f"({', '.join(m.name for m in ROWS)})"
+        )
+    return found
+
+
+def chosen_metrics(metrics: str | Iterable[str] | None) -> tuple[str, ...]:
+    """The names asked for: None the usual ones, "all" every one, a name, or several."""
+    if metrics is None:
+        return DEFAULT
+    if metrics == "all":
+        return (*METRICS, *(f"{metric.name}_last" for metric in ROWS))
+    names = (metrics,) if isinstance(metrics, str) else tuple(metrics)
+    for name in names:
+        metric_named(name)
+    if not names:
+        raise ValueError("no metrics to compute")
+    if len(set(names)) != len(names):
+        raise ValueError("a metric is given twice")
+    return names
+
+
+def plan_for(names: Sequence[str], *, span: bool, other: bool, values: bool, exclude_sink: bool, renorm: bool) -> Plan:
+    """What one run has to be reduced to for these metrics; `span`, `other`, `values`: what there is in this run."""
+    there = {"span": span, "other": other, "values": values, "flow": span}
+    wanted = {metric.name: metric for metric in map(metric_named, names) if all(there[need] for need in metric.needs)}
+    rows = {name: metric for name, metric in wanted.items() if metric.kind == "row"}
+    asks = {need for metric in wanted.values() for need in metric.needs}
+    return Plan(
+        received=True,
+        exclude_sink=exclude_sink,
+        renorm=renorm,
+        alpha=any("sink" in name for name in wanted if METRICS[name].kind == "profile"),
+        rows={name: metric.formula for name, metric in rows.items()},
+        null_rows=tuple(name for name, metric in rows.items() if set(metric.needs) <= {"span"}),
+        needs_values="values" in asks,
+        needs_flow="flow" in asks,
+        needs_other="other" in asks and any("other" in metric.needs for metric in rows.values()),
+    )
+
+
+def profile_of(reduced: Reduced, null: Reduced, layout: Layout, thresholds: Thresholds) -> Profile:
+    """A layer's profile from its sums."""
+    found = reduced.received_mean(thresholds.min_rows).cpu()
+    uniform = null.received_mean(thresholds.min_rows).cpu()
+    alpha = reduced.alpha_mean().cpu() if reduced.alpha is not None else torch.full_like(found, torch.nan)
+    return Profile(found, received.relative_received(found, uniform.to(found)), alpha, layout, thresholds)
+
+
+def head_values(
+    names: Sequence[str], reduced: Reduced, profile: Profile, base: Profile | None
+) -> dict[str, Tensor]:
+    """Each metric that is defined in this run, `[head]`; `base` is the profile to compare with."""
+    values: dict[str, Tensor] = {}
+    comparison = None if base is None else compared(base, profile)
+    for name in names:
+        metric = metric_named(name)
+        if metric.kind == "row" and metric.name in reduced.rows:
+            rows = reduced.rows[metric.name].cpu()
+            last = name != metric.name
+            values[name] = rows[:, -1] if last else segment_mean(rows, torch.ones(rows.shape[-1], dtype=torch.bool))
+        elif metric.kind == "profile" and ("span" not in metric.needs or profile.layout.span is not None):
+            values[name] = metric.formula(profile)
+        elif metric.kind == "paired" and comparison is not None:
+            values[name] = metric.formula(comparison)
+    return values
+
+
+def compared(base: Profile, inserted: Profile) -> Comparison:
+    """Two profiles at the tokens that both prompts have."""
+    left, right = base.layout.shared, inserted.layout.shared
+    return Comparison(
+        base=base.received[:, left],
+        inserted=inserted.received[:, right],
+        base_relative=base.relative[:, left],
+        inserted_relative=inserted.relative[:, right],
+        question=inserted.shared_question,
+        thresholds=inserted.thresholds,
+    )

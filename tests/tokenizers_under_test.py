@@ -1,0 +1,29 @@
+"""The published tokenizers on all of MATH-500, read and paired once per process and shared by the tests that need them."""
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from mless_interp.insertions import Insertion, PromptPair, make_pairs
+from mless_interp.problems import Problem, load_problems
+
+REAL = ("qwen2_5", "llama3_1", "gemma3")
+SLASHES = Insertion.meaningless(" /", 55)
+
+
+@lru_cache
+def read_tokenizer(folder: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)
+
+
+@lru_cache
+def read_problems(path: Path) -> tuple[Problem, ...]:
+    return load_problems(path)
+
+
+@lru_cache
+def slash_pairs(folder: Path, problems: Path, template: str) -> tuple[PromptPair, ...]:
+    """Every problem with and without 55 slashes before the question."""
+    return make_pairs(read_tokenizer(folder), read_problems(problems), SLASHES, template=template)
