@@ -24,6 +24,11 @@ _PUBLIC = {
     "load_model": "models.load",
     "wrap_model": "models.load",
     "check_model": "models.checks",
+    "score_heads": "scores",
+    "HeadScores": "scores",
+    "attention_profile": "scores",
+    "AttentionProfile": "scores",
+    "score_cache": "scores",
     "patch_heads": "patching",
     "PatchScores": "patching",
     "one_line_errors": "command_line",
@@ -35,8 +40,8 @@ _PUBLIC = {
     "refuse_existing": "store",
     "provenance": "store",
 }
-_MODULES = ("heads", "insertions", "interventions", "metrics", "models", "patching", "problems", "prompts", "shapes")
-_MODULES += ("statistics", "store", "views")
+_MODULES = ("heads", "insertions", "interventions", "metrics", "models", "paper", "patching", "problems", "prompts", "shapes")
+_MODULES += ("scores", "statistics", "store", "views")
 
 __all__ = [*_PUBLIC, *_MODULES, "__version__"]
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from .models.base import AttentionRule, Inputs, Model, Recording
+from .models.base import AttentionRule, Inputs, Model, ModelError, Recording
 from .models.replay import masked_scores, mix_values, softmax
 from .shapes import Z
 
@@ -42,6 +42,11 @@ class LayerState:
         cls, model: Model, recording: Recording, layer: int, *, span: Tensor, donor: "LayerState | None" = None
     ) -> "LayerState":
         """The state of `layer` of a recording; `span` is boolean `[b, src]` in the recording's own coordinates."""
+        if not recording.q:
+            raise ModelError(
+                f"{model.info.architecture} on backend {model.info.backend!r} shows no rotated queries and keys, which "
+                "edits of attention need: use edit='z', or another backend"
+            )
         plain = model.visible(Inputs(recording.inputs.tokens, recording.inputs.position_ids))[layer]
         span = span.to(recording.k[layer].device)
         first = (~span).int().argmax(-1)

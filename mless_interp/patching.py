@@ -13,7 +13,7 @@ from torch import Tensor
 from .checkpoint import Checkpoint
 from .heads import Head, check_heads
 from .insertions import PromptPair
-from .interventions import INTERVENTIONS, EdgeNoise, Intervention, Knockout, LayerState
+from .interventions import INTERVENTIONS, EdgeNoise, Intervention, Knockout, LayerState, PatchZ
 from .metrics.outcomes import answer_logprob, kl_divergence, logit_difference, mean_logprob
 from .models.base import Inputs, Model, Recording
 from .progress import progress_bar
@@ -328,7 +328,7 @@ class _Sweep:
             if not wanted:
                 continue
             with torch.no_grad():
-                new = self.intervention(self._state(layer))
+                new = self._new_z(layer)
             at = 0
             while at < len(wanted):
                 rows = wanted[at : at + self.rows]
@@ -345,11 +345,13 @@ class _Sweep:
                 bar.update(len(rows) * n)
         return values, ends
 
-    def _state(self, layer: int) -> LayerState:
+    def _new_z(self, layer: int) -> Tensor:
+        if isinstance(self.intervention, PatchZ):
+            return self.donor.z[layer]
         donor = None
         if self.intervention.needs_donor:
             donor = LayerState.of(self.model, self.donor, layer, span=self.donor_span)
-        return LayerState.of(self.model, self.receiving, layer, span=self.span, donor=donor)
+        return self.intervention(LayerState.of(self.model, self.receiving, layer, span=self.span, donor=donor))
 
     def _patched(self, layer: int, rows: list[int], new: Tensor) -> np.ndarray:
         """Patched outcomes `[problem, row]`. An edit that changes nothing has an effect of exactly 0."""

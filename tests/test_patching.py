@@ -200,7 +200,9 @@ def test_outcomes_by_hand(tiny_model_dir: Any) -> None:
 def test_every_intervention_is_usable_in_a_sweep(edit: str, tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("gemma3"), "bridge")
     chosen: Any = Gate(0.5) if edit == "gate" else edit
-    found = patch_heads(model, pairs_for(model, n_tokens=6, count=1), edit=chosen, progress=False)
+    direction = "noising" if edit == "edge_noise" else "denoising"
+    pairs = pairs_for(model, n_tokens=6, count=1)
+    found = patch_heads(model, pairs, edit=chosen, direction=direction, progress=False)
     assert np.isfinite(found.patched).any() and np.abs(found.effect[np.isfinite(found.effect)]).max() > 0
 
 

@@ -144,7 +144,9 @@ def test_a_seam_that_would_merge_in_one_piece_is_recorded_not_mended() -> None:
 
 
 def test_the_bos_is_no_seam() -> None:
-    assert build_prompt(words(), PROBLEM).joined_differs is False
+    problem = Problem(id="p", question="How many ?", answer="3", system="reason .")
+    prompt = build_prompt(words(), problem)
+    assert prompt.bos_added and prompt.joined_differs is False
 
 
 def test_a_question_without_tokens_is_refused() -> None:

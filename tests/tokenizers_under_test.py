@@ -1,4 +1,4 @@
-"""The published tokenizers on all of MATH-500, read and paired once per process and shared by the tests that need them."""
+"""The published tokenizers on all of MATH-500, read and paired once per process and shared by the tests."""
 
 from functools import lru_cache
 from pathlib import Path

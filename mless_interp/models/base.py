@@ -115,7 +115,8 @@ class Recording:
 
     `resid_pre`, `q`, `z` hold the positions from `start` on: `[batch, changed, ...]`; `k` (rotated) and `v` hold every
     position: `[batch, token, kv_head, d_head]`. `masks[l]` is the boolean visibility `[batch, 1|head, changed, token]` of
-    layer `l`: causality, its own sliding window and the input's mask together.
+    layer `l`: causality, its own sliding window and the input's mask together. Where the backend does not show rotated
+    queries and keys, `resid_pre`, `q`, `k` and `v` are empty and a replay runs whole forward passes.
     """
 
     inputs: Inputs
@@ -186,6 +187,8 @@ class Model(ABC):
     underlying: Any
     checks: Any = None
     stepper: Any = None
+    shows_rotated: bool = True
+    """Whether the backend shows rotated queries and keys of this architecture (found out by the self-check)."""
 
     @abstractmethod
     def _forward(
@@ -275,11 +278,12 @@ class Model(ABC):
         tail = lambda x: x[:, start:].clone()  # noqa: E731
         reducers: dict[str, Reducer] = {}
         for layer in range(self.info.n_layers):
-            reducers[site(layer, "hook_resid_pre")] = tail
-            reducers[site(layer, "attn.hook_rot_q")] = tail
-            reducers[site(layer, "attn.hook_rot_k")] = torch.clone
-            reducers[site(layer, "attn.hook_v")] = torch.clone
             reducers[site(layer, "attn.hook_z")] = tail
+            if self.shows_rotated:
+                reducers[site(layer, "hook_resid_pre")] = tail
+                reducers[site(layer, "attn.hook_rot_q")] = tail
+                reducers[site(layer, "attn.hook_rot_k")] = torch.clone
+                reducers[site(layer, "attn.hook_v")] = torch.clone
         result = self.run(
             inputs.tokens,
             position_ids=inputs.position_ids,
@@ -288,7 +292,9 @@ class Model(ABC):
             logits_at=logits_at,
         )
         layers = range(self.info.n_layers)
-        per_layer = lambda name: tuple(result.captured[site(layer, name)] for layer in layers)  # noqa: E731
+        per_layer = lambda name: tuple(  # noqa: E731
+            result.captured[site(layer, name)] for layer in layers if site(layer, name) in reducers
+        )
         return Recording(
             inputs=inputs,
             start=start,

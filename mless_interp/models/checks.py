@@ -120,6 +120,10 @@ def _gap_difference(model: Model, tokens: Tensor) -> float:
 
 
 def _check_replay(model: Model, tokens: Tensor, allowed: float) -> tuple[float | None, str]:
+    try:
+        model.run(tokens, capture={site(0, "attn.hook_rot_q"): None, site(0, "attn.hook_rot_k"): None}, logits_at="none")
+    except (ModelError, AttributeError, KeyError, ValueError):
+        model.shows_rotated, model.stepper = False, None
     if model.stepper is None:
         return None, "whole forward passes (this architecture cannot be continued layer by layer)"
     layer, start = model.info.n_layers // 2, tokens.shape[1] // 2

@@ -1,7 +1,7 @@
 """`load_model` and `wrap_model`: from a name or an object to a checked `Model`."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -10,14 +10,13 @@ from .checks import check_model, probe_tokens
 from .hugging_face import load_hugging_face, reference_logits
 
 BACKENDS = ("auto", "hooked_transformer", "bridge", "nnsight")
-Backend = Literal["auto", "hooked_transformer", "bridge", "nnsight"]
 DEMO_DIRECTORY = Path(__file__).parent / "demo"
 
 
 def load_model(
     name: str | Path,
     *,
-    backend: Backend = "auto",
+    backend: str = "auto",
     dtype: str | torch.dtype = "float32",
     device: str | None = None,
     device_map: Any = None,
@@ -45,12 +44,6 @@ def load_model(
     if backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
     wanted = _dtype(dtype)
-    label = str(name)
-    directory = DEMO_DIRECTORY if label == "demo" else Path(name)
-    if label != "demo" and not directory.is_dir() and _looks_like_path(label):
-        raise ModelError(f"unknown model {label!r}: there is no such directory; give a directory, a hub id, or 'demo'")
-    if directory.is_dir() and not (directory / "config.json").exists():
-        raise ModelError(f"{label!r} holds no config.json: it is not a saved Hugging Face model")
     if backend == "auto" and (device_map is not None or remote):
         backend = "nnsight"
     if backend != "nnsight" and (device_map is not None or remote or attn_implementation != "eager"):
@@ -58,6 +51,12 @@ def load_model(
             f"device_map, remote and attn_implementation need backend='nnsight', got {backend!r}: TransformerLens runs "
             "eager attention on one device"
         )
+    label = str(name)
+    directory = DEMO_DIRECTORY if label == "demo" else Path(name)
+    if label != "demo" and not directory.is_dir() and _looks_like_path(label):
+        raise ModelError(f"unknown model {label!r}: there is no such directory; give a directory, a hub id, or 'demo'")
+    if directory.is_dir() and not (directory / "config.json").exists():
+        raise ModelError(f"{label!r} holds no config.json: it is not a saved Hugging Face model")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     source = str(directory) if directory.is_dir() else label
     hf_model, tokenizer = load_hugging_face(

@@ -3,7 +3,14 @@
 from importlib import import_module
 from typing import Any
 
-_PUBLIC = {"head_map": "plots", "attention": "circuits"}
+_PUBLIC = {
+    "head_map": "plots",
+    "profile": "plots",
+    "profiles": "plots",
+    "compare_profiles": "plots",
+    "bars_and_profiles": "plots",
+    "attention": "circuits",
+}
 __all__ = list(_PUBLIC)
 
 

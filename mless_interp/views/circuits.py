@@ -114,7 +114,8 @@ def attention(
         raise ValueError("no heads to show")
     patterns = {name: head_patterns(model, pair, name, chosen) for name in conditions}
     scale = max(float(pattern.max()) for pattern in patterns.values())
-    names = [f"{head} ({head.paper_label} in the paper's counting)" for head in chosen]
+    names = [str(head) for head in chosen]
+    paper = "; ".join(f"{head} is {head.paper_label}" for head in chosen)
     panels = []
     for name, pattern in patterns.items():
         texts, shown = _pooled(model, pair, name, pattern, max_span)
@@ -126,7 +127,10 @@ def attention(
             min_value=-scale,
             mask_upper_tri=True,
         )
-        note = f"Condition {name}: rows are destinations, columns sources; colour scale up to {scale:.2f}."
+        note = (
+            f"Rows attend, columns are attended to; colour scale up to {scale:.2f} in all panels. In the paper's one-based "
+            f"counting {paper}."
+        )
         panels.append(panel_of(rendered, f"{name}: {pattern.shape[-1]} tokens", note))
     if difference and {"base", "inserted"} <= set(patterns):
         shared = pair.shared

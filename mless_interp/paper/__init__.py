@@ -1,0 +1,40 @@
+"""The paper (arXiv 2510.01032) as data: its figures, models, heads, published numbers, and its claims as checks.
+
+"Meaningless Tokens, Meaningful Gains: How Activation Shifts Enhance LLM Reasoning", Shi et al. 2025, version 1.
+"""
+
+from .claims import CLAIMS, Claim, ClaimCheck, ClaimChecks, check_claims
+from .figures import (
+    CONTRADICTIONS,
+    FIGURES,
+    MODELS,
+    SHOWN_HEADS,
+    Contradiction,
+    Figure,
+    Panel,
+    PaperModel,
+    load_panel_model,
+    stand_in_problems,
+)
+from .published import PUBLISHED, Published, published
+
+__all__ = [
+    "CLAIMS",
+    "CONTRADICTIONS",
+    "FIGURES",
+    "MODELS",
+    "PUBLISHED",
+    "SHOWN_HEADS",
+    "Claim",
+    "ClaimCheck",
+    "ClaimChecks",
+    "Contradiction",
+    "Figure",
+    "Panel",
+    "PaperModel",
+    "Published",
+    "check_claims",
+    "load_panel_model",
+    "published",
+    "stand_in_problems",
+]

@@ -1,0 +1,290 @@
+"""`attention_profile`: the attention that every token receives, head by head, with and without an insertion."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..heads import Head
+from ..insertions import PromptPair
+from ..metrics.segments import RowChoice
+from ..models.base import Model
+from ..progress import progress_bar
+from ..statistics import bootstrap_interval
+from .heads import checked_pairs, chosen_or_all
+from .layout import SHORT_CONDITIONS, pair_layout
+from .streaming import Plan, PromptReduction, Source
+
+
+def attention_profile(
+    model: Model,
+    pairs: Iterable[PromptPair],
+    *,
+    rows: RowChoice = "shared",
+    heads: Iterable[Head] | None = None,
+    conditions: Sequence[str] = ("base", "inserted"),
+    exclude_sink: bool | None = None,
+    renorm: bool = False,
+    diag: bool = False,
+    min_rows: int = 3,
+    source: Source = "auto",
+    progress: bool = True,
+    seed: int = 0,
+) -> "AttentionProfile":
+    """Mean attention that each token receives from the tokens after it, per head, in each condition.
+
+    Parameters
+    ----------
+    rows : which rows are averaged over: "shared" (all but the span's: comparable between conditions), "all" (the paper's
+        figures, probably), "question", "last" (with `min_rows=1`).
+    exclude_sink : leave the first token out. None: where the tokenizer put a beginning-of-sequence token there, which
+        is what the paper does for Llama and Gemma but not for Qwen. `renorm` divides rows by their mass elsewhere.
+    diag : count each token's attention to itself as well. `min_rows` : tokens read by fewer rows are undefined (NaN).
+    source : see `score_heads`.
+
+    Everything else is as in `score_heads`; the formula is `metrics.received.received_attention`, its null
+    `uniform_received`.
+    """
+    found = checked_pairs(pairs, conditions, source)
+    chosen = chosen_or_all(model, heads)
+    layers = sorted({head.layer for head in chosen})
+    received: dict[str, list[np.ndarray]] = {condition: [] for condition in conditions}
+    uniform: dict[str, list[np.ndarray]] = {condition: [] for condition in conditions}
+    with progress_bar(len(found) * len(conditions), "profiling attention", enabled=progress) as bar:
+        for pair in found:
+            drop = "bos" in pair.base.segments[:1] if exclude_sink is None else exclude_sink
+            plan = Plan(exclude_sink=drop, renorm=renorm, diag=diag)
+            for condition in conditions:
+                try:
+                    layout = pair_layout(pair, condition, rows=rows)
+                    run = PromptReduction(
+                        model, pair.condition(condition), layout, plan, layers=layers, source=source
+                    ).run()
+                    real = {layer: run.layers[layer].received_mean(min_rows).cpu() for layer in layers}
+                    null = {layer: run.nulls[layer].received_mean(min_rows).cpu() for layer in layers}
+                except ValueError as error:
+                    raise type(error)(f"problem {pair.id!r}, condition {condition}: {error}") from error
+                received[condition].append(torch.stack([real[h.layer][h.head] for h in chosen]).double().numpy())
+                uniform[condition].append(torch.stack([null[h.layer][0] for h in chosen]).double().numpy())
+                bar.update(1)
+    decode = model.tokenizer.decode
+    return AttentionProfile(
+        problem_ids=tuple(pair.id for pair in found),
+        conditions=tuple(conditions),
+        heads=chosen,
+        received={name: tuple(arrays) for name, arrays in received.items()},
+        uniform={name: tuple(arrays) for name, arrays in uniform.items()},
+        alignment=tuple(np.array(pair.alignment) for pair in found),
+        spans=tuple(pair.span for pair in found),
+        base_texts=tuple(tuple(decode([i]) for i in pair.base.ids) for pair in found),
+        inserted_texts=tuple(tuple(decode([i]) for i in pair.inserted.ids) for pair in found),
+        settings={
+            "model": model.info.name,
+            "backend": model.info.backend,
+            "attention": model.info.attention,
+            "dtype": model.info.dtype,
+            "insertion": found[0].insertion.label,
+            "template": found[0].base.template,
+            "rows": rows,
+            "exclude_sink": exclude_sink,
+            "renorm": renorm,
+            "diag": diag,
+            "min_rows": min_rows,
+        },
+        seed=seed,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """A mean over problems, token by token, with the interval over problems: every array is `[token]`.
+
+    `position` counts tokens so that the insertion points of all problems coincide; `n` counts the problems.
+    """
+
+    position: np.ndarray
+    mean: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    n: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionProfile:
+    """Received attention, a probability, per condition and problem `[head, token]` (heads in the order of `heads`).
+
+    Prompts differ in length, so there is one array per problem. `received[condition][problem]` is the whole sequence,
+    `uniform` its null: what it would be if every row spread its attention evenly over the keys that it sees. NaN where
+    undefined: the tail, an excluded sink. `alignment[problem]` maps base tokens to the inserted prompt (-1: none).
+    """
+
+    problem_ids: tuple[str, ...]
+    conditions: tuple[str, ...]
+    heads: tuple[Head, ...]
+    received: dict[str, tuple[np.ndarray, ...]]
+    uniform: dict[str, tuple[np.ndarray, ...]]
+    alignment: tuple[np.ndarray, ...]
+    spans: tuple[tuple[int, int], ...]
+    base_texts: tuple[tuple[str, ...], ...]
+    inserted_texts: tuple[tuple[str, ...], ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    confidence: float = 0.95
+
+    def whole(self, condition: str, *, relative: bool = False) -> tuple[np.ndarray, ...]:
+        """Every problem's profile `[head, token]` over its whole sequence; `relative` to uniform attention."""
+        if condition not in self.received:
+            raise ValueError(f"no condition {condition!r} here; there are {', '.join(self.conditions)}")
+        found = self.received[condition]
+        if not relative:
+            return found
+        return tuple(np.divide(r, u, where=u > 0, out=np.full_like(r, np.nan)) for r, u in zip(found, self.uniform[condition], strict=True))
+
+    def aligned(self, condition: str, *, relative: bool = False) -> tuple[np.ndarray, ...]:
+        """Every problem's profile at the tokens of its base prompt `[head, base token]`, NaN where there is no match."""
+        found = self.whole(condition, relative=relative)
+        if condition in SHORT_CONDITIONS:
+            return found
+        return tuple(
+            np.where(at >= 0, values[:, at.clip(0)], np.nan) for values, at in zip(found, self.alignment, strict=True)
+        )
+
+    def of(self, head: Head) -> int:
+        """Where a head stands on the head axis."""
+        if head not in self.heads:
+            raise ValueError(f"{head} (zero-based) was not profiled; there are {', '.join(map(str, self.heads[:12]))} ...")
+        return self.heads.index(head)
+
+    def curve(
+        self,
+        head: Head,
+        condition: str,
+        *,
+        aligned: bool = False,
+        relative: bool = False,
+        null: bool = False,
+        min_share: float = 0.5,
+        n_resamples: int = 1000,
+    ) -> Curve:
+        """One head's mean profile over problems with its bootstrap interval, insertion points on top of each other.
+
+        Tokens that fewer than `min_share` of the problems have are left out. `null` gives uniform attention's instead.
+        """
+        row = self.of(head)
+        if null:
+            source = AttentionProfile(**{**vars(self), "received": self.uniform})
+            return source.curve(head, condition, aligned=aligned, min_share=min_share, n_resamples=n_resamples)
+        found = [values[row] for values in (self.aligned if aligned else self.whole)(condition, relative=relative)]
+        starts = [start for start, _ in self.spans]
+        first = max(starts)
+        grid = np.full((len(found), max(first - s + len(v) for s, v in zip(starts, found, strict=True))), np.nan)
+        for line, values, start in zip(grid, found, starts, strict=True):
+            line[first - start : first - start + len(values)] = values
+        n = np.isfinite(grid).sum(0)
+        mean = np.where(n > 0, np.nansum(grid, 0) / np.maximum(n, 1), np.nan)
+        low, high = np.full(len(mean), np.nan), np.full(len(mean), np.nan)
+        if len(found) > 1:
+            interval = bootstrap_interval(grid, confidence=self.confidence, seed=self.seed, n_resamples=n_resamples)
+            low, high = interval.low, interval.high
+        shown = n >= max(1.0, min_share * len(found))
+        mean, low, high = (np.where(shown, values, np.nan) for values in (mean, low, high))
+        return Curve(np.arange(len(mean)), mean, low, high, n)
+
+    def shaded(self, condition: str) -> tuple[int, int] | None:
+        """First and last-but-one position of the span on a curve's axis (None without inserted tokens)."""
+        if condition in SHORT_CONDITIONS:
+            return None
+        first = max(start for start, _ in self.spans)
+        return first, first + max(stop - start for start, stop in self.spans)
+
+    def to_frame(self) -> Any:
+        """One tidy row per problem, condition, head and token: position, base_position (-1 inside the span), segment,
+        text, received, uniform, relative."""
+        import pandas as pd
+
+        parts = []
+        for condition in self.conditions:
+            relative = self.whole(condition, relative=True)
+            for index, problem in enumerate(self.problem_ids):
+                values = self.received[condition][index]
+                n_heads, n_tokens = values.shape
+                base, segments, texts = self._tokens(condition, index)
+                parts.append(
+                    pd.DataFrame(
+                        {
+                            "problem": problem,
+                            "condition": condition,
+                            "layer": np.repeat([head.layer for head in self.heads], n_tokens),
+                            "head": np.repeat([head.head for head in self.heads], n_tokens),
+                            "label": np.repeat([str(head) for head in self.heads], n_tokens),
+                            "position": np.tile(np.arange(n_tokens), n_heads),
+                            "base_position": np.tile(base, n_heads),
+                            "segment": np.tile(segments, n_heads),
+                            "text": np.tile(texts, n_heads),
+                            "received": values.ravel(),
+                            "uniform": self.uniform[condition][index].ravel(),
+                            "relative": relative[index].ravel(),
+                        }
+                    )
+                )
+        return pd.concat(parts, ignore_index=True)
+
+    def _tokens(self, condition: str, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(base position, segment, text) of each token of one problem's prompt in a condition."""
+        start, stop = self.spans[index]
+        if condition in SHORT_CONDITIONS:
+            texts, at = self.base_texts[index], np.arange(len(self.base_texts[index]))
+            return at, np.where(at < start, "before", "question"), np.array(texts, dtype=object)
+        texts = self.inserted_texts[index]
+        base = np.full(len(texts), -1)
+        alignment = self.alignment[index]
+        base[alignment[alignment >= 0]] = np.flatnonzero(alignment >= 0)
+        at = np.arange(len(texts))
+        segments = np.where(at < start, "before", np.where(at < stop, "inserted", "question"))
+        return base, segments, np.array(texts, dtype=object)
+
+    def level(self, condition: str, segment: str, *, relative: bool = False) -> np.ndarray:
+        """Mean over the tokens of a segment ("before", "inserted" or "question"), `[problem, head]`; NaN if it has none."""
+        rows = []
+        for index, values in enumerate(self.whole(condition, relative=relative)):
+            inside = values[:, self._tokens(condition, index)[1] == segment]
+            n = np.isfinite(inside).sum(1)
+            rows.append(np.where(n > 0, np.nansum(inside, 1) / np.maximum(n, 1), np.nan))
+        return np.stack(rows)
+
+    def summary(self) -> Any:
+        """One row per head and condition: mean received attention and its ratio to uniform, before, in and after the span."""
+        import pandas as pd
+
+        rows: list[dict[str, Any]] = []
+        for condition in self.conditions:
+            levels = {
+                (segment, relative): _nanmean(self.level(condition, segment, relative=relative))
+                for segment in ("before", "inserted", "question")
+                for relative in (False, True)
+            }
+            for place, head in enumerate(self.heads):
+                row = {"layer": head.layer, "head": head.head, "label": str(head), "paper_label": head.paper_label}
+                row["condition"] = condition
+                for (segment, relative), level in levels.items():
+                    row[f"{segment}_{'relative' if relative else 'received'}"] = level[place]
+                rows.append(row)
+        return pd.DataFrame(rows)
+
+    def __repr__(self) -> str:
+        s = self.settings
+        lengths = [len(texts) for texts in self.inserted_texts]
+        words = (
+            f"Attention received per token: {len(self.heads)} heads of {s.get('model')}, {len(self.problem_ids)} problems of "
+            f"{min(lengths)} to {max(lengths)} tokens, {s.get('insertion')}, conditions {', '.join(self.conditions)}, rows "
+            f"{s.get('rows')!r}."
+        )
+        table = self.summary().drop(columns=["layer", "head"]).head(12)
+        return f"{words}\n{table.to_string(index=False, float_format=lambda x: f'{x:.4f}')}"
+
+
+def _nanmean(values: np.ndarray) -> np.ndarray:
+    n = np.isfinite(values).sum(0)
+    return np.where(n > 0, np.nansum(values, 0) / np.maximum(n, 1), np.nan)

@@ -1,0 +1,207 @@
+"""Loading, wrapping and the self-check: what is accepted, what is refused and with which words."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ARCHITECTURES, BACKENDS, needs_hooked_transformer, tiny_model, word_tokenizer
+from models_under_test import loaded, pairs_for
+
+import mless_interp as mi
+from mless_interp.models.base import Inputs, ModelError, visibility
+from mless_interp.models.checks import check_model
+from mless_interp.models.transformer_lens import has_hooked_transformer
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_check_s_figures_are_kept_on_the_model(architecture: str, backend: str, tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir(architecture), backend)
+    figures = model.checks.to_dict()
+    assert figures["row_sum_error"] < 1e-5 and figures["edit_effect"] > 0.1
+    assert figures["logits_difference"] < 1e-4 and figures["gap_difference"] < 1e-4
+    assert figures["replay"] == "layer by layer" and figures["replay_difference"] < 1e-4
+    info = model.info
+    assert (info.n_layers, info.n_heads, info.n_key_value_heads) == (3, 8, 2)
+    assert info.windows == ((16, None, 16) if architecture == "gemma3" else (None, None, None))
+    assert len(info.heads) == 24 and "3 layers x 8 heads (2 kv)" in repr(model)
+
+
+def test_auto_takes_hooked_transformer_where_it_is_installed(tiny_model_dir: Any) -> None:
+    expected = "hooked_transformer" if has_hooked_transformer() else "bridge"
+    assert mi.load_model(tiny_model_dir("llama")).info.backend == expected
+
+
+@pytest.mark.skipif(has_hooked_transformer(), reason="HookedTransformer is installed")
+def test_hooked_transformer_says_what_to_install_where_it_is_gone(tiny_model_dir: Any) -> None:
+    with pytest.raises(ModelError, match=r'pip install "transformer-lens>=3.9,<4"'):
+        mi.load_model(tiny_model_dir("llama"), backend="hooked_transformer")
+
+
+@pytest.fixture(scope="module")
+def other_architecture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GPT-NeoX, which has no converter here."""
+    import transformers
+
+    tokenizer = word_tokenizer()
+    config = transformers.GPTNeoXConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+    )
+    folder = tmp_path_factory.mktemp("neox")
+    transformers.GPTNeoXForCausalLM(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@needs_hooked_transformer
+def test_an_architecture_without_a_converter_is_refused_with_the_way_out(other_architecture: Path) -> None:
+    with pytest.raises(ModelError, match=r'GPTNeoXForCausalLM cannot be converted .*use backend="bridge"'):
+        mi.load_model(other_architecture, backend="hooked_transformer")
+
+
+def test_auto_falls_back_to_the_bridge_which_replays_by_whole_passes(other_architecture: Path) -> None:
+    model = mi.load_model(other_architecture)
+    assert model.info.backend == "bridge" and model.checks.replay.startswith("whole forward passes")
+    pairs = pairs_for(model, n_tokens=4, count=1)
+    found = mi.patch_heads(model, pairs, progress=False)
+    assert found.patched.shape == (1, 2, 4) and abs(found.effect).max() > 0
+    with pytest.raises(ModelError, match="shows no rotated queries and keys"):
+        mi.patch_heads(model, pairs, edit="knockout", progress=False)
+
+
+@needs_hooked_transformer
+def test_a_hooked_transformer_of_your_own_is_welcome(tiny_model_dir: Any) -> None:
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+    with pytest.warns(DeprecationWarning, match="HookedTransformer is deprecated"):
+        hooked = HookedTransformer(
+            HookedTransformerConfig(
+                n_layers=2, d_model=32, n_ctx=64, d_head=8, n_heads=4, d_vocab=50, act_fn="gelu", seed=0, device="cpu"
+            )
+        )
+    before = {key: value.clone() for key, value in hooked.state_dict().items()}
+    model = mi.wrap_model(hooked, name="mine", tokenizer=word_tokenizer())
+    assert model.info.name == "mine" and model.checks.gap_difference < 1e-4, "learned positions follow position ids too"
+    assert all(torch.equal(before[key], value) for key, value in hooked.state_dict().items())
+    assert not any(point.fwd_hooks for point in hooked.hook_dict.values())
+    fraction = torch.linspace(0, 3, 5)[None]
+    with pytest.raises(ValueError, match="have no fractional position ids"):
+        model.run(torch.ones(1, 5, dtype=torch.long), position_ids=fraction)
+
+
+def test_a_bridge_and_an_nnsight_model_of_your_own_are_welcome(tiny_model_dir: Any) -> None:
+    from nnsight import TransformersModel
+    from transformer_lens.model_bridge import TransformerBridge
+
+    tokenizer = word_tokenizer()
+    bridge = TransformerBridge.boot_transformers(str(tiny_model_dir("llama")), device="cpu")
+    traced = TransformersModel(
+        tiny_model("llama", tokenizer).eval(), tokenizer=tokenizer, task="text-generation"
+    )
+    traced._module.set_attn_implementation("eager")
+    ours = [mi.wrap_model(thing) for thing in (bridge, traced)]
+    tokens = torch.tensor([[5, 6, 7, 8]])
+    assert torch.allclose(ours[0].run(tokens).logits, ours[1].run(tokens).logits, atol=1e-5)
+    assert [model.info.backend for model in ours] == ["bridge", "nnsight"]
+
+
+def test_other_objects_cannot_be_wrapped() -> None:
+    with pytest.raises(TypeError, match="wrap_model takes a HookedTransformer, a TransformerBridge or an nnsight model"):
+        mi.wrap_model(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("/no/such/place", {}, "unknown model '/no/such/place': there is no such directory"),
+        ("nobody/no-model", {}, "cannot load model 'nobody/no-model' from a local directory, 'demo', or a hub id"),
+        ("demo", {"backend": "jax"}, "unknown backend 'jax'; choose one of auto, hooked_transformer, bridge, nnsight"),
+        ("demo", {"dtype": "int8"}, "unknown dtype 'int8'; choose one of float32"),
+        ("demo", {"backend": "bridge", "device_map": "auto"}, "need backend='nnsight', got 'bridge'"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(name: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(Exception, match=message):
+        mi.load_model(name, **options)
+
+
+def test_an_empty_directory_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"holds no config\.json"):
+        mi.load_model(tmp_path)
+
+
+def test_pickled_weights_are_refused(tiny_model_dir: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "pickled"
+    shutil.copytree(tiny_model_dir("llama"), folder)
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="cannot load model"):
+        mi.load_model(folder)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nan_in_the_weights_is_found_at_loading(backend: str, tiny_model_dir: Any, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    folder = tmp_path / "nan"
+    shutil.copytree(tiny_model_dir("qwen2"), folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.layers.1.mlp.down_proj.weight"][0, 0] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match="its logits contain NaN or infinity"):
+        mi.load_model(folder, backend=backend)
+
+
+def test_a_model_that_disagrees_with_hugging_face_is_refused(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("llama"), "bridge")
+    wrong = model.run(torch.zeros(1, 12, dtype=torch.long)).logits
+    with pytest.raises(ModelError, match="its logits differ from the plain Hugging Face forward pass by"):
+        check_model(model, wrong)
+
+
+def test_a_replay_that_disagrees_is_switched_off_and_reported(tiny_model_dir: Any) -> None:
+    model = mi.load_model(tiny_model_dir("llama"), backend="bridge")
+    finish = model.stepper.finish
+    model.stepper.finish = lambda layer, resid, z: finish(layer, resid, z) * 1.1
+    figures = check_model(model)
+    assert model.stepper is None and figures.replay.startswith("whole forward passes (continuing layer by layer was off by")
+
+
+def test_a_saved_word_level_tokenizer_survives_loading(tmp_path: Path, tiny_model_dir: Any) -> None:
+    """For Qwen2, transformers 5 would rebuild a byte-level tokenizer whatever was saved."""
+    folder = tmp_path / "words"
+    shutil.copytree(tiny_model_dir("qwen2"), folder)
+    for file in folder.glob("*token*"):
+        file.unlink()
+    tokenizer = word_tokenizer()
+    tokenizer.save_pretrained(folder)
+    named = json.loads((folder / "tokenizer_config.json").read_text())["tokenizer_class"]
+    assert named in ("TokenizersBackend", "PreTrainedTokenizerFast")
+    model = mi.load_model(folder, backend="bridge")
+    text = "Anna has 3 apples"
+    assert model.tokenizer.encode(text) == tokenizer.encode(text)
+
+
+def test_visibility_by_hand() -> None:
+    plain = visibility(4)[0, 0]
+    assert plain.tolist() == torch.ones(4, 4).tril().bool().tolist()
+    window = visibility(4, window=2)[0, 0].int().tolist()
+    assert window == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    gap = visibility(4, window=2, position_ids=torch.tensor([[0, 1, 5, 6]]))[0, 0].int().tolist()
+    assert gap == [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
+    hidden = torch.ones(1, 1, 4, 4, dtype=torch.bool)
+    hidden[..., 2, :] = False
+    assert visibility(4, attention_mask=hidden)[0, 0, 2].tolist() == [False, False, True, False], "it sees itself"
+
+
+def test_inputs_move_together() -> None:
+    inputs = Inputs(torch.ones(1, 2, dtype=torch.long), torch.arange(2)[None]).to("cpu")
+    assert inputs.attention_mask is None and inputs.position_ids.tolist() == [[0, 1]]
