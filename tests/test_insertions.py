@@ -48,7 +48,7 @@ def tiny_words(*vocabulary: str) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
 
 
-# --------------------------------------------------------------------------------------------------- what is inserted
+# ----------------------------------------------------------------------------------------------------- what is inserted
 
 
 def test_a_unit_of_one_token_is_repeated_n_times() -> None:
@@ -171,15 +171,15 @@ def test_labels_name_kind_unit_and_size() -> None:
     assert Insertion.from_text("Hm.").label == "text 'Hm.'"
 
 
-# -------------------------------------------------------------------------------------------------- random sentences
+# ----------------------------------------------------------------------------------------------------- random sentences
 
 
 def test_a_random_sentence_is_the_same_in_every_process() -> None:
-    few = tiny_words("river", "stone", "quiet", "lamp", "window", "table", "garden", "paper")
+    few = tiny_words("window", "stone", "river", "quiet", "lamp", "garden", "blue", "bell", "bear", "apple")
     span = Insertion.random_sentence(6, seed=3, draw=1).span(few, "p1")
-    # sha256("3|p1|1") seeds the draws; the words in the order of the bundled list.
+    # random.Random seeded by the first 8 bytes of sha256("3|p1|1") draws from these words in alphabetical order.
     assert span.source == "words"
-    assert few.decode(list(span.ids)) == "GOLDEN"
+    assert few.decode(list(span.ids)) == "blue lamp river river blue bell"
 
 
 def test_seed_problem_and_draw_each_change_a_random_sentence() -> None:
@@ -215,7 +215,7 @@ def test_a_random_sentence_has_exactly_n_tokens_of_common_words_and_no_digit(nam
             assert not set(span.ids) & set(tokenizer.all_special_ids)
 
 
-# ---------------------------------------------------------------------------------------------------- where it goes in
+# ----------------------------------------------------------------------------------------------------- where it goes in
 
 BY_HAND = Prompt((1, 2, 3, 4, 5), ("bos", "system", "system", "question", "template"))
 
@@ -283,7 +283,7 @@ def test_a_place_that_the_prompt_lacks_is_refused_with_the_problem() -> None:
         pair_of(Insertion.meaningless(" /", 2, before="system"), system="")
 
 
-# ------------------------------------------------------------------------------------------------- pairs and their proof
+# ------------------------------------------------------------------------------------------------ pairs and their proof
 
 
 def test_a_pair_by_hand() -> None:
@@ -319,11 +319,11 @@ def test_the_record_of_a_pair_holds_ids_and_span() -> None:
     [
         (
             lambda p: {"base": replace(p.base, ids=(*p.base.ids[:4], 0, *p.base.ids[5:]))},
-            r"pair 'p': the prompt without its inserted tokens must equal the clean prompt; .* at clean position 4 \(\d+ vs 0",
+            r"pair 'p': the prompt without its inserted tokens must equal the clean prompt; .* position 4 \(\d+ vs 0",
         ),
         (
             lambda p: {"base": Prompt(p.base.ids[:-1], p.base.segments[:-1])},
-            r"first differ at clean position 6 \(\d+ vs nothing\). Insert token ids with `Insertion`, or tokenise the parts",
+            r"first differ at clean position 6 \(\d+ vs nothing\). Insert token ids with `Insertion`, or tokenise",
         ),
         (
             lambda p: {"base": p.base.extended((9,), "question")},
@@ -543,7 +543,7 @@ def test_an_answer_without_tokens_is_refused() -> None:
         pair_of(solution=None).answered("solution")
 
 
-# ------------------------------------------------------------------------------------------------------------ make_pairs
+# ----------------------------------------------------------------------------------------------------------- make_pairs
 
 
 def test_pairs_keep_the_order_of_their_problems() -> None:
@@ -559,7 +559,7 @@ def test_the_context_must_hold_the_prompt_with_span_prefix_and_answer() -> None:
     pair = pair_of()
     needed = len(pair.inserted) + len(pair.answer_prefix_ids) + len(pair.answer_ids)
     assert len(make_pairs(model_of(needed), [PROBLEM], SLASHES)) == 1
-    message = f"problem 'p' needs {needed} tokens with 4 inserted, but tiny has a context of {needed - 1}: insert fewer tokens"
+    message = f"problem 'p' needs {needed} tokens with 4 inserted, but tiny has a context of {needed - 1}: insert"
     with pytest.raises(ValueError, match=message):
         make_pairs(model_of(needed - 1), [PROBLEM], SLASHES)
 
@@ -589,7 +589,7 @@ def test_pairs_need_a_known_template() -> None:
         make_pairs(words(), [PROBLEM], SLASHES, template="plain")
 
 
-# ----------------------------------------------------------------------------------------------- the paper's own text mode
+# -------------------------------------------------------------------------------------------- the paper's own text mode
 
 
 def test_text_between_words_merges_nothing_and_can_be_patched() -> None:
@@ -603,8 +603,7 @@ def test_text_between_words_merges_nothing_and_can_be_patched() -> None:
 
 def test_tokens_that_share_one_character_are_told_apart() -> None:
     pair = pair_of(tokenizer=bytewise(), template="paper", question="\u0800\u221a apples \u221a\u221a ?")
-    _, ranges = zip(*pairwise(pair.base.ids), strict=True), encode(bytewise(), "\u221a")
-    assert len(ranges) == 3  # one character, three tokens
+    assert len(encode(bytewise(), "\u221a")) == 3  # one character, three tokens
     assert not pair.boundary_merge
     assert [pair.inserted.ids[i] for i in pair.alignment] == list(pair.base.ids)
 
@@ -666,7 +665,7 @@ def test_white_space_alone_cannot_be_inserted_as_text() -> None:
         pair_of(Insertion.meaningless("\n", 2), bytewise(), "paper")
 
 
-# ---------------------------------------------------------------------------------- published tokenizers, all MATH-500
+# ----------------------------------------------------------------------------------- published tokenizers, all MATH-500
 
 
 @pytest.mark.parametrize("name", REAL)
@@ -693,11 +692,8 @@ def test_in_all_of_math500_the_span_is_where_it_says_and_drops_out(
         ids, segments = pair.inserted.ids, pair.inserted.segments
         assert ids[start:stop] == unit * 55
         assert ids[:start] + ids[stop:] == pair.base.ids
-        assert (
-            segments[stop] == "question"
-            and segments[start - 1] == ("system" if template == "raw" else "template")
-            or (name == "gemma3" and segments[start - 1] == "template")
-        )
+        assert segments[start - 1] == ("system" if template == "raw" else "template")
+        assert segments[stop] == "question"
         assert pair.base.segments == segments[:start] + segments[stop:]
         assert pair.base.bos_added == (template == "raw" and name != "qwen2_5")
         assert not pair.sink_moved and not pair.boundary_merge
@@ -724,7 +720,8 @@ def test_every_other_insertion_drops_out_of_a_published_prompt_too(
                 start, stop = pair.span
                 assert pair.inserted.ids[:start] + pair.inserted.ids[stop:] == pair.base.ids
                 assert pair.inserted.ids[start:stop] == insertion.span(tokenizer, pair.id).ids
-                assert pair.sink_moved == (insertion.at == 0)
+                first = insertion.before == "system" and template == "raw" and name == "qwen2_5"  # no BOS before it
+                assert pair.sink_moved == (first or insertion.at == 0)
 
 
 @pytest.mark.parametrize("name", REAL)

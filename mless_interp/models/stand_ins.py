@@ -5,6 +5,9 @@ beginning-of-sequence token of the model that it stands in for, but few layers a
 """
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -18,10 +21,11 @@ from transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+from transformers.utils import logging
 
 from ..problems import Problem
 from .base import Model
-from .load import Backend, load_model
+from .load import load_model
 from .planted_tokenizer import build_tokenizer, draw_problems, draw_vocabulary
 
 Architecture = Literal["qwen2", "llama", "gemma3"]
@@ -38,7 +42,7 @@ def stand_in(
     n_key_value_heads: int,
     n_layers: int = 3,
     seed: int = 0,
-    backend: Backend = "auto",
+    backend: str = "auto",
     attn_implementation: str = "eager",
 ) -> Model:
     """A checked model with random weights, uneven attention, a word-level tokenizer and the given head counts."""
@@ -46,14 +50,24 @@ def stand_in(
         raise ValueError(f"no stand-in of architecture {architecture!r}; there are qwen2, llama, gemma3")
     tokenizer = _tokenizer(bos=architecture != "qwen2")
     hf_model = _random_model(architecture, tokenizer, n_heads, n_key_value_heads, n_layers, seed)
-    with tempfile.TemporaryDirectory(prefix="stand-in-") as folder:
+    with tempfile.TemporaryDirectory(prefix="stand-in-") as folder, _no_bars():
         hf_model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        model = load_model(
-            folder, backend=backend, device="cpu", attn_implementation=attn_implementation
-        )
-    object.__setattr__(model.info, "name", f"stand-in for {name} (random weights)")
+        model = load_model(folder, backend=backend, device="cpu", attn_implementation=attn_implementation)
+    model.info = replace(model.info, name=f"stand-in for {name} (random weights)")
     return model
+
+
+@contextmanager
+def _no_bars() -> Iterator[None]:
+    """Silence the progress bars that transformers shows even for a model of a few kilobytes."""
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def stand_in_problems(n: int, *, seed: int = 0) -> tuple[Problem, ...]:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from ..heads import Head
 from ..models.base import Model
-from ..models.load import Backend, load_model
+from ..models.load import load_model
 from ..problems import Problem
 
 Kind = Literal["with_and_without", "against_random_sentence", "layers", "bars_and_head"]
@@ -194,7 +194,7 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
 )
 
 
-def load_panel_model(key: str, *, tiny: bool = False, directory: str | None = None, backend: Backend = "auto") -> Model:
+def load_panel_model(key: str, *, tiny: bool = False, directory: str | None = None, backend: str = "auto") -> Model:
     """A model of the figures: from `directory` or the hub, or its small random stand-in (`tiny`).
 
     Raises `ValueError` for an unknown key.

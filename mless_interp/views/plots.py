@@ -1,6 +1,7 @@
 """Still pictures with matplotlib. The only file that imports matplotlib; nothing here touches pyplot's global state."""
 
 import io
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,15 @@ import numpy as np
 from matplotlib.colors import TwoSlopeNorm
 from matplotlib.figure import Figure
 
+from ..heads import Head
+from ..scores import AttentionProfile, Curve
+
 COLOURS = "RdBu_r"
 """A diverging map that stays readable in print and for colour-blind people; white is 0, grey is undefined."""
+
+LINES = (("#0072B2", "-"), ("#D55E00", "--"), ("#009E73", "-."), ("#CC79A7", ":"))
+"""Colours and dashes of curves, in order (Okabe and Ito's palette): told apart without colour too."""
+SERIES = {"base": "without insertion", "inserted": "with insertion"}
 
 
 class Picture(Figure):
@@ -73,3 +81,136 @@ def _count_axes(axes: Any, n_layers: int, n_heads: int) -> None:
     for axis in (above, right):
         axis.tick_params(labelsize=7, colors="0.4")
     above.set_xlabel("head in the paper's counting", fontsize=8, color="0.4")
+
+
+def profile(profile: AttentionProfile, head: Head, **options: Any) -> Picture:
+    """One head's attention received per token; the options are those of `profiles`."""
+    return profiles(profile, [head], **options)
+
+
+def profiles(
+    profile: AttentionProfile,
+    heads: Iterable[Head] | None = None,
+    *,
+    conditions: Sequence[str] | None = None,
+    whole: bool = True,
+    relative: bool = False,
+    null: bool = True,
+    names: Mapping[str, str] | None = None,
+) -> Picture:
+    """Attention received per token, a column per head: above, all conditions at the same (base) tokens; below (`whole`),
+    the whole sequence of the last condition with its inserted span shaded.
+
+    Lines are means over problems, bands their 95 % bootstrap intervals (none for a single problem), grey is what uniform
+    attention would give. `relative` divides by it. `names` are the conditions' names in the legend.
+    """
+    shown = tuple(profile.heads if heads is None else heads)
+    conditions = tuple(conditions or profile.conditions)
+    last = conditions[-1]
+    whole = whole and profile.shaded(last) is not None
+    names = SERIES | dict(names or {})
+    picture = _grid(len(shown), 2 if whole else 1)
+    for column, head in enumerate(shown):
+        axes = picture.add_subplot(2 if whole else 1, len(shown), column + 1)
+        for number, condition in enumerate(conditions):
+            curve = profile.curve(head, condition, aligned=True, relative=relative)
+            _draw(axes, curve, names.get(condition, condition), number)
+        if null and not relative:
+            _draw_null(axes, profile.curve(head, conditions[0], aligned=True, null=True))
+        _label(axes, f"{profile.settings.get('model', '')}\n{head} ({head.paper_label} in the paper)", "token (without the span)", relative)
+        if not whole:
+            continue
+        axes = picture.add_subplot(2, len(shown), len(shown) + column + 1)
+        _draw(axes, profile.curve(head, last, relative=relative), names.get(last, last), conditions.index(last))
+        if null and not relative:
+            _draw_null(axes, profile.curve(head, last, null=True))
+        _shade(axes, profile, last)
+        _label(axes, "", "token (whole prompt)", relative)
+    return picture
+
+
+def compare_profiles(
+    panels: Sequence[tuple[str, Head, Mapping[str, AttentionProfile]]],
+    *,
+    condition: str = "inserted",
+    aligned: bool = False,
+    relative: bool = False,
+) -> Picture:
+    """Several insertions over each other, a panel per (title, head, {name: profile}); the span is shaded if not `aligned`."""
+    picture = _grid(len(panels), 1)
+    for column, (title, head, named) in enumerate(panels):
+        axes = picture.add_subplot(1, len(panels), column + 1)
+        for number, (name, found) in enumerate(named.items()):
+            _draw(axes, found.curve(head, condition, aligned=aligned, relative=relative), name, number)
+        if not aligned:
+            _shade(axes, next(iter(named.values())), condition)
+        where = "token (without the span)" if aligned else "token (whole prompt)"
+        _label(axes, f"{title}\n{head} ({head.paper_label} in the paper)", where, relative)
+    return picture
+
+
+def bars_and_profiles(
+    bars: Any, named: Mapping[str, AttentionProfile], head: Head, *, bars_title: str, relative: bool = False
+) -> Picture:
+    """Left, bars of accuracy (a table: model, condition, percent); right, one head without and with each insertion.
+
+    Above right all at the same tokens, with the base prompt of the first profile; below right the whole sequences.
+    """
+    picture = Picture(figsize=(11.0, 6.0), layout="constrained")
+    left, right = picture.subfigures(1, 2, width_ratios=(1.0, 1.3))
+    axes = left.add_subplot()
+    models, conditions = list(dict.fromkeys(bars["model"])), list(dict.fromkeys(bars["condition"]))
+    width = 0.8 / len(conditions)
+    for number, condition in enumerate(conditions):
+        heights = [bars[(bars["model"] == m) & (bars["condition"] == condition)]["percent"].mean() for m in models]
+        places = np.arange(len(models)) + (number - (len(conditions) - 1) / 2) * width
+        hatch = ("", "//", "..", "xx")[number % 4]
+        drawn = axes.bar(places, heights, width, color=LINES[number][0], label=condition, hatch=hatch, edgecolor="white")
+        axes.bar_label(drawn, fmt="%.0f", fontsize=7)
+    axes.set_xticks(range(len(models)), [str(m) for m in models], fontsize=7)
+    axes.set_ylabel("accuracy (%)")
+    axes.set_title(bars_title, fontsize=9)
+    axes.legend(fontsize=7, loc="upper right")
+    above, below = right.subplots(2, 1)
+    first = next(iter(named.values()))
+    _draw(above, first.curve(head, "base", aligned=True, relative=relative), "none", 0)
+    for number, (name, found) in enumerate(named.items(), start=1):
+        _draw(above, found.curve(head, "inserted", aligned=True, relative=relative), name, number)
+        _draw(below, found.curve(head, "inserted", relative=relative), name, number)
+    _shade(below, first, "inserted")
+    title = f"{first.settings.get('model', '')}: {head} ({head.paper_label} in the paper)"
+    _label(above, title, "token (without the span)", relative)
+    _label(below, "", "token (whole prompt)", relative)
+    return picture
+
+
+def _grid(columns: int, rows: int) -> Picture:
+    if not columns:
+        raise ValueError("there is nothing to draw: no heads")
+    return Picture(figsize=(max(4.6, 3.9 * columns), 2.9 * rows + 0.3), layout="constrained")
+
+
+def _draw(axes: Any, curve: Curve, name: str, number: int) -> None:
+    colour, dashes = LINES[number % len(LINES)]
+    axes.plot(curve.position, curve.mean, color=colour, linestyle=dashes, linewidth=1.3, label=name)
+    if np.isfinite(curve.low).any():
+        axes.fill_between(curve.position, curve.low, curve.high, color=colour, alpha=0.2, linewidth=0)
+
+
+def _draw_null(axes: Any, curve: Curve) -> None:
+    axes.plot(curve.position, curve.mean, color="0.55", linewidth=0.9, label="uniform attention", zorder=1)
+
+
+def _shade(axes: Any, profile: AttentionProfile, condition: str) -> None:
+    span = profile.shaded(condition)
+    if span is not None:
+        axes.axvspan(span[0] - 0.5, span[1] - 0.5, color="0.85", zorder=0, label="inserted tokens")
+
+
+def _label(axes: Any, title: str, where: str, relative: bool) -> None:
+    axes.set_title(title, fontsize=8)
+    axes.set_xlabel(where, fontsize=8)
+    axes.set_ylabel("received attention / uniform" if relative else "mean attention received", fontsize=8)
+    axes.set_ylim(bottom=0)
+    axes.tick_params(labelsize=7)
+    axes.legend(fontsize=6.5)
