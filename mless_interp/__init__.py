@@ -29,6 +29,8 @@ _PUBLIC = {
     "attention_profile": "scores",
     "AttentionProfile": "scores",
     "score_cache": "scores",
+    "attribute_heads": "attribution",
+    "HeadAttribution": "attribution",
     "patch_heads": "patching",
     "PatchScores": "patching",
     "one_line_errors": "command_line",

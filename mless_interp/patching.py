@@ -127,8 +127,8 @@ def patch_heads(
     Source: activation patching as in Heimersheim & Nanda (2404.15255), methods §6; each value equals one whole forward
     pass with that edit, at a fraction of the cost (`Model.replay`).
     """
-    read_outcome = _named(outcome, OUTCOMES, "outcome", Outcome)
-    bare = _checked_pairs(pairs, contrast, direction, positions)
+    read_outcome = named(outcome, OUTCOMES, "outcome", Outcome)
+    bare = checked_pairs(pairs, contrast, direction, positions)
     intervention = _chosen(edit, contrast, direction)
     chosen = model.info.heads if heads is None else tuple(heads)
     chosen = check_heads(chosen, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
@@ -178,7 +178,7 @@ def patch_heads(
     )
 
 
-def _named(given: Any, known: dict[str, Any], what: str, kind: Any) -> Any:
+def named(given: Any, known: dict[str, Any], what: str, kind: Any) -> Any:
     if isinstance(given, str):
         if given not in known:
             raise ValueError(f"unknown {what} {given!r}; choose one of {', '.join(known)}")
@@ -197,7 +197,7 @@ def _chosen(edit: str | Intervention, contrast: str, direction: str) -> Interven
     if edit == "knockout":
         intervention: Intervention = Knockout() if direction == "denoising" else EdgeNoise()
     else:
-        intervention = _named(edit, INTERVENTIONS, "edit", None)
+        intervention = named(edit, INTERVENTIONS, "edit", None)
     if not callable(intervention) or not hasattr(intervention, "needs_span"):
         raise TypeError(f"edit must be a name ({', '.join(INTERVENTIONS)}) or an Intervention, got {edit!r}")
     if intervention.needs_span and contrast != "content":
@@ -208,9 +208,10 @@ def _chosen(edit: str | Intervention, contrast: str, direction: str) -> Interven
     return intervention
 
 
-def _checked_pairs(
-    pairs: Iterable[PromptPair], contrast: str, direction: str, positions: str
+def checked_pairs(
+    pairs: Iterable[PromptPair], contrast: str = "content", direction: str = "denoising", positions: str = "question"
 ) -> tuple[PromptPair, ...]:
+    """The pairs, fit for patching with these settings; `ValueError` with the reason and the count otherwise."""
     for given, known, what in (
         (contrast, tuple(CONTRASTS), "contrast"),
         (direction, DIRECTIONS, "direction"),
@@ -302,8 +303,8 @@ class _Sweep:
         self.donor = model.record(donor_inputs, start=start + donor_length - length, logits_at=read_donor)
         self.receiving = model.record(receiving_inputs, start=start, logits_at=self.read)
         self.clean_logits = (self.donor if direction == "denoising" else self.receiving).logits
-        self.span = _span_of(pairs, receiving_inputs)
-        self.donor_span = _span_of(pairs, donor_inputs)
+        self.span = span_of(pairs, receiving_inputs)
+        self.donor_span = span_of(pairs, donor_inputs)
         self.edited = self._edited_positions(positions, start, length)
         self.rows = max_rows or default_rows(model, len(pairs), length - start, length, len(self.read))
 
@@ -380,7 +381,7 @@ class _Sweep:
         return torch.stack(found).double().cpu().numpy()
 
 
-def _span_of(pairs: list[PromptPair], inputs: Inputs) -> Tensor:
+def span_of(pairs: list[PromptPair], inputs: Inputs) -> Tensor:
     """The inserted keys `[b, token]` in the coordinates of this input (none in a prompt without insertion)."""
     length = inputs.tokens.shape[1]
     if length != len(pairs[0].inserted):

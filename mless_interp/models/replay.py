@@ -94,8 +94,46 @@ class Stepper(ABC):
             resid = self.finish(at, resid, z)
         return self.unembed(resid)
 
+    def tail(
+        self,
+        receiving: Recording,
+        read: Tensor,
+        *,
+        gates: Tensor | None = None,
+        span: Tensor | None = None,
+        offsets: list[Tensor] | None = None,
+    ) -> Tensor:
+        """Every layer of the changed positions, in one differentiable pass: logits `[batch x row, read, vocab]`.
+
+        `gates` `[row, layer, head]` multiply the attention that these positions pay to the keys of `span` `[batch, src]`
+        before the row is renormalised: 1 leaves a head alone, 0 is its knockout, all 0 is the run that cannot see the
+        span. `offsets[layer]` `[batch, changed, head, d_head]` is added to z (for gradients at z).
+        """
+        batch = receiving.inputs.tokens.shape[0]
+        rows = 1 if gates is None else gates.shape[0]
+        positions = receiving.positions[:, receiving.start :]
+        if batch > 1:
+            positions = positions.repeat_interleave(rows, 0)
+        resid = receiving.resid_pre[0].repeat_interleave(rows, 0)
+        for layer in range(self.n_layers):
+            q, k, v = self.project(layer, resid, positions)
+            gate = None if gates is None or span is None else (gates[:, layer], span)
+            z = self._attend(receiving, layer, q, k, v, gate=gate)
+            if offsets is not None:
+                z = z + offsets[layer]
+            resid = self.finish(layer, resid, z)
+        return self.unembed(resid[:, read])
+
     def _attend(
-        self, receiving: Recording, layer: int, q: Tensor, k: Tensor, v: Tensor, *, dest: Tensor | None = None
+        self,
+        receiving: Recording,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        dest: Tensor | None = None,
+        gate: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
         """Head outputs `[batch x row, dest, H, d]`; the prefix's keys and values are shared by all rows of a prompt."""
         start = receiving.start
@@ -125,6 +163,12 @@ class Stepper(ABC):
         else:
             visible = visible.view(-1, n_kv, 1, group, n_dest, start + n_own)
         pattern = softmax(_finish_scores(scores, visible, self.rule(layer)))
+        if gate is not None:
+            open_to, span = gate  # [row, H], [batch, src]
+            factor = open_to.view(1, rows, n_kv, group, 1, 1).transpose(1, 2)
+            inside = span[:, None, None, None, None, : start + n_own].to(pattern)
+            pattern = pattern * (1 + inside * (factor - 1))
+            pattern = pattern / pattern.sum(-1, keepdim=True)
         from_prefix = pattern[..., :start].reshape(batch, n_kv, queries, start) @ v_prefix.transpose(1, 2)
         own_v = v.view(batch, rows, n_own, n_kv, d_head).permute(0, 3, 1, 2, 4)
         from_own = pattern[..., start:].reshape(batch, n_kv, rows, group * n_dest, n_own) @ own_v

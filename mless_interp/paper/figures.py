@@ -1,7 +1,7 @@
 """Which model, layer and heads each of the five figures shows, and where the paper's own numbers disagree."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ..heads import Head
 from ..models.base import Model
@@ -194,8 +194,9 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
 )
 
 
-def load_panel_model(key: str, *, tiny: bool = False, directory: str | None = None, backend: str = "auto") -> Model:
-    """A model of the figures: from `directory` or the hub, or its small random stand-in (`tiny`).
+def load_panel_model(key: str, *, tiny: bool = False, directory: str | None = None, **options: Any) -> Model:
+    """A model of the figures: from `directory` or the hub, with `load_model`'s options, or its small random stand-in
+    (`tiny`, which takes `backend` and `attn_implementation` only).
 
     Raises `ValueError` for an unknown key.
     """
@@ -203,7 +204,7 @@ def load_panel_model(key: str, *, tiny: bool = False, directory: str | None = No
         raise ValueError(f"no model {key!r} in the figures; there are {', '.join(MODELS)}")
     model = MODELS[key]
     if not tiny:
-        return load_model(directory or model.hub_id, backend=backend)
+        return load_model(directory or model.hub_id, **options)
     from ..models.stand_ins import stand_in
 
     return stand_in(
@@ -211,7 +212,7 @@ def load_panel_model(key: str, *, tiny: bool = False, directory: str | None = No
         name=model.title,
         n_heads=model.n_heads,
         n_key_value_heads=model.n_key_value_heads,
-        backend=backend,
+        **options,
     )
 
 

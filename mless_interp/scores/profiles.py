@@ -192,6 +192,20 @@ class AttentionProfile:
         mean, low, high = (np.where(shown, values, np.nan) for values in (mean, low, high))
         return Curve(np.arange(len(mean)), mean, low, high, n)
 
+    def curves(self, *, heads: Iterable[Head] | None = None) -> Any:
+        """Every curve as numbers, one row per head, condition, tokens ("shared" or "whole") and position."""
+        import pandas as pd
+
+        parts = []
+        for head in self.heads if heads is None else heads:
+            for condition in self.conditions:
+                for tokens in ("shared", "whole"):
+                    curve = self.curve(head, condition, aligned=tokens == "shared")
+                    null = self.curve(head, condition, aligned=tokens == "shared", null=True)
+                    fixed = {"label": str(head), "paper_label": head.paper_label, "condition": condition, "tokens": tokens}
+                    parts.append(pd.DataFrame({**fixed, **vars(curve), "uniform": null.mean}))
+        return pd.concat(parts, ignore_index=True)
+
     def shaded(self, condition: str) -> tuple[int, int] | None:
         """First and last-but-one position of the span on a curve's axis (None without inserted tokens)."""
         if condition in SHORT_CONDITIONS:

@@ -117,7 +117,8 @@ def profiles(
             _draw(axes, curve, names.get(condition, condition), number)
         if null and not relative:
             _draw_null(axes, profile.curve(head, conditions[0], aligned=True, null=True))
-        _label(axes, f"{profile.settings.get('model', '')}\n{head} ({head.paper_label} in the paper)", "token (without the span)", relative)
+        title = f"{profile.settings.get('model', '')}\n{head} ({head.paper_label} in the paper)"
+        _label(axes, title, "token (without the span)", relative)
         if not whole:
             continue
         axes = picture.add_subplot(2, len(shown), len(shown) + column + 1)
@@ -210,7 +211,7 @@ def _shade(axes: Any, profile: AttentionProfile, condition: str) -> None:
 def _label(axes: Any, title: str, where: str, relative: bool) -> None:
     axes.set_title(title, fontsize=8)
     axes.set_xlabel(where, fontsize=8)
-    axes.set_ylabel("received attention / uniform" if relative else "mean attention received", fontsize=8)
+    axes.set_ylabel("received attention / uniform" if relative else "mean attention received (probability)", fontsize=8)
     axes.set_ylim(bottom=0)
     axes.tick_params(labelsize=7)
     axes.legend(fontsize=6.5)
