@@ -1,7 +1,7 @@
 """What do attention heads do with inserted tokens?
 
 For any model, heads and insertions: how much attention every token receives with and without the insertion, how it
-collapses inside the span and recovers after it, as tables with intervals, curves, and everything needed to repeat the run.
+collapses inside the span and recovers after it, as tables with intervals, curves, and all that is needed to repeat it.
 """
 
 import json
@@ -28,9 +28,13 @@ def main(
     ] = "eager",
     problems: Annotated[
         str | None,
-        Option(help="'demo', 'math500' (from the hub), or a .jsonl file with MATH-500's keys. [default: the model's own]"),
+        Option(
+            help="'demo', 'math500' (from the hub), or a .jsonl file with MATH-500's keys. [default: the model's own]"
+        ),
     ] = None,
-    limit: Annotated[int, Option(help="How many problems (the first ones; the problem is the unit of replication).")] = 32,
+    limit: Annotated[
+        int, Option(help="How many problems (the first ones; the problem is the unit of replication).")
+    ] = 32,
     template: Annotated[str, Option(help="raw, raw_as_sent (the paper's doubled braces) or chat.")] = "raw",
     insertion: Annotated[
         list[str] | None,
@@ -42,9 +46,15 @@ def main(
     n_tokens: Annotated[int, Option(help="Length of the insertions in tokens.")] = 55,
     layers: Annotated[str | None, Option(help="Only these layers, zero-based: 0,2-4.")] = None,
     heads: Annotated[str | None, Option(help="Only these heads, zero-based LAYER:HEAD: 0:13,0:21.")] = None,
-    metrics: Annotated[str | None, Option(help="Names, separated by commas, or 'all'. [default: the usual ones]")] = None,
-    conditions: Annotated[str, Option(help="Of base, inserted, gap, masked, held; compared with the first.")] = "base,inserted",
-    rows: Annotated[str, Option(help="Rows averaged over: shared, all, question (of tokens after the span).")] = "shared",
+    metrics: Annotated[
+        str | None, Option(help="Names, separated by commas, or 'all'. [default: the usual ones]")
+    ] = None,
+    conditions: Annotated[
+        str, Option(help="Of base, inserted, gap, masked, held; compared with the first.")
+    ] = "base,inserted",
+    rows: Annotated[
+        str, Option(help="Rows averaged over: shared, all, question (of tokens after the span).")
+    ] = "shared",
     dtype: Annotated[str, Option(help="float32, float64, bfloat16 or float16.")] = "float32",
     device: Annotated[str | None, Option(help="cpu, cuda, cuda:1 ... [default: a GPU if there is one]")] = None,
     show: Annotated[int, Option(help="How many heads to draw (those chosen first, or the most collapsed).")] = 3,
@@ -117,7 +127,9 @@ def _drawn(scores: mi.HeadScores, chosen: tuple[mi.Head, ...] | None, show: int)
     return [mi.Head.parse(label) for label in scores.top(metric, show)["label"]]
 
 
-def _write(folder: Path, number: int, filler: mi.Insertion, scores: mi.HeadScores, profile: mi.AttentionProfile) -> None:
+def _write(
+    folder: Path, number: int, filler: mi.Insertion, scores: mi.HeadScores, profile: mi.AttentionProfile
+) -> None:
     name = f"{number}_{filler.kind}"
     mi.views.profiles(profile).save(folder / f"profile_{name}.png")
     if "collapse_relative" in scores.metrics:

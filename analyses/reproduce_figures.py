@@ -1,7 +1,7 @@
 """Do the paper's attention figures, and what they claim, hold on a model?
 
-Draws one of five figures of arXiv 2510.01032 in the paper's arrangement from a model's own attention, with intervals over
-problems, and checks each of the figure's claims against its null.
+Draws one of five figures of arXiv 2510.01032 in the paper's arrangement from a model's own attention, with intervals
+over problems, and checks each of the figure's claims against its null.
 """
 
 import json
@@ -98,7 +98,13 @@ def main(
             _bars().to_csv(folder / "bars.csv", index=False)
         pd.concat(checked).to_csv(folder / "claims.csv", index=False)
         facts = {"figure": shown.number, "caption": shown.caption, "doubt": shown.doubt, "tiny": tiny, "models": models}
-        settings = {"template": template, "n_tokens": n_tokens, "rows": rows, "draws": draws, "n_problems": len(questions)}
+        settings = {
+            "template": template,
+            "n_tokens": n_tokens,
+            "rows": rows,
+            "draws": draws,
+            "n_problems": len(questions),
+        }
         ids = [question.id for question in questions]
         run = mi.provenance(repeat=mi.repeat_command(), seed=seed, settings=settings, problems=ids, **facts)
         (folder / "run.json").write_text(json.dumps(run, indent=1), encoding="utf-8")
@@ -169,7 +175,12 @@ def _draw(figure: mi.paper.Figure, found: dict[str, Profiles]) -> Any:
     if figure.kind == "against_random_sentence":
         series = ("Mless", "random sentence")
         panels = [
-            (panel.title, panel.head, {name: found[panel.model][name] for name in series}) for panel in figure.panels
+            (
+                found[panel.model]["Mless"].settings["model"],
+                panel.head,
+                {name: found[panel.model][name] for name in series},
+            )
+            for panel in figure.panels
         ]
         return mi.views.compare_profiles(panels)
     named = {name: made[name] for name in ("Mless", "Mful")}

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .models.base import Inputs
 from .problems import Problem
-from .prompts import Prompt, Template, build_prompt, encode, prepends_bos, template_named, word_boundaries
+from .prompts import TEMPLATES, Prompt, Template, build_prompt, encode, prepends_bos, template_named, word_boundaries
 
 Kind = Literal["meaningless", "meaningful", "random_sentence", "repeated_bos", "text"]
 Before = Literal["question", "system"]
@@ -243,6 +243,7 @@ class PromptPair:
     distractor_ids: tuple[int, ...] = ()
     solution_ids: tuple[int, ...] = ()
     n_answer: int = 0
+    template: Template = TEMPLATES["raw"]
 
     def __post_init__(self) -> None:
         start, stop = self.span
@@ -441,6 +442,7 @@ def _make_pair(tokenizer: Any, problem: Problem, insertion: Insertion, template:
         span=(at, at + n),
         alignment=tuple(t if t < at else t + n for t in range(len(base))),
         span_source=found.source,
+        template=template,
         **_endings(tokenizer, problem, template),
     )
 
@@ -495,6 +497,7 @@ def _make_text_pair(tokenizer: Any, problem: Problem, insertion: Insertion, temp
         span=(start + shift, stop + shift),
         alignment=tuple(range(shift)) + tuple(t + shift if t >= 0 else -1 for t in alignment),
         span_source="text",
+        template=template,
         boundary_merge=not clean,
         **_endings(tokenizer, problem, template),
     )

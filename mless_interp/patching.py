@@ -448,12 +448,12 @@ class PatchScores:
     @cached_property
     def total_interval(self) -> Interval:
         """Mean total effect with its bootstrap interval over problems (NaN limits for a single problem)."""
-        return _interval(self.total_effect, self.confidence, self.seed)
+        return interval_of(self.total_effect, self.confidence, self.seed)
 
     @cached_property
     def effect_interval(self) -> Interval:
         """Mean effect per head with its interval, cells in the order of `heads`."""
-        return _interval(self._per_head(self.effect), self.confidence, self.seed)
+        return interval_of(self._per_head(self.effect), self.confidence, self.seed)
 
     @cached_property
     def effect_fraction(self) -> Interval:
@@ -536,7 +536,8 @@ class PatchScores:
         return f"{self.describe()}\n{table}"
 
 
-def _interval(values: np.ndarray, confidence: float, seed: int) -> Interval:
+def interval_of(values: np.ndarray, confidence: float, seed: int) -> Interval:
+    """Mean over problems with its bootstrap interval; one problem has an estimate without limits, flagged."""
     if len(values) > 1:
         return bootstrap_interval(values, confidence=confidence, seed=seed)
     return _single(values[0], confidence)

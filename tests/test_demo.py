@@ -13,8 +13,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from mless_interp.models.demo import DIRECTORY, measure, task, train
 
-TINY = train.Settings(
-    seed=3, steps=12, batch=4, warmup=2, hidden=16, intermediate=16, layers=1, heads=2, key_value_heads=1
+TINY = train.Settings(  # one pool of drills, one of stories
+    seed=3, steps=16, batch=4, warmup=2, hidden=16, intermediate=16, layers=1, heads=2, key_value_heads=1
 )
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerFast]
 
@@ -123,13 +123,29 @@ def test_training_shows_every_word_of_the_vocabulary_but_padding_and_unknown() -
     assert 250 <= len(shown - set(task.NUMBERS) - set(task.SPECIAL)) <= 400
 
 
-def test_training_prompts_end_with_an_answer_and_eos() -> None:
+def test_training_predicts_the_next_word_of_answers_alone() -> None:
     for prompt in training_prompts(100):
-        assert prompt.words[-7:-3] == (*task.ANSWER, prompt.words[-4])[:4] or prompt.words[-6:-3] == task.ANSWER
+        assert prompt.words[-6:-3] == task.ANSWER
         assert prompt.words[-2:] == ("}", task.EOS)
-        assert len(prompt.words) == len(prompt.supervised)
-        numbers = [word for word, kind in zip(prompt.words, prompt.supervised, strict=True) if kind == "number"]
-        assert numbers and set(numbers) <= set(task.NUMBERS)
+        pairs = list(zip(prompt.targets[:-1], prompt.words[1:], strict=True))
+        assert all(target in ("", word) for target, word in pairs)
+        assert {target for target, _ in pairs} <= {"", *task.ANSWER, *task.NUMBERS, "}", task.EOS}
+        assert [target for target, _ in pairs[-6:]] == [*prompt.words[-6:]]
+
+
+def test_drill_asks_for_owners_and_their_numbers() -> None:
+    rng = random.Random(0)
+    for _ in range(100):
+        prompt = task.draw_drill(rng, task.PEOPLE[:5])
+        assert len(prompt.words) == len(prompt.targets)
+        asked = [i for i, target in enumerate(prompt.targets) if target in task.NUMBERS]
+        assert len(asked) == 10
+        for i in asked:
+            before = " ".join(prompt.words[: i + 1])
+            person = prompt.words[i - 1] if prompt.words[i] == "has" else prompt.words[i - 5]
+            assert answer_by_rule(before, f"with {person}") == prompt.targets[i] == prompt.words[i + 1]
+        owners = [i for i, target in enumerate(prompt.targets) if target in task.PEOPLE]
+        assert all(prompt.targets[i] in prompt.words[i - 3 : i - 1] for i in owners)
 
 
 def test_one_training_prompt_in_ten_is_a_chat() -> None:
@@ -267,7 +283,7 @@ def test_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
 
 def test_resumed_run_ends_at_the_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
     whole = train.train(tmp_path / "whole", TINY)[0].state_dict()
-    stopped = train.train(tmp_path / "parts", TINY, stop_at=5)[0].state_dict()
+    stopped = train.train(tmp_path / "parts", TINY, stop_at=11)[0].state_dict()
     resumed = train.train(tmp_path / "parts", TINY)[0].state_dict()
     assert not torch.equal(stopped["model.embed_tokens.weight"], resumed["model.embed_tokens.weight"])
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
@@ -280,18 +296,19 @@ def test_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
 
 
 def test_positions_in_training_have_gaps_only_at_the_insertion_point() -> None:
-    steps = torch.cat([batch.position_ids.diff(dim=1) for batch in train.pool_of_batches(0, TINY)[:1]])
-    assert steps.min() == 1
-    assert ((steps > 1).sum(dim=1) <= 1).all()
-    everywhere = [batch.position_ids for pool in range(8) for batch in train.pool_of_batches(pool, TINY)]
+    settings = replace(TINY, drills=0.0)
+    everywhere = [batch.position_ids for pool in range(8) for batch in train.pool_of_batches(pool, settings)]
     assert max(positions.max().item() for positions in everywhere) > 150
-    at = {int(column) for positions in everywhere for column in (positions.diff(dim=1) > 1).nonzero()[:, 1]}
+    steps = [positions.diff(dim=1) for positions in everywhere]
+    assert all(step.min() == 1 and ((step > 1).sum(dim=1) <= 1).all() for step in steps)
+    at = {int(column) for step in steps for column in (step > 1).nonzero()[:, 1]}
     assert at == {len(task.SYSTEM.split()) - 1, len(task.SYSTEM.split()) + 1}  # raw and chat format
 
 
-def test_loss_is_on_the_answers_words_alone() -> None:
+def test_numbers_weigh_most_in_the_loss() -> None:
     words = task.vocabulary()
-    for batch in train.pool_of_batches(0, TINY):
-        supervised = {words[i] for i in batch.targets[batch.targets != train.IGNORED].tolist()}
-        assert supervised <= {*task.ANSWER, *task.NUMBERS, "}", task.EOS}
-        assert ((batch.weights > 0) == (batch.targets != train.IGNORED)).all()
+    settings = replace(TINY, drills=0.0)
+    for batch in train.pool_of_batches(0, settings):
+        supervised = batch.targets != train.IGNORED
+        for i, weight in zip(batch.targets[supervised].tolist(), batch.weights[supervised].tolist(), strict=True):
+            assert weight == pytest.approx(1.0 if words[i] in task.NUMBERS else train.FRAME_WEIGHT)

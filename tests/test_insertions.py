@@ -602,8 +602,9 @@ def test_text_between_words_merges_nothing_and_can_be_patched() -> None:
 
 
 def test_tokens_that_share_one_character_are_told_apart() -> None:
-    pair = pair_of(tokenizer=bytewise(), template="paper", question="\u0800\u221a apples \u221a\u221a ?")
-    assert len(encode(bytewise(), "\u221a")) == 3  # one character, three tokens
+    pair = pair_of(tokenizer=bytewise(), template="paper", question="\u4000\u221a apples \u221a\u221a ?")
+    first, *twice = encode(bytewise(), "\u4000")  # one character, three tokens, the last two of them equal
+    assert len(twice) == 2 and len({first, *twice}) == 2
     assert not pair.boundary_merge
     assert [pair.inserted.ids[i] for i in pair.alignment] == list(pair.base.ids)
 
@@ -620,6 +621,14 @@ def test_a_merged_border_is_flagged_and_its_tokens_have_no_counterpart() -> None
     assert -1 in pair.alignment and len(pair.shared) < len(pair.base)
     kept = [(t, i) for t, i in enumerate(pair.alignment) if i >= 0]
     assert kept and all(pair.base.ids[t] == pair.inserted.ids[i] for t, i in kept)
+
+
+def test_no_token_is_aligned_into_the_span() -> None:
+    # "red apples" has the token " apples" across the border; "red apx apples" has it again, partly of inserted text.
+    pair = pair_of(Insertion.from_text("x ap"), bytewise(), "paper", system="red ap", question="ples ?")
+    apples = encode(bytewise(), " apples")[0]
+    assert pair.boundary_merge and pair.alignment[pair.base.ids.index(apples)] == -1
+    assert pair.span[0] <= pair.inserted.ids.index(apples) < pair.span[1]
 
 
 @pytest.mark.parametrize("name", ["gap", "masked", "held"])

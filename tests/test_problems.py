@@ -226,6 +226,13 @@ def test_levels_keep_their_shares_by_largest_remainders(
     assert levels_of({"1": 5, "2": 3, "3": 2}, limit, seed, write) == Counter(drawn)
 
 
+def test_a_draw_keeps_the_order_of_the_file(write: Write) -> None:
+    path = write(*(record(i, level="21"[i % 2]) for i in range(8)))
+    for seed in range(5):
+        drawn = [problem.id for problem in load_problems(path, limit=6, seed=seed)]
+        assert drawn == sorted(drawn)
+
+
 def test_equal_remainders_go_to_the_lower_level_first(write: Write) -> None:
     assert levels_of({"2": 2, "1": 2}, 1, 0, write) == Counter({"1": 1})
 

@@ -111,7 +111,12 @@ def _random_model(
         model = LlamaForCausalLM(LlamaConfig(tie_word_embeddings=True, **shape))
     else:
         kinds = ["sliding_attention", *["full_attention"] * (n_layers - 1)]
-        window = {"head_dim": D_HEAD, "query_pre_attn_scalar": D_HEAD, "sliding_window": 64, "layer_types": kinds}
+        window: dict[str, Any] = {
+            "head_dim": D_HEAD,
+            "query_pre_attn_scalar": D_HEAD,
+            "sliding_window": 64,
+            "layer_types": kinds,
+        }
         model = Gemma3ForCausalLM(Gemma3TextConfig(**window, **shape))
     generator = torch.Generator().manual_seed(seed)
     size = shape["hidden_size"] ** -0.5

@@ -3,7 +3,8 @@
 "Meaningless Tokens, Meaningful Gains: How Activation Shifts Enhance LLM Reasoning", Shi et al. 2025, version 1.
 """
 
-from .claims import CLAIMS, Claim, ClaimCheck, ClaimChecks, check_claims
+from .checks import ClaimCheck, ClaimChecks, check_claims
+from .claims import CLAIMS, Claim
 from .figures import (
     CONTRADICTIONS,
     FIGURES,

@@ -104,6 +104,9 @@ def _panels(model: str, *heads: tuple[int, int]) -> tuple[Panel, ...]:
 
 
 _QWEN, _LLAMA, _GEMMA = MODELS
+_WITH_AND_WITHOUT = (
+    "Average attention weight with and without meaningless tokens; below, the whole sequence with the span shaded."
+)
 
 FIGURES: dict[str, Figure] = {
     made.key: made
@@ -113,7 +116,7 @@ FIGURES: dict[str, Figure] = {
             "Figure 13",
             "with_and_without",
             _panels(_QWEN, (1, 1), (1, 2), (1, 8)),
-            "Average attention weight with and without meaningless tokens; below, the whole sequence with the span shaded.",
+            _WITH_AND_WITHOUT,
             'A caption sees "a slight increase" inside the span; the paper says near zero.',
         ),
         Figure(
@@ -137,8 +140,8 @@ FIGURES: dict[str, Figure] = {
             "Figure 18",
             "with_and_without",
             _panels(_LLAMA, (1, 20), (1, 25), (1, 26)),
-            "Average attention weight with and without meaningless tokens; below, the whole sequence with the span shaded.",
-            "A caption swaps the two colours: it says that attention rises with the tokens, its own lower row that it falls.",
+            _WITH_AND_WITHOUT,
+            "A caption swaps the two colours: it says that attention rises, its own lower row that it falls.",
         ),
         Figure(
             "004",
@@ -179,13 +182,15 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
     Contradiction("MATH-500 accuracy of Qwen2.5-Math-1.5B with ARM", (("Table 2", "67.0"), ("Table 8", "67.8"))),
     Contradiction("AIME24 of Qwen2.5-Math-7B with meaningless tokens", (("Table 1", "23.3"), ("Table 3a", "24.4"))),
     Contradiction(
-        "the inserted token", (("text and code", "slash"), ("Table 5's header and the examples of Appendix J", "backslash"))
+        "the inserted token",
+        (("text and code", "slash"), ("Table 5's header and the examples of Appendix J", "backslash")),
     ),
     Contradiction(
         "what lambda is in Eq. 2", (("text", "the drop percentage"), ("Eq. 2", "the share of attention that is kept"))
     ),
     Contradiction(
-        "Figure 18: which curve is higher", (("text", "without the tokens"), ("its caption", "with the tokens (colours swapped)"))
+        "Figure 18: which curve is higher",
+        (("text", "without the tokens"), ("its caption", "with the tokens (colours swapped)")),
     ),
     Contradiction(
         "attention inside the span",

@@ -18,7 +18,9 @@ class Published:
     approximate: bool = False
 
 
-def _rows(source: str, benchmark: str, conditions: tuple[str, ...], table: dict[str, tuple[float, ...]]) -> list[Published]:
+def _rows(
+    source: str, benchmark: str, conditions: tuple[str, ...], table: dict[str, tuple[float, ...]]
+) -> list[Published]:
     return [
         Published(source, model, benchmark, condition, value)
         for model, values in table.items()

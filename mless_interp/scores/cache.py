@@ -12,8 +12,8 @@ from ..insertions import PromptPair
 from ..metrics.segments import RowChoice
 from ..models.base import visibility
 from ..prompts import Prompt
-from .catalogue import Profile, chosen_metrics, metric_named, plan_for
-from .heads import layer_values
+from .catalogue import Profile, chosen_metrics, metric_named
+from .evaluation import layer_values, plan_for
 from .layout import Layout, Thresholds, pair_layout, prompt_layout
 from .results import HeadScores
 from .streaming import pattern_blocks, reduce_blocks, uniform_blocks
@@ -55,12 +55,13 @@ def score_cache(
     caches: dict[str, tuple[dict[int, Tensor], Layout]] = {}
     if base is not None:
         if not isinstance(prompt, PromptPair) or condition == "base":
-            raise ValueError("base= is the cache of a pair's prompt without insertion: give the PromptPair and the other cache")
-        other = _patterns(base, item)
-        if next(iter(other.values())).shape[-1] != len(prompt.base):
             raise ValueError(
-                f"base= holds a prompt of {next(iter(other.values())).shape[-1]} tokens, the pair's base prompt has {len(prompt.base)}"
+                "base= is the cache of a pair's prompt without insertion: give the PromptPair and the other cache"
             )
+        other = _patterns(base, item)
+        n_other = next(iter(other.values())).shape[-1]
+        if n_other != len(prompt.base):
+            raise ValueError(f"base= holds a prompt of {n_other} tokens, the pair's base prompt has {len(prompt.base)}")
         caches["base"] = other, pair_layout(prompt, "base", rows=rows)
     caches[condition] = patterns, layout
     n_layers = max(max(found) for found, _ in caches.values()) + 1
@@ -108,7 +109,9 @@ def _pattern_metrics(metrics: str | Iterable[str] | None) -> tuple[str, ...]:
     names = chosen_metrics(metrics)
     beyond = [n for n in names if metric_named(n).kind == "row" and set(metric_named(n).needs) - {"span"}]
     if beyond and metrics != "all":
-        raise ValueError(f"{beyond[0]} needs more than patterns (values, or queries and keys): use score_heads with the model")
+        raise ValueError(
+            f"{beyond[0]} needs more than patterns (values, or queries and keys): use score_heads with the model"
+        )
     return tuple(name for name in names if name not in beyond)
 
 
@@ -116,7 +119,9 @@ def _layout(prompt: PromptPair | Prompt, length: int, rows: RowChoice) -> tuple[
     """(condition, layout) of the prompt that the cache holds."""
     if isinstance(prompt, Prompt):
         if length != len(prompt):
-            raise ValueError(f"the cache holds {length} tokens, the prompt has {len(prompt)}; was a token added in front?")
+            raise ValueError(
+                f"the cache holds {length} tokens, the prompt has {len(prompt)}; was a token added in front?"
+            )
         return "inserted" if prompt.indices("inserted") else "base", prompt_layout(prompt, rows=rows)
     if not isinstance(prompt, PromptPair):
         raise TypeError(f"score_cache needs a PromptPair or a Prompt, got {type(prompt).__name__}")
@@ -137,8 +142,8 @@ def _patterns(cache: Any, item: int | None) -> dict[int, Tensor]:
     layers = sorted(int(match.group(1)) for name in cache.keys() if (match := _PATTERN.match(str(name))))  # noqa: SIM118
     if not layers:
         raise ValueError(
-            "this cache holds no attention patterns (blocks.{layer}.attn.hook_pattern): run_with_cache without a filter, or "
-            'with names_filter=lambda name: name.endswith("hook_pattern"); fused attention never makes one'
+            "this cache holds no attention patterns (blocks.{layer}.attn.hook_pattern): run_with_cache without a "
+            'filter, or with names_filter=lambda name: name.endswith("hook_pattern"); fused attention never makes one'
         )
     found: dict[int, Tensor] = {}
     for layer in layers:

@@ -5,7 +5,7 @@ Three kinds. *Row* metrics are numbers per attention row, averaged over the ques
 compare a run with the first condition's, on the tokens that both have.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from ..metrics import attention, distances, entropy, outputs, profiles, received, spikes
 from ..metrics.segments import segment_mean
 from .layout import Layout, Thresholds
-from .streaming import Plan, Reduced, RowFormula, Rows, flow_step
+from .streaming import RowFormula, Rows, flow_step
 
 Kind = Literal["row", "profile", "paired"]
 
@@ -163,7 +163,14 @@ ROWS = (
         default=False,
     ),
     _row("hellinger", "", "the same by Hellinger", _distance(distances.hellinger), "other", default=False),
-    _row("total_variation", "share", "the same by total variation", _distance(distances.total_variation), "other", default=False),
+    _row(
+        "total_variation",
+        "share",
+        "the same by total variation",
+        _distance(distances.total_variation),
+        "other",
+        default=False,
+    ),
 )
 
 
@@ -172,9 +179,7 @@ def _profile(name: str, unit: str, meaning: str, formula: Callable[[Profile], Te
 
 
 def _collapse(of: str) -> Callable[[Profile], Tensor]:
-    return lambda p: profiles.span_collapse(
-        getattr(p, of), span=p.span, reference=p.layout.reference(p.thresholds)
-    )
+    return lambda p: profiles.span_collapse(getattr(p, of), span=p.span, reference=p.layout.reference(p.thresholds))
 
 
 def _recovery_ratio(of: str) -> Callable[[Profile], Tensor]:
@@ -182,8 +187,15 @@ def _recovery_ratio(of: str) -> Callable[[Profile], Tensor]:
 
 
 PROFILES = (
-    _profile("kurtosis", "", "excess kurtosis of received attention: spiky or diffuse", lambda p: received.kurtosis(p.received)),
-    _profile("sink_alpha", "share", "mean attention on the first token", lambda p: segment_mean(p.alpha, p.layout.sink)),
+    _profile(
+        "kurtosis",
+        "",
+        "excess kurtosis of received attention: spiky or diffuse",
+        lambda p: received.kurtosis(p.received),
+    ),
+    _profile(
+        "sink_alpha", "share", "mean attention on the first token", lambda p: segment_mean(p.alpha, p.layout.sink)
+    ),
     _profile(
         "sink_rate",
         "share",
@@ -197,10 +209,28 @@ PROFILES = (
         lambda p: received.sink_rate(p.alpha, p.span, threshold=p.thresholds.sink),
         "span",
     ),
-    _profile("span_received", "share", "mean attention that a span token receives", lambda p: segment_mean(p.received, p.span), "span"),
-    _profile("span_relative", "ratio", "the same over uniform attention's", lambda p: segment_mean(p.relative, p.span), "span"),
+    _profile(
+        "span_received",
+        "share",
+        "mean attention that a span token receives",
+        lambda p: segment_mean(p.received, p.span),
+        "span",
+    ),
+    _profile(
+        "span_relative",
+        "ratio",
+        "the same over uniform attention's",
+        lambda p: segment_mean(p.relative, p.span),
+        "span",
+    ),
     _profile("collapse", "share", "drop of the span below its reference, raw", _collapse("received"), "span"),
-    _profile("collapse_relative", "share", "drop of the span below its reference, relative to uniform", _collapse("relative"), "span"),
+    _profile(
+        "collapse_relative",
+        "share",
+        "drop of the span below its reference, relative to uniform",
+        _collapse("relative"),
+        "span",
+    ),
     _profile(
         "collapsed_share",
         "share",
@@ -217,8 +247,20 @@ PROFILES = (
         ),
         "span",
     ),
-    _profile("span_variation", "", "variation of received attention inside the span", lambda p: profiles.span_variation(p.received, span=p.span), "span"),
-    _profile("recovery_ratio", "ratio", "level after the span over the level before it, relative to uniform", _recovery_ratio("relative"), "span"),
+    _profile(
+        "span_variation",
+        "",
+        "variation of received attention inside the span",
+        lambda p: profiles.span_variation(p.received, span=p.span),
+        "span",
+    ),
+    _profile(
+        "recovery_ratio",
+        "ratio",
+        "level after the span over the level before it, relative to uniform",
+        _recovery_ratio("relative"),
+        "span",
+    ),
     _profile("recovery_ratio_raw", "ratio", "the same, raw (largely positional)", _recovery_ratio("received"), "span"),
     _profile(
         "recovery_fraction",
@@ -277,8 +319,18 @@ PAIRED = (
     _paired("recovery_tau", "tokens", "time constant of the recovery", _tau),
     _paired("spike_spearman", "", "do the same tokens rank high", lambda c: spikes.timing_spearman(c.base, c.inserted)),
     _paired("spike_pearson", "", "the same, linear", lambda c: spikes.timing_pearson(c.base, c.inserted)),
-    _paired("spike_slope", "ratio", "attenuation: slope through the origin", lambda c: spikes.attenuation_slope(c.base, c.inserted)),
-    _paired("spike_r_squared", "share", "explained by a pure scaling", lambda c: spikes.attenuation_r_squared(c.base, c.inserted)),
+    _paired(
+        "spike_slope",
+        "ratio",
+        "attenuation: slope through the origin",
+        lambda c: spikes.attenuation_slope(c.base, c.inserted),
+    ),
+    _paired(
+        "spike_r_squared",
+        "share",
+        "explained by a pure scaling",
+        lambda c: spikes.attenuation_r_squared(c.base, c.inserted),
+    ),
     _paired("spike_f1", "", "F1 of matched peaks", lambda c: spikes.matched_peaks_f1(*_peaks(c)).to(c.base)),
     _paired(
         "peak_attenuation",
@@ -318,62 +370,3 @@ def chosen_metrics(metrics: str | Iterable[str] | None) -> tuple[str, ...]:
     if len(set(names)) != len(names):
         raise ValueError("a metric is given twice")
     return names
-
-
-def plan_for(names: Sequence[str], *, span: bool, other: bool, values: bool, exclude_sink: bool, renorm: bool) -> Plan:
-    """What one run has to be reduced to for these metrics; `span`, `other`, `values`: what there is in this run."""
-    there = {"span": span, "other": other, "values": values, "flow": span}
-    wanted = {metric.name: metric for metric in map(metric_named, names) if all(there[need] for need in metric.needs)}
-    rows = {name: metric for name, metric in wanted.items() if metric.kind == "row"}
-    asks = {need for metric in wanted.values() for need in metric.needs}
-    return Plan(
-        received=True,
-        exclude_sink=exclude_sink,
-        renorm=renorm,
-        alpha=any("sink" in name for name in wanted if METRICS[name].kind == "profile"),
-        rows={name: metric.formula for name, metric in rows.items()},
-        null_rows=tuple(name for name, metric in rows.items() if set(metric.needs) <= {"span"}),
-        needs_values="values" in asks,
-        needs_flow="flow" in asks,
-        needs_other="other" in asks and any("other" in metric.needs for metric in rows.values()),
-    )
-
-
-def profile_of(reduced: Reduced, null: Reduced, layout: Layout, thresholds: Thresholds) -> Profile:
-    """A layer's profile from its sums."""
-    found = reduced.received_mean(thresholds.min_rows).cpu()
-    uniform = null.received_mean(thresholds.min_rows).cpu()
-    alpha = reduced.alpha_mean().cpu() if reduced.alpha is not None else torch.full_like(found, torch.nan)
-    return Profile(found, received.relative_received(found, uniform.to(found)), alpha, layout, thresholds)
-
-
-def head_values(
-    names: Sequence[str], reduced: Reduced, profile: Profile, base: Profile | None
-) -> dict[str, Tensor]:
-    """Each metric that is defined in this run, `[head]`; `base` is the profile to compare with."""
-    values: dict[str, Tensor] = {}
-    comparison = None if base is None else compared(base, profile)
-    for name in names:
-        metric = metric_named(name)
-        if metric.kind == "row" and metric.name in reduced.rows:
-            rows = reduced.rows[metric.name].cpu()
-            last = name != metric.name
-            values[name] = rows[:, -1] if last else segment_mean(rows, torch.ones(rows.shape[-1], dtype=torch.bool))
-        elif metric.kind == "profile" and ("span" not in metric.needs or profile.layout.span is not None):
-            values[name] = metric.formula(profile)
-        elif metric.kind == "paired" and comparison is not None:
-            values[name] = metric.formula(comparison)
-    return values
-
-
-def compared(base: Profile, inserted: Profile) -> Comparison:
-    """Two profiles at the tokens that both prompts have."""
-    left, right = base.layout.shared, inserted.layout.shared
-    return Comparison(
-        base=base.received[:, left],
-        inserted=inserted.received[:, right],
-        base_relative=base.relative[:, left],
-        inserted_relative=inserted.relative[:, right],
-        question=inserted.shared_question,
-        thresholds=inserted.thresholds,
-    )

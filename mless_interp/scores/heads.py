@@ -13,10 +13,11 @@ from ..insertions import CONDITIONS, PromptPair
 from ..metrics.segments import RowChoice
 from ..models.base import Model
 from ..progress import progress_bar
-from .catalogue import Profile, chosen_metrics, head_values, metric_named, plan_for, profile_of
-from .layout import SHORT_CONDITIONS, Layout, Thresholds, pair_layout
+from .catalogue import Profile, chosen_metrics, metric_named
+from .evaluation import layer_values, plan_for
+from .layout import Layout, Thresholds, pair_layout
 from .results import HeadScores
-from .streaming import SOURCES, Other, Plan, PromptReduction, Reduced, Source
+from .streaming import SOURCES, Other, Plan, PromptReduction, Source
 
 Found = dict[str, dict[str, np.ndarray]]
 """metric -> condition -> values."""
@@ -203,34 +204,6 @@ class _Scorer:
         for name, one in uniform.items():
             line = null.setdefault(name, {}).setdefault(condition, np.full(n_layers, np.nan))
             line[layer] = float(one[0])
-
-
-class LayerValues:
-    """Metrics of one layer and of uniform attention in its place, with both profiles."""
-
-    def __init__(self, values: dict[str, Tensor], null: dict[str, Tensor], profile: Profile, uniform: Profile) -> None:
-        self.values, self.null, self.profile, self.uniform = values, null, profile, uniform
-
-
-def layer_values(
-    names: Sequence[str],
-    reduced: Reduced,
-    null: Reduced,
-    layout: Layout,
-    thresholds: Thresholds,
-    base: tuple[Profile, Profile] | None,
-) -> LayerValues:
-    """All metrics of a layer from what its pattern was reduced to; `base` holds the profiles to compare with."""
-    profile = profile_of(reduced, null, layout, thresholds)
-    uniform = profile_of(null, null, layout, thresholds)
-    values = head_values(names, reduced, profile, None if base is None else base[0])
-    nulls = head_values(names, null, uniform, None if base is None else base[1])
-    return LayerValues(values, nulls, profile, uniform)
-
-
-def spans_in(conditions: Sequence[str]) -> bool:
-    """Whether any of these conditions has inserted tokens."""
-    return any(condition not in SHORT_CONDITIONS for condition in conditions)
 
 
 def _stacked(parts: list[Any]) -> Found:

@@ -1,4 +1,4 @@
-"""Where everything stands in one prompt: span, question, sink, the rows that count, the tokens shared with another run."""
+"""Where everything stands in one prompt: span, question, sink, the rows that count, the tokens that both runs have."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -19,7 +19,7 @@ SHORT_CONDITIONS = ("base", "gap")
 class Thresholds:
     """The project's own numbers behind the metrics (methods section 4), all of them open to change.
 
-    `min_rows`: tokens read by fewer rows are undefined. `collapsed`: a span token below this relative attention counts as
+    `min_rows`: tokens read by fewer rows are undefined. `collapsed`: a span token below this relative attention is
     collapsed. `width`: tokens of the windows of onset, flanks and latency. `recovered`: share of the reference at which
     attention counts as back. `sink`: a token above this mean attention is a sink. `step`: smallest relative drop that
     there is anything to recover from. `reference`: what the span is compared with, the prefix without its sink or the
@@ -85,7 +85,7 @@ def pair_layout(pair: PromptPair, condition: str, *, rows: RowChoice) -> Layout:
 
 
 def prompt_layout(prompt: Prompt, *, rows: RowChoice) -> Layout:
-    """The layout of a single prompt from its segment names; without inserted tokens the question begins at its segment."""
+    """The layout of one prompt from its segment names; without inserted tokens the question begins at its segment."""
     inserted = prompt.indices("inserted")
     if inserted:
         start, stop = inserted[0], inserted[-1] + 1
@@ -121,6 +121,6 @@ def _layout(n: int, span: Tensor | None, start: int, stop: int, shared: Tensor, 
 
 def _nothing_after(problem: str) -> ValueError:
     return ValueError(
-        f"problem {problem!r}: no tokens follow the insertion, so there is no question whose attention could be described; "
-        'insert before="question"'
+        f"problem {problem!r}: no tokens follow the insertion, so there is no question whose attention could be "
+        'described; insert before="question"'
     )

@@ -37,8 +37,8 @@ def attention_profile(
 
     Parameters
     ----------
-    rows : which rows are averaged over: "shared" (all but the span's: comparable between conditions), "all" (the paper's
-        figures, probably), "question", "last" (with `min_rows=1`).
+    rows : which rows are averaged over: "shared" (all but the span's: comparable between conditions), "all" (probably
+        the paper's figures), "question", "last" (with `min_rows=1`).
     exclude_sink : leave the first token out. None: where the tokenizer put a beginning-of-sequence token there, which
         is what the paper does for Llama and Gemma but not for Qwen. `renorm` divides rows by their mass elsewhere.
     diag : count each token's attention to itself as well. `min_rows` : tokens read by fewer rows are undefined (NaN).
@@ -140,10 +140,13 @@ class AttentionProfile:
         found = self.received[condition]
         if not relative:
             return found
-        return tuple(np.divide(r, u, where=u > 0, out=np.full_like(r, np.nan)) for r, u in zip(found, self.uniform[condition], strict=True))
+        return tuple(
+            np.divide(r, u, where=u > 0, out=np.full_like(r, np.nan))
+            for r, u in zip(found, self.uniform[condition], strict=True)
+        )
 
     def aligned(self, condition: str, *, relative: bool = False) -> tuple[np.ndarray, ...]:
-        """Every problem's profile at the tokens of its base prompt `[head, base token]`, NaN where there is no match."""
+        """Every problem's profile at its base prompt's tokens `[head, base token]`, NaN where there is no match."""
         found = self.whole(condition, relative=relative)
         if condition in SHORT_CONDITIONS:
             return found
@@ -154,7 +157,9 @@ class AttentionProfile:
     def of(self, head: Head) -> int:
         """Where a head stands on the head axis."""
         if head not in self.heads:
-            raise ValueError(f"{head} (zero-based) was not profiled; there are {', '.join(map(str, self.heads[:12]))} ...")
+            raise ValueError(
+                f"{head} (zero-based) was not profiled; there are {', '.join(map(str, self.heads[:12]))} ..."
+            )
         return self.heads.index(head)
 
     def curve(
@@ -202,7 +207,12 @@ class AttentionProfile:
                 for tokens in ("shared", "whole"):
                     curve = self.curve(head, condition, aligned=tokens == "shared")
                     null = self.curve(head, condition, aligned=tokens == "shared", null=True)
-                    fixed = {"label": str(head), "paper_label": head.paper_label, "condition": condition, "tokens": tokens}
+                    fixed = {
+                        "label": str(head),
+                        "paper_label": head.paper_label,
+                        "condition": condition,
+                        "tokens": tokens,
+                    }
                     parts.append(pd.DataFrame({**fixed, **vars(curve), "uniform": null.mean}))
         return pd.concat(parts, ignore_index=True)
 
@@ -260,7 +270,7 @@ class AttentionProfile:
         return base, segments, np.array(texts, dtype=object)
 
     def level(self, condition: str, segment: str, *, relative: bool = False) -> np.ndarray:
-        """Mean over the tokens of a segment ("before", "inserted" or "question"), `[problem, head]`; NaN if it has none."""
+        """Mean over a segment's tokens ("before", "inserted" or "question"), `[problem, head]`; NaN if it has none."""
         rows = []
         for index, values in enumerate(self.whole(condition, relative=relative)):
             inside = values[:, self._tokens(condition, index)[1] == segment]
@@ -269,7 +279,7 @@ class AttentionProfile:
         return np.stack(rows)
 
     def summary(self) -> Any:
-        """One row per head and condition: mean received attention and its ratio to uniform, before, in and after the span."""
+        """One row per head and condition: mean received attention and its ratio to uniform, by segment."""
         import pandas as pd
 
         rows: list[dict[str, Any]] = []
@@ -291,9 +301,9 @@ class AttentionProfile:
         s = self.settings
         lengths = [len(texts) for texts in self.inserted_texts]
         words = (
-            f"Attention received per token: {len(self.heads)} heads of {s.get('model')}, {len(self.problem_ids)} problems of "
-            f"{min(lengths)} to {max(lengths)} tokens, {s.get('insertion')}, conditions {', '.join(self.conditions)}, rows "
-            f"{s.get('rows')!r}."
+            f"Attention received per token: {len(self.heads)} heads of {s.get('model')}, "
+            f"{len(self.problem_ids)} problems of {min(lengths)} to {max(lengths)} tokens, {s.get('insertion')}, conditions "
+            f"{', '.join(self.conditions)}, rows {s.get('rows')!r}."
         )
         table = self.summary().drop(columns=["layer", "head"]).head(12)
         return f"{words}\n{table.to_string(index=False, float_format=lambda x: f'{x:.4f}')}"

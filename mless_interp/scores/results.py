@@ -21,8 +21,8 @@ class HeadScores:
 
     `values[metric][condition]` is `[problem, layer, head]`, NaN where undefined or not asked for; a metric of the span
     has no entry for a condition without one, and paired metrics stand under the condition that is compared with the
-    first. `null[metric][condition]` `[problem, layer]` is the same metric of uniform attention on the same prompts, where
-    it has one. Infinite values (attention that never recovers) are kept.
+    first. `null[metric][condition]` `[problem, layer]` is the same metric of uniform attention on the same prompts,
+    where it has one. Infinite values (attention that never recovers) are kept.
     """
 
     problem_ids: tuple[str, ...]
@@ -127,7 +127,9 @@ class HeadScores:
         self.of(metric, condition)
         if condition is None:
             condition = list(self.values[metric])[-1]
-        return self.summary(condition).sort_values(metric, ascending=False, kind="stable").head(k).reset_index(drop=True)
+        return (
+            self.summary(condition).sort_values(metric, ascending=False, kind="stable").head(k).reset_index(drop=True)
+        )
 
     def describe(self) -> str:
         """What was measured, and how much of it is undefined."""
@@ -146,7 +148,7 @@ class HeadScores:
         condition = self.conditions[-1]
         here = [m for m, found in self.values.items() if condition in found]
         usual = [m for m in ("span_mass", "log_density_ratio", "collapse_relative", "recovery_aligned") if m in here]
-        shown = (usual or here)[:5]
+        shown: list[str] = [*(usual or here)][:5]
         if not shown:
             return self.describe()
         table = self._narrow(condition, shown)
@@ -207,10 +209,9 @@ def _median_interval(cells: np.ndarray, confidence: float) -> tuple[np.ndarray, 
 
 @lru_cache(maxsize=256)
 def _lower_rank(n: int, confidence: float) -> int:
-    """Zero-based rank whose value and its mirror enclose the median with at least this confidence; -1: too few values."""
-    rank = int(binom.ppf((1 - confidence) / 2, n, 0.5)) - 1
-    while rank + 1 <= n // 2 and binom.cdf(rank + 1 - 1, n, 0.5) * 2 <= 1 - confidence and rank + 1 < n / 2:
-        if binom.cdf(rank + 1, n, 0.5) * 2 > 1 - confidence:
-            break
-        rank += 1
-    return rank
+    """Zero-based rank whose value and its mirror image enclose the median with at least `confidence`; -1: none does.
+
+    They enclose it unless at most `rank` of the n values lie on one side, each with chance 1/2.
+    """
+    tail = (1 - confidence) / 2
+    return max((rank for rank in range(n // 2) if binom.cdf(rank, n, 0.5) <= tail), default=-1)

@@ -1,7 +1,7 @@
 """Patterns reduced inside the layer that made them, a block of rows at a time.
 
-A block comes from the layer's own pattern where the model makes one (eager attention), else from its rotated queries and
-keys, so that no layer ever holds heads x tokens^2. Keys that no row of a block can see are left out of it: half the work.
+A block comes from the layer's own pattern where the model makes one (eager attention), else from its rotated queries
+and keys, so that no layer ever holds heads x tokens^2. Keys that no row of a block can see are left out: half the work.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +25,7 @@ BLOCK_ELEMENTS = 2**20
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """Some rows of a layer's pattern: `pattern` `[head, dest, src]`, `visible` `[1|head, dest, src]`, `positions` `[dest]`.
+    """Some rows of a layer's pattern `[head, dest, src]`, `visible` `[1|head, dest, src]`, `positions` `[dest]`.
 
     `src` runs from the first token to the last one that any of these rows can see.
     """
@@ -59,7 +59,7 @@ def pattern_blocks(pattern: Tensor, visible: Tensor) -> Iterator[Block]:
 
 
 def recomputed_blocks(q: Tensor, k: Tensor, visible: Tensor, rule: AttentionRule) -> Iterator[Block]:
-    """The same blocks from rotated queries `[1, token, head, d]` and keys `[1, token, kv_head, d]`; float32 or wider."""
+    """The same blocks from rotated queries `[1, token, head, d]` and keys `[1, token, kv_head, d]`; never half."""
     q, k = (x.float() if x.element_size() < 4 else x for x in (q, k))
     for a, b in row_ranges(q.shape[1], q.shape[2]):
         scores = masked_scores(q[:, a:b], k[:, :b], visible[None, :, a:b, :b], rule)
@@ -97,7 +97,7 @@ class Other:
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """What a metric of question rows sees: a block of them, the masks up to the block's last key, and extras by name."""
+    """What a metric of question rows sees: a block of them, masks up to its last key, and extras by name."""
 
     block: Block
     layout: Layout
@@ -145,7 +145,7 @@ class Plan:
 
 @dataclass(frozen=True, eq=False)
 class Reduced:
-    """What is left of a layer: `received` and `alpha` as (sum, count) `[head, token]`, `rows[name]` `[head, question row]`."""
+    """What is left of a layer: (sum, count) `[head, token]` twice, and `rows[name]` `[head, question row]`."""
 
     received: tuple[Tensor, Tensor] | None
     alpha: tuple[Tensor, Tensor] | None
@@ -170,10 +170,12 @@ def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **extras:
         device = block.pattern.device
         n_src = block.pattern.shape[-1]
         sink = layout.sink[:n_src].to(device)
-        seen = {"visible": block.visible, "dest_positions": block.positions}
+        seen: dict[str, Any] = {"visible": block.visible, "dest_positions": block.positions}
         if plan.received:
-            options = {"rows": layout.rows[:n_src].to(device), "diag": plan.diag, "renorm": plan.renorm}
-            part = received_sums(block.pattern, sink=sink if plan.exclude_sink or plan.renorm else None, **options, **seen)
+            options: dict[str, Any] = {"rows": layout.rows[:n_src].to(device), "diag": plan.diag, "renorm": plan.renorm}
+            part = received_sums(
+                block.pattern, sink=sink if plan.exclude_sink or plan.renorm else None, **options, **seen
+            )
             _add(totals, "received", part, layout.n_tokens)
         if plan.alpha:
             _add(totals, "alpha", received_sums(block.pattern, diag=True, **seen), layout.n_tokens)
@@ -184,7 +186,9 @@ def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **extras:
                 for name, formula in plan.rows.items():
                     rows[name].append(formula(context))
     sums = {name: (total[0], total[1]) for name, total in totals.items()}
-    return Reduced(sums.get("received"), sums.get("alpha"), {name: torch.cat(parts, -1) for name, parts in rows.items()})
+    return Reduced(
+        sums.get("received"), sums.get("alpha"), {name: torch.cat(parts, -1) for name, parts in rows.items()}
+    )
 
 
 def _add(totals: dict[str, list[Tensor]], name: str, part: tuple[Tensor, Tensor], n_tokens: int) -> None:
@@ -208,13 +212,13 @@ class Flow:
 
 
 def flow_step(block: Block, share: Tensor) -> Tensor:
-    """The span's share of the residual after one more layer, in a block's rows, each head taken alone, `[head, dest]`."""
+    """The span's share of the residual after one more layer, in a block's rows, head by head, `[head, dest]`."""
     u = share.to(block.pattern)
     return 0.5 * (block.pattern @ u[: block.pattern.shape[-1]]) + 0.5 * u[block.positions]
 
 
 class PromptReduction:
-    """One prompt's forward pass with its reducers; short-lived. After `run`, `layers[l]` and `nulls[l]` are `Reduced`."""
+    """One prompt's forward pass with its reducers; short-lived. After `run`, `layers[l]`, `nulls[l]` are `Reduced`."""
 
     def __init__(
         self,

@@ -143,7 +143,9 @@ def attention(
             min_value=-scale,
             mask_upper_tri=True,
         )
-        panels.append(panel_of(rendered, "difference: inserted - base on shared tokens", "Red is less attention than without."))
+        panels.append(
+            panel_of(rendered, "difference: inserted - base on shared tokens", "Red is less attention than without.")
+        )
     return View(f"Attention, problem {pair.id}: {pair.insertion.label}", tuple(panels))
 
 
@@ -151,7 +153,9 @@ def head_patterns(model: Model, pair: PromptPair, condition: str, heads: Sequenc
     """Patterns `[head, dest, src]` of chosen heads in one condition; only these leave their layer."""
     inputs = pair.condition(condition)
     wanted = {
-        site(layer, "attn.hook_pattern"): (lambda pattern, layer=layer: pattern[0, _in_layer(heads, layer)].float().cpu())
+        site(layer, "attn.hook_pattern"): (
+            lambda pattern, layer=layer: pattern[0, _in_layer(heads, layer)].float().cpu()
+        )
         for layer in {head.layer for head in heads}
     }
     captured = model.run(

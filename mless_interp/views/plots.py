@@ -37,8 +37,8 @@ class Picture(Figure):
 def head_map(scores: Any, *, value: str | None = None, top: int = 3) -> Picture:
     """Layer × head map of a result's summary (`PatchScores` or anything with `.summary()`), 0 in the middle.
 
-    `value` is the column to show: by default effect_fraction, or the raw effect where fractions are undefined. The `top`
-    heads of largest magnitude are named. Both ways of counting are on the axes: zero-based left and below, the
+    `value` is the column to show: by default effect_fraction, or the raw effect where fractions are undefined. The
+    `top` heads of largest magnitude are named. Both ways of counting are on the axes: zero-based left and below, the
     paper's one-based right and above.
     """
     table = scores.summary()
@@ -98,11 +98,11 @@ def profiles(
     null: bool = True,
     names: Mapping[str, str] | None = None,
 ) -> Picture:
-    """Attention received per token, a column per head: above, all conditions at the same (base) tokens; below (`whole`),
-    the whole sequence of the last condition with its inserted span shaded.
+    """Attention received per token, a column per head: above, all conditions at the base prompt's tokens; below (`whole`), the
+    whole sequence of the last condition with its inserted span shaded.
 
-    Lines are means over problems, bands their 95 % bootstrap intervals (none for a single problem), grey is what uniform
-    attention would give. `relative` divides by it. `names` are the conditions' names in the legend.
+    Lines are means over problems, bands their 95 % bootstrap intervals (none for a single problem), grey is what
+    uniform attention would give. `relative` divides by it. `names` are the conditions' names in the legend.
     """
     shown = tuple(profile.heads if heads is None else heads)
     conditions = tuple(conditions or profile.conditions)
@@ -137,7 +137,7 @@ def compare_profiles(
     aligned: bool = False,
     relative: bool = False,
 ) -> Picture:
-    """Several insertions over each other, a panel per (title, head, {name: profile}); the span is shaded if not `aligned`."""
+    """Several insertions in one panel per (title, head, {name: profile}); the span is shaded if not `aligned`."""
     picture = _grid(len(panels), 1)
     for column, (title, head, named) in enumerate(panels):
         axes = picture.add_subplot(1, len(panels), column + 1)
@@ -158,7 +158,8 @@ def bars_and_profiles(
     Above right all at the same tokens, with the base prompt of the first profile; below right the whole sequences.
     """
     picture = Picture(figsize=(11.0, 6.0), layout="constrained")
-    left, right = picture.subfigures(1, 2, width_ratios=(1.0, 1.3))
+    halves: Any = picture.subfigures(1, 2, width_ratios=(1.0, 1.3))
+    left, right = halves
     axes = left.add_subplot()
     models, conditions = list(dict.fromkeys(bars["model"])), list(dict.fromkeys(bars["condition"]))
     width = 0.8 / len(conditions)
@@ -166,7 +167,9 @@ def bars_and_profiles(
         heights = [bars[(bars["model"] == m) & (bars["condition"] == condition)]["percent"].mean() for m in models]
         places = np.arange(len(models)) + (number - (len(conditions) - 1) / 2) * width
         hatch = ("", "//", "..", "xx")[number % 4]
-        drawn = axes.bar(places, heights, width, color=LINES[number][0], label=condition, hatch=hatch, edgecolor="white")
+        drawn = axes.bar(
+            places, heights, width, color=LINES[number][0], label=condition, hatch=hatch, edgecolor="white"
+        )
         axes.bar_label(drawn, fmt="%.0f", fontsize=7)
     axes.set_xticks(range(len(models)), [str(m) for m in models], fontsize=7)
     axes.set_ylabel("accuracy (%)")

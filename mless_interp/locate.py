@@ -1,0 +1,472 @@
+"""The experiment that names heads: exact sweeps in both directions, controls, corrected statistics."""
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .attribution import attribute_heads
+from .heads import Head, check_heads
+from .insertions import Insertion, PromptPair, make_pairs
+from .interventions import MatchedMassKnockout
+from .models.base import Model
+from .patching import OUTCOMES, PatchScores, checked_pairs, interval_of, patch_heads
+from .statistics import Interval, SignFlipTest, max_t_sign_flip, sample_size
+
+MEASURES = ("knockout", "edge_noise", "mediated_removed", "mediated_added")
+KINDS = ("reader", "mediator", "reader+mediator", "neither")
+N_SCREENED = 64
+CANNOT_SAY = (
+    "What this cannot say: a teacher-forced log-probability is not generated accuracy, and the content contrast does not "
+    "see heads that only respond to the shift of positions (contrast='shift' in patch_heads is there for them)."
+)
+
+
+def locate_heads(
+    model: Model,
+    pairs: Iterable[PromptPair],
+    *,
+    outcome: str = "answer_logprob",
+    heads: Iterable[Head] | None = None,
+    alpha: float = 0.05,
+    smallest_effect: float = 0.05,
+    mode: str = "auto",
+    budget_seconds: float = 3600.0,
+    n_permutations: int = 10_000,
+    n_control_draws: int = 5,
+    controls: bool = True,
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    seed: int = 0,
+) -> "LocatedHeads":
+    """Name the heads that carry the insertion's content effect: readers, mediators, and whether they are specific.
+
+    All four measures have the sign of the insertion's own effect, per problem and head: `knockout` (what cutting this
+    head's sight of the span removes), `edge_noise` (what its sight alone adds to a run that cannot see the span), and the
+    upstream-mediated parts `mediated_removed`, `mediated_added` (z patch minus direct read, denoising and noising; exactly
+    0 in layer 0, which is not tested for it).
+
+    A head is a *reader* if knockout and edge_noise both are significant (max-T over all tested heads, whole problems
+    flipped), agree in sign and reach `smallest_effect` x |total content effect|; a *mediator* if both mediated parts do.
+    It is *specific* if its effect also exceeds, paired and corrected over the named heads, that of random sentences of
+    the same length (mean of `n_control_draws`) and, for a reader, of a knockout of as much attention elsewhere. If the
+    interval of the total content effect holds 0, no head is named.
+
+    Parameters
+    ----------
+    mode : "exact" sweeps all `heads` on all problems; "screen" ranks heads by gradients on one half of the problems and
+        tests the best 64 on the other; "auto" sweeps exactly where the estimate from one layer stays in `budget_seconds`.
+    controls : False leaves out the random sentences, Mful and matched-mass knockouts (`specific` is then unknown).
+    checkpoint : folder for the sweeps' partial results; a run started again with the same settings goes on from there.
+
+    Source: methods §8; single-step max-T of Westfall & Young (1993). Differs from a plain patching sweep in that the
+    problem is the unit of replication and every claim is about both directions.
+    """
+    if mode not in ("auto", "exact", "screen"):
+        raise ValueError(f'mode must be "auto", "exact" or "screen", got {mode!r}')
+    if outcome not in OUTCOMES or OUTCOMES[outcome].needs_clean:
+        allowed = ", ".join(name for name, known in OUTCOMES.items() if not known.needs_clean)
+        raise ValueError(f"heads are located on a signed outcome ({allowed}), got {outcome!r}")
+    if not 0 < alpha < 1 or smallest_effect < 0:
+        raise ValueError(f"alpha must lie in (0, 1) and smallest_effect be 0 or more, got {alpha} and {smallest_effect}")
+    bare = checked_pairs(pairs)
+    if len(bare) < 2:
+        raise ValueError(f"locating heads needs at least 2 problems (the unit of replication), got {len(bare)}")
+    family = check_heads(
+        model.info.heads if heads is None else heads, n_layers=model.info.n_layers, n_heads=model.info.n_heads
+    )
+    folder = None if checkpoint is None else Path(checkpoint)
+    seconds = _estimate(model, bare, family, outcome) if mode == "auto" else None
+    exact = mode == "exact" or (seconds is not None and (seconds <= budget_seconds or len(family) <= N_SCREENED))
+    screened: tuple[Head, ...] | None = None
+    if not exact:
+        if len(bare) < 8:
+            raise ValueError(f"screening splits the problems in two halves and needs at least 8, got {len(bare)}")
+        discovery, bare = bare[::2], bare[1::2]
+        family = screened = _screen(model, discovery, family, outcome, progress)
+
+    def sweep(name: str, pairs: Sequence[PromptPair], over: Sequence[Head], **options: Any) -> PatchScores:
+        file = None if folder is None else folder / f"{name}.jsonl"
+        return patch_heads(
+            model, pairs, heads=over, outcome=outcome, checkpoint=file, progress=progress, seed=seed, **options
+        )
+
+    measured = _measures(sweep, "mless", bare, family)
+    total = measured.total
+    total_interval = interval_of(total, 0.95, seed)
+    stands = float(total_interval.low) * float(total_interval.high) > 0
+    smallest = smallest_effect * abs(float(total_interval.estimate))
+    tests = {
+        name: max_t_sign_flip(
+            values, n_permutations=n_permutations, seed=seed, alpha=alpha, tested=_tested(values, family, name)
+        )
+        for name, values in measured.values.items()
+    }
+    readers = _passing(measured.values, tests, ("knockout", "edge_noise"), alpha, smallest) & stands
+    mediators = _passing(measured.values, tests, ("mediated_removed", "mediated_added"), alpha, smallest) & stands
+    controlled: dict[str, Any] = {}
+    named = tuple(head for head, r, m in zip(family, readers, mediators, strict=True) if r or m)
+    if controls and named:
+        controlled = _controls(model, sweep, bare, named, n_control_draws, seed)
+    return LocatedHeads(
+        problem_ids=tuple(pair.id for pair in bare),
+        heads=family,
+        values={name: measured.values[name] for name in MEASURES},
+        total=total,
+        readers=readers,
+        mediators=mediators,
+        p_reader=np.maximum(tests["knockout"].p_corrected, tests["edge_noise"].p_corrected),
+        p_mediator=np.maximum(tests["mediated_removed"].p_corrected, tests["mediated_added"].p_corrected),
+        tested=tests["knockout"].tested,
+        specific=_specific(measured.values, family, named, readers, controlled, alpha, n_permutations, seed),
+        patches=measured.patches,
+        controls={key: value for key, value in controlled.items() if isinstance(value, np.ndarray)},
+        unit=OUTCOMES[outcome].unit,
+        settings={
+            "model": model.info.name,
+            "backend": model.info.backend,
+            "outcome": outcome,
+            "insertion": bare[0].insertion.label,
+            "alpha": alpha,
+            "smallest_effect": smallest_effect,
+            "n_permutations": n_permutations,
+            "n_control_draws": n_control_draws if controls else 0,
+            "swept": "all heads on all problems, exactly" if exact else "heads screened on the other half of the problems",
+            "estimated_seconds": seconds,
+            "screened": None if screened is None else [str(head) for head in screened],
+        },
+        seed=seed,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Measured:
+    values: dict[str, np.ndarray]
+    total: np.ndarray
+    patches: PatchScores
+
+
+def _measures(sweep: Any, name: str, pairs: Sequence[PromptPair], heads: Sequence[Head]) -> _Measured:
+    """The four measures `[problem, head]`, each with the sign of the insertion's effect, and the total `[problem]`."""
+    layer, head = ([getattr(h, part) for h in heads] for part in ("layer", "head"))
+    runs = {
+        (edit, direction): sweep(f"{name}-{edit}-{direction}", pairs, heads, edit=edit, direction=direction)
+        for edit in ("knockout", "z")
+        for direction in ("denoising", "noising")
+    }
+    sign = {"denoising": -1.0, "noising": 1.0}
+    effect = {key: sign[key[1]] * run.effect[:, layer, head] for key, run in runs.items()}
+    first = np.array(layer) == 0
+    mediated = {d: effect["z", d] - effect["knockout", d] for d in sign}
+    for values in mediated.values():
+        values[:, first] = 0.0  # I7: exactly, whatever rounding says
+    return _Measured(
+        {
+            "knockout": effect["knockout", "denoising"],
+            "edge_noise": effect["knockout", "noising"],
+            "mediated_removed": mediated["denoising"],
+            "mediated_added": mediated["noising"],
+        },
+        runs["z", "noising"].total_effect,
+        runs["z", "denoising"],
+    )
+
+
+def _tested(values: np.ndarray, heads: Sequence[Head], measure: str) -> np.ndarray:
+    """Cells of the family: in layer 0 nothing can be mediated, and an effect of rounding size is no effect."""
+    defined = np.isfinite(values).all(0)
+    deeper = np.array([head.layer > 0 for head in heads]) if measure.startswith("mediated") else np.ones(len(heads), bool)
+    moved = np.abs(np.where(np.isfinite(values), values, 0)).max(0) > 0
+    return defined & deeper & moved
+
+
+def _passing(
+    values: dict[str, np.ndarray], tests: dict[str, SignFlipTest], both: tuple[str, str], alpha: float, smallest: float
+) -> np.ndarray:
+    means = [values[name].mean(0) for name in both]
+    significant = [np.nan_to_num(tests[name].p_corrected, nan=1.0) < alpha for name in both]
+    large = [np.abs(mean) >= smallest for mean in means]
+    return significant[0] & significant[1] & large[0] & large[1] & (np.sign(means[0]) == np.sign(means[1]))
+
+
+def _estimate(model: Model, pairs: Sequence[PromptPair], heads: Sequence[Head], outcome: str) -> float:
+    """Seconds that the four exact sweeps would take, from one head set in the middle layer on the first problem."""
+    middle = model.info.n_layers // 2
+    sample = [head for head in heads if head.layer == middle] or list(heads[:1])
+    began = time.perf_counter()
+    patch_heads(model, pairs[:1], heads=sample, outcome=outcome, progress=False)
+    return (time.perf_counter() - began) * len(heads) / len(sample) * 4 * len(pairs)
+
+
+def _screen(
+    model: Model, pairs: Sequence[PromptPair], heads: Sequence[Head], outcome: str, progress: bool
+) -> tuple[Head, ...]:
+    """The union of the best by gate gradients (readers) and by attribution patching (mediators too), in order."""
+    chosen: set[Head] = set()
+    for method in ("gate_ig", "atp"):
+        ranked = attribute_heads(model, pairs, method=method, outcome=outcome, progress=progress).ranking()
+        chosen |= set([head for head in ranked if head in set(heads)][: N_SCREENED // 2])
+    return tuple(sorted(chosen))
+
+
+def _controls(
+    model: Model, sweep: Any, pairs: Sequence[PromptPair], named: Sequence[Head], draws: int, seed: int
+) -> dict[str, Any]:
+    """Effects of the named heads under other insertions `[problem, head]`, same place, length and problems."""
+    first = pairs[0].insertion
+    n_tokens = pairs[0].n_inserted
+    place = {"before": first.before, "after": first.after, "at": first.at}
+    problems = [pair.problem for pair in pairs]
+    template = pairs[0].template
+
+    def under(insertion: Insertion, name: str) -> _Measured:
+        return _measures(sweep, name, make_pairs(model, problems, insertion, template=template), named)
+
+    found: dict[str, Any] = {}
+    sentences = [
+        under(replace(Insertion.random_sentence(n_tokens, seed=seed, draw=draw), **place), f"random-{draw}").values
+        for draw in range(draws)
+    ]
+    for measure in MEASURES:
+        found[f"random_{measure}"] = np.mean([values[measure] for values in sentences], axis=0)
+    meaningful = Insertion.meaningful("he", n_tokens)
+    try:
+        mful = under(replace(meaningful, **place), "mful").values
+        found |= {f"mful_{measure}": mful[measure] for measure in ("knockout", "mediated_removed")}
+    except ValueError as error:
+        found["mful_left_out"] = str(error)
+    layer, head = ([getattr(h, part) for h in named] for part in ("layer", "head"))
+    matched = sweep("matched-mass", pairs, named, edit=MatchedMassKnockout(seed=seed))
+    found["matched_mass"] = -matched.effect[:, layer, head]
+    return found
+
+
+def _specific(
+    values: dict[str, np.ndarray],
+    heads: Sequence[Head],
+    named: Sequence[Head],
+    readers: np.ndarray,
+    controls: dict[str, Any],
+    alpha: float,
+    n_permutations: int,
+    seed: int,
+) -> np.ndarray:
+    """1 specific, 0 not, NaN unknown or not named, `[head]`: paired, one-sided, max-T over the named heads."""
+    found = np.full(len(heads), np.nan)
+    if not controls:
+        return found
+    place = {head: i for i, head in enumerate(heads)}
+    margins, matched = [], []
+    for at, head in enumerate(named):
+        i = place[head]
+        measure = "knockout" if readers[i] else "mediated_removed"
+        own = values[measure][:, i]
+        other = controls[f"random_{measure}"][:, at]
+        margins.append(np.sign(own.mean()) * own - np.sign(other.mean()) * other)
+        removed = controls["matched_mass"][:, at]
+        sure = np.isfinite(removed)
+        sign = np.sign(removed[sure].mean()) if sure.any() else 1.0
+        matched.append(np.sign(own.mean()) * own - sign * removed if readers[i] else np.full_like(own, np.nan))
+
+    def passes(table: np.ndarray, **options: Any) -> np.ndarray:
+        if not _tested(table, named, "knockout").any() and "min_problems" not in options:
+            return np.zeros(table.shape[1], bool)
+        test = max_t_sign_flip(
+            table, alternative="greater", n_permutations=n_permutations, seed=seed, alpha=alpha, **options
+        )
+        return np.nan_to_num(test.p_corrected, nan=1.0) < alpha
+
+    over_random = passes(np.stack(margins, 1))
+    against_mass = np.stack(matched, 1)
+    reachable = np.isfinite(against_mass).sum(0) >= max(8, len(against_mass) // 2)
+    over_mass = np.ones(len(named), bool)
+    if reachable.any():
+        over_mass[reachable] = passes(against_mass[:, reachable], min_problems=max(8, len(against_mass) // 2))
+    for at, head in enumerate(named):
+        found[place[head]] = float(over_random[at] and over_mass[at])
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class LocatedHeads:
+    """The heads that carry the insertion's content effect, with everything that the claim rests on.
+
+    `values[measure]` `[problem, head]` for the four measures (sign of the insertion's effect), `total` `[problem]`,
+    `heads` the family that was tested; arrays `[head]` in its order: `readers`, `mediators` (truth values), `p_reader`,
+    `p_mediator` (the larger of the two corrected p-values), `specific` (1, 0, NaN = unknown), `controls` `[problem, named]`;
+    `patches` is the exact z sweep (denoising) of the same heads and problems.
+    """
+
+    problem_ids: tuple[str, ...]
+    heads: tuple[Head, ...]
+    values: dict[str, np.ndarray]
+    total: np.ndarray
+    readers: np.ndarray
+    mediators: np.ndarray
+    p_reader: np.ndarray
+    p_mediator: np.ndarray
+    tested: np.ndarray
+    specific: np.ndarray
+    patches: PatchScores
+    controls: dict[str, np.ndarray] = field(default_factory=dict)
+    unit: str = "nats"
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    @property
+    def found(self) -> dict[Head, str]:
+        """Named heads and their kind: reader, mediator or reader+mediator."""
+        return {head: kind for head, kind in zip(self.heads, self._kinds(), strict=True) if kind != "neither"}
+
+    def _kinds(self) -> list[str]:
+        words = {(True, False): "reader", (False, True): "mediator", (True, True): "reader+mediator"}
+        return [words.get((bool(r), bool(m)), "neither") for r, m in zip(self.readers, self.mediators, strict=True)]
+
+    @property
+    def total_interval(self) -> Interval:
+        """Mean content effect (inserted - masked) with its interval over problems."""
+        return interval_of(self.total, 0.95, self.seed)
+
+    def summary(self) -> Any:
+        """One row per tested head, the named ones first, then by size.
+
+        The columns of `PatchScores.summary()` for the z sweep, then kind, specific, corrected p-values, the four measures
+        with intervals (in the sign of the insertion's own effect), and their fractions of the total effect.
+        """
+        import pandas as pd
+
+        total = float(self.total_interval.estimate)
+        columns: dict[str, Any] = dict(self.patches.summary()) | {
+            "kind": self._kinds(),
+            "specific": pd.array([None if np.isnan(s) else bool(s) for s in self.specific], dtype="boolean"),
+            "p_reader": self.p_reader,
+            "p_mediator": self.p_mediator,
+            "tested": self.tested,
+        }
+        for measure in MEASURES:
+            made = interval_of(self.values[measure], 0.95, self.seed)
+            name = f"{measure}_effect"
+            columns |= {name: made.estimate, f"{name}_ci_low": made.low, f"{name}_ci_high": made.high}
+        columns["knockout_fraction"] = columns["knockout_effect"] / total
+        columns["mediated_fraction"] = columns["mediated_removed_effect"] / total
+        table = pd.DataFrame(columns)
+        size = table[["knockout_effect", "mediated_removed_effect"]].abs().max(axis=1)
+        order = pd.DataFrame({"named": table["kind"] == "neither", "size": -size}).sort_values(["named", "size"], kind="stable")
+        return table.loc[order.index].reset_index(drop=True)
+
+    def to_frame(self) -> Any:
+        """One tidy row per problem and head, with the four measures."""
+        import pandas as pd
+
+        n = len(self.heads)
+        table = {"problem": np.repeat(self.problem_ids, n), "label": [str(head) for head in self.heads] * len(self.total)}
+        table |= {measure: self.values[measure].ravel() for measure in MEASURES}
+        return pd.DataFrame(table)
+
+    def describe(self) -> str:
+        """What was found, what could not be told, how many problems more would be needed, what this cannot say."""
+        s, total = self.settings, self.total_interval
+        low, high = float(total.low), float(total.high)
+        words = [
+            f"{s['insertion']}, {len(self.problem_ids)} problems, {len(self.heads)} heads tested ({s['swept']}), outcome "
+            f"{s['outcome']}. Total content effect {float(total.estimate):+.4f} {self.unit}, 95 % interval "
+            f"[{low:+.4f}, {high:+.4f}]."
+        ]
+        if not low * high > 0:
+            words.append("That interval holds 0: the insertion's content has no established effect here, so no head is named.")
+            return " ".join([*words, CANNOT_SAY])
+        smallest = s["smallest_effect"] * abs(float(total.estimate))
+        found = self.found
+        if found:
+            named = [f"{head} ({head.paper_label} in the paper's counting): {kind}" for head, kind in found.items()]
+            words.append(f"Named: {'; '.join(named)}.")
+            words.append(self._specific_words())
+        else:
+            words.append("No head reaches significance and the smallest effect of interest in both directions.")
+        words.append(f"Smallest effect of interest: {smallest:.4f} {self.unit} ({s['smallest_effect']:.0%} of the total).")
+        words.append(self._power_words(smallest))
+        return " ".join([word for word in words if word] + [CANNOT_SAY])
+
+    def _specific_words(self) -> str:
+        if not self.controls:
+            return "Controls were not run, so whether they are specific is unknown."
+        flags = dict(zip(self.heads, self.specific, strict=True))
+        specific = [str(head) for head in self.found if flags[head] == 1]
+        words = f"Specific (more than random sentences of the same length): {', '.join(specific) or 'none'}."
+        unreachable = int(np.isnan(self.controls["matched_mass"]).any(0).sum())
+        if unreachable:
+            words += (
+                f" The matched-mass knockout is undefined on some problems for {unreachable} of them (not enough other "
+                "attention to take)."
+            )
+        return words
+
+    def _power_words(self, smallest: float) -> str:
+        """For heads that are large enough but not significant: the problems that 80 % power would take."""
+        needed = []
+        for i, kind in enumerate(self._kinds()):
+            for measure in ("knockout", "mediated_removed"):
+                values = self.values[measure][:, i]
+                spread = values.std(ddof=1)
+                if kind == "neither" and spread > 0 and abs(values.mean()) >= smallest:
+                    needed.append(sample_size(float(abs(values.mean()) / spread), n_tests=len(self.heads), method="t"))
+        if not needed:
+            return ""
+        return (
+            f"{len(needed)} effects are large enough on average but not established in both directions; about "
+            f"{min(needed)} to {max(needed)} problems would tell with 80 % power."
+        )
+
+    def __repr__(self) -> str:
+        columns = ["label", "paper_label", "kind", "specific", "knockout_fraction", "mediated_fraction", "p_reader", "p_mediator"]
+        table = self.summary().head(max(8, len(self.found)))[columns]
+        return f"{self.describe()}\n{table.to_string(index=False, float_format=lambda x: f'{x:.4f}')}"
+
+
+@dataclass(frozen=True)
+class Enrichment:
+    """Whether given heads rank higher than random ones of the same layer: mean rank, its null mean, one-sided p."""
+
+    heads: tuple[Head, ...]
+    mean_rank: float
+    expected_rank: float
+    p: float
+    ranks: dict[str, int]
+
+    def __repr__(self) -> str:
+        ranks = ", ".join(f"{head} {rank}" for head, rank in self.ranks.items())
+        return f"mean rank {self.mean_rank:.1f} (random heads: {self.expected_rank:.1f}), p = {self.p:.4f}; ranks: {ranks}"
+
+
+def enrichment(found: LocatedHeads, heads: Iterable[Head], *, n_draws: int = 10_000, seed: int = 0) -> Enrichment:
+    """Are these heads (the paper's, say) ranked higher by |knockout effect| than random heads of the same layers?
+
+    Rank 1 is the largest of its layer; the null draws as many heads from each layer. A p-value near 1 says that they are
+    not special here, which is a result too. Source: methods §8, E9.
+    """
+    chosen = tuple(heads)
+    missing = [str(head) for head in chosen if head not in found.heads]
+    if missing or not chosen:
+        raise ValueError(f"these heads were not tested: {', '.join(missing) or '(none given)'}")
+    size = np.abs(found.values["knockout"].mean(0))
+    rank: dict[Head, int] = {}
+    layers: dict[int, list[Head]] = {}
+    for head in found.heads:
+        layers.setdefault(head.layer, []).append(head)
+    for members in layers.values():
+        ordered = sorted(members, key=lambda head: -size[found.heads.index(head)])
+        rank |= {head: at + 1 for at, head in enumerate(ordered)}
+    observed = float(np.mean([rank[head] for head in chosen]))
+    generator = np.random.default_rng(seed)
+    counts = {layer: sum(head.layer == layer for head in chosen) for layer in layers}
+    draws = np.zeros(n_draws)
+    for layer, count in counts.items():
+        if count:
+            order = generator.random((n_draws, len(layers[layer]))).argsort(1)[:, :count]
+            draws += (order + 1).sum(1)
+    draws /= len(chosen)
+    p = (1 + int((draws <= observed + 1e-12).sum())) / (n_draws + 1)
+    return Enrichment(chosen, observed, float(draws.mean()), p, {str(head): rank[head] for head in chosen})

@@ -1,0 +1,92 @@
+"""From what a layer was reduced to, the metrics of its heads."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..metrics.received import relative_received
+from ..metrics.segments import segment_mean
+from .catalogue import METRICS, Comparison, Profile, metric_named
+from .layout import Layout, Thresholds
+from .streaming import Plan, Reduced
+
+
+def plan_for(names: Sequence[str], *, span: bool, other: bool, values: bool, exclude_sink: bool, renorm: bool) -> Plan:
+    """What one run has to be reduced to for these metrics; `span`, `other`, `values`: what there is in this run."""
+    there = {"span": span, "other": other, "values": values, "flow": span}
+    wanted = {metric.name: metric for metric in map(metric_named, names) if all(there[need] for need in metric.needs)}
+    rows = {name: metric for name, metric in wanted.items() if metric.kind == "row"}
+    asks = {need for metric in wanted.values() for need in metric.needs}
+    return Plan(
+        received=True,
+        exclude_sink=exclude_sink,
+        renorm=renorm,
+        alpha=any("sink" in name for name in wanted if METRICS[name].kind == "profile"),
+        rows={name: metric.formula for name, metric in rows.items()},
+        null_rows=tuple(name for name, metric in rows.items() if set(metric.needs) <= {"span"}),
+        needs_values="values" in asks,
+        needs_flow="flow" in asks,
+        needs_other="other" in asks and any("other" in metric.needs for metric in rows.values()),
+    )
+
+
+def profile_of(reduced: Reduced, null: Reduced, layout: Layout, thresholds: Thresholds) -> Profile:
+    """A layer's profile from its sums."""
+    found = reduced.received_mean(thresholds.min_rows).cpu()
+    uniform = null.received_mean(thresholds.min_rows).cpu()
+    alpha = reduced.alpha_mean().cpu() if reduced.alpha is not None else torch.full_like(found, torch.nan)
+    return Profile(found, relative_received(found, uniform.to(found)), alpha, layout, thresholds)
+
+
+def head_values(names: Sequence[str], reduced: Reduced, profile: Profile, base: Profile | None) -> dict[str, Tensor]:
+    """Each metric that is defined in this run, `[head]`; `base` is the profile to compare with."""
+    values: dict[str, Tensor] = {}
+    comparison = None if base is None else compared(base, profile)
+    for name in names:
+        metric = metric_named(name)
+        if metric.kind == "row" and metric.name in reduced.rows:
+            rows = reduced.rows[metric.name].cpu()
+            last = name != metric.name
+            values[name] = rows[:, -1] if last else segment_mean(rows, torch.ones(rows.shape[-1], dtype=torch.bool))
+        elif metric.kind == "profile" and ("span" not in metric.needs or profile.layout.span is not None):
+            values[name] = metric.formula(profile)
+        elif metric.kind == "paired" and comparison is not None:
+            values[name] = metric.formula(comparison)
+    return values
+
+
+def compared(base: Profile, inserted: Profile) -> Comparison:
+    """Two profiles at the tokens that both prompts have."""
+    left, right = base.layout.shared, inserted.layout.shared
+    return Comparison(
+        base=base.received[:, left],
+        inserted=inserted.received[:, right],
+        base_relative=base.relative[:, left],
+        inserted_relative=inserted.relative[:, right],
+        question=inserted.shared_question,
+        thresholds=inserted.thresholds,
+    )
+
+
+class LayerValues:
+    """Metrics of one layer and of uniform attention in its place, with both profiles."""
+
+    def __init__(self, values: dict[str, Tensor], null: dict[str, Tensor], profile: Profile, uniform: Profile) -> None:
+        self.values, self.null, self.profile, self.uniform = values, null, profile, uniform
+
+
+def layer_values(
+    names: Sequence[str],
+    reduced: Reduced,
+    null: Reduced,
+    layout: Layout,
+    thresholds: Thresholds,
+    base: tuple[Profile, Profile] | None,
+) -> LayerValues:
+    """All metrics of a layer from what its pattern was reduced to; `base` holds the profiles to compare with."""
+    profile = profile_of(reduced, null, layout, thresholds)
+    uniform = profile_of(null, null, layout, thresholds)
+    values = head_values(names, reduced, profile, None if base is None else base[0])
+    nulls = head_values(names, null, uniform, None if base is None else base[1])
+    return LayerValues(values, nulls, profile, uniform)
