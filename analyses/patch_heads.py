@@ -25,9 +25,13 @@ def main(
     backend: Annotated[str, Option(help="auto, hooked_transformer, bridge or nnsight.")] = "auto",
     problems: Annotated[
         str | None,
-        Option(help="'demo', 'math500' (from the hub), or a .jsonl file with MATH-500's keys. [default: the model's own]"),
+        Option(
+            help="'demo', 'math500' (from the hub), or a .jsonl file with MATH-500's keys. [default: the model's own]"
+        ),
     ] = None,
-    limit: Annotated[int, Option(help="How many problems (the first ones; the problem is the unit of replication).")] = 32,
+    limit: Annotated[
+        int, Option(help="How many problems (the first ones; the problem is the unit of replication).")
+    ] = 32,
     template: Annotated[str, Option(help="raw, raw_as_sent (the paper's doubled braces) or chat.")] = "raw",
     insertion: Annotated[
         str, Option(help="meaningless, meaningful, random_sentence, repeated_bos or text.")
@@ -36,7 +40,9 @@ def main(
     n_tokens: Annotated[int, Option(help="Length of the insertion in tokens.")] = 55,
     layers: Annotated[str | None, Option(help="Only these layers, zero-based: 0,2-4.")] = None,
     heads: Annotated[str | None, Option(help="Only these heads, zero-based LAYER:HEAD: 0:13,0:21.")] = None,
-    contrast: Annotated[str, Option(help="content (masked/inserted), shift (base/gap) or total (base/inserted).")] = "content",
+    contrast: Annotated[
+        str, Option(help="content (masked/inserted), shift (base/gap) or total (base/inserted).")
+    ] = "content",
     direction: Annotated[str, Option(help="denoising (clean into corrupted) or noising.")] = "denoising",
     edit: Annotated[str, Option(help="z, knockout, knockout_zero, reroute_to_sink, matched_mass, q, k, v, ...")] = "z",
     outcome: Annotated[
@@ -84,7 +90,12 @@ def main(
         mi.views.attention(loaded, pairs[0], best).save(folder / "attention.html")
         prompts = [pair.record() for pair in pairs]
         run = mi.provenance(
-            loaded, repeat=mi.repeat_command(), seed=seed, settings=patches.settings, n_problems=len(pairs), prompts=prompts
+            loaded,
+            repeat=mi.repeat_command(),
+            seed=seed,
+            settings=patches.settings,
+            n_problems=len(pairs),
+            prompts=prompts,
         )
         (folder / "run.json").write_text(json.dumps(run, indent=1), encoding="utf-8")
     out.with_name(f".{out.name}.partial.jsonl").unlink(missing_ok=True)
@@ -103,7 +114,9 @@ def _show(patches: mi.PatchScores, out: Path) -> None:
     table = Table("head", "in the paper's counting", "effect", "effect fraction", "95 % interval", "n")
     for row in patches.top(10).itertuples():
         interval = f"[{row.ci_low:+.3f}, {row.ci_high:+.3f}]".replace("[", "\\[")
-        table.add_row(row.label, row.paper_label, f"{row.effect:+.4f}", f"{row.effect_fraction:+.3f}", interval, str(row.n))
+        table.add_row(
+            row.label, row.paper_label, f"{row.effect:+.4f}", f"{row.effect_fraction:+.3f}", interval, str(row.n)
+        )
     console.print(table)
     console.print(f"Results: {out}/heads.csv, head_map.png, attention.html, run.json", soft_wrap=True)
 

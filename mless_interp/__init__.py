@@ -45,7 +45,18 @@ _PUBLIC = {
     "refuse_existing": "store",
     "provenance": "store",
 }
-_MODULES = ("heads", "insertions", "interventions", "metrics", "models", "paper", "patching", "problems", "prompts", "shapes")
+_MODULES: tuple[str, ...] = (
+    "heads",
+    "insertions",
+    "interventions",
+    "metrics",
+    "models",
+    "paper",
+    "patching",
+    "problems",
+    "prompts",
+    "shapes",
+)
 _MODULES += ("scores", "statistics", "store", "views")
 
 __all__ = [*_PUBLIC, *_MODULES, "__version__"]

@@ -45,7 +45,9 @@ def attribute_heads(
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
     if read_outcome.needs_clean and method == "atp":
-        raise ValueError("atp from a divergence is 0 by construction at its own reference; use outcome='answer_logprob'")
+        raise ValueError(
+            "atp from a divergence is 0 by construction at its own reference; use outcome='answer_logprob'"
+        )
     if model.stepper is None:
         raise ModelError(f"{model.info.name} cannot be continued layer by layer, which gradients need: use patch_heads")
     answered = [pair.answered(read_outcome.appended) for pair in checked_pairs(pairs)]
@@ -96,6 +98,7 @@ def _atp(model: Model, pair: PromptPair, outcome: Outcome, steps: int) -> tuple[
     scores = torch.stack(
         [((z - m) * g)[0].sum((0, -1)) for z, m, g in zip(recording.z, masked.z, gradients, strict=True)]
     )
+    assert masked.logits is not None
     before = outcome.value(masked.logits, pair, clean)
     ends = torch.stack([before[0], value.detach()[0]])
     return scores.double().cpu().numpy(), ends.double().cpu().numpy()

@@ -216,7 +216,10 @@ class MatchedMassKnockout(Intervention):
     def __call__(self, state: LayerState) -> Z:
         pattern = state.pattern()
         n_dest, n_src = pattern.shape[-2:]
-        own = torch.arange(n_src, device=pattern.device) == torch.arange(n_src - n_dest, n_src, device=pattern.device)[:, None]
+        own = (
+            torch.arange(n_src, device=pattern.device)
+            == torch.arange(n_src - n_dest, n_src, device=pattern.device)[:, None]
+        )
         candidates = state.visible & ~state.span_keys & ~state.sink[:, None, None, :] & ~own
         generator = torch.Generator().manual_seed(self.seed)
         order = torch.rand(pattern.shape, generator=generator).to(pattern.device)
@@ -262,7 +265,15 @@ def _not_empty(visible: Tensor, state: LayerState) -> Tensor:
 
 INTERVENTIONS: dict[str, Intervention] = {
     made.name: made
-    for made in (PatchZ(), Knockout(), KnockoutZero(), EdgeNoise(), RestoreScale(), RerouteToSink(), RerouteUniform(), MatchedMassKnockout())
+    for made in (
+        PatchZ(),
+        Knockout(),
+        KnockoutZero(),
+        EdgeNoise(),
+        RestoreScale(),
+        RerouteToSink(),
+        RerouteUniform(),
+        MatchedMassKnockout(),
+    )
 } | {part: PatchInput(part) for part in "qkv"}
 """The interventions that need no number, by name."""
-

@@ -71,7 +71,9 @@ def locate_heads(
         allowed = ", ".join(name for name, known in OUTCOMES.items() if not known.needs_clean)
         raise ValueError(f"heads are located on a signed outcome ({allowed}), got {outcome!r}")
     if not 0 < alpha < 1 or smallest_effect < 0:
-        raise ValueError(f"alpha must lie in (0, 1) and smallest_effect be 0 or more, got {alpha} and {smallest_effect}")
+        raise ValueError(
+            f"alpha must lie in (0, 1) and smallest_effect be 0 or more, got {alpha} and {smallest_effect}"
+        )
     bare = checked_pairs(pairs)
     if len(bare) < 2:
         raise ValueError(f"locating heads needs at least 2 problems (the unit of replication), got {len(bare)}")
@@ -134,7 +136,9 @@ def locate_heads(
             "smallest_effect": smallest_effect,
             "n_permutations": n_permutations,
             "n_control_draws": n_control_draws if controls else 0,
-            "swept": "all heads on all problems, exactly" if exact else "heads screened on the other half of the problems",
+            "swept": "all heads on all problems, exactly"
+            if exact
+            else "heads screened on the other half of the problems",
             "estimated_seconds": seconds,
             "screened": None if screened is None else [str(head) for head in screened],
         },
@@ -178,7 +182,9 @@ def _measures(sweep: Any, name: str, pairs: Sequence[PromptPair], heads: Sequenc
 def _tested(values: np.ndarray, heads: Sequence[Head], measure: str) -> np.ndarray:
     """Cells of the family: in layer 0 nothing can be mediated, and an effect of rounding size is no effect."""
     defined = np.isfinite(values).all(0)
-    deeper = np.array([head.layer > 0 for head in heads]) if measure.startswith("mediated") else np.ones(len(heads), bool)
+    deeper = (
+        np.array([head.layer > 0 for head in heads]) if measure.startswith("mediated") else np.ones(len(heads), bool)
+    )
     moved = np.abs(np.where(np.isfinite(values), values, 0)).max(0) > 0
     return defined & deeper & moved
 
@@ -218,7 +224,7 @@ def _controls(
     """Effects of the named heads under other insertions `[problem, head]`, same place, length and problems."""
     first = pairs[0].insertion
     n_tokens = pairs[0].n_inserted
-    place = {"before": first.before, "after": first.after, "at": first.at}
+    place: dict[str, Any] = {"before": first.before, "after": first.after, "at": first.at}
     problems = [pair.problem for pair in pairs]
     template = pairs[0].template
 
@@ -354,7 +360,9 @@ class LocatedHeads:
         columns["mediated_fraction"] = columns["mediated_removed_effect"] / total
         table = pd.DataFrame(columns)
         size = table[["knockout_effect", "mediated_removed_effect"]].abs().max(axis=1)
-        order = pd.DataFrame({"named": table["kind"] == "neither", "size": -size}).sort_values(["named", "size"], kind="stable")
+        order = pd.DataFrame({"named": table["kind"] == "neither", "size": -size}).sort_values(
+            ["named", "size"], kind="stable"
+        )
         return table.loc[order.index].reset_index(drop=True)
 
     def to_frame(self) -> Any:
@@ -362,7 +370,10 @@ class LocatedHeads:
         import pandas as pd
 
         n = len(self.heads)
-        table = {"problem": np.repeat(self.problem_ids, n), "label": [str(head) for head in self.heads] * len(self.total)}
+        table = {
+            "problem": np.repeat(self.problem_ids, n),
+            "label": [str(head) for head in self.heads] * len(self.total),
+        }
         table |= {measure: self.values[measure].ravel() for measure in MEASURES}
         return pd.DataFrame(table)
 
@@ -376,7 +387,9 @@ class LocatedHeads:
             f"[{low:+.4f}, {high:+.4f}]."
         ]
         if not low * high > 0:
-            words.append("That interval holds 0: the insertion's content has no established effect here, so no head is named.")
+            words.append(
+                "That interval holds 0: the insertion's content has no established effect here, so no head is named."
+            )
             return " ".join([*words, CANNOT_SAY])
         smallest = s["smallest_effect"] * abs(float(total.estimate))
         found = self.found
@@ -386,7 +399,9 @@ class LocatedHeads:
             words.append(self._specific_words())
         else:
             words.append("No head reaches significance and the smallest effect of interest in both directions.")
-        words.append(f"Smallest effect of interest: {smallest:.4f} {self.unit} ({s['smallest_effect']:.0%} of the total).")
+        words.append(
+            f"Smallest effect of interest: {smallest:.4f} {self.unit} ({s['smallest_effect']:.0%} of the total)."
+        )
         words.append(self._power_words(smallest))
         return " ".join([word for word in words if word] + [CANNOT_SAY])
 
@@ -421,7 +436,16 @@ class LocatedHeads:
         )
 
     def __repr__(self) -> str:
-        columns = ["label", "paper_label", "kind", "specific", "knockout_fraction", "mediated_fraction", "p_reader", "p_mediator"]
+        columns = [
+            "label",
+            "paper_label",
+            "kind",
+            "specific",
+            "knockout_fraction",
+            "mediated_fraction",
+            "p_reader",
+            "p_mediator",
+        ]
         table = self.summary().head(max(8, len(self.found)))[columns]
         return f"{self.describe()}\n{table.to_string(index=False, float_format=lambda x: f'{x:.4f}')}"
 
@@ -438,7 +462,9 @@ class Enrichment:
 
     def __repr__(self) -> str:
         ranks = ", ".join(f"{head} {rank}" for head, rank in self.ranks.items())
-        return f"mean rank {self.mean_rank:.1f} (random heads: {self.expected_rank:.1f}), p = {self.p:.4f}; ranks: {ranks}"
+        return (
+            f"mean rank {self.mean_rank:.1f} (random heads: {self.expected_rank:.1f}), p = {self.p:.4f}; ranks: {ranks}"
+        )
 
 
 def enrichment(found: LocatedHeads, heads: Iterable[Head], *, n_draws: int = 10_000, seed: int = 0) -> Enrichment:

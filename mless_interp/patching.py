@@ -15,7 +15,7 @@ from .heads import Head, check_heads
 from .insertions import PromptPair
 from .interventions import INTERVENTIONS, EdgeNoise, Intervention, Knockout, LayerState, PatchZ
 from .metrics.outcomes import answer_logprob, kl_divergence, logit_difference, mean_logprob
-from .models.base import Inputs, Model, Recording
+from .models.base import Inputs, Model
 from .progress import progress_bar
 from .statistics import Interval, bootstrap_interval, ratio_interval
 
@@ -238,7 +238,7 @@ def checked_pairs(
     if repeated:
         raise ValueError(f"{repeated} problem ids are given twice; the problem is the unit of replication")
     if contrast == "total" and positions not in ("question", "last"):
-        raise ValueError(f"contrast 'total' joins prompts of two lengths: positions must be 'question' or 'last'")
+        raise ValueError("contrast 'total' joins prompts of two lengths: positions must be 'question' or 'last'")
     return found
 
 
@@ -358,7 +358,9 @@ class _Sweep:
         """Patched outcomes `[problem, row]`. An edit that changes nothing has an effect of exactly 0."""
         old = self.receiving.z[layer]
         half = old.element_size() < 4
-        n_rows = len(rows) + half  # in half precision one more row, unedited: rounding is then common to all and cancels
+        n_rows = (
+            len(rows) + half
+        )  # in half precision one more row, unedited: rounding is then common to all and cancels
         z = old.repeat_interleave(n_rows, 0).contiguous()
         edited = self.edited.to(z.device)
         for row, head in enumerate(rows):
@@ -373,7 +375,7 @@ class _Sweep:
 
     def _outcome(self, logits: Tensor | None, rows: int) -> np.ndarray:
         """Outcomes `[problem, row]`."""
-        assert logits is not None
+        assert logits is not None and self.clean_logits is not None
         found = []
         for place, pair in enumerate(self.pairs):
             clean = self.clean_logits[place : place + 1] if self.outcome.needs_clean else None
@@ -403,7 +405,9 @@ def default_rows(model: Model, batch: int, changed: int, length: int, read: int)
 
 def _out_of_memory(error: BaseException) -> bool:
     text = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "out of memory" in text or "can't allocate" in text
+    return (
+        isinstance(error, torch.OutOfMemoryError | MemoryError) or "out of memory" in text or "can't allocate" in text
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -540,7 +544,7 @@ def interval_of(values: np.ndarray, confidence: float, seed: int) -> Interval:
     """Mean over problems with its bootstrap interval; one problem has an estimate without limits, flagged."""
     if len(values) > 1:
         return bootstrap_interval(values, confidence=confidence, seed=seed)
-    return _single(values[0], confidence)
+    return _single(np.asarray(values[0]), confidence)
 
 
 def _single(estimate: np.ndarray, confidence: float) -> Interval:

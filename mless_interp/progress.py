@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 
 @contextmanager

@@ -27,7 +27,9 @@ def problems() -> list[Problem]:
     """Three small problems of words that the tiny tokenizers know."""
     answers = ("3", "4", "2")
     return [
-        Problem(id=f"p{i}", question=q, answer=a, system="Please reason step by step .", distractor="9", solution=q[:30])
+        Problem(
+            id=f"p{i}", question=q, answer=a, system="Please reason step by step .", distractor="9", solution=q[:30]
+        )
         for i, (q, a) in enumerate(zip(QUESTIONS, answers, strict=True))
     ]
 

@@ -77,7 +77,9 @@ def test_gap_equals_masked_on_shared_tokens_at_every_layer(model: Model, place: 
         for layer in range(model.info.n_layers):
             name = site(layer, "hook_resid_post")
             assert close(masked[name][:, pair.shared], gap[name], 1e-4)
-        assert close(logits_of(model, pair.condition("masked"))[:, pair.shared], logits_of(model, pair.condition("gap")), 1e-4)
+        assert close(
+            logits_of(model, pair.condition("masked"))[:, pair.shared], logits_of(model, pair.condition("gap")), 1e-4
+        )
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])
@@ -123,7 +125,10 @@ def test_captures_are_reduced_inside_and_see_the_edit(model: Model) -> None:
     inputs = pairs_for(model)[0].condition("base")
     name = site(1, "attn.hook_z")
     run = model.run(
-        inputs.tokens, capture={name: lambda z: (z.shape, float(z.abs().max()))}, edits={name: torch.zeros_like}, logits_at="none"
+        inputs.tokens,
+        capture={name: lambda z: (z.shape, float(z.abs().max()))},
+        edits={name: torch.zeros_like},
+        logits_at="none",
     )
     assert run.logits is None
     assert run.captured[name] == (torch.Size([1, inputs.tokens.shape[1], 8, model.info.d_head]), 0.0)

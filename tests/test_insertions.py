@@ -17,7 +17,7 @@ from tokenizers_under_test import REAL, read_problems, read_tokenizer, slash_pai
 from mless_interp.insertions import CONDITIONS, Insertion, PromptPair, _common_words, insert_tokens, make_pairs
 from mless_interp.models.base import visibility
 from mless_interp.problems import Problem
-from mless_interp.prompts import CHAT_SYSTEM, PAPER_SYSTEM_AS_SENT, Prompt, encode
+from mless_interp.prompts import CHAT_SYSTEM, PAPER_SYSTEM_AS_SENT, TEMPLATES, Prompt, encode
 
 Folder = Callable[[str], Path]
 words = lru_cache(word_tokenizer)
@@ -300,6 +300,13 @@ def test_a_pair_by_hand() -> None:
     assert pair.answer_prefix_ids == encode(words(), "\nThe final answer is \\boxed{")
     assert pair.answer_ids == encode(words(), "3") and pair.distractor_ids == encode(words(), "5")
     assert pair.solution_ids == encode(words(), "Anna has 3 apples .")
+
+
+def test_a_pair_remembers_its_template() -> None:
+    for name, template in TEMPLATES.items():
+        pair = pair_of(template=name)
+        assert pair.template is template and pair.answered().template is template
+        assert pair.base.template == pair.inserted.template == name
 
 
 def test_a_problems_own_answer_prefix_goes_before_the_templates() -> None:

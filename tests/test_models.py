@@ -103,9 +103,7 @@ def test_a_bridge_and_an_nnsight_model_of_your_own_are_welcome(tiny_model_dir: A
 
     tokenizer = word_tokenizer()
     bridge = TransformerBridge.boot_transformers(str(tiny_model_dir("llama")), device="cpu")
-    traced = TransformersModel(
-        tiny_model("llama", tokenizer).eval(), tokenizer=tokenizer, task="text-generation"
-    )
+    traced = TransformersModel(tiny_model("llama", tokenizer).eval(), tokenizer=tokenizer, task="text-generation")
     traced._module.set_attn_implementation("eager")
     ours = [mi.wrap_model(thing) for thing in (bridge, traced)]
     tokens = torch.tensor([[5, 6, 7, 8]])
@@ -114,7 +112,9 @@ def test_a_bridge_and_an_nnsight_model_of_your_own_are_welcome(tiny_model_dir: A
 
 
 def test_other_objects_cannot_be_wrapped() -> None:
-    with pytest.raises(TypeError, match="wrap_model takes a HookedTransformer, a TransformerBridge or an nnsight model"):
+    with pytest.raises(
+        TypeError, match="wrap_model takes a HookedTransformer, a TransformerBridge or an nnsight model"
+    ):
         mi.wrap_model(torch.nn.Linear(2, 2))
 
 
@@ -172,7 +172,9 @@ def test_a_replay_that_disagrees_is_switched_off_and_reported(tiny_model_dir: An
     finish = model.stepper.finish
     model.stepper.finish = lambda layer, resid, z: finish(layer, resid, z) * 1.1
     figures = check_model(model)
-    assert model.stepper is None and figures.replay.startswith("whole forward passes (continuing layer by layer was off by")
+    assert model.stepper is None and figures.replay.startswith(
+        "whole forward passes (continuing layer by layer was off by"
+    )
 
 
 def test_a_saved_word_level_tokenizer_survives_loading(tmp_path: Path, tiny_model_dir: Any) -> None:

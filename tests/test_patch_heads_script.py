@@ -61,7 +61,9 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_it_finds_the_planted_heads_and_writes_everything(backend: str, planted: Path, tmp_path: Path, run: Any) -> None:
+def test_it_finds_the_planted_heads_and_writes_everything(
+    backend: str, planted: Path, tmp_path: Path, run: Any
+) -> None:
     done = run("--model", planted, "--backend", backend, "--out", "found", "--no-progress", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "L0H13" in done.stdout and "layer 1 head 14" in done.stdout and "found/heads.csv" in done.stdout
@@ -69,7 +71,18 @@ def test_it_finds_the_planted_heads_and_writes_everything(backend: str, planted:
     assert {path.name for path in out.iterdir()} == FILES
     assert [path.name for path in tmp_path.iterdir()] == ["found"], "no partial files stay"
     heads = pd.read_csv(out / "heads.csv")
-    columns = ["layer", "head", "label", "paper_label", "effect", "effect_fraction", "recovered", "ci_low", "ci_high", "n"]
+    columns = [
+        "layer",
+        "head",
+        "label",
+        "paper_label",
+        "effect",
+        "effect_fraction",
+        "recovered",
+        "ci_low",
+        "ci_high",
+        "n",
+    ]
     assert set(columns) <= set(heads.columns) and len(heads) == 2 * 28
     best = set(heads.loc[heads["effect_fraction"].abs().nlargest(3).index, "label"])
     assert best == {"L0H13", "L0H21", "L1H4"}
@@ -111,7 +124,9 @@ def test_an_existing_folder_is_kept_unless_overwriting_is_allowed(planted: Path,
     refused = run("--model", planted, "--out", out, cwd=tmp_path)
     assert refused.returncode == 2 and "exists; choose another, or allow overwriting it (--overwrite)" in refused.stderr
     wrong = run("--model", planted, "--out", out, "--overwrite", "--heads", "9:9", cwd=tmp_path)
-    assert wrong.returncode == 2 and (out / "precious.txt").exists(), "nothing is replaced before the new result is whole"
+    assert wrong.returncode == 2 and (out / "precious.txt").exists(), (
+        "nothing is replaced before the new result is whole"
+    )
     common = ["--model", planted, "--backend", "bridge", "--limit", 2, "--layers", "0", "--no-progress"]
     assert run(*common, "--out", out, "--overwrite", cwd=tmp_path).returncode == 0
     assert {path.name for path in out.iterdir()} == FILES
@@ -152,7 +167,9 @@ GOOD = {"problem": "Noa has 3 books ?", "answer": "3", "unique_id": "a"}
         ([], lines([{**GOOD, "problem": "Noa has 3 books ? " * 900}]), "has a context of"),
     ],
 )
-def test_wrong_input_is_one_line_and_exit_code_two(arguments: list[str], file: str | None, message: str, planted: Path, tmp_path: Path, run: Any) -> None:
+def test_wrong_input_is_one_line_and_exit_code_two(
+    arguments: list[str], file: str | None, message: str, planted: Path, tmp_path: Path, run: Any
+) -> None:
     base = [] if "--model" in arguments else ["--model", planted]
     base += [] if "--backend" in arguments else ["--backend", "bridge"]
     if file is not None:

@@ -74,7 +74,9 @@ def test_z_sweep_equals_transformer_lens_patching(architecture: str, tiny_model_
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_patching_everything_at_the_question_gives_the_donor(architecture: str, backend: str, tiny_model_dir: Any) -> None:
+def test_patching_everything_at_the_question_gives_the_donor(
+    architecture: str, backend: str, tiny_model_dir: Any
+) -> None:
     model = loaded(tiny_model_dir(architecture), backend)
     pair = pairs_for(model, count=1)[0].answered()
     start = pair.span[1]
@@ -171,7 +173,9 @@ def test_one_problem_has_an_estimate_without_an_interval() -> None:
 
 
 @pytest.mark.parametrize("outcome", list(OUTCOMES))
-def test_every_outcome_runs_and_patching_all_heads_moves_it_towards_the_donor(outcome: str, tiny_model_dir: Any) -> None:
+def test_every_outcome_runs_and_patching_all_heads_moves_it_towards_the_donor(
+    outcome: str, tiny_model_dir: Any
+) -> None:
     model = loaded(tiny_model_dir("llama"), "bridge")
     found = patch_heads(model, pairs_for(model, count=2), outcome=outcome, progress=False)
     assert np.isfinite(found.patched).all() and found.unit == OUTCOMES[outcome].unit
@@ -185,8 +189,13 @@ def test_outcomes_by_hand(tiny_model_dir: Any) -> None:
     pair = bare[0].answered()
     logits = logits_of(model, pair.condition("inserted"))[0]
     read = len(pair.inserted) - 2
-    found = {name: patch_heads(model, bare, outcome=name, heads=[Head(0, 0)], progress=False).receiving[0] for name in OUTCOMES}
-    assert found["answer_logprob"] == pytest.approx(float(torch.log_softmax(logits[read], -1)[pair.answer_ids[0]]), abs=1e-4)
+    found = {
+        name: patch_heads(model, bare, outcome=name, heads=[Head(0, 0)], progress=False).receiving[0]
+        for name in OUTCOMES
+    }
+    assert found["answer_logprob"] == pytest.approx(
+        float(torch.log_softmax(logits[read], -1)[pair.answer_ids[0]]), abs=1e-4
+    )
     difference = logits[read, pair.answer_ids[0]] - logits[read, pair.distractor_ids[0]]
     assert found["logit_diff"] == pytest.approx(float(difference), abs=1e-4)
     clean = torch.log_softmax(logits_of(model, pair.condition("masked"))[0], -1)
@@ -206,7 +215,9 @@ def test_every_intervention_is_usable_in_a_sweep(edit: str, tiny_model_dir: Any)
     assert np.isfinite(found.patched).any() and np.abs(found.effect[np.isfinite(found.effect)]).max() > 0
 
 
-def test_a_sweep_that_was_stopped_goes_on_and_gives_the_same(tmp_path: Any, tiny_model_dir: Any, monkeypatch: Any) -> None:
+def test_a_sweep_that_was_stopped_goes_on_and_gives_the_same(
+    tmp_path: Any, tiny_model_dir: Any, monkeypatch: Any
+) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     pairs = pairs_for(model)
     whole = patch_heads(model, pairs, progress=False)
@@ -272,7 +283,9 @@ def test_knockout_removes_what_edge_noise_adds_in_the_first_layer(tiny_model_dir
     model = loaded(tiny_model_dir("qwen2"), "bridge", "float64")
     pairs = pairs_for(model, count=1)
     for direction in ("denoising", "noising"):
-        z, knockout = (patch_heads(model, pairs, direction=direction, edit=e, progress=False).patched for e in ("z", "knockout"))
+        z, knockout = (
+            patch_heads(model, pairs, direction=direction, edit=e, progress=False).patched for e in ("z", "knockout")
+        )
         assert np.abs(z - knockout)[:, 0].max() < 1e-5
         assert np.abs(z - knockout)[:, 1:].max() > 1e-3
 

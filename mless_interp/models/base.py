@@ -345,7 +345,10 @@ class Model(ABC):
     def _replay_by_forward(self, receiving: Recording, layer: int, z: Tensor, read: Tensor) -> Tensor:
         batch, start = receiving.inputs.tokens.shape[0], receiving.start
         rows = z.shape[0] // batch
-        repeat = lambda x: None if x is None else x.repeat_interleave(rows, 0) if x.shape[0] == batch else x  # noqa: E731
+
+        def repeat(x: Any) -> Any:
+            return x.repeat_interleave(rows, 0) if x is not None and x.shape[0] == batch else x
+
         result = self.run(
             repeat(receiving.inputs.tokens),
             position_ids=repeat(receiving.inputs.position_ids),
@@ -397,7 +400,9 @@ class Model(ABC):
             known = ", ".join(f"blocks.{{l}}.{s}" for s in SITES)
             raise ValueError(f"unknown hook name {name!r}; known names: {known}")
         if int(match.group(1)) >= self.info.n_layers:
-            raise ValueError(f"{name}: layer {match.group(1)} is out of range (zero-based): 0 to {self.info.n_layers - 1}")
+            raise ValueError(
+                f"{name}: layer {match.group(1)} is out of range (zero-based): 0 to {self.info.n_layers - 1}"
+            )
         if match.group(2) in EAGER_SITES and self.info.attention != "eager":
             raise LeanAttentionError(
                 f"{name} does not exist under {self.info.attention!r} attention, which never makes a pattern: load the "

@@ -121,7 +121,9 @@ def _gap_difference(model: Model, tokens: Tensor) -> float:
 
 def _check_replay(model: Model, tokens: Tensor, allowed: float) -> tuple[float | None, str]:
     try:
-        model.run(tokens, capture={site(0, "attn.hook_rot_q"): None, site(0, "attn.hook_rot_k"): None}, logits_at="none")
+        model.run(
+            tokens, capture={site(0, "attn.hook_rot_q"): None, site(0, "attn.hook_rot_k"): None}, logits_at="none"
+        )
     except (ModelError, AttributeError, KeyError, ValueError):
         model.shows_rotated, model.stepper = False, None
     if model.stepper is None:

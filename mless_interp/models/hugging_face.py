@@ -85,7 +85,7 @@ def load_hugging_face(
     if getattr(hf_model.config, "architectures", None) is None:
         hf_model.config.architectures = [type(hf_model).__name__]
     if device_map is None:
-        hf_model = hf_model.to(device)
+        hf_model.to(device)  # type: ignore[arg-type]  # transformers' own annotation is wrong
     return hf_model.eval(), tokenizer
 
 

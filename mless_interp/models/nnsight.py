@@ -5,6 +5,7 @@ on library versions, so they are found by what they carry (shapes, row sums, an 
 """
 
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -46,7 +47,11 @@ class NnsightModel(Model):
         for layer in range(self.info.n_layers):  # instrumented now: inside a trace it would come after the layer began
             _ = self.decoder.layers[layer].self_attn.source
         self.attention_op, self.scores_op, self.pattern_op = _find_attention_ops(
-            traced, self.decoder, n_heads=self.info.n_heads, n_kv=self.info.n_key_value_heads, eager=attention == "eager"
+            traced,
+            self.decoder,
+            n_heads=self.info.n_heads,
+            n_kv=self.info.n_key_value_heads,
+            eager=attention == "eager",
         )
         try:
             self.stepper = None if remote else HuggingFaceStepper(hf_model)
@@ -75,6 +80,7 @@ class NnsightModel(Model):
                 for name in _order(wanted[layer], masks is not None):
                     if name == "mask":
                         args, kwargs = at.self_attn.inputs
+                        assert masks is not None
                         mask = additive_mask(masks[layer].to(kwargs["hidden_states"].device), dtype)
                         at.self_attn.inputs = (args, {**kwargs, "attention_mask": mask})
                         continue
@@ -242,8 +248,8 @@ def _find_attention_ops(
     call = None
     for label in attn.source.compiled.names:
         try:
-            (args, _), _ = probe(lambda label=label: getattr(attn.source, label).inputs)
-        except Exception:  # an operation that this forward pass does not reach cannot be the one
+            (args, _), _ = probe(partial(lambda at: getattr(attn.source, at).inputs, label))
+        except Exception:  # noqa: BLE001 - an operation that this forward pass does not reach cannot be the one
             continue
         if is_call(args):
             call = label
@@ -263,19 +269,19 @@ def _find_attention_ops(
     def normalised(path: tuple[str, ...]) -> list[tuple[str, ...]]:
         """Paths of all operations inside the one at `path` whose output is a pattern."""
         names: list[str] = []
-        probe(lambda: names.extend(_operation(attn, path).source.compiled.names) or 0)
+        probe(lambda: names.__iadd__(_operation(attn, path).source.compiled.names))
         found: list[tuple[str, ...]] = []
         for label in names:
             try:
-                value, _ = probe(lambda label=label: _operation(attn, (*path, label)).output)
-            except Exception:  # as above
+                value, _ = probe(partial(lambda at: _operation(attn, at).output, (*path, label)))
+            except Exception:  # noqa: BLE001 - as above
                 continue
             if is_pattern(value):
                 found.append((*path, label))
             elif isinstance(value, tuple) and any(map(is_pattern, value)) and len(path) < 3:
                 try:
                     found += normalised((*path, label))
-                except Exception:  # a function without source
+                except Exception:  # noqa: BLE001 - a function without source
                     continue
         return found
 

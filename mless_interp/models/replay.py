@@ -200,7 +200,7 @@ class HuggingFaceStepper(Stepper):
             if lacking:
                 raise TypeError(f"{type(holder).__name__} has no {lacking}")
         attention = type(unwrapped(self.layers[0].self_attn))
-        self._rotate = getattr(sys.modules[attention.__module__], "apply_rotary_pos_emb", None)
+        self._rotate: Any = getattr(sys.modules[attention.__module__], "apply_rotary_pos_emb", None)
         if self._rotate is None:
             raise TypeError(f"{attention.__module__} has no apply_rotary_pos_emb")
 

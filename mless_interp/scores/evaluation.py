@@ -36,7 +36,7 @@ def profile_of(reduced: Reduced, null: Reduced, layout: Layout, thresholds: Thre
     found = reduced.received_mean(thresholds.min_rows).cpu()
     uniform = null.received_mean(thresholds.min_rows).cpu()
     alpha = reduced.alpha_mean().cpu() if reduced.alpha is not None else torch.full_like(found, torch.nan)
-    return Profile(found, relative_received(found, uniform.to(found)), alpha, layout, thresholds)
+    return Profile(found, relative_received(found, uniform.to(found).expand_as(found)), alpha, layout, thresholds)
 
 
 def head_values(names: Sequence[str], reduced: Reduced, profile: Profile, base: Profile | None) -> dict[str, Tensor]:

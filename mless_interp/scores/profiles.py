@@ -302,8 +302,8 @@ class AttentionProfile:
         lengths = [len(texts) for texts in self.inserted_texts]
         words = (
             f"Attention received per token: {len(self.heads)} heads of {s.get('model')}, "
-            f"{len(self.problem_ids)} problems of {min(lengths)} to {max(lengths)} tokens, {s.get('insertion')}, conditions "
-            f"{', '.join(self.conditions)}, rows {s.get('rows')!r}."
+            f"{len(self.problem_ids)} problems of {min(lengths)} to {max(lengths)} tokens, {s.get('insertion')}, "
+            f"conditions {', '.join(self.conditions)}, rows {s.get('rows')!r}."
         )
         table = self.summary().drop(columns=["layer", "head"]).head(12)
         return f"{words}\n{table.to_string(index=False, float_format=lambda x: f'{x:.4f}')}"

@@ -6,7 +6,6 @@ it. Here its script is embedded once per page, numbers are rounded, long spans a
 
 import hashlib
 import html
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -98,8 +98,10 @@ def profiles(
     null: bool = True,
     names: Mapping[str, str] | None = None,
 ) -> Picture:
-    """Attention received per token, a column per head: above, all conditions at the base prompt's tokens; below (`whole`), the
-    whole sequence of the last condition with its inserted span shaded.
+    """Attention received per token, a column per head.
+
+    Above, all conditions at the base prompt's tokens; below (`whole`), the whole sequence of the last condition with its
+    inserted span shaded.
 
     Lines are means over problems, bands their 95 % bootstrap intervals (none for a single problem), grey is what
     uniform attention would give. `relative` divides by it. `names` are the conditions' names in the legend.
