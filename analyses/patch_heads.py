@@ -1,10 +1,12 @@
 """Which attention heads carry the effect of inserted meaningless tokens?
 
-Patches every head of a model, one at a time and exactly, on prompts with and without the insertion, and writes a table of
+Patches every head of a model, one at a time and exactly, on prompts with and without the insertion; names readers and
+mediators with corrected p-values and controls (`--mode locate`), or makes one sweep (`--mode sweep`). Writes a table of
 heads with intervals, a map, a page of attention patterns and everything needed to repeat the run.
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Annotated
 
@@ -22,6 +24,10 @@ Option = typer.Option
 @mi.one_line_errors
 def main(
     model: Annotated[str, Option(help="'demo' (bundled), a saved model's directory, or a hub id.")] = "demo",
+    mode: Annotated[
+        str,
+        Option(help="locate: both directions, controls, corrected p-values, heads named. sweep: one sweep."),
+    ] = "locate",
     backend: Annotated[str, Option(help="auto, hooked_transformer, bridge or nnsight.")] = "auto",
     problems: Annotated[
         str | None,
@@ -30,8 +36,8 @@ def main(
         ),
     ] = None,
     limit: Annotated[
-        int, Option(help="How many problems (the first ones; the problem is the unit of replication).")
-    ] = 32,
+        int | None, Option(help="How many problems, from the first. [default: 64 to locate, 32 to sweep]")
+    ] = None,
     template: Annotated[str, Option(help="raw, raw_as_sent (the paper's doubled braces) or chat.")] = "raw",
     insertion: Annotated[
         str, Option(help="meaningless, meaningful, random_sentence, repeated_bos or text.")
@@ -41,16 +47,22 @@ def main(
     layers: Annotated[str | None, Option(help="Only these layers, zero-based: 0,2-4.")] = None,
     heads: Annotated[str | None, Option(help="Only these heads, zero-based LAYER:HEAD: 0:13,0:21.")] = None,
     contrast: Annotated[
-        str, Option(help="content (masked/inserted), shift (base/gap) or total (base/inserted).")
-    ] = "content",
-    direction: Annotated[str, Option(help="denoising (clean into corrupted) or noising.")] = "denoising",
-    edit: Annotated[str, Option(help="z, knockout, knockout_zero, reroute_to_sink, matched_mass, q, k, v, ...")] = "z",
+        str | None,
+        Option(help="sweep: content (masked/inserted), shift (base/gap) or total (base/inserted). [default: content]"),
+    ] = None,
+    direction: Annotated[
+        str | None, Option(help="sweep: denoising (clean into corrupted) or noising. [default: denoising]")
+    ] = None,
+    edit: Annotated[
+        str | None,
+        Option(help="sweep: z, knockout, knockout_zero, reroute_to_sink, matched_mass, q, k, v ... [default: z]"),
+    ] = None,
     outcome: Annotated[
-        str, Option(help="answer_logprob, solution_logprob, logit_diff, kl or kl_last.")
+        str, Option(help="answer_logprob, solution_logprob, logit_diff; to sweep also kl or kl_last.")
     ] = "answer_logprob",
     dtype: Annotated[str, Option(help="float32, float64, bfloat16 or float16.")] = "float32",
     device: Annotated[str | None, Option(help="cpu, cuda, cuda:1 ... [default: a GPU if there is one]")] = None,
-    seed: Annotated[int, Option(help="Seed of random insertions and of the bootstrap.")] = 0,
+    seed: Annotated[int, Option(help="Seed of random insertions, permutations and the bootstrap.")] = 0,
     out: Annotated[Path, Option(help="Folder for the results; it appears only when they are whole.")] = Path(
         "results/patch_heads"
     ),
@@ -60,28 +72,40 @@ def main(
     """Patch attention heads, one at a time and exactly, and rank them by the share of the insertion's effect they carry.
 
     Writes heads.csv and heads.parquet (a row per head), patches.parquet (a row per problem and head), head_map.png,
-    attention.html (offline; the top heads with and without the insertion) and run.json.
+    attention.html (offline; the top heads with and without the insertion) and run.json. A run that is stopped goes on from
+    where it was when it is started again with the same settings.
     """
+    only_sweep = {"--contrast": contrast, "--direction": direction, "--edit": edit}
+    given = [name for name, value in only_sweep.items() if value is not None]
+    if mode not in ("locate", "sweep"):
+        raise ValueError(f"unknown mode {mode!r}; choose locate or sweep")
+    if mode == "locate" and given:
+        raise ValueError(f"{', '.join(given)} only goes with --mode sweep; locating runs both directions of both edits")
     mi.refuse_existing(out, overwrite=overwrite)
     filler = mi.Insertion.named(insertion, unit=unit, n_tokens=n_tokens, seed=seed)
-    questions = mi.load_problems(problems or _own_problems(model), limit=limit)
+    number = limit if limit is not None else {"locate": 64, "sweep": 32}[mode]
+    questions = mi.load_problems(problems or _own_problems(model), limit=number)
     loaded = mi.load_model(model, backend=backend, dtype=dtype, device=device)
     chosen = mi.chosen_heads(heads, layers, n_layers=loaded.info.n_layers, n_heads=loaded.info.n_heads)
     pairs = mi.make_pairs(loaded, questions, filler, template=template)
-    patches = mi.patch_heads(
-        loaded,
-        pairs,
-        contrast=contrast,
-        direction=direction,
-        edit=edit,
-        outcome=outcome,
-        heads=chosen,
-        checkpoint=out.with_name(f".{out.name}.partial.jsonl"),
-        progress=not no_progress,
-        seed=seed,
-    )
+    partial = out.with_name(f".{out.name}.partial")
+    common = {"heads": chosen, "outcome": outcome, "progress": not no_progress, "seed": seed}
+    if mode == "locate":
+        found = mi.locate_heads(loaded, pairs, checkpoint=partial, **common)
+        patches, settings = found.patches, found.settings
+    else:
+        found = patches = mi.patch_heads(
+            loaded,
+            pairs,
+            contrast=contrast or "content",
+            direction=direction or "denoising",
+            edit=edit or "z",
+            checkpoint=partial / "sweep.jsonl",
+            **common,
+        )
+        settings = patches.settings
     with mi.new_folder(out, overwrite=overwrite) as folder:
-        table = patches.summary()
+        table = found.summary()
         table.to_csv(folder / "heads.csv", index=False)
         table.to_parquet(folder / "heads.parquet", index=False)
         patches.to_frame().to_parquet(folder / "patches.parquet", index=False)
@@ -93,13 +117,15 @@ def main(
             loaded,
             repeat=mi.repeat_command(),
             seed=seed,
-            settings=patches.settings,
+            mode=mode,
+            settings=settings,
+            conclusion=found.describe(),
             n_problems=len(pairs),
             prompts=prompts,
         )
         (folder / "run.json").write_text(json.dumps(run, indent=1), encoding="utf-8")
-    out.with_name(f".{out.name}.partial.jsonl").unlink(missing_ok=True)
-    _show(patches, out)
+    shutil.rmtree(partial, ignore_errors=True)
+    _show(found, out)
 
 
 def _own_problems(model: str) -> str:
@@ -108,15 +134,22 @@ def _own_problems(model: str) -> str:
     return str(own) if own.is_file() else "demo"
 
 
-def _show(patches: mi.PatchScores, out: Path) -> None:
-    console = Console(width=100, highlight=False)
-    console.print(patches.describe())
-    table = Table("head", "in the paper's counting", "effect", "effect fraction", "95 % interval", "n")
-    for row in patches.top(10).itertuples():
-        interval = f"[{row.ci_low:+.3f}, {row.ci_high:+.3f}]".replace("[", "\\[")
-        table.add_row(
-            row.label, row.paper_label, f"{row.effect:+.4f}", f"{row.effect_fraction:+.3f}", interval, str(row.n)
-        )
+def _show(found: mi.LocatedHeads | mi.PatchScores, out: Path) -> None:
+    console = Console(width=110, highlight=False, markup=False)
+    console.print(found.describe())
+    located = isinstance(found, mi.LocatedHeads)
+    columns = ["head", "in the paper's counting", "effect", "effect fraction", "95 % interval"]
+    table = Table(*columns, *(["kind", "specific", "p reader", "p mediator"] if located else ["n"]))
+    rows = found.summary().head(10) if located else found.top(10)
+    for row in rows.itertuples():
+        cells = [row.label, row.paper_label, f"{row.effect:+.4f}", f"{row.effect_fraction:+.3f}"]
+        cells.append(f"[{row.ci_low:+.3f}, {row.ci_high:+.3f}]")
+        if located:
+            specific = {True: "yes", False: "no"}.get(row.specific, "")
+            cells += [row.kind, specific, f"{row.p_reader:.4f}", f"{row.p_mediator:.4f}"]
+        else:
+            cells.append(str(row.n))
+        table.add_row(*cells)
     console.print(table)
     console.print(f"Results: {out}/heads.csv, head_map.png, attention.html, run.json", soft_wrap=True)
 

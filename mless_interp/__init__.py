@@ -62,6 +62,17 @@ _MODULES += ("scores", "statistics", "store", "views")
 __all__ = [*_PUBLIC, *_MODULES, "__version__"]
 
 
+def save(path: Any, *results: Any, **options: Any) -> Any:
+    """Save results of this toolkit in one folder; see `mless_interp.store.save`.
+
+    The one name that is not lazy: importing nnsight gives every Python object, this module too, a method `save`, which
+    would be found before `__getattr__` is asked.
+    """
+    from .store import save as save_results
+
+    return save_results(path, *results, **options)
+
+
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         from importlib.metadata import version

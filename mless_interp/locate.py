@@ -14,7 +14,7 @@ from .insertions import Insertion, PromptPair, make_pairs
 from .interventions import MatchedMassKnockout
 from .models.base import Model
 from .patching import OUTCOMES, PatchScores, checked_pairs, interval_of, patch_heads
-from .statistics import Interval, SignFlipTest, max_t_sign_flip, sample_size
+from .statistics import Interval, max_t_sign_flip, sample_size
 
 MEASURES = ("knockout", "edge_noise", "mediated_removed", "mediated_added")
 KINDS = ("reader", "mediator", "reader+mediator", "neither")
@@ -67,9 +67,11 @@ def locate_heads(
     """
     if mode not in ("auto", "exact", "screen"):
         raise ValueError(f'mode must be "auto", "exact" or "screen", got {mode!r}')
-    if outcome not in OUTCOMES or OUTCOMES[outcome].needs_clean:
-        allowed = ", ".join(name for name, known in OUTCOMES.items() if not known.needs_clean)
-        raise ValueError(f"heads are located on a signed outcome ({allowed}), got {outcome!r}")
+    allowed = ", ".join(name for name, known in OUTCOMES.items() if not known.needs_clean)
+    if outcome not in OUTCOMES:
+        raise ValueError(f"unknown outcome {outcome!r}; heads are located on one of {allowed}")
+    if OUTCOMES[outcome].needs_clean:
+        raise ValueError(f"{outcome!r} is never negative, so its sign cannot be tested: locate heads on one of {allowed}")
     if not 0 < alpha < 1 or smallest_effect < 0:
         raise ValueError(
             f"alpha must lie in (0, 1) and smallest_effect be 0 or more, got {alpha} and {smallest_effect}"
@@ -98,17 +100,16 @@ def locate_heads(
 
     measured = _measures(sweep, "mless", bare, family)
     total = measured.total
-    total_interval = interval_of(total, 0.95, seed)
-    stands = float(total_interval.low) * float(total_interval.high) > 0
-    smallest = smallest_effect * abs(float(total_interval.estimate))
-    tests = {
-        name: max_t_sign_flip(
-            values, n_permutations=n_permutations, seed=seed, alpha=alpha, tested=_tested(values, family, name)
-        )
-        for name, values in measured.values.items()
-    }
-    readers = _passing(measured.values, tests, ("knockout", "edge_noise"), alpha, smallest) & stands
-    mediators = _passing(measured.values, tests, ("mediated_removed", "mediated_added"), alpha, smallest) & stands
+    stands = established(total, resolution=resolution_of(model.info.dtype), seed=seed)
+    verdict = judged(
+        measured.values,
+        family,
+        alpha=alpha,
+        smallest=smallest_effect * abs(float(total.mean())),
+        n_permutations=n_permutations,
+        seed=seed,
+    )
+    readers, mediators = verdict.readers & stands, verdict.mediators & stands
     controlled: dict[str, Any] = {}
     named = tuple(head for head, r, m in zip(family, readers, mediators, strict=True) if r or m)
     if controls and named:
@@ -120,9 +121,9 @@ def locate_heads(
         total=total,
         readers=readers,
         mediators=mediators,
-        p_reader=np.maximum(tests["knockout"].p_corrected, tests["edge_noise"].p_corrected),
-        p_mediator=np.maximum(tests["mediated_removed"].p_corrected, tests["mediated_added"].p_corrected),
-        tested=tests["knockout"].tested,
+        p_reader=np.maximum(verdict.p["knockout"], verdict.p["edge_noise"]),
+        p_mediator=np.maximum(verdict.p["mediated_removed"], verdict.p["mediated_added"]),
+        tested=np.isfinite(verdict.p["knockout"]),
         specific=_specific(measured.values, family, named, readers, controlled, alpha, n_permutations, seed),
         patches=measured.patches,
         controls={key: value for key, value in controlled.items() if isinstance(value, np.ndarray)},
@@ -140,6 +141,7 @@ def locate_heads(
             if exact
             else "heads screened on the other half of the problems",
             "estimated_seconds": seconds,
+            "resolution": resolution_of(model.info.dtype),
             "screened": None if screened is None else [str(head) for head in screened],
         },
         seed=seed,
@@ -189,13 +191,52 @@ def _tested(values: np.ndarray, heads: Sequence[Head], measure: str) -> np.ndarr
     return defined & deeper & moved
 
 
-def _passing(
-    values: dict[str, np.ndarray], tests: dict[str, SignFlipTest], both: tuple[str, str], alpha: float, smallest: float
-) -> np.ndarray:
-    means = [values[name].mean(0) for name in both]
-    significant = [np.nan_to_num(tests[name].p_corrected, nan=1.0) < alpha for name in both]
-    large = [np.abs(mean) >= smallest for mean in means]
-    return significant[0] & significant[1] & large[0] & large[1] & (np.sign(means[0]) == np.sign(means[1]))
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """What the tests say of every head of a family: corrected p-values per measure (NaN: not tested) and the kinds."""
+
+    p: dict[str, np.ndarray]
+    readers: np.ndarray
+    mediators: np.ndarray
+
+
+def judged(
+    values: dict[str, np.ndarray],
+    heads: Sequence[Head],
+    *,
+    alpha: float = 0.05,
+    smallest: float = 0.0,
+    n_permutations: int = 10_000,
+    seed: int = 0,
+) -> Verdict:
+    """The statistics of `locate_heads`, from measures `[problem, head]` on: one max-T test each over the whole family."""
+    p = {}
+    for name in MEASURES:
+        tested = _tested(values[name], heads, name)
+        p[name] = np.full(len(heads), np.nan)
+        if tested.any():
+            test = max_t_sign_flip(values[name], n_permutations=n_permutations, seed=seed, alpha=alpha, tested=tested)
+            p[name] = test.p_corrected
+
+    def passing(first: str, second: str) -> np.ndarray:
+        means = values[first].mean(0), values[second].mean(0)
+        agree = np.sign(means[0]) == np.sign(means[1])
+        for name, mean in zip((first, second), means, strict=True):
+            agree = agree & (np.nan_to_num(p[name], nan=1.0) < alpha) & (np.abs(mean) >= smallest)
+        return agree
+
+    return Verdict(p, passing("knockout", "edge_noise"), passing("mediated_removed", "mediated_added"))
+
+
+def resolution_of(dtype: str) -> float:
+    """Mean differences of an outcome below this are rounding, not an effect (of sums of logits, in their unit)."""
+    return {"float64": 1e-9, "float32": 1e-5}.get(dtype, 1e-2)
+
+
+def established(total: np.ndarray, *, resolution: float, seed: int = 0) -> bool:
+    """Whether the insertion's effect `[problem]` is there: larger than rounding, and its 95 % interval does not hold 0."""
+    interval = interval_of(total, 0.95, seed)
+    return abs(float(interval.estimate)) > resolution and float(interval.low) * float(interval.high) > 0
 
 
 def _estimate(model: Model, pairs: Sequence[PromptPair], heads: Sequence[Head], outcome: str) -> float:
@@ -212,9 +253,10 @@ def _screen(
 ) -> tuple[Head, ...]:
     """The union of the best by gate gradients (readers) and by attribution patching (mediators too), in order."""
     chosen: set[Head] = set()
+    asked = set(heads)
     for method in ("gate_ig", "atp"):
         ranked = attribute_heads(model, pairs, method=method, outcome=outcome, progress=progress).ranking()
-        chosen |= set([head for head in ranked if head in set(heads)][: N_SCREENED // 2])
+        chosen |= set([head for head in ranked if head in asked][: N_SCREENED // 2])
     return tuple(sorted(chosen))
 
 
@@ -332,6 +374,11 @@ class LocatedHeads:
         return [words.get((bool(r), bool(m)), "neither") for r, m in zip(self.readers, self.mediators, strict=True)]
 
     @property
+    def established(self) -> bool:
+        """Whether the total content effect is more than rounding and its interval does not hold 0."""
+        return established(self.total, resolution=self.settings["resolution"], seed=self.seed)
+
+    @property
     def total_interval(self) -> Interval:
         """Mean content effect (inserted - masked) with its interval over problems."""
         return interval_of(self.total, 0.95, self.seed)
@@ -340,11 +387,12 @@ class LocatedHeads:
         """One row per tested head, the named ones first, then by size.
 
         The columns of `PatchScores.summary()` for the z sweep, then kind, specific, corrected p-values, the four measures
-        with intervals (in the sign of the insertion's own effect), and their fractions of the total effect.
+        with intervals (in the sign of the insertion's own effect), and their fractions of the total effect (NaN where
+        that is not established).
         """
         import pandas as pd
 
-        total = float(self.total_interval.estimate)
+        total = float(self.total_interval.estimate) if self.established else np.nan
         columns: dict[str, Any] = dict(self.patches.summary()) | {
             "kind": self._kinds(),
             "specific": pd.array([None if np.isnan(s) else bool(s) for s in self.specific], dtype="boolean"),
@@ -386,7 +434,13 @@ class LocatedHeads:
             f"{s['outcome']}. Total content effect {float(total.estimate):+.4f} {self.unit}, 95 % interval "
             f"[{low:+.4f}, {high:+.4f}]."
         ]
-        if not low * high > 0:
+        if abs(float(total.estimate)) <= s["resolution"]:
+            words.append(
+                f"That is no change at all (rounding reaches {s['resolution']:g}): the insertion's content does nothing to "
+                "this outcome, so no head is named."
+            )
+            return " ".join([*words, CANNOT_SAY])
+        if not self.established:
             words.append(
                 "That interval holds 0: the insertion's content has no established effect here, so no head is named."
             )
@@ -430,9 +484,12 @@ class LocatedHeads:
                     needed.append(sample_size(float(abs(values.mean()) / spread), n_tests=len(self.heads), method="t"))
         if not needed:
             return ""
+        fewest, most = min(needed), max(needed)
+        size = str(most) if fewest == most else f"{fewest} to {most}"
+        effects = "1 effect is" if len(needed) == 1 else f"{len(needed)} effects are"
         return (
-            f"{len(needed)} effects are large enough on average but not established in both directions; about "
-            f"{min(needed)} to {max(needed)} problems would tell with 80 % power."
+            f"{effects} large enough on average but not established in both directions; about {size} problems would tell "
+            "with 80 % power."
         )
 
     def __repr__(self) -> str:

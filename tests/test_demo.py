@@ -133,19 +133,21 @@ def test_training_predicts_the_next_word_of_answers_alone() -> None:
         assert [target for target, _ in pairs[-6:]] == [*prompt.words[-6:]]
 
 
-def test_drill_asks_for_owners_and_their_numbers() -> None:
+def test_drill_asks_for_numbers_and_teaches_whom_words_are_about() -> None:
     rng = random.Random(0)
     for _ in range(100):
         prompt = task.draw_drill(rng, task.PEOPLE[:5])
-        assert len(prompt.words) == len(prompt.targets)
+        assert len(prompt.words) == len(prompt.targets) == len(prompt.people)
         asked = [i for i, target in enumerate(prompt.targets) if target in task.NUMBERS]
         assert len(asked) == 10
         for i in asked:
-            before = " ".join(prompt.words[: i + 1])
             person = prompt.words[i - 1] if prompt.words[i] == "has" else prompt.words[i - 5]
-            assert answer_by_rule(before, f"with {person}") == prompt.targets[i] == prompt.words[i + 1]
-        owners = [i for i, target in enumerate(prompt.targets) if target in task.PEOPLE]
-        assert all(prompt.targets[i] in prompt.words[i - 3 : i - 1] for i in owners)
+            said = answer_by_rule(" ".join(prompt.words[: i + 1]), f"with {person}")
+            assert said == prompt.targets[i] == prompt.words[i + 1]
+            assert prompt.people[i] == person
+        for i, person in enumerate(prompt.people):
+            if person:  # the last one named
+                assert [word for word in prompt.words[: i + 1] if word in task.PEOPLE][-1] == person
 
 
 def test_one_training_prompt_in_ten_is_a_chat() -> None:

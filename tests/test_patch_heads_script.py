@@ -22,7 +22,7 @@ FILES = {"heads.csv", "heads.parquet", "patches.parquet", "head_map.png", "atten
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("planted") / "model"
-    planted_model(readers=[Head(0, 13), Head(0, 21)], mediators=[Head(1, 4)], seed=5).save(folder, n_problems=6)
+    planted_model(readers=[Head(0, 13), Head(0, 21)], mediators=[Head(1, 4)], seed=5).save(folder, n_problems=8)
     return folder
 
 
@@ -86,10 +86,10 @@ def test_it_finds_the_planted_heads_and_writes_everything(
     assert set(columns) <= set(heads.columns) and len(heads) == 2 * 28
     best = set(heads.loc[heads["effect_fraction"].abs().nlargest(3).index, "label"])
     assert best == {"L0H13", "L0H21", "L1H4"}
-    assert len(pd.read_parquet(out / "patches.parquet")) == 6 * 2 * 28
+    assert len(pd.read_parquet(out / "patches.parquet")) == 8 * 2 * 28
     kept = json.loads((out / "run.json").read_text())
     assert kept["checks"]["replay_difference"] < 1e-3 and kept["model"]["backend"] == backend
-    assert kept["seed"] == 0 and kept["versions"]["torch"] and kept["n_problems"] == 6
+    assert kept["seed"] == 0 and kept["versions"]["torch"] and kept["n_problems"] == 8
     first = kept["prompts"][0]
     start, stop = first["span"]
     assert stop - start == 55 and len(set(first["inserted_ids"][start:stop])) == 1
@@ -102,19 +102,28 @@ def test_it_runs_as_a_program_and_explains_itself(planted: Path, tmp_path: Path)
     common = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 300}
     shown = subprocess.run([*program, "--help"], **common)
     assert shown.returncode == 0 and "--direction" in shown.stdout and "denoising" in shown.stdout
-    options = ["--model", str(planted), "--backend", "bridge", "--limit", "2", "--heads", "0:13", "--out", "out"]
+    options = ["--model", str(planted), "--backend", "bridge", "--limit", "6", "--heads", "0:13", "--out", "out"]
     done = subprocess.run([*program, *options], **common)
     assert done.returncode == 0 and (tmp_path / "out" / "heads.csv").exists(), done.stderr
     wrong = subprocess.run([*program, "--limit", "0", "--out", "other"], **common)
     assert wrong.returncode == 2 and wrong.stderr == "error: limit must be 1 or more, got 0\n"
 
 
+def test_a_single_sweep_in_the_other_direction(planted: Path, tmp_path: Path, run: Any) -> None:
+    options = ["--mode", "sweep", "--direction", "noising", "--contrast", "total", "--outcome", "logit_diff"]
+    done = run("--model", planted, "--backend", "bridge", *options, "--out", "s", "--no-progress", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in (tmp_path / "s").iterdir()} == FILES
+    kept = json.loads((tmp_path / "s" / "run.json").read_text())
+    assert kept["settings"]["direction"] == "noising" and kept["mode"] == "sweep"
+
+
 def test_same_seed_same_table_and_only_chosen_heads(planted: Path, tmp_path: Path, run: Any) -> None:
-    common = ["--model", planted, "--backend", "bridge", "--limit", 3, "--heads", "0:13,1:4", "--no-progress"]
+    common = ["--model", planted, "--backend", "bridge", "--limit", 8, "--heads", "0:13,1:4", "--no-progress"]
     for name in ("a", "b"):
         assert run(*common, "--out", name, cwd=tmp_path).returncode == 0
     assert (tmp_path / "a" / "heads.csv").read_text() == (tmp_path / "b" / "heads.csv").read_text()
-    assert list(pd.read_csv(tmp_path / "a" / "heads.csv")["label"]) == ["L0H13", "L1H4"]
+    assert set(pd.read_csv(tmp_path / "a" / "heads.csv")["label"]) == {"L0H13", "L1H4"}
 
 
 def test_an_existing_folder_is_kept_unless_overwriting_is_allowed(planted: Path, tmp_path: Path, run: Any) -> None:
@@ -127,7 +136,7 @@ def test_an_existing_folder_is_kept_unless_overwriting_is_allowed(planted: Path,
     assert wrong.returncode == 2 and (out / "precious.txt").exists(), (
         "nothing is replaced before the new result is whole"
     )
-    common = ["--model", planted, "--backend", "bridge", "--limit", 2, "--layers", "0", "--no-progress"]
+    common = ["--model", planted, "--backend", "bridge", "--limit", 2, "--layers", "0", "--no-progress", "--mode", "sweep"]
     assert run(*common, "--out", out, "--overwrite", cwd=tmp_path).returncode == 0
     assert {path.name for path in out.iterdir()} == FILES
 
@@ -152,7 +161,9 @@ GOOD = {"problem": "Noa has 3 books ?", "answer": "3", "unique_id": "a"}
         (["--heads", "0:28"], None, "head 28 is out of range (zero-based)"),
         (["--heads", "x"], None, "cannot read 'x' as a head"),
         (["--layers", "7"], None, "layer 7 is out of range (zero-based)"),
-        (["--contrast", "all"], None, "unknown contrast 'all'"),
+        (["--mode", "sweep", "--contrast", "all"], None, "unknown contrast 'all'"),
+        (["--mode", "find"], None, "unknown mode 'find'; choose locate or sweep"),
+        (["--contrast", "shift", "--edit", "z"], None, "--contrast, --edit only goes with --mode sweep"),
         (["--outcome", "accuracy"], None, "unknown outcome 'accuracy'"),
         (["--template", "chat"], None, "this tokenizer has no chat template"),
         (["--template", "latex"], None, "unknown template 'latex'"),
@@ -163,7 +174,7 @@ GOOD = {"problem": "Noa has 3 books ?", "answer": "3", "unique_id": "a"}
         ([], lines([GOOD, {"problem": "x ?", "unique_id": "b"}]), "line 2: missing answer"),
         ([], lines([{**GOOD, "problem": "  "}]), "line 1: problem 'a': its question is empty"),
         ([], lines([GOOD, GOOD]), "line 2: id 'a' was already used in line 1"),
-        ([], lines([{**GOOD, "answer": ""}]), "its answer encodes to no tokens"),
+        (["--mode", "sweep"], lines([{**GOOD, "answer": ""}]), "its answer encodes to no tokens"),
         ([], lines([{**GOOD, "problem": "Noa has 3 books ? " * 900}]), "has a context of"),
     ],
 )
@@ -172,6 +183,7 @@ def test_wrong_input_is_one_line_and_exit_code_two(
 ) -> None:
     base = [] if "--model" in arguments else ["--model", planted]
     base += [] if "--backend" in arguments else ["--backend", "bridge"]
+    base += ["--problems", planted / "problems.jsonl"] if "/no/such" in arguments else []
     if file is not None:
         (tmp_path / "p.jsonl").write_text(file)
         base += ["--problems", tmp_path / "p.jsonl"]

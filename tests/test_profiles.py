@@ -1,0 +1,174 @@
+"""Attention profiles: alignment, curves and levels by hand, the formulas as oracle, pictures, messages."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import ARCHITECTURES, BACKENDS
+from models_under_test import loaded, pairs_for
+
+import mless_interp as mi
+from mless_interp.heads import Head
+from mless_interp.metrics.received import received_attention, uniform_received
+from mless_interp.models.base import site
+from mless_interp.scores import AttentionProfile, attention_profile
+from mless_interp.views.plots import Picture
+
+NAN = np.nan
+
+
+def by_hand() -> AttentionProfile:
+    """Two problems, one head: three and four base tokens, two inserted after one and after two tokens."""
+    return AttentionProfile(
+        problem_ids=("a", "b"),
+        conditions=("base", "inserted"),
+        heads=(Head(0, 13),),
+        received={
+            "base": (np.array([[0.4, 0.2, NAN]]), np.array([[0.6, 0.3, 0.2, NAN]])),
+            "inserted": (np.array([[0.3, 0.1, 0.1, 0.1, NAN]]), np.array([[0.5, 0.2, 0.1, 0.2, 0.1, NAN]])),
+        },
+        uniform={
+            "base": (np.array([[0.4, 0.4, NAN]]), np.array([[0.3, 0.3, 0.2, NAN]])),
+            "inserted": (np.array([[0.3, 0.2, 0.2, 0.1, NAN]]), np.array([[0.25, 0.2, 0.2, 0.2, 0.2, NAN]])),
+        },
+        alignment=(np.array([0, 3, 4]), np.array([0, 1, 4, 5])),
+        spans=((1, 3), (2, 4)),
+        base_texts=(("x", "y", "z"), ("v", "x", "y", "z")),
+        inserted_texts=(("x", "/", "/", "y", "z"), ("v", "x", "/", "/", "y", "z")),
+        settings={"model": "by hand", "insertion": "Mless", "rows": "shared"},
+    )
+
+
+def test_aligned_profiles_leave_out_the_span() -> None:
+    first, second = by_hand().aligned("inserted")
+    np.testing.assert_allclose(first, [[0.3, 0.1, NAN]])
+    np.testing.assert_allclose(second, [[0.5, 0.2, 0.1, NAN]])
+    np.testing.assert_allclose(by_hand().aligned("inserted", relative=True)[0], [[1.0, 1.0, NAN]])
+
+
+def test_a_token_without_a_match_is_undefined() -> None:
+    made = AttentionProfile(**{**vars(by_hand()), "alignment": (np.array([0, -1, 4]), np.array([0, 1, 4, 5]))})
+    np.testing.assert_allclose(made.aligned("inserted")[0], [[0.3, NAN, NAN]])
+
+
+def test_curves_put_insertion_points_on_each_other() -> None:
+    curve = by_hand().curve(Head(0, 13), "inserted")
+    np.testing.assert_allclose(curve.mean, [0.5, 0.25, 0.1, 0.15, 0.1, NAN])
+    assert curve.n.tolist() == [1, 2, 2, 2, 2, 0]
+    assert (curve.low[1:5] <= curve.mean[1:5]).all() and (curve.mean[1:5] <= curve.high[1:5]).all()
+    assert by_hand().shaded("inserted") == (2, 4) and by_hand().shaded("base") is None
+    strict = by_hand().curve(Head(0, 13), "inserted", min_share=1.0)
+    assert np.isnan(strict.mean[0]) and strict.mean[1] == pytest.approx(0.25)
+    null = by_hand().curve(Head(0, 13), "inserted", null=True)
+    np.testing.assert_allclose(null.mean, [0.25, 0.25, 0.2, 0.2, 0.15, NAN])
+
+
+def test_levels_are_means_over_segments() -> None:
+    made = by_hand()
+    np.testing.assert_allclose(made.level("inserted", "before"), [[0.3], [0.35]])
+    np.testing.assert_allclose(made.level("inserted", "inserted"), [[0.1], [0.15]])
+    np.testing.assert_allclose(made.level("inserted", "question", relative=True), [[1.0], [0.5]])
+    assert np.isnan(made.level("base", "inserted")).all()
+    table = made.summary()
+    assert table["before_received"].tolist() == pytest.approx([0.425, 0.325])
+
+
+def test_the_tidy_frame_says_where_each_token_belongs() -> None:
+    table = by_hand().to_frame()
+    assert len(table) == 3 + 4 + 5 + 6
+    one = table[(table["problem"] == "a") & (table["condition"] == "inserted")]
+    assert one["base_position"].tolist() == [0, -1, -1, 1, 2]
+    assert one["segment"].tolist() == ["before", "inserted", "inserted", "question", "question"]
+    assert one["text"].tolist() == ["x", "/", "/", "y", "z"]
+    assert set(by_hand().curves()["tokens"]) == {"shared", "whole"}
+
+
+def test_one_problem_has_a_curve_without_a_band() -> None:
+    whole = by_hand()
+    one = AttentionProfile(
+        **{
+            **vars(whole),
+            **{name: getattr(whole, name)[:1] for name in ("problem_ids", "alignment", "spans", "base_texts")},
+            "inserted_texts": whole.inserted_texts[:1],
+            "received": {name: found[:1] for name, found in whole.received.items()},
+            "uniform": {name: found[:1] for name, found in whole.uniform.items()},
+        }
+    )
+    curve = one.curve(Head(0, 13), "base")
+    assert np.isnan(curve.low).all() and curve.mean[0] == 0.4
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rows", ["shared", "all"])
+def test_profiles_equal_the_formula_on_whole_patterns(
+    architecture: str, backend: str, rows: Any, tiny_model_dir: Any
+) -> None:
+    model = loaded(tiny_model_dir(architecture), backend)
+    (pair,) = pairs_for(model, count=1)
+    made = attention_profile(model, [pair], rows=rows, progress=False)
+    for condition in ("base", "inserted"):
+        inputs = pair.condition(condition)
+        n = inputs.tokens.shape[1]
+        names = [site(layer, "attn.hook_pattern") for layer in range(3)]
+        captured = model.run(inputs.tokens, capture=dict.fromkeys(names), logits_at="none").captured
+        sink = torch.arange(n) == 0 if pair.base.segments[0] == "bos" else None
+        taken = ~pair.span_mask if rows == "shared" and condition == "inserted" else None
+        for layer, name in enumerate(names):
+            visible = model.visible(inputs)[layer][0].cpu()
+            options: dict[str, Any] = {"rows": taken, "sink": sink}
+            expected = received_attention(captured[name][0].cpu(), visible=visible, **options)
+            null = uniform_received(visible, **options)[0]
+            for head in range(8):
+                place = made.of(Head(layer, head))
+                np.testing.assert_allclose(made.received[condition][0][place], expected[head], atol=1e-6)
+                np.testing.assert_allclose(made.uniform[condition][0][place], null, atol=1e-6)
+
+
+def test_the_first_token_is_left_out_where_it_is_a_bos(tiny_model_dir: Any) -> None:
+    for architecture, undefined in (("qwen2", False), ("llama", True)):
+        model = loaded(tiny_model_dir(architecture), "bridge")
+        pairs = pairs_for(model, count=1)
+        options: dict[str, Any] = {"heads": [Head(0, 0)], "progress": False}
+        assert np.isnan(attention_profile(model, pairs, **options).received["base"][0][0, 0]) == undefined
+        forced = attention_profile(model, pairs, exclude_sink=not undefined, **options)
+        assert np.isnan(forced.received["base"][0][0, 0]) != undefined
+
+
+def test_a_profile_prints_and_survives_saving(tmp_path: Path) -> None:
+    made = by_hand()
+    assert "1 heads of by hand" in repr(made) and "layer 1 head 14" in repr(made)
+    back = mi.load(mi.save(tmp_path / "kept", made))["AttentionProfile"]
+    assert back.alignment[1].tolist() == [0, 1, 4, 5] and back.heads == made.heads
+    np.testing.assert_array_equal(back.received["inserted"][1], made.received["inserted"][1])
+
+
+def test_profiles_are_drawn_with_both_ways_of_counting(tmp_path: Path) -> None:
+    made = by_hand()
+    both = mi.views.profiles(made)
+    assert isinstance(both, Picture) and len(both.axes) == 2
+    assert "L0H13 (layer 1 head 14 in the paper)" in both.axes[0].get_title()
+    assert "probability" in both.axes[0].get_ylabel() and "token" in both.axes[1].get_xlabel()
+    labels = [text.get_text() for text in both.axes[1].get_legend().get_texts()]
+    assert labels == ["with insertion", "uniform attention", "inserted tokens"]
+    assert mi.views.profile(made, Head(0, 13)).save(tmp_path / "p.png").stat().st_size > 5000
+    panels = [("one", Head(0, 13), {"Mless": made, "random sentence": made})]
+    assert len(mi.views.compare_profiles(panels).axes) == 1
+    with pytest.raises(ValueError, match="there is nothing to draw: no heads"):
+        mi.views.profiles(made, [])
+
+
+def test_what_is_not_there_is_named() -> None:
+    made = by_hand()
+    with pytest.raises(ValueError, match=r"L0H1 \(zero-based\) was not profiled"):
+        made.curve(Head(0, 1), "base")
+    with pytest.raises(ValueError, match="no condition 'gap' here; there are base, inserted"):
+        made.whole("gap")
+
+
+def test_a_prompt_shorter_than_min_rows_is_named(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    with pytest.raises(ValueError, match="problem 'p0', condition base: no token is read by min_rows=500 rows"):
+        attention_profile(model, pairs_for(model), min_rows=500, progress=False)
