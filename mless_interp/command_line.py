@@ -57,6 +57,19 @@ def chosen_heads(heads: str | None, layers: str | None, *, n_layers: int, n_head
     return tuple(Head(layer, head) for layer in sorted(set(found)) for head in range(n_heads))
 
 
+def chosen_numbers(text: str, *, name: str) -> tuple[int, ...]:
+    """Whole numbers from an option such as `--doses 1,2,4`.
+
+    >>> chosen_numbers("1,2,4", name="--doses")
+    (1, 2, 4)
+    """
+    parts = [part.strip() for part in text.split(",")]
+    wrong = [part for part in parts if not part.isdecimal()]
+    if wrong:
+        raise ValueError(f"{name}: cannot read {wrong[0]!r} as a number of tokens: write 1,2,4")
+    return tuple(int(part) for part in parts)
+
+
 def repeat_command() -> str:
     """The command that started this program, ready to paste."""
     return shlex.join(["python", *sys.argv])

@@ -6,13 +6,15 @@ all; the sweep then puts each head's edited output into its own row.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from .models.base import AttentionRule, Inputs, Model, ModelError, Recording
+from .heads import Head, check_heads
+from .models.base import AttentionRule, Edit, Inputs, Model, ModelError, Recording, site
 from .models.replay import masked_scores, mix_values, softmax
 from .shapes import Z
 
@@ -256,6 +258,108 @@ class PatchInput(Intervention):
             raise ValueError("patching q, k or v needs two runs of equal length: use contrast 'content' or 'shift'")
         edited = replace(state, **{self.part: getattr(state.donor, self.part)})
         return edited.mixed(edited.pattern())
+
+
+def run_edits(
+    model: Model,
+    inputs: Inputs,
+    intervention: Intervention,
+    heads: Iterable[Head],
+    *,
+    span: Tensor,
+    start: int,
+    donor: Recording | None = None,
+) -> dict[str, Edit]:
+    """Edits for `Model.run` that apply one intervention to a set of heads at once, at the positions from `start` on.
+
+    Heads may lie in several layers: each layer's intervention is computed from the run as the earlier ones left it.
+    `span` is boolean `[batch, token]`; `donor` is the recording that a patch takes from. For one input and one run only.
+    """
+    chosen = check_heads(heads, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
+    if not chosen:
+        raise ValueError("no heads to edit")
+    if intervention.needs_donor and donor is None:
+        raise ValueError(f"{intervention.name!r} takes activations from another run: give its recording as donor")
+    masks, plain = model.visible(inputs), model.visible(Inputs(inputs.tokens, inputs.position_ids))
+    span = span.to(inputs.tokens.device).expand(inputs.tokens.shape)
+    nowhere = torch.zeros_like(donor.inputs.tokens, dtype=torch.bool) if donor is not None else None
+    edits: dict[str, Edit] = {}
+
+    def of_layer(layer: int, numbers: list[int]) -> None:
+        held: dict[str, Tensor] = {}
+
+        def hold(part: str) -> Edit:
+            def edit(value: Tensor) -> Tensor:
+                held[part] = value
+                return value
+
+            return edit
+
+        def edit_z(z: Tensor) -> Tensor:
+            source = None
+            if donor is not None and nowhere is not None:
+                source = LayerState.of(model, donor, layer, span=span if span.shape == nowhere.shape else nowhere)
+            state = LayerState(
+                q=held.pop("rot_q")[:, start:],
+                k=held.pop("rot_k"),
+                v=held.pop("v"),
+                z=z[:, start:],
+                visible=masks[layer][:, :, start:],
+                unmasked=plain[layer][:, :, start:],
+                rule=model.attention_rule(layer),
+                span=span,
+                sink=torch.nn.functional.one_hot((~span).int().argmax(-1), span.shape[1]).bool(),
+                donor=source,
+            )
+            new, edited = intervention(state), z.clone()
+            edited[:, start:, numbers] = new[:, :, numbers].to(z.dtype)
+            return edited
+
+        for part in ("rot_q", "rot_k", "v"):
+            edits[site(layer, f"attn.hook_{part}")] = hold(part)
+        edits[site(layer, "attn.hook_z")] = edit_z
+
+    for layer in sorted({head.layer for head in chosen}):
+        of_layer(layer, [head.head for head in chosen if head.layer == layer])
+    return edits
+
+
+def generate(
+    model: Model,
+    inputs: Inputs,
+    *,
+    max_new_tokens: int,
+    intervention: Intervention | None = None,
+    heads: Iterable[Head] = (),
+    span: Tensor | None = None,
+    start: int = 0,
+    stop_ids: Iterable[int] = (),
+) -> Tensor:
+    """Greedy continuation `[batch, new]` of one prompt, the intervention active on every decode step too.
+
+    One whole forward pass a token, which is what "still active" means without a cache that was filled by another model.
+    Generated tokens are never part of the span. Stops at any of `stop_ids`. Only for plain inputs (no mask, no position
+    ids).
+    """
+    if inputs.tokens.shape[0] != 1 or inputs.position_ids is not None or inputs.attention_mask is not None:
+        raise ValueError("generate continues one plain prompt (batch of 1, no position ids, no mask)")
+    if max_new_tokens <= 0:
+        raise ValueError(f"max_new_tokens must be 1 or more, got {max_new_tokens}")
+    if intervention is not None and span is None:
+        raise ValueError("an intervention needs to know the span: give it as boolean [batch, token]")
+    tokens, chosen, stops = inputs.tokens.to(model.info.device), tuple(heads), set(stop_ids)
+    for _ in range(max_new_tokens):
+        edits: dict[str, Edit] = {}
+        if intervention is not None and span is not None:
+            more = tokens.shape[1] - span.shape[-1]
+            inside = torch.nn.functional.pad(span.view(1, -1), (0, more), value=False)
+            edits = run_edits(model, Inputs(tokens), intervention, chosen, span=inside, start=start)
+        logits = model.run(tokens, edits=edits, logits_at="last").logits
+        assert logits is not None
+        tokens = torch.cat([tokens, logits[:, -1].argmax(-1, keepdim=True)], 1)
+        if int(tokens[0, -1]) in stops:
+            break
+    return tokens[:, inputs.tokens.shape[1] :]
 
 
 def _not_empty(visible: Tensor, state: LayerState) -> Tensor:

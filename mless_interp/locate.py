@@ -71,7 +71,9 @@ def locate_heads(
     if outcome not in OUTCOMES:
         raise ValueError(f"unknown outcome {outcome!r}; heads are located on one of {allowed}")
     if OUTCOMES[outcome].needs_clean:
-        raise ValueError(f"{outcome!r} is never negative, so its sign cannot be tested: locate heads on one of {allowed}")
+        raise ValueError(
+            f"{outcome!r} is never negative, so its sign cannot be tested: locate heads on one of {allowed}"
+        )
     if not 0 < alpha < 1 or smallest_effect < 0:
         raise ValueError(
             f"alpha must lie in (0, 1) and smallest_effect be 0 or more, got {alpha} and {smallest_effect}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 
 from mless_interp.models.demo import DIRECTORY, measure, task, train
 
@@ -183,6 +183,7 @@ def test_tokenizer_gives_offsets_and_no_bos(demo: Loaded) -> None:
     offsets = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
     assert [text[a:b] for a, b in offsets] == ["Answer", ":", "\\boxed{", "7", "}"]
     assert tokenizer.bos_token_id is None
+    assert AutoTokenizer.from_pretrained(DIRECTORY)(text)["input_ids"] == tokenizer(text)["input_ids"]
     assert (tokenizer.pad_token, tokenizer.unk_token, tokenizer.eos_token) == (task.PAD, task.UNKNOWN, task.EOS)
     assert tokenizer.decode(tokenizer(f"{text} <eos>")["input_ids"], skip_special_tokens=True) == text
 

@@ -15,7 +15,13 @@ N_BEFORE, N_SPAN, N_QUESTION = 8, 10, 30
 
 
 def profile(
-    *, kept: float = 0.5, in_span: float = 0.3, seed: int = 0, noise: float = 0.02, later: float | None = None, same: bool = True
+    *,
+    kept: float = 0.5,
+    in_span: float = 0.3,
+    seed: int = 0,
+    noise: float = 0.02,
+    later: float | None = None,
+    same: bool = True,
 ) -> AttentionProfile:
     """Six problems. Shared tokens keep `kept` of their attention (in layers 1 and 2 `later`), span tokens get `in_span`
     of uniform attention's, and spikes stand at the same tokens if `same`."""
@@ -71,7 +77,9 @@ def test_a_model_that_does_the_opposite_disagrees() -> None:
         heads=[Head(0, 1)],
         random_sentence=profile(in_span=0.5, noise=0.01, seed=4),
     )
-    against = "attenuation attenuation_beyond_position attenuation_beyond_dilution low_in_span low_in_span_beyond_random"
+    against = (
+        "attenuation attenuation_beyond_position attenuation_beyond_dilution low_in_span low_in_span_beyond_random"
+    )
     assert {key: found[key] for key in [*against.split(), "more_uniform", "recovery"]} == dict.fromkeys(
         [*against.split(), "more_uniform", "recovery"], "disagrees"
     )

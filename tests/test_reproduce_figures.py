@@ -50,20 +50,32 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("planted") / "model"
-    planted_model(
-        readers=[Head(0, 2)], mediators=[Head(1, 4)], n_heads=8, n_key_value_heads=2, seed=5
-    ).save(folder, n_problems=4)
+    planted_model(readers=[Head(0, 2)], mediators=[Head(1, 4)], n_heads=8, n_key_value_heads=2, seed=5).save(
+        folder, n_problems=4
+    )
     return folder
 
 
 @pytest.mark.parametrize("figure", list(paper.FIGURES))
 def test_every_figure_is_drawn_and_its_claims_are_checked(figure: str, run: Any, tmp_path: Path) -> None:
     done = run(
-        "reproduce_figures.py", "--figure", figure, "--tiny", "--limit", 3, "--draws", 2, "--out", "out", "--no-progress"
+        "reproduce_figures.py",
+        "--figure",
+        figure,
+        "--tiny",
+        "--limit",
+        3,
+        "--draws",
+        2,
+        "--out",
+        "out",
+        "--no-progress",
     )
     assert done.returncode == 0, done.stderr
     files = {path.name for path in (tmp_path / "out").iterdir()}
-    assert files == {"figure.png", "figure.csv", "claims.csv", "run.json"} | ({"bars.csv"} if figure == "004" else set())
+    assert files == {"figure.png", "figure.csv", "claims.csv", "run.json"} | (
+        {"bars.csv"} if figure == "004" else set()
+    )
     shown = paper.FIGURES[figure]
     claims = pd.read_csv(tmp_path / "out" / "claims.csv")
     expected = [claim.key for claim in paper.CLAIMS.values() if figure in claim.figures]
@@ -78,7 +90,18 @@ def test_every_figure_is_drawn_and_its_claims_are_checked(figure: str, run: Any,
 
 
 def test_another_model_can_take_the_papers_place(run: Any, planted: Path, tmp_path: Path) -> None:
-    done = run("reproduce_figures.py", "--figure", "000", "--model", planted, "--problems", planted, "--out", "out", "--no-progress")
+    done = run(
+        "reproduce_figures.py",
+        "--figure",
+        "000",
+        "--model",
+        planted,
+        "--problems",
+        planted,
+        "--out",
+        "out",
+        "--no-progress",
+    )
     assert done.returncode == 0, done.stderr
     assert str(planted) in pd.read_csv(tmp_path / "out" / "claims.csv")["model"][0]
 

@@ -1,4 +1,4 @@
-"""Head scores: the test vectors by hand, the formulas on whole patterns as oracle, the laws, the planted heads, the messages."""
+"""Head scores: test vectors by hand, formulas on whole patterns as oracle, laws, planted heads, messages."""
 
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,13 @@ A1 = torch.tensor(
         [0.25, 0.25, 0.25, 0.15, 0.10],
     ]
 )
-LEAN = {"effective_tokens": 1e-3, "participation": 1e-3, "recovery_tau": 0.05, "kurtosis": 1e-3, "recovery_fraction": 1e-3}
+LEAN = {
+    "effective_tokens": 1e-3,
+    "participation": 1e-3,
+    "recovery_tau": 0.05,
+    "kurtosis": 1e-3,
+    "recovery_fraction": 1e-3,
+}
 """Tolerances of numbers that are tens of tokens, fourth powers or quotients of differences; 1e-5 for the rest."""
 
 
@@ -86,7 +92,9 @@ def test_the_methods_vectors_come_out_of_a_cache() -> None:
         hand_pair(),
         base=cache_of(A0),
         metrics=[
-            *("span_mass lam span_mass_last lam_last log_density_ratio_last entropy_last effective_tokens_last").split(),
+            *(
+                "span_mass lam span_mass_last lam_last log_density_ratio_last entropy_last effective_tokens_last"
+            ).split(),
             *("participation_last normalised_entropy_last retention recovery_aligned spike_slope collapse").split(),
             *("sink_alpha span_received").split(),
         ],
@@ -224,7 +232,11 @@ def test_a_fused_model_gives_every_metric_of_an_eager_one(architecture: str, tin
     assert fused.info.attention == "sdpa"
     eager = loaded(folder, "nnsight")
     pairs = pairs_for(eager, count=1)
-    options: dict[str, Any] = {"metrics": "all", "progress": False, "conditions": ("base", "inserted", "masked", "held")}
+    options: dict[str, Any] = {
+        "metrics": "all",
+        "progress": False,
+        "conditions": ("base", "inserted", "masked", "held"),
+    }
     close(score_heads(fused, pairs, **options), score_heads(eager, pairs, **options))
 
 
@@ -255,7 +267,9 @@ def test_masses_and_entropies_add_up(tiny_model_dir: Any) -> None:
     scores = score_heads(model, pairs_for(model), progress=False)
     of = lambda name: scores.of(name, "inserted")  # noqa: E731
     np.testing.assert_allclose(of("span_mass") + of("lam"), 1, atol=1e-5)
-    np.testing.assert_allclose(of("entropy_between") + of("entropy_outside") + of("entropy_inside"), of("entropy"), atol=1e-5)
+    np.testing.assert_allclose(
+        of("entropy_between") + of("entropy_outside") + of("entropy_inside"), of("entropy"), atol=1e-5
+    )
     assert (of("effective_tokens") >= of("participation") - 1e-5).all()
 
 
@@ -271,7 +285,11 @@ def test_gap_and_masked_conditions_are_one(architecture: str, tiny_model_dir: An
 def test_the_first_layer_only_rescales_where_it_reads(tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("llama"), "bridge")
     scores = score_heads(
-        model, pairs_for(model), metrics=["total_variation", "hellinger"], conditions=("gap", "inserted"), progress=False
+        model,
+        pairs_for(model),
+        metrics=["total_variation", "hellinger"],
+        conditions=("gap", "inserted"),
+        progress=False,
     )
     assert scores.of("total_variation")[:, 0].max() < 1e-5
     assert scores.of("total_variation")[:, 1].min() > 1e-4
@@ -288,7 +306,9 @@ def test_chosen_heads_are_scored_and_the_rest_is_undefined(tiny_model_dir: Any) 
     for name in names:
         assert np.isfinite(some.of(name)).sum() == len(pairs) * len(heads)
         for head in heads:
-            np.testing.assert_allclose(some.of(name)[:, head.layer, head.head], every.of(name)[:, head.layer, head.head])
+            np.testing.assert_allclose(
+                some.of(name)[:, head.layer, head.head], every.of(name)[:, head.layer, head.head]
+            )
     assert list(some.summary()["label"]) == ["L0H3", "L2H7"]
     assert list(some.summary()["paper_label"]) == ["layer 1 head 4", "layer 3 head 8"]
 
@@ -296,7 +316,9 @@ def test_chosen_heads_are_scored_and_the_rest_is_undefined(tiny_model_dir: Any) 
 def test_the_null_of_every_metric_is_that_of_uniform_attention(tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     scores = score_heads(model, pairs_for(model, count=1), progress=False)
-    null = {name: scores.null[name]["inserted"] for name in ("normalised_entropy", "span_relative", "collapse_relative")}
+    null = {
+        name: scores.null[name]["inserted"] for name in ("normalised_entropy", "span_relative", "collapse_relative")
+    }
     np.testing.assert_allclose(null["normalised_entropy"], 1, atol=1e-6)
     np.testing.assert_allclose(null["span_relative"], 1, atol=1e-6)
     np.testing.assert_allclose(null["collapse_relative"], 0, atol=1e-6)
@@ -358,7 +380,9 @@ def test_one_problem_has_no_intervals(tiny_model_dir: Any) -> None:
     assert table["span_mass"].notna().all() and table["span_mass_ci_low"].isna().all()
 
 
-def test_a_run_goes_on_from_its_checkpoint(tiny_model_dir: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_from_its_checkpoint(
+    tiny_model_dir: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     pairs = pairs_for(model)
     options: dict[str, Any] = {"checkpoint": tmp_path / "part.jsonl", "progress": False}

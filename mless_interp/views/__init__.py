@@ -9,6 +9,8 @@ _PUBLIC = {
     "profiles": "plots",
     "compare_profiles": "plots",
     "bars_and_profiles": "plots",
+    "circuit_curve": "plots",
+    "dose_response": "plots",
     "attention": "circuits",
 }
 __all__ = list(_PUBLIC)

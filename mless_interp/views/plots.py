@@ -190,6 +190,67 @@ def bars_and_profiles(
     return picture
 
 
+def circuit_curve(found: Any) -> Picture:
+    """A `CircuitCurve`: the share of the effect restored against the number of heads that see the span.
+
+    The ranking with its 95 % interval over problems, its reverse, and the range of the random orders (grey).
+    """
+    table = found.summary()
+    picture = Picture(figsize=(5.2, 3.4), layout="constrained")
+    axes = picture.add_subplot()
+    at = table["n_heads"]
+    axes.fill_between(at, table["random_low"], table["random_high"], color="0.8", linewidth=0, label="random orders")
+    for number, (column, name) in enumerate((("faithfulness", "ranking"), ("reversed", "reversed"))):
+        colour, dashes = LINES[number]
+        axes.plot(at, table[column], color=colour, linestyle=dashes, marker="o", markersize=3, label=name)
+    axes.fill_between(at, table["ci_low"], table["ci_high"], color=LINES[0][0], alpha=0.2, linewidth=0)
+    axes.axhline(1, color="0.5", linewidth=0.8)
+    axes.set_xscale("symlog", linthresh=1)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(f"heads that see the inserted tokens (of {len(found.ranking)})", fontsize=8)
+    axes.set_ylabel("share of the effect restored", fontsize=8)
+    axes.set_title(str(found.settings.get("insertion", "")), fontsize=8)
+    axes.tick_params(labelsize=7)
+    axes.legend(fontsize=6.5)
+    return picture
+
+
+def dose_response(found: Any) -> Picture:
+    """A `DoseResponse`: left, each head's log odds of reading the span at held positions (thick grey: slope 1), middle,
+    as inserted; right, the effect of each number of tokens on the outcome with its 95 % interval over problems.
+    """
+    picture = Picture(figsize=(11.0, 3.4), layout="constrained")
+    doses = found.doses
+    for column, (condition, title) in enumerate((("held", "positions held"), ("inserted", "inserted"))):
+        axes = picture.add_subplot(1, 3, column + 1)
+        curves = np.nanmean(found.log_odds[condition], axis=0)
+        middle = np.nanmedian(curves - np.log(doses)[:, None])
+        axes.plot(doses, np.log(doses) + middle, color="0.8", linewidth=5, label="slope 1")
+        axes.plot(doses, curves, linewidth=0.8, color=LINES[column][0])
+        axes.set_ylabel("log odds of reading the span (nats)", fontsize=8)
+        axes.set_title(f"layer {found.layer} (zero-based), {title}", fontsize=8)
+        axes.legend(fontsize=6.5)
+    axes = picture.add_subplot(1, 3, 3)
+    for number, (contrast, name) in enumerate(
+        (("total", "total"), ("content", "content"), ("shift", "shift of positions"))
+    ):
+        made = found.effects(contrast)
+        colour, dashes = LINES[number]
+        axes.plot(doses, made.estimate, color=colour, linestyle=dashes, marker="o", markersize=3, label=name)
+        axes.fill_between(doses, made.low, made.high, color=colour, alpha=0.2, linewidth=0)
+    axes.axhline(0, color="0.5", linewidth=0.8)
+    axes.set_ylabel(f"effect on {found.settings.get('outcome', 'the outcome')} ({found.unit})", fontsize=8)
+    axes.set_title(str(found.settings.get("model", "")), fontsize=8)
+    axes.legend(fontsize=6.5)
+    for axes in picture.axes:
+        axes.set_xscale("log")
+        axes.set_xticks(doses, [str(dose) for dose in doses], minor=False)
+        axes.set_xticks([], minor=True)
+        axes.set_xlabel("inserted tokens", fontsize=8)
+        axes.tick_params(labelsize=7)
+    return picture
+
+
 def _grid(columns: int, rows: int) -> Picture:
     if not columns:
         raise ValueError("there is nothing to draw: no heads")

@@ -1,0 +1,262 @@
+"""An exact sweep of all heads against what a user would do instead: TransformerLens' patching and nnsight's way.
+
+One run, the same random weights (Qwen2.5-0.5B's geometry), the same prompt (18 + 55 + 42 tokens), the same edits, equal
+numbers. Peers run one whole forward pass per head; they are timed on heads spread over all layers and scaled.
+
+    python benchmarks/bench_patching.py --threads 2
+"""
+
+import contextlib
+import io
+import time
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import torch
+import typer
+
+import mless_interp as mi
+from mless_interp.models.base import site
+from mless_interp.models.checks import check_model
+from mless_interp.models.nnsight import NnsightModel, wrapped
+from mless_interp.models.transformer_lens import bridge_from, has_hooked_transformer, hooked_transformer_from
+from mless_interp.patching import patch_heads
+
+SYSTEM, INSERTED, QUESTION = 18, 55, 42
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes of the random model; the default is Qwen2.5-0.5B's."""
+
+    hidden: int = 896
+    intermediate: int = 4864
+    layers: int = 24
+    heads: int = 14
+    kv_heads: int = 2
+    vocabulary: int = 151_936
+
+
+def random_model(geometry: Geometry) -> Any:
+    """A Qwen2 with random weights, fused attention."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=geometry.vocabulary,
+        hidden_size=geometry.hidden,
+        intermediate_size=geometry.intermediate,
+        num_hidden_layers=geometry.layers,
+        num_attention_heads=geometry.heads,
+        num_key_value_heads=geometry.kv_heads,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        architectures=["Qwen2ForCausalLM"],
+    )
+    config._attn_implementation = "sdpa"
+    return Qwen2ForCausalLM(config).eval()
+
+
+def random_pair(geometry: Geometry, number: int) -> mi.PromptPair:
+    """A pair of the paper's lengths from random ids: 18 system, 55 inserted, 42 question tokens, the answer among them."""
+    from dataclasses import replace
+
+    generator = torch.Generator().manual_seed(number)
+    ids = tuple(torch.randint(10, geometry.vocabulary - 10, (SYSTEM + QUESTION,), generator=generator).tolist())
+    base = mi.Prompt(ids, ("system",) * SYSTEM + ("question",) * QUESTION)
+    inserted = mi.insert_tokens(base, SYSTEM, (608,) * INSERTED)
+    alignment = tuple(t if t < SYSTEM else t + INSERTED for t in range(len(base)))
+    pair = mi.PromptPair(
+        problem=mi.Problem(id=f"p{number}", question="random ids", answer="1"),
+        base=base,
+        inserted=inserted,
+        insertion=mi.Insertion.meaningless(" /", INSERTED),
+        span=(SYSTEM, SYSTEM + INSERTED),
+        alignment=alignment,
+        span_source="unit",
+    )
+    # the last question token plays the answer, so that the whole prompt has exactly the paper's length
+    question = replace(base, ids=ids[:-1], segments=base.segments[:-1])
+    return replace(
+        pair,
+        base=question,
+        inserted=mi.insert_tokens(question, SYSTEM, (608,) * INSERTED),
+        alignment=alignment[:-1],
+        answer_ids=ids[-1:],
+    )
+
+
+def arithmetic(geometry: Geometry, positions: int, length: int) -> float:
+    """Floating-point operations that a sweep needs: rows x positions through each remaining layer, logits where read."""
+    g, head_size = geometry, geometry.hidden // geometry.heads
+    qkv = 2 * g.hidden * (g.hidden + 2 * g.kv_heads * head_size)
+    out = 2 * g.hidden * g.hidden
+    mlp = 6 * g.hidden * g.intermediate
+    attention = 4 * g.heads * head_size * length
+    total = 0.0
+    for layer in range(g.layers):
+        for at in range(layer, g.layers):
+            queries = 1 if at == g.layers - 1 else positions  # in the last layer only what is read goes on
+            total += queries * (out + mlp)
+            if at > layer:
+                keys_and_values = 2 * g.hidden * 2 * g.kv_heads * head_size
+                total += queries * (qkv - keys_and_values + attention) + positions * keys_and_values
+        total += 2 * g.hidden * g.vocabulary
+    return total * g.heads
+
+
+def matrix_throughput(geometry: Geometry) -> float:
+    """Operations per second of this machine's own float32 matrix product, at the sweep's MLP shape."""
+    rows = geometry.heads * QUESTION
+    a, b = torch.randn(rows, geometry.hidden), torch.randn(geometry.hidden, geometry.intermediate)
+    best = 0.0
+    for _ in range(20):
+        began = time.perf_counter()
+        a @ b
+        best = max(best, 2 * rows * geometry.hidden * geometry.intermediate / (time.perf_counter() - began))
+    return best
+
+
+def seconds(run: Any, repeat: int = 1) -> tuple[float, Any]:
+    """(best time, last result)."""
+    best, result = float("inf"), None
+    for _ in range(repeat):
+        began = time.perf_counter()
+        result = run()
+        best = min(best, time.perf_counter() - began)
+    return best, result
+
+
+def with_transformer_lens(model: Any, pair: mi.PromptPair, sample: list[mi.Head]) -> tuple[float, list[float]]:
+    """Seconds per head of TransformerLens' own generic_activation_patch at z, all positions, and its outcomes."""
+    import pandas as pd
+    from transformer_lens import patching
+
+    hooked, masked, inserted = model.underlying, pair.condition("masked"), pair.condition("inserted")
+    masks = model._position_hooks(masked, model.visible(masked))
+    with torch.no_grad(), hooked.hooks(fwd_hooks=masks):
+        _, cache = hooked.run_with_cache(masked.tokens, names_filter=lambda name: name.endswith("hook_z"))
+    read, answer = len(pair.inserted) - 2, pair.answer_ids[0]
+    frame = pd.DataFrame({"layer": [h.layer for h in sample], "head": [h.head for h in sample]})
+    with torch.no_grad(), contextlib.redirect_stderr(io.StringIO()):
+        spent, found = seconds(
+            lambda: patching.generic_activation_patch(
+                model=hooked,
+                corrupted_tokens=inserted.tokens,
+                clean_cache=cache,
+                patching_metric=lambda logits: torch.log_softmax(logits[0, read].float(), -1)[answer],
+                patch_setter=patching.layer_head_vector_patch_setter,
+                activation_name="z",
+                index_df=frame,
+            )
+        )
+    return spent / len(sample), found.tolist()
+
+
+def with_nnsight(model: Any, pair: mi.PromptPair, sample: list[mi.Head]) -> tuple[float, list[float]]:
+    """Seconds per head of one trace per head that sets the head's slice of o_proj's input, and its outcomes."""
+    import nnsight
+
+    traced, size = model.underlying, model.info.d_head
+    masked, inserted = pair.condition("masked"), pair.condition("inserted")
+    names = {head: site(head.layer, "attn.hook_z") for head in sample}
+    capture = dict.fromkeys(names.values())
+    donor = model.run(masked.tokens, attention_mask=masked.attention_mask, capture=capture, logits_at="none").captured
+    read, answer, start = len(pair.inserted) - 2, pair.answer_ids[0], pair.span[1]
+    found = []
+    began = time.perf_counter()
+    for head in sample:
+        part = slice(head.head * size, (head.head + 1) * size)
+        new = donor[names[head]][0, start:, head.head]
+        shown: dict[str, Any] = {}
+        with (
+            torch.no_grad(),
+            traced.trace({"input_ids": inserted.tokens, "attention_mask": torch.ones_like(inserted.tokens)}),
+        ):
+            traced.model.layers[head.layer].self_attn.o_proj.input[0, start:, part] = new
+            shown["logits"] = traced.lm_head.output[0, read]
+            nnsight.save(shown)
+        found.append(float(torch.log_softmax(shown["logits"].float(), -1)[answer]))
+    return (time.perf_counter() - began) / len(sample), found
+
+
+def main(
+    threads: Annotated[int, typer.Option(help="Threads of torch.")] = 2,
+    sample_every: Annotated[int, typer.Option(help="Peers are timed on one head in every so many layers.")] = 2,
+    layers: Annotated[int, typer.Option(help="Layers of the model (24 is Qwen2.5-0.5B's).")] = 24,
+    skip_all: Annotated[bool, typer.Option("--skip-all", help="Leave the sweep of all positions out.")] = False,
+) -> None:
+    """Print a table of seconds per head and ratios."""
+    torch.set_num_threads(threads)
+    geometry = Geometry(layers=layers)
+    length = SYSTEM + INSERTED + QUESTION
+    pairs = [random_pair(geometry, number) for number in range(4)]
+    answered = pairs[0].answered()
+    # an empty answer prefix and one answer token: 18 + 55 + 42 tokens in all
+    assert len(answered.inserted) == length
+    sample = [mi.Head(layer, (5 * layer) % geometry.heads) for layer in range(0, geometry.layers, sample_every)]
+    throughput = matrix_throughput(geometry)
+    print(f"{geometry}; {length} tokens; {threads} threads; matrix product {throughput / 1e9:.0f} GFLOP/s")
+
+    options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
+    peers: dict[str, float] = {}
+    expected: list[float] = []
+    hf_model = random_model(geometry)
+    ours: dict[str, Any] = {"nnsight (sdpa)": NnsightModel(wrapped(hf_model, None), name="random", tokenizer=object())}
+    ours["nnsight (sdpa)"].checks = check_model(ours["nnsight (sdpa)"])
+    peers["nnsight, one trace per head"], from_nnsight = with_nnsight(ours["nnsight (sdpa)"], answered, sample)
+    if has_hooked_transformer():
+        hooked = hooked_transformer_from(random_model(geometry), None, name="random", **options)
+        hooked.checks = check_model(hooked)
+        ours["HookedTransformer"] = hooked
+        peers["TransformerLens patching"], expected = with_transformer_lens(hooked, answered, sample)
+        worst = max(abs(a - b) for a, b in zip(expected, from_nnsight, strict=True))
+        print(f"the two peers' outcomes differ by at most {worst:.1e} nats")
+    expected = expected or from_nnsight
+    bridge = bridge_from(random_model(geometry), _tokenizer(), name="random", **options)
+    bridge.checks = check_model(bridge)
+    ours["TransformerBridge"] = bridge
+    for name, spent in peers.items():
+        print(f"{name}: {spent:.3f} s a head ({len(sample)} heads over all layers)")
+    reference = min(spent for name, spent in peers.items() if "patching" in name or len(peers) == 1)
+
+    n_heads = geometry.layers * geometry.heads
+    print(
+        "\n| ours on | positions | s a head | TransformerLens / ours | share of matrix throughput | largest difference |"
+    )
+    print("| --- | --- | --- | --- | --- | --- |")
+    for name, model in ours.items():
+        for positions in ("question", "last") if skip_all else ("all", "question", "last"):
+            spent, found = seconds(
+                lambda model=model, positions=positions: patch_heads(
+                    model, pairs[:1], positions=positions, progress=False
+                )
+            )
+            changed = {"all": length, "question": QUESTION, "last": 2}[positions] - 1
+            share = arithmetic(geometry, changed, length) / spent / throughput
+            worst = float("nan")
+            if positions != "last":
+                worst = max(abs(found.patched[0, h.layer, h.head] - e) for h, e in zip(sample, expected, strict=True))
+            ratio = reference * n_heads / spent
+            print(
+                f"| {name} | {positions} | {spent / n_heads:.4f} | {ratio:.1f} | {share:.0%} | {worst:.1e} |",
+                flush=True,
+            )
+    model = ours["nnsight (sdpa)"]
+    one, _ = seconds(lambda: patch_heads(model, pairs[:1], progress=False))
+    four, _ = seconds(lambda: patch_heads(model, pairs, progress=False))
+    print(
+        f"\nseveral problems at once: {four / 4:.1f} s a problem with 4, {one:.1f} s with 1 (ratio {four / 4 / one:.2f})"
+    )
+
+
+def _tokenizer() -> Any:
+    """The bridge wants a tokenizer that was saved; any will do, prompts here are ids."""
+    from mless_interp.models.hugging_face import load_tokenizer
+    from mless_interp.models.load import DEMO_DIRECTORY
+
+    return load_tokenizer(str(DEMO_DIRECTORY))
+
+
+if __name__ == "__main__":
+    typer.run(main)
