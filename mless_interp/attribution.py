@@ -10,7 +10,8 @@ import torch
 from .heads import Head
 from .insertions import PromptPair
 from .models.base import Model, ModelError
-from .patching import CONTRASTS, OUTCOMES, Outcome, checked_pairs, named, span_of
+from .outcomes import OUTCOMES, Outcome, named
+from .patching import CONTRASTS, checked_pairs, span_of
 from .progress import progress_bar
 
 METHODS = ("gate_ig", "atp")
@@ -50,6 +51,10 @@ def attribute_heads(
         )
     if model.stepper is None:
         raise ModelError(f"{model.info.name} cannot be continued layer by layer, which gradients need: use patch_heads")
+    if torch.is_inference_mode_enabled():
+        raise ModelError("no gradients inside torch.inference_mode(): leave it first (torch.no_grad() is no obstacle)")
+    if steps < 1:
+        raise ValueError(f"steps must be 1 or more, got {steps}")
     answered = [pair.answered(read_outcome.appended) for pair in checked_pairs(pairs)]
     info = model.info
     scores = np.full((len(answered), info.n_layers, info.n_heads), np.nan)

@@ -12,7 +12,8 @@ from .insertions import PromptPair
 from .locate import established, resolution_of
 from .metrics.ranking import circuit_distance, circuit_performance
 from .models.base import Model, ModelError
-from .patching import OUTCOMES, Outcome, checked_pairs, default_rows, named, patch_heads, span_of
+from .outcomes import OUTCOMES, Outcome, named
+from .patching import checked_pairs, default_rows, patch_heads, span_of
 from .progress import progress_bar
 from .statistics import Interval, derive_generator, ratio_interval
 

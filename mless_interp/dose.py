@@ -12,7 +12,8 @@ from .insertions import Insertion, PromptPair, make_pairs
 from .metrics.attention import span_log_odds
 from .models.base import Model, ModelError, site
 from .models.replay import masked_scores
-from .patching import OUTCOMES, Outcome, interval_of, named
+from .outcomes import OUTCOMES, Outcome, named
+from .patch_scores import interval_of
 from .problems import Problem
 from .progress import progress_bar
 from .prompts import Template

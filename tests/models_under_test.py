@@ -2,12 +2,14 @@
 
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from mless_interp.insertions import Insertion, PromptPair, make_pairs
 from mless_interp.models.base import Inputs, Model
 from mless_interp.models.load import load_model
+from mless_interp.models.planted import PlantedModel, planted_model, random_planted
 from mless_interp.problems import Problem
 
 QUESTIONS = (
@@ -44,3 +46,26 @@ def logits_of(model: Model, inputs: Inputs) -> torch.Tensor:
     logits = model.run(inputs.tokens, position_ids=inputs.position_ids, attention_mask=inputs.attention_mask).logits
     assert logits is not None
     return logits
+
+
+@lru_cache(maxsize=16)
+def planted_here(seed: int = 1, **settings: Any) -> tuple[PlantedModel, Model]:
+    """A small planted model (2 layers of 8 heads unless told otherwise) behind the bridge; `random` draws its geometry."""
+    from mless_interp.models.transformer_lens import bridge_from
+
+    if settings.pop("random", False):
+        made = random_planted(seed, **settings)
+    else:
+        made = planted_model(**{"n_heads": 8, "n_key_value_heads": 2, "seed": seed, **settings})
+    dtype = made.hf_model.dtype
+    return made, bridge_from(made.hf_model, made.tokenizer, name=f"planted {seed}", dtype=dtype, device="cpu")
+
+
+def planted_problems(made: PlantedModel, count: int, **options: Any) -> list[Problem]:
+    """Short problems of a planted model."""
+    return [Problem.from_dict(record) for record in made.problems(count, **{"n_clauses": (0, 0), **options})]
+
+
+def planted_pairs(made: PlantedModel, model: Model, count: int, n_tokens: int = 20, **options: Any) -> Any:
+    """Pairs of short problems of a planted model, slashes inserted."""
+    return make_pairs(model, planted_problems(made, count, **options), Insertion.meaningless(" /", n_tokens))

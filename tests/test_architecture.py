@@ -15,7 +15,8 @@ PACKAGE = "mless_interp"
 
 ORDER = """
     data shapes heads progress problems prompts metrics statistics models insertions interventions checkpoint scores
-    patching attribution mechanism locate circuits dose accuracy paper store views command_line
+    outcomes patch_scores patching attribution mechanism located locate circuits dose accuracy paper store views
+    command_line
 """.split()
 """A module may import those before it. `__init__` and `__main__` stand outside: they hand on what the others make."""
 

@@ -136,7 +136,19 @@ def test_an_existing_folder_is_kept_unless_overwriting_is_allowed(planted: Path,
     assert wrong.returncode == 2 and (out / "precious.txt").exists(), (
         "nothing is replaced before the new result is whole"
     )
-    common = ["--model", planted, "--backend", "bridge", "--limit", 2, "--layers", "0", "--no-progress", "--mode", "sweep"]
+    common = [
+        "--model",
+        planted,
+        "--backend",
+        "bridge",
+        "--limit",
+        2,
+        "--layers",
+        "0",
+        "--no-progress",
+        "--mode",
+        "sweep",
+    ]
     assert run(*common, "--out", out, "--overwrite", cwd=tmp_path).returncode == 0
     assert {path.name for path in out.iterdir()} == FILES
 

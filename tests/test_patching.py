@@ -14,7 +14,9 @@ from mless_interp.insertions import Insertion, make_pairs
 from mless_interp.interventions import INTERVENTIONS, Gate, MatchedMassKnockout
 from mless_interp.models.base import Model, site
 from mless_interp.models.planted import planted_model
-from mless_interp.patching import CONTRASTS, OUTCOMES, PatchScores, patch_heads
+from mless_interp.outcomes import OUTCOMES
+from mless_interp.patch_scores import PatchScores
+from mless_interp.patching import CONTRASTS, patch_heads
 from mless_interp.problems import Problem
 
 SWEEPS = [
@@ -348,6 +350,6 @@ def test_pairs_that_cannot_be_patched_are_counted(tiny_model_dir: Any) -> None:
 
 
 def test_contrasts_name_known_conditions(tiny_model_dir: Any) -> None:
-    model, pairs = wrong(tiny_model_dir)
+    _, pairs = wrong(tiny_model_dir)
     for clean, corrupted in CONTRASTS.values():
         assert pairs[0].condition(clean).tokens.shape[0] == pairs[0].condition(corrupted).tokens.shape[0] == 1

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ARCHITECTURES, BACKENDS
+from conftest import ARCHITECTURES, BACKENDS, word_tokenizer
 from models_under_test import loaded, pairs_for, problems
 
 import mless_interp as mi
@@ -260,6 +260,41 @@ def test_the_size_of_blocks_does_not_matter_and_bounds_them(
     close(score_heads(model, pairs, metrics="all", source=source, progress=False), whole)
     n_tokens = len(pairs[0].inserted)
     assert 0 < largest <= 2000 < model.info.n_heads * n_tokens**2
+
+
+def test_soft_caps_are_recomputed(tmp_path: Path) -> None:
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    tokenizer = word_tokenizer()
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape |= {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 12, "query_pre_attn_scalar": 8}
+    config = Gemma2Config(
+        vocab_size=len(tokenizer),
+        attn_logit_softcapping=1.5,
+        max_position_embeddings=256,
+        initializer_range=0.5,
+        **shape,
+    )
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = loaded(tmp_path, "bridge")
+    assert model.attention_rule(0).softcap == 1.5
+    pairs = pairs_for(model, count=1)
+    eager = score_heads(model, pairs, source="pattern", progress=False)
+    close(score_heads(model, pairs, source="recomputed", progress=False), eager)
+
+
+@pytest.mark.parametrize(("backend", "attention"), [("bridge", "eager"), ("nnsight", "sdpa")])
+def test_half_precision_is_described_in_float32(backend: str, attention: str, tiny_model_dir: Any) -> None:
+    folder = tiny_model_dir("llama")
+    half, full = loaded(folder, backend, "bfloat16", attention), loaded(folder, backend, "float32", attention)
+    pairs = pairs_for(full, count=1)
+    names = ["span_mass", "normalised_entropy", "entropy"]
+    mine, exact = (score_heads(model, pairs, metrics=names, progress=False) for model in (half, full))
+    for name in names:
+        np.testing.assert_allclose(mine.of(name), exact.of(name), rtol=0.05, atol=0.02)
+    assert mine.of("normalised_entropy").max() <= 1
 
 
 def test_masses_and_entropies_add_up(tiny_model_dir: Any) -> None:

@@ -78,7 +78,7 @@ def test_cells_with_undefined_problems_are_tested_on_the_problems_they_have():
 
 
 def test_step_down_equals_its_definition_and_is_never_larger_than_single_step():
-    d = normal(8, 6, seed=5) + [2.0, 1.5, 0.7, 0.2, 0.0, 0.0]
+    d = normal(8, 6, seed=5) + np.array([2.0, 1.5, 0.7, 0.2, 0.0, 0.0])
     single, step = (st.max_t_sign_flip(d, step_down=on) for on in (False, True))
     assert (step.p_corrected <= single.p_corrected).all() and (step.p_corrected < single.p_corrected).any()
     assert (step.p_corrected >= step.p).all()

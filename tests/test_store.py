@@ -14,7 +14,7 @@ import torch
 from mless_interp.checkpoint import Checkpoint
 from mless_interp.heads import Head
 from mless_interp.models.base import ModelInfo
-from mless_interp.patching import PatchScores
+from mless_interp.patch_scores import PatchScores
 from mless_interp.statistics import Interval
 from mless_interp.store import load, new_folder, provenance, refuse_existing, save
 
