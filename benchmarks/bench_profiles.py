@@ -145,10 +145,13 @@ def _memory(field: str) -> float:
 
 
 def _cache(model: Any, pair: Any) -> None:
+    import torch
+
     import mless_interp as mi
 
     run = model.underlying.run_with_cache
-    _, cache = run(pair.inserted.tokens, names_filter=lambda name: name.endswith("hook_pattern"))
+    with torch.no_grad():  # else every layer's activations stay for a backward pass, and the cache looks far worse
+        _, cache = run(pair.inserted.tokens, names_filter=lambda name: name.endswith("hook_pattern"))
     mi.score_cache(cache, pair, metrics=METRICS)
 
 
@@ -247,7 +250,8 @@ def _report(
     for name, case in found.items():
         memory, seconds = case["peak_mb"] / reference["peak_mb"], case["seconds"] / reference["seconds"]
         print(f"{name:36}{case['peak_mb']:10.0f}{memory:10.3f}{case['seconds']:10.2f}{seconds:10.2f}")
-    print(f"'of cache' = ratio to 'cache, bridge'; model itself {reference['model_mb']:.0f} MB resident")
+    patterns = options.layers * options.heads * options.tokens**2 * 4 / 2**20
+    print(f"'of cache': ratio to 'cache, bridge'. All patterns together are {patterns:.0f} MB.")
     print(f"\n{demo[0]} layers x {demo[1]} heads (the bundled model's shape), {options.long} tokens")
     for name, case in long.items():
         print(f"{name:36}{case['peak_mb']:10.0f} MB{case['seconds']:10.2f} s")

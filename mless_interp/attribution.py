@@ -34,7 +34,7 @@ def attribute_heads(
        \sum_{l,h} \mathrm{IG}_{l,h} = Y(C_1) - Y(C_3), $$
 
     by Gauss-Legendre with `steps` nodes, all in one batch. It sees direct reads (readers); `completeness` is the error of
-    the sum. "atp": (z_inserted - z_masked) . dY/dz at the inserted run, one backward pass; it sees mediators too.
+    the sum (where it is not small beside the effect, raise `steps`). "atp": (z_inserted - z_masked) . dY/dz at the inserted run, one backward pass; it sees mediators too.
 
     Positive: the head's response raises the outcome. Per problem, never averaged before.
 
@@ -56,6 +56,7 @@ def attribute_heads(
     if steps < 1:
         raise ValueError(f"steps must be 1 or more, got {steps}")
     answered = [pair.answered(read_outcome.appended) for pair in checked_pairs(pairs)]
+    read_outcome.check(answered)
     info = model.info
     scores = np.full((len(answered), info.n_layers, info.n_heads), np.nan)
     ends = np.full((len(answered), 2), np.nan)

@@ -34,7 +34,7 @@ class Insertion:
     """
 
     kind: Kind
-    text: str
+    unit: str
     n_tokens: int | None
     before: Before | None = "question"
     after: Literal["question"] | None = None
@@ -71,7 +71,7 @@ class Insertion:
         return cls("meaningful", " " + word.strip(), n_tokens, **_place(place))
 
     @classmethod
-    def random_sentence(cls, n_tokens: int = 55, *, seed: int = 0, draw: int = 0, **place: Any) -> "Insertion":
+    def random_sentence(cls, n_tokens: int = 55, seed: int = 0, *, draw: int = 0, **place: Any) -> "Insertion":
         """Unrelated words, exactly `n_tokens` tokens without digits, drawn by seed, problem id and draw number.
 
         Common English words that the tokenizer can encode; where it knows none of them, its own ordinary tokens
@@ -85,7 +85,7 @@ class Insertion:
         return cls("repeated_bos", "", n_tokens, **_place(place))
 
     @classmethod
-    def from_text(cls, text: str, n_tokens: int | None = None, **place: Any) -> "Insertion":
+    def text(cls, text: str, n_tokens: int | None = None, **place: Any) -> "Insertion":
         """Any text once, as it is; `n_tokens`, if given, must be its length in tokens."""
         if not text:
             raise ValueError("the text to insert is empty")
@@ -104,7 +104,7 @@ class Insertion:
         if kind == "repeated_bos":
             return cls.repeated_bos(n_tokens, **place)
         if kind == "text":
-            return cls.from_text(unit or "", **place)
+            return cls.text(unit or "", **place)
         raise ValueError(
             f"unknown insertion {kind!r}; choose one of meaningless, meaningful, random_sentence, repeated_bos, text"
         )
@@ -113,7 +113,7 @@ class Insertion:
     def label(self) -> str:
         """A short name for tables and legends: `Mless ' /' x55`."""
         name = {"meaningless": "Mless", "meaningful": "Mful", "random_sentence": "random sentence"}.get(self.kind)
-        shown = f" {self.text!r}" if self.text else ""
+        shown = f" {self.unit!r}" if self.unit else ""
         size = f" x{self.n_tokens}" if self.n_tokens is not None else ""
         return f"{name or self.kind}{shown}{size}"
 
@@ -132,22 +132,22 @@ class Insertion:
         if self.kind == "random_sentence":
             assert self.n_tokens is not None
             return _random_sentence(tokenizer, self.n_tokens, f"{self.seed}|{problem_id}|{self.draw}")
-        ids = encode(tokenizer, self.text)
+        ids = encode(tokenizer, self.unit)
         if not ids:
-            raise ValueError(f"the insertion {self.text!r} encodes to no tokens with this tokenizer")
+            raise ValueError(f"the insertion {self.unit!r} encodes to no tokens with this tokenizer")
         if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
             raise ValueError(
-                f"the insertion {self.text!r} becomes the unknown token {tokenizer.unk_token!r} with this tokenizer; "
+                f"the insertion {self.unit!r} becomes the unknown token {tokenizer.unk_token!r} with this tokenizer; "
                 "choose a unit that its vocabulary holds"
             )
         if self.kind == "text":
             if self.n_tokens is not None and self.n_tokens != len(ids):
-                raise ValueError(f"the text {self.text!r} is {len(ids)} tokens, not n_tokens={self.n_tokens}")
+                raise ValueError(f"the text {self.unit!r} is {len(ids)} tokens, not n_tokens={self.n_tokens}")
             return InsertedSpan(ids, "text")
         assert self.n_tokens is not None
         if self.n_tokens % len(ids):
             raise ValueError(
-                f"the unit {self.text!r} is {len(ids)} tokens with this tokenizer, which does not divide "
+                f"the unit {self.unit!r} is {len(ids)} tokens with this tokenizer, which does not divide "
                 f"n_tokens={self.n_tokens}; use {self.n_tokens - self.n_tokens % len(ids) or len(ids)}"
             )
         return InsertedSpan(ids * (self.n_tokens // len(ids)), "unit")
@@ -469,8 +469,8 @@ def _make_text_pair(tokenizer: Any, problem: Problem, insertion: Insertion, temp
     filler = tokenizer.decode(list(insertion.span(tokenizer, problem.id).ids)).strip()
     if insertion.kind in ("meaningless", "meaningful"):
         assert insertion.n_tokens is not None
-        repeats = insertion.n_tokens // len(encode(tokenizer, insertion.text))
-        filler = (insertion.text * repeats).strip()
+        repeats = insertion.n_tokens // len(encode(tokenizer, insertion.unit))
+        filler = (insertion.unit * repeats).strip()
     if not filler:
         raise ValueError('template="paper" strips the inserted text and nothing is left; use template="raw"')
     first, last = len(system), len(system) + len(filler)

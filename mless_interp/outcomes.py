@@ -1,6 +1,6 @@
 """Outcomes: what is appended to a prompt, where its logits are read, and the number that they give."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -24,6 +24,16 @@ class Outcome:
     reads: Callable[[PromptPair], list[int]]
     value: Callable[[Tensor, PromptPair, Tensor | None], Tensor]
     needs_clean: bool = False
+    needs_distractor: bool = False
+
+    def check(self, pairs: Iterable[PromptPair]) -> None:
+        """`ValueError` if a problem lacks what this outcome reads."""
+        lacking = [pair.id for pair in pairs if self.needs_distractor and not pair.distractor_ids]
+        if lacking:
+            raise ValueError(
+                f"problem {lacking[0]!r} has no distractor, which outcome {self.name!r} needs ({len(lacking)} have none): "
+                "give the problems one, or use 'answer_logprob'"
+            )
 
 
 def _answer_reads(pair: PromptPair) -> list[int]:
@@ -47,11 +57,6 @@ def _solution_value(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> T
 
 
 def _difference_value(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
-    if not pair.distractor_ids:
-        raise ValueError(
-            f"problem {pair.id!r} has no distractor, which outcome 'logit_diff' needs: give the problem one, or use "
-            "'answer_logprob'"
-        )
     return logit_difference(logits, pair.answer_ids[0], pair.distractor_ids[0])
 
 
@@ -65,7 +70,7 @@ OUTCOMES = {
     for made in (
         Outcome("answer_logprob", "answer", "nats", _answer_reads, _answer_value),
         Outcome("solution_logprob", "solution", "nats per token", _answer_reads, _solution_value),
-        Outcome("logit_diff", "answer", "logits", _first_answer_read, _difference_value),
+        Outcome("logit_diff", "answer", "logits", _first_answer_read, _difference_value, needs_distractor=True),
         Outcome("kl", "answer", "nats per position", _question_reads, _kl_value, needs_clean=True),
         Outcome("kl_last", "answer", "nats", _first_answer_read, _kl_value, needs_clean=True),
     )

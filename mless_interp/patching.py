@@ -73,6 +73,7 @@ def patch_heads(
     if not chosen:
         raise ValueError("no heads to patch")
     answered = [pair.answered(read_outcome.appended) for pair in bare]
+    read_outcome.check(answered)
     settings = {
         "contrast": contrast,
         "direction": direction,
@@ -83,6 +84,7 @@ def patch_heads(
         "model": model.info.name,
         "backend": model.info.backend,
         "dtype": model.info.dtype,
+        "largest_logit": None if model.checks is None else round(model.checks.largest_logit, 3),  # same weights?
     }
     saved = Checkpoint(checkpoint, {**settings, "prompts": [_fingerprint(pair) for pair in answered]})
     shape = (len(answered), model.info.n_layers, model.info.n_heads)

@@ -58,10 +58,10 @@ class Problem:
         )
 
 
-def load_problems(
-    source: str | Path = "demo", *, limit: int | None = None, seed: int | None = None
-) -> tuple[Problem, ...]:
+def load_problems(source: Any = "demo", *, limit: int | None = None, seed: int | None = None) -> tuple[Problem, ...]:
     """Problems from "demo" (bundled), a .jsonl file with MATH-500's keys, or "math500" (from the hub, needs a network).
+
+    A directory stands for the `problems.jsonl` in it; a `PlantedModel` draws its own (`limit` of them, default 64).
 
     `limit` keeps the first `limit` problems; with a `seed` it draws that many, the levels in proportion, the same for
     the same seed. Raises `ValueError` with the line number for malformed lines, missing keys, empty questions and
@@ -69,6 +69,8 @@ def load_problems(
     """
     if limit is not None and limit <= 0:
         raise ValueError(f"limit must be 1 or more, got {limit}")
+    if hasattr(source, "problems"):
+        return tuple(Problem.from_dict(record) for record in source.problems(limit or 64, seed=seed or 0))
     label = str(source)
     if label == "math500":
         problems = _from_hub()

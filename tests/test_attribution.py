@@ -43,18 +43,30 @@ def test_gate_gradients_add_up_to_the_total_effect(
     architecture: str, backend: str, dtype: str, tolerance: float, tiny_model_dir: Any
 ) -> None:
     model = loaded(tiny_model_dir(architecture), backend, dtype)
-    found = attribute_heads(model, pairs_for(model, count=2), progress=False)
+    found = attribute_heads(model, pairs_for(model, count=2), steps=48, progress=False)
     total = found.inserted - found.masked
     assert np.abs(total).max() > 0.01
     assert np.abs(found.completeness).max() < tolerance * np.abs(total).max()
     assert f"{np.abs(found.completeness).max():.2e}" in repr(found)
 
 
+def test_more_steps_bring_the_sum_closer_and_smooth_models_need_few(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge", "float64")
+    errors = [
+        np.abs(attribute_heads(model, pairs_for(model), steps=steps, progress=False).completeness).max()
+        for steps in (4, 16, 48)
+    ]
+    assert errors[0] > 10 * errors[1] > 100 * errors[2]
+    made, planted = planted_here(dtype=torch.float64)
+    found = attribute_heads(planted, planted_pairs(made, planted, 3), progress=False)
+    assert np.abs(found.completeness / (found.inserted - found.masked)).max() < 1e-5
+
+
 @pytest.mark.parametrize("outcome", list(OUTCOMES))
 def test_ends_are_the_masked_and_the_inserted_run_for_every_outcome(outcome: str, tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge", "float64")
     pairs = pairs_for(model, count=1)
-    found = attribute_heads(model, pairs, outcome=outcome, progress=False)
+    found = attribute_heads(model, pairs, outcome=outcome, steps=48, progress=False)
     exact = patch_heads(model, pairs, outcome=outcome, heads=[Head(0, 0)], progress=False)
     assert found.masked == pytest.approx(exact.donor, abs=1e-5)
     assert found.inserted == pytest.approx(exact.receiving, abs=1e-5)
@@ -67,7 +79,7 @@ def test_gradients_of_gates_equal_finite_differences(architecture: str, tiny_mod
     gated = Gated(model, pairs_for(model, count=1)[0])
     middle = (0.5 * gated.open()).requires_grad_()
     (gradient,) = torch.autograd.grad(gated(middle).sum(), middle)
-    step = 1e-4
+    step = 3e-3  # the norms of Hugging Face decoders are float32 in any dtype
     for head in (Head(0, 0), Head(1, 3), Head(2, 7)):
         sides = (0.5 * gated.open(2)).clone()
         sides[0, head.layer, head.head] += step
@@ -112,7 +124,7 @@ def test_attribution_patching_is_the_first_order_of_the_exact_patch(architecture
     gated = Gated(model, bare[0])
     recording, read = gated.recording, gated.read + gated.recording.start
     masked = model.record(gated.pair.condition("masked"), start=recording.start)
-    part = 1e-4
+    part = 3e-3
     for head in (Head(0, 2), Head(1, 5), Head(2, 0)):
         z = recording.z[head.layer].repeat(2, 1, 1, 1)
         way = (masked.z[head.layer] - recording.z[head.layer])[0, :, head.head]
@@ -120,7 +132,7 @@ def test_attribution_patching_is_the_first_order_of_the_exact_patch(architecture
         z[1, :, head.head] -= part * way
         up, down = gated.outcome.value(model.replay(recording, head.layer, z, logits_at=read), gated.pair, None)
         slope = float(up - down) / (2 * part)
-        assert found.scores[0, head.layer, head.head] == pytest.approx(-slope, rel=1e-4, abs=1e-8)
+        assert found.scores[0, head.layer, head.head] == pytest.approx(-slope, rel=3e-3, abs=2e-4)
 
 
 def test_planted_readers_come_first_by_gates_and_mediators_too_by_attribution_patching() -> None:

@@ -84,8 +84,8 @@ def test_a_run_of_bos_is_that_token_alone() -> None:
 
 
 def test_a_text_goes_in_once_as_it_is() -> None:
-    assert Insertion.from_text("Anna has 3").span(words(), "p").ids == encode(words(), "Anna has 3")
-    assert len(Insertion.from_text("Anna has 3", 3).span(words(), "p").ids) == 3
+    assert Insertion.text("Anna has 3").span(words(), "p").ids == encode(words(), "Anna has 3")
+    assert len(Insertion.text("Anna has 3", 3).span(words(), "p").ids) == 3
 
 
 @pytest.mark.parametrize(
@@ -97,9 +97,9 @@ def test_a_text_goes_in_once_as_it_is() -> None:
         ),
         (Insertion.meaningless(" / zebra", 2), "becomes the unknown token '<unk>'"),
         (Insertion.meaningful("zebra", 2), "becomes the unknown token '<unk>'"),
-        (Insertion.from_text("Anna has zebra"), "becomes the unknown token '<unk>'"),
+        (Insertion.text("Anna has zebra"), "becomes the unknown token '<unk>'"),
         (Insertion.meaningless(" ", 2), "the insertion ' ' encodes to no tokens with this tokenizer"),
-        (Insertion.from_text("Anna has", 3), "the text 'Anna has' is 2 tokens, not n_tokens=3"),
+        (Insertion.text("Anna has", 3), "the text 'Anna has' is 2 tokens, not n_tokens=3"),
     ],
 )
 def test_what_the_tokenizer_cannot_say_is_refused(insertion: Insertion, message: str) -> None:
@@ -131,7 +131,7 @@ def test_a_number_of_tokens_is_a_whole_number(n_tokens: Any) -> None:
 
 def test_inserting_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="the text to insert is empty"):
-        Insertion.from_text("")
+        Insertion.text("")
     with pytest.raises(ValueError, match="the word to insert is empty"):
         Insertion.meaningful(" ")
 
@@ -145,7 +145,7 @@ def test_inserting_nothing_is_refused() -> None:
         ("meaningful", "she", Insertion.meaningful("she", 7)),
         ("random_sentence", None, Insertion.random_sentence(7, seed=4)),
         ("repeated_bos", None, Insertion.repeated_bos(7)),
-        ("text", "Anna has", Insertion.from_text("Anna has")),
+        ("text", "Anna has", Insertion.text("Anna has")),
     ],
 )
 def test_a_command_line_names_every_kind(kind: str, unit: str | None, made: Insertion) -> None:
@@ -168,7 +168,7 @@ def test_labels_name_kind_unit_and_size() -> None:
     assert Insertion.meaningful("he", 3).label == "Mful ' he' x3"
     assert Insertion.random_sentence(9).label == "random sentence x9"
     assert Insertion.repeated_bos(2).label == "repeated_bos x2"
-    assert Insertion.from_text("Hm.").label == "text 'Hm.'"
+    assert Insertion.text("Hm.").label == "text 'Hm.'"
 
 
 # ----------------------------------------------------------------------------------------------------- random sentences
@@ -618,7 +618,7 @@ def test_tokens_that_share_one_character_are_told_apart() -> None:
 
 def merged_pair() -> PromptPair:
     """The unit's " ap" is stripped to "ap" and joins the question's "ples": one token, where there were others."""
-    return pair_of(Insertion.from_text(" ap"), bytewise(), "paper", system="red ", question="ples ?")
+    return pair_of(Insertion.text(" ap"), bytewise(), "paper", system="red ", question="ples ?")
 
 
 def test_a_merged_border_is_flagged_and_its_tokens_have_no_counterpart() -> None:
@@ -632,7 +632,7 @@ def test_a_merged_border_is_flagged_and_its_tokens_have_no_counterpart() -> None
 
 def test_no_token_is_aligned_into_the_span() -> None:
     # "red apples" has the token " apples" across the border; "red apx apples" has it again, partly of inserted text.
-    pair = pair_of(Insertion.from_text("x ap"), bytewise(), "paper", system="red ap", question="ples ?")
+    pair = pair_of(Insertion.text("x ap"), bytewise(), "paper", system="red ap", question="ples ?")
     apples = encode(bytewise(), " apples")[0]
     assert pair.boundary_merge and pair.alignment[pair.base.ids.index(apples)] == -1
     assert pair.span[0] <= pair.inserted.ids.index(apples) < pair.span[1]
@@ -726,7 +726,7 @@ def test_every_other_insertion_drops_out_of_a_published_prompt_too(
         Insertion.meaningful("he", 55, before="system"),
         Insertion.random_sentence(55, after="question"),
         Insertion.meaningless(" ?", 10, at=0),
-        Insertion.from_text("\u221a2 \u2264 3\n", at=5),
+        Insertion.text("\u221a2 \u2264 3\n", at=5),
     ]
     if tokenizer.bos_token_id is not None:
         insertions.append(Insertion.repeated_bos(3))

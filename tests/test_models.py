@@ -207,3 +207,12 @@ def test_visibility_by_hand() -> None:
 def test_inputs_move_together() -> None:
     inputs = Inputs(torch.ones(1, 2, dtype=torch.long), torch.arange(2)[None]).to("cpu")
     assert inputs.attention_mask is None and inputs.position_ids.tolist() == [[0, 1]]
+
+
+def test_a_planted_model_is_loaded_as_it_is() -> None:
+    planted = mi.planted_model(readers=[mi.Head(0, 3)], mediators=[], n_layers=2, n_heads=8, n_key_value_heads=2, seed=1)
+    model = mi.load_model(planted, backend="bridge")
+    problems = mi.load_problems(planted, limit=4)
+    assert model.info.n_heads == 8 and len(problems) == 4
+    found = mi.patch_heads(model, mi.make_pairs(model, problems, mi.Insertion.meaningless(" /", 20)), progress=False)
+    assert found.top(1)["label"][0] == "L0H3"

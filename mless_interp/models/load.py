@@ -1,6 +1,7 @@
 """`load_model` and `wrap_model`: from a name or an object to a checked `Model`."""
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -8,13 +9,14 @@ import torch
 from .base import Model, ModelError
 from .checks import check_model, probe_tokens
 from .hugging_face import load_hugging_face, reference_logits
+from .planted import PlantedModel
 
 BACKENDS = ("auto", "hooked_transformer", "bridge", "nnsight")
 DEMO_DIRECTORY = Path(__file__).parent / "demo"
 
 
 def load_model(
-    name: str | Path,
+    name: Any,
     *,
     backend: str = "auto",
     dtype: str | torch.dtype = "float32",
@@ -29,7 +31,7 @@ def load_model(
     Parameters
     ----------
     name : "demo" (bundled), a local directory (nothing is fetched), or a hub id where there is a network. Weights are
-        read from safetensors only.
+        read from safetensors only. A `PlantedModel` is taken as it is.
     backend : "hooked_transformer" (TransformerLens 3.9), "bridge" (3.9 and 4.x), "nnsight"; "auto" takes
         HookedTransformer where it is installed and reproduces the model, else the bridge; nnsight if `device_map` or
         `remote` is given.
@@ -44,6 +46,11 @@ def load_model(
     if backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
     wanted = _dtype(dtype)
+    if isinstance(name, PlantedModel):
+        with TemporaryDirectory() as folder:
+            options = {"backend": backend, "dtype": dtype, "device": device, "device_map": device_map}
+            saved = name.save(Path(folder) / "planted", n_problems=1)
+            return load_model(saved, attn_implementation=attn_implementation, remote=remote, **options)
     if backend == "auto" and (device_map is not None or remote):
         backend = "nnsight"
     if backend != "nnsight" and (device_map is not None or remote or attn_implementation != "eager"):
