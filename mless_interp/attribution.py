@@ -34,7 +34,8 @@ def attribute_heads(
        \sum_{l,h} \mathrm{IG}_{l,h} = Y(C_1) - Y(C_3), $$
 
     by Gauss-Legendre with `steps` nodes, all in one batch. It sees direct reads (readers); `completeness` is the error of
-    the sum (where it is not small beside the effect, raise `steps`). "atp": (z_inserted - z_masked) . dY/dz at the inserted run, one backward pass; it sees mediators too.
+    the sum (where it is not small beside the effect, raise `steps`). "atp": (z_inserted - z_masked) . dY/dz at the
+    inserted run, one backward pass; it sees mediators too.
 
     Positive: the head's response raises the outcome. Per problem, never averaged before.
 
