@@ -9,10 +9,12 @@ import torch
 
 from .heads import Head, check_heads
 from .insertions import PromptPair
-from .locate import established, resolution_of
+from .locate import resolution_of
+from .located import established
 from .metrics.ranking import circuit_distance, circuit_performance
 from .models.base import Model, ModelError
 from .outcomes import OUTCOMES, Outcome, named
+from .patch_scores import interval_of
 from .patching import checked_pairs, default_rows, patch_heads, span_of
 from .progress import progress_bar
 from .statistics import Interval, derive_generator, ratio_interval
@@ -203,7 +205,9 @@ class CircuitCurve:
 
     @property
     def interval(self) -> Interval:
-        """The ranking's faithfulness with its bootstrap interval over problems, `[size]`."""
+        """The ranking's faithfulness with its bootstrap interval over problems, `[size]` (no limits for one problem)."""
+        if len(self.total) < 2:
+            return interval_of(self.faithfulness[None, 0], 0.95, self.seed)
         return ratio_interval(self.values[:, 0] - self.values[:, 0, :1], self.total, seed=self.seed)
 
     @property

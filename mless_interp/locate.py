@@ -75,6 +75,10 @@ def locate_heads(
         raise ValueError(
             f"alpha must lie in (0, 1) and smallest_effect be 0 or more, got {alpha} and {smallest_effect}"
         )
+    if controls and n_control_draws < 1:
+        raise ValueError(
+            f"n_control_draws must be 1 or more, got {n_control_draws}; controls=False leaves controls out"
+        )
     bare = checked_pairs(pairs)
     if len(bare) < 2:
         raise ValueError(f"locating heads needs at least 2 problems (the unit of replication), got {len(bare)}")

@@ -220,6 +220,9 @@ def enrichment(found: LocatedHeads, heads: Iterable[Head], *, n_draws: int = 10_
     missing = [str(head) for head in chosen if head not in found.heads]
     if missing or not chosen:
         raise ValueError(f"these heads were not tested: {', '.join(missing) or '(none given)'}")
+    twice = {str(head) for head in chosen if chosen.count(head) > 1}
+    if twice:
+        raise ValueError(f"{min(twice)} is given twice")
     size = np.abs(found.values["knockout"].mean(0))
     rank: dict[Head, int] = {}
     layers: dict[int, list[Head]] = {}

@@ -1,5 +1,6 @@
 """Loaded tiny models and prompt pairs, made once per process and shared by the tests that compare backends."""
 
+from collections import Counter
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,8 @@ def planted_here(seed: int = 1, **settings: Any) -> tuple[PlantedModel, Model]:
     """A small planted model (2 layers of 8 heads unless told otherwise) behind the bridge; `random` draws its geometry."""
     from mless_interp.models.transformer_lens import bridge_from
 
+    if "reads" in settings:
+        settings["reads"] = dict(settings["reads"])
     if settings.pop("random", False):
         made = random_planted(seed, **settings)
     else:
@@ -62,8 +65,13 @@ def planted_here(seed: int = 1, **settings: Any) -> tuple[PlantedModel, Model]:
 
 
 def planted_problems(made: PlantedModel, count: int, **options: Any) -> list[Problem]:
-    """Short problems of a planted model."""
-    return [Problem.from_dict(record) for record in made.problems(count, **{"n_clauses": (0, 0), **options})]
+    """Short problems of a planted model, all of one length, so that they share a batch."""
+    drawn = [Problem.from_dict(record) for record in made.problems(12 * count, **{"n_clauses": (0, 0), **options})]
+    lengths = [(len((problem.system or "").split()), len(problem.question.split())) for problem in drawn]
+    usual = Counter(lengths).most_common(1)[0][0]
+    chosen = [problem for problem, length in zip(drawn, lengths, strict=True) if length == usual]
+    assert len(chosen) >= count
+    return chosen[:count]
 
 
 def planted_pairs(made: PlantedModel, model: Model, count: int, n_tokens: int = 20, **options: Any) -> Any:

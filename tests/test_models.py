@@ -210,7 +210,9 @@ def test_inputs_move_together() -> None:
 
 
 def test_a_planted_model_is_loaded_as_it_is() -> None:
-    planted = mi.planted_model(readers=[mi.Head(0, 3)], mediators=[], n_layers=2, n_heads=8, n_key_value_heads=2, seed=1)
+    planted = mi.planted_model(
+        readers=[mi.Head(0, 3)], mediators=[], n_layers=2, n_heads=8, n_key_value_heads=2, seed=1
+    )
     model = mi.load_model(planted, backend="bridge")
     problems = mi.load_problems(planted, limit=4)
     assert model.info.n_heads == 8 and len(problems) == 4

@@ -409,6 +409,18 @@ def test_scores_are_saved_and_loaded_whole(scores: HeadScores, tmp_path: Path) -
     assert back.heads == scores.heads and back.conditions == scores.conditions and repr(back) == repr(scores)
 
 
+def test_a_span_at_the_start_moves_the_sink_and_says_so(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    (pair,) = pairs_for(model, count=1, before="system")
+    assert pair.span[0] == 0
+    scores = score_heads(model, [pair], metrics=["sink_alpha", "collapse_relative", "retention"], progress=False)
+    alpha = received.sink_alpha(patterns_of(model, pair, "inserted")[0])[:, pair.span[1]]
+    np.testing.assert_allclose(scores.of("sink_alpha")[0, 0], alpha, atol=1e-6)
+    assert np.isnan(scores.of("collapse_relative")).all(), "there is no prefix to compare with"
+    assert np.isfinite(scores.of("retention")).all()
+    assert "On 1 the span holds the first token" in scores.describe()
+
+
 def test_one_problem_has_no_intervals(tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     table = score_heads(model, pairs_for(model, count=1), metrics="span_mass", progress=False).summary()

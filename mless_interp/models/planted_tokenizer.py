@@ -151,6 +151,7 @@ def _draw_problem(
         "subject": "Largest number",
         "level": min(5, len(values) + len(clauses) - 2),
         "unique_id": unique_id,
-        "system": rng.choice(_SYSTEM_SENTENCES),
+        "system": f"{rng.choice(_SYSTEM_SENTENCES)} ",  # the parts of a prompt are joined as they are
         "distractor": str(distractor),
+        "answer_prefix": " Answer : \\boxed{",
     }

@@ -74,6 +74,8 @@ def score_heads(
         "attention": model.info.attention,
         "dtype": model.info.dtype,
         "insertion": found[0].insertion.label,
+        "sink_moved": sum(pair.sink_moved for pair in found),
+        "boundary_merge": sum(pair.boundary_merge for pair in found),
     }
     if "span_output_weight" in {metric_named(name).name for name in names}:
         settings["span_output_weight"] = "after W_O" if hasattr(model, "output_weights") else "before W_O"

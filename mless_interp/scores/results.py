@@ -141,6 +141,10 @@ class HeadScores:
             f"{len(self.values)} attention metrics of {len(self.heads)} heads on {len(self.problem_ids)} problems, "
             f"{s.get('insertion', 'no insertion')}, conditions {', '.join(self.conditions)}, rows {s.get('rows')!r}."
         )
+        if s.get("sink_moved"):
+            words += f" On {s['sink_moved']} the span holds the first token: their sink is the first token after it."
+        if s.get("boundary_merge"):
+            words += f" On {s['boundary_merge']} tokens merged at a border of the span and are left out of comparisons."
         undefined = [f"{m} {missing[m]}/{total[m]}" for m in cells if missing[m]]
         return words + (f" Undefined (NaN): {', '.join(undefined)}." if undefined else "")
 

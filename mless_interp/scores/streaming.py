@@ -275,7 +275,7 @@ class PromptReduction:
             q, rule = self._held.pop((layer, "q")), self.model.attention_rule(layer)
             if self.keep and layer in self.asked:
                 wide = [x.float() if x.element_size() < 4 else x.clone() for x in (q, k)]
-                self.kept[layer] = Other(wide[0], wide[1], self.visible[layer], rule, self.layout)
+                self.kept[layer] = Other(wide[0], wide[1], self._seen(layer, q.device), rule, self.layout)
             if self.recompute:
                 self._reduce(layer, recomputed_blocks(q, k, self._seen(layer, q.device), rule))
 

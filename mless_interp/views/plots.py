@@ -206,6 +206,8 @@ def circuit_curve(found: Any) -> Picture:
     axes.fill_between(at, table["ci_low"], table["ci_high"], color=LINES[0][0], alpha=0.2, linewidth=0)
     axes.axhline(1, color="0.5", linewidth=0.8)
     axes.set_xscale("symlog", linthresh=1)
+    axes.set_xticks(at, [str(size) for size in at])
+    axes.set_xticks([], minor=True)
     axes.set_xlim(left=0)
     axes.set_xlabel(f"heads that see the inserted tokens (of {len(found.ranking)})", fontsize=8)
     axes.set_ylabel("share of the effect restored", fontsize=8)
@@ -223,8 +225,9 @@ def dose_response(found: Any) -> Picture:
     doses = found.doses
     for column, (condition, title) in enumerate((("held", "positions held"), ("inserted", "inserted"))):
         axes = picture.add_subplot(1, 3, column + 1)
-        curves = np.nanmean(found.log_odds[condition], axis=0)
-        middle = np.nanmedian(curves - np.log(doses)[:, None])
+        curves = found.log_odds[condition].mean(0)
+        above = curves - np.log(doses)[:, None]
+        middle = np.median(above[np.isfinite(above)]) if np.isfinite(above).any() else 0.0
         axes.plot(doses, np.log(doses) + middle, color="0.8", linewidth=5, label="slope 1")
         axes.plot(doses, curves, linewidth=0.8, color=LINES[column][0])
         axes.set_ylabel("log odds of reading the span (nats)", fontsize=8)
