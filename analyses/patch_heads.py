@@ -135,11 +135,13 @@ def _own_problems(model: str) -> str:
 
 
 def _show(found: mi.LocatedHeads | mi.PatchScores, out: Path) -> None:
-    console = Console(width=110, highlight=False, markup=False)
+    console = Console(width=130, highlight=False, markup=False)
     console.print(found.describe())
     located = isinstance(found, mi.LocatedHeads)
-    columns = ["head", "in the paper's counting", "effect", "effect fraction", "95 % interval"]
+    columns = ["head", "paper's counting", "effect", "fraction", "95 % interval"]
     table = Table(*columns, *(["kind", "specific", "p reader", "p mediator"] if located else ["n"]))
+    for column in table.columns:
+        column.no_wrap = True
     rows = found.summary().head(10) if located else found.top(10)
     for row in rows.itertuples():
         cells = [row.label, row.paper_label, f"{row.effect:+.4f}", f"{row.effect_fraction:+.3f}"]

@@ -202,7 +202,7 @@ def main(
     peers: dict[str, float] = {}
     expected: list[float] = []
     hf_model = random_model(geometry)
-    ours: dict[str, Any] = {"nnsight (sdpa)": NnsightModel(wrapped(hf_model, None), name="random", tokenizer=object())}
+    ours: dict[str, Any] = {"nnsight (sdpa)": NnsightModel(wrapped(hf_model, _tokenizer()), name="random")}
     ours["nnsight (sdpa)"].checks = check_model(ours["nnsight (sdpa)"])
     peers["nnsight, one trace per head"], from_nnsight = with_nnsight(ours["nnsight (sdpa)"], answered, sample)
     if has_hooked_transformer():
@@ -226,7 +226,9 @@ def main(
     )
     print("| --- | --- | --- | --- | --- | --- |")
     for name, model in ours.items():
-        for positions in ("question", "last") if skip_all else ("all", "question", "last"):
+        for positions in (
+            ("question", "last") if skip_all or model.info.backend != "nnsight" else ("all", "question", "last")
+        ):
             spent, found = seconds(
                 lambda model=model, positions=positions: patch_heads(
                     model, pairs[:1], positions=positions, progress=False

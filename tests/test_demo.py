@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from mless_interp.models.demo import DIRECTORY, measure, task, train
 
@@ -91,7 +91,9 @@ def answer_by_rule(story: str, question: str) -> str:
 def test_a_distractor_is_the_number_of_somebody_else(problems: list[dict[str, Any]]) -> None:
     for problem in problems:
         assert problem["answer"] != problem["distractor"]
-        assert set(problem) == {*"problem solution answer subject level unique_id system distractor".split()}
+        assert set(problem) == {
+            *"problem solution answer subject level unique_id system distractor answer_prefix".split()
+        }
         assert f"\\boxed{{ {problem['answer']} }}" in problem["solution"]
         others = {
             answer_by_rule(task.story_of(problem["problem"]), f"with {person}")
@@ -167,12 +169,21 @@ def test_slashes_are_one_token_each(demo: Loaded) -> None:
 def test_tokenizer_holds_every_word_of_the_problems(demo: Loaded, problems: list[dict[str, Any]]) -> None:
     _, tokenizer = demo
     for problem in problems:
-        text = f"{problem['system']} {problem['problem']} {problem['solution']} {task.EOS}"
+        text = f"{problem['system']}{problem['problem']} {problem['solution']} {task.EOS}"
         ids = tokenizer(text)["input_ids"]
         assert tokenizer.unk_token_id not in ids
         assert len(ids) == len(text.split())
         assert tokenizer.decode(ids) == text
     assert tokenizer.unk_token_id in tokenizer("platypus")["input_ids"]
+
+
+def test_parts_of_a_problem_join_to_the_text_seen_in_training(demo: Loaded, problems: list[dict[str, Any]]) -> None:
+    _, tokenizer = demo
+    for problem in problems[:20]:
+        parts = [problem["system"], problem["problem"], problem["answer_prefix"]]
+        assert "".join(parts) == f"{task.SYSTEM} {problem['problem']} {' '.join(task.ANSWER)}"
+        apart = [i for part in parts for i in tokenizer(part)["input_ids"]]
+        assert apart == tokenizer("".join(parts))["input_ids"]
 
 
 def test_tokenizer_gives_offsets_and_no_bos(demo: Loaded) -> None:
@@ -181,7 +192,6 @@ def test_tokenizer_gives_offsets_and_no_bos(demo: Loaded) -> None:
     offsets = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
     assert [text[a:b] for a, b in offsets] == ["Answer", ":", "\\boxed{", "7", "}"]
     assert tokenizer.bos_token_id is None
-    assert AutoTokenizer.from_pretrained(DIRECTORY)(text)["input_ids"] == tokenizer(text)["input_ids"]
     assert (tokenizer.pad_token, tokenizer.unk_token, tokenizer.eos_token) == (task.PAD, task.UNKNOWN, task.EOS)
     assert tokenizer.decode(tokenizer(f"{text} <eos>")["input_ids"], skip_special_tokens=True) == text
 
@@ -253,8 +263,15 @@ def test_slashes_change_the_answers_log_prob(
 def test_model_card_states_the_measured_figures(figures: dict[str, Any]) -> None:
     card = (DIRECTORY / "MODEL_CARD.md").read_text(encoding="utf-8")
     for name in ("none", "slashes", "he", "random_words"):
-        assert f"{100 * figures['accuracy'][name]['whole_answer']:.1f} %" in card
-    assert f"{figures['effects']['slashes']['content']['mean']:.3f}" in card
+        accuracy = figures["accuracy"][name]
+        assert f"| {100 * accuracy['whole_answer']:.1f} % | {accuracy['number_log_prob']:.3f} |" in card
+    for name in ("slashes", "he", "random_words"):
+        cells = []
+        for effect in ("content", "shift", "total"):
+            low, high = figures["effects"][name][effect]["interval_95"]
+            cells.append(f"{figures['effects'][name][effect]['mean']:.3f} [{low:.3f}, {high:.3f}]")
+        assert f"| {' | '.join(cells)} |" in card
+    assert f"{figures['wall_seconds']} s with {figures['threads']} threads" in card
 
 
 def test_unknown_condition_is_refused(demo: Loaded, problems: list[dict[str, Any]]) -> None:
