@@ -346,7 +346,7 @@ def test_problems_depend_on_their_seed_and_number_only() -> None:
     assert planted.problems(3, seed=1) != planted.problems(3, seed=2)
     assert len({problem["unique_id"] for problem in planted.problems(40)}) == 40
     assert set(planted.problems(1)[0]) == set(
-        "problem solution answer subject level unique_id system distractor".split()
+        "problem solution answer subject level unique_id system distractor answer_prefix".split()
     )
 
 
