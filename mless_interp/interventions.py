@@ -24,8 +24,8 @@ class LayerState:
     """One layer of a recorded run, at the positions from the recording's `start` on (dest) and at all positions (src).
 
     `q`, `z` `[b, dest, H, d]`; `k`, `v` `[b, src, KV, d]`; `visible` `[b, 1|H, dest, src]` under the run's own mask;
-    `unmasked` the same without the input's mask; `span` `[b, src]` the inserted keys; `sink` `[b, src]` the first token
-    outside the span; `donor` the same layer of the donor run (None if there is none).
+    `unmasked` the same without the input's mask; `span` `[b, src]` the inserted keys;
+    `donor` the same layer of the donor run (None if there is none).
     """
 
     q: Tensor
@@ -36,7 +36,6 @@ class LayerState:
     unmasked: Tensor
     rule: AttentionRule
     span: Tensor
-    sink: Tensor
     donor: "LayerState | None" = None
 
     @classmethod
@@ -51,7 +50,6 @@ class LayerState:
             )
         plain = model.visible(Inputs(recording.inputs.tokens, recording.inputs.position_ids))[layer]
         span = span.to(recording.k[layer].device)
-        first = (~span).int().argmax(-1)
         return cls(
             q=recording.q[layer],
             k=recording.k[layer],
@@ -61,9 +59,13 @@ class LayerState:
             unmasked=plain[:, :, recording.start :],
             rule=model.attention_rule(layer),
             span=span,
-            sink=torch.nn.functional.one_hot(first, span.shape[1]).bool(),
             donor=donor,
         )
+
+    @property
+    def sink(self) -> Tensor:
+        """The first token outside the span, boolean `[b, src]`."""
+        return torch.nn.functional.one_hot((~self.span).int().argmax(-1), self.span.shape[1]).bool()
 
     @property
     def span_keys(self) -> Tensor:
@@ -308,7 +310,6 @@ def run_edits(
                 unmasked=plain[layer][:, :, start:],
                 rule=model.attention_rule(layer),
                 span=span,
-                sink=torch.nn.functional.one_hot((~span).int().argmax(-1), span.shape[1]).bool(),
                 donor=source,
             )
             new, edited = intervention(state), z.clone()

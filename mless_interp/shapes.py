@@ -8,11 +8,6 @@ prompt), `d_head`, `d_model`, `d_mlp`, `vocab`. `*lead` stands for any leading a
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-Tokens = Int[Tensor, "batch token"]
-PositionIds = Int[Tensor, "batch token"] | Float[Tensor, "batch token"]
-AttentionMask = Bool[Tensor, "batch heads_or_1 dest src"]
-"""True = this query may see this key; ANDed with causality and with each layer's own window."""
-
 Pattern = Float[Tensor, "*lead dest src"]
 """Attention probabilities; every row sums to 1 over the keys it can see."""
 PerRow = Float[Tensor, "*lead dest"]
@@ -31,9 +26,6 @@ Vectors = Float[Tensor, "*lead src d"]
 """One vector per token: values, residuals or outputs."""
 
 PerHead = Float[Tensor, "*lead"]
-Scores = Float[Tensor, "problem layer head"]
 
-Resid = Float[Tensor, "batch token d_model"]
 Z = Float[Tensor, "batch token head d_head"]
-Values = Float[Tensor, "batch token kv_head d_head"]
 Logits = Float[Tensor, "batch read vocab"]

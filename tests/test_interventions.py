@@ -41,7 +41,6 @@ def state_by_hand(**changes: Any) -> LayerState:
         "unmasked": torch.ones(1, 1, 1, 4, dtype=torch.bool),
         "rule": AttentionRule(1.0),
         "span": torch.tensor([[False, True, False, False]]),
-        "sink": torch.tensor([[True, False, False, False]]),
     }
     return LayerState(**parts | changes)
 

@@ -266,10 +266,7 @@ class HookedTransformerStepper(Stepper):
         self.n_layers = cfg.n_layers
 
     def _rotate(self, attn: Any, x: Tensor, positions: Tensor) -> Tensor:
-        cos, sin = rotary_tables(attn, positions)
-        dim = cos.shape[-1]
-        turned = x[..., :dim] * cos.to(x.dtype) + attn.rotate_every_two(x[..., :dim]) * sin.to(x.dtype)
-        return torch.cat([turned, x[..., dim:]], -1)
+        return turned(attn, x, *rotary_tables(attn, positions))
 
     def project(self, layer: int, resid: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         block = self.hooked.blocks[layer]
@@ -290,15 +287,32 @@ class HookedTransformerStepper(Stepper):
         return resid + block.apply_mlp(block.ln2(resid))
 
     def unembed(self, resid: Tensor) -> Tensor:
-        if self.hooked.cfg.normalization_type is not None:
-            resid = self.hooked.ln_final(resid)
-        logits = self.hooked.unembed(resid)
-        cap = self.hooked.cfg.output_logits_soft_cap
-        return logits if cap is None or cap <= 0 else torch.tanh(logits / cap) * cap
+        return hooked_unembed(self.hooked, resid)
 
     def rule(self, layer: int) -> AttentionRule:
-        attn, cap = self.hooked.blocks[layer].attn, self.hooked.cfg.attn_scores_soft_cap
-        return AttentionRule(1.0 / float(attn.attn_scale), cap if cap and cap > 0 else None)
+        return hooked_rule(self.hooked, layer)
+
+
+def hooked_unembed(hooked: Any, resid: Tensor) -> Tensor:
+    """Logits `[..., vocab]` of a HookedTransformer's last residual stream, with its final norm and soft-cap."""
+    if hooked.cfg.normalization_type is not None:
+        resid = hooked.ln_final(resid)
+    logits = hooked.unembed(resid)
+    cap = hooked.cfg.output_logits_soft_cap
+    return logits if cap is None or cap <= 0 else torch.tanh(logits / cap) * cap
+
+
+def hooked_rule(hooked: Any, layer: int) -> AttentionRule:
+    """Scale and soft-cap of a HookedTransformer layer's scores."""
+    attn, cap = hooked.blocks[layer].attn, hooked.cfg.attn_scores_soft_cap
+    return AttentionRule(1.0 / float(attn.attn_scale), cap if cap and cap > 0 else None)
+
+
+def turned(attn: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Queries or keys `[batch, token, head, d_head]` of a HookedTransformer layer, turned by these tables."""
+    dim = cos.shape[-1]
+    rotated = x[..., :dim] * cos.to(x.dtype) + attn.rotate_every_two(x[..., :dim]) * sin.to(x.dtype)
+    return torch.cat([rotated, x[..., dim:]], -1)
 
 
 def rotary_tables(attn: Any, positions: Tensor) -> tuple[Tensor, Tensor]:

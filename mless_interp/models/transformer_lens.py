@@ -13,7 +13,15 @@ from torch import Tensor
 
 from .base import AttentionRule, Edit, Inputs, Model, ModelError, ModelInfo, site
 from .hugging_face import hugging_face_info, layer_masks, unwrapped
-from .replay import HookedTransformerStepper, HuggingFaceStepper, masked_scores, rotary_tables
+from .replay import (
+    HookedTransformerStepper,
+    HuggingFaceStepper,
+    hooked_rule,
+    hooked_unembed,
+    masked_scores,
+    rotary_tables,
+    turned,
+)
 
 Taps = dict[str, tuple[Edit | None, Callable[[Tensor], None] | None]]
 
@@ -69,8 +77,7 @@ class HookedTransformerModel(Model):
             self.stepper = None
 
     def attention_rule(self, layer: int) -> AttentionRule:
-        attn, cap = self.underlying.blocks[layer].attn, self.underlying.cfg.attn_scores_soft_cap
-        return AttentionRule(1.0 / float(attn.attn_scale), cap if cap and cap > 0 else None)
+        return hooked_rule(self.underlying, layer)
 
     def _forward(self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None) -> Any:
         hooked = self.underlying
@@ -80,14 +87,7 @@ class HookedTransformerModel(Model):
         whole = torch.ones_like(inputs.tokens)  # else a left-padding tokenizer would have its pad tokens masked
         with hooked.hooks(fwd_hooks=hooks):
             resid = hooked(inputs.tokens, attention_mask=whole, stop_at_layer=hooked.cfg.n_layers)
-            if read is None:
-                return None
-            resid = resid[:, read]
-            if hooked.cfg.normalization_type is not None:
-                resid = hooked.ln_final(resid)
-            logits = hooked.unembed(resid)
-            cap = hooked.cfg.output_logits_soft_cap
-            return logits if cap is None or cap <= 0 else torch.tanh(logits / cap) * cap
+            return None if read is None else hooked_unembed(hooked, resid[:, read])
 
     def _position_hooks(self, inputs: Inputs, masks: tuple[Tensor, ...]) -> list[tuple[str, Callable[..., Any]]]:
         hooks: list[tuple[str, Callable[..., Any]]] = []
@@ -121,10 +121,7 @@ class HookedTransformerModel(Model):
             def hook(value: Tensor, hook: Any) -> Tensor:
                 cos, sin = rotary_tables(attn, delta)
                 size = torch.hypot(attn.rotary_sin[1].double(), attn.rotary_cos[1].double()).to(cos)
-                cos, sin = (cos / size).to(value.dtype), (sin / size).to(value.dtype)
-                dim = cos.shape[-1]
-                turned = value[..., :dim] * cos + attn.rotate_every_two(value[..., :dim]) * sin
-                return torch.cat([turned, value[..., dim:]], -1)
+                return turned(attn, value, cos / size, sin / size)
 
             return hook
 
