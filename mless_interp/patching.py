@@ -234,6 +234,7 @@ class _Sweep:
         self.span = span_of(pairs, receiving_inputs)
         self.donor_span = span_of(pairs, donor_inputs)
         self.edited = self._edited_positions(positions, start, length)
+        self.edited_z: dict[int, Tensor] = {}
         self.rows = max_rows or default_rows(model, len(pairs), length - start, length, len(self.read))
 
     def _edited_positions(self, positions: str, start: int, length: int) -> Tensor:
@@ -252,54 +253,62 @@ class _Sweep:
         n = len(self.pairs)
         values = np.full((n, info.n_layers, info.n_heads), np.nan)
         ends = np.stack([self._outcome(self.receiving.logits, 1), self._outcome(self.donor.logits, 1)], -1)[:, 0]
-        for layer in range(info.n_layers):
-            wanted = [head.head for head in heads if head.layer == layer]
-            if not wanted:
+        ordered, at = sorted(heads), 0
+        while at < len(ordered):
+            some = ordered[at : at + self.rows]
+            try:
+                found = self._patched(some)
+            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+                if not _out_of_memory(error) or self.rows == 1:
+                    raise
+                self.rows = max(1, self.rows // 2)
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
                 continue
-            with torch.no_grad():
-                new = self._new_z(layer)
-            at = 0
-            while at < len(wanted):
-                rows = wanted[at : at + self.rows]
-                try:
-                    values[:, layer, rows] = self._patched(layer, rows, new)
-                except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-                    if not _out_of_memory(error) or self.rows == 1:
-                        raise
-                    self.rows = max(1, self.rows // 2)
-                    if torch.cuda.is_available():
-                        torch.cuda.empty_cache()
-                    continue
-                at += len(rows)
-                bar.update(len(rows) * n)
+            values[:, [head.layer for head in some], [head.head for head in some]] = found
+            at += len(some)
+            bar.update(len(some) * n)
         return values, ends
 
     def _new_z(self, layer: int) -> Tensor:
         if isinstance(self.intervention, PatchZ):
             return self.donor.z[layer]
-        donor = None
-        if self.intervention.needs_donor:
-            donor = LayerState.of(self.model, self.donor, layer, span=self.donor_span)
-        return self.intervention(LayerState.of(self.model, self.receiving, layer, span=self.span, donor=donor))
+        if layer not in self.edited_z:
+            donor = None
+            if self.intervention.needs_donor:
+                donor = LayerState.of(self.model, self.donor, layer, span=self.donor_span)
+            state = LayerState.of(self.model, self.receiving, layer, span=self.span, donor=donor)
+            with torch.no_grad():
+                self.edited_z = {layer: self.intervention(state)}  # heads come in layer order: the last one is enough
+        return self.edited_z[layer]
 
-    def _patched(self, layer: int, rows: list[int], new: Tensor) -> np.ndarray:
-        """Patched outcomes `[problem, row]`. An edit that changes nothing has an effect of exactly 0."""
-        old = self.receiving.z[layer]
-        half = old.element_size() < 4
-        n_rows = (
-            len(rows) + half
-        )  # in half precision one more row, unedited: rounding is then common to all and cancels
-        z = old.repeat_interleave(n_rows, 0).contiguous()
-        edited = self.edited.to(z.device)
-        for row, head in enumerate(rows):
-            z[row::n_rows, edited, head] = new[:, edited, head].to(z.dtype)
-        logits = self.model.replay(self.receiving, layer, z, logits_at=self.read)
-        values = self._outcome(logits, n_rows)
+    def _patched(self, heads: list[Head]) -> np.ndarray:
+        """Patched outcomes `[problem, head]` of one pass. An edit that changes nothing has an effect of exactly 0."""
+        # in half precision each layer gets one more row, unedited: rounding is then common to all and cancels
+        half = self.receiving.z[0].element_size() < 4
+        layers: list[int] = []
+        rows, same = [], []
+        row_of, plain_of = {}, {}
+        for layer in sorted({head.layer for head in heads}):
+            old, new = self.receiving.z[layer], self._new_z(layer)
+            edited = self.edited.to(old.device)
+            if half:
+                plain_of[layer] = len(rows)
+                rows.append(old)
+            for head in (head for head in heads if head.layer == layer):
+                z = old.clone()
+                z[:, edited, head.head] = new[:, edited, head.head].to(z.dtype)
+                row_of[head] = len(rows)
+                rows.append(z.to(rows[0].device) if rows else z)
+                same.append((z == old).flatten(1).all(1).cpu())
+            layers += [layer] * (len(rows) - len(layers))
+        logits = self.model.replay(self.receiving, layers, torch.stack(rows, 1).flatten(0, 1), logits_at=self.read)
+        outcomes = self._outcome(logits, len(rows))
         receiving = self._outcome(self.receiving.logits, 1)
+        values = outcomes[:, [row_of[head] for head in heads]]
         if half:
-            values = values[:, :-1] - values[:, -1:] + receiving
-        same = (z.reshape(len(self.pairs), n_rows, -1) == old.reshape(len(self.pairs), 1, -1)).all(-1)[:, : len(rows)]
-        return np.where(same.cpu().numpy(), receiving, values)
+            values = values - outcomes[:, [plain_of[head.layer] for head in heads]] + receiving
+        return np.where(torch.stack(same, 1).numpy(), receiving, values)
 
     def _outcome(self, logits: Tensor | None, rows: int) -> np.ndarray:
         """Outcomes `[problem, row]`."""
@@ -319,16 +328,23 @@ def span_of(pairs: list[PromptPair], inputs: Inputs) -> Tensor:
     return torch.stack([pair.span_mask for pair in pairs])
 
 
+TOKENS_PER_PASS = {"cpu": 1024, "cuda": 16_384}
+"""Enough tokens in one pass for full matrix products; more would only leave the caches."""
+
+
 def default_rows(model: Model, batch: int, changed: int, length: int, read: int) -> int:
-    """Rows per problem that fit about 1 GB on a CPU, or a third of a GPU's free memory (a first guess; halved if wrong)."""
+    """Rows per problem of one pass: full matrix products, within 1 GB or a third of a GPU's free memory.
+
+    A first guess: halved whenever memory runs out.
+    """
     info = model.info
     widest = 8 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model)
     per_row = changed * (widest + 4 * info.n_heads * length) + 3 * read * info.d_vocab
-    budget = 1e9
-    if "cuda" in info.device:
-        budget = torch.cuda.mem_get_info(info.device)[0] / 3
+    kind = "cuda" if "cuda" in info.device else "cpu"
+    budget = torch.cuda.mem_get_info(info.device)[0] / 3 if kind == "cuda" else 1e9
     bytes_each = 8 if info.dtype == "float64" else 4
-    return max(1, min(info.n_heads, int(budget / (per_row * bytes_each * batch))))
+    fitting = int(budget / (per_row * bytes_each * batch))
+    return max(1, min(-(-TOKENS_PER_PASS[kind] // (changed * batch)), fitting))
 
 
 def _out_of_memory(error: BaseException) -> bool:

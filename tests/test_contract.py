@@ -202,6 +202,25 @@ def test_replay_takes_several_prompts_at_once(model: Model) -> None:
 
 
 @EITHER
+@pytest.mark.parametrize("condition", ["inserted", "masked"])
+def test_rows_join_the_pass_at_their_own_layers(model: Model, condition: str) -> None:
+    one = pairs_for(model)[0].condition(condition)
+    mask = None if one.attention_mask is None else one.attention_mask.repeat(2, 1, 1, 1)
+    both = Inputs(one.tokens.repeat(2, 1), None, mask)
+    both.tokens[1, -3] = both.tokens[1, 0]
+    start = both.tokens.shape[1] - pairs_for(model)[0].n_after
+    recording = model.record(both, start=start)
+    layers = [0, 0, 1, 2, 2, 2]
+    noise = torch.randn((2, 6, *recording.z[1].shape[1:]), generator=torch.Generator().manual_seed(0))
+    z = (torch.stack([recording.z[layer] for layer in layers], 1) + noise).flatten(0, 1)
+    for reads in ("all", "last"):
+        fast = model.replay(recording, layers, z, logits_at=reads)
+        assert close(fast, model.replay(recording, layers, z, logits_at=reads, exact_forward=True), 1e-4)
+        alone = model.replay(recording, 1, z.unflatten(0, (2, 6))[:, 2], logits_at=reads)
+        assert close(fast.unflatten(0, (2, 6))[:, 2], alone, 1e-5)
+
+
+@EITHER
 def test_wrong_inputs_are_named(model: Model) -> None:
     tokens = torch.tensor([[1, 2, 3]])
     with pytest.raises(ValueError, match="unknown hook name 'blocks.0.attn.hook_zz'"):
@@ -219,6 +238,11 @@ def test_wrong_inputs_are_named(model: Model) -> None:
     recording = model.record(Inputs(tokens), start=1)
     with pytest.raises(ValueError, match="z must be"):
         model.replay(recording, 0, torch.zeros(1, 3, 8, model.info.d_head))
+    rows = torch.zeros(2, 2, model.info.n_heads, model.info.d_head)
+    with pytest.raises(ValueError, match=r"layers must be one per row \(2\) in rising order, got \[1, 0\]"):
+        model.replay(recording, [1, 0], rows)
+    with pytest.raises(ValueError, match=r"out of range \(zero-based\): 0 to 2"):
+        model.replay(recording, [0, 3], rows)
 
 
 @EITHER

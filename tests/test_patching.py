@@ -251,7 +251,7 @@ def test_running_out_of_memory_halves_the_batch_and_goes_on(tiny_model_dir: Any,
     whole = patch_heads(model, pairs, progress=False)
     replay, sizes = type(model).replay, []
 
-    def small_memory(self: Model, receiving: Any, layer: int, z: Any, **options: Any) -> Any:
+    def small_memory(self: Model, receiving: Any, layer: Any, z: Any, **options: Any) -> Any:
         sizes.append(z.shape[0])
         if z.shape[0] > 3:
             raise torch.OutOfMemoryError("out of memory (pretended)")
@@ -259,7 +259,7 @@ def test_running_out_of_memory_halves_the_batch_and_goes_on(tiny_model_dir: Any,
 
     monkeypatch.setattr(type(model), "replay", small_memory)
     assert np.abs(patch_heads(model, pairs, progress=False).patched - whole.patched).max() < 1e-5
-    assert max(sizes) == 8 and sizes[-1] == 2
+    assert max(sizes) > 3 >= sizes[-1]
 
 
 def test_bfloat16_effects_are_close_to_float32(tiny_model_dir: Any) -> None:

@@ -175,6 +175,32 @@ def visibility(
     return visible | (alone & torch.eye(n_tokens, dtype=torch.bool, device=device))
 
 
+@dataclass(frozen=True, eq=False)
+class GatedMlp:
+    """How a layer's gated MLP makes `hook_post`: activation(hook_pre) * hook_pre_linear + bias."""
+
+    activation: Callable[[Tensor], Tensor]
+    bias: Tensor | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionOutput:
+    """How a layer makes `hook_attn_out` of its head outputs: norm(sum over heads of z W_O + bias).
+
+    `weights` is W_O per query head, `[head, d_head, d_model]`; `norm` is None but where the layer norms what attention
+    writes before it is added (Gemma 2 and 3): heads add up before it, not after it.
+    """
+
+    weights: Tensor
+    bias: Tensor | None = None
+    norm: Callable[[Tensor], Tensor] | None = None
+
+    def before_norm(self, z: Tensor) -> Tensor:
+        """What all heads write together, `[..., d_model]`, of head outputs `[..., head, d_head]`."""
+        wrote = z.flatten(-2) @ self.weights.to(z).flatten(0, 1)
+        return wrote if self.bias is None else wrote + self.bias.to(z)
+
+
 class Model(ABC):
     """One language model behind one of the backends; made by `load_model` or `wrap_model`.
 
@@ -185,6 +211,8 @@ class Model(ABC):
     info: ModelInfo
     tokenizer: Any
     underlying: Any
+    hf_model: Any = None
+    """The Hugging Face module that runs underneath, here; None for HookedTransformer and for models run elsewhere."""
     checks: Any = None
     stepper: Any = None
     shows_rotated: bool = True
@@ -206,6 +234,51 @@ class Model(ABC):
     @abstractmethod
     def attention_rule(self, layer: int) -> AttentionRule:
         """Scale and soft-cap of a layer's attention scores."""
+
+    def gated_mlp(self, layer: int) -> GatedMlp:
+        """The activation function of a layer's gated MLP, which no hook shows: `hook_pre` comes before it.
+
+        Raises `ModelError` where the layer's MLP has no gate (or several, as experts have).
+        """
+        if not 0 <= layer < self.info.n_layers:
+            raise ValueError(f"layer {layer} is out of range (zero-based): 0 to {self.info.n_layers - 1}")
+        found = self._gated_mlp(layer)
+        if found is None:
+            raise ModelError(
+                f"{self.info.name} ({self.info.architecture}): the MLP of layer {layer} is not gated (no "
+                "act(gate(x)) * up(x)), so the gate activation, every activation metric and ARM are undefined for it"
+            )
+        return found
+
+    def _gated_mlp(self, layer: int) -> GatedMlp | None:
+        """The layer's gate, or None where this backend knows of none."""
+        return None
+
+    def output_weights(self, layer: int) -> Tensor:
+        """W_O of a layer per query head, `[head, d_head, d_model]`: what turns a head's output into what it writes."""
+        return self.attention_output(layer).weights
+
+    def attention_output(self, layer: int) -> AttentionOutput:
+        """How a layer turns head outputs into what it adds to the residual stream.
+
+        Raises `ModelError` where this architecture's output projection is not one matrix per head.
+        """
+        if not 0 <= layer < self.info.n_layers:
+            raise ValueError(f"layer {layer} is out of range (zero-based): 0 to {self.info.n_layers - 1}")
+        found = self._attention_output(layer)
+        expected = (self.info.n_heads, self.info.d_head, self.info.d_model)
+        if found is None or not found.weights.is_floating_point() or tuple(found.weights.shape) != expected:
+            came = "none" if found is None else f"{found.weights.dtype} {list(found.weights.shape)}"
+            raise ModelError(
+                f"{self.info.name} ({self.info.architecture}): layer {layer} has no output weights of shape "
+                f"{list(expected)} [head, d_head, d_model] that can be read here (found: {came}), so what single heads "
+                "write into the residual stream is not known"
+            )
+        return found
+
+    def _attention_output(self, layer: int) -> AttentionOutput | None:
+        """The layer's output projection, or None where this backend knows of none."""
+        return None
 
     def visible(self, inputs: Inputs) -> tuple[Tensor, ...]:
         """Each layer's visibility `[b, 1|H, T, T]` for this input (equal windows share one tensor)."""
@@ -308,27 +381,39 @@ class Model(ABC):
         )
 
     def replay(
-        self, receiving: Recording, layer: int, z: Tensor, *, logits_at: LogitsAt = "last", exact_forward: bool = False
+        self,
+        receiving: Recording,
+        layer: int | Sequence[int],
+        z: Tensor,
+        *,
+        logits_at: LogitsAt = "last",
+        exact_forward: bool = False,
     ) -> Tensor:
-        """Continue the receiving run from an edited head output of one layer.
+        """Continue the receiving run from edited head outputs of one layer, or of one layer per row.
 
         `z` is `[batch x row, changed, head, d_head]`: for each prompt of the recording `row` alternative outputs of all
-        heads of `layer` at the positions from `receiving.start` on (rows of one prompt together). Only these positions
-        and the layers from `layer` on are computed; everything before them is read from the receiving run's own keys
-        and values, under its own mask and position ids. Returns logits `[batch x row, read, vocab]`; `logits_at` takes
-        positions from `start` on, "last" or "all" (all of these).
+        heads at the positions from `receiving.start` on (rows of one prompt together). `layer` is where they are put:
+        one number, or one per row in rising order, and a row joins the pass when its layer is reached, so that every
+        layer's weights are read once. Only these positions and the layers from the first edited one on are computed;
+        everything before them is read from the receiving run's own keys and values, under its own mask and position ids.
+        Returns logits `[batch x row, read, vocab]`; `logits_at` takes positions from `start` on, "last" or "all" (all of
+        these).
 
         `exact_forward=True` instead runs the whole model once per row, which is the slow definition of the same numbers.
         """
         batch = receiving.inputs.tokens.shape[0]
         n_changed = receiving.n_tokens - receiving.start
         expected = (n_changed, self.info.n_heads, self.info.d_head)
-        if z.dim() != 4 or tuple(z.shape[1:]) != expected or z.shape[0] % batch:
+        if z.dim() != 4 or tuple(z.shape[1:]) != expected or z.shape[0] % batch or not len(z):
             raise ValueError(
                 f"z must be [{batch} prompts x rows, changed positions, heads, d_head] = [k*{batch}, "
                 f"{', '.join(map(str, expected))}], got {list(z.shape)}"
             )
-        if not 0 <= layer < self.info.n_layers:
+        rows = len(z) // batch
+        layers = [layer] * rows if isinstance(layer, int) else list(layer)
+        if len(layers) != rows or layers != sorted(layers):
+            raise ValueError(f"layers must be one per row ({rows}) in rising order, got {layers}")
+        if not 0 <= layers[0] <= layers[-1] < self.info.n_layers:
             raise ValueError(f"layer {layer} is out of range (zero-based): 0 to {self.info.n_layers - 1}")
         if isinstance(logits_at, str) and logits_at == "all":
             logits_at = list(range(receiving.start, receiving.n_tokens))
@@ -339,25 +424,31 @@ class Model(ABC):
             )
         with torch.no_grad():
             if self.stepper is None or exact_forward:
-                return self._replay_by_forward(receiving, layer, z, read)
-            return self.stepper.replay(receiving, layer, z, read - receiving.start)
+                return self._replay_by_forward(receiving, layers, z, read)
+            return self.stepper.replay(receiving, layers, z, read - receiving.start)
 
-    def _replay_by_forward(self, receiving: Recording, layer: int, z: Tensor, read: Tensor) -> Tensor:
+    def _replay_by_forward(self, receiving: Recording, layers: list[int], z: Tensor, read: Tensor) -> Tensor:
         batch, start = receiving.inputs.tokens.shape[0], receiving.start
-        rows = z.shape[0] // batch
+        edited = z.unflatten(0, (batch, len(layers)))
 
-        def repeat(x: Any) -> Any:
-            return x.repeat_interleave(rows, 0) if x is not None and x.shape[0] == batch else x
+        def forward(layer: int) -> Tensor:
+            own = edited[:, [row for row, at in enumerate(layers) if at == layer]].flatten(0, 1)
+            rows = len(own) // batch
 
-        result = self.run(
-            repeat(receiving.inputs.tokens),
-            position_ids=repeat(receiving.inputs.position_ids),
-            attention_mask=repeat(receiving.inputs.attention_mask),
-            edits={site(layer, "attn.hook_z"): lambda old: torch.cat([old[:, :start], z.to(old)], 1)},
-            logits_at=read,
-        )
-        assert result.logits is not None
-        return result.logits
+            def repeat(x: Any) -> Any:
+                return x.repeat_interleave(rows, 0) if x is not None and x.shape[0] == batch else x
+
+            logits = self.run(
+                repeat(receiving.inputs.tokens),
+                position_ids=repeat(receiving.inputs.position_ids),
+                attention_mask=repeat(receiving.inputs.attention_mask),
+                edits={site(layer, "attn.hook_z"): lambda old: torch.cat([old[:, :start], own.to(old)], 1)},
+                logits_at=read,
+            ).logits
+            assert logits is not None
+            return logits.unflatten(0, (batch, rows))
+
+        return torch.cat([forward(layer) for layer in sorted(set(layers))], 1).flatten(0, 1)
 
     def _checked(self, inputs: Inputs) -> Inputs:
         """The input on the model's device with its axes in order, or a clear error."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import ModelError, ModelInfo
+from .base import AttentionOutput, GatedMlp, ModelError, ModelInfo
 
 
 def unwrapped(module: Any) -> Any:
@@ -129,6 +129,34 @@ def reference_logits(hf_model: Any, tokens: Tensor) -> Tensor:
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """0 where visible, the dtype's lowest number elsewhere: what Hugging Face's eager and sdpa attention add."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)
+
+
+def gated_mlp_of(hf_model: nn.Module, layer: int) -> GatedMlp | None:
+    """The gate of a decoder layer whose MLP is down_proj(act_fn(gate_proj(x)) * up_proj(x)); None for any other."""
+    layers = getattr(decoder_of(hf_model), "layers", None)
+    mlp = None if layers is None else unwrapped(getattr(unwrapped(layers[layer]), "mlp", None))
+    if not all(hasattr(mlp, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):
+        return None
+    return GatedMlp(unwrapped(mlp.act_fn))
+
+
+def attention_output_of(hf_model: nn.Module, layer: int, *, d_head: int) -> AttentionOutput | None:
+    """The output projection of a decoder layer whose attention ends in `o_proj`; None for any other."""
+    layers = getattr(decoder_of(hf_model), "layers", None)
+    block = None if layers is None else unwrapped(layers[layer])
+    projection = unwrapped(getattr(unwrapped(getattr(block, "self_attn", None)), "o_proj", None))
+    weight = getattr(projection, "weight", None)
+    if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.shape[1] % d_head:
+        return None
+    norm = getattr(block, "post_self_attn_layernorm", None)  # GLM 4
+    if norm is None and hasattr(block, "post_feedforward_layernorm"):  # Gemma 2 and 3, OLMo 2 and 3
+        norm = block.post_attention_layernorm
+    bias = getattr(projection, "bias", None)
+    return AttentionOutput(
+        weight.detach().T.unflatten(0, (-1, d_head)),
+        None if bias is None else bias.detach(),
+        None if norm is None else unwrapped(norm).forward,  # not its hooks: it is asked in the middle of a run
+    )
 
 
 @contextmanager

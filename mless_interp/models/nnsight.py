@@ -13,8 +13,8 @@ import nnsight
 import torch
 from torch import Tensor
 
-from .base import SITES, AttentionRule, Edit, Inputs, Model, ModelError, site
-from .hugging_face import additive_mask, decoder_of, hugging_face_info
+from .base import SITES, AttentionOutput, AttentionRule, Edit, GatedMlp, Inputs, Model, ModelError, site
+from .hugging_face import additive_mask, attention_output_of, decoder_of, gated_mlp_of, hugging_face_info
 from .replay import HuggingFaceStepper
 
 _PROBE = 7  # tokens of the prompt on which the operations are found
@@ -34,6 +34,7 @@ class NnsightModel(Model):
         self.remote = remote
         self.tokenizer = tokenizer if tokenizer is not None else traced.tokenizer
         hf_model = traced._module
+        self.hf_model = None if remote else hf_model
         attention = getattr(hf_model.config.get_text_config(), "_attn_implementation", None) or "eager"
         packages = ("nnsight", "transformers", "torch")
         self.info = hugging_face_info(
@@ -61,6 +62,12 @@ class NnsightModel(Model):
     def attention_rule(self, layer: int) -> AttentionRule:
         attn = decoder_of(self.underlying._module).layers[layer].self_attn
         return AttentionRule(float(attn.scaling), getattr(attn, "attn_logit_softcapping", None))
+
+    def _gated_mlp(self, layer: int) -> GatedMlp | None:
+        return gated_mlp_of(self.underlying._module, layer)
+
+    def _attention_output(self, layer: int) -> AttentionOutput | None:
+        return attention_output_of(self.underlying._module, layer, d_head=self.info.d_head)
 
     def _forward(self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None) -> Any:
         traced, decoder, info = self.underlying, self.decoder, self.info

@@ -1,13 +1,14 @@
-"""Continuing a run from an edited layer: only what can have changed is computed.
+"""Continuing a run from edited layers: only what can have changed is computed.
 
-`Stepper` holds the recipe, written once: from the edited layer on, for the positions from `start` on, with the rows
-(alternative edits) of a prompt stacked and its prefix keys and values shared between them. The subclasses only say how
-one layer of a Hugging Face decoder or of a HookedTransformer projects, finishes and unembeds.
+`Stepper` holds the recipe, written once: for the positions from `start` on, each row (one alternative edit of a prompt)
+joins the batch at the layer that it edits, and the rows of a prompt share its prefix keys and values. The subclasses only
+say how one layer of a Hugging Face decoder or of a HookedTransformer projects, finishes and unembeds.
 """
 
 import inspect
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +17,19 @@ from torch import Tensor, nn
 
 from .base import AttentionRule, Recording
 from .hugging_face import decoder_of, unwrapped
+
+
+_ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+"""oneDNN's float32 linear: up to twice as fast as the default one for the few hundred tokens of a pass."""
+
+
+def linear(module: Any, x: Tensor) -> Tensor:
+    """`module(x)`, for a plain linear layer in float32 on a CPU (without gradients) by oneDNN's product."""
+    plain = type(module) is nn.Linear and not module._forward_hooks and not module._forward_pre_hooks
+    on_cpu = x.device.type == "cpu" and x.dtype == torch.float32
+    if _ONEDNN is None or not (plain and on_cpu) or torch.is_grad_enabled() or not torch.backends.mkldnn.is_available():
+        return module(x)
+    return _ONEDNN(x, module.weight, module.bias, "none", [], "")
 
 
 def masked_scores(q: Tensor, k: Tensor, visible: Tensor, rule: AttentionRule) -> Tensor:
@@ -50,6 +64,36 @@ def mix_values(pattern: Tensor, v: Tensor) -> Tensor:
     return z.view(batch, n_heads, n_dest, d_head).transpose(1, 2)
 
 
+FUSED_FROM = 4
+"""Queries per row from which fused attention over a row's own copy of the prefix beats shared prefix products."""
+
+
+def _fused(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> Tensor:
+    """Head outputs `[rows, dest, H, d]` by PyTorch's fused attention; a kv group's heads are stacked as queries."""
+    rows, n_dest, n_heads, d_head = q.shape
+    n_kv = k.shape[2]
+    stacked = q.view(rows, n_dest, n_kv, -1, d_head).permute(0, 2, 3, 1, 4).reshape(rows, n_kv, -1, d_head)
+    shown = visible.expand(-1, n_heads, -1, -1).reshape(len(visible), n_kv, -1, visible.shape[-1])
+    if len(shown) > 1:
+        shown = shown.repeat_interleave(rows // len(shown), 0)
+    z = torch.nn.functional.scaled_dot_product_attention(
+        stacked, k.transpose(1, 2), v.transpose(1, 2), attn_mask=shown, scale=scale
+    )
+    return z.view(rows, n_heads, n_dest, d_head).transpose(1, 2)
+
+
+def _with_prefix(prefix: Tensor, own: Tensor) -> Tensor:
+    """Keys or values `[batch x row, src, KV, d]`: each prompt's prefix before its rows' own."""
+    return torch.cat([prefix.repeat_interleave(len(own) // len(prefix), 0), own], 1)
+
+
+def _joined(running: Tensor, fresh: Tensor) -> Tensor:
+    """Rows `[batch x row, ...]` with more rows `[batch, more, ...]` behind those of each prompt."""
+    if not len(running):
+        return fresh.flatten(0, 1)
+    return torch.cat([running.unflatten(0, (len(fresh), -1)), fresh], 1).flatten(0, 1)
+
+
 class Stepper(ABC):
     """One decoder, layer by layer, from a residual stream on."""
 
@@ -71,26 +115,33 @@ class Stepper(ABC):
     def rule(self, layer: int) -> AttentionRule:
         """Scale and soft-cap of the layer's scores."""
 
-    def replay(self, receiving: Recording, layer: int, z: Tensor, read: Tensor) -> Tensor:
-        """Logits `[batch x row, read, vocab]` at `read` (counted from `start`); see `Model.replay`."""
-        batch = receiving.inputs.tokens.shape[0]
-        rows = z.shape[0] // batch
-        positions = receiving.positions[:, receiving.start :]
-        if batch > 1:
-            positions = positions.repeat_interleave(rows, 0)
-        resid = receiving.resid_pre[layer].repeat_interleave(rows, 0)
+    def replay(self, receiving: Recording, layers: Sequence[int], z: Tensor, read: Tensor) -> Tensor:
+        """Logits `[batch x row, read, vocab]` at `read` (counted from `start`); see `Model.replay`.
+
+        `layers` (one per row, never falling) says where each row joins: one pass reads every layer's weights once.
+        """
+        batch, rows = receiving.inputs.tokens.shape[0], len(layers)
         last = int(read.max()) + 1  # later positions are read by nobody
-        resid, positions, z = resid[:, :last], positions[:, :last], z[:, :last]
-        for at in range(layer, self.n_layers):
-            if at > layer:
-                q, k, v = self.project(at, resid, positions)
-                if at == self.n_layers - 1:  # its other queries are read by nobody
+        positions = receiving.positions[:, receiving.start :][:, :last]
+        edited = z.view(batch, rows, *z.shape[1:])[:, :, :last]
+        active = 0
+        resid, z = receiving.resid_pre[layers[0]][:0], z[:0]  # none yet
+        for at in range(layers[0], self.n_layers):
+            final = at == self.n_layers - 1  # there, all queries but those read are of no use
+            if active:
+                resid = resid.to(receiving.resid_pre[at].device)  # layers may lie on several devices
+                q, k, v = self.project(at, resid, positions.repeat_interleave(active if batch > 1 else 1, 0))
+                if final:
                     q, resid = q[:, read], resid[:, read]
-                    z = self._attend(receiving, at, q, k, v, dest=read)
-                else:
-                    z = self._attend(receiving, at, q, k, v)
-            elif at == self.n_layers - 1:
-                z, resid = z[:, read], resid[:, read]
+                z = self._attend(receiving, at, q, k, v, dest=read if final else None)
+            joining = layers.count(at)
+            if joining:
+                fresh = receiving.resid_pre[at][:, None, :last].expand(-1, joining, -1, -1)
+                own = edited[:, active : active + joining].to(fresh.device)
+                if final:
+                    fresh, own = fresh[:, :, read], own[:, :, read]
+                resid, z = _joined(resid, fresh), _joined(z, own)
+                active += joining
             resid = self.finish(at, resid, z)
         return self.unembed(resid)
 
@@ -143,6 +194,11 @@ class Stepper(ABC):
         n_own, n_kv = k.shape[1:3]
         group = n_heads // n_kv
         k_prefix, v_prefix = receiving.k[layer][:, :start], receiving.v[layer][:, :start]
+        visible = receiving.masks[layer][..., : start + n_own]
+        visible = (visible[:, :, dest] if dest is not None else visible[:, :, :n_dest]).to(q.device)
+        rule = self.rule(layer)
+        if gate is None and rule.softcap is None and n_dest >= FUSED_FROM:
+            return _fused(q, _with_prefix(k_prefix, k), _with_prefix(v_prefix, v), visible, rule.scale)
         # [batch, kv, row, group, dest, d]: all rows meet the shared prefix in one product
         shared_q = q.view(batch, rows, n_dest, n_kv, group, d_head).permute(0, 3, 1, 4, 2, 5)
         queries = rows * group * n_dest
@@ -156,13 +212,11 @@ class Stepper(ABC):
             ],
             -1,
         )
-        visible = receiving.masks[layer][..., : start + n_own]
-        visible = visible[:, :, dest] if dest is not None else visible[:, :, :n_dest]
         if visible.shape[1] == 1:
             visible = visible[:, :, None, None]
         else:
             visible = visible.view(-1, n_kv, 1, group, n_dest, start + n_own)
-        pattern = softmax(_finish_scores(scores, visible, self.rule(layer)))
+        pattern = softmax(_finish_scores(scores, visible, rule))
         if gate is not None:
             open_to, span = gate  # [row, H], [batch, src]
             factor = open_to.view(1, rows, n_kv, group, 1, 1).transpose(1, 2)
@@ -218,9 +272,9 @@ class HuggingFaceStepper(Stepper):
         attn = unwrapped(self.layers[layer].self_attn)
         h = unwrapped(self.layers[layer].input_layernorm)(resid)
         split = (*h.shape[:-1], -1, attn.head_dim)
-        q = unwrapped(attn.q_proj)(h).view(split)
-        k = unwrapped(attn.k_proj)(h).view(split)
-        v = unwrapped(attn.v_proj)(h).view(split)
+        q = linear(unwrapped(attn.q_proj), h).view(split)
+        k = linear(unwrapped(attn.k_proj), h).view(split)
+        v = linear(unwrapped(attn.v_proj), h).view(split)
         if getattr(attn, "q_norm", None) is not None:
             q, k = unwrapped(attn.q_norm)(q), unwrapped(attn.k_norm)(k)
         cos, sin = self._cos_sin(layer, resid, positions)
@@ -229,7 +283,7 @@ class HuggingFaceStepper(Stepper):
 
     def finish(self, layer: int, resid: Tensor, z: Tensor) -> Tensor:
         block = self.layers[layer]
-        out = unwrapped(unwrapped(block.self_attn).o_proj)(z.flatten(-2))
+        out = linear(unwrapped(unwrapped(block.self_attn).o_proj), z.flatten(-2))
         after_attention = unwrapped(block.post_attention_layernorm)
         if hasattr(block, "pre_feedforward_layernorm"):  # Gemma 2 and 3 also norm what attention and MLP write
             resid = resid + after_attention(out)
@@ -241,11 +295,11 @@ class HuggingFaceStepper(Stepper):
     @staticmethod
     def _mlp(block: Any, h: Tensor) -> Tensor:
         mlp = unwrapped(block.mlp)
-        gate = unwrapped(mlp.act_fn)(unwrapped(mlp.gate_proj)(h))
-        return unwrapped(mlp.down_proj)(gate * unwrapped(mlp.up_proj)(h))
+        gate = unwrapped(mlp.act_fn)(linear(unwrapped(mlp.gate_proj), h))
+        return linear(unwrapped(mlp.down_proj), gate * linear(unwrapped(mlp.up_proj), h))
 
     def unembed(self, resid: Tensor) -> Tensor:
-        logits = unwrapped(self.hf_model.lm_head)(unwrapped(self.decoder.norm)(resid))
+        logits = linear(unwrapped(self.hf_model.lm_head), unwrapped(self.decoder.norm)(resid))
         cap = getattr(self.decoder.config, "final_logit_softcapping", None)
         return logits if cap is None else torch.tanh(logits / cap) * cap
 

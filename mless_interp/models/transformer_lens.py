@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import AttentionRule, Edit, Inputs, Model, ModelError, ModelInfo, site
-from .hugging_face import hugging_face_info, layer_masks, unwrapped
+from .base import AttentionOutput, AttentionRule, Edit, GatedMlp, Inputs, Model, ModelError, ModelInfo, site
+from .hugging_face import attention_output_of, gated_mlp_of, hugging_face_info, layer_masks, unwrapped
 from .replay import (
     HookedTransformerStepper,
     HuggingFaceStepper,
@@ -78,6 +78,15 @@ class HookedTransformerModel(Model):
 
     def attention_rule(self, layer: int) -> AttentionRule:
         return hooked_rule(self.underlying, layer)
+
+    def _gated_mlp(self, layer: int) -> GatedMlp | None:
+        mlp = getattr(self.underlying.blocks[layer], "mlp", None)
+        return GatedMlp(mlp.act_fn, mlp.b_in) if hasattr(mlp, "W_gate") and hasattr(mlp, "hook_pre_linear") else None
+
+    def _attention_output(self, layer: int) -> AttentionOutput | None:
+        block = self.underlying.blocks[layer]
+        attn, norms = block.attn, self.underlying.cfg.use_normalization_before_and_after
+        return AttentionOutput(attn.W_O.detach(), attn.b_O.detach(), block.ln1_post.forward if norms else None)
 
     def _forward(self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None) -> Any:
         hooked = self.underlying
@@ -153,7 +162,7 @@ class BridgeModel(Model):
     def __init__(self, bridge: Any, *, name: str, tokenizer: Any = None) -> None:
         self.underlying = bridge.eval()
         self.tokenizer = tokenizer if tokenizer is not None else bridge.tokenizer
-        hf_model = bridge.original_model
+        hf_model = self.hf_model = bridge.original_model
         self.info = hugging_face_info(hf_model, name=name, backend="bridge", attention="eager", versions=_versions())
         try:
             self.stepper = HuggingFaceStepper(hf_model)
@@ -166,6 +175,19 @@ class BridgeModel(Model):
         attn = unwrapped(self.underlying.blocks[layer].attn)
         scale = getattr(attn, "scaling", None) or getattr(attn, "scale", None) or self.info.d_head**-0.5
         return AttentionRule(float(scale), getattr(attn, "attn_logit_softcapping", None))
+
+    def _gated_mlp(self, layer: int) -> GatedMlp | None:
+        return gated_mlp_of(self.underlying.original_model, layer)
+
+    def _attention_output(self, layer: int) -> AttentionOutput | None:
+        found = attention_output_of(self.underlying.original_model, layer, d_head=self.info.d_head)
+        if found is not None:
+            return found
+        attn = getattr(self.underlying.blocks[layer], "attn", None)  # other names than Llama's: the bridge knows them
+        weights, bias = getattr(attn, "W_O", None), getattr(attn, "b_O", None)
+        if not isinstance(weights, Tensor):
+            return None
+        return AttentionOutput(weights.detach(), bias.detach() if isinstance(bias, Tensor) else None)
 
     def _forward(self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None) -> Any:
         bridge = self.underlying
