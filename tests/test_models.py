@@ -218,3 +218,8 @@ def test_a_planted_model_is_loaded_as_it_is() -> None:
     assert model.info.n_heads == 8 and len(problems) == 4
     found = mi.patch_heads(model, mi.make_pairs(model, problems, mi.Insertion.meaningless(" /", 20)), progress=False)
     assert found.top(1)["label"][0] == "L0H3"
+
+
+def test_a_planted_model_is_named_by_its_seed_not_by_a_folder_that_is_gone() -> None:
+    planted = mi.planted_model(readers=[mi.Head(0, 1)], n_heads=4, n_key_value_heads=2, seed=3)
+    assert mi.load_model(planted, backend="bridge").info.name == "planted-3"

@@ -1,5 +1,6 @@
 """`load_model` and `wrap_model`: from a name or an object to a checked `Model`."""
 
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -50,7 +51,9 @@ def load_model(
         with TemporaryDirectory() as folder:
             options = {"backend": backend, "dtype": dtype, "device": device, "device_map": device_map}
             saved = name.save(Path(folder) / "planted", n_problems=1)
-            return load_model(saved, attn_implementation=attn_implementation, remote=remote, **options)
+            loaded = load_model(saved, attn_implementation=attn_implementation, remote=remote, **options)
+        loaded.info = replace(loaded.info, name=f"planted-{name.settings['seed']}")  # the folder is gone
+        return loaded
     if backend == "auto" and (device_map is not None or remote):
         backend = "nnsight"
     if backend != "nnsight" and (device_map is not None or remote or attn_implementation != "eager"):

@@ -1,0 +1,186 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+# ---
+
+# %% [markdown]
+# # 1 · Insertions and alignment
+#
+# **The question.** *Meaningless Tokens, Meaningful Gains* ([arXiv 2510.01032](https://arxiv.org/abs/2510.01032)) puts
+# a long run of slashes between the system prompt and the question, and finds that answers change. Before we can ask
+# what happens inside the model we must be able to say, for every token of the question, *which token it was before
+# the insertion*. That sounds trivial. It is not, and this chapter shows why, and what `mless_interp` proves before it
+# lets you compare anything.
+#
+# Everything here runs offline in seconds, on a small model that comes with the package.
+
+# %%
+import mless_interp as mi
+
+model = mi.load_model("demo")
+model
+
+# %% [markdown]
+# The demo model has 4 layers with 28 query heads and 4 key-value heads each, like a slice of Qwen2.5, and answers
+# small word problems. `model.checks` are the figures of a self-check that every model passes when it is loaded, on
+# every backend: attention rows sum to one, editing a pattern changes the logits, the logits agree with the plain
+# Hugging Face pass.
+
+# %%
+print(model.checks)
+
+# %% [markdown]
+# ## A prompt is ids with a name on each token
+#
+# A `Problem` has a system prompt, a question and an answer. `build_prompt` makes token ids and says of each token
+# which segment it belongs to, so that nothing later has to guess positions.
+
+# %%
+problem = mi.load_problems("demo", limit=1)[0]
+prompt = mi.build_prompt(model.tokenizer, problem)
+print(problem.system, "|", problem.question, "|", problem.answer)
+print({name: len(prompt.indices(name)) for name in dict.fromkeys(prompt.segments)})
+
+# %% [markdown]
+# ## Why inserting text is a trap
+#
+# The obvious way, joining strings, leaves it to the tokenizer to decide what was inserted. A byte-pair tokenizer
+# merges across the borders and inside a run: `"/" * 55` is not 55 tokens. To see it without a download we train a
+# small byte-pair tokenizer here on text in which runs of slashes occur, as they do in every web corpus.
+
+# %%
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+text = [
+    "https://example.org/a/b/c",
+    "//////// a comment ////////",
+    "Find 3/4 of 12. Then add 1/2.",
+    "and/or // path/to/file",
+] * 50
+bpe = Tokenizer(models.BPE())
+bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+bpe.train_from_iterator(text, trainers.BpeTrainer(vocab_size=400, show_progress=False))
+for string in ["/" * 55, " /" * 55, "add 1" + "/" * 5 + "Find", "add 1", "Find"]:
+    print(len(bpe.encode(string).ids), "tokens:", bpe.encode(string).tokens[-6:])
+
+# %% [markdown]
+# So an `Insertion` is counted in **tokens** and inserted as **ids**, between segments that were encoded on their own.
+# `make_pairs` builds both prompts, and the map from the short one to the long one is checked token by token: without
+# its inserted tokens the long prompt *is* the short one, or there is an error and no pair.
+
+# %%
+filler = mi.Insertion.meaningless(" /", n_tokens=55)
+problems = mi.load_problems("demo", limit=8)
+pairs = mi.make_pairs(model, problems, filler)
+pair = pairs[0]
+print(f"base {len(pair.base)} tokens, inserted {len(pair.inserted)} tokens, span {pair.span}")
+print(
+    "the tokens before and after the span:",
+    model.tokenizer.convert_ids_to_tokens(pair.inserted.ids[pair.span[0] - 2 : pair.span[0] + 2]),
+)
+for short in (0, pair.span[0] - 1, pair.span[0], len(pair.base) - 1):
+    long = pair.alignment[short]
+    print(
+        f"token {short:2d} without insertion is token {long:2d} with it: {pair.base.ids[short] == pair.inserted.ids[long]}"
+    )
+
+# %% [markdown]
+# ## A picture
+#
+# Which token sits where, without and with the insertion. The question has moved 55 places to the right, and that is
+# already an intervention: its rotary position ids have changed, before any attention is paid to a slash.
+
+# %%
+import matplotlib.pyplot as plt
+
+colours = {"system": "#56B4E9", "inserted": "#D55E00", "question": "#009E73", "template": "#999999", "bos": "#999999"}
+figure, axes = plt.subplots(figsize=(9, 1.8))
+for row, each in enumerate((pair.inserted, pair.base)):
+    for at, name in enumerate(each.segments):
+        axes.barh(row, 1, left=at, color=colours[name], edgecolor="white", linewidth=0.4)
+axes.set_yticks([0, 1], ["with 55 slashes", "without"])
+axes.set_xlabel("token position")
+handles = [plt.Rectangle((0, 0), 1, 1, color=colours[name]) for name in ("system", "inserted", "question")]
+axes.legend(
+    handles, ["system", "inserted", "question"], ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False
+)
+figure.tight_layout()
+plt.show()
+
+# %% [markdown]
+# ## Five conditions
+#
+# Comparing "without" and "with" mixes two things: the question *moved*, and the question can *read slashes*. Five
+# runs take them apart.
+#
+# | condition | tokens | the question's positions | who may read the slashes |
+# | --- | --- | --- | --- |
+# | `base` C0 | system, question | unmoved | there are none |
+# | `gap` C2 | system, question | moved by 55 | there are none |
+# | `masked` C3 | system, slashes, question | moved by 55 | only the slashes themselves |
+# | `inserted` C1 | system, slashes, question | moved by 55 | everybody |
+# | `held` C4 | system, slashes, question | unmoved | everybody |
+#
+# `gap` and `masked` differ in length and must give the *same* numbers at the shared tokens: the slashes are there but
+# nobody reads them. That is an identity, not a finding, so it is a test of the tool. Let us see it hold.
+
+# %%
+import torch
+
+logits = {}
+for name in ("base", "gap", "masked", "inserted", "held"):
+    inputs = pair.condition(name)
+    run = model.run(
+        inputs.tokens, position_ids=inputs.position_ids, attention_mask=inputs.attention_mask, logits_at="last"
+    )
+    logits[name] = torch.log_softmax(run.logits[0, -1].double(), -1)
+for first, second, why in (
+    ("gap", "masked", "an identity"),
+    ("base", "gap", "the shift of positions alone"),
+    ("masked", "inserted", "reading the slashes"),
+):
+    print(f"{first} -> {second}: largest difference {(logits[first] - logits[second]).abs().max():.1e} nats ({why})")
+
+# %% [markdown]
+# From the five conditions come three **contrasts**: `content` = masked → inserted, `shift` = base → gap, `total` =
+# base → inserted. The first two join prompts of *equal length*, which is why every head patch of the next chapters is
+# exact: no activation is ever moved to a position where it does not belong, and `total = shift + content` holds by
+# construction.
+#
+# ## What else can be inserted
+#
+# Controls matter more than the slashes. Each is counted in the same way, so that lengths match exactly.
+
+# %%
+for insertion in (
+    mi.Insertion.meaningless(" ?", 12),
+    mi.Insertion.random_sentence(12, seed=0),
+    mi.Insertion.random_sentence(12, seed=0, draw=1),
+):
+    made = mi.make_pairs(model, problems[:1], insertion)[0]
+    print(f"{insertion.label:32s} {model.tokenizer.decode(made.inserted.ids[made.span[0] : made.span[1]])}")
+
+# %% [markdown]
+# And what cannot be compared is refused before anything runs, with what to do:
+
+# %%
+try:
+    mi.patch_heads(model, mi.make_pairs(model, problems, mi.Insertion.meaningless(" /", 55, after="question")))
+except ValueError as error:
+    print(error)
+
+# %% [markdown]
+# ## What to conclude, and what not
+#
+# - Positions are bookkeeping, but they are where such studies go wrong: with strings, 55 slashes are rarely 55
+#   tokens, and the tokens next to them change too.
+# - A difference between `base` and `inserted` is *not yet* an effect of the slashes. Part of it is the shift of
+#   positions, and the `gap` condition says how much.
+# - Nothing here says that the slashes help. The demo model was trained on word problems, not on mathematics at scale;
+#   it is here so that every step can be run and checked. With your own model, everything but the first line stays the
+#   same.
+#
+# Next: [what the heads attend to, with and without](02_attention_collapse_and_recovery.ipynb).

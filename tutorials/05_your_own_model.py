@@ -1,0 +1,174 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+# ---
+
+# %% [markdown]
+# # 5 · Your own model, your own cache
+#
+# **The question.** You already have a model in hand: a TransformerLens `HookedTransformer`, a `TransformerBridge`, an
+# nnsight model, or only an `ActivationCache` from yesterday. Do you have to give it up? No: `wrap_model` puts it
+# behind the same seam, and every analysis of the other chapters runs on it unchanged. And since the numbers must not
+# depend on the library that runs the model, this chapter lets all of them measure the same thing and compares.
+#
+# The model here is a Qwen2 with random weights, saved to a temporary directory. Replace the directory by your own
+# model's or by a hub id and nothing else changes. Random weights know no mathematics, so read this chapter for the
+# plumbing only.
+
+# %%
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+import mless_interp as mi
+
+demo = mi.load_model("demo")  # for its tokenizer
+folder = Path(tempfile.mkdtemp()) / "tiny-qwen2"
+torch.manual_seed(0)
+config = Qwen2Config(
+    vocab_size=demo.info.d_vocab,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=3,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+    initializer_range=0.3,
+    eos_token_id=demo.tokenizer.eos_token_id,
+)
+Qwen2ForCausalLM(config).save_pretrained(folder)
+demo.tokenizer.save_pretrained(folder)
+problems = mi.load_problems("demo", limit=6)
+filler = mi.Insertion.meaningless(" /", n_tokens=20)
+
+# %% [markdown]
+# ## TransformerLens: HookedTransformer
+#
+# TransformerLens 3.9 is the last release with `HookedTransformer`. `load_model(..., backend="hooked_transformer")`
+# makes one from the saved weights, **without** folding anything into them, and it is the library's own object:
+# `model.underlying`. On TransformerLens 4 this cell says so and goes on with the bridge.
+
+# %%
+import transformer_lens
+
+models = {}
+if hasattr(transformer_lens, "HookedTransformer"):
+    models["HookedTransformer"] = mi.load_model(folder, backend="hooked_transformer")
+    print(type(models["HookedTransformer"].underlying))
+else:
+    print(f"transformer-lens {transformer_lens.__version__} has no HookedTransformer; 3.9 is the last that has")
+
+# %% [markdown]
+# ## TransformerLens: TransformerBridge
+#
+# The bridge keeps the Hugging Face modules and puts TransformerLens' hook names on them. If you have one, wrap it.
+# Wrapping changes no weight and leaves no hook; it runs the self-check, so that a model that cannot be measured
+# properly is refused at once and not after a night of sweeping.
+
+# %%
+from transformer_lens.model_bridge import TransformerBridge
+
+hf_model = Qwen2ForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+own_bridge = mi.load_model(folder, backend="bridge").underlying  # as if you had made it yourself
+print(isinstance(own_bridge, TransformerBridge))
+models["TransformerBridge"] = mi.wrap_model(own_bridge, name="my bridge")
+print(models["TransformerBridge"].checks)
+
+# %% [markdown]
+# ## nnsight
+
+# %%
+import nnsight
+
+traced = nnsight.LanguageModel(hf_model, tokenizer=demo.tokenizer)
+models["nnsight"] = mi.wrap_model(traced, name="my nnsight model")
+models["nnsight"]
+
+# %% [markdown]
+# ## The same numbers from all of them
+#
+# A sweep over all heads, and an attention metric, on each:
+
+# %%
+import pandas as pd
+
+rows = []
+for name, model in models.items():
+    pairs = mi.make_pairs(model, problems, filler)
+    patches = mi.patch_heads(model, pairs, progress=False)
+    scores = mi.score_heads(model, pairs, metrics=["span_mass"], progress=False)
+    effects = patches.effect.mean(0)
+    rows.append(
+        {
+            "backend": name,
+            "total effect": patches.total_effect.mean(),
+            "L0H3 effect": effects[0, 3],
+            "L0H3 span mass": scores.mean("span_mass")[0, 3],
+        }
+    )
+table = pd.DataFrame(rows).set_index("backend")
+print(table.round(6))
+print("largest disagreement:", f"{(table.max() - table.min()).max():.1e}")
+
+# %% [markdown]
+# ## A cache that you already have
+#
+# Every attention metric also takes a TransformerLens `ActivationCache`. It needs the patterns and the prompt (so that
+# it knows where the span is).
+
+# %%
+library = models.get("HookedTransformer", models["TransformerBridge"])
+pair = mi.make_pairs(library, problems, filler)[0]
+_, cache = library.underlying.run_with_cache(pair.inserted.tokens)
+from_cache = mi.score_cache(cache, pair.inserted)
+from_cache.top("span_mass", 5)[["label", "span_mass"]].round(4)
+
+# %% [markdown]
+# ## Your own edit
+#
+# Below the experiments there is one function, `Model.run`. It captures any TransformerLens hook name through a
+# reducer (so that nothing large is kept) and edits any of them with a pure function, on every backend. Here: the
+# attention of one head to the span is set to zero *without* renormalising, and the share of attention that is left is
+# read in the same pass.
+
+# %%
+a, b = pair.span
+
+
+def silence(pattern):
+    edited = pattern.clone()  # never edit somebody's tensor in place
+    edited[:, 3, b:, a:b] = 0
+    return edited
+
+
+for name, model in models.items():
+    site = "blocks.0.attn.hook_pattern"
+    left = model.run(
+        pair.inserted.tokens,
+        edits={site: silence},
+        capture={site: lambda pattern: pattern[0, 3, b:].sum(-1).mean()},
+        logits_at="last",
+    )
+    print(f"{name:18s} attention left to head L0H3: {float(left.captured[site]):.4f}")
+
+# %% [markdown]
+# ## Is my model measured correctly?
+#
+# `python -m mless_interp check MODEL` runs the self-check and the exact identities of the method on your model and
+# prints a certificate. If a backend lies about your architecture, for example because a patch of some other library
+# changed the attention function, this is where you see it.
+#
+# ## What to conclude, and what not
+#
+# - The library that runs a model is a matter of convenience; the numbers are the same to rounding, and that is tested
+#   for every hook name and every backend on Qwen2, Llama and Gemma 3.
+# - HookedTransformer is the familiar one, the bridge keeps the original modules (quantised ones too), nnsight goes to
+#   several devices: next chapter.
+# - A cache holds whole patterns: layers × heads × tokens². For long prompts use `score_heads`, which reduces each
+#   layer while it runs.
+#
+# Next: [larger models](06_larger_models_with_nnsight.ipynb).
