@@ -1,5 +1,6 @@
 """Nothing finished is lost: one line of a .jsonl file per finished problem, flushed at once."""
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -24,7 +25,7 @@ class Checkpoint:
             self._read(settings)
         else:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._append({"settings": settings})
+            self._replace([{"settings": settings}])  # whole or not at all: a run can be stopped at any moment
 
     def _read(self, settings: dict[str, Any]) -> None:
         assert self.path is not None
@@ -57,10 +58,7 @@ class Checkpoint:
             )
         self._done = {record["id"]: record["value"] for record in records[1:]}
         if self.repaired:
-            whole = "".join(json.dumps(record) + "\n" for record in records)
-            temporary = self.path.with_suffix(".repair")
-            temporary.write_text(whole, encoding="utf-8")
-            os.replace(temporary, self.path)
+            self._replace(records)
 
     def __len__(self) -> int:
         return len(self._done)
@@ -71,16 +69,54 @@ class Checkpoint:
 
     def put(self, problem_id: str, value: Any) -> None:
         """Keep a finished problem, on disk before this returns."""
-        self._done[problem_id] = value
-        if self.path is not None:
-            self._append({"id": problem_id, "value": value})
+        self.put_many({problem_id: value})
 
-    def _append(self, record: dict[str, Any]) -> None:
+    def put_many(self, values: dict[str, Any]) -> None:
+        """Keep what has finished at the same moment, a line each, on disk before this returns.
+
+        Raises `OSError` if it cannot be written (a full disk); the lines before stay whole.
+        """
+        self._done.update(values)
+        if self.path is not None and values:
+            self._append([{"id": problem_id, "value": value} for problem_id, value in values.items()])
+
+    def _append(self, records: list[dict[str, Any]]) -> None:
         assert self.path is not None
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        size = self.path.stat().st_size
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(_lines(records))
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            with contextlib.suppress(OSError):  # take back what was half written
+                os.truncate(self.path, size)
+            raise self._unwritable(error) from error
+
+    def _replace(self, records: list[dict[str, Any]]) -> None:
+        assert self.path is not None
+        temporary = self.path.with_suffix(".repair")
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(_lines(records))
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self.path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: OSError) -> OSError:
+        return OSError(
+            error.errno,
+            f"cannot write {self.path} ({error.strerror}); all that was finished before is kept there: make room, then "
+            "start again to go on",
+        )
+
+
+def _lines(records: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
 
 
 def _short(value: Any) -> str:

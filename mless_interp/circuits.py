@@ -9,13 +9,13 @@ import torch
 
 from .heads import Head, check_heads
 from .insertions import PromptPair
-from .locate import resolution_of
+from .joint import gate_row, gated_outcomes
 from .located import established
 from .metrics.ranking import circuit_distance, circuit_performance
-from .models.base import Model, ModelError
-from .outcomes import OUTCOMES, Outcome, named
+from .models.base import Model
+from .outcomes import OUTCOMES, Outcome, named, resolution_of
 from .patch_scores import interval_of
-from .patching import checked_pairs, default_rows, patch_heads, span_of
+from .patching import checked_pairs, patch_heads
 from .progress import progress_bar
 from .statistics import Interval, derive_generator, ratio_interval
 
@@ -60,8 +60,6 @@ def circuit_curve(
     for what, number in (("n_random", n_random), ("joint_up_to", joint_up_to)):
         if number < 0:
             raise ValueError(f"{what} must be 0 or more, got {number}")
-    if model.stepper is None:
-        raise ModelError(f"{model.info.name} cannot be continued layer by layer, which gates on many heads need")
     info = model.info
     given = check_heads(ranking, n_layers=info.n_layers, n_heads=info.n_heads)
     if not given:
@@ -72,15 +70,15 @@ def circuit_curve(
     orders |= {f"random {draw}": same_layers(order, seed=seed, draw=draw) for draw in range(n_random)}
     together = sizes[(sizes > 0) & (sizes <= max(joint_up_to, 1))] if joint_up_to else sizes[:0]
 
-    open_gates = [_gates(heads[:k], info, closed=False) for heads in orders.values() for k in sizes[1:-1]]
-    ends = [_gates((), info, closed=False), _gates(order, info, closed=False)]
-    shut = [_gates(order[:k], info, closed=True) for k in together]
+    open_gates = [gate_row(heads[:k], info, closed=False) for heads in orders.values() for k in sizes[1:-1]]
+    ends = [gate_row((), info, closed=False), gate_row(order, info, closed=False)]
+    shut = [gate_row(order[:k], info, closed=True) for k in together]
     gates = torch.stack([*ends, *open_gates, *shut])
     bare = checked_pairs(pairs)
     values = np.full((len(bare), len(gates)), np.nan)
     with progress_bar(len(bare), "growing circuits", enabled=progress) as bar:
         for index, pair in enumerate(bare):
-            values[index] = _outcomes(model, pair.answered(read_outcome.appended), read_outcome, gates)
+            values[index] = gated_outcomes(model, pair.answered(read_outcome.appended), read_outcome, gates)
             bar.update(1)
     masked, inserted = values[:, 0], values[:, 1]
     inner = values[:, 2 : 2 + len(open_gates)].reshape(len(bare), len(orders), -1)
@@ -133,31 +131,6 @@ def same_layers(order: Sequence[Head], *, seed: int, draw: int) -> tuple[Head, .
         waiting.setdefault(head.layer, []).append(head)
     shuffled = {layer: [heads[i] for i in generator.permutation(len(heads))] for layer, heads in waiting.items()}
     return tuple(shuffled[head.layer].pop() for head in order)
-
-
-def _gates(heads: Sequence[Head], info: Any, *, closed: bool) -> torch.Tensor:
-    """Gates `[layer, head]`: these heads closed and all others open, or these open and all others closed."""
-    gates = torch.full((info.n_layers, info.n_heads), float(closed))
-    for head in heads:
-        gates[head.layer, head.head] = 1 - float(closed)
-    return gates
-
-
-def _outcomes(model: Model, pair: PromptPair, outcome: Outcome, gates: torch.Tensor) -> np.ndarray:
-    """The outcome `[row]` of one problem under each row of gates."""
-    length = len(pair.inserted)
-    start = length - pair.n_after
-    read = [length - back for back in outcome.reads(pair)]
-    recording = model.record(pair.condition("inserted"), start=start)
-    z = recording.z[0]
-    span = span_of([pair], recording.inputs).to(z.device)
-    at = torch.tensor(read, device=z.device) - start
-    rows = default_rows(model, 1, length - start, length, len(read))
-    found = []
-    with torch.no_grad():
-        for part in gates.to(z).split(rows):
-            found.append(outcome.value(model.stepper.tail(recording, at, gates=part, span=span), pair, None))
-    return torch.cat(found).double().cpu().numpy()
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,25 +1,28 @@
 """The experiment that names heads: exact sweeps in both directions, controls, corrected statistics."""
 
+import math
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .attribution import attribute_heads
+from .controls import check_controls, gap_alone, measures, other_insertions, readers_together, specificity
+from .gradients import no_gradients_because, refuse_without_gradients
 from .heads import Head, check_heads
-from .insertions import Insertion, PromptPair, make_pairs
-from .interventions import MatchedMassKnockout
+from .insertions import PromptPair
 from .located import MEASURES, LocatedHeads, established
-from .models.base import Model
-from .outcomes import OUTCOMES
+from .models.base import Model, ModelError
+from .outcomes import OUTCOMES, resolution_of
 from .patch_scores import PatchScores
 from .patching import checked_pairs, patch_heads
 from .statistics import max_t_sign_flip
 
 N_SCREENED = 64
+FEWEST_TO_SPLIT = 8
 
 
 def locate_heads(
@@ -34,6 +37,7 @@ def locate_heads(
     budget_seconds: float = 3600.0,
     n_permutations: int = 10_000,
     n_control_draws: int = 5,
+    n_random_sets: int = 100,
     controls: bool = True,
     checkpoint: str | Path | None = None,
     progress: bool = True,
@@ -52,11 +56,17 @@ def locate_heads(
     the same length (mean of `n_control_draws`) and, for a reader, of a knockout of as much attention elsewhere. If the
     interval of the total content effect holds 0, no head is named.
 
+    Other controls are reported, and decide nothing: a repeated word in place of the insertion (Mful); the gap alone (the
+    shift contrast: what the change of positions does with nothing inserted, and each named head's part in it); and the
+    readers knocked out together, against `n_random_sets` random sets of the same layers and against the sum of their
+    single knockouts.
+
     Parameters
     ----------
     mode : "exact" sweeps all `heads` on all problems; "screen" ranks heads by gradients on one half of the problems and
-        tests the best 64 on the other; "auto" sweeps exactly where the estimate from one layer stays in `budget_seconds`.
-    controls : False leaves out the random sentences, Mful and matched-mass knockouts (`specific` is then unknown).
+        tests the best 64 on the other; "auto" sweeps exactly where that stays within `budget_seconds`, estimated from
+        small sweeps over all layers of the first problem. The result says which was done and why.
+    controls : False leaves all controls out (`specific` is then unknown).
     checkpoint : folder for the sweeps' partial results; a run started again with the same settings goes on from there.
 
     Source: methods §8; single-step max-T of Westfall & Young (1993). Differs from a plain patching sweep in that the
@@ -79,19 +89,26 @@ def locate_heads(
         raise ValueError(
             f"n_control_draws must be 1 or more, got {n_control_draws}; controls=False leaves controls out"
         )
+    if n_random_sets < 0:
+        raise ValueError(f"n_random_sets must be 0 or more, got {n_random_sets}")
+    if not budget_seconds >= 0:
+        raise ValueError(f"budget_seconds must be 0 or more, got {budget_seconds}")
     bare = checked_pairs(pairs)
     if len(bare) < 2:
         raise ValueError(f"locating heads needs at least 2 problems (the unit of replication), got {len(bare)}")
+    if controls:
+        check_controls(bare)
     family = check_heads(
         model.info.heads if heads is None else heads, n_layers=model.info.n_layers, n_heads=model.info.n_heads
     )
+    if not family:
+        raise ValueError("there are no heads to locate: heads is empty")
+    OUTCOMES[outcome].check([pair.answered(OUTCOMES[outcome].appended) for pair in bare])
     folder = None if checkpoint is None else Path(checkpoint)
-    seconds = _estimate(model, bare, family, outcome) if mode == "auto" else None
-    exact = mode == "exact" or (seconds is not None and (seconds <= budget_seconds or len(family) <= N_SCREENED))
+    exact, why, seconds = _chosen_mode(model, bare, family, outcome, mode, budget_seconds)
     screened: tuple[Head, ...] | None = None
+    n_candidates = len(family)
     if not exact:
-        if len(bare) < 8:
-            raise ValueError(f"screening splits the problems in two halves and needs at least 8, got {len(bare)}")
         discovery, bare = bare[::2], bare[1::2]
         family = screened = _screen(model, discovery, family, outcome, progress)
 
@@ -101,7 +118,7 @@ def locate_heads(
             model, pairs, heads=over, outcome=outcome, checkpoint=file, progress=progress, seed=seed, **options
         )
 
-    measured = _measures(sweep, "mless", bare, family)
+    measured = measures(sweep, "mless", bare, family)
     total = measured.total
     stands = established(total, resolution=resolution_of(model.info.dtype), seed=seed)
     verdict = judged(
@@ -113,10 +130,35 @@ def locate_heads(
         seed=seed,
     )
     readers, mediators = verdict.readers & stands, verdict.mediators & stands
-    controlled: dict[str, Any] = {}
     named = tuple(head for head, r, m in zip(family, readers, mediators, strict=True) if r or m)
+    controlled: dict[str, np.ndarray] = {}
+    mful_left_out, joint = None, None
+    if controls:
+        controlled = gap_alone(sweep, bare, named, family[0])
     if controls and named:
-        controlled = _controls(model, sweep, bare, named, n_control_draws, seed)
+        others, mful_left_out = other_insertions(model, sweep, bare, named, n_control_draws, seed)
+        controlled |= others
+        joint = readers_together(
+            model,
+            bare,
+            [head for head, reads in zip(family, readers, strict=True) if reads],
+            measured.values["knockout"][:, readers],
+            outcome=outcome,
+            n_random_sets=n_random_sets,
+            folder=folder,
+            progress=progress,
+            seed=seed,
+        )
+    specific, p_specific = specificity(
+        measured.values,
+        family,
+        named,
+        readers,
+        controlled,
+        alpha=alpha,
+        n_permutations=n_permutations,
+        seed=seed,
+    )
     return LocatedHeads(
         problem_ids=tuple(pair.id for pair in bare),
         heads=family,
@@ -127,9 +169,9 @@ def locate_heads(
         p_reader=np.maximum(verdict.p["knockout"], verdict.p["edge_noise"]),
         p_mediator=np.maximum(verdict.p["mediated_removed"], verdict.p["mediated_added"]),
         tested=np.isfinite(verdict.p["knockout"]),
-        specific=_specific(measured.values, family, named, readers, controlled, alpha, n_permutations, seed),
+        specific=specific,
         patches=measured.patches,
-        controls={key: value for key, value in controlled.items() if isinstance(value, np.ndarray)},
+        controls=controlled,
         unit=OUTCOMES[outcome].unit,
         settings={
             "model": model.info.name,
@@ -140,58 +182,32 @@ def locate_heads(
             "smallest_effect": smallest_effect,
             "n_permutations": n_permutations,
             "n_control_draws": n_control_draws if controls else 0,
+            "n_random_sets": n_random_sets if controls else 0,
+            "mful_left_out": mful_left_out,
             "swept": "all heads on all problems, exactly"
             if exact
             else "heads screened on the other half of the problems",
+            "why": why,
             "estimated_seconds": seconds,
+            "budget_seconds": budget_seconds if mode == "auto" else None,
+            "n_candidates": n_candidates,
             "resolution": resolution_of(model.info.dtype),
             "screened": None if screened is None else [str(head) for head in screened],
         },
         seed=seed,
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class _Measured:
-    values: dict[str, np.ndarray]
-    total: np.ndarray
-    patches: PatchScores
-
-
-def _measures(sweep: Any, name: str, pairs: Sequence[PromptPair], heads: Sequence[Head]) -> _Measured:
-    """The four measures `[problem, head]`, each with the sign of the insertion's effect, and the total `[problem]`."""
-    layer, head = ([getattr(h, part) for h in heads] for part in ("layer", "head"))
-    runs = {
-        (edit, direction): sweep(f"{name}-{edit}-{direction}", pairs, heads, edit=edit, direction=direction)
-        for edit in ("knockout", "z")
-        for direction in ("denoising", "noising")
-    }
-    sign = {"denoising": -1.0, "noising": 1.0}
-    effect = {key: sign[key[1]] * run.effect[:, layer, head] for key, run in runs.items()}
-    first = np.array(layer) == 0
-    mediated = {d: effect["z", d] - effect["knockout", d] for d in sign}
-    for values in mediated.values():
-        values[:, first] = 0.0  # I7: exactly, whatever rounding says
-    return _Measured(
-        {
-            "knockout": effect["knockout", "denoising"],
-            "edge_noise": effect["knockout", "noising"],
-            "mediated_removed": mediated["denoising"],
-            "mediated_added": mediated["noising"],
-        },
-        runs["z", "noising"].total_effect,
-        runs["z", "denoising"],
+        p_specific=p_specific,
+        joint=joint,
     )
 
 
 def _tested(values: np.ndarray, heads: Sequence[Head], measure: str) -> np.ndarray:
-    """Cells of the family: in layer 0 nothing can be mediated, and an effect of rounding size is no effect."""
+    """Cells of the family: in layer 0 nothing can be mediated, and an effect that never varies cannot be tested."""
     defined = np.isfinite(values).all(0)
     deeper = (
         np.array([head.layer > 0 for head in heads]) if measure.startswith("mediated") else np.ones(len(heads), bool)
     )
-    moved = np.abs(np.where(np.isfinite(values), values, 0)).max(0) > 0
-    return defined & deeper & moved
+    varies = np.ptp(np.where(np.isfinite(values), values, 0), axis=0) > 0
+    return defined & deeper & varies
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,18 +247,79 @@ def judged(
     return Verdict(p, passing("knockout", "edge_noise"), passing("mediated_removed", "mediated_added"))
 
 
-def resolution_of(dtype: str) -> float:
-    """Mean differences of an outcome below this are rounding, not an effect (of sums of logits, in their unit)."""
-    return {"float64": 1e-9, "float32": 1e-5}.get(dtype, 1e-2)
+def _chosen_mode(
+    model: Model, pairs: Sequence[PromptPair], heads: Sequence[Head], outcome: str, mode: str, budget: float
+) -> tuple[bool, str, float | None]:
+    """(whether to sweep exactly, why, the estimated seconds of the four sweeps if there was an estimate)."""
+    seconds = None
+    if mode == "exact":
+        return True, "as asked for", seconds
+    if mode == "auto":
+        if len(heads) <= N_SCREENED:
+            return True, f"{len(heads)} heads, no more than screening would keep ({N_SCREENED})", seconds
+        seconds = estimated_seconds(model, pairs, heads, outcome)
+        estimate = f"the four exact sweeps are estimated at {_duration(seconds)}"
+        if seconds <= budget:
+            return True, f"{estimate}, within the budget of {_duration(budget)}", seconds
+        why = f"{estimate}, above the budget of {_duration(budget)}"
+        ways = f"{why}; raise budget_seconds, or choose mode='exact' to sweep whatever it takes"
+        obstacle = no_gradients_because(model)
+        if obstacle is not None:
+            raise ModelError(f"heads cannot be screened: {obstacle}. But {ways}")
+    else:
+        refuse_without_gradients(model, 'locate_heads(mode="screen")')
+        why, ways = "as asked for", "choose mode='exact'"
+    if len(pairs) < FEWEST_TO_SPLIT:
+        raise ValueError(
+            f"screening splits the problems in two halves and needs at least {FEWEST_TO_SPLIT}, got {len(pairs)}: give "
+            f"more problems. {ways[0].upper()}{ways[1:]}"
+        )
+    return False, why, seconds
 
 
-def _estimate(model: Model, pairs: Sequence[PromptPair], heads: Sequence[Head], outcome: str) -> float:
-    """Seconds that the four exact sweeps would take, from one head set in the middle layer on the first problem."""
-    middle = model.info.n_layers // 2
-    sample = [head for head in heads if head.layer == middle] or list(heads[:1])
-    began = time.perf_counter()
-    patch_heads(model, pairs[:1], heads=sample, outcome=outcome, progress=False)
-    return (time.perf_counter() - began) * len(heads) / len(sample) * 4 * len(pairs)
+def estimated_seconds(
+    model: Model,
+    pairs: Sequence[PromptPair],
+    heads: Sequence[Head],
+    outcome: str,
+    *,
+    clock: Callable[[], float] | None = None,
+) -> float:
+    """Seconds that the four exact sweeps over all problems would take, from small sweeps of the first problem.
+
+    The sweeps' arithmetic is rows times the layers that remain, so the sample has the same number of heads in each layer
+    (first one, then four): the line through the two times has the cost of the two runs as its intercept and that of a
+    head as its slope. Problems count by their tokens after the insertion.
+    """
+    now = clock or time.perf_counter
+    layers: dict[int, list[Head]] = {}
+    for head in heads:
+        layers.setdefault(head.layer, []).append(head)
+
+    def timed(per_layer: int) -> tuple[int, float]:
+        sample = [head for members in layers.values() for head in members[:per_layer]]
+        began = now()
+        patch_heads(model, pairs[:1], heads=sample, edit="knockout", outcome=outcome, progress=False)
+        return len(sample), now() - began
+
+    timed(1)  # first calls are slow
+    (few, short), (many, long) = timed(1), timed(4)
+    each = max(long - short, 0.0) / (many - few) if many > few else short / few
+    one = max(short - each * few, 0.0) + each * len(heads)
+    share = sum(pair.n_after for pair in pairs) / pairs[0].n_after
+    return 4 * one * share
+
+
+def _duration(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "any length"
+    return (
+        f"{seconds:.3g} s"
+        if seconds < 120
+        else f"{seconds / 60:.3g} min"
+        if seconds < 7200
+        else f"{seconds / 3600:.3g} h"
+    )
 
 
 def _screen(
@@ -252,84 +329,6 @@ def _screen(
     chosen: set[Head] = set()
     asked = set(heads)
     for method in ("gate_ig", "atp"):
-        ranked = attribute_heads(model, pairs, method=method, outcome=outcome, progress=progress).ranking()
+        ranked = attribute_heads(model, pairs, method=method, outcome=outcome, verify=0, progress=progress).ranking()
         chosen |= set([head for head in ranked if head in asked][: N_SCREENED // 2])
     return tuple(sorted(chosen))
-
-
-def _controls(
-    model: Model, sweep: Any, pairs: Sequence[PromptPair], named: Sequence[Head], draws: int, seed: int
-) -> dict[str, Any]:
-    """Effects of the named heads under other insertions `[problem, head]`, same place, length and problems."""
-    first = pairs[0].insertion
-    n_tokens = pairs[0].n_inserted
-    place: dict[str, Any] = {"before": first.before, "after": first.after, "at": first.at}
-    problems = [pair.problem for pair in pairs]
-    template = pairs[0].template
-
-    def under(insertion: Insertion, name: str) -> _Measured:
-        return _measures(sweep, name, make_pairs(model, problems, insertion, template=template), named)
-
-    found: dict[str, Any] = {}
-    sentences = [
-        under(replace(Insertion.random_sentence(n_tokens, seed=seed, draw=draw), **place), f"random-{draw}").values
-        for draw in range(draws)
-    ]
-    for measure in MEASURES:
-        found[f"random_{measure}"] = np.mean([values[measure] for values in sentences], axis=0)
-    meaningful = Insertion.meaningful("he", n_tokens)
-    try:
-        mful = under(replace(meaningful, **place), "mful").values
-        found |= {f"mful_{measure}": mful[measure] for measure in ("knockout", "mediated_removed")}
-    except ValueError as error:
-        found["mful_left_out"] = str(error)
-    layer, head = ([getattr(h, part) for h in named] for part in ("layer", "head"))
-    matched = sweep("matched-mass", pairs, named, edit=MatchedMassKnockout(seed=seed))
-    found["matched_mass"] = -matched.effect[:, layer, head]
-    return found
-
-
-def _specific(
-    values: dict[str, np.ndarray],
-    heads: Sequence[Head],
-    named: Sequence[Head],
-    readers: np.ndarray,
-    controls: dict[str, Any],
-    alpha: float,
-    n_permutations: int,
-    seed: int,
-) -> np.ndarray:
-    """1 specific, 0 not, NaN unknown or not named, `[head]`: paired, one-sided, max-T over the named heads."""
-    found = np.full(len(heads), np.nan)
-    if not controls:
-        return found
-    place = {head: i for i, head in enumerate(heads)}
-    margins, matched = [], []
-    for at, head in enumerate(named):
-        i = place[head]
-        measure = "knockout" if readers[i] else "mediated_removed"
-        own = values[measure][:, i]
-        other = controls[f"random_{measure}"][:, at]
-        margins.append(np.sign(own.mean()) * own - np.sign(other.mean()) * other)
-        removed = controls["matched_mass"][:, at]
-        sure = np.isfinite(removed)
-        sign = np.sign(removed[sure].mean()) if sure.any() else 1.0
-        matched.append(np.sign(own.mean()) * own - sign * removed if readers[i] else np.full_like(own, np.nan))
-
-    def passes(table: np.ndarray, **options: Any) -> np.ndarray:
-        if not _tested(table, named, "knockout").any() and "min_problems" not in options:
-            return np.zeros(table.shape[1], bool)
-        test = max_t_sign_flip(
-            table, alternative="greater", n_permutations=n_permutations, seed=seed, alpha=alpha, **options
-        )
-        return np.nan_to_num(test.p_corrected, nan=1.0) < alpha
-
-    over_random = passes(np.stack(margins, 1))
-    against_mass = np.stack(matched, 1)
-    reachable = np.isfinite(against_mass).sum(0) >= max(8, len(against_mass) // 2)
-    over_mass = np.ones(len(named), bool)
-    if reachable.any():
-        over_mass[reachable] = passes(against_mass[:, reachable], min_problems=max(8, len(against_mass) // 2))
-    for at, head in enumerate(named):
-        found[place[head]] = float(over_random[at] and over_mass[at])
-    return found

@@ -77,6 +77,11 @@ OUTCOMES = {
 }
 
 
+def resolution_of(dtype: str) -> float:
+    """Mean differences of an outcome below this are rounding, not an effect (of sums of logits, in their unit)."""
+    return {"float64": 1e-9, "float32": 1e-5}.get(dtype, 1e-2)
+
+
 def named(given: Any, known: dict[str, Any], what: str, kind: Any) -> Any:
     """The thing of that name, or the given one; `ValueError` lists the names."""
     if isinstance(given, str):

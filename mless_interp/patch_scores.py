@@ -157,7 +157,7 @@ def _single(estimate: np.ndarray, confidence: float) -> Interval:
         low=unknown,
         high=unknown,
         standard_error=unknown,
-        n=np.isfinite(estimate).astype(int),
+        n=np.asarray(np.isfinite(estimate), dtype=int),
         flag=np.full(estimate.shape, "fewer than 2 problems"),
         confidence=confidence,
         method="none",

@@ -99,7 +99,7 @@ def patch_heads(
             else:
                 ends[index], patched[index] = done["ends"], np.array(done["patched"], dtype=float)
                 bar.update(len(chosen))
-        for group in _groups(waiting, answered, read_outcome):
+        for group in equal_geometry(waiting, answered, read_outcome):
             batch = [answered[index] for index in group]
             sweep = _Sweep(model, batch, contrast, direction, intervention, read_outcome, positions, max_rows)
             values, group_ends = sweep.all_heads(chosen, bar)
@@ -181,7 +181,7 @@ def hash_ids(ids: Sequence[int]) -> str:
     return hashlib.sha256(",".join(map(str, ids)).encode()).hexdigest()[:16]
 
 
-def _groups(indices: list[int], pairs: list[PromptPair], outcome: Outcome) -> Iterator[list[int]]:
+def equal_geometry(indices: list[int], pairs: list[PromptPair], outcome: Outcome) -> Iterator[list[int]]:
     """Problems of the same geometry, which can share a batch, in order of first appearance."""
     found: dict[tuple[Any, ...], list[int]] = {}
     for index in indices:
@@ -259,7 +259,7 @@ class _Sweep:
             try:
                 found = self._patched(some)
             except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-                if not _out_of_memory(error) or self.rows == 1:
+                if not out_of_memory(error) or self.rows == 1:
                     raise
                 self.rows = max(1, self.rows // 2)
                 if torch.cuda.is_available():
@@ -347,7 +347,7 @@ def default_rows(model: Model, batch: int, changed: int, length: int, read: int)
     return max(1, min(-(-TOKENS_PER_PASS[kind] // (changed * batch)), fitting))
 
 
-def _out_of_memory(error: BaseException) -> bool:
+def out_of_memory(error: BaseException) -> bool:
     text = str(error).lower()
     return (
         isinstance(error, torch.OutOfMemoryError | MemoryError) or "out of memory" in text or "can't allocate" in text

@@ -26,6 +26,13 @@ def loaded(directory: Path, backend: str, dtype: str = "float32", attention: str
     return load_model(directory, backend=backend, dtype=dtype, attn_implementation=attention)
 
 
+def without_stepper(model: Model) -> Model:
+    """The same model, as if it could not be continued layer by layer; the original is not changed."""
+    closed = object.__new__(type(model))
+    closed.__dict__ = {**model.__dict__, "stepper": None}
+    return closed
+
+
 def problems() -> list[Problem]:
     """Three small problems of words that the tiny tokenizers know."""
     answers = ("3", "4", "2")

@@ -14,9 +14,10 @@ from conftest import ROOT
 PACKAGE = "mless_interp"
 
 ORDER = """
-    data shapes heads progress problems prompts metrics statistics models insertions interventions checkpoint scores
-    outcomes patch_scores patching attribution mechanism located locate circuits dose accuracy paper store views
-    command_line
+    data shapes heads progress problems prompts metrics statistics models insertions interventions
+    identities certificate checkpoint scores
+    outcomes patch_scores patching gradients attribution joint mechanism located controls locate circuits dose
+    accuracy paper store views command_line
 """.split()
 """A module may import those before it. `__init__` and `__main__` stand outside: they hand on what the others make."""
 
@@ -25,6 +26,7 @@ DOORS = {
     "nnsight": "models/nnsight.py",
     "matplotlib": "views/plots.py",
     "circuitsvis": "views/circuits.py",
+    "vllm": "models/generation_vllm.py",
 }
 HEAVY = [*DOORS, "torch", "transformers", "pandas", "scipy", "datasets", "pyarrow"]
 ANALYSES_MAY_IMPORT = {"typer", "rich", "pandas"}

@@ -1,16 +1,19 @@
 """Screening by gradients: completeness, finite differences, exact knockouts at the ends, planted heads first."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import ARCHITECTURES, BACKENDS
-from models_under_test import loaded, pairs_for, planted_here, planted_pairs
+from models_under_test import loaded, pairs_for, planted_here, planted_pairs, without_stepper
 
+from mless_interp import attribution
 from mless_interp.attribution import attribute_heads
+from mless_interp.gradients import _quantised
 from mless_interp.heads import Head
-from mless_interp.interventions import Gate
+from mless_interp.interventions import EdgeNoise, Gate, Knockout, LayerState
 from mless_interp.models.base import Model, ModelError
 from mless_interp.patching import OUTCOMES, patch_heads, span_of
 from mless_interp.store import load, save
@@ -163,14 +166,135 @@ def test_scores_are_per_problem_and_the_mean_is_theirs(tiny_model_dir: Any, tmp_
     alone = attribute_heads(model, pairs[1:2], progress=False)
     assert np.array_equal(alone.scores[0], found.scores[1])
     table = found.to_frame()
-    assert len(table) == 3 * 3 * 8 and list(table.columns) == ["problem", "layer", "head", "label", "score"]
+    columns = ["problem", "layer", "head", "label", "score", "knockout", "edge_noise", "exact"]
+    assert len(table) == 3 * 3 * 8 and list(table.columns) == columns
     mean = table.groupby(["layer", "head"])["score"].mean()
     assert mean.loc[(2, 5)] == pytest.approx(found.mean()[2, 5])
     first = found.ranking()[0]
-    assert f"  {first}  {found.mean()[first.layer, first.head]:+.4f}" in repr(found)
+    assert f"  {first}  score {found.mean()[first.layer, first.head]:+.4f}, knockout (estimate) " in repr(found)
+    assert "The first 24 heads were verified by an exact sweep." in repr(found)
     kept = load(save(tmp_path / "screen", found))["HeadAttribution"]
     assert np.array_equal(kept.scores, found.scores) and kept.problem_ids == found.problem_ids
-    assert kept.settings == found.settings
+    assert kept.settings == found.settings and kept.ranking() == found.ranking()
+    by_score = np.abs(found.mean()).ravel().argsort(kind="stable")[::-1]
+    assert [head.layer * 8 + head.head for head in found.ranking("scores")[:5]] == by_score[:5].tolist()
+    with pytest.raises(ValueError, match="cannot rank by 'z'; this result has best, scores, knockout, edge_noise"):
+        found.ranking("z")
+    atp = attribute_heads(model, pairs, method="atp", progress=False)
+    assert atp.knockout is None and atp.exact is None and np.array_equal(atp.best, atp.scores)
+    with pytest.raises(ValueError, match="cannot rank by 'knockout'; this result has best, scores"):
+        atp.ranking("knockout")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_estimates_of_the_sweeps_are_their_first_order(backend: str, tiny_model_dir: Any) -> None:
+    """In layer-wise small steps: the change of z scaled down moves the outcome by that part of the estimate."""
+    model = loaded(tiny_model_dir("qwen2"), backend, "float64")
+    bare = pairs_for(model, count=1)
+    found = attribute_heads(model, bare, verify=0, steps=4, progress=False)
+    pair = bare[0].answered("answer")
+    start = len(pair.inserted) - pair.n_after
+    read = [len(pair.inserted) - back for back in OUTCOMES["answer_logprob"].reads(pair)]
+    part = 3e-3
+    for condition, edit, sign, values in (
+        ("inserted", Knockout(), -1, found.knockout),
+        ("masked", EdgeNoise(), 1, found.edge_noise),
+    ):
+        run = model.record(pair.condition(condition), start=start)
+        for head in (Head(0, 2), Head(1, 5), Head(2, 0)):
+            state = LayerState.of(model, run, head.layer, span=span_of([pair], run.inputs))
+            way = (edit(state) - run.z[head.layer])[0, :, head.head]
+            z = run.z[head.layer].repeat(2, 1, 1, 1)
+            z[0, :, head.head] += part * way
+            z[1, :, head.head] -= part * way
+            logits = model.replay(run, head.layer, z, logits_at=read)
+            up, down = OUTCOMES["answer_logprob"].value(logits, pair, None)
+            slope = sign * float(up - down) / (2 * part)
+            assert values is not None
+            assert values[0, head.layer, head.head] == pytest.approx(slope, rel=3e-3, abs=2e-4)
+
+
+def test_in_the_last_layer_alone_the_knockout_estimate_is_close_to_the_knockout() -> None:
+    made, model = planted_here()
+    pairs = planted_pairs(made, model, 4)
+    found = attribute_heads(model, pairs, verify=0, progress=False)
+    exact = -patch_heads(model, pairs, edit="knockout", progress=False).effect
+    added = patch_heads(model, pairs, edit="knockout", direction="noising", progress=False).effect
+    assert found.knockout is not None and found.edge_noise is not None
+    for head in made.readers:
+        at = (slice(None), head.layer, head.head)
+        assert found.knockout[at].mean() == pytest.approx(exact[at].mean(), rel=0.3)
+        assert found.edge_noise[at].mean() == pytest.approx(added[at].mean(), rel=0.5)
+
+
+def test_the_best_heads_are_verified_and_ranked_by_what_came() -> None:
+    made, model = planted_here()
+    pairs = planted_pairs(made, model, 4)
+    found = attribute_heads(model, pairs, verify=3, progress=False)
+    plain = attribute_heads(model, pairs, verify=0, progress=False)
+    exact = -patch_heads(model, pairs, edit="knockout", progress=False).effect
+    assert found.exact is not None and plain.exact is None
+    verified = np.isfinite(found.exact).all(0)
+    assert {Head(*map(int, at)) for at in np.argwhere(verified)} == set(plain.ranking()[:3])
+    assert found.exact[:, verified] == pytest.approx(exact[:, verified], abs=1e-5)
+    assert np.array_equal(found.best[:, ~verified], plain.knockout[:, ~verified])
+    by_z = attribute_heads(model, pairs, method="atp", verify=2, progress=False)
+    z = -patch_heads(model, pairs, progress=False).effect
+    assert by_z.exact is not None and np.isfinite(by_z.exact[0]).sum() == 2
+    assert np.nanmax(np.abs(by_z.exact - z)) < 1e-5
+
+
+def test_verified_gate_gradients_find_the_twenty_largest_knockouts(tiny_model_dir: Any) -> None:
+    made, model = planted_here(2, random=True)
+    pairs = planted_pairs(made, model, 4)
+    found = attribute_heads(model, pairs, progress=False)
+    exact = np.abs(patch_heads(model, pairs, edit="knockout", progress=False).mean())
+    wanted = {Head(int(i // exact.shape[1]), int(i % exact.shape[1])) for i in exact.ravel().argsort()[::-1][:20]}
+    assert len(wanted & set(found.ranking()[:20])) >= 19
+
+
+def test_problems_in_one_batch_are_attributed_as_alone(tiny_model_dir: Any, monkeypatch: Any) -> None:
+    made, model = planted_here()
+    pairs = planted_pairs(made, model, 5)
+    together = attribute_heads(model, pairs, method="atp", progress=False)
+    for index in (0, 4):
+        alone = attribute_heads(model, pairs[index : index + 1], method="atp", progress=False)
+        assert together.scores[index] == pytest.approx(alone.scores[0], abs=1e-5)
+        assert together.inserted[index] == pytest.approx(alone.inserted[0], abs=1e-5)
+        assert together.masked[index] == pytest.approx(alone.masked[0], abs=1e-5)
+    whole = attribute_heads(model, pairs[:2], verify=0, progress=False)
+    monkeypatch.setattr(attribution, "GRAPH_BYTES", 1.0)
+    assert attribute_heads(model, pairs, method="atp", progress=False).scores == pytest.approx(
+        together.scores, abs=1e-5
+    )
+    parts = attribute_heads(model, pairs[:2], verify=0, progress=False)
+    for name in ("scores", "knockout", "edge_noise", "inserted", "masked"):
+        assert getattr(parts, name) == pytest.approx(getattr(whole, name), abs=1e-5)
+
+
+def test_memory_that_runs_out_halves_the_rows(monkeypatch: Any) -> None:
+    made, model = planted_here()
+    pairs = planted_pairs(made, model, 1)
+    whole = attribute_heads(model, pairs, verify=0, progress=False)
+    sizes = []
+    tail = type(model.stepper).tail
+
+    def small(self: Any, *args: Any, **options: Any) -> Any:
+        sizes.append(len(options["gates"]))
+        if sizes[-1] > 4:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return tail(self, *args, **options)
+
+    monkeypatch.setattr(type(model.stepper), "tail", small)
+    parts = attribute_heads(model, pairs, verify=0, progress=False)
+    assert sizes[:3] == [16, 8, 4] and parts.scores == pytest.approx(whole.scores, abs=1e-5)
+
+
+def test_an_outcome_that_does_not_change_is_said_and_not_divided() -> None:
+    made, model = planted_here(null=True, noise=0.0)
+    nothing = attribute_heads(model, planted_pairs(made, model, 2), progress=False)
+    assert np.abs(nothing.scores).max() < 1e-5 and np.abs(nothing.completeness).max() < 1e-4
+    assert "The outcome does not change at all in any problem: there is nothing to attribute." in repr(nothing)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +304,7 @@ def test_scores_are_per_problem_and_the_mean_is_theirs(tiny_model_dir: Any, tmp_
         ({"outcome": "accuracy"}, "unknown outcome 'accuracy'; choose one of answer_logprob"),
         ({"outcome": "kl", "method": "atp"}, "atp from a divergence is 0 by construction"),
         ({"steps": 0}, "steps must be 1 or more, got 0"),
+        ({"verify": -1}, "verify must be 0 or more, got -1"),
     ],
 )
 def test_wrong_requests_are_named(options: dict[str, Any], message: str, tiny_model_dir: Any) -> None:
@@ -193,11 +318,79 @@ def test_a_model_or_a_place_without_gradients_is_refused(tiny_model_dir: Any) ->
     pairs = pairs_for(model, count=1)
     with pytest.raises(ValueError, match="there are no prompt pairs"):
         attribute_heads(model, [])
-    closed = object.__new__(type(model))
-    closed.__dict__ = {**model.__dict__, "stepper": None}
-    with pytest.raises(ModelError, match="cannot be continued layer by layer, which gradients need: use patch_heads"):
-        attribute_heads(closed, pairs)
-    with torch.inference_mode(), pytest.raises(ModelError, match=r"no gradients inside torch.inference_mode\(\)"):
+    with pytest.raises(ModelError, match=r"cannot be continued layer by layer, which gradients need: use exact sweeps"):
+        attribute_heads(without_stepper(model), pairs)
+    with (
+        torch.inference_mode(),
+        pytest.raises(ModelError, match=r"inside torch.inference_mode\(\) nothing has a gradient: leave it first"),
+    ):
         attribute_heads(model, pairs)
     with torch.no_grad():
         assert np.isfinite(attribute_heads(model, pairs, progress=False).scores).all()
+
+
+class Weights(torch.nn.Module):
+    """A stand-in for a model's weights: one parameter, with whatever marks a quantised model has."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32, **marks: Any) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(2, dtype=dtype), requires_grad=dtype.is_floating_point)
+        for name, value in marks.items():
+            setattr(self, name, value)
+
+
+def in_inference_mode() -> Weights:
+    with torch.inference_mode():
+        return Weights()
+
+
+Linear4bit = type("Linear4bit", (torch.nn.Linear,), {"__module__": "bitsandbytes.nn.modules"})
+
+
+@pytest.mark.parametrize(
+    ("weights", "marks", "message"),
+    [
+        (Weights(is_loaded_in_8bit=True), {}, r"is quantised \(8bit\); gradients need weights of 16 bits or more"),
+        (Weights(is_loaded_in_4bit=True), {}, r"is quantised \(4bit\)"),
+        (Weights(cfg=SimpleNamespace(load_in_4bit=True)), {}, r"is quantised \(4bit\)"),
+        (Weights(config=SimpleNamespace(quantization_config={"quant_method": "gptq"})), {}, r"is quantised \(gptq\)"),
+        (Weights(torch.int8), {}, r"is quantised \(weight is int8\)"),
+        (Weights(torch.float8_e4m3fn), {}, r"is quantised \(weight is float8_e4m3fn\)"),
+        (Weights(inner=Linear4bit(2, 2)), {}, r"is quantised \(Linear4bit\)"),
+        (
+            in_inference_mode(),
+            {},
+            r"was made inside torch.inference_mode\(\), so its weights can never enter a gradient",
+        ),
+        (
+            Weights(),
+            {"remote": True},
+            "runs remotely, where its gradients cannot be fetched: load it here, or use exact",
+        ),
+    ],
+)
+@pytest.mark.parametrize("method", ["gate_ig", "atp"])
+def test_quantised_and_inference_only_models_are_refused_before_anything_runs(
+    weights: Any, marks: dict[str, Any], message: str, method: str, tiny_model_dir: Any, monkeypatch: Any
+) -> None:
+    model = without_stepper(loaded(tiny_model_dir("qwen2"), "bridge"))
+    model.__dict__.update({"hf_model": weights, **marks})
+    monkeypatch.setattr(type(model), "record", lambda *args, **options: pytest.fail("something ran"))
+    with pytest.raises(ModelError, match=rf"attribute_heads\(method='{method}'\) needs gradients, but .*{message}"):
+        attribute_heads(model, pairs_for(model, count=1), method=method, progress=False)
+
+
+def test_a_model_in_half_precision_is_not_taken_for_quantised() -> None:
+    assert _quantised(Weights(torch.bfloat16)) == "" == _quantised(Weights(torch.float16))
+
+
+def test_a_forward_pass_without_a_backward_pass_says_so(tiny_model_dir: Any, monkeypatch: Any) -> None:
+    """As kernels do that only run forwards."""
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    tail = type(model.stepper).tail
+    monkeypatch.setattr(type(model.stepper), "tail", lambda self, *a, **o: tail(self, *a, **o).detach())
+    for method in ("gate_ig", "atp"):
+        with pytest.raises(
+            ModelError, match="the outcome has no gradient with respect to its heads .* use exact sweeps"
+        ):
+            attribute_heads(model, pairs_for(model, count=1), method=method, progress=False)

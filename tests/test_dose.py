@@ -195,11 +195,11 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 
 def test_the_script_writes_everything(planted_folder: Path, tmp_path: Path, run: Any) -> None:
     common = ["--model", planted_folder, "--backend", "bridge", "--doses", "1,4,16", "--no-progress"]
-    code, shown, error = run(*common, "--out", "doses")
+    code, shown, error = run(*common, "--out", "doses", "--report")
     assert code == 0, error
     assert "held positions 1.0000 to 1.0000" in " ".join(shown.split()) and "doses/slopes.csv" in shown
     out = tmp_path / "doses"
-    names = {"slopes.csv", "outcomes.csv", "doses.parquet", "dose_response.png", "run.json"}
+    names = {"slopes.csv", "outcomes.csv", "doses.parquet", "dose_response.png", "run.json", "report.html"}
     assert {path.name for path in out.iterdir()} == names
     slopes = pd.read_csv(out / "slopes.csv")
     assert slopes["slope_held"].to_numpy() == pytest.approx(1, abs=1e-6) and len(slopes) == 8
@@ -209,6 +209,9 @@ def test_the_script_writes_everything(planted_folder: Path, tmp_path: Path, run:
     kept = json.loads((out / "run.json").read_text())
     assert kept["settings"]["doses"] == [1, 4, 16] and kept["n_problems"] == 4 and kept["checks"]
     assert "--doses" in kept["repeat"] and "Slope of logit" in kept["conclusion"]
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert "Slope of logit" in page and page.count("<table") == 2 and page.count("<img") == 1
+    assert page.count('class="mless-view"') == 1 and "--doses 1,4,16" in page
     code, _, error = run(*common, "--out", "doses")
     assert code == 2 and "allow overwriting it (--overwrite)" in error
 

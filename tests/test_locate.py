@@ -6,15 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models_under_test import loaded, pairs_for, planted_here, planted_pairs, planted_problems
+from models_under_test import loaded, pairs_for, planted_here, planted_pairs, planted_problems, without_stepper
 
+from mless_interp import controls, locate
+from mless_interp.controls import specificity
 from mless_interp.heads import Head
 from mless_interp.insertions import Insertion, make_pairs
 from mless_interp.locate import N_SCREENED, judged, locate_heads
 from mless_interp.located import CANNOT_SAY, MEASURES, LocatedHeads, enrichment
+from mless_interp.models.base import ModelError
 from mless_interp.models.planted import PlantedModel
 from mless_interp.patch_scores import PatchScores
 from mless_interp.patching import patch_heads
+from mless_interp.problems import Problem
 from mless_interp.store import load, save
 
 
@@ -83,6 +87,141 @@ def test_not_specific_where_any_inserted_text_is_read() -> None:
     assert kinds(result, "reader") == set(any_text.readers) and kinds(result, "mediator") == set(any_text.mediators)
     assert set(result.specific[~np.isnan(result.specific)]) == {0.0}
     assert "Specific (more than random sentences of the same length): none." in result.describe()
+
+
+# ------------------------------------------------------------------------------------------------------------- controls
+
+
+def test_the_gap_alone_is_the_shift_contrast(found: LocatedHeads) -> None:
+    made, model = planted_here()
+    pairs = planted_pairs(made, model, 10)
+    named = list(found.found)
+    at = (slice(None), [head.layer for head in named], [head.head for head in named])
+    runs = {
+        direction: patch_heads(model, pairs, contrast="shift", direction=direction, heads=named, progress=False)
+        for direction in ("denoising", "noising")
+    }
+    assert found.controls["shift_total"] == pytest.approx(runs["noising"].total_effect, abs=1e-6)
+    assert found.controls["shift_removed"] == pytest.approx(-runs["denoising"].effect[at], abs=1e-6)
+    assert found.controls["shift_added"] == pytest.approx(runs["noising"].effect[at], abs=1e-6)
+    assert np.abs(found.controls["shift_total"]).mean() < 0.1 * np.abs(found.total).mean(), "readers do not see a gap"
+    assert f"nothing inserted): {found.controls['shift_total'].mean():+.4f} nats [" in found.describe()
+
+
+def test_the_readers_are_knocked_out_together_against_random_sets(found: LocatedHeads) -> None:
+    made, _ = planted_here()
+    joint = found.joint
+    assert joint is not None and set(joint.heads) == set(made.readers)
+    assert joint.effect == pytest.approx(found.total, rel=0.05), "together they are the whole effect"
+    assert joint.singles == pytest.approx(found.values["knockout"][:, found.readers])
+    assert joint.n_possible == len(joint.sets) == 15 and joint.exact  # 2 of the 6 other heads of layer 0
+    assert joint.p == pytest.approx(1 / 16)
+    assert "Readers as a set: Knocking out L0H3, L0H6 together removes" in found.describe()
+    assert "All 15 other sets of the same layers and size" in found.describe()
+
+
+def test_controls_stand_beside_the_named_heads(found: LocatedHeads) -> None:
+    table = found.control_table().set_index("label")
+    assert list(table.index) == [str(head) for head in found.found]
+    named = list(found.found)
+    for at, head in enumerate(named):
+        row, i = table.loc[str(head)], found.heads.index(head)
+        measure = "knockout" if head in kinds(found, "reader") else "mediated_removed"
+        assert row["effect"] == pytest.approx(found.values[measure][:, i].mean())
+        assert row["random_effect"] == pytest.approx(found.controls[f"random_{measure}"][:, at].mean())
+        assert row["mful_effect"] == pytest.approx(found.controls[f"mful_{measure}"][:, at].mean())
+        assert row["shift_effect_ci_low"] <= row["shift_effect"] <= row["shift_effect_ci_high"]
+        assert row["p_specific"] == found.p_specific[i] < 0.05
+        assert abs(row["random_effect"]) < 0.5 * abs(row["effect"])
+        matched = found.controls["matched_mass"][:, at]
+        reads = head in kinds(found, "reader")
+        assert row["matched_mass_n"] == (np.isfinite(matched).sum() if reads else 0)
+    summary = found.summary().set_index("label")
+    first = str(named[0])
+    for column in ("random_effect", "mful_effect_ci_low", "matched_mass_n", "shift_effect", "p_specific"):
+        assert summary.loc[first, column] == pytest.approx(table.loc[first, column], nan_ok=True)
+    others = [str(head) for head in found.heads if head not in found.found]
+    assert summary.loc[others, "random_effect"].isna().all()
+    assert "The named heads' effect beside the same under each control (nats):" in repr(found)
+
+
+def test_without_an_effect_the_gap_is_still_told() -> None:
+    made, model = planted_here(null=True, noise=0.0)
+    result = located(made, model, controls=True)
+    assert set(result.controls) == {"shift_total"} and result.joint is None
+    assert "Gap only (positions shifted as by the insertion, nothing inserted)" in result.describe()
+    assert result.control_table().empty and "matched_mass_effect" in result.summary()
+
+
+def test_mful_is_left_out_where_it_is_the_insertion_itself() -> None:
+    made, model = planted_here(reads=(("he", 1.0),))
+    pairs = make_pairs(model, planted_problems(made, 8), Insertion.meaningful("he", 20))
+    result = locate_heads(model, pairs, mode="exact", n_control_draws=1, n_random_sets=0, progress=False)
+    assert kinds(result, "reader") == set(made.readers)
+    assert "mful_knockout" not in result.controls
+    assert "Mful was left out: it is the insertion under study." in result.describe()
+    assert result.joint is not None and not result.joint.sets and "random set" not in result.joint.describe()
+
+
+def one_named(own: Any, random: Any, matched: Any, *, reader: bool = True) -> tuple[float, float]:
+    """(flag, p) of one named head from its effects and controls, by `specificity`."""
+    measure = "knockout" if reader else "mediated_removed"
+    values = {name: np.array(own if name == measure else np.zeros(len(own)))[:, None] for name in MEASURES}
+    controls = {f"random_{name}": np.zeros((len(own), 1)) for name in MEASURES}
+    controls |= {f"random_{measure}": np.array(random)[:, None], "matched_mass": np.array(matched)[:, None]}
+    flags, p = specificity(values, HEAD, HEAD, np.array([reader]), controls, alpha=0.05, n_permutations=2000, seed=0)
+    return float(flags[0]), float(p[0])
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("own", "random", "matched", "reader", "flag"),
+    [
+        (1.0, 0.1, 0.1, True, 1),
+        (-1.0, 0.1, 0.1, True, 1),  # |effect| counts
+        (1.0, -0.5, 0.1, True, 1),
+        (1.0, -1.4, 0.1, True, 0),  # random sentences do as much, the other way
+        (1.0, 0.1, 1.4, True, 0),  # any attention taken does as much
+        (1.0, 0.1, 1.4, False, 1),  # a mediator reads nothing that could be matched
+        (1.0, 0.1, NAN, True, 1),  # not enough other attention: the sentences decide
+        (1.0, 1.4, NAN, True, 0),
+    ],
+)
+def test_what_specific_means_by_hand(own: float, random: float, matched: float, reader: bool, flag: int) -> None:
+    shape = np.array([0.9, 1.0, 1.1, 1.05, 0.95, 1.02, 0.97])
+    found = one_named(own * shape, random * shape[::-1], matched * shape, reader=reader)
+    assert found[0] == flag
+    if flag:
+        assert found[1] == 1 / 2**7, "one-sided, 7 problems that all agree"
+
+
+def test_few_problems_still_meet_the_matched_knockout() -> None:
+    """All 5 of 5 problems are enough; 5 of 20 are not."""
+    five = np.array([1.0, 1.1, 0.9, 1.05, 0.95])
+    assert one_named(five, 0 * five + np.array([0.1, 0.2, 0.1, 0, 0.1]), 2 * five)[0] == 0
+    many = np.tile(five, 4)
+    some = np.where(np.arange(20) < 5, 2 * many, np.nan)
+    assert one_named(many, 0.1 * many[::-1], some)[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (Insertion.meaningless(" /", 7), "the pairs have 2 insertions"),
+        (Insertion.random_sentence(6), "the pairs have 2 insertions"),
+    ],
+)
+def test_controls_need_one_insertion(second: Insertion, message: str) -> None:
+    made, model = planted_here()
+    problems = planted_problems(made, 4)
+    pairs = [
+        *make_pairs(model, problems[:2], Insertion.meaningless(" /", 6)),
+        *make_pairs(model, problems[2:], second),
+    ]
+    with pytest.raises(ValueError, match=f"{message}.* leave controls out"):
+        locate_heads(model, pairs, mode="exact", progress=False)
 
 
 # ------------------------------------------------------------------------------------------------------------ negatives
@@ -215,6 +354,78 @@ def test_auto_sweeps_exactly_where_it_is_cheap() -> None:
     assert few.settings["screened"] is None and kinds(few, "reader") == set(made.readers)
     small, model = planted_here()
     assert located(small, model, 8, mode="auto").settings["swept"] == "all heads on all problems, exactly"
+
+
+def test_the_result_says_which_sweep_was_chosen_and_why(found: LocatedHeads) -> None:
+    made, model = planted_here(n_layers=3, n_heads=28, n_key_value_heads=4)
+    options = {"smallest_effect": 0.05, "n_permutations": 200}
+    free = located(made, model, 8, mode="auto", budget_seconds=float("inf"), **options)
+    assert len(free.heads) == 84 and free.settings["screened"] is None
+    assert "Swept exactly: the four exact sweeps are estimated at" in free.describe()
+    assert "within the budget of any length." in free.describe()
+    none = located(made, model, 16, mode="auto", budget_seconds=0.0, **options)
+    assert "Screened by gradients: the four exact sweeps are estimated at" in none.describe()
+    left = 84 - len(none.heads)
+    assert f"above the budget of 0 s. {left} heads ranked below and were not tested: nothing is known of them." in (
+        none.describe()
+    )
+    assert "Swept exactly: as asked for." in found.describe()
+    few = located(made, model, 8, mode="auto", heads=[*made.readers, *made.mediators], budget_seconds=0.0, **options)
+    assert "Swept exactly: 3 heads, no more than screening would keep (64)." in few.describe()
+
+
+def test_the_estimate_is_a_line_through_two_small_sweeps(monkeypatch: Any) -> None:
+    """1 s for the two runs and 0.1 s a head, by a clock that the sweeps themselves move on."""
+    made, model = planted_here(n_layers=3, n_heads=28, n_key_value_heads=4)
+    pairs = planted_pairs(made, model, 5)
+    clock, swept = [0.0], []
+
+    def sweep(model: Any, pairs: Any, *, heads: Any, **options: Any) -> None:
+        swept.append((len(pairs), sorted(heads)))
+        clock[0] += 1 + 0.1 * len(heads)
+
+    monkeypatch.setattr(locate, "patch_heads", sweep)
+    seconds = locate.estimated_seconds(model, pairs, model.info.heads, "answer_logprob", clock=lambda: clock[0])
+    assert seconds == pytest.approx(4 * 5 * (1 + 0.1 * 84))
+    assert all(count == 1 for count, _ in swept)
+    assert [len(heads) for _, heads in swept] == [3, 3, 12]
+    assert {head.layer for head in swept[0][1]} == {0, 1, 2}
+    one_layer = [Head(1, head) for head in range(3)]
+    seconds = locate.estimated_seconds(model, pairs, one_layer, "answer_logprob", clock=lambda: clock[0])
+    assert seconds == pytest.approx(4 * 5 * (1 + 0.1 * 3))
+    single = locate.estimated_seconds(model, pairs, [Head(1, 2)], "answer_logprob", clock=lambda: clock[0])
+    assert single == pytest.approx(4 * 5 * 1.1)
+
+
+def test_longer_problems_count_for_more_in_the_estimate(monkeypatch: Any) -> None:
+    made, model = planted_here()
+    problems = [Problem.from_dict(record) for record in made.problems(12, n_clauses=(0, 3))]
+    pairs = make_pairs(model, problems, Insertion.meaningless(" /", 20))
+    assert len({pair.n_after for pair in pairs}) > 1
+    clock = [0.0]
+
+    def sweep(model: Any, pairs: Any, *, heads: Any, **options: Any) -> None:
+        clock[0] += len(heads)
+
+    monkeypatch.setattr(locate, "patch_heads", sweep)
+    seconds = locate.estimated_seconds(model, pairs, model.info.heads, "answer_logprob", clock=lambda: clock[0])
+    assert seconds == pytest.approx(4 * 16 * sum(pair.n_after for pair in pairs) / pairs[0].n_after)
+
+
+def test_a_model_without_gradients_is_not_screened_and_that_is_said_before_anything_long(monkeypatch: Any) -> None:
+    made, model = planted_here(n_layers=3, n_heads=28, n_key_value_heads=4)
+    closed = without_stepper(model)
+    pairs = planted_pairs(made, model, 8)
+    monkeypatch.setattr(locate, "estimated_seconds", lambda *args: 7200.0)
+    with pytest.raises(
+        ModelError,
+        match=r"heads cannot be screened: .* layer by layer.* estimated at 2 h, above the budget of 60 min; ",
+    ):
+        locate_heads(closed, pairs, progress=False)
+    with pytest.raises(ModelError, match=r'locate_heads\(mode="screen"\) needs gradients, but .* layer by layer'):
+        locate_heads(closed, pairs, mode="screen", progress=False)
+    with pytest.raises(ValueError, match=r"needs at least 8, got 7: give more problems. The four exact sweeps are est"):
+        locate_heads(model, pairs[:7], progress=False)
 
 
 # --------------------------------------------------------------------------------------------------------- what it says
@@ -396,8 +607,10 @@ def test_enrichment_of_heads_that_were_not_tested_is_refused(found: LocatedHeads
         ({"smallest_effect": -0.1}, "smallest_effect be 0 or more"),
         ({"heads": [Head(0, 1), Head(0, 1)]}, "L0H1 is given twice"),
         ({"heads": [Head(5, 1)]}, r"layer 5 is out of range \(zero-based\)"),
-        ({"heads": []}, "no heads"),
-        ({"mode": "screen"}, "needs at least 8, got 3"),
+        ({"heads": []}, "there are no heads to locate: heads is empty"),
+        ({"mode": "screen"}, "needs at least 8, got 3: give more problems. Choose mode='exact'"),
+        ({"n_random_sets": -1}, "n_random_sets must be 0 or more, got -1"),
+        ({"budget_seconds": float("nan")}, "budget_seconds must be 0 or more, got nan"),
         ({"n_control_draws": 0, "controls": True}, "n_control_draws must be 1 or more"),
     ],
 )
@@ -420,14 +633,13 @@ def test_controls_keep_place_and_length(monkeypatch: Any) -> None:
     problems = planted_problems(made, 8)
     pairs = make_pairs(model, problems, Insertion.meaningless(" /", 12, at=1))
     seen = []
-    from mless_interp import locate
 
     def spy(model: Any, problems: Any, insertion: Insertion, **options: Any) -> Any:
         made_pairs = make_pairs(model, problems, insertion, **options)
         seen.append((insertion.kind, {pair.span for pair in made_pairs}))
         return made_pairs
 
-    monkeypatch.setattr(locate, "make_pairs", spy)
+    monkeypatch.setattr(controls, "make_pairs", spy)
     locate_heads(model, pairs, mode="exact", n_control_draws=2, n_permutations=2000, progress=False)
     assert [kind for kind, _ in seen] == ["random_sentence"] * 2 + ["meaningful"]
     assert all(spans == {(1, 13)} for _, spans in seen)

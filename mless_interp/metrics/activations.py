@@ -18,20 +18,21 @@ Activations = Float[Tensor, "*lead element"]
 Summary = Float[Tensor, "*lead"]
 
 
-def arm_threshold(activations: Activations, *, c: float) -> Summary:
+def arm_threshold(activations: Activations, *, c: float, absolute: bool = True) -> Summary:
     r"""Half-width of "near zero" by the paper's ARM, in the activations' unit.
 
     $$ \epsilon = 1.4826 \cdot \operatorname{MAD} \cdot c, \qquad
        \operatorname{MAD} = \operatorname{med}\bigl|\,|a| - \operatorname{med}|a|\,\bigr| $$
 
     Both medians are the *lower* middle value for an even number of elements, and MAD is at least 1e-12, as in the
-    released code; the paper's text says MAD of the activations, the code takes their absolute values. c runs from 0.05
-    to 0.45 over the paper's models and benchmarks, without a rule: vary it.
+    released code; the paper's text says MAD of the activations (`absolute=False`), the code takes their absolute values.
+    c runs from 0.05 to 0.45 over the paper's models and benchmarks, without a rule: vary it.
 
     >>> arm_threshold(torch.tensor([0.0, 1.0, -2.0, 3.0]), c=1.0)
     tensor(1.4826)
     """
-    size = widened(_checked(activations)).abs()
+    values = widened(_checked(activations))
+    size = values.abs() if absolute else values
     centre = size.median(-1, keepdim=True).values
     return 1.4826 * c * (size - centre).abs().median(-1).values.clamp(min=1e-12)
 
@@ -42,7 +43,26 @@ def quantile_threshold(activations: Activations, *, q: float) -> Summary:
     >>> quantile_threshold(torch.tensor([0.0, -1.0, 2.0]), q=0.25)
     tensor(0.5000)
     """
-    return _quantile(widened(_checked(activations)).abs(), q)
+    return quantile(activations.abs(), q=q)
+
+
+def quantile(activations: Activations, *, q: float) -> Summary:
+    """The `q` quantile of the activations, linearly interpolated, in their unit; no limit on the number of elements.
+
+    `torch.quantile` stops at 16 million elements, far below a long prompt's activations.
+
+    >>> quantile(torch.tensor([0.0, 4.0, 1.0]), q=0.75)
+    tensor(2.5000)
+    """
+    if not 0 <= q <= 1:
+        raise ValueError(f"a quantile must lie between 0 and 1, got {q}; 95 per cent is 0.95")
+    values = widened(_checked(activations))
+    place = q * (values.shape[-1] - 1)
+    low = int(place)
+    lower = values.kthvalue(low + 1, -1).values
+    if place == low:
+        return lower
+    return torch.lerp(lower, values.kthvalue(low + 2, -1).values, place - low)
 
 
 def near_zero_fraction(activations: Activations, *, threshold: Float[Tensor, "*#lead"] | float) -> Summary:
@@ -131,26 +151,37 @@ def gini(values: Activations) -> Summary:
     return torch.where(total > 0, (weights * ordered).sum(-1) / (n * total), torch.nan)
 
 
+def histogram(activations: Activations, *, edges: Float[Tensor, " edge"]) -> Float[Tensor, "*lead bin"]:
+    r"""How many activations fall into each bin; values beyond the outer edges count in the outer bins.
+
+    $$ n_b = |\{a : e_b \le a < e_{b+1}\}| $$
+
+    >>> histogram(torch.tensor([0.1, 0.2, 0.9, 7.0]), edges=torch.tensor([0.0, 0.5, 1.0]))
+    tensor([2., 2.])
+    """
+    activations = widened(_checked(activations))
+    n_bins = len(edges) - 1
+    if n_bins < 1 or (edges.diff() <= 0).any():
+        raise ValueError(f"edges must be at least two strictly increasing numbers, got {edges.tolist()[:8]}")
+    bins = torch.bucketize(activations, edges[1:-1].to(activations), right=True)
+    counts = activations.new_zeros((*activations.shape[:-1], n_bins))
+    return counts.scatter_add(-1, bins, torch.ones_like(activations))
+
+
 def histogram_gini(activations: Activations, *, edges: Float[Tensor, " edge"]) -> Summary:
     r"""Gini coefficient of the histogram's bin counts, in [0, 1 - 1/bins]: how unevenly activations fill their range.
 
-    $$ G(n_1, \dots, n_B), \qquad n_b = |\{a : e_b \le a < e_{b+1}\}| $$
+    $$ G(n_1, \dots, n_B) $$
 
-    0: every bin equally full; $1 - 1/B$: all in one bin. Values beyond the outer edges count in the outer bins. The
-    same `edges` for both runs, or it compares bins instead of activations.
+    0: every bin equally full; $1 - 1/B$: all in one bin. The same `edges` for both runs, or it compares bins instead of
+    activations.
 
     Source: arXiv 2510.01032, Fig. 4 (bins not given).
 
     >>> histogram_gini(torch.tensor([0.1, 0.2, 0.9]), edges=torch.tensor([0.0, 0.5, 1.0]))
     tensor(0.1667)
     """
-    activations = widened(_checked(activations))
-    n_bins = len(edges) - 1
-    if n_bins < 1 or (edges.diff() <= 0).any():
-        raise ValueError(f"edges must be at least two strictly increasing numbers, got {edges.tolist()[:8]}")
-    bins = torch.bucketize(activations, edges[1:-1].to(activations.dtype), right=True)
-    counts = activations.new_zeros((*activations.shape[:-1], n_bins))
-    return gini(counts.scatter_add(-1, bins, torch.ones_like(activations)))
+    return gini(histogram(activations, edges=edges))
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +203,7 @@ def tails(activations: Activations) -> Tails:
     tensor(95.)
     """
     activations = widened(_checked(activations))
-    q01, q05, q95, q99 = (_quantile(activations, q) for q in (0.01, 0.05, 0.95, 0.99))
+    q01, q05, q95, q99 = (quantile(activations, q=q) for q in (0.01, 0.05, 0.95, 0.99))
     return Tails(q01, q05, q95, q99, minimum=activations.amin(-1), kurtosis=kurtosis(activations))
 
 
@@ -225,17 +256,7 @@ def median_variance(activations: Float[Tensor, "*lead token d_mlp"]) -> Summary:
     activations = widened(activations)
     if activations.shape[-2] < 2:
         return activations.new_full(activations.shape[:-2], torch.nan)
-    return _quantile(activations.var(-2), 0.5)
-
-
-def _quantile(values: Tensor, q: float) -> Tensor:
-    """`torch.quantile` without its limit of 16 million elements, far below a long prompt's activations."""
-    if not 0 <= q <= 1:
-        raise ValueError(f"a quantile must lie between 0 and 1, got {q}; 95 per cent is 0.95")
-    ordered = values.sort(-1).values
-    place = q * (values.shape[-1] - 1)
-    low = int(place)
-    return torch.lerp(ordered[..., low], ordered[..., min(low + 1, values.shape[-1] - 1)], place - low)
+    return quantile(activations.var(-2), q=0.5)
 
 
 def _checked(activations: Tensor) -> Tensor:

@@ -11,6 +11,10 @@ TOLERANCE = {"float64": 1e-4, "float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2
 """Largest difference allowed, relative to the largest logit. HF's eager softmax is float32 even in float64."""
 
 
+class FailedCheck(ModelError):
+    """A model was loaded and its backend does not do what the seam promises."""
+
+
 @dataclass(frozen=True)
 class ModelChecks:
     """The figures of the self-check at loading; they travel with every saved result.
@@ -52,8 +56,8 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
     size = tokens.shape[1]
     tolerance = TOLERANCE.get(info.dtype, 1e-3)
 
-    def fail(reason: str) -> ModelError:
-        return ModelError(f"{info.name} on backend {info.backend!r} failed its check: {reason}")
+    def fail(reason: str) -> FailedCheck:
+        return FailedCheck(f"{info.name} on backend {info.backend!r} failed its check: {reason}")
 
     logits = model.run(tokens).logits
     assert logits is not None

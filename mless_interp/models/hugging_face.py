@@ -134,7 +134,7 @@ def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
 def gated_mlp_of(hf_model: nn.Module, layer: int) -> GatedMlp | None:
     """The gate of a decoder layer whose MLP is down_proj(act_fn(gate_proj(x)) * up_proj(x)); None for any other."""
     layers = getattr(decoder_of(hf_model), "layers", None)
-    mlp = None if layers is None else unwrapped(getattr(unwrapped(layers[layer]), "mlp", None))
+    mlp: Any = None if layers is None else unwrapped(getattr(unwrapped(layers[layer]), "mlp", None))
     if not all(hasattr(mlp, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):
         return None
     return GatedMlp(unwrapped(mlp.act_fn))

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from .base import AttentionRule, Recording
 from .hugging_face import decoder_of, unwrapped
 
-
 _ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 """oneDNN's float32 linear: up to twice as fast as the default one for the few hundred tokens of a pass."""
 

@@ -5,6 +5,7 @@ The only file that imports transformer_lens.
 
 import warnings
 from collections.abc import Callable
+from functools import cached_property
 from importlib.metadata import version
 from typing import Any
 
@@ -80,7 +81,7 @@ class HookedTransformerModel(Model):
         return hooked_rule(self.underlying, layer)
 
     def _gated_mlp(self, layer: int) -> GatedMlp | None:
-        mlp = getattr(self.underlying.blocks[layer], "mlp", None)
+        mlp: Any = getattr(self.underlying.blocks[layer], "mlp", None)
         return GatedMlp(mlp.act_fn, mlp.b_in) if hasattr(mlp, "W_gate") and hasattr(mlp, "hook_pre_linear") else None
 
     def _attention_output(self, layer: int) -> AttentionOutput | None:
@@ -189,16 +190,30 @@ class BridgeModel(Model):
             return None
         return AttentionOutput(weights.detach(), bias.detach() if isinstance(bias, Tensor) else None)
 
+    @cached_property
+    def _points(self) -> dict[str, Any]:
+        """Hook name -> hook point. The bridge builds this anew for every hook of a run, which takes longer than the run."""
+        return self.underlying.hook_dict
+
     def _forward(self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None) -> Any:
         bridge = self.underlying
-        hooks = [(name, _as_hook(*tap)) for name, tap in taps.items()]
+        hooks = [(self._points[name], _as_hook(*tap)) for name, tap in taps.items() if name in self._points]
         options: dict[str, Any] = {"attention_mask": torch.ones_like(inputs.tokens), "use_cache": False}
         if inputs.position_ids is not None:
             options["position_ids"] = inputs.position_ids
         last = inputs.tokens.shape[1] - 1
         options["logits_to_keep"] = read if read is not None else torch.tensor([last], device=inputs.tokens.device)
-        with layer_masks([block.attn for block in bridge.blocks], masks):
-            logits = bridge.run_with_hooks(inputs.tokens, fwd_hooks=hooks, **options)
+        level = bridge.context_level + 1  # as `run_with_hooks` does: the caller's own hooks are left alone
+        try:
+            bridge.context_level = level
+            for point, hook in hooks:
+                point.add_hook(hook, level=level)
+            with layer_masks([block.attn for block in bridge.blocks], masks):
+                logits = bridge(inputs.tokens, **options)
+        finally:
+            for point, _ in hooks:
+                point.remove_hooks(level=level)
+            bridge.context_level = level - 1
         return logits if read is not None else None
 
 

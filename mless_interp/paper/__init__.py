@@ -3,6 +3,7 @@
 "Meaningless Tokens, Meaningful Gains: How Activation Shifts Enhance LLM Reasoning", Shi et al. 2025, version 1.
 """
 
+from .arm import PUBLISHED_ARM, PublishedArm, arm_settings, published_arm
 from .checks import ClaimCheck, ClaimChecks, check_claims
 from .claims import CLAIMS, Claim
 from .figures import (
@@ -25,6 +26,7 @@ __all__ = [
     "FIGURES",
     "MODELS",
     "PUBLISHED",
+    "PUBLISHED_ARM",
     "SHOWN_HEADS",
     "Claim",
     "ClaimCheck",
@@ -34,8 +36,11 @@ __all__ = [
     "Panel",
     "PaperModel",
     "Published",
+    "PublishedArm",
+    "arm_settings",
     "check_claims",
     "load_panel_model",
     "published",
+    "published_arm",
     "stand_in_problems",
 ]

@@ -78,7 +78,7 @@ def score_heads(
         "boundary_merge": sum(pair.boundary_merge for pair in found),
     }
     if "span_output_weight" in {metric_named(name).name for name in names}:
-        settings["span_output_weight"] = "after W_O" if hasattr(model, "output_weights") else "before W_O"
+        settings["span_output_weight"] = "after W_O"
     saved = Checkpoint(checkpoint, {**settings, "prompts": [[p.id, *p.span, list(p.inserted.ids)] for p in found]})
     scorer = _Scorer(model, names, tuple(conditions), chosen, rows, exclude_sink, renorm, thresholds, source)
     values: dict[str, Any] = {}

@@ -293,8 +293,8 @@ class PromptReduction:
         if values is not None:
             groups = self.model.info.n_heads // self.model.info.n_key_value_heads
             extras["values"] = values[0].repeat_interleave(groups, 1).transpose(0, 1)
-            weights = getattr(self.model, "output_weights", None)
-            extras["output_weights"] = None if weights is None else weights(layer)
+            if "span_output_weight" in self.plan.rows:
+                extras["output_weights"] = self.model.output_weights(layer)
         if self.compare is not None:
             extras["other"] = self.compare.get(layer)
         if self.flow is not None:

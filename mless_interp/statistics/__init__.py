@@ -4,8 +4,8 @@ Arrays are `[problem, *cells]`: the first axis is the unit of replication and th
 `[problem, layer, head]`. NaN means undefined; it is left out, counted in `n`, and never read as 0. Every random number
 comes from `derive_generator(seed, ...)`, so the same seed gives the same result in every process.
 
-- testing: `max_t_sign_flip` (family-wise error over all heads at once), `sign_flip` (one cell at a time), `holm`,
-  `benjamini_hochberg`, `tost` (absence of an effect)
+- testing: `max_t_sign_flip` (family-wise error over all heads at once), `sign_flip` (one cell at a time),
+  `max_t_two_groups` (two groups of problems), `holm`, `benjamini_hochberg`, `tost` (absence of an effect)
 - intervals: `bootstrap_interval`, `ratio_interval`, `paired_bootstrap_difference`
 - ranking: `rank_intervals`, `split_half_spearman`, `jaccard_at_k`
 - accuracy: `mcnemar`, `wilson`, `pass_at_k`
@@ -15,6 +15,7 @@ comes from `derive_generator(seed, ...)`, so the same seed gives the same result
 from .bootstrap import Interval, bootstrap_interval, paired_bootstrap_difference, ratio_interval
 from .checks import Cells, Effects, derive_generator
 from .effects import Equivalence, ProblemMeans, average_within_problem, cohen_dz, sample_size, tost
+from .groups import TwoGroups, max_t_two_groups
 from .multiplicity import benjamini_hochberg, holm
 from .permutation import SignFlipTest, max_t_sign_flip, sign_flip
 from .proportions import mcnemar, pass_at_k, wilson
@@ -29,6 +30,7 @@ __all__ = [
     "RankIntervals",
     "SignFlipTest",
     "SplitHalf",
+    "TwoGroups",
     "average_within_problem",
     "benjamini_hochberg",
     "bootstrap_interval",
@@ -37,6 +39,7 @@ __all__ = [
     "holm",
     "jaccard_at_k",
     "max_t_sign_flip",
+    "max_t_two_groups",
     "mcnemar",
     "paired_bootstrap_difference",
     "pass_at_k",

@@ -1,0 +1,318 @@
+r"""Whether two answers are equal: by their text, by their numbers, by their parts, and then by math-verify.
+
+What counts as the same answer:
+
+- Fractions, decimals, mixed numbers, `a \times 10^b` and numbers with thousands separators are compared exactly: 0.15 is
+  3/20 and is not 0.1500001; 0.333 is not 1/3. Digits with a space between them (`7 7`) are no number.
+- Degree, percent and currency signs do not count: 90 is 90 degrees, 50 % is 50 (and is not 0.5).
+- A unit may be left out; two different units differ (5 cm is not 5 m). Numbers with a base need it: 52_8 is not 52.
+- Points and tuples are in order and need their brackets, intervals their kinds of brackets: (1, 2] is not (1, 2), nor 1, 2.
+- Lists, sets and unions are in any order, `1 \pm 2` is a list of two, and a set may be written without braces.
+- Matrices entry by entry, round and square brackets alike; a determinant is none.
+- `x = 5` is 5, but `x = 5` is not `y = 5`. Equations and inequalities are math-verify's.
+- Words are compared as text, without case; a choice may stand in brackets: (C) is C.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from . import latex
+from .equivalence import equal_by_math_verify
+from .units import without_unit
+
+LONGEST = 500
+"""Characters; a longer answer is compared as text only."""
+MOST_PARTS = 40
+_CLOSES = {"(": ")", "[": "]", "{": "}"}
+_NUMBER = re.compile(r"[+-]?(\d+(,\d{3})+|\d+|\d+( \d{3})+)?(\.\d*)?")
+_POWER_OF_TEN = re.compile(r"(?:(.+?)\\cdot)?10\^(?:\{([+-]?\d{1,3})\}|(\d))")
+_FRACTION = re.compile(r"([+-]?)(\d*)\\frac\{([+-]?[\d.,]+)\}\{([+-]?[\d.,]+)\}")
+NAME = re.compile(r"(?:\\?[a-zA-Z]+)(?:_(?:\w|\{\w+\}))?'?(?:\([a-z](?:,[a-z])*\))?|\([a-z](?:,[a-z])+\)")
+_BASE = re.compile(r"([0-9A-Fa-f]+)_\{?(\d+)\}?")
+_MATRIX = re.compile(r"\\begin\{([bBp]?matrix|array|vmatrix)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether two answers are equal, and what decided: "text", "number", "parts", "math-verify" or "gave up"."""
+
+    equal: bool
+    by: str
+
+
+Leaf = Callable[[str, str], Verdict]
+
+
+def compare(answer: str, gold: str) -> Verdict:
+    r"""Whether an answer equals the gold one, strictly; see the module for what counts as the same.
+
+    >>> compare(r"\dfrac{3}{6}", "0.5"), compare("(1,2]", "(1,2)").equal
+    (Verdict(equal=True, by='number'), False)
+    """
+    first, second = latex.plain(answer[: LONGEST + 1]), latex.plain(gold[: LONGEST + 1])
+    if not first or not second:
+        return Verdict(False, "text")
+    if latex.compact(first) == latex.compact(second) and max(len(answer), len(gold)) <= LONGEST:
+        return Verdict(True, "text")
+    if max(len(answer), len(gold)) > LONGEST:
+        return Verdict(answer.strip() == gold.strip(), "text")
+    return _compare(first, second, depth=0)
+
+
+# ------------------------------------------------------------------------------------------------------------- parts
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """An answer of several parts: kind is "list" (any order), "union", "matrix" or the two brackets of a tuple."""
+
+    kind: str
+    parts: tuple[str, ...]
+
+
+def split(text: str, separators: Sequence[str]) -> list[str]:
+    """The pieces between separators that stand outside all brackets."""
+    pieces, depth, start, at = [], 0, 0, 0
+    while at < len(text):
+        word = next((word for word in separators if depth == 0 and text.startswith(word, at)), None)
+        if word is not None:
+            pieces.append(text[start:at])
+            at = start = at + len(word)
+            continue
+        if text.startswith(("\\{", "\\}"), at):
+            depth += 1 if text[at + 1] == "{" else -1
+            at += 2
+            continue
+        if text[at] == "\\":
+            at += 2
+            continue
+        depth += (text[at] in "([{") - (text[at] in ")]}")
+        at += 1
+    pieces.append(text[start:])
+    return [piece.strip() for piece in pieces]
+
+
+def _enclosed(text: str) -> tuple[str, str] | None:
+    r"""The two brackets round a whole answer, as "(]", and what they hold; None where none enclose it."""
+    opens = "{" if text.startswith("\\{") else text[:1]
+    closes = "}" if text.endswith("\\}") else text[-1:]
+    if (opens == "{") != text.startswith("\\{") or (closes == "}") != text.endswith("\\}"):
+        return None
+    if opens not in _CLOSES or closes not in _CLOSES.values() or (opens == "{") != (closes == "}"):
+        return None
+    inner = text[1 + (opens == "{") : -1 - (closes == "}")]
+    depth = 0
+    for c in inner.replace("\\{", "(").replace("\\}", ")"):
+        depth += (c in "([{") - (c in ")]}")
+        if depth < 0:
+            return None
+    return (opens + closes, inner.strip()) if depth == 0 else None
+
+
+def _parts(text: str) -> _Parts | None:
+    """The parts of an answer; None for one that has none."""
+    if number(text) is not None:
+        return None
+    matrix = _MATRIX.fullmatch(text)
+    if matrix:
+        rows = [split(row, ["&"]) for row in re.split(latex.NEW_ROW + r"(?:\s*\[[^\]]*\])?", matrix[2])]
+        rows = [row for row in rows if any(row)]
+        kind = "determinant" if matrix[1] == "vmatrix" else "matrix"
+        return _Parts(f"{kind} {[len(row) for row in rows]}", tuple(cell for row in rows for cell in row))
+    spoken = re.sub(r"\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<=[\s}\d])(?:and|or)(?=[\s\d\\])", ",", text)
+    pieces = [piece for piece in split(spoken, [",", ";"]) if piece]
+    if len(pieces) > 1:
+        return _Parts("list", _both_signs(pieces))
+    union = split(text, [r"\cup"])
+    if len(union) > 1:
+        return _Parts("union", tuple(union))
+    found = _enclosed(text)
+    if found is not None:
+        brackets, inner = found
+        pieces = [piece for piece in split(inner, [",", ";"]) if piece]
+        if brackets == "{}":
+            return _Parts("list", _both_signs(pieces))
+        return _Parts(brackets, tuple(pieces)) if len(pieces) > 1 else None
+    signs = _both_signs([text])
+    return _Parts("list", signs) if len(signs) > 1 else None
+
+
+def _both_signs(pieces: Sequence[str]) -> tuple[str, ...]:
+    r"""Each `a \pm b` as `a + b` and `a - b`."""
+    found: list[str] = []
+    for piece in pieces:
+        if piece.count(r"\pm") != 1:
+            found.append(piece)
+            continue
+        found += [piece.replace(r"\pm", s).replace(r"\mp", t) for s, t in (("+", "-"), ("-", "+"))]
+    return tuple(found)
+
+
+def _compare(answer: str, gold: str, *, depth: int) -> Verdict:
+    if depth > 8:
+        return Verdict(latex.compact(answer) == latex.compact(gold), "text")
+    answer, gold = _unwrapped(answer), _unwrapped(gold)
+    first, second = _parts(answer), _parts(gold)
+    if first is None and second is None:
+        return _compare_leaves(answer, gold)
+    single = [p for p in (first, second) if p is not None and (p.kind != "list" or len(p.parts) != 1)]
+    if not single:  # {5} is 5
+        return _compare(first.parts[0] if first else answer, second.parts[0] if second else gold, depth=depth + 1)
+    if first is None or second is None:
+        if _is_relation(answer) != _is_relation(gold):
+            return _by_math_verify(answer, gold)
+        return Verdict(False, "parts")
+    if first.kind != second.kind or len(first.parts) != len(second.parts) or len(first.parts) > MOST_PARTS:
+        return Verdict(False, "parts")
+    return _compare_parts(first.parts, second.parts, any_order=first.kind in ("list", "union"), depth=depth)
+
+
+def _compare_parts(first: tuple[str, ...], second: tuple[str, ...], *, any_order: bool, depth: int) -> Verdict:
+    """Equal part by part; in any order, each gold part takes the first answer part that equals it and is still free."""
+    gave_up = False
+    free = list(range(len(first)))
+    for place, gold in enumerate(second):
+        tried = [_compare(first[i], gold, depth=depth + 1) for i in (free if any_order else [place])]
+        gave_up |= any(verdict.by == "gave up" for verdict in tried)
+        hit = next((i for i, verdict in enumerate(tried) if verdict.equal), None)
+        if hit is None:
+            return Verdict(False, "gave up" if gave_up else "parts")
+        if any_order:
+            free.pop(hit)
+    return Verdict(True, "parts")
+
+
+def _unwrapped(text: str) -> str:
+    r"""Without `x \in`, and without round brackets, braces or `\text` round a single thing."""
+    text = re.sub(r"^\\?[a-zA-Z]\s*\\in(?![a-zA-Z])", "", text.strip()).strip()
+    for _ in range(LONGEST):
+        if text.startswith("{") and latex.closing(text, 0) == len(text) - 1:
+            text = text[1:-1].strip()
+            continue
+        spoken = latex.TEXT.fullmatch(text)
+        if spoken and re.match(r"\s*-?\.?\d", spoken[1]):
+            text = spoken[1].strip()
+            continue
+        found = _enclosed(text)
+        if found is None or found[0] != "()" or not found[1] or len(split(found[1], [",", ";"])) > 1:
+            break
+        text = found[1]
+    return text
+
+
+# ------------------------------------------------------------------------------------------------------------ leaves
+
+
+def number(text: str) -> Fraction | None:
+    r"""The exact value of a number: integer, decimal, fraction, mixed number, `a \cdot 10^b`; None for anything else.
+
+    >>> number(r"1\frac{4}{5}"), number("1,000.5"), number("7 7")
+    (Fraction(9, 5), Fraction(2001, 2), None)
+    """
+    if len(text) > LONGEST:
+        return None
+    s = latex.compact(text)
+    fraction = _FRACTION.fullmatch(s)
+    if fraction:
+        sign, whole, above, below = fraction[1], fraction[2], number(fraction[3]), number(fraction[4])
+        if above is None or not below or (whole and (above < 0 or below < 0)):
+            return None
+        return (-1 if sign == "-" else 1) * (int(whole or 0) + above / below)
+    if s.count("/") == 1:
+        above, below = (number(part) for part in s.split("/"))
+        return above / below if above is not None and below else None
+    power = _POWER_OF_TEN.fullmatch(s)
+    if power:
+        front = Fraction(1) if power[1] is None else number(power[1])
+        return None if front is None else front * Fraction(10) ** int(power[2] or power[3])
+    if _NUMBER.fullmatch(s) and any(c.isdigit() for c in s):
+        return Fraction(re.sub("[ ,]", "", s))
+    return None
+
+
+def _compare_leaves(answer: str, gold: str) -> Verdict:
+    answer, gold = _value(answer, gold), _value(gold, answer)
+    first, answer_unit = without_unit(answer)
+    second, gold_unit = without_unit(gold)
+    if answer_unit and gold_unit and answer_unit != gold_unit:
+        return Verdict(False, "text")
+    first, second = (_choice(_unwrapped(text)) for text in (first, second))
+    if latex.compact(first) == latex.compact(second):
+        return Verdict(bool(first), "text")
+    left, right = number(first), number(second)
+    if left is not None and right is not None:
+        return Verdict(left == right, "number")
+    if latex.holds_words(first) or latex.holds_words(second):
+        return Verdict(_words(first) == _words(second), "text")
+    bases = [_BASE.fullmatch(latex.compact(text)) for text in (first, second)]
+    if all(bases):
+        return Verdict(len({(b[1].lower(), b[2]) for b in bases if b}) == 1, "number")
+    if any(bases):
+        return Verdict(False, "number")
+    return _by_math_verify(first, second)
+
+
+def _value(text: str, other: str) -> str:
+    """The right side of `name = value` or of `2 + 5 = 7`, unless the other one is an equation with another left side."""
+    sides = split(text, ["="])
+    if len(sides) < 2 or text.rstrip()[-1:] in "<>=" or re.search(r"[<>!]=|\\(?:[lg]eq|neq)(?![a-z])", text):
+        return text
+    others = split(other, ["="])
+    name = latex.compact(sides[0])
+    if len(others) > 1 and latex.compact(others[0]) != name:
+        return text
+    calculated = not any(re.search("[a-zA-Z]", re.sub(r"\\[a-z]+", "", side)) for side in sides)
+    if NAME.fullmatch(name) or calculated:
+        return sides[-1]
+    return sides[0] if len(sides) == 2 and NAME.fullmatch(latex.compact(sides[1])) and len(others) == 1 else text
+
+
+def _choice(text: str) -> str:
+    r"""`\text{(C)}` as C."""
+    found = re.fullmatch(r"\(?([A-Za-z])\)?", latex.without_text(text))
+    return found[1] if found else text
+
+
+def _words(text: str) -> str:
+    return re.sub(r"[\s\\{}]+", " ", latex.without_text(text)).strip(" .").casefold()
+
+
+# ------------------------------------------------------------------------------------------------------- math-verify
+
+
+def _is_relation(text: str) -> bool:
+    return bool(re.search(r"[<>]|\\(?:[lg]eq|neq)(?![a-z])", text))
+
+
+def _by_math_verify(answer: str, gold: str) -> Verdict:
+    """Decimals go as fractions, so that nothing is rounded; what it would misread is not asked (`7 8`, unclosed braces)."""
+    first, second = (_exact(latex.without_text(text)) for text in (answer, gold))
+    if first is None or second is None or ("=" in first) != ("=" in second):
+        return Verdict(False, "text")
+    equal = equal_by_math_verify(first, second)
+    if not equal and _is_relation(second) != _is_relation(first):
+        equal = equal or equal_by_math_verify(second, first)
+    return Verdict(bool(equal), "gave up" if equal is None else "math-verify")
+
+
+def _exact(text: str) -> str | None:
+    r"""LaTeX without decimals; None where braces do not match or digits stand apart."""
+    if re.search(r"\d \d|\d_|[^\x00-\x7f]", latex.compact(text)) or not _balanced(text):
+        return None
+    return re.sub(r"\d*\.\d+", _as_fraction, text.replace(latex.NEW_ROW, r"\\"))
+
+
+def _as_fraction(found: re.Match[str]) -> str:
+    value = Fraction("0" + found[0])
+    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
+
+
+def _balanced(text: str) -> bool:
+    depth = 0
+    for c in re.sub(r"\\.", "", text):
+        depth += (c == "{") - (c == "}")
+        if depth < 0:
+            return False
+    return depth == 0

@@ -1,0 +1,224 @@
+"""Two conditions on the same problems: how many answers changed, in which direction, and what that can tell."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.stats import norm
+
+from ..statistics import Interval, cohen_dz, mcnemar, paired_bootstrap_difference, sample_size, sign_flip
+from .intervals import mean_run
+
+ALPHA, POWER = 0.05, 0.8
+NO_CHANGE = "no problem changed: exact bound"
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The second condition against the first.
+
+    `difference` = second - first accuracy, with its interval over problems; `p` and the `test` behind it. `gained` are the
+    problems right under the second alone, `lost` those right under the first alone (with several samples: whose share of
+    right answers rises or falls). `n` problems were answered under both, `n_left_out` were not. `n_needed` problems would
+    show a true difference of the observed size with 80 % power (NaN without one); with `n` problems that is
+    `detectable` (a difference in accuracy). Both allow for the number of comparisons made together (Bonferroni).
+    """
+
+    first: str
+    second: str
+    grader: str
+    accuracy_first: float
+    accuracy_second: float
+    difference: Interval
+    p: float
+    test: str
+    gained: tuple[str, ...]
+    lost: tuple[str, ...]
+    n: int
+    n_left_out: int
+    n_needed: float
+    detectable: float
+
+    def to_frame(self) -> Any:
+        """One row."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            {
+                "first": [self.first],
+                "second": [self.second],
+                "accuracy_first": [self.accuracy_first],
+                "accuracy_second": [self.accuracy_second],
+                "difference": [float(self.difference.estimate)],
+                "low": [float(self.difference.low)],
+                "high": [float(self.difference.high)],
+                "gained": [len(self.gained)],
+                "lost": [len(self.lost)],
+                "n": [self.n],
+                "p": [self.p],
+                "test": [self.test],
+                "n_needed": [self.n_needed],
+                "detectable": [self.detectable],
+                "flag": [str(self.difference.flag)],
+            }
+        )
+
+    def describe(self, *, p_corrected: float | None = None) -> str:
+        """The result in words, and what it cannot tell."""
+        if not self.n:
+            return f"{self.second!r} against {self.first!r}: no problem was answered under both."
+        low, high = float(self.difference.low), float(self.difference.high)
+        words = (
+            f"{self.second!r} against {self.first!r}: {_percent(self.accuracy_second)} against "
+            f"{_percent(self.accuracy_first)} of {self.n} problems, a difference of "
+            f"{_points(float(self.difference.estimate))} points [{_points(low)}, {_points(high)}]; {len(self.gained)} gained, "
+            f"{len(self.lost)} lost, p = {self.p:.3g} ({self.test})"
+        )
+        p = self.p
+        if p_corrected is not None:
+            words += f", {p_corrected:.3g} after Holm's correction"
+            p = p_corrected
+        if p < ALPHA:
+            return words + "."
+        words += ": no difference is established."
+        if np.isfinite(self.n_needed):
+            words += f" To show a true difference of this size, about {self.n_needed:,.0f} problems would be needed;"
+            words += f" with {self.n}, differences below {100 * self.detectable:.1f} points"
+            return words + f" are more likely missed than one time in five (power {100 * POWER:.0f} %)."
+        return (
+            words + f" With {self.n} problems, a true difference of up to {100 * self.detectable:.1f} points fits too."
+        )
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _points(share: float) -> str:
+    return f"{100 * share:+.1f}"
+
+
+@dataclass(frozen=True, eq=False)
+class Comparisons:
+    """Several conditions against one reference; `p_holm` are corrected over them."""
+
+    reference: str
+    grader: str
+    comparisons: tuple[Comparison, ...]
+    p_holm: np.ndarray
+
+    def to_frame(self) -> Any:
+        """One row per comparison, with `p_holm` after `p`."""
+        import pandas as pd
+
+        table = pd.concat([one.to_frame() for one in self.comparisons], ignore_index=True)
+        table.insert(list(table.columns).index("p") + 1, "p_holm", self.p_holm)
+        return table
+
+    def __repr__(self) -> str:
+        wanted = ["second", "accuracy_second", "difference", "low", "high", "gained", "lost", "n", "p", "p_holm"]
+        table = self.to_frame()[wanted].rename(columns={"second": "condition", "accuracy_second": "accuracy"})
+        lines = [
+            f"Against {self.reference!r} ({self.grader} grades, differences in accuracy, the same problems):",
+            table.to_string(index=False, float_format=lambda x: f"{x:.3g}"),
+        ]
+        p_values = self.p_holm if len(self.comparisons) > 1 else [None]
+        lines += [one.describe(p_corrected=p) for one, p in zip(self.comparisons, p_values, strict=True)]
+        return "\n".join(lines)
+
+
+def compare_answers(
+    first: np.ndarray,
+    second: np.ndarray,
+    *,
+    names: tuple[str, str],
+    ids: tuple[str, ...],
+    grader: str,
+    n_tests: int = 1,
+    seed: int = 0,
+    confidence: float = 0.95,
+) -> Comparison:
+    """Compare right (1) and wrong (0) answers `[problem, sample]`, NaN where not run, of two conditions.
+
+    `n_tests`: how many comparisons will be corrected together; the numbers about power allow for it.
+    """
+    shares = [mean_run(graded, axis=1) for graded in (first, second)]
+    both = ~np.isnan(shares[0] + shares[1])
+    a, b = shares[0][both], shares[1][both]
+    change = b - a
+    n = int(both.sum())
+    known = [problem for problem, there in zip(ids, both, strict=True) if there]
+    gained = tuple(problem for problem, d in zip(known, change, strict=True) if d > 0)
+    lost = tuple(problem for problem, d in zip(known, change, strict=True) if d < 0)
+    single = first.shape[1] == 1
+    test = "exact McNemar test" if single else "sign-flip test over problems"
+    if single:
+        p = mcnemar(len(lost), len(gained)) if n else float("nan")
+    else:
+        p = _sign_flip_p(change, seed=seed) if n else float("nan")
+    difference = _difference(a, b, seed=seed, confidence=confidence)
+    needed, detectable = _power(change, difference, n_tests=n_tests)
+    return Comparison(
+        first=names[0],
+        second=names[1],
+        grader=grader,
+        accuracy_first=float(a.mean()) if n else float("nan"),
+        accuracy_second=float(b.mean()) if n else float("nan"),
+        difference=difference,
+        p=p,
+        test=test,
+        gained=gained,
+        lost=lost,
+        n=n,
+        n_left_out=len(ids) - n,
+        n_needed=needed,
+        detectable=detectable,
+    )
+
+
+def _sign_flip_p(change: np.ndarray, *, seed: int) -> float:
+    """p of no mean change; 1 where nothing changes, also with one problem."""
+    if len(change) < 2 or (change == change[0]).all():
+        return 1.0 if not change.any() else 2.0 ** (1 - len(change))
+    return float(sign_flip(change, seed=seed, alpha=0.999))  # the warning about few problems is said by `describe`
+
+
+def _difference(a: np.ndarray, b: np.ndarray, *, seed: int, confidence: float) -> Interval:
+    """Paired bootstrap of b - a; where no problem changes, the exact bound on the share of problems that do."""
+    n = len(a)
+    if n >= 2 and (a == b).all():
+        bound = 1 - ((1 - confidence) / 2) ** (1 / n)
+        found = paired_bootstrap_difference(a, b, confidence=confidence, seed=seed)
+        flag = np.asarray(NO_CHANGE)
+        return replace(found, low=np.asarray(-bound), high=np.asarray(bound), flag=flag, method="exact bound")
+    if n >= 2:
+        return paired_bootstrap_difference(a, b, confidence=confidence, seed=seed)
+    unknown = np.asarray(np.nan)
+    return Interval(
+        estimate=np.asarray((b - a).mean() if n else np.nan),
+        low=unknown,
+        high=unknown,
+        standard_error=unknown,
+        n=np.asarray(n),
+        flag=np.asarray("fewer than 2 problems"),
+        confidence=confidence,
+        method="none",
+    )
+
+
+def _power(change: np.ndarray, difference: Interval, *, n_tests: int) -> tuple[float, float]:
+    """Problems needed to show the observed difference, and the difference that this many problems can show."""
+    n = len(change)
+    if n < 2:
+        return float("nan"), float("nan")
+    if not change.any():
+        return float("nan"), float(difference.high)
+    effect = float(cohen_dz(change))
+    z = norm.isf(ALPHA / n_tests / 2) + norm.ppf(POWER)
+    needed = float("nan")
+    if np.isfinite(effect) and effect:
+        needed = float(sample_size(effect, n_tests=n_tests, alpha=ALPHA, power=POWER))
+    return needed, float(z * change.std(ddof=1) / np.sqrt(n))

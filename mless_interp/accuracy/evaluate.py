@@ -1,0 +1,279 @@
+"""`evaluate_accuracy`: the same problems answered under several conditions, graded, and kept on disk as they finish."""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..checkpoint import Checkpoint
+from ..insertions import make_pairs
+from ..models.base import Model
+from ..models.decoding import Completion, Decoding, Request
+from ..models.generation import check_requests, complete_all, decoding_for
+from ..models.generation_engines import engine_for
+from ..problems import Problem
+from ..progress import progress_bar
+from ..prompts import Prompt, Template, build_prompt, encode, prepends_bos, template_named
+from .boxes import has_closed_box
+from .conditions import Condition, as_conditions
+from .graders import GRADERS, grade
+from .results import AccuracyResults
+
+MAX_NEW_TOKENS = 2048
+"""What the paper allows (methods §11)."""
+
+
+def evaluate_accuracy(
+    model: Model,
+    problems: Iterable[Problem],
+    conditions: Any = (None,),
+    *,
+    n_samples: int = 1,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    max_new_tokens: int | None = None,
+    batch_size: int | None = None,
+    template: str | Template = "raw",
+    stop_after_box: bool = True,
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    seed: int = 0,
+    engine: str = "auto",
+) -> AccuracyResults:
+    """Answer every problem under every condition and grade the answers.
+
+    Parameters
+    ----------
+    conditions : one or several, each None (the plain prompt), an `Insertion`, an `ARM`, or a `Condition`, which names any
+        of these together, with heads knocked out. The prompts are those of `make_pairs`, without the answer prefix: the
+        model writes its answer itself.
+    n_samples : answers to each problem; above 1 with a `temperature`. A problem's draws are the same under every
+        condition and in every batch: they depend on the seed, the problem's id and the number of the sample.
+    temperature, top_p : 0 is greedy. The paper's best-of-5 uses 0.5 and 0.95.
+    max_new_tokens : default 2048 (the paper's), or what the context leaves after the longest prompt. Answers that reach it
+        are counted as cut off.
+    stop_after_box : stop after the first balanced box that is not empty, as well as at end-of-sequence tokens. Turn it
+        off for models that box intermediate results.
+    checkpoint : a .jsonl file that receives each answer, graded, as soon as it ends: one line, flushed to the disk. A run
+        that was stopped at any moment goes on from there with the same settings; other settings are refused.
+    engine : "hugging_face" (batched, with a key-value cache: every bridge and nnsight model), "forward" (a whole forward
+        pass per token: HookedTransformer), "vllm" (an extra, insertions only), or "auto".
+
+    Graded by the completion alone, with the strict, the lenient and the paper's grader side by side. Batched and single
+    answers are equal up to rounding: in half precision, near-ties can fall either way.
+
+    Raises `ValueError` before anything is generated for repeated ids or conditions, problems without an answer, prompts
+    that do not fit the context, and settings that make no sense together.
+    """
+    asked = _checked_problems(problems)
+    chosen = as_conditions(conditions)
+    for name, value in (("n_samples", n_samples), ("batch_size", batch_size)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be 1 or more, got {value}")
+    if n_samples > 1 and temperature == 0 and any(condition.arm is None for condition in chosen):
+        raise ValueError(
+            f"greedy answers are all the same, so n_samples={n_samples} needs a temperature above 0 (0.5, say)"
+        )
+    made = template_named(template)
+    prompts = [_prompts(model, asked, condition, made) for condition in chosen]
+    if max_new_tokens is None:
+        max_new_tokens = _room(model, [prompt for requests in prompts for prompt in requests])
+    runs = []
+    for condition, requests in zip(chosen, prompts, strict=True):
+        decoding = decoding_for(
+            model,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=seed,
+            complete=has_closed_box if stop_after_box else None,
+            knockout=condition.knockout,
+            redistribution=condition.arm,
+        )
+        check_requests(model, requests, decoding)
+        runs.append(_Run(condition, requests, decoding))
+    running = engine_for(model, engine)
+    for run in runs:
+        running.check(run.decoding)
+    settings = {
+        "model": model.info.name,
+        "backend": model.info.backend,
+        "engine": running.name,
+        "dtype": model.info.dtype,
+        "template": made.name,
+        "n_problems": len(asked),
+        "n_samples": n_samples,
+        "temperature": temperature,
+        "top_p": top_p,
+        "max_new_tokens": max_new_tokens,
+        "stop_after_box": stop_after_box,
+        "conditions": {condition.name: condition.record() for condition in chosen},
+    }
+    identity = {
+        "seed": seed,
+        "largest_logit": None if model.checks is None else round(model.checks.largest_logit, 3),  # same weights?
+        "problems": _fingerprint([[problem.id, problem.answer] for problem in asked]),
+        "prompts": {run.condition.name: _fingerprint([request.prompt for request in run.requests]) for run in runs},
+    }
+    saved = Checkpoint(checkpoint, _flat(settings | identity))
+    if saved.repaired:
+        warnings.warn(
+            f"{checkpoint}: the last line was cut off when the run was stopped; it was repaired, and what it may have lost "
+            "is made again",
+            stacklevel=2,
+        )
+    golds = {problem.id: problem.answer for problem in asked}
+    with progress_bar(len(asked) * len(chosen) * n_samples, "answers", enabled=progress) as bar:
+        for run in runs:
+            _answer(model, run, golds, n_samples, running, batch_size, saved, bar)
+    places = [(run.condition.name, problem, n) for run in runs for problem in golds for n in range(n_samples)]
+    return AccuracyResults.from_rows(
+        [
+            {"condition": condition, "problem": problem, "sample": n} | saved.get(_line(condition, problem, n))
+            for condition, problem, n in places
+        ],
+        problem_ids=[problem.id for problem in asked],
+        conditions=[condition.name for condition in chosen],
+        n_samples=n_samples,
+        golds=[problem.answer for problem in asked],
+        settings=settings,
+        seed=seed,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    """One condition, ready: a request per problem, and how it is decoded."""
+
+    condition: Condition
+    requests: tuple[Request, ...]
+    decoding: Decoding
+
+
+def _answer(
+    model: Model,
+    run: _Run,
+    golds: dict[str, str],
+    n_samples: int,
+    engine: Any,
+    batch_size: int | None,
+    saved: Checkpoint,
+    bar: Any,
+) -> None:
+    """All answers of one condition, onto the disk as they end."""
+    name = run.condition.name
+    keys = {_key(problem, n): (problem, n) for problem in golds for n in range(n_samples)}
+    done = {key for key, (problem, n) in keys.items() if saved.get(_line(name, problem, n)) is not None}
+    bar.update(len(done))
+
+    def keep(finished: dict[str, Completion]) -> None:
+        lines = {}
+        for key, completion in finished.items():
+            problem, n = keys[key]
+            lines[_line(name, problem, n)] = _graded(completion, model.tokenizer, golds[problem])
+        saved.put_many(lines)
+        bar.update(len(lines))
+
+    requests = [
+        Request(request.prompt, _key(request.key, n), request.span)
+        for request in run.requests
+        for n in range(n_samples)
+    ]
+    complete_all(model, requests, run.decoding, engine, batch_size=batch_size, skip=done, on_finished=keep)
+
+
+def _graded(completion: Completion, tokenizer: Any, gold: str) -> dict[str, Any]:
+    """One answer as it is kept on disk; the graders see the completion alone, never the prompt with its own box."""
+    text = completion.text(tokenizer)
+    graded = grade(text, gold)
+    return {
+        "completion": text,
+        **{name: getattr(graded, name) for name in GRADERS},
+        "boxed": graded.boxed,
+        "decided": graded.decided,
+        "cut_off": completion.cut_off,
+        "stop": completion.stop,
+        "n_tokens": len(completion.tokens),
+        "tokens": list(completion.tokens),
+    }
+
+
+def _key(problem: str, sample: int) -> str:
+    """What a row's random numbers are keyed by: the problem's id, and the sample where it is not the first."""
+    return problem if sample == 0 else json.dumps([problem, sample])
+
+
+def _line(condition: str, problem: str, sample: int) -> str:
+    """The id of an answer's line on disk."""
+    return json.dumps([condition, problem, sample], ensure_ascii=False)
+
+
+def _checked_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    asked = tuple(problems)
+    if not asked:
+        raise ValueError("there are no problems to answer")
+    seen: set[str] = set()
+    for problem in asked:
+        if not isinstance(problem, Problem):
+            raise TypeError(f"evaluate_accuracy takes Problems, got {problem!r}; mi.load_problems reads a file of them")
+        if problem.id in seen:
+            raise ValueError(f"the problem id {problem.id!r} is given twice; the problem is the unit of replication")
+        seen.add(problem.id)
+        if not problem.answer.strip():
+            raise ValueError(f"problem {problem.id!r} has no answer to grade against: leave it out or give it one")
+    return asked
+
+
+def _prompts(
+    model: Model, problems: tuple[Problem, ...], condition: Condition, template: Template
+) -> tuple[Request, ...]:
+    """One request per problem, keyed by its id."""
+    if condition.insertion is None:
+        bare = ((problem.id, _bare(model.tokenizer, problem, template)) for problem in problems)
+        return tuple(Request(prompt.ids, problem_id) for problem_id, prompt in bare)
+    pairs = make_pairs(model, problems, condition.insertion, template=template)
+    merged = sum(pair.boundary_merge for pair in pairs)
+    if condition.knockout and merged:
+        raise ValueError(
+            f"condition {condition.name!r}: in {merged} of {len(pairs)} prompts tokens merged at the border of the inserted "
+            'text, so heads cannot be kept from seeing it alone: use template="raw" for knockouts'
+        )
+    return tuple(Request(pair.inserted.ids, pair.id, pair.span) for pair in pairs)
+
+
+def _bare(tokenizer: Any, problem: Problem, template: Template) -> Prompt:
+    """The prompt without insertion; in text mode encoded in one piece, as the pairs' base prompts are."""
+    if not template.as_text:
+        return build_prompt(tokenizer, problem, template)
+    system = template.system if problem.system is None else problem.system
+    bos = (tokenizer.bos_token_id,) if prepends_bos(tokenizer) else ()
+    ids = bos + encode(tokenizer, system + problem.question)
+    return Prompt(ids, ("bos",) * len(bos) + ("question",) * (len(ids) - len(bos)), template.name, bool(bos))
+
+
+def _room(model: Model, requests: Sequence[Request]) -> int:
+    """The default number of new tokens: the paper's, or what the context leaves after the longest prompt."""
+    longest = max(requests, key=lambda request: len(request.prompt))
+    room = model.info.context_length - len(longest.prompt)
+    if room < 1:
+        raise ValueError(
+            f"problem {longest.key!r}: its prompt of {len(longest.prompt)} tokens leaves no room for an answer in "
+            f"{model.info.name}'s context of {model.info.context_length}: insert fewer tokens or leave it out"
+        )
+    return min(MAX_NEW_TOKENS, room)
+
+
+def _flat(settings: dict[str, Any], above: str = "") -> dict[str, Any]:
+    """Nested settings by their path, so that a difference is named as `conditions.arm.arm.c`."""
+    flat: dict[str, Any] = {}
+    for key, value in settings.items():
+        flat |= _flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
+    return flat
+
+
+def _fingerprint(value: Any) -> str:
+    """A short SHA-256 of anything JSON can hold."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]

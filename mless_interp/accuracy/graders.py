@@ -1,0 +1,155 @@
+r"""Graders: is the answer in a completion the gold one? Three of them, to be reported side by side.
+
+All take `(completion, gold)`: what the model wrote after the prompt, never the prompt itself (it holds `\boxed{}`), and
+the answer key's entry. All give a truth value for any text: malformed LaTeX is wrong, and nothing hangs.
+"""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from . import latex
+from .answers import NAME, Verdict, compare, number
+from .boxes import BOXED_OR_FBOX, last_box, unboxed
+from .equivalence import equal_by_math_verify
+from .paper_grader import grade_paper
+from .units import without_unit
+
+GRADERS = ("strict", "lenient", "paper")
+
+
+@dataclass(frozen=True)
+class Grade:
+    r"""What all graders say of one completion.
+
+    `answer` is what the last box holds (None without a box) and `boxed` whether it holds something. `decided` says what
+    settled the strict grade: "no box", "empty box", "text", "number", "parts", "math-verify", or "gave up", where the
+    comparison took longer than its limit and counts as wrong.
+    """
+
+    strict: bool
+    lenient: bool
+    paper: bool
+    boxed: bool
+    answer: str | None
+    decided: str
+
+
+def grade(completion: str, gold: str) -> Grade:
+    r"""All three grades at once, with what decided the strict one.
+
+    >>> grade(r"so \boxed{ 7 } <eos>", "7")
+    Grade(strict=True, lenient=True, paper=True, boxed=True, answer='7', decided='text')
+    """
+    answer = last_box(completion)
+    verdict = compare(answer, gold) if answer else Verdict(False, "no box" if answer is None else "empty box")
+    return Grade(
+        strict=verdict.equal,
+        lenient=verdict.equal or _lenient(completion, gold, strict=verdict),
+        paper=grade_paper(completion, gold),
+        boxed=bool(answer),
+        answer=answer,
+        decided=verdict.by,
+    )
+
+
+def grade_strict(completion: str, gold: str) -> bool:
+    r"""Whether the last balanced `\boxed{...}` of the completion holds an answer equal to the gold one.
+
+    No box or an empty one is wrong. `answers.py` says what counts as equal (exact numbers, ordered tuples, kinds of
+    brackets, unordered lists, units, words); what it cannot tell apart is math-verify's to decide, within a limit of
+    time. On MATH-500, gold against gold is right 500 of 500 times, an empty box never, the constant answer "1" 12 times
+    (the golds that are 1).
+
+    Source: methods §11 | differs in: numbers and parts are compared by us, so that math-verify's readings of `7 8` (15),
+    `52_8` (52) and `(1,2)` (an interval, a point or a set) do not count.
+
+    >>> grade_strict(r"thus \boxed{\frac{1}{2}}", "0.5"), grade_strict("thus 0.5", "0.5")
+    (True, False)
+    """
+    answer = last_box(completion)
+    return bool(answer) and compare(answer or "", gold).equal
+
+
+def grade_lenient(completion: str, gold: str) -> bool:
+    r"""Whether the answer is right, however it is written: `grade_strict`, and forgiving about place and form.
+
+    Without a non-empty box the answer is looked for after `\boxed` without braces, in an `\fbox`, after "answer is" or
+    "answer:", in the last formula, in the last number. Brackets, units and bases may be left out, variables renamed, and a
+    decimal of three or more digits may be rounded; 0.5 is 50 %. Sound: another answer is not right because it is part of
+    the gold one. Still a guess at what was meant: report it beside the strict grade.
+
+    >>> grade_lenient("The answer is 0.333.", r"\frac{1}{3}"), grade_lenient("The answer is 3.", r"\frac{1}{3}")
+    (True, False)
+    """
+    answer = last_box(completion)
+    verdict = compare(answer, gold) if answer else Verdict(False, "no box")
+    return verdict.equal or _lenient(completion, gold, strict=verdict)
+
+
+_ANSWER_IS = re.compile(r"(?i)answer\s*(?:is|:|=)\s*:?\s*")
+_FORMULA = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_SPECIAL = re.compile(r"<\|?[a-zA-Z_/]+\|?>")
+_LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+
+
+def found_answer(completion: str) -> str | None:
+    """The answer of a completion wherever it stands, or None; what `grade_lenient` grades."""
+    boxed = last_box(completion, commands=BOXED_OR_FBOX)
+    if boxed:
+        return boxed
+    text = _SPECIAL.sub(" ", unboxed(completion))
+    started = re.findall(r"\\boxed\s*(?:\{([^\n]*)|([^\s{}$.,;]+))", text)
+    if started:
+        return next(group for group in started[-1] if group).strip(" .$") if any(started[-1]) else None
+    said = _ANSWER_IS.split(text)
+    tail = said[-1].split("\n")[0].strip() if len(said) > 1 else ""
+    if tail and len(tail) <= 100:
+        formula = _FORMULA.search(tail)
+        if formula:
+            return next(group for group in formula.groups() if group)
+        return re.sub(r"\.\s.*$", "", tail).strip(" .*") or None
+    formulas = list(_FORMULA.finditer(text))
+    if formulas:
+        return next(group for group in formulas[-1].groups() if group)
+    numbers = _LAST_NUMBER.findall(text)
+    return numbers[-1].rstrip(",") if numbers else None
+
+
+def _lenient(completion: str, gold: str, *, strict: Verdict) -> bool:
+    answer = found_answer(completion)
+    if answer is None or strict.by == "gave up":
+        return False
+    if compare(answer, gold).equal:
+        return True
+    first, second = (_loose(text) for text in (answer, gold))
+    if not first or not second:
+        return False
+    if compare(first, second).equal:
+        return True
+    left, right = number(first), number(second)
+    decimals = _decimals(first)
+    if left is not None and right is not None:
+        if ("%" in answer) != ("%" in gold) and (left == 100 * right or right == 100 * left):
+            return True
+        return decimals is not None and abs(left - right) <= Fraction(1, 2 * 10**decimals)
+    if latex.holds_words(first) or latex.holds_words(second) or max(len(first), len(second)) > 300:
+        return False
+    return bool(equal_by_math_verify(first, second, decimals=decimals or 6))
+
+
+def _loose(text: str) -> str:
+    """An answer without unit, base, left side of an equation and outer brackets."""
+    value, _ = without_unit(latex.plain(text))
+    sides = value.split("=")
+    value = sides[1].strip() if len(sides) == 2 and NAME.fullmatch(latex.compact(sides[0])) else value
+    value = re.sub(r"(?<=[0-9])_\{?\d+\}?$", "", value)
+    return re.sub(r"^(?:\\\{|[(\[])([^()\[\]]*)(?:\\\}|[)\]])$", r"\1", value).strip()
+
+
+def _decimals(text: str) -> int | None:
+    """Decimals of a decimal number with at least three significant digits."""
+    found = re.fullmatch(r"-?(\d*)\.(\d+)", text)
+    if found is None or len((found[1] + found[2]).lstrip("0")) < 3:
+        return None
+    return len(found[2])

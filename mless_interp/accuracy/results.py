@@ -1,0 +1,333 @@
+"""`AccuracyResults`: what was answered under each condition, graded, `[problem, condition, sample]`."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..statistics import Interval, holm, pass_at_k
+from .comparisons import Comparison, Comparisons, compare_answers
+from .graders import GRADERS
+from .intervals import accuracy_interval, mean_run
+from .linked import LinkedAccuracy, link
+
+ROW = ("problem", "condition", "sample", "completion", *GRADERS, "boxed", "decided", "cut_off", "n_tokens")
+"""The keys of one finished answer, as `AccuracyResults.from_rows` reads them."""
+
+
+@dataclass(frozen=True, eq=False)
+class AccuracyResults:
+    """Graded answers of the same problems under several conditions.
+
+    `correct[grader]`, `boxed`, `cut_off` (1 or 0) and `n_tokens` (length of the completion) are `[problem, condition,
+    sample]`, NaN where nothing was run. `completions[problem][condition][sample]` is the text, None where not run;
+    `decided` says what settled each strict grade ("" where not run). `golds` are the answer key's entries.
+    """
+
+    problem_ids: tuple[str, ...]
+    conditions: tuple[str, ...]
+    correct: dict[str, np.ndarray]
+    boxed: np.ndarray
+    cut_off: np.ndarray
+    n_tokens: np.ndarray
+    completions: tuple[tuple[tuple[str | None, ...], ...], ...]
+    decided: np.ndarray
+    golds: tuple[str, ...] = ()
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    confidence: float = 0.95
+
+    def __post_init__(self) -> None:
+        check_names(self.problem_ids, "problem id")
+        check_names(self.conditions, "condition")
+        if set(self.correct) != set(GRADERS):
+            raise ValueError(f"correct needs the graders {', '.join(GRADERS)}, got {', '.join(self.correct) or 'none'}")
+        arrays = self.correct | {"boxed": self.boxed, "cut_off": self.cut_off, "n_tokens": self.n_tokens}
+        expected = (len(self.problem_ids), len(self.conditions), self.n_samples)
+        for name, array in (*arrays.items(), ("decided", self.decided)):
+            if array.shape != expected:
+                raise ValueError(f"{name} must be [problem, condition, sample] = {expected}, got shape {array.shape}")
+        for name in (*GRADERS, "boxed", "cut_off"):
+            if not np.isin(arrays[name][~np.isnan(arrays[name])], (0.0, 1.0)).all():
+                raise ValueError(f"{name} must be 1, 0 or NaN (not run)")
+        if self.golds and len(self.golds) != len(self.problem_ids):
+            raise ValueError(f"{len(self.problem_ids)} problems but {len(self.golds)} gold answers")
+        shape = {len(self.completions), len(self.problem_ids)}, {len(c) for c in self.completions}
+        if shape != ({len(self.problem_ids)}, {len(self.conditions)}):
+            raise ValueError("completions must be nested as [problem][condition][sample]")
+
+    @classmethod
+    def from_rows(
+        cls,
+        rows: Iterable[Mapping[str, Any]],
+        *,
+        problem_ids: Sequence[str],
+        conditions: Sequence[str],
+        n_samples: int = 1,
+        golds: Sequence[str] = (),
+        settings: dict[str, Any] | None = None,
+        seed: int = 0,
+    ) -> "AccuracyResults":
+        """Results from finished answers in any order, one mapping with the keys `ROW` each; the others count as not run."""
+        check_names(problem_ids, "problem id")
+        check_names(conditions, "condition")
+        shape = (len(problem_ids), len(conditions), n_samples)
+        numbers = {name: np.full(shape, np.nan) for name in (*GRADERS, "boxed", "cut_off", "n_tokens")}
+        decided = np.full(shape, "", dtype="<U16")
+        texts: list[list[list[str | None]]] = [[[None] * n_samples for _ in conditions] for _ in problem_ids]
+        places = {p: i for i, p in enumerate(problem_ids)}, {c: i for i, c in enumerate(conditions)}
+        for number, row in enumerate(rows):
+            missing = [key for key in ROW if key not in row]
+            if missing:
+                raise ValueError(f"answer {number} lacks {', '.join(missing)}; an answer has the keys {', '.join(ROW)}")
+            where = f"answer {number} ({row['problem']!r}, {row['condition']!r}, sample {row['sample']!r})"
+            if row["problem"] not in places[0] or row["condition"] not in places[1]:
+                raise ValueError(f"{where} belongs to none of these problems and conditions ({', '.join(conditions)})")
+            if row["sample"] not in range(n_samples):
+                raise ValueError(f"{where}: samples are counted from 0 to {n_samples - 1}")
+            at = places[0][row["problem"]], places[1][row["condition"]], int(row["sample"])
+            if decided[at]:
+                raise ValueError(f"{where} is there twice")
+            for name, array in numbers.items():
+                array[at] = float(row[name])
+            decided[at] = row["decided"]
+            texts[at[0]][at[1]][at[2]] = str(row["completion"])
+        return cls(
+            problem_ids=tuple(problem_ids),
+            conditions=tuple(conditions),
+            correct={name: numbers[name] for name in GRADERS},
+            boxed=numbers["boxed"],
+            cut_off=numbers["cut_off"],
+            n_tokens=numbers["n_tokens"],
+            completions=tuple(tuple(tuple(samples) for samples in problem) for problem in texts),
+            decided=decided,
+            golds=tuple(golds),
+            settings=settings or {},
+            seed=seed,
+        )
+
+    @property
+    def n_samples(self) -> int:
+        """Answers per problem and condition."""
+        return self.n_tokens.shape[2] if self.n_tokens.ndim == 3 else 0
+
+    def share_right(self, *, grader: str = "strict") -> np.ndarray:
+        """Share of a problem's samples that are right, `[problem, condition]`; NaN where none was run."""
+        return mean_run(self._graded(grader), axis=2)
+
+    def accuracy(self, *, grader: str = "strict") -> Interval:
+        """Accuracy of each condition with its interval: Wilson's with one sample per problem, else bootstrapped over
+        problems (Wilson's over problems where all of them are always right, or never)."""
+        shares = self.share_right(grader=grader)
+        return accuracy_interval(shares, sampled=self.n_samples > 1, confidence=self.confidence, seed=self.seed)
+
+    def pass_at(self, k: int, *, grader: str = "strict") -> np.ndarray:
+        """Unbiased pass@k of each condition (Chen et al. 2021), over the problems with at least k samples; NaN without."""
+        graded = self._graded(grader)
+        done = ~np.isnan(graded)
+        n, right = done.sum(2), np.where(done, graded, 0.0).sum(2).astype(int)
+        if not 1 <= k <= self.n_samples:
+            raise ValueError(f"pass@{k} needs k from 1 to the {self.n_samples} samples of each problem")
+        found = np.full(len(self.conditions), np.nan)
+        for at in range(len(self.conditions)):
+            enough = n[:, at] >= k
+            if enough.any():
+                found[at] = pass_at_k(right[enough, at], n[enough, at], k=k).mean()
+        return found
+
+    def summary(self, *, pass_at: Sequence[int] | None = None) -> Any:
+        """One row per condition.
+
+        `accuracy`, `low`, `high`, `n` (problems): strictly graded; `lenient` and `paper` with their own `_low`, `_high`;
+        `pass_at_k` for each k of `pass_at` (all samples, when there are several); shares `boxed`, `cut_off`,
+        `gave_up` (grades that ran out of time and count as wrong); mean `n_tokens`; `n_missing` answers not run; `flag`.
+        """
+        import pandas as pd
+
+        strict = self.accuracy()
+        columns: dict[str, Any] = {
+            "condition": list(self.conditions),
+            "accuracy": strict.estimate,
+            "low": strict.low,
+            "high": strict.high,
+            "n": strict.n,
+        }
+        for grader in GRADERS[1:]:
+            found = self.accuracy(grader=grader)
+            columns |= {grader: found.estimate, f"{grader}_low": found.low, f"{grader}_high": found.high}
+        for k in pass_at if pass_at is not None else ((self.n_samples,) if self.n_samples > 1 else ()):
+            columns[f"pass_at_{k}"] = self.pass_at(k)
+        run = ~np.isnan(self.correct["strict"])
+        for name in ("boxed", "cut_off", "n_tokens"):
+            columns[name] = self._per_condition(getattr(self, name))
+        columns["gave_up"] = self._per_condition(np.where(run, (self.decided == "gave up").astype(float), np.nan))
+        columns["n_missing"] = (~run).sum((0, 2))
+        columns["flag"] = strict.flag
+        return pd.DataFrame(columns)
+
+    def to_frame(self) -> Any:
+        """One tidy row per problem, condition and sample: grades, boxed, cut_off, n_tokens, decided, completion, gold."""
+        import pandas as pd
+
+        n_problems, n_conditions, n_samples = self.boxed.shape
+        rows = n_conditions * n_samples
+        columns: dict[str, Any] = {
+            "problem": np.repeat(self.problem_ids, rows),
+            "condition": np.tile(np.repeat(self.conditions, n_samples), n_problems),
+            "sample": np.tile(np.arange(n_samples), n_problems * n_conditions),
+        }
+        columns |= {grader: self.correct[grader].ravel() for grader in GRADERS}
+        columns |= {name: getattr(self, name).ravel() for name in ("boxed", "cut_off", "n_tokens", "decided")}
+        columns["completion"] = [text for problem in self.completions for samples in problem for text in samples]
+        if self.golds:
+            columns["gold"] = np.repeat(self.golds, rows)
+        return pd.DataFrame(columns)
+
+    def compare(self, first: str, second: str, *, grader: str = "strict") -> Comparison:
+        """The second condition against the first, on the problems that both answered.
+
+        One sample per problem: exact McNemar test; several: a sign-flip test of each problem's change in its share of
+        right answers. The interval of the difference is a paired bootstrap over problems.
+        """
+        return self._compared(first, second, grader=grader, n_tests=1)
+
+    def _compared(self, first: str, second: str, *, grader: str, n_tests: int) -> Comparison:
+        if first == second:
+            raise ValueError(f"two different conditions are compared, got {first!r} twice")
+        graded = self._graded(grader)
+        a, b = (graded[:, self._place(name)] for name in (first, second))
+        return compare_answers(
+            a,
+            b,
+            names=(first, second),
+            ids=self.problem_ids,
+            grader=grader,
+            n_tests=n_tests,
+            seed=self.seed,
+            confidence=self.confidence,
+        )
+
+    def compare_all(self, reference: str | None = None, *, grader: str = "strict") -> Comparisons:
+        """Every other condition against one (the first, when not named), with Holm's correction over them."""
+        reference = self.conditions[0] if reference is None else reference
+        self._place(reference)
+        others = [name for name in self.conditions if name != reference]
+        if not others:
+            raise ValueError(f"there is only one condition, {reference!r}: nothing to compare")
+        found = [self._compared(reference, name, grader=grader, n_tests=len(others)) for name in others]
+        p = np.array([one.p for one in found])
+        corrected = holm(p) if not np.isnan(p).all() else p
+        return Comparisons(reference=reference, grader=grader, comparisons=tuple(found), p_holm=np.asarray(corrected))
+
+    def linked(
+        self,
+        scores: Any,
+        *,
+        reference: str | None = None,
+        conditions: Sequence[str] | None = None,
+        metrics: Sequence[str] | None = None,
+        grader: str = "strict",
+    ) -> LinkedAccuracy:
+        """Which heads' scores go with a changed answer: every problem and condition beside the scores of each head.
+
+        `scores`: `HeadScores` (`metrics`: span mass, when not named), `PatchScores`, `HeadAttribution` or `LocatedHeads`
+        of the same problems. A problem changes where most of its samples are right under `reference` (the first
+        condition, when not named) and not under the other, or the reverse.
+        """
+        reference = self.conditions[0] if reference is None else reference
+        self._place(reference)
+        chosen = [name for name in self.conditions if name != reference] if conditions is None else list(conditions)
+        check_names(chosen, "condition")
+        for name in chosen:
+            self._place(name)
+        if not chosen or reference in chosen:
+            raise ValueError(f"name conditions other than the reference {reference!r}, got {chosen}")
+        shares = self.share_right(grader=grader)
+        return link(
+            scores,
+            shares={name: shares[:, self._place(name)] for name in (reference, *chosen)},
+            problem_ids=self.problem_ids,
+            metrics=metrics,
+            grader=grader,
+            seed=self.seed,
+        )
+
+    def bars(self, published: Any = None) -> Any:
+        """What the bar chart shows: condition, accuracy, low, high, n, and source ("measured").
+
+        `published`: a table of `mi.paper.published(model=..., benchmark=...)`, added as rows whose source is the paper's
+        table, without intervals (the paper prints none).
+        """
+        import pandas as pd
+
+        measured = self.summary()[["condition", "accuracy", "low", "high", "n"]].assign(source="measured")
+        if published is None:
+            return measured
+        printed = pd.DataFrame(
+            {
+                "condition": published["condition"],
+                "accuracy": published["percent"] / 100,
+                "low": np.nan,
+                "high": np.nan,
+                "n": np.nan,
+                "source": published["source"],
+            }
+        )
+        return pd.concat([measured, printed], ignore_index=True)
+
+    def describe(self) -> str:
+        """What was run, and what is missing or suspicious."""
+        s, table = self.settings, self.summary()
+        samples = f", {self.n_samples} samples each" if self.n_samples > 1 else ""
+        words = (
+            f"Accuracy of {s.get('model', 'a model')} on {len(self.problem_ids)} problems{samples}, strictly graded, with "
+            f"{100 * self.confidence:g} % intervals over problems."
+        )
+        missing, gave_up = int(table["n_missing"].sum()), int((self.decided == "gave up").sum())
+        if missing:
+            words += f" {missing} answers were not run (left out)."
+        if gave_up:
+            words += f" {gave_up} grades ran out of time and count as wrong."
+        cut = table.loc[table["cut_off"] > 0.05, ["condition", "cut_off"]]
+        if len(cut):
+            listed = ", ".join(f"{name} {100 * share:.0f} %" for name, share in cut.to_numpy())
+            words += f" Cut off before an end: {listed}; raise the number of new tokens, or these grades are too low."
+        return words
+
+    def __repr__(self) -> str:
+        table = self.summary()
+        wanted = ["condition", "accuracy", "low", "high", "n", "lenient", "paper"]
+        wanted += [c for c in table if c.startswith("pass_at_")] + ["boxed", "cut_off", "n_tokens"]
+        formats = {"n_tokens": "{:.1f}".format} | {
+            c: "{:.3f}".format for c in wanted if c not in ("condition", "n", "n_tokens")
+        }
+        lines = [self.describe(), table[wanted].to_string(index=False, formatters=formats)]
+        if len(self.conditions) > 1:
+            lines.append(repr(self.compare_all()))
+        return "\n".join(lines)
+
+    def _graded(self, grader: str) -> np.ndarray:
+        if grader not in self.correct:
+            raise ValueError(f"no grader {grader!r}; there are {', '.join(self.correct)}")
+        return self.correct[grader]
+
+    def _place(self, condition: str) -> int:
+        if condition not in self.conditions:
+            raise ValueError(f"no condition {condition!r} here; there are {', '.join(map(repr, self.conditions))}")
+        return self.conditions.index(condition)
+
+    def _per_condition(self, values: np.ndarray) -> np.ndarray:
+        """Mean over samples, then over problems."""
+        return mean_run(mean_run(values, axis=2), axis=0)
+
+
+def check_names(names: Sequence[str], what: str) -> None:
+    """At least one name, and none twice."""
+    if not names:
+        raise ValueError(f"at least one {what} is needed")
+    twice = (
+        [name for name in dict.fromkeys(names) if list(names).count(name) > 1] if len(set(names)) < len(names) else []
+    )
+    if twice:
+        raise ValueError(f"every {what} is named once, but {', '.join(map(repr, twice))} came twice or more")

@@ -1,0 +1,22 @@
+"""The paper's mechanism, measurable: attention split into scale and bias, MLP activations, ARM."""
+
+from .activation_results import ActivationShift
+from .activations import activation_shift
+from .arm import ARM, ArmPlan
+from .decompose import AttentionParts, attention_parts, decompose_attention
+from .decomposition import AttentionDecomposition
+from .mediation import mediate
+from .mediation_results import Mediation
+
+__all__ = [
+    "ARM",
+    "ActivationShift",
+    "ArmPlan",
+    "AttentionDecomposition",
+    "AttentionParts",
+    "Mediation",
+    "activation_shift",
+    "attention_parts",
+    "decompose_attention",
+    "mediate",
+]

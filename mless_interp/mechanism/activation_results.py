@@ -1,0 +1,317 @@
+"""`ActivationShift`: what an insertion did to one layer's gate activations, per problem, contrast and token class."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..patch_scores import interval_of
+from ..statistics import Interval, benjamini_hochberg, holm, mcnemar
+from .activation_summaries import DISTANCES, VALUES
+
+CLAIMS: dict[str, tuple[str, int]] = {
+    "variance rises": ("variance", 1),
+    "near-zero share falls": ("near_zero_arm", -1),
+    "mean rises": ("mean", 1),
+}
+"""The paper's three claims: metric and direction."""
+ALPHA = 0.05
+SAME = 1e-6
+"""Differences smaller than this part of the values are rounding and count as ties."""
+
+
+@dataclass(frozen=True, eq=False)
+class ActivationShift:
+    """Metrics of one layer's gate activations `[problem, contrast, group, metric]` in the runs before and after.
+
+    `groups` are all tokens and each token class; NaN where a problem has no token of a class (variance: fewer than two).
+    Distances have a `difference` only. `thresholds` `[problem, 2]`: near zero in ARM's and in the quantile form.
+    `counts` `[contrast, group, before/after, bin]` are histograms over all problems with `edges`.
+    """
+
+    problem_ids: tuple[str, ...]
+    layer: int
+    contrasts: tuple[str, ...]
+    groups: tuple[str, ...]
+    metrics: tuple[str, ...]
+    before: np.ndarray
+    after: np.ndarray
+    difference: np.ndarray
+    n_tokens: np.ndarray
+    thresholds: np.ndarray
+    edges: np.ndarray
+    counts: np.ndarray
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    confidence: float = 0.95
+
+    def of(self, metric: str, *, contrast: str | None = None, token_class: str = "all") -> np.ndarray:
+        """Differences (after - before; distances as they are) of one metric, `[problem]`."""
+        return self.difference[:, self._contrast(contrast), self._group(token_class), self._metric(metric)]
+
+    def claims(self) -> Any:
+        """The paper's three claims, each tested by itself over problems: one row per contrast and claim, all tokens.
+
+        `estimate` is the mean difference with its bootstrap interval. `p` is the exact two-sided sign test of problems
+        that rose (`n_up`) against those that fell (`n_down`), ties left out; `p_corrected` is Holm's over the three claims
+        of the contrast. The first contrast is the primary one. A claim is "supported" or "contradicted" only if the sign
+        test and the interval agree; "undecided" is no evidence that nothing changes.
+        """
+        import pandas as pd
+
+        rows = []
+        for at, contrast in enumerate(self.contrasts):
+            values = [self._signs(metric, contrast, "all") for metric, _ in CLAIMS.values()]
+            p = np.array([found.p for found in values])
+            corrected = holm(p) if np.isfinite(p).any() else p
+            for (claim, (metric, claimed)), found, p_corrected in zip(CLAIMS.items(), values, corrected, strict=True):
+                made = interval_of(self.of(metric, contrast=contrast), self.confidence, self.seed)
+                rows.append(
+                    {
+                        "contrast": contrast,
+                        "primary": at == 0,
+                        "claim": claim,
+                        "metric": metric,
+                        "claimed": "up" if claimed > 0 else "down",
+                        "estimate": float(made.estimate),
+                        "ci_low": float(made.low),
+                        "ci_high": float(made.high),
+                        "n": found.n,
+                        "n_up": found.n_up,
+                        "n_down": found.n_down,
+                        "n_tied": found.n_tied,
+                        "p": found.p,
+                        "p_corrected": float(p_corrected),
+                        "verdict": _verdict(found, float(p_corrected), made, claimed),
+                    }
+                )
+        return pd.DataFrame(rows)
+
+    def by_class(self) -> Any:
+        """One row per contrast, token class and metric: means over problems before and after, the mean difference with
+        its interval, how many problems have such tokens (`n`) and not (`n_undefined`), and the sign test.
+
+        `p_fdr` is corrected over all rows of a contrast (Benjamini-Hochberg): a map to explore, not a test of a claim.
+        Distances have no sign, so no test (`n_up` is 0).
+        """
+        import pandas as pd
+
+        made = interval_of(self.difference, self.confidence, self.seed)
+        units = {**VALUES, **DISTANCES}
+        rows = []
+        for i, contrast in enumerate(self.contrasts):
+            for j, group in enumerate(self.groups):
+                for k, metric in enumerate(self.metrics):
+                    found = self._signs(metric, contrast, group)
+                    rows.append(
+                        {
+                            "contrast": contrast,
+                            "token_class": group,
+                            "metric": metric,
+                            "unit": units[metric],
+                            "before": _mean(self.before[:, i, j, k]),
+                            "after": _mean(self.after[:, i, j, k]),
+                            "difference": made.estimate[i, j, k],
+                            "ci_low": made.low[i, j, k],
+                            "ci_high": made.high[i, j, k],
+                            "n": found.n,
+                            "n_undefined": len(self.problem_ids) - found.n,
+                            "tokens_per_problem": float(self.n_tokens[:, j].mean()),
+                            "n_up": 0 if metric in DISTANCES else found.n_up,
+                            "n_down": found.n_down,
+                            "n_tied": found.n_tied,
+                            "p": np.nan if metric in DISTANCES else found.p,
+                        }
+                    )
+        table = pd.DataFrame(rows)
+        table["p_fdr"] = np.nan
+        for contrast in self.contrasts:
+            here = table["contrast"] == contrast
+            if table.loc[here, "p"].notna().any():
+                table.loc[here, "p_fdr"] = benjamini_hochberg(table.loc[here, "p"].to_numpy())
+        return table
+
+    def class_gaps(self, metric: str = "near_zero_arm", *, contrast: str | None = None) -> Any:
+        """How each token class differs from the other tokens of the same problems, in the run before and after.
+
+        The paper says that digits, operators and conjunctions have the largest near-zero share. One row per run and class:
+        mean of class - other over problems with both, its interval, the sign test, Holm's correction over the classes.
+        """
+        import pandas as pd
+
+        if metric in DISTANCES:
+            raise ValueError(f"{metric!r} compares runs and has no value of its own; choose one of {', '.join(VALUES)}")
+        i, k = self._contrast(contrast), self._metric(metric)
+        rows = []
+        for run, values in (("before", self.before), ("after", self.after)):
+            other = values[:, i, self._group("other"), k]
+            gaps = {
+                name: values[:, i, self._group(name), k] - other for name in self.groups if name not in ("all", "other")
+            }
+            signs = [_Signs.of(gap, np.abs(other)) for gap in gaps.values()]
+            p = np.array([found.p for found in signs])
+            corrected = holm(p) if np.isfinite(p).any() else p
+            for (name, gap), found, p_corrected in zip(gaps.items(), signs, corrected, strict=True):
+                made = interval_of(gap, self.confidence, self.seed)
+                rows.append(
+                    {
+                        "run": run,
+                        "token_class": name,
+                        "metric": metric,
+                        "gap": float(made.estimate),
+                        "ci_low": float(made.low),
+                        "ci_high": float(made.high),
+                        "n": found.n,
+                        "n_up": found.n_up,
+                        "n_down": found.n_down,
+                        "p": found.p,
+                        "p_corrected": float(p_corrected),
+                    }
+                )
+        return pd.DataFrame(rows)
+
+    def histograms(self) -> Any:
+        """One row per contrast, token class and bin: its edges, and how many activations of all problems fell into it.
+
+        The outer bins hold everything beyond them. Elements are no replicates: a picture, not a test.
+        """
+        import pandas as pd
+
+        n_bins = len(self.edges) - 1
+        parts = [
+            pd.DataFrame(
+                {
+                    "contrast": contrast,
+                    "token_class": group,
+                    "bin_low": self.edges[:-1],
+                    "bin_high": self.edges[1:],
+                    "before": self.counts[i, j, 0].astype(np.int64),
+                    "after": self.counts[i, j, 1].astype(np.int64),
+                },
+                index=range(n_bins),
+            )
+            for i, contrast in enumerate(self.contrasts)
+            for j, group in enumerate(self.groups)
+        ]
+        return pd.concat(parts, ignore_index=True)
+
+    def to_frame(self) -> Any:
+        """One tidy row per problem, contrast, token class and metric: before, after, difference, tokens, unit."""
+        import pandas as pd
+
+        grid = np.indices(self.difference.shape).reshape(4, -1)
+        units = {**VALUES, **DISTANCES}
+        return pd.DataFrame(
+            {
+                "problem": np.array(self.problem_ids)[grid[0]],
+                "layer": self.layer,
+                "contrast": np.array(self.contrasts)[grid[1]],
+                "token_class": np.array(self.groups)[grid[2]],
+                "metric": np.array(self.metrics)[grid[3]],
+                "before": self.before.ravel(),
+                "after": self.after.ravel(),
+                "difference": self.difference.ravel(),
+                "n_tokens": self.n_tokens[grid[0], grid[2]],
+                "unit": np.array([units[metric] for metric in self.metrics])[grid[3]],
+            }
+        )
+
+    def describe(self) -> str:
+        """What was measured, the three claims, and what they do not say."""
+        s = self.settings
+        missing = [f"{name} in {(self.n_tokens[:, j] == 0).sum()}" for j, name in enumerate(self.groups)]
+        missing = [
+            word for word, j in zip(missing, range(len(self.groups)), strict=True) if (self.n_tokens[:, j] == 0).any()
+        ]
+        words = (
+            f"Gate activations of the MLP of layer {self.layer} (zero-based), {s.get('insertion')}, "
+            f"{len(self.problem_ids)} problems, {s.get('positions')} tokens ({self.n_tokens[:, 0].mean():.0f} a problem), "
+            f"contrasts {', '.join(self.contrasts)}; near zero: |a| < 1.4826 MAD x {s.get('c')}."
+        )
+        words += f" No token of a class (NaN): {', '.join(missing)} problems." if missing else ""
+        words += (
+            " This says how the distribution moves, in this layer and for this c: not which part of attention moves it "
+            "(decompose_attention, mediation), not that answers change, nor that other layers do not move; "
+            '"undecided" is no evidence of no change.'
+        )
+        if s.get("positions") == "shared":
+            words += " Tokens before the insertion cannot change and dilute every difference."
+        return words
+
+    def __repr__(self) -> str:
+        columns = [
+            "contrast",
+            "claim",
+            "estimate",
+            "ci_low",
+            "ci_high",
+            "n_up",
+            "n_down",
+            "n_tied",
+            "p_corrected",
+            "verdict",
+        ]
+        table = self.claims()[columns].to_string(index=False, float_format=lambda x: f"{x:.4g}")
+        return f"{self.describe()}\n{table}"
+
+    def _signs(self, metric: str, contrast: str, group: str) -> "_Signs":
+        i, j, k = self._contrast(contrast), self._group(group), self._metric(metric)
+        own = self._metric("root_mean_square") if VALUES.get(metric) == "activation" else k
+        scale = np.maximum(np.abs(self.before[:, i, j, own]), np.abs(self.after[:, i, j, own]))
+        return _Signs.of(self.difference[:, i, j, k], np.nan_to_num(scale))
+
+    def _contrast(self, name: str | None) -> int:
+        return _place(self.contrasts, self.contrasts[0] if name is None else name, "contrast")
+
+    def _group(self, name: str) -> int:
+        return _place(self.groups, name, "token class")
+
+    def _metric(self, name: str) -> int:
+        return _place(self.metrics, name, "metric")
+
+
+@dataclass(frozen=True)
+class _Signs:
+    """How many problems rose, fell and stayed, and the exact two-sided sign test of that (NaN without problems)."""
+
+    n: int
+    n_up: int
+    n_down: int
+    n_tied: int
+    p: float
+
+    @classmethod
+    def of(cls, differences: np.ndarray, scale: np.ndarray) -> "_Signs":
+        defined = np.isfinite(differences)
+        d, least = differences[defined], SAME * scale[defined]
+        up, down = int((d > least).sum()), int((d < -least).sum())
+        # the sign test is McNemar's test of the problems that changed
+        p = mcnemar(up, down) if len(d) else float("nan")
+        return cls(len(d), up, down, len(d) - up - down, p)
+
+
+def _verdict(found: _Signs, p_corrected: float, made: Interval, claimed: int) -> str:
+    moved = found.n_up + found.n_down
+    if found.n < 2:
+        return "undefined (fewer than 2 problems)"
+    if not moved:
+        return "undecided (no problem changed)"
+    if mcnemar(moved, 0) * len(CLAIMS) >= ALPHA:
+        return f"undecided ({moved} problems that change are too few to tell)"
+    if p_corrected >= ALPHA:
+        return "undecided"
+    most = 1 if found.n_up > found.n_down else -1
+    if not (float(made.low) > 0 if most > 0 else float(made.high) < 0):
+        return "undecided (most problems move one way, the mean's interval does not follow)"
+    return "supported" if most == claimed else "contradicted"
+
+
+def _mean(values: np.ndarray) -> float:
+    defined = values[np.isfinite(values)]
+    return float(defined.mean()) if defined.size else float("nan")
+
+
+def _place(names: tuple[str, ...], name: str, what: str) -> int:
+    if name not in names:
+        raise ValueError(f"no {what} {name!r} here; there are {', '.join(names)}")
+    return names.index(name)

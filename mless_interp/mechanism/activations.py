@@ -1,0 +1,230 @@
+"""How an insertion shifts the gate activations of an MLP: one layer, shared tokens, per problem and token class."""
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..checkpoint import Checkpoint
+from ..insertions import PromptPair
+from ..metrics.activations import histogram
+from ..metrics.segments import widened
+from ..metrics.token_classes import CLASSES, token_classes, token_texts
+from ..models.base import Inputs, Model, site
+from ..patching import CONTRASTS, checked_pairs, hash_ids
+from ..progress import progress_bar
+from ..statistics.checks import check_count
+from .activation_results import ActivationShift
+from .activation_summaries import (
+    DISTANCES,
+    GROUPS,
+    VALUES,
+    Thresholds,
+    check_widths,
+    distances,
+    groups_of,
+    histogram_edges,
+    summarise,
+)
+
+POSITIONS = ("shared", "question")
+Classify = Callable[[PromptPair], Sequence[str]]
+
+
+def activation_shift(
+    model: Model,
+    pairs: Iterable[PromptPair],
+    *,
+    layer: int = 0,
+    contrasts: Sequence[str] = ("content", "shift"),
+    positions: str = "shared",
+    c: float = 0.13,
+    q: float = 0.1,
+    bins: int = 100,
+    classify: Classify | None = None,
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    seed: int = 0,
+) -> ActivationShift:
+    r"""What an insertion does to the activations $a = \operatorname{act}(\operatorname{gate}(x))$ of one layer's MLP.
+
+    Only tokens that both prompts have are read: the span's own would change the distribution by composition. Each
+    problem gives one number per metric, contrast and token class, before and after; elements are no replicates.
+
+    Parameters
+    ----------
+    layer : zero-based; the paper speaks of the first.
+    contrasts : "content" (masked -> inserted), "shift" (base -> gap: the positions alone), "total" (base -> inserted).
+    positions : "shared" tokens, or those of the "question" (all after the insertion). Tokens before the insertion cannot
+        change, so "shared" dilutes every difference by their share.
+    c : width of near zero in ARM's form, 1.4826 MAD c of the *base* run's |a|, over all its tokens, used for every run and
+        class; results depend on it (the paper's values: 0.05 to 0.45). `relative_sparsity` takes it from the contrast's
+        own run before.
+    q : near zero in the quantile form: below the q quantile of the base run's |a|.
+    bins : of the histograms, equal, from the 0.1 to the 99.9 per cent quantile of the first problem's base run.
+    classify : a pair -> one of digit, operator, conjunction, other for each token of its base prompt; None:
+        `metrics.token_classes` on the tokenizer's text.
+    checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
+
+    Raises `ModelError` for a model without gated MLP: gate activations, and with them every metric, are undefined.
+    Source: methods §5; arXiv 2510.01032, Figs. 4 and 7.
+    """
+    gate = model.gated_mlp(layer)
+    names = tuple(contrasts)
+    unknown = [name for name in names if name not in CONTRASTS]
+    if unknown or not names or len(set(names)) != len(names):
+        raise ValueError(f"contrasts must be some of {', '.join(CONTRASTS)}, each once; got {list(contrasts)}")
+    if positions not in POSITIONS:
+        raise ValueError(f"positions must be one of {', '.join(POSITIONS)}, got {positions!r}")
+    check_widths(c=c, q=q)
+    check_count(bins, name="bins", at_least=2)
+    found = checked_pairs(pairs)
+    classes = [_classes(model, pair, classify) for pair in found]
+    read = _Reader(model, layer, gate.activation, positions)
+    settings = {
+        "model": model.info.name,
+        "backend": model.info.backend,
+        "dtype": model.info.dtype,
+        "layer": layer,
+        "insertion": found[0].insertion.label,
+        "template": found[0].base.template,
+        "contrasts": list(names),
+        "positions": positions,
+        "c": c,
+        "q": q,
+        "bins": bins,
+        "classes": "token text" if classify is None else "given",
+    }
+    prompts = [[pair.id, *pair.span, hash_ids(pair.inserted.ids)] for pair in found]
+    saved = Checkpoint(checkpoint, {**settings, "prompts": prompts, "token_classes": hash_ids(_numbers(classes))})
+    edges = histogram_edges(read(found[0], "base"), bins=bins)
+    done = []
+    with progress_bar(len(found), f"activations of layer {layer}", enabled=progress) as bar:
+        for pair, kinds in zip(found, classes, strict=True):
+            value = saved.get(pair.id)
+            if value is None:
+                value = _one(read, pair, kinds, names, edges, c=c, q=q)
+                saved.put(pair.id, value if checkpoint is not None else {})
+            done.append(value)
+            bar.update(1)
+    stacked = {key: np.array([value[key] for value in done], dtype=np.float64) for key in done[0]}
+    return ActivationShift(
+        problem_ids=tuple(pair.id for pair in found),
+        layer=layer,
+        contrasts=names,
+        groups=GROUPS,
+        metrics=(*VALUES, *DISTANCES),
+        before=stacked["before"],
+        after=stacked["after"],
+        difference=stacked["difference"],
+        n_tokens=stacked["n_tokens"].astype(int),
+        thresholds=stacked["thresholds"],
+        edges=edges.numpy(),
+        counts=stacked["counts"].sum(0),
+        settings=settings,
+        seed=seed,
+    )
+
+
+class _Reader:
+    """Runs one condition of a pair and keeps the wanted layer's gate activations at the wanted tokens, nothing else."""
+
+    def __init__(self, model: Model, layer: int, activation: Callable[[Tensor], Tensor], positions: str) -> None:
+        self.model, self.site, self.activation, self.positions = (
+            model,
+            site(layer, "mlp.hook_pre"),
+            activation,
+            positions,
+        )
+
+    def __call__(self, pair: PromptPair, condition: str) -> Tensor:
+        inputs: Inputs = pair.condition(condition)
+        places = torch.arange(len(pair.base)) if condition in ("base", "gap") else pair.shared
+        places = places[self.tokens(pair)]
+        result = self.model.run(
+            inputs.tokens,
+            position_ids=inputs.position_ids,
+            attention_mask=inputs.attention_mask,
+            capture={self.site: lambda pre: widened(self.activation(pre[0, places.to(pre.device)]))},
+            logits_at="none",
+        )
+        found: Tensor = result.captured[self.site]
+        if not bool(torch.isfinite(found).all()):
+            raise ValueError(f"problem {pair.id!r}, condition {condition!r}: infinite or NaN gate activations")
+        return found
+
+    def tokens(self, pair: PromptPair) -> Tensor:
+        """Which tokens of the base prompt are read, boolean `[token]`."""
+        wanted = torch.ones(len(pair.base), dtype=torch.bool)
+        if self.positions == "question":
+            wanted[: pair.span[0]] = False
+        return wanted
+
+
+def _one(
+    read: _Reader,
+    pair: PromptPair,
+    kinds: tuple[str, ...],
+    contrasts: tuple[str, ...],
+    edges: Tensor,
+    *,
+    c: float,
+    q: float,
+) -> dict[str, Any]:
+    """One problem: `before`, `after`, `difference` `[contrast, group, metric]`, token counts, thresholds, histograms."""
+    wanted = read.tokens(pair).tolist()
+    groups = groups_of(tuple(kind for kind, here in zip(kinds, wanted, strict=True) if here))
+    runs = {"base": read(pair, "base")}
+    thresholds = Thresholds.of(runs["base"], c=c, q=q)
+    parts: dict[str, list[Any]] = {"before": [], "after": [], "difference": [], "counts": []}
+    for contrast in contrasts:
+        for condition in CONTRASTS[contrast]:
+            if condition not in runs:
+                runs[condition] = read(pair, condition)
+        before, after = (runs[condition] for condition in CONTRASTS[contrast])
+        own = Thresholds.of(before, c=c, q=q).arm
+        cells: dict[str, list[Any]] = {key: [] for key in parts}
+        for mask in groups.values():
+            a, b = (run[mask.to(run.device)] for run in (before, after))
+            first, second = (summarise(part, thresholds=thresholds, own_threshold=own, edges=edges) for part in (a, b))
+            apart = distances(a, b)
+            nothing = [float("nan")] * len(DISTANCES)
+            cells["before"].append([*first.values(), *nothing])
+            cells["after"].append([*second.values(), *nothing])
+            cells["difference"].append([*(second[name] - first[name] for name in VALUES), *apart.values()])
+            cells["counts"].append([_counts(part, edges) for part in (a, b)])
+        for key, value in cells.items():
+            parts[key].append(value)
+    n_tokens = [int(mask.sum()) for mask in groups.values()]
+    return {**parts, "n_tokens": n_tokens, "thresholds": [thresholds.arm, thresholds.quantile]}
+
+
+def _counts(activations: Tensor, edges: Tensor) -> list[float]:
+    if not len(activations):
+        return [0.0] * (len(edges) - 1)
+    return histogram(activations.flatten().double(), edges=edges.to(activations.device)).tolist()
+
+
+def _classes(model: Model, pair: PromptPair, classify: Classify | None) -> tuple[str, ...]:
+    """The class of every token of the base prompt."""
+    if classify is None:
+        if model.tokenizer is None:
+            raise ValueError("token classes need the model's tokenizer, and it has none; give classify=...")
+        decode = lambda ids: model.tokenizer.decode(  # noqa: E731
+            ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        return token_classes(token_texts(pair.base.ids, decode))
+    found = tuple(classify(pair))
+    if len(found) != len(pair.base) or set(found) - set(CLASSES):
+        raise ValueError(
+            f"problem {pair.id!r}: classify must give one of {', '.join(CLASSES)} for each of the {len(pair.base)} tokens, "
+            f"got {len(found)} with the names {sorted(set(found))}"
+        )
+    return found
+
+
+def _numbers(classes: list[tuple[str, ...]]) -> list[int]:
+    return [CLASSES.index(kind) for kinds in classes for kind in kinds]

@@ -1,0 +1,347 @@
+"""ARM, the paper's activation redistribution module, as a seeded edit of any layers on any backend.
+
+The gate activations a = act(gate(x)) that lie nearest to zero are moved away from it, before the multiplication by up(x).
+What the paper describes and what its code does differ, so both are here (`reading`).
+"""
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from ..metrics.activations import arm_threshold, quantile
+from ..metrics.segments import widened
+from ..models.base import Edit, GatedMlp, Inputs, Model, ModelError, site
+from ..statistics.checks import derive_generator
+from .arm_published import published_arm
+
+READINGS = ("paper_add", "code_replace")
+SCOPES = ("tensor", "token")
+FRACTIONS = ("share", "direct")
+SELECTIONS = ("smallest", "quantile")
+UPPERS = ("signed", "absolute")
+MADS = ("absolute", "signed")
+
+GateActivations = Float[Tensor, "token d_mlp"]
+
+
+@dataclass(frozen=True, eq=False)
+class ArmPlan:
+    """What ARM would do to one prompt's activations, before anything is drawn.
+
+    One number per group: a single group for the scope "tensor", one per token for "token". `threshold` is half the width
+    of near zero (NaN where the fraction is given directly), `share` the share of activations inside it, `fraction` the
+    clipped share that is to be changed, `lower` and `upper` the ends of the range that is drawn from, in the activations'
+    unit (for "code_replace" the two magnitudes). `selected` marks the elements that change.
+    """
+
+    threshold: Float[Tensor, " group"]
+    share: Float[Tensor, " group"]
+    fraction: Float[Tensor, " group"]
+    lower: Float[Tensor, " group"]
+    upper: Float[Tensor, " group"]
+    selected: Bool[Tensor, "token d_mlp"]
+
+
+@dataclass(frozen=True)
+class ARM:
+    r"""Move the activations nearest to zero away from it: arXiv 2510.01032, section 5 and its code.
+
+    $$ \epsilon = 1.4826 \operatorname{MAD} c, \qquad p = \operatorname{mean}[|a| \le \epsilon], \qquad
+       f = \operatorname{clip}(k p, p_{min}, p_{max}) $$
+
+    and the $\max(1, \operatorname{round}(f n))$ elements of smallest $|a|$ change (ties: those that come first), all
+    others stay bit for bit:
+
+    - `reading="paper_add"`: $a \leftarrow a + u$, $u \sim U(\min a,\; Q_{p1}(a))$.
+    - `reading="code_replace"`: $a \leftarrow \operatorname{sign}(a)\, U(0, B)$, where $\operatorname{sign}(0) = +1$ and
+      $B$ is $Q_{p1}(a)$ for the non-negative and $|\min a|$ for the negative ones; here $p$ counts $|a| < \epsilon$.
+
+    Parameters
+    ----------
+    c : width of near zero in robust standard deviations; with `fraction="direct"` the share itself, up to 1.
+    p1 : percentile of the upper bound, 0 to 100, linearly interpolated.
+    layers : zero-based; the paper edits the first layer only.
+    scope : "tensor" measures a whole prompt (the code does, its padding and the other prompts of a batch included; here
+        always one prompt without padding), "token" each token by itself.
+    prefill_only : leave decode steps alone; otherwise each decode step is a tensor of its own, as in the code.
+    seed : with a prompt's key, layer and step the source of every draw, so the device and the other rows of a batch do
+        not matter.
+    k, p_min, p_max : as in the formula.
+    fraction : "share" as in the formula; "direct": f = c (the code's `choose=False`, for Gemma).
+    selection : "smallest" f n elements; "quantile": all with |a| at most the f quantile of |a|, ties included (Gemma).
+    upper : p1 of the "signed" activations or of the "absolute" ones (Gemma).
+    mad : the medians are of "absolute" activations (as in the code), or "signed".
+
+    Medians are the lower middle value and MAD is at least 1e-12, as in the code. Without a negative element the code
+    stops with an unassigned variable; here the lower bound is then 0, and no element needs it. If the p1 percentile is
+    negative, non-negative selected elements land below zero, as in the code. All activations equal to v: near zero holds
+    all (v = 0) or none, and p_max or p_min of them change, to draws from 0 to v ("paper_add": to 2 v).
+    """
+
+    c: float | int
+    p1: float | int
+    layers: Sequence[int] = (0,)
+    reading: str = "paper_add"
+    scope: str = "tensor"
+    prefill_only: bool = False
+    seed: int = 0
+    k: float | int = 1.0
+    p_min: float | int = 0.02
+    p_max: float | int = 0.25
+    fraction: str = "share"
+    selection: str = "smallest"
+    upper: str = "signed"
+    mad: str = "absolute"
+
+    def __post_init__(self) -> None:
+        for name, choices in (
+            ("reading", READINGS),
+            ("scope", SCOPES),
+            ("fraction", FRACTIONS),
+            ("selection", SELECTIONS),
+            ("upper", UPPERS),
+            ("mad", MADS),
+        ):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        for name in ("c", "p1", "k", "p_min", "p_max"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number, got {value!r}")
+            object.__setattr__(self, name, float(value))
+        if self.c <= 0 or self.k <= 0:
+            raise ValueError(f"c and k must be positive, got c={self.c:g}, k={self.k:g}")
+        if self.fraction == "direct" and self.c > 1:
+            raise ValueError(f'with fraction="direct" c is the share that changes, at most 1, got {self.c:g}')
+        if not 0 <= self.p1 <= 100:
+            raise ValueError(f"p1 is a percentile from 0 to 100, got {self.p1:g}")
+        if not 0 <= self.p_min <= self.p_max <= 1:
+            raise ValueError(f"0 <= p_min <= p_max <= 1 must hold, got p_min={self.p_min:g}, p_max={self.p_max:g}")
+        layers = tuple(self.layers) if isinstance(self.layers, list | tuple) else ()
+        if not layers or any(isinstance(at, bool) or not isinstance(at, int) or at < 0 for at in layers):
+            raise ValueError(f"layers must be zero-based layer numbers such as (0,), got {self.layers!r}")
+        if len(set(layers)) != len(layers):
+            raise ValueError(f"layers names a layer twice: {layers}")
+        object.__setattr__(self, "layers", layers)
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise TypeError(f"seed must be a whole number, got {self.seed!r}")
+
+    @classmethod
+    def from_paper(cls, model: str, benchmark: str, *, source: str = "table", **options: Any) -> "ARM":
+        """The published setting for a model and a benchmark.
+
+        `source`: "table" (Table 9) or "code"; they agree except where `mi.paper.PUBLISHED_ARM` says otherwise. With
+        `reading="code_replace"` the rest follows the code for that model too (Llama's p_min of 0.2; Gemma's quantiles).
+        Any field can be given as an option.
+
+        Raises `ValueError` for a model or benchmark without published setting. The settings differ per model *and
+        benchmark* and no held-out selection is described: on these benchmarks they are no out-of-sample estimate.
+        """
+        found = published_arm(model, benchmark)
+        c, p1 = found.values(source)
+        made: dict[str, Any] = {"c": c, "p1": p1}
+        if options.get("reading", "paper_add") == "code_replace":
+            made |= found.code_options
+        elif "fraction" in found.code_options:
+            made["fraction"] = found.code_options["fraction"]  # Table 9 itself gives Gemma's p instead of a c
+        made |= options
+        if made.get("p1") is None:
+            raise ValueError(f"p1 of {found.model} on {found.benchmark} is not known ({found.note}); give p1=...")
+        return cls(**made)
+
+    @property
+    def label(self) -> str:
+        """A short name that tells settings apart."""
+        words = [f"c={self.c:g}" if self.fraction == "share" else f"p={self.c:g}", f"p1={self.p1:g}"]
+        words.append("layer " + str(self.layers[0]) if len(self.layers) == 1 else f"layers {list(self.layers)}")
+        words += [self.reading, f"per {self.scope}"]
+        words += ["prefill only"] if self.prefill_only else []
+        plain = {"k": 1.0, "p_min": 0.02, "p_max": 0.25, "selection": "smallest", "upper": "signed", "mad": "absolute"}
+        for name, usual in plain.items():
+            value = getattr(self, name)
+            if value != usual:
+                words.append(f"{name}={value if isinstance(value, str) else format(value, 'g')}")
+        return f"ARM({', '.join([*words, f'seed {self.seed}'])})"
+
+    def plan(self, activations: GateActivations) -> ArmPlan:
+        """What would change in the activations of one prompt without padding, and between which bounds."""
+        if not activations.numel():
+            raise ValueError(f"ARM needs at least one activation, got shape {list(activations.shape)}")
+        if not bool(torch.isfinite(activations).all()):
+            raise ValueError("ARM needs finite activations; some are infinite or NaN")
+        values = widened(activations)
+        groups = values.reshape(1, -1) if self.scope == "tensor" else values
+        n = groups.shape[-1]
+        size = groups.abs()
+        if self.fraction == "direct":
+            threshold = share = size.new_full(size.shape[:1], torch.nan)
+            fraction = torch.full_like(share, self.c, dtype=torch.float64)
+        else:
+            threshold = arm_threshold(groups, c=self.c, absolute=self.mad == "absolute")
+            near = size <= threshold[:, None] if self.reading == "paper_add" else size < threshold[:, None]
+            share = near.sum(-1).double() / n
+            fraction = (self.k * share).clamp(self.p_min, self.p_max)
+        if self.selection == "quantile":
+            bars = [quantile(row, q=float(f)) for row, f in zip(size, fraction, strict=True)]
+            selected = size <= torch.stack(bars)[:, None]
+        else:
+            selected = _smallest(size, (fraction * n).round().long().clamp(min=1, max=n))
+        upper = quantile(groups if self.upper == "signed" else size, q=self.p1 / 100)
+        lower = groups.amin(-1)
+        if self.reading == "code_replace":
+            lower = lower.clamp(max=0).abs()
+        return ArmPlan(threshold, share, fraction, lower, upper, selected.reshape(activations.shape))
+
+    def redistribute(self, activations: GateActivations, *, generator: torch.Generator) -> GateActivations:
+        """The redistributed gate activations of one prompt without padding, as a new tensor of the same shape and dtype.
+
+        `generator` is a CPU generator (see `generator`); one number is drawn per element, used or not, so an element's
+        draw depends on its place alone. Computed in float32 or wider. Raises `ValueError` for activations that are empty,
+        infinite or NaN.
+        """
+        plan = self.plan(activations)
+        draws = torch.rand(activations.shape, generator=generator, dtype=torch.float32)
+        values = widened(activations)
+        draws = draws.to(values)
+        lower, upper = plan.lower[:, None], plan.upper[:, None]  # one group for all tokens, or one per token
+        if self.reading == "paper_add":
+            new = values + lower + draws * (upper - lower)
+        else:
+            new = torch.where(values < 0, -draws * lower, draws * upper)
+        return torch.where(plan.selected, new.to(activations.dtype), activations)
+
+    def generator(self, key: object, *, layer: int = 0, step: int = 0) -> torch.Generator:
+        """The CPU generator of one prompt (`key`: its problem's id, say), layer and decode step (0: the prefill)."""
+        number = derive_generator(self.seed, "arm", key, layer, step).integers(2**63 - 1)
+        return torch.Generator().manual_seed(int(number))
+
+    def redistribute_rows(
+        self,
+        activations: Float[Tensor, "batch token d_mlp"],
+        *,
+        keys: Sequence[object],
+        layer: int = 0,
+        step: int = 0,
+        real: Bool[Tensor, "batch token"] | None = None,
+    ) -> Float[Tensor, "batch token d_mlp"]:
+        """Every row of a batch by itself, with its own draws; tokens that are not `real` (padding) stay as they are.
+
+        A row gives the same numbers in whatever batch and behind whatever padding it stands.
+        """
+        if len(keys) != len(activations):
+            raise ValueError(f"one key per row: got {len(keys)} keys for {len(activations)} rows")
+        if step and self.prefill_only:
+            return activations.clone()
+        rows = []
+        for index, key in enumerate(keys):
+            row, made = activations[index], activations[index].clone()
+            keep = slice(None) if real is None else real[index].to(row.device)
+            made[keep] = self.redistribute(row[keep], generator=self.generator(key, layer=layer, step=step))
+            rows.append(made)
+        return torch.stack(rows)
+
+    def edits(
+        self,
+        model: Model,
+        inputs: Inputs | Int[Tensor, "..."],
+        *,
+        keys: Sequence[object] | None = None,
+        n_prompt: int | None = None,
+        step: int = 0,
+    ) -> dict[str, Edit]:
+        """The edits of one `Model.run` on these inputs; equal on every backend up to its own rounding.
+
+        Parameters
+        ----------
+        keys : one per row, what its draws are keyed by (a problem's id); None takes the prompt's own token ids.
+        n_prompt : how many tokens are the prompt; each later one is then a decode step of its own (step 1, 2, ...), as
+            if it had been generated. None: all tokens are the prompt.
+        step : the inputs are the tokens of this decode step alone (with `keys`); 0: a prompt.
+
+        Gives no edits for a decode step under `prefill_only`. Raises `ModelError` where a layer has no gated MLP.
+        """
+        tokens = inputs.tokens if isinstance(inputs, Inputs) else inputs
+        tokens = tokens[None] if tokens.dim() == 1 else tokens
+        n_tokens = tokens.shape[1]
+        prompt = n_tokens if n_prompt is None else n_prompt
+        if not 1 <= prompt <= n_tokens:
+            raise ValueError(f"n_prompt must lie between 1 and the {n_tokens} tokens of the inputs, got {n_prompt}")
+        gates = {layer: model.gated_mlp(layer) for layer in self.layers}
+        if keys is None:
+            if step:
+                raise ValueError("a decode step needs keys=..., the same as its prompt's: it does not hold the prompt")
+            keys = [_content_key(row[:prompt]) for row in tokens]
+        if len(keys) != len(tokens):
+            raise ValueError(f"one key per row: got {len(keys)} keys for {len(tokens)} rows")
+        if step and self.prefill_only:
+            return {}
+        made: dict[str, Edit] = {}
+        for layer, gate in gates.items():
+            made |= gate_edits(layer, gate, self._step_by_step(tuple(keys), layer, prompt, step))
+        return made
+
+    def _step_by_step(self, keys: tuple[object, ...], layer: int, prompt: int, step: int) -> Callable[[Tensor], Tensor]:
+        def redistribute(activations: Tensor) -> Tensor:
+            n_tokens = activations.shape[1]
+            ends = [prompt, *range(prompt + 1, n_tokens + 1)]
+            parts, start = [], 0
+            for later, end in enumerate(ends):
+                part = activations[:, start:end]
+                parts.append(self.redistribute_rows(part, keys=keys, layer=layer, step=step + later))
+                start = end
+            return torch.cat(parts, 1)
+
+        return redistribute
+
+
+def gate_edits(layer: int, gate: GatedMlp, change: Callable[[Tensor], Tensor]) -> dict[str, Edit]:
+    """Edits that put `change(a)` in the place of a layer's gate activations a `[batch, token, d_mlp]`.
+
+    No library has a hook on act(gate(x)), so the product is made again at `hook_post`, and only where `a` has changed.
+    """
+    held: dict[str, Tensor] = {}
+    name = site(layer, "mlp.hook_post")
+
+    def hold(key: str) -> Edit:
+        def keep(value: Tensor) -> Tensor:
+            held[key] = value
+            return value
+
+        return keep
+
+    def override(post: Tensor) -> Tensor:
+        if len(held) < 2:
+            raise ModelError(f"{name} came before its two factors; this backend cannot edit the gate activations")
+        activations, linear = gate.activation(held.pop("pre")), held.pop("linear")
+        bias = 0 if gate.bias is None else gate.bias
+        if not torch.allclose(activations * linear + bias, post, rtol=2e-2, atol=1e-3 * float(post.abs().max())):
+            raise ModelError(f"{name} is not act(pre) * pre_linear here: this MLP is built otherwise, edit it by hand")
+        changed = change(activations)
+        return torch.where(changed == activations, post, changed * linear + bias)
+
+    return {
+        site(layer, "mlp.hook_pre"): hold("pre"),
+        site(layer, "mlp.hook_pre_linear"): hold("linear"),
+        name: override,
+    }
+
+
+def _smallest(size: Float[Tensor, "group n"], counts: Int[Tensor, " group"]) -> Bool[Tensor, "group n"]:
+    """The `counts` smallest elements of each group; of equal ones those that come first."""
+    if len(counts) == 1:
+        bar = size.kthvalue(int(counts), -1, keepdim=True).values
+    else:
+        bar = size.sort(-1).values.gather(-1, counts[:, None] - 1)
+    below, ties = size < bar, size == bar
+    missing = counts[:, None] - below.sum(-1, keepdim=True)
+    return below | (ties & (ties.cumsum(-1) <= missing))
+
+
+def _content_key(ids: Tensor) -> str:
+    return hashlib.sha256(repr(ids.tolist()).encode()).hexdigest()

@@ -1,0 +1,108 @@
+"""ARM's published settings per model and benchmark: Table 9 of arXiv 2510.01032 beside the values in its code."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+QWEN_CODE: Mapping[str, Any] = {"p_min": 0.02}
+LLAMA_CODE: Mapping[str, Any] = {"p_min": 0.2}
+GEMMA_CODE: Mapping[str, Any] = {"fraction": "direct", "selection": "quantile", "upper": "absolute"}
+
+
+@dataclass(frozen=True)
+class PublishedArm:
+    """One setting: `table` and `code` are (c, p1) as Table 9 prints them and as the code sets them; p1 as a percentile.
+
+    For Gemma the first number is the share p itself. None: not known. `code_options`: what else the code sets for this
+    model. `code_known`: whether the code's own numbers are on record; otherwise no difference from the table is recorded.
+    """
+
+    model: str
+    benchmark: str
+    table: tuple[float, float | None] | None
+    code: tuple[float, float | None] | None
+    code_options: Mapping[str, Any] = field(default_factory=dict)
+    code_known: bool = False
+    note: str = ""
+
+    @property
+    def disagrees(self) -> bool:
+        """Whether table and code give different numbers."""
+        return self.table is not None and self.code is not None and self.table != self.code
+
+    def values(self, source: str) -> tuple[float, float | None]:
+        """(c, p1) by "table" or "code"."""
+        if source not in ("table", "code"):
+            raise ValueError(f'source must be "table" or "code", got {source!r}')
+        found = self.table if source == "table" else self.code
+        if found is None:
+            other = "code" if source == "table" else "table"
+            raise ValueError(
+                f"the {source} has no ARM setting for {self.model} on {self.benchmark} ({self.note}); the {other} has: "
+                f'source="{other}"'
+            )
+        return found
+
+
+def _agreeing(model: str, code_options: Mapping[str, Any], **settings: tuple[float, float]) -> list[PublishedArm]:
+    names = {"gpqa": "GPQA", "math": "MATH-500", "aime24": "AIME24", "aime25": "AIME25", "humaneval": "HumanEval"}
+    return [PublishedArm(model, names[key], values, values, code_options) for key, values in settings.items()]
+
+
+_USUAL = (0.13, 99.5)
+_INSTRUCT, _GEMMA_4B, _GEMMA_27B = "qwen2.5-7b-instruct", "gemma-3-4b-it", "gemma-3-27b-it"
+
+PUBLISHED_ARM: tuple[PublishedArm, ...] = (
+    *_agreeing(
+        "qwen2.5-math-1.5b", QWEN_CODE, gpqa=(0.15, 99.5), math=_USUAL, aime24=_USUAL, aime25=_USUAL, humaneval=_USUAL
+    ),
+    *_agreeing(
+        "qwen2.5-math-7b",
+        QWEN_CODE,
+        gpqa=(0.2, 99.5),
+        math=(0.1, 95.0),
+        aime24=(0.05, 90.0),
+        aime25=(0.13, 99.5),
+        humaneval=(0.13, 95.0),
+    ),
+    *_agreeing(_INSTRUCT, QWEN_CODE, gpqa=(0.15, 99.5), math=(0.1, 99.5)),
+    PublishedArm(
+        _INSTRUCT, "AIME25", (0.13, 95.0), (0.1, 99.5), QWEN_CODE, True, "both numbers differ between table and code"
+    ),
+    *_agreeing("qwen2.5-32b-instruct", QWEN_CODE, gpqa=(0.05, 90.5), aime24=(0.13, 99.5), aime25=(0.05, 99.0)),
+    *_agreeing("llama-3.1-8b-instruct", LLAMA_CODE, gpqa=(0.45, 80.0), math=(0.32, 90.0), aime24=(0.32, 90.0)),
+    PublishedArm(
+        _GEMMA_4B, "GPQA", None, (0.5, None), GEMMA_CODE, True, "the code's share is 0.5; p1 is not on record"
+    ),
+    *_agreeing(_GEMMA_4B, GEMMA_CODE, math=(0.25, 85.0)),
+    PublishedArm(
+        _GEMMA_4B, "AIME24", (0.25, 96.5), (0.25, 85.0), GEMMA_CODE, True, "p1 is 96.5 in the table, 0.85 in the code"
+    ),
+    *_agreeing(_GEMMA_4B, GEMMA_CODE, aime25=(0.25, 85.0)),
+    PublishedArm(
+        _GEMMA_27B, "GPQA", None, (0.5, None), GEMMA_CODE, True, "the code's share is 0.5; p1 is not on record"
+    ),
+    *_agreeing(_GEMMA_27B, GEMMA_CODE, math=(0.25, 85.0)),
+    PublishedArm(
+        _GEMMA_27B, "AIME24", (0.25, 85.0), (0.25, 96.5), GEMMA_CODE, True, "p1 is 85 in the table, 0.965 in the code"
+    ),
+    *_agreeing(_GEMMA_27B, GEMMA_CODE, aime25=(0.25, 70.0)),
+)
+"""Table 9 and released code. They differ per model and benchmark; no held-out selection is described."""
+
+
+def published_arm(model: str, benchmark: str) -> PublishedArm:
+    """The setting of a model (its key, or a hub id such as "Qwen/Qwen2.5-Math-7B") on a benchmark, upper or lower case.
+
+    Raises `ValueError` that names what there is.
+    """
+    key = model.rpartition("/")[2].lower()
+    models = tuple(dict.fromkeys(found.model for found in PUBLISHED_ARM))
+    if key not in models:
+        raise ValueError(f"the paper gives no ARM setting for model {model!r}; it does for {', '.join(models)}")
+    of_model = {found.benchmark.lower(): found for found in PUBLISHED_ARM if found.model == key}
+    wanted = benchmark.lower()
+    if wanted not in of_model:
+        known = ", ".join(found.benchmark for found in of_model.values())
+        raise ValueError(f"the paper gives no ARM setting for {key} on {benchmark!r}; it does for {known}")
+    return of_model[wanted]

@@ -1,0 +1,321 @@
+"""`decompose_attention`: a head's output with an inserted span as lambda z + Sigma, measured on any model."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..checkpoint import Checkpoint
+from ..heads import Head
+from ..insertions import Insertion, PromptPair, make_pairs
+from ..models.base import Inputs, Model, site
+from ..patching import hash_ids
+from ..progress import progress_bar
+from .decomposition import METRICS, AttentionDecomposition
+from .reduction import HeadNumbers, LayerNumbers, LayerRuns, PairReduction, layer_numbers
+from .runs import CONTRASTS, HELD, chosen_heads, fit_pairs, read_span
+
+
+def decompose_attention(
+    model: Model,
+    pairs: Iterable[PromptPair],
+    *,
+    heads: Iterable[Head] | None = None,
+    layers: Iterable[int] | None = None,
+    contrasts: Sequence[str] = ("content", "total", "held"),
+    held_positions: str = "first",
+    control: str | Insertion | None = None,
+    n_control_draws: int = 5,
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    seed: int = 0,
+) -> AttentionDecomposition:
+    r"""Split what an inserted span does to every head's output into scale, bias and shift, and say what is left.
+
+    $$ z'_i = \lambda_i z_i + \Sigma_i, \qquad \lambda_i = 1 - \sum_{k \in I} A'_{ik}, \qquad
+       \Sigma_i = \sum_{k \in I} A'_{ik} v_k $$
+
+    per query and head. Against the run without the span at the same positions this is an identity in layer 0, whatever
+    is inserted; against the plain prompt there is a third term, $\lambda_i (z^{\text{gap}}_i - z^{\text{base}}_i)$; in
+    deeper layers a residual is left, which says how far attention is *not* affine there. Beside the true lambda the best
+    global affine fit over queries is given, which is another number (`fit_slope`, `fit_r2`).
+
+    Parameters
+    ----------
+    heads, layers : which (zero-based), one or the other; default all. Shares are of all heads of a layer in any case.
+    contrasts : "content" (inserted against gap, C1 and C2), "total" (inserted against base, C1 and C0), "held" (held
+        against base, C4 and C0: content without any shift of positions). The first one is what is printed.
+    held_positions : the span's own positions in C4, "first" or "spread" (methods §2 asks to report both).
+    control : another insertion of the same length and place, to compare lambda with: "random_sentence", an `Insertion`,
+        or None. `n_control_draws` random sentences per problem are averaged within the problem.
+    checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
+
+    All runs of a pair are rows of one forward pass, reduced inside each layer; nothing of a token outlives its layer.
+    Raises `ValueError` for pairs without tokens after the insertion, no heads or layers, heads or layers given twice or
+    out of range; `ModelError` where the model shows no rotated queries and keys or no output weights.
+
+    Source: arXiv 2510.01032, Eq. 1-2; methods §3 (I1, I2, I9, I10). The paper calls lambda the drop and takes one number.
+    """
+    found = fit_pairs(model, pairs, what="decompose")
+    contrasts = _checked_contrasts(contrasts)
+    if held_positions not in HELD:
+        raise ValueError(f'held_positions must be "first" or "spread", got {held_positions!r}')
+    chosen = chosen_heads(model, heads, layers, what="decompose")
+    controls = _control_pairs(model, found, control, n_control_draws, seed)
+    asked = sorted({head.layer for head in chosen})
+    for layer in asked:
+        model.attention_output(layer)
+    settings = {
+        "contrasts": list(contrasts),
+        "held_positions": held_positions,
+        "heads": [str(head) for head in chosen],
+        "n_heads": model.info.n_heads,
+        "insertion": found[0].insertion.label,
+        "control": None if controls is None else controls.label,
+        "control_draws": 0 if controls is None else len(controls.draws),
+        "model": model.info.name,
+        "backend": model.info.backend,
+        "attention": model.info.attention,
+        "dtype": model.info.dtype,
+        "norms_attention_output": any(model.attention_output(layer).norm is not None for layer in asked),
+    }
+    prompts = [[pair.id, *pair.span, hash_ids(pair.inserted.ids)] for pair in found]
+    saved = Checkpoint(checkpoint, {**settings, "prompts": prompts})
+    one = _OnePair(model, contrasts, chosen, held_positions)
+    done: list[dict[str, Any]] = []
+    with progress_bar(len(found), "decomposing attention", enabled=progress) as bar:
+        for index, pair in enumerate(found):
+            kept = saved.get(pair.id)
+            if kept is None:
+                try:
+                    kept = one.measured(pair)
+                    if controls is not None:
+                        kept["control"] = one.control([draw[index] for draw in controls.draws])
+                except ValueError as error:
+                    raise type(error)(f"problem {pair.id!r}: {error}") from error
+                saved.put(pair.id, _lists(kept) if checkpoint is not None else {})
+            done.append(kept)
+            bar.update(1)
+    return AttentionDecomposition(
+        problem_ids=tuple(pair.id for pair in found),
+        contrasts=contrasts,
+        heads=chosen,
+        values=_stacked([each["heads"] for each in done], tuple(METRICS)),
+        layer_values=_stacked([each["layers"] for each in done], ("lam_null", "norm_share")),
+        control=None if controls is None else np.stack([np.asarray(each["control"], dtype=float) for each in done]),
+        settings=settings,
+        seed=seed,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionParts:
+    """One pair, one layer, one contrast, every query: `lam`, `drop` `[head, query]`; the rest `[head, query, d_head]`.
+
+    `queries` are the positions in the inserted prompt. `after` = `before` + `scale` + `bias` (+ `shift`) + `rest`, where
+    scale = (lambda - 1) before, bias = Sigma, and `rest` is 0 in layer 0 up to rounding.
+    """
+
+    problem_id: str
+    layer: int
+    contrast: str
+    queries: np.ndarray
+    lam: np.ndarray
+    drop: np.ndarray
+    after: np.ndarray
+    before: np.ndarray
+    scale: np.ndarray
+    bias: np.ndarray
+    shift: np.ndarray | None
+    rest: np.ndarray
+
+    def __repr__(self) -> str:
+        change = np.linalg.norm(self.after - self.before)
+        left = np.linalg.norm(self.rest) / change if change > 0 else np.nan
+        return (
+            f"problem {self.problem_id!r}, layer {self.layer} (zero-based), contrast {self.contrast!r}: lambda of "
+            f"{len(self.lam)} heads at {len(self.queries)} queries, {self.lam.min():.4f} to {self.lam.max():.4f}; the "
+            f"affine form leaves {left:.2g} of the change open"
+        )
+
+
+def attention_parts(
+    model: Model, pair: PromptPair, layer: int, *, contrast: str = "content", held_positions: str = "first"
+) -> AttentionParts:
+    """Lambda, Sigma and the other terms of one layer at every query of one pair (`decompose_attention` keeps their means).
+
+    Source: methods §3.
+    """
+    (pair,) = fit_pairs(model, [pair], what="decompose")
+    (contrast,) = _checked_contrasts((contrast,))
+    if held_positions not in HELD:
+        raise ValueError(f'held_positions must be "first" or "spread", got {held_positions!r}')
+    chosen_heads(model, None, [layer], what="decompose")
+    made: list[AttentionParts] = []
+
+    def visit(at: int, runs: LayerRuns, visible: Tensor) -> None:
+        new, reference = CONTRASTS[contrast]
+        parts, read = runs.parts(contrast), runs.read[new]
+        made.append(
+            AttentionParts(
+                problem_id=pair.id,
+                layer=at,
+                contrast=contrast,
+                queries=np.arange(pair.span[1], len(pair.inserted)),
+                lam=_numbers(read.lam),
+                drop=_numbers(read.drop),
+                after=_numbers(runs.z[new]),
+                before=_numbers(runs.z[reference]),
+                scale=_numbers(parts.scale),
+                bias=_numbers(parts.bias),
+                shift=None if parts.shift is None else _numbers(parts.shift),
+                rest=_numbers(parts.rest),
+            )
+        )
+
+    PairReduction(model, pair, (contrast,), layers=[layer], held_positions=held_positions, visit=visit).run()
+    return made[0]
+
+
+@dataclass(frozen=True, eq=False)
+class _Controls:
+    """Pairs with another insertion, draw by draw, in the order of the problems."""
+
+    label: str
+    draws: tuple[tuple[PromptPair, ...], ...]
+
+
+class _OnePair:
+    """What stays the same from problem to problem; short-lived."""
+
+    def __init__(self, model: Model, contrasts: tuple[str, ...], heads: tuple[Head, ...], held_positions: str) -> None:
+        self.model, self.contrasts, self.held_positions = model, contrasts, held_positions
+        self.layers = sorted({head.layer for head in heads})
+        self.asked = np.zeros((model.info.n_layers, model.info.n_heads), dtype=bool)
+        for head in heads:
+            self.asked[head.layer, head.head] = True
+
+    def measured(self, pair: PromptPair) -> dict[str, Any]:
+        """`heads[metric][contrast]` `[layer, head]` and `layers[metric][contrast]` `[layer]` of one pair."""
+        by_head: dict[str, dict[str, np.ndarray]] = {}
+        by_layer: dict[str, dict[str, np.ndarray]] = {}
+
+        def visit(layer: int, runs: LayerRuns, visible: Tensor) -> None:
+            heads: HeadNumbers
+            whole: LayerNumbers
+            heads, whole = layer_numbers(self.model, pair, self.contrasts, layer, runs, visible)
+            for (metric, contrast), values in heads.items():
+                grid = by_head.setdefault(metric, {}).setdefault(contrast, np.full(self.asked.shape, np.nan))
+                grid[layer] = np.where(self.asked[layer], _numbers(values), np.nan)
+            for (metric, contrast), number in whole.items():
+                line = by_layer.setdefault(metric, {}).setdefault(contrast, np.full(len(self.asked), np.nan))
+                line[layer] = number
+
+        PairReduction(
+            self.model, pair, self.contrasts, layers=self.layers, held_positions=self.held_positions, visit=visit
+        ).run()
+        return {"heads": by_head, "layers": by_layer}
+
+    def control(self, draws: Sequence[PromptPair]) -> np.ndarray:
+        """Mean lambda `[layer, head]` under other insertions."""
+        return np.mean([self._lam(pair) for pair in draws], axis=0)
+
+    def _lam(self, pair: PromptPair) -> np.ndarray:
+        grid = np.full(self.asked.shape, np.nan)
+        inputs = pair.condition("inserted").to(self.model.info.device)
+        visible = self.model.visible(Inputs(inputs.tokens))
+        held: dict[str, Tensor] = {}
+
+        def hold(part: str) -> Any:
+            return lambda value: held.__setitem__(part, value)
+
+        def reduce(layer: int) -> Any:
+            def take(k: Tensor) -> None:
+                q, v = held.pop("rot_q"), held.pop("v")
+                shown = visible[layer].to(k.device)
+                read = read_span(q, k, v, shown, self.model.attention_rule(layer), span=pair.span)
+                grid[layer] = np.where(self.asked[layer], _numbers(read.lam.mean(-1)), np.nan)
+
+            return take
+
+        capture = {}
+        for layer in self.layers:
+            capture |= {site(layer, f"attn.hook_{part}"): hold(part) for part in ("v", "rot_q")}
+            capture[site(layer, "attn.hook_rot_k")] = reduce(layer)
+        self.model.run(inputs.tokens, capture=capture, logits_at="none")
+        return grid
+
+
+def _checked_contrasts(contrasts: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(contrasts, str) or not contrasts or len(set(contrasts)) != len(contrasts):
+        raise ValueError(f"contrasts must be one or more different names of {', '.join(CONTRASTS)}, got {contrasts!r}")
+    for name in contrasts:
+        if name not in CONTRASTS:
+            raise ValueError(f"unknown contrast {name!r}; choose one of {', '.join(CONTRASTS)}")
+    return tuple(contrasts)
+
+
+def _control_pairs(
+    model: Model, pairs: tuple[PromptPair, ...], control: str | Insertion | None, n_draws: int, seed: int
+) -> _Controls | None:
+    if control is None:
+        return None
+    if isinstance(n_draws, bool) or not isinstance(n_draws, int) or n_draws < 1:
+        raise ValueError(f"n_control_draws must be 1 or more, got {n_draws!r}; control=None leaves the control out")
+    lengths = {pair.n_inserted for pair in pairs}
+    if len(lengths) > 1:
+        raise ValueError(
+            f"a control needs one length for all problems, but these pairs insert {sorted(lengths)} tokens"
+        )
+    (length,) = lengths
+    own = pairs[0].insertion
+    place = {"before": own.before, "after": own.after, "at": own.at}
+    if control == "random_sentence":
+        insertion = Insertion.random_sentence(length, seed=seed)
+    elif isinstance(control, Insertion):
+        insertion = control
+    else:
+        raise ValueError(f'control must be "random_sentence", an Insertion or None, got {control!r}')
+    insertion = replace(insertion, **place)
+    drawn = range(n_draws if insertion.kind == "random_sentence" else 1)
+    problems = [pair.problem for pair in pairs]
+    draws = tuple(
+        make_pairs(model, problems, replace(insertion, draw=insertion.draw + number), template=pairs[0].template)
+        for number in drawn
+    )
+    for pair, ours in zip(draws[0], pairs, strict=True):
+        if pair.n_inserted != length or pair.base.ids != ours.base.ids[: len(pair.base)]:
+            raise ValueError(
+                f"problem {pair.id!r}: the control must insert as many tokens into the same prompt ({length}), but "
+                f"{insertion.label} inserts {pair.n_inserted}"
+            )
+    return _Controls(insertion.label, draws)
+
+
+def _numbers(values: Tensor) -> np.ndarray:
+    return values.detach().double().cpu().numpy()
+
+
+def _stacked(parts: list[Any], order: Sequence[str]) -> dict[str, dict[str, np.ndarray]]:
+    """`[problem, ...]` from one problem's values after the other, metrics in this order."""
+    return {
+        metric: {
+            contrast: np.stack([np.asarray(part[metric][contrast], dtype=float) for part in parts])
+            for contrast in parts[0][metric]
+        }
+        for metric in order
+        if metric in parts[0]
+    }
+
+
+def _lists(done: dict[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {
+        kind: {
+            metric: {contrast: array.tolist() for contrast, array in by.items()} for metric, by in done[kind].items()
+        }
+        for kind in ("heads", "layers")
+    }
+    return kept | ({"control": done["control"].tolist()} if "control" in done else {})

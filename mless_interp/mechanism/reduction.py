@@ -1,0 +1,179 @@
+"""One prompt pair, all runs of its contrasts in one forward pass, every layer reduced where it is made."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..insertions import PromptPair
+from ..metrics.attention import span_mass_null
+from ..metrics.decomposition import AffineParts, affine_fit, affine_parts, affine_residual, frozen_gain, residual_share
+from ..metrics.outputs import direction_coherence, value_cosine, value_effective_rank, value_spectral_share
+from ..models.base import Model, site
+from .runs import CONTRASTS, Read, read_span, rounding, runs_of, side_by_side
+
+HeadNumbers = dict[tuple[str, str], Tensor]
+"""(metric, contrast) -> `[head]`."""
+LayerNumbers = dict[tuple[str, str], float]
+"""(metric, contrast) -> one number of the layer."""
+
+
+class LayerRuns:
+    """What one layer shows of all runs, at the rows after the span; lives only inside that layer.
+
+    `z[run]` `[head, row, d_head]`, `read[run]` of the runs that see the span.
+    """
+
+    def __init__(self, runs: Sequence[str], q: Tensor, k: Tensor, v: Tensor, z: Tensor) -> None:
+        self.runs = tuple(runs)
+        self._q, self._k, self.v, self._z = q, k, v, z
+        self.z: dict[str, Tensor] = {}
+        self.read: dict[str, Read] = {}
+
+    def reduce(self, visible: Tensor, rule: Any, span: tuple[int, int]) -> "LayerRuns":
+        """Fill `z` and `read`; `visible` is `[run, 1|head, token, token]`."""
+        for row, run in enumerate(self.runs):
+            self.z[run] = self._z[row, span[1] :].transpose(0, 1)
+            if run in ("inserted", "held"):
+                one = slice(row, row + 1)
+                self.read[run] = read_span(self._q[one], self._k[one], self.v[one], visible[one], rule, span=span)
+        return self
+
+    def parts(self, contrast: str) -> AffineParts:
+        """The change of this contrast, split."""
+        new, reference = CONTRASTS[contrast]
+        read = self.read[new]
+        matched = self.z["gap"] if contrast == "total" else None
+        return affine_parts(self.z[new], self.z[reference], lam=read.lam, sigma=read.sigma, matched=matched)
+
+
+class PairReduction:
+    """The reducers of one forward pass; short-lived. `visit(layer, runs)` is called once per asked layer."""
+
+    def __init__(
+        self,
+        model: Model,
+        pair: PromptPair,
+        contrasts: Sequence[str],
+        *,
+        layers: Iterable[int],
+        held_positions: str,
+        visit: Callable[[int, LayerRuns, Tensor], None],
+    ) -> None:
+        self.model, self.pair, self.visit = model, pair, visit
+        self.runs = runs_of(contrasts)
+        self.inputs = side_by_side(pair, self.runs, held_positions=held_positions).to(model.info.device)
+        self.visible = model.visible(self.inputs)
+        self.layers = tuple(layers)
+        self._held: dict[tuple[int, str], Tensor] = {}
+
+    def run(self) -> None:
+        """The forward pass: no logits, nothing outlives its layer."""
+        capture: dict[str, Callable[[Tensor], None]] = {}
+        for layer in self.layers:
+            for part in ("v", "rot_q", "rot_k"):
+                capture[site(layer, f"attn.hook_{part}")] = self._hold(layer, part)
+            capture[site(layer, "attn.hook_z")] = self._reduce(layer)
+        self.model.run(
+            self.inputs.tokens,
+            position_ids=self.inputs.position_ids,
+            attention_mask=self.inputs.attention_mask,
+            capture=capture,
+            logits_at="none",
+        )
+
+    def _hold(self, layer: int, part: str) -> Callable[[Tensor], None]:
+        def hold(value: Tensor) -> None:
+            self._held[layer, part] = value
+
+        return hold
+
+    def _reduce(self, layer: int) -> Callable[[Tensor], None]:
+        def reduce(z: Tensor) -> None:
+            q, k, v = (self._held.pop((layer, part)) for part in ("rot_q", "rot_k", "v"))
+            visible = self.visible[layer].to(z.device)
+            runs = LayerRuns(self.runs, q, k, v, z).reduce(visible, self.model.attention_rule(layer), self.pair.span)
+            self.visit(layer, runs, visible)
+
+        return reduce
+
+
+def layer_numbers(
+    model: Model, pair: PromptPair, contrasts: Sequence[str], layer: int, runs: LayerRuns, visible: Tensor
+) -> tuple[HeadNumbers, LayerNumbers]:
+    """All numbers of a layer: per head, and of the layer as a whole."""
+    heads: HeadNumbers = {}
+    whole: LayerNumbers = {}
+    span = pair.span_mask.to(visible.device)
+    inside = torch.ones(pair.n_inserted, dtype=torch.bool, device=visible.device)
+    groups = model.info.n_heads // model.info.n_key_value_heads
+    for contrast in contrasts:
+        new, reference = CONTRASTS[contrast]
+        read, parts = runs.read[new], runs.parts(contrast)
+        before = runs.z[reference]
+        row = runs.runs.index(new)
+        values = runs.v[row, slice(*pair.span)].transpose(0, 1)
+        size = before.float().flatten(-2).norm(dim=-1)
+        change = parts.change.flatten(-2).norm(dim=-1)
+        floor = rounding(model, before.dtype) * size
+        fit = affine_fit(before, runs.z[new])
+        found = {
+            "lam": read.lam.mean(-1),
+            "lam_sd": read.lam.std(-1, correction=0),
+            "lam_last": read.lam[:, -1],
+            "sigma_norm": read.sigma.norm(dim=-1).mean(-1),
+            "direction_coherence": direction_coherence(read.sigma),
+            "change": torch.where(size > 0, change / size, torch.nan),
+            "residual": affine_residual(parts.rest, parts.change, rounding=floor),
+            "fit_slope": fit.slope,
+            "fit_r2": fit.r2,
+        }
+        for name, metric in _VALUE_METRICS.items():
+            found[name] = metric(values, span=inside).repeat_interleave(groups, 0)
+        if parts.shift is not None:
+            found["shift_left_out"] = affine_residual(parts.rest + parts.shift, parts.change, rounding=floor)
+        shares, rescaled = _shares(model, layer, runs.z[new], before, parts)
+        found |= shares
+        heads |= {(name, contrast): value for name, value in found.items()}
+        null = span_mass_null(visible[row, :1, pair.span[1] :], span=span, dtype=torch.float64)
+        whole["lam_null", contrast] = float((1 - null).mean())
+        if rescaled is not None:
+            whole["norm_share", contrast] = rescaled
+    return heads, whole
+
+
+_VALUE_METRICS = {
+    "value_cosine": value_cosine,
+    "value_spectral_share": value_spectral_share,
+    "value_effective_rank": value_effective_rank,
+}
+
+
+def _shares(
+    model: Model, layer: int, after: Tensor, before: Tensor, parts: AffineParts
+) -> tuple[dict[str, Tensor], float | None]:
+    """Shares of the residual change before the layer's norm of attention's output and, where it has one, after it.
+
+    With the second, the share that no head has: that the norm divides the two runs by different numbers.
+    """
+    output = model.attention_output(layer)
+    wide = parts.change.dtype
+    new, old = (output.before_norm(z.transpose(0, 1).to(wide)) for z in (after, before))
+    weights = output.weights.to(parts.change)
+    pieces = {"": parts.change, "scale_": parts.scale, "bias_": parts.bias, "rest_": parts.rest}
+    if parts.shift is not None:
+        pieces["shift_"] = parts.shift
+    added = torch.einsum("hrd,hdm->rm", parts.change, weights)
+    if float(added.norm()) < 10 * rounding(model, before.dtype) * float(old.norm()):
+        added = torch.full_like(added, torch.nan)  # nothing but rounding
+    found = {f"{name}share": residual_share(piece, added, output_weights=weights) for name, piece in pieces.items()}
+    if output.norm is None:
+        return found, None
+    gain, gain_before = frozen_gain(output.norm, new), frozen_gain(output.norm, old)
+    normed = gain.to(wide) * new - gain_before.to(wide) * old + 0 * added
+    for name, piece in pieces.items():
+        found[f"{name}share_after_norm"] = residual_share(piece, normed, output_weights=weights, gain=gain.to(wide))
+    total = normed.square().sum()
+    rescaled = ((gain - gain_before).to(wide) * old * normed).sum() / total
+    return found, float(torch.where(total > 0, rescaled, torch.nan))

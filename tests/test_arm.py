@@ -1,0 +1,473 @@
+"""ARM against a slow, literal reference; its edits on every backend; the published settings."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ARCHITECTURES, BACKENDS, word_tokenizer
+from models_under_test import loaded, pairs_for
+
+import mless_interp as mi
+from mless_interp.mechanism import ARM
+from mless_interp.models.base import GatedMlp, Inputs, Model, ModelError, site
+
+EXAMPLE = torch.tensor([[-0.2, -0.05, 0, 0.01], [0.02, 0.1, 0.5, 1]], dtype=torch.float64)  # methods 13
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def activations(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> torch.Tensor:
+    """SiLU of normal numbers, as a gate gives them."""
+    return torch.nn.functional.silu(torch.randn(*shape, generator=seeded(seed), dtype=torch.float64)).to(dtype)
+
+
+# ------------------------------------------------------------------------------------------------ the slow reference
+
+
+def lower_median(values: list[float]) -> float:
+    return sorted(values)[(len(values) - 1) // 2]
+
+
+def percentile(values: list[float], q: float) -> float:
+    ordered = sorted(values)
+    place = q / 100 * (len(ordered) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def reference(arm: ARM, a: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """The table of methods 1.5, one element at a time, in Python floats."""
+    draws = torch.rand(a.shape, generator=generator, dtype=torch.float32)
+    groups = [range(len(a))] if arm.scope == "tensor" else [[t] for t in range(len(a))]
+    out = a.clone()
+    for tokens in groups:
+        places = [(t, d) for t in tokens for d in range(a.shape[1])]
+        values = [float(a[place]) for place in places]
+        sizes = [abs(value) for value in values]
+        n = len(values)
+        measured = sizes if arm.mad == "absolute" else values
+        middle = lower_median(measured)
+        mad = max(lower_median([abs(value - middle) for value in measured]), 1e-12)
+        eps = 1.4826 * mad * arm.c
+        if arm.fraction == "direct":
+            fraction = arm.c
+        else:
+            near = sum(size <= eps if arm.reading == "paper_add" else size < eps for size in sizes)
+            fraction = min(max(arm.k * near / n, arm.p_min), arm.p_max)
+        if arm.selection == "quantile":
+            bar = percentile(sizes, 100 * fraction)
+            chosen = [i for i in range(n) if sizes[i] <= bar]
+        else:
+            chosen = sorted(range(n), key=lambda i: (sizes[i], i))[: max(1, round(fraction * n))]
+        upper = percentile(values if arm.upper == "signed" else sizes, arm.p1)
+        negative = [value for value in values if value < 0]
+        for i in chosen:
+            draw = float(draws[places[i]])
+            if arm.reading == "paper_add":
+                new = values[i] + (min(values) + draw * (upper - min(values)))
+            elif values[i] < 0:
+                new = -draw * abs(min(negative))
+            else:
+                new = draw * upper
+            out[places[i]] = new
+    return out
+
+
+SETTINGS = [
+    {"c": 0.13, "p1": 99.5},
+    {"c": 0.32, "p1": 90.0, "p_min": 0.2},
+    {"c": 0.001, "p1": 95.0},  # too few near zero: p_min decides
+    {"c": 3.0, "p1": 70.0},  # too many: p_max decides
+    {"c": 0.2, "p1": 20.0},  # an upper bound below zero
+    {"c": 0.2, "p1": 0.0, "k": 2.0, "mad": "signed"},
+    {"c": 0.25, "p1": 85.0, "fraction": "direct", "selection": "quantile", "upper": "absolute"},
+    {"c": 0.5, "p1": 100.0, "fraction": "direct"},
+]
+
+
+@pytest.mark.parametrize("reading", ["paper_add", "code_replace"])
+@pytest.mark.parametrize("scope", ["tensor", "token"])
+@pytest.mark.parametrize("settings", SETTINGS, ids=lambda s: " ".join(f"{k}={v}" for k, v in s.items()))
+def test_it_equals_the_slow_reference_element_by_element(reading: str, scope: str, settings: dict) -> None:
+    arm = ARM(reading=reading, scope=scope, **settings)
+    for seed, shape in enumerate([(7, 12), (1, 33), (5, 20), (4, 1)]):
+        a = activations(*shape, seed=seed)
+        torch.testing.assert_close(
+            arm.redistribute(a, generator=seeded(seed)), reference(arm, a, seeded(seed)), rtol=1e-12, atol=1e-14
+        )
+
+
+@pytest.mark.parametrize("reading", ["paper_add", "code_replace"])
+def test_ties_and_zeros_follow_the_reference_too(reading: str) -> None:
+    a = activations(6, 10).mul(4).round().div(4)  # few different values: many ties, many zeros of both signs
+    assert len(a.unique()) < 12 and (a == 0).sum() > 5
+    for settings in SETTINGS:
+        for scope in ("tensor", "token"):
+            arm = ARM(reading=reading, scope=scope, **settings)
+            torch.testing.assert_close(
+                arm.redistribute(a, generator=seeded(3)), reference(arm, a, seeded(3)), rtol=1e-12, atol=1e-14
+            )
+
+
+# ------------------------------------------------------------------------------------------------------------ by hand
+
+
+def test_the_worked_example_changes_only_the_zero() -> None:
+    arm = ARM(c=0.13, p1=95, reading="code_replace")
+    plan = arm.plan(EXAMPLE)
+    assert plan.threshold.item() == pytest.approx(0.0096369, abs=1e-8)
+    assert plan.share.item() == 0.125 and plan.fraction.item() == 0.125
+    assert plan.upper.item() == pytest.approx(0.825) and plan.lower.item() == 0.2
+    assert plan.selected.nonzero().tolist() == [[0, 2]]
+    for seed in range(50):
+        made = arm.redistribute(EXAMPLE, generator=seeded(seed))
+        same = made == EXAMPLE
+        assert same.sum() == 7 and 0 <= made[0, 2] < 0.825
+
+
+def test_draws_fill_the_range_of_each_sign() -> None:
+    a = torch.cat([torch.full((1, 500), -1e-3), torch.full((1, 500), 1e-3), activations(1, 9000, seed=1).float()], 1)
+    arm = ARM(c=0.25, p1=90, fraction="direct", reading="code_replace")
+    made, plan = arm.redistribute(a, generator=seeded()), arm.plan(a)
+    negative, positive = made[0, :500], made[0, 500:1000]
+    assert (
+        (negative <= 0).all()
+        and negative.min() > -plan.lower
+        and negative.mean() == pytest.approx(-float(plan.lower) / 2, abs=0.02)
+    )
+    assert (
+        (positive >= 0).all()
+        and positive.max() < plan.upper
+        and positive.mean() == pytest.approx(float(plan.upper) / 2, abs=0.03)
+    )
+    moved = ARM(c=0.25, p1=90, fraction="direct").redistribute(a, generator=seeded()) - a
+    chosen = moved[plan.selected]
+    assert chosen.min() >= a.min() and chosen.max() <= plan.upper
+    assert chosen.mean() == pytest.approx(float(a.min() + plan.upper) / 2, abs=0.03)
+
+
+def test_a_negative_zero_counts_as_positive() -> None:
+    a = torch.tensor([[-0.0, -1.0, 2.0, 3.0]])
+    made = ARM(c=1e-6, p1=100, reading="code_replace").redistribute(a, generator=seeded())
+    assert 0 < made[0, 0] < 3
+
+
+# --------------------------------------------------------------------------------------------------------------- laws
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("reading", ["paper_add", "code_replace"])
+def test_shape_dtype_and_input_are_kept_and_only_the_selected_change(dtype: torch.dtype, reading: str) -> None:
+    a = activations(9, 40, dtype=dtype)
+    before = a.clone()
+    arm = ARM(c=0.3, p1=99, reading=reading)
+    state = torch.get_rng_state()
+    made = arm.redistribute(a, generator=seeded())
+    assert torch.equal(a, before) and torch.equal(torch.get_rng_state(), state)
+    assert made.dtype == dtype and made.shape == a.shape and made.data_ptr() != a.data_ptr()
+    selected = arm.plan(a).selected
+    assert torch.equal(made[~selected], a[~selected])
+    assert (made != a)[selected].float().mean() > (0.9 if dtype in (torch.bfloat16, torch.float16) else 0.999)
+
+
+def test_tokens_of_the_scope_token_do_not_see_each_other() -> None:
+    a = activations(6, 30)
+    arm = ARM(c=0.3, p1=99, scope="token")
+    made = arm.redistribute(a, generator=seeded())
+    other = a.clone()
+    other[3:] *= 10
+    assert torch.equal(made[:3], arm.redistribute(other, generator=seeded())[:3])
+    whole = ARM(c=0.3, p1=99)
+    assert not torch.equal(
+        whole.redistribute(a, generator=seeded())[:3], whole.redistribute(other, generator=seeded())[:3]
+    )
+
+
+def test_a_row_does_not_depend_on_its_batch_or_padding() -> None:
+    arm = ARM(c=0.3, p1=99)
+    a = activations(8, 30)
+    (alone,) = arm.redistribute_rows(a[None], keys=["x"])
+    padded = torch.stack([activations(11, 30, seed=5), torch.cat([torch.full((3, 30), 9.0, dtype=a.dtype), a])])
+    real = torch.ones(2, 11, dtype=torch.bool)
+    real[1, :3] = False
+    both = arm.redistribute_rows(padded, keys=["y", "x"], real=real)
+    assert torch.equal(both[1, 3:], alone) and torch.equal(both[1, :3], padded[1, :3])
+    assert not torch.equal(arm.redistribute_rows(a[None], keys=["z"])[0], alone)
+
+
+def test_seed_key_layer_and_step_each_change_the_draws() -> None:
+    def draw(arm: ARM, key: object, **at: int) -> float:
+        return float(torch.rand(1, generator=arm.generator(key, **at)))
+
+    arm = ARM(c=0.1, p1=99)
+    drawn = [
+        draw(arm, "a"),
+        draw(arm, "b"),
+        draw(arm, "a", layer=1),
+        draw(arm, "a", step=1),
+        draw(ARM(c=0.1, p1=99, seed=1), "a"),
+    ]
+    assert len(set(drawn)) == 5
+    assert drawn[0] == draw(ARM(c=0.4, p1=80), "a")
+
+
+# ------------------------------------------------------------------------------------------------------- odd activations
+
+
+@pytest.mark.parametrize("value", [0.0, 1.5, -1.5])
+def test_equal_activations_have_a_defined_result(value: float) -> None:
+    a = torch.full((4, 25), value)
+    for reading in ("paper_add", "code_replace"):
+        arm = ARM(c=0.1, p1=90, reading=reading)
+        plan = arm.plan(a)
+        assert plan.selected.sum() == (25 if value == 0 else 2)  # p_max of all, or p_min
+        made = arm.redistribute(a, generator=seeded())
+        if value == 0:
+            assert (made == 0).all()
+        elif reading == "paper_add":
+            torch.testing.assert_close(made[plan.selected], torch.full((2,), 2 * value))
+        else:
+            assert ((made[plan.selected] * value > 0) & (made[plan.selected].abs() < 1.5)).all()
+
+
+def test_without_negative_activations_the_lower_bound_is_zero_and_unused() -> None:
+    a = activations(4, 25).abs()
+    arm = ARM(c=0.3, p1=90, reading="code_replace")
+    assert arm.plan(a).lower == 0
+    made = arm.redistribute(a, generator=seeded())
+    assert (made >= 0).all() and (made != a).sum() == arm.plan(a).selected.sum()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"), [(torch.zeros(0, 4), "at least one activation"), (torch.tensor([[1.0, math.nan]]), "finite")]
+)
+def test_activations_that_cannot_be_redistributed_are_refused(values: torch.Tensor, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ARM(c=0.1, p1=90).redistribute(values, generator=seeded())
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"c": 0.0}, "c and k must be positive"),
+        ({"c": math.nan}, "c must be a finite number"),
+        ({"p1": 101}, "p1 is a percentile from 0 to 100, got 101"),
+        ({"p1": -1}, "p1 is a percentile"),
+        ({"p_min": 0.3}, "p_min <= p_max"),
+        ({"p_max": 1.5}, "p_min <= p_max"),
+        ({"k": -1}, "c and k must be positive"),
+        ({"c": 1.5, "fraction": "direct"}, "at most 1"),
+        ({"reading": "paper"}, "reading must be one of paper_add, code_replace, got 'paper'"),
+        ({"scope": "batch"}, "scope must be one of"),
+        ({"fraction": "x"}, "fraction must be one of"),
+        ({"selection": "x"}, "selection must be one of"),
+        ({"upper": "x"}, "upper must be one of"),
+        ({"mad": "x"}, "mad must be one of"),
+        ({"layers": ()}, "zero-based layer numbers"),
+        ({"layers": (-1,)}, "zero-based layer numbers"),
+        ({"layers": (0, 0)}, "twice"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ARM(**{"c": 0.1, "p1": 95, **settings})
+
+
+def test_whole_numbers_and_lists_are_taken() -> None:
+    arm = ARM(c=1, p1=95, layers=[0, 2])
+    assert arm == ARM(c=1.0, p1=95.0, layers=(0, 2)) and isinstance(arm.p1, float)
+    assert "p1=95" in arm.label and "[0, 2]" in arm.label and "seed 0" in arm.label
+    assert ARM(c=1, p1=95, p_min=0.1).label != ARM(c=1, p1=95).label
+
+
+def test_it_is_saved_and_loaded(tmp_path: Path) -> None:
+    arm = ARM.from_paper("gemma-3-4b-it", "MATH-500", reading="code_replace", layers=(0, 1))
+    mi.save(tmp_path / "arm", arm)
+    assert mi.load(tmp_path / "arm")["ARM"] == arm
+
+
+# ----------------------------------------------------------------------------------------------------- on every backend
+
+
+@pytest.fixture(params=BACKENDS)
+def model(request: pytest.FixtureRequest, architecture: str, tiny_model_dir) -> Model:
+    return loaded(tiny_model_dir(architecture), request.param)
+
+
+EITHER = pytest.mark.parametrize("architecture", ARCHITECTURES)
+POSTS = [site(layer, "mlp.hook_post") for layer in range(3)]
+
+
+@EITHER
+@pytest.mark.parametrize("reading", ["paper_add", "code_replace"])
+def test_edits_put_the_redistributed_gate_into_the_product(model: Model, reading: str) -> None:
+    inputs = pairs_for(model)[0].condition("inserted")
+    arm = ARM(c=0.3, p1=99, layers=(0, 2), reading=reading)
+    pre, linear = site(0, "mlp.hook_pre"), site(0, "mlp.hook_pre_linear")
+    plain = model.run(inputs.tokens, capture={pre: None, linear: None, **dict.fromkeys(POSTS)}).captured
+    edits = arm.edits(model, inputs, keys=["p0"])
+    edited = model.run(inputs.tokens, edits=edits, capture=dict.fromkeys(POSTS))
+    gate = model.gated_mlp(0).activation(plain[pre])[0]
+    made = arm.redistribute(gate, generator=arm.generator("p0"))
+    torch.testing.assert_close(edited.captured[POSTS[0]][0], made * plain[linear][0], rtol=1e-5, atol=1e-6)
+    unchanged = ~arm.plan(gate).selected
+    assert torch.equal(edited.captured[POSTS[0]][0][unchanged], plain[POSTS[0]][0][unchanged])
+    assert not torch.equal(edited.captured[POSTS[1]], plain[POSTS[1]])  # what layer 0 wrote reaches layer 1
+    again = model.run(inputs.tokens, edits=edits, capture=dict.fromkeys(POSTS))
+    assert all(torch.equal(again.captured[name], edited.captured[name]) for name in POSTS)
+    after = model.run(inputs.tokens, capture=dict.fromkeys(POSTS)).captured
+    assert all(torch.equal(after[name], plain[name]) for name in POSTS)  # nothing stays behind
+
+
+@EITHER
+def test_backends_agree(model: Model, architecture: str, tiny_model_dir) -> None:
+    inputs = pairs_for(model)[0].condition("inserted")
+    bridge = loaded(tiny_model_dir(architecture), "bridge")
+    arm = ARM(c=0.3, p1=99)
+    mine, theirs = (m.run(inputs.tokens, edits=arm.edits(m, inputs)).logits for m in (model, bridge))
+    plain = bridge.run(inputs.tokens).logits
+    assert (mine - theirs).abs().max() < 1e-4 < 0.1 * (theirs - plain).abs().max()
+
+
+@pytest.mark.parametrize("architecture", ["qwen2"])
+def test_a_bias_before_the_product_is_kept(model: Model) -> None:
+    if model.info.backend != "hooked_transformer":
+        assert model.gated_mlp(0).bias is None
+        return
+    inputs = pairs_for(model)[0].condition("base")
+    bias = model.underlying.blocks[0].mlp.b_in
+    arm = ARM(c=0.3, p1=99)
+    plain = model.run(inputs.tokens, edits=arm.edits(model, inputs), capture={POSTS[0]: None}).captured[POSTS[0]]
+    bias.data += 0.5
+    try:
+        moved = model.run(inputs.tokens, edits=arm.edits(model, inputs), capture={POSTS[0]: None}).captured[POSTS[0]]
+    finally:
+        bias.data -= 0.5
+    torch.testing.assert_close(moved, plain + 0.5)
+
+
+@pytest.fixture
+def bridge(tiny_model_dir) -> Model:
+    return loaded(tiny_model_dir("qwen2"), "bridge")
+
+
+def test_decode_steps_are_tensors_of_their_own(bridge: Model) -> None:
+    inputs = pairs_for(bridge)[0].condition("base")
+    n = inputs.tokens.shape[1] - 3
+    arm = ARM(c=0.3, p1=99)
+    captured = {site(0, "mlp.hook_pre"): None, site(0, "mlp.hook_pre_linear"): None}
+    seen = bridge.run(inputs.tokens, capture=captured).captured
+    gate, linear = torch.nn.functional.silu(seen[site(0, "mlp.hook_pre")]), seen[site(0, "mlp.hook_pre_linear")]
+
+    def post(arm: ARM, **options: object) -> torch.Tensor:
+        edits = arm.edits(bridge, inputs, keys=["x"], **options)
+        return bridge.run(inputs.tokens, edits=edits, capture={POSTS[0]: None}).captured[POSTS[0]][0]
+
+    made = post(arm, n_prompt=n)
+    parts = [arm.redistribute(gate[0, :n], generator=arm.generator("x"))]
+    for step in (1, 2, 3):
+        token = gate[0, n + step - 1 : n + step]
+        parts.append(arm.redistribute(token, generator=arm.generator("x", step=step)))
+    torch.testing.assert_close(made, torch.cat(parts) * linear[0], rtol=1e-5, atol=1e-6)
+
+    only = ARM(c=0.3, p1=99, prefill_only=True)
+    prefill = post(only, n_prompt=n)
+    assert torch.equal(prefill[:n], made[:n]) and torch.equal(prefill[n:], (gate * linear)[0, n:])
+    assert only.edits(bridge, inputs, keys=["x"], step=2) == {}
+    step = arm.edits(bridge, inputs.tokens[:, -1:], keys=["x"], step=3)[POSTS[0]]
+    assert step is not None
+
+
+def test_rows_of_a_batch_and_content_keys(bridge: Model) -> None:
+    one, two = (pair.condition("base").tokens for pair in pairs_for(bridge)[:2])
+    n = min(one.shape[1], two.shape[1])
+    both = torch.cat([one[:, :n], two[:, :n]])
+    arm = ARM(c=0.3, p1=99)
+    together = bridge.run(both, edits=arm.edits(bridge, both)).logits
+    alone = bridge.run(both[1], edits=arm.edits(bridge, Inputs(both[1:]))).logits
+    torch.testing.assert_close(together[1:], alone, rtol=1e-4, atol=1e-5)
+
+
+def test_what_edits_cannot_do_is_said(bridge: Model) -> None:
+    tokens = pairs_for(bridge)[0].condition("base").tokens
+    with pytest.raises(ValueError, match="layer 7 is out of range"):
+        ARM(c=0.1, p1=99, layers=(7,)).edits(bridge, tokens)
+    with pytest.raises(ValueError, match="one key per row: got 2 keys for 1 rows"):
+        ARM(c=0.1, p1=99).edits(bridge, tokens, keys=["a", "b"])
+    with pytest.raises(ValueError, match="needs keys"):
+        ARM(c=0.1, p1=99).edits(bridge, tokens, step=1)
+    with pytest.raises(ValueError, match="n_prompt must lie between 1 and"):
+        ARM(c=0.1, p1=99).edits(bridge, tokens, n_prompt=0)
+
+
+def test_an_mlp_of_another_build_is_found_out(bridge: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = pairs_for(bridge)[0].condition("base").tokens
+    monkeypatch.setattr(bridge, "_gated_mlp", lambda layer: GatedMlp(torch.nn.functional.relu))
+    with pytest.raises(ModelError, match="is not act\\(pre\\) \\* pre_linear"):
+        bridge.run(tokens, edits=ARM(c=0.1, p1=99).edits(bridge, tokens))
+
+
+def test_a_model_without_a_gate_has_no_arm(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tokenizer = word_tokenizer()
+    shape = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 64, "vocab_size": len(tokenizer)}
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(**shape)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = mi.load_model(tmp_path, backend="bridge")
+    with pytest.raises(ModelError, match="GPT2LMHeadModel.*MLP of layer 1 is not gated.*ARM are undefined"):
+        ARM(c=0.1, p1=99, layers=(1,)).edits(model, torch.tensor([[1, 2, 3]]))
+
+
+# ---------------------------------------------------------------------------------------------------- published settings
+
+
+def test_published_settings_and_their_disagreements() -> None:
+    arm = ARM.from_paper("Qwen/Qwen2.5-Math-7B", "math-500", seed=3)
+    assert (arm.c, arm.p1, arm.layers, arm.reading, arm.seed, arm.p_min) == (0.1, 95, (0,), "paper_add", 3, 0.02)
+    llama = ARM.from_paper("llama-3.1-8b-instruct", "GPQA", reading="code_replace")
+    assert (llama.c, llama.p1, llama.p_min) == (0.45, 80, 0.2)
+    assert ARM.from_paper("llama-3.1-8b-instruct", "GPQA").p_min == 0.02
+    gemma = ARM.from_paper("gemma-3-4b-it", "AIME24", source="code", reading="code_replace")
+    assert (gemma.c, gemma.p1, gemma.fraction, gemma.selection, gemma.upper) == (
+        0.25,
+        85,
+        "direct",
+        "quantile",
+        "absolute",
+    )
+    assert ARM.from_paper("gemma-3-4b-it", "AIME24").p1 == 96.5
+    assert ARM.from_paper("qwen2.5-7b-instruct", "AIME25", source="code").c == 0.1
+    assert ARM.from_paper("gemma-3-27b-it", "GPQA", source="code", p1=85).c == 0.5
+
+    table = mi.paper.arm_settings()
+    apart = table[table["disagrees"]]
+    assert set(zip(apart["model"], apart["benchmark"], strict=True)) == {
+        ("qwen2.5-7b-instruct", "AIME25"),
+        ("gemma-3-4b-it", "AIME24"),
+        ("gemma-3-27b-it", "AIME24"),
+    }
+    assert not table.duplicated(["model", "benchmark"]).any()
+    assert set(table["model"]) == set(mi.paper.published(source="Table 2")["model"])
+    assert np.isnan(table.set_index(["model", "benchmark"]).loc[("gemma-3-4b-it", "GPQA"), "c"])
+
+
+@pytest.mark.parametrize(
+    ("model", "benchmark", "source", "words"),
+    [
+        ("gpt2", "GPQA", "table", "no ARM setting for model 'gpt2'; it does for qwen2.5-math-1.5b"),
+        ("qwen2.5-math-7b", "MMLU", "table", "on 'MMLU'; it does for GPQA, MATH-500"),
+        ("qwen2.5-math-7b", "GPQA", "paper", 'source must be "table" or "code"'),
+        ("gemma-3-4b-it", "GPQA", "table", 'the table has no ARM setting .* source="code"'),
+        ("gemma-3-4b-it", "GPQA", "code", "p1 of gemma-3-4b-it on GPQA is not known .*give p1="),
+    ],
+)
+def test_settings_that_are_not_published_are_said_so(model: str, benchmark: str, source: str, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        ARM.from_paper(model, benchmark, source=source)

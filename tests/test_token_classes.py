@@ -1,0 +1,91 @@
+"""Digit, operator, conjunction or other: by hand, however the text is cut into tokens, and with the published tokenizers."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers_under_test import REAL, read_problems, read_tokenizer
+
+from mless_interp.metrics.token_classes import CLASSES, token_classes, token_texts
+
+
+def _short(found: tuple[str, ...]) -> str:
+    """One letter a class: p for operator, which shares its first letter with other."""
+    return "".join({"digit": "d", "operator": "p", "conjunction": "c", "other": "o"}[name] for name in found)
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["7", " 12", "3.", "1,000", "(4)", "٣"], "dddddd"),
+        (["x7", "½", "2nd", "1+1", ""], "ooooo"),
+        ([" +", "=", "^{", ")/(", "-", " ≤", "×", "->"], "pppppppp"),
+        (["_", "%", "!", "~", "&", "$", "\\"], "ooooooo"),
+        (["\\frac", "{", "1", "}"], "podo"),
+        (["\\", "frac", "{"], "opo"),
+        (["\\", "fr", "ac", "{"], "oppo"),
+        (["=\\", "frac"], "pp"),
+        (["\\", "in", "fty"], "ooo"),
+        (["\\in", " ", "S"], "poo"),
+        (["times", " in", " sum", " log"], "oooo"),
+        (["well", "-", "known", " x", "-", "y", " 3", "-D"], "oooopodo"),
+        ([" And", " if", " then", " AND,", "but"], "ccccc"),
+        (["b", "and", " f", "or", " or", "der", "so", "me"], "oooooooo"),
+        ([" be", "cause", " it"], "cco"),
+        (["\\text{", "and", "}"], "oco"),
+        (["\\", "or"], "oo"),
+        (["<|im_start|>", "</s>", "<bos>"], "ooo"),
+        (["�", "\n", " "], "ooo"),
+    ],
+)
+def test_classes_by_hand(texts: list[str], expected: str) -> None:
+    assert _short(token_classes(texts)) == expected
+
+
+def test_a_slash_between_words_joins_and_the_words_keep_their_class() -> None:
+    assert _short(token_classes([" and", "/", "or"])) == "coc"
+    assert _short(token_classes([" a", "/", "b"])) == "opo"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_a_character_s_class_does_not_depend_on_the_cut(data: st.DataObject) -> None:
+    text = data.draw(
+        st.sampled_from(["Find $\\frac{12}{3}-5$ and x if it is well-known or \\sum_{k=1} k.", "a/b so 3<4"])
+    )
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(text) - 1))))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    single = token_classes(list(text))
+    for start, piece, found in zip([0, *cuts], pieces, token_classes(pieces), strict=True):
+        inside = {single[start + i] for i, sign in enumerate(piece) if sign not in " ${}().,\\"}
+        assert found == (inside.pop() if len(inside) == 1 else "other")
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_texts_of_published_tokenizers_make_up_the_question(name: str, tokenizer_dir: Any, math500_path: Path) -> None:
+    tokenizer = read_tokenizer(tokenizer_dir(name))
+    seen = dict.fromkeys(CLASSES, 0)
+    for problem in read_problems(math500_path)[:40]:
+        ids = tokenizer.encode(problem.question, add_special_tokens=False)
+        texts = token_texts(ids, lambda x: tokenizer.decode(x, clean_up_tokenization_spaces=False))
+        assert "".join(texts).replace("\ufffd", "") == problem.question
+        for text, found in zip(texts, token_classes(texts), strict=True):
+            seen[found] += 1
+            assert (found == "digit") == text.strip(" ()[]{}$\\.,;:'\"`\n").isdecimal()
+    total = sum(seen.values())
+    assert 0.05 < seen["digit"] / total < 0.3 and 0.05 < seen["operator"] / total < 0.3
+    assert 0.005 < seen["conjunction"] / total < 0.05
+
+
+def test_texts_of_a_tokenizer_that_only_separates_words() -> None:
+    words = {1: "one", 2: "and", 3: "two"}
+    texts = token_texts([1, 2, 3], lambda ids: " ".join(words[i] for i in ids))
+    assert texts == ("one", " and", " two") and _short(token_classes(texts)) == "oco"
+
+
+def test_a_character_of_several_tokens_appears_once() -> None:
+    raw = "é=".encode()
+    texts = token_texts([0, 1, 2], lambda ids: bytes(raw[i] for i in ids).decode(errors="replace"))
+    assert texts[1] == "é" and texts[2] == "=" and _short(token_classes(texts)) == "oop"
