@@ -20,40 +20,33 @@ Option = typer.Option
 @app.command()
 @mi.one_line_errors
 def main(
-    model: Annotated[str, Option(help="'demo' (bundled), a saved model's directory, or a hub id.")] = "demo",
-    backend: Annotated[str, Option(help="auto, hooked_transformer, bridge or nnsight.")] = "auto",
-    problems: Annotated[
-        str | None,
-        Option(
-            help="'demo', 'math500' (from the hub), or a .jsonl file with MATH-500's keys. [default: the model's own]"
-        ),
-    ] = None,
-    limit: Annotated[int, Option(help="How many problems, from the first.")] = 32,
-    template: Annotated[str, Option(help="raw, raw_as_sent (the paper's doubled braces) or chat.")] = "raw",
+    model: mi.command_line.ModelOption = "demo",
+    backend: mi.command_line.BackendOption = "auto",
+    problems: mi.command_line.ProblemsOption = None,
+    limit: mi.command_line.LimitOption = 32,
+    template: mi.command_line.TemplateOption = "raw",
     insertion: Annotated[str, Option(help="meaningless, meaningful, random_sentence or repeated_bos.")] = "meaningless",
     unit: Annotated[str | None, Option(help="The repeated unit or word. [default: ' /' or 'he']")] = None,
     doses: Annotated[str, Option(help="Numbers of inserted tokens, increasing.")] = "1,2,4,8,16,32,55,70,110",
     layer: Annotated[int, Option(help="The layer whose heads are read, zero-based.")] = 0,
     outcome: Annotated[str, Option(help="answer_logprob, solution_logprob or logit_diff.")] = "answer_logprob",
-    dtype: Annotated[str, Option(help="float32, float64, bfloat16 or float16.")] = "float32",
-    device: Annotated[str | None, Option(help="cpu, cuda, cuda:1 ... [default: a GPU if there is one]")] = None,
-    seed: Annotated[int, Option(help="Seed of random insertions and of the bootstrap.")] = 0,
-    out: Annotated[Path, Option(help="Folder for the results; it appears only when they are whole.")] = Path(
-        "results/dose_response"
-    ),
-    overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing folder.")] = False,
-    no_progress: Annotated[bool, Option("--no-progress", help="No progress bars.")] = False,
+    dtype: mi.command_line.DtypeOption = "float32",
+    device: mi.command_line.DeviceOption = None,
+    seed: mi.command_line.SeedOption = 0,
+    out: mi.command_line.OutOption = Path("results/dose_response"),
+    report: mi.command_line.ReportOption = False,
+    overwrite: mi.command_line.OverwriteOption = False,
+    no_progress: mi.command_line.NoProgressOption = False,
 ) -> None:
     """Measure how attention to the inserted tokens and the outcome grow with the number of inserted tokens.
 
     Writes slopes.csv (a row per head), outcomes.csv (a row per number of tokens), doses.parquet (a row per problem, number
-    and head), dose_response.png and run.json.
+    and head), dose_response.png and run.json; with --report also report.html.
     """
     mi.refuse_existing(out, overwrite=overwrite)
     numbers = mi.chosen_numbers(doses, name="--doses")
     filler = mi.Insertion.named(insertion, unit=unit, n_tokens=numbers[-1], seed=seed)
-    own = Path(model) / "problems.jsonl"
-    questions = mi.load_problems(problems or (str(own) if own.is_file() else "demo"), limit=limit)
+    questions = mi.chosen_problems(problems, model, limit=limit)
     loaded = mi.load_model(model, backend=backend, dtype=dtype, device=device)
     found = mi.dose_response(
         loaded,
@@ -70,7 +63,8 @@ def main(
         found.summary().to_csv(folder / "slopes.csv", index=False)
         found.outcome_table().to_csv(folder / "outcomes.csv", index=False)
         found.to_frame().to_parquet(folder / "doses.parquet", index=False)
-        mi.views.dose_response(found).save(folder / "dose_response.png")
+        picture = mi.views.dose_response(found)
+        picture.save(folder / "dose_response.png")
         run = mi.provenance(
             loaded,
             repeat=mi.repeat_command(),
@@ -81,10 +75,25 @@ def main(
             problems=found.problem_ids,
         )
         (folder / "run.json").write_text(json.dumps(run, indent=1), encoding="utf-8")
+        if report:
+            question = (
+                f"How do attention to {filler.kind} inserted tokens in layer {layer} (zero-based) of {loaded.info.name}, and "
+                f"{outcome}, depend on how many there are ({doses}), over {len(questions)} problems?"
+            )
+            pair = mi.make_pairs(loaded, questions[:1], filler, template=template)[0]
+            most = found.summary().nlargest(3, f"log_odds_at_{numbers[-1]}")["label"]
+            page = mi.Report("Dose and response", question=question).result(found)
+            page = page.figure(picture, "Left and middle: each head of the layer. Right: what it does to the outcome.")
+            page = page.heading("Attention of the heads that read the span most")
+            page = page.view(mi.views.attention(loaded, pair, map(mi.Head.parse, most)))
+            page = page.heading("What the model reads").prompt(loaded, pair)
+            page.provenance(run).save(folder / "report.html")
     console = Console(width=110, highlight=False, markup=False)
     console.print(str(found))
     console.print(
-        f"Results: {out}/slopes.csv, outcomes.csv, doses.parquet, dose_response.png, run.json", soft_wrap=True
+        f"Results: {out}/slopes.csv, outcomes.csv, doses.parquet, dose_response.png, run.json"
+        f"{', report.html' if report else ''}",
+        soft_wrap=True,
     )
 
 

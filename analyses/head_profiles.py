@@ -6,7 +6,7 @@ collapses inside the span and recovers after it, as tables with intervals, curve
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import pandas as pd
 import typer
@@ -21,21 +21,14 @@ Option = typer.Option
 @app.command()
 @mi.one_line_errors
 def main(
-    model: Annotated[str, Option(help="'demo' (bundled), a saved model's directory, or a hub id.")] = "demo",
-    backend: Annotated[str, Option(help="auto, hooked_transformer, bridge or nnsight.")] = "auto",
+    model: mi.command_line.ModelOption = "demo",
+    backend: mi.command_line.BackendOption = "auto",
     attention: Annotated[
         str, Option(help="eager, or sdpa (nnsight): fused and lean, for long prompts; the same numbers.")
     ] = "eager",
-    problems: Annotated[
-        str | None,
-        Option(
-            help="'demo', 'math500' (from the hub), or a .jsonl file with MATH-500's keys. [default: the model's own]"
-        ),
-    ] = None,
-    limit: Annotated[
-        int, Option(help="How many problems (the first ones; the problem is the unit of replication).")
-    ] = 32,
-    template: Annotated[str, Option(help="raw, raw_as_sent (the paper's doubled braces) or chat.")] = "raw",
+    problems: mi.command_line.ProblemsOption = None,
+    limit: mi.command_line.LimitOption = 32,
+    template: mi.command_line.TemplateOption = "raw",
     insertion: Annotated[
         list[str] | None,
         Option(
@@ -43,9 +36,9 @@ def main(
             "example --insertion meaningless --insertion 'meaningful=she'. [default: meaningless]"
         ),
     ] = None,
-    n_tokens: Annotated[int, Option(help="Length of the insertions in tokens.")] = 55,
-    layers: Annotated[str | None, Option(help="Only these layers, zero-based: 0,2-4.")] = None,
-    heads: Annotated[str | None, Option(help="Only these heads, zero-based LAYER:HEAD: 0:13,0:21.")] = None,
+    n_tokens: mi.command_line.NTokensOption = 55,
+    layers: mi.command_line.LayersOption = None,
+    heads: mi.command_line.HeadsOption = None,
     metrics: Annotated[
         str | None, Option(help="Names, separated by commas, or 'all'. [default: the usual ones]")
     ] = None,
@@ -55,29 +48,34 @@ def main(
     rows: Annotated[
         str, Option(help="Rows averaged over: shared, all, question (of tokens after the span).")
     ] = "shared",
-    dtype: Annotated[str, Option(help="float32, float64, bfloat16 or float16.")] = "float32",
-    device: Annotated[str | None, Option(help="cpu, cuda, cuda:1 ... [default: a GPU if there is one]")] = None,
+    dtype: mi.command_line.DtypeOption = "float32",
+    device: mi.command_line.DeviceOption = None,
     show: Annotated[int, Option(help="How many heads to draw (those chosen first, or the most collapsed).")] = 3,
-    seed: Annotated[int, Option(help="Seed of random insertions and of the bootstrap.")] = 0,
-    out: Annotated[Path, Option(help="Folder for the results; it appears only when they are whole.")] = Path(
-        "results/head_profiles"
-    ),
-    overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing folder.")] = False,
-    no_progress: Annotated[bool, Option("--no-progress", help="No progress bars.")] = False,
+    seed: mi.command_line.SeedOption = 0,
+    out: mi.command_line.OutOption = Path("results/head_profiles"),
+    report: mi.command_line.ReportOption = False,
+    overwrite: mi.command_line.OverwriteOption = False,
+    no_progress: mi.command_line.NoProgressOption = False,
 ) -> None:
     """Describe attention heads with and without insertions.
 
     Writes heads.csv (a row per insertion and head), scores.parquet (a row per problem, head and metric), curves.csv and
-    profile_*.png (received attention per token, an insertion each), collapse_*.png (a map of all heads) and run.json.
+    profile_*.png (received attention per token, an insertion each), collapse_*.png (a map of all heads) and run.json;
+    with --report also report.html.
     """
     mi.refuse_existing(out, overwrite=overwrite)
     fillers = [_insertion(text, n_tokens, seed) for text in insertion or ["meaningless"]]
-    questions = mi.load_problems(problems or _own_problems(model), limit=limit)
+    questions = mi.chosen_problems(problems, model, limit=limit)
     loaded = mi.load_model(model, backend=backend, dtype=dtype, device=device, attn_implementation=attention)
     chosen = mi.chosen_heads(heads, layers, n_layers=loaded.info.n_layers, n_heads=loaded.info.n_heads)
     wanted = metrics if metrics in (None, "all") else [name.strip() for name in metrics.split(",")]
     runs = tuple(name.strip() for name in conditions.split(","))
     tables, scores, curves, prompts = [], [], [], {}
+    question = (
+        f"How much attention does each token of {len(questions)} problems receive from the heads of {loaded.info.name}, "
+        f"conditions {', '.join(runs)}, for {', '.join(filler.label for filler in fillers)} (template {template})?"
+    )
+    page = mi.Report("What attention heads do with inserted tokens", question=question)
     with mi.new_folder(out, overwrite=overwrite) as folder:
         for number, filler in enumerate(fillers):
             pairs = mi.make_pairs(loaded, questions, filler, template=template)
@@ -85,11 +83,17 @@ def main(
             found = mi.score_heads(loaded, pairs, heads=chosen, metrics=wanted, **options)
             drawn = _drawn(found, chosen, show)
             profile = mi.attention_profile(loaded, pairs, heads=drawn, **options)
-            _write(folder, number, filler, found, profile)
+            picture = _write(folder, number, filler, found, profile)
             tables.append(found.summary().assign(insertion=filler.label))
             scores.append(found.to_frame().assign(insertion=filler.label))
             curves.append(profile.curves().assign(insertion=filler.label))
             prompts[filler.label] = [pair.record() for pair in pairs]
+            if report:
+                caption = "Attention received per token; grey: uniform attention, shaded: inserted tokens."
+                page = page.result(found, heading=filler.label).figure(picture, caption)
+                if attention == "eager":
+                    page = page.view(mi.views.attention(loaded, pairs[0], drawn))
+                page = page.prompt(loaded, pairs[0])
             _show(found)
         pd.concat(tables).to_csv(folder / "heads.csv", index=False)
         pd.concat(scores).to_parquet(folder / "scores.parquet", index=False)
@@ -103,13 +107,10 @@ def main(
             prompts=prompts,
         )
         (folder / "run.json").write_text(json.dumps(run, indent=1), encoding="utf-8")
-    Console(width=100).print(f"Results: {out}/heads.csv, curves.csv, profile_*.png, run.json", soft_wrap=True)
-
-
-def _own_problems(model: str) -> str:
-    """A model directory that brings its problems along is asked those; any other model the demo's."""
-    own = Path(model) / "problems.jsonl"
-    return str(own) if own.is_file() else "demo"
+        if report:
+            page.provenance(run).save(folder / "report.html")
+    files = f"heads.csv, curves.csv, profile_*.png, run.json{', report.html' if report else ''}"
+    Console(width=100).print(f"Results: {out}/{files}", soft_wrap=True)
 
 
 def _insertion(text: str, n_tokens: int, seed: int) -> mi.Insertion:
@@ -127,13 +128,13 @@ def _drawn(scores: mi.HeadScores, chosen: tuple[mi.Head, ...] | None, show: int)
     return [mi.Head.parse(label) for label in scores.top(metric, show)["label"]]
 
 
-def _write(
-    folder: Path, number: int, filler: mi.Insertion, scores: mi.HeadScores, profile: mi.AttentionProfile
-) -> None:
+def _write(folder: Path, number: int, filler: mi.Insertion, scores: mi.HeadScores, profile: mi.AttentionProfile) -> Any:
     name = f"{number}_{filler.kind}"
-    mi.views.profiles(profile).save(folder / f"profile_{name}.png")
+    picture = mi.views.profiles(profile)
+    picture.save(folder / f"profile_{name}.png")
     if "collapse_relative" in scores.metrics:
         mi.views.head_map(scores, value="collapse_relative").save(folder / f"collapse_{name}.png")
+    return picture
 
 
 def _show(scores: mi.HeadScores) -> None:

@@ -23,29 +23,22 @@ Option = typer.Option
 @app.command()
 @mi.one_line_errors
 def main(
-    model: Annotated[str, Option(help="'demo' (bundled), a saved model's directory, or a hub id.")] = "demo",
+    model: mi.command_line.ModelOption = "demo",
     mode: Annotated[
         str,
         Option(help="locate: both directions, controls, corrected p-values, heads named. sweep: one sweep."),
     ] = "locate",
-    backend: Annotated[str, Option(help="auto, hooked_transformer, bridge or nnsight.")] = "auto",
-    problems: Annotated[
-        str | None,
-        Option(
-            help="'demo', 'math500' (from the hub), or a .jsonl file with MATH-500's keys. [default: the model's own]"
-        ),
-    ] = None,
+    backend: mi.command_line.BackendOption = "auto",
+    problems: mi.command_line.ProblemsOption = None,
     limit: Annotated[
         int | None, Option(help="How many problems, from the first. [default: 64 to locate, 32 to sweep]")
     ] = None,
-    template: Annotated[str, Option(help="raw, raw_as_sent (the paper's doubled braces) or chat.")] = "raw",
-    insertion: Annotated[
-        str, Option(help="meaningless, meaningful, random_sentence, repeated_bos or text.")
-    ] = "meaningless",
-    unit: Annotated[str | None, Option(help="The repeated unit, word, or the text. [default: ' /' or 'he']")] = None,
-    n_tokens: Annotated[int, Option(help="Length of the insertion in tokens.")] = 55,
-    layers: Annotated[str | None, Option(help="Only these layers, zero-based: 0,2-4.")] = None,
-    heads: Annotated[str | None, Option(help="Only these heads, zero-based LAYER:HEAD: 0:13,0:21.")] = None,
+    template: mi.command_line.TemplateOption = "raw",
+    insertion: mi.command_line.InsertionOption = "meaningless",
+    unit: mi.command_line.UnitOption = None,
+    n_tokens: mi.command_line.NTokensOption = 55,
+    layers: mi.command_line.LayersOption = None,
+    heads: mi.command_line.HeadsOption = None,
     contrast: Annotated[
         str | None,
         Option(help="sweep: content (masked/inserted), shift (base/gap) or total (base/inserted). [default: content]"),
@@ -60,20 +53,19 @@ def main(
     outcome: Annotated[
         str, Option(help="answer_logprob, solution_logprob, logit_diff; to sweep also kl or kl_last.")
     ] = "answer_logprob",
-    dtype: Annotated[str, Option(help="float32, float64, bfloat16 or float16.")] = "float32",
-    device: Annotated[str | None, Option(help="cpu, cuda, cuda:1 ... [default: a GPU if there is one]")] = None,
-    seed: Annotated[int, Option(help="Seed of random insertions, permutations and the bootstrap.")] = 0,
-    out: Annotated[Path, Option(help="Folder for the results; it appears only when they are whole.")] = Path(
-        "results/patch_heads"
-    ),
-    overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing folder.")] = False,
-    no_progress: Annotated[bool, Option("--no-progress", help="No progress bars.")] = False,
+    dtype: mi.command_line.DtypeOption = "float32",
+    device: mi.command_line.DeviceOption = None,
+    seed: mi.command_line.SeedOption = 0,
+    out: mi.command_line.OutOption = Path("results/patch_heads"),
+    report: mi.command_line.ReportOption = False,
+    overwrite: mi.command_line.OverwriteOption = False,
+    no_progress: mi.command_line.NoProgressOption = False,
 ) -> None:
     """Patch attention heads, one at a time and exactly, and rank them by the share of the insertion's effect they carry.
 
     Writes heads.csv and heads.parquet (a row per head), patches.parquet (a row per problem and head), head_map.png,
-    attention.html (offline; the top heads with and without the insertion) and run.json. A run that is stopped goes on from
-    where it was when it is started again with the same settings.
+    attention.html (offline; the top heads with and without the insertion) and run.json; with --report also report.html. A
+    run that is stopped goes on from where it was when it is started again with the same settings.
     """
     only_sweep = {"--contrast": contrast, "--direction": direction, "--edit": edit}
     given = [name for name, value in only_sweep.items() if value is not None]
@@ -84,7 +76,7 @@ def main(
     mi.refuse_existing(out, overwrite=overwrite)
     filler = mi.Insertion.named(insertion, unit=unit, n_tokens=n_tokens, seed=seed)
     number = limit if limit is not None else {"locate": 64, "sweep": 32}[mode]
-    questions = mi.load_problems(problems or _own_problems(model), limit=number)
+    questions = mi.chosen_problems(problems, model, limit=number)
     loaded = mi.load_model(model, backend=backend, dtype=dtype, device=device)
     chosen = mi.chosen_heads(heads, layers, n_layers=loaded.info.n_layers, n_heads=loaded.info.n_heads)
     pairs = mi.make_pairs(loaded, questions, filler, template=template)
@@ -111,7 +103,8 @@ def main(
         patches.to_frame().to_parquet(folder / "patches.parquet", index=False)
         mi.views.head_map(patches).save(folder / "head_map.png")
         best = [mi.Head.parse(label) for label in patches.top(4)["label"]]
-        mi.views.attention(loaded, pairs[0], best).save(folder / "attention.html")
+        attention = mi.views.attention(loaded, pairs[0], best)
+        attention.save(folder / "attention.html")
         prompts = [pair.record() for pair in pairs]
         run = mi.provenance(
             loaded,
@@ -124,17 +117,21 @@ def main(
             prompts=prompts,
         )
         (folder / "run.json").write_text(json.dumps(run, indent=1), encoding="utf-8")
+        if report:
+            question = (
+                f"Which of {len(patches.heads)} heads of {loaded.info.name} carry the effect of {filler.label} on {outcome}, "
+                f"patched one at a time on {len(pairs)} problems (template {template}, mode {mode})?"
+            )
+            page = mi.Report("Heads that carry the insertion's effect", question=question).result(found)
+            page = page.figure(mi.views.forest(found), "Effects with 95 % intervals over problems, the largest heads.")
+            page = page.heading("Attention of the largest heads").view(attention)
+            page = page.heading("What the model reads").prompt(loaded, pairs[0])
+            page.provenance(run).save(folder / "report.html")
     shutil.rmtree(partial, ignore_errors=True)
-    _show(found, out)
+    _show(found, out, report)
 
 
-def _own_problems(model: str) -> str:
-    """A model directory that brings its problems along is asked those; any other model the demo's."""
-    own = Path(model) / "problems.jsonl"
-    return str(own) if own.is_file() else "demo"
-
-
-def _show(found: mi.LocatedHeads | mi.PatchScores, out: Path) -> None:
+def _show(found: mi.LocatedHeads | mi.PatchScores, out: Path, report: bool) -> None:
     console = Console(width=130, highlight=False, markup=False)
     console.print(found.describe())
     located = isinstance(found, mi.LocatedHeads)
@@ -153,7 +150,8 @@ def _show(found: mi.LocatedHeads | mi.PatchScores, out: Path) -> None:
             cells.append(str(row.n))
         table.add_row(*cells)
     console.print(table)
-    console.print(f"Results: {out}/heads.csv, head_map.png, attention.html, run.json", soft_wrap=True)
+    page = ", report.html" if report else ""
+    console.print(f"Results: {out}/heads.csv, head_map.png, attention.html, run.json{page}", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -37,22 +37,23 @@ def main(
         Option(help="'demo', 'math500' (from the hub), or a .jsonl file. [default: math500; with --tiny its own]"),
     ] = None,
     limit: Annotated[int, Option(help="How many problems; the paper's figures probably show one.")] = 32,
-    template: Annotated[str, Option(help="raw, raw_as_sent (the paper's doubled braces) or chat.")] = "raw",
-    n_tokens: Annotated[int, Option(help="Length of the insertions in tokens.")] = 55,
+    template: mi.command_line.TemplateOption = "raw",
+    n_tokens: mi.command_line.NTokensOption = 55,
     rows: Annotated[str, Option(help="Rows averaged over: shared, or all (probably the paper's).")] = "shared",
     draws: Annotated[int, Option(help="Random sentences per problem, averaged.")] = 3,
-    backend: Annotated[str, Option(help="auto, hooked_transformer, bridge or nnsight.")] = "auto",
-    dtype: Annotated[str, Option(help="float32, float64, bfloat16 or float16.")] = "float32",
-    device: Annotated[str | None, Option(help="cpu, cuda, cuda:1 ... [default: a GPU if there is one]")] = None,
-    seed: Annotated[int, Option(help="Seed of random sentences and of the bootstrap.")] = 0,
+    backend: mi.command_line.BackendOption = "auto",
+    dtype: mi.command_line.DtypeOption = "float32",
+    device: mi.command_line.DeviceOption = None,
+    seed: mi.command_line.SeedOption = 0,
     out: Annotated[Path | None, Option(help="Folder for the results. [default: results/figure_<figure>]")] = None,
-    overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing folder.")] = False,
-    no_progress: Annotated[bool, Option("--no-progress", help="No progress bars.")] = False,
+    report: mi.command_line.ReportOption = False,
+    overwrite: mi.command_line.OverwriteOption = False,
+    no_progress: mi.command_line.NoProgressOption = False,
 ) -> None:
     """Draw one of the paper's figures and check its claims.
 
     Writes figure.png, figure.csv (the curves and bars behind it), claims.csv (claim, measured with interval, null,
-    agrees / disagrees / cannot tell) and run.json.
+    agrees / disagrees / cannot tell) and run.json; with --report also report.html.
     """
     if figure not in mi.paper.FIGURES:
         raise ValueError(f"unknown figure {figure!r}; choose one of {', '.join(mi.paper.FIGURES)}")
@@ -68,6 +69,7 @@ def main(
         questions = mi.load_problems(problems or "math500", limit=limit)
     found: dict[str, Profiles] = {}
     checked, curves, models = [], [], {}
+    page = mi.Report(f"{shown.number} of arXiv 2510.01032 and its claims", question=_question(shown, questions, tiny))
     for key in shown.models:
         options = {} if tiny else {"dtype": dtype, "device": device}
         loaded = mi.paper.load_panel_model(key, tiny=tiny, directory=given.get(key), backend=backend, **options)
@@ -89,10 +91,16 @@ def main(
             if name != "draws":
                 curves.append(profile.curves(heads=heads).assign(series=name, model=loaded.info.name))
         models[key] = mi.provenance(loaded)["model"]
+        if report:
+            filler = mi.Insertion.meaningless(n_tokens=n_tokens)
+            (pair,) = mi.make_pairs(loaded, questions[:1], filler, template=template)
+            page = page.result(checks, heading=loaded.info.name).view(mi.views.attention(loaded, pair, heads[:3]))
+            page = page.prompt(loaded, pair)
         found[key] = made
         del loaded
     with mi.new_folder(out, overwrite=overwrite) as folder:
-        _draw(shown, found).save(folder / "figure.png")
+        picture = _draw(shown, found)
+        picture.save(folder / "figure.png")
         pd.concat(curves).to_csv(folder / "figure.csv", index=False)
         if shown.kind == "bars_and_head":
             _bars().to_csv(folder / "bars.csv", index=False)
@@ -108,11 +116,21 @@ def main(
         ids = [question.id for question in questions]
         run = mi.provenance(repeat=mi.repeat_command(), seed=seed, settings=settings, problems=ids, **facts)
         (folder / "run.json").write_text(json.dumps(run, indent=1), encoding="utf-8")
+        if report:
+            page = page.heading("The figure").figure(picture, shown.caption).sentence(f"What is open: {shown.doubt}")
+            page.provenance(run).save(folder / "report.html")
     console = Console(width=100, highlight=False)
     console.print(f"{shown.number}: {shown.caption} What is open: {shown.doubt}", markup=False)
     if tiny:
         console.print("The models are random stand-ins: what holds here holds without any training.")
-    console.print(f"Results: {out}/figure.png, figure.csv, claims.csv, run.json", soft_wrap=True)
+    files = f"figure.png, figure.csv, claims.csv, run.json{', report.html' if report else ''}"
+    console.print(f"Results: {out}/{files}", soft_wrap=True)
+
+
+def _question(figure: mi.paper.Figure, questions: tuple[mi.Problem, ...], tiny: bool) -> str:
+    models = ", ".join(figure.models)
+    stand_ins = "What holds of these random stand-ins of the models holds without any training."
+    return f"Does what {figure.number} claims of {models} hold on {len(questions)} problems?{f' {stand_ins}' * tiny}"
 
 
 def _directories(figure: mi.paper.Figure, given: list[str] | None) -> dict[str, str]:

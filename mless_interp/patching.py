@@ -287,8 +287,10 @@ class _Sweep:
         # in half precision each layer gets one more row, unedited: rounding is then common to all and cancels
         half = self.receiving.z[0].element_size() < 4
         layers: list[int] = []
-        rows, same = [], []
-        row_of, plain_of = {}, {}
+        rows: list[Tensor] = []
+        same: list[Tensor] = []
+        row_of: dict[Head, int] = {}
+        plain_of: dict[int, int] = {}
         for layer in sorted({head.layer for head in heads}):
             old, new = self.receiving.z[layer], self._new_z(layer)
             edited = self.edited.to(old.device)

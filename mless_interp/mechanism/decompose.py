@@ -241,7 +241,7 @@ class _OnePair:
 
             return take
 
-        capture = {}
+        capture: dict[str, Any] = {}
         for layer in self.layers:
             capture |= {site(layer, f"attn.hook_{part}"): hold(part) for part in ("v", "rot_q")}
             capture[site(layer, "attn.hook_rot_k")] = reduce(layer)
@@ -272,7 +272,7 @@ def _control_pairs(
         )
     (length,) = lengths
     own = pairs[0].insertion
-    place = {"before": own.before, "after": own.after, "at": own.at}
+    place: dict[str, Any] = {"before": own.before, "after": own.after, "at": own.at}
     if control == "random_sentence":
         insertion = Insertion.random_sentence(length, seed=seed)
     elif isinstance(control, Insertion):

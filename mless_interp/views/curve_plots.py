@@ -1,0 +1,204 @@
+"""Curves: attention received per token, circuits growing head by head, dose and response."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..heads import Head
+from ..patch_scores import interval_of
+from ..scores import AttentionProfile, Curve
+from .patterns import both_names
+from .plots import GREY, LINES, Picture, whole_numbers
+
+SERIES = {"base": "without insertion", "inserted": "with insertion"}
+
+
+def profile(profile: AttentionProfile, head: Head, **options: Any) -> Picture:
+    """One head's attention received per token; the options are those of `profiles`."""
+    return profiles(profile, [head], **options)
+
+
+def profiles(
+    profile: AttentionProfile,
+    heads: Iterable[Head] | None = None,
+    *,
+    conditions: Sequence[str] | None = None,
+    whole: bool = True,
+    relative: bool = False,
+    null: bool = True,
+    names: Mapping[str, str] | None = None,
+) -> Picture:
+    """Attention received per token, a column per head.
+
+    Above, all conditions at the base prompt's tokens; below (`whole`), the whole sequence of the last condition with its
+    inserted span shaded.
+
+    Lines are means over problems, bands their 95 % bootstrap intervals (none for a single problem), grey is what
+    uniform attention would give. `relative` divides by it. `names` are the conditions' names in the legend.
+    """
+    shown = tuple(profile.heads if heads is None else heads)
+    conditions = tuple(conditions or profile.conditions)
+    last = conditions[-1]
+    whole = whole and profile.shaded(last) is not None
+    names = SERIES | dict(names or {})
+    picture = _grid(len(shown), 2 if whole else 1)
+    for column, head in enumerate(shown):
+        axes = picture.add_subplot(2 if whole else 1, len(shown), column + 1)
+        for number, condition in enumerate(conditions):
+            curve = profile.curve(head, condition, aligned=True, relative=relative)
+            draw_curve(axes, curve, names.get(condition, condition), number)
+        if null and not relative:
+            _draw_null(axes, profile.curve(head, conditions[0], aligned=True, null=True))
+        title = f"{profile.settings.get('model', '')}\n{both_names(head)}"
+        label_curve(axes, title, "token (without the span)", relative)
+        if not whole:
+            continue
+        axes = picture.add_subplot(2, len(shown), len(shown) + column + 1)
+        draw_curve(axes, profile.curve(head, last, relative=relative), names.get(last, last), conditions.index(last))
+        if null and not relative:
+            _draw_null(axes, profile.curve(head, last, null=True))
+        shade_span(axes, profile, last)
+        label_curve(axes, "", "token (whole prompt)", relative)
+    return picture
+
+
+def compare_profiles(
+    panels: Sequence[tuple[str, Head, Mapping[str, AttentionProfile]]],
+    *,
+    condition: str = "inserted",
+    aligned: bool = False,
+    relative: bool = False,
+) -> Picture:
+    """Several insertions in one panel per (title, head, {name: profile}); the span is shaded if not `aligned`."""
+    picture = _grid(len(panels), 1)
+    for column, (title, head, named) in enumerate(panels):
+        axes = picture.add_subplot(1, len(panels), column + 1)
+        for number, (name, found) in enumerate(named.items()):
+            draw_curve(axes, found.curve(head, condition, aligned=aligned, relative=relative), name, number)
+        if not aligned:
+            shade_span(axes, next(iter(named.values())), condition)
+        where = "token (without the span)" if aligned else "token (whole prompt)"
+        label_curve(axes, f"{title}\n{both_names(head)}", where, relative)
+    return picture
+
+
+def circuit_curve(found: Any) -> Picture:
+    """A `CircuitCurve`: the share of the effect restored against the number of heads that see the span.
+
+    The ranking with its 95 % interval over problems, its reverse, and the range of the random orders (hatched grey). 0:
+    nothing, 1: everything; the area under the ranking's line is CPR.
+    """
+    table = found.summary()
+    picture = Picture(figsize=(5.6, 3.7), layout="constrained")
+    axes = picture.add_subplot()
+    at = table["n_heads"]
+    axes.fill_between(
+        at, table["random_low"], table["random_high"], facecolor="0.88", hatch="....", edgecolor="0.7", linewidth=0.0,
+        label="range of random orders",
+    )  # fmt: skip
+    for number, (column, name) in enumerate((("faithfulness", "ranking"), ("reversed", "ranking reversed"))):
+        colour, dashes, marker = LINES[number]
+        axes.plot(at, table[column], color=colour, linestyle=dashes, marker=marker, markersize=3.5, label=name)
+    axes.fill_between(
+        at, table["ci_low"], table["ci_high"], color=LINES[0][0], alpha=0.2, linewidth=0, label="ranking, 95 % interval"
+    )
+    for level in (0, 1):
+        axes.axhline(level, color="0.5", linewidth=0.8, zorder=1)
+    axes.set_xscale("symlog", linthresh=1)
+    whole_numbers(axes.xaxis, at)
+    axes.set_xlim(left=0)
+    axes.set_xlabel(f"heads that see the inserted tokens (of {len(found.ranking)})", fontsize=8)
+    axes.set_ylabel("share of the effect restored (1: all of it)", fontsize=8)
+    if not table["faithfulness"].notna().any():
+        undefined = "undefined: the whole effect is not established\n(its interval holds 0, or there is one problem)"
+        axes.text(0.5, 0.5, undefined, transform=axes.transAxes, ha="center", va="center", fontsize=8)
+    words = [str(found.settings[name]) for name in ("model", "insertion", "outcome") if found.settings.get(name)]
+    axes.set_title(", ".join(words), fontsize=8)
+    axes.tick_params(labelsize=7)
+    axes.legend(fontsize=6.5, loc="upper left")
+    return picture
+
+
+def dose_response(found: Any) -> Picture:
+    """A `DoseResponse`: attention to the span, and the outcome, against the number of inserted tokens.
+
+    Left at held positions, middle as inserted: every head's log odds of reading the span (thin), their mean with its 95 %
+    interval over problems, and thick grey the slope 1 that identical tokens give in the first layer; the legend has the
+    mean's slope with its interval. Right: each number's effect on the outcome with its interval.
+    """
+    picture = Picture(figsize=(11.4, 3.6), layout="constrained")
+    doses = found.doses
+    for column, (condition, title) in enumerate((("held", "positions held"), ("inserted", "as inserted"))):
+        axes = picture.add_subplot(1, 3, column + 1)
+        curves = found.log_odds[condition].mean(0)
+        above = curves - np.log(doses)[:, None]
+        middle = np.median(above[np.isfinite(above)]) if np.isfinite(above).any() else 0.0
+        axes.plot(doses, np.log(doses) + middle, color="0.8", linewidth=5, label="slope 1", zorder=0)
+        colour, dashes, marker = LINES[column]
+        for number, line in enumerate(curves.T):
+            label = f"{curves.shape[1]} heads" if number == 0 else None
+            axes.plot(doses, line, linewidth=0.6, color=colour, alpha=0.45, label=label)
+        over_heads = interval_of(found.log_odds[condition].mean(2), 0.95, found.seed)
+        slope = interval_of(found.slopes(condition).mean(1), 0.95, found.seed)
+        words = f"mean: slope {float(slope.estimate):.3f}"
+        if np.isfinite(slope.low):
+            words += f" [{float(slope.low):.3f}, {float(slope.high):.3f}]"
+        axes.plot(
+            doses, over_heads.estimate, color="black", linestyle=dashes, marker=marker, markersize=3.5, label=words
+        )
+        if np.isfinite(over_heads.low).any():
+            axes.fill_between(doses, over_heads.low, over_heads.high, color="black", alpha=0.15, linewidth=0)
+        axes.set_ylabel("log odds of reading the span (nats)", fontsize=8)
+        axes.set_title(f"layer {found.layer} (paper: layer {found.layer + 1}), {title}", fontsize=8)
+        axes.legend(fontsize=6.5)
+    axes = picture.add_subplot(1, 3, 3)
+    for number, (contrast, name) in enumerate(
+        (("total", "total"), ("content", "content"), ("shift", "shift of positions"))
+    ):
+        made = found.effects(contrast)
+        colour, dashes, marker = LINES[number]
+        axes.plot(doses, made.estimate, color=colour, linestyle=dashes, marker=marker, markersize=3.5, label=name)
+        axes.fill_between(doses, made.low, made.high, color=colour, alpha=0.2, linewidth=0)
+    axes.axhline(0, color="0.5", linewidth=0.8)
+    axes.set_ylabel(f"effect on {found.settings.get('outcome', 'the outcome')} ({found.unit})", fontsize=8)
+    axes.set_title(f"{found.settings.get('model', '')}, bands: 95 % intervals over problems", fontsize=8)
+    axes.legend(fontsize=6.5)
+    for axes in picture.axes:
+        axes.set_xscale("log")
+        whole_numbers(axes.xaxis, doses)
+        axes.set_xlabel("inserted tokens", fontsize=8)
+        axes.tick_params(labelsize=7)
+    return picture
+
+
+def _grid(columns: int, rows: int) -> Picture:
+    if not columns:
+        raise ValueError("there is nothing to draw: no heads")
+    return Picture(figsize=(max(4.6, 3.9 * columns), 2.9 * rows + 0.3), layout="constrained")
+
+
+def draw_curve(axes: Any, curve: Curve, name: str, number: int) -> None:
+    colour, dashes, _ = LINES[number % len(LINES)]
+    axes.plot(curve.position, curve.mean, color=colour, linestyle=dashes, linewidth=1.3, label=name)
+    if np.isfinite(curve.low).any():
+        axes.fill_between(curve.position, curve.low, curve.high, color=colour, alpha=0.2, linewidth=0)
+
+
+def _draw_null(axes: Any, curve: Curve) -> None:
+    axes.plot(curve.position, curve.mean, color=GREY, linewidth=0.9, label="uniform attention", zorder=1)
+
+
+def shade_span(axes: Any, profile: AttentionProfile, condition: str) -> None:
+    span = profile.shaded(condition)
+    if span is not None:
+        axes.axvspan(span[0] - 0.5, span[1] - 0.5, color="0.85", zorder=0, label="inserted tokens")
+
+
+def label_curve(axes: Any, title: str, where: str, relative: bool) -> None:
+    axes.set_title(title, fontsize=8)
+    axes.set_xlabel(where, fontsize=8)
+    axes.set_ylabel("received attention / uniform" if relative else "mean attention received (probability)", fontsize=8)
+    axes.set_ylim(bottom=0)
+    axes.tick_params(labelsize=7)
+    axes.legend(fontsize=6.5)

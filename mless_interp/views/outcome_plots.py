@@ -1,0 +1,189 @@
+"""Pictures of outcomes: accuracy by condition, MLP activations before and after."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..heads import Head
+from ..scores import AttentionProfile
+from .curve_plots import draw_curve, label_curve, shade_span
+from .patterns import both_names
+from .plots import HATCHES, LINES, Picture, draw_forest
+
+
+def accuracy_bars(results: Any, published: Any = None) -> Picture:
+    """Accuracy by condition in percent, with 95 % intervals over problems; the paper's numbers as marks beside them.
+
+    `results` is anything whose `.summary()` has condition, accuracy, low, high (shares) and n. `published` is a mapping from
+    condition to a share, or a table with condition and percent (or accuracy, a share) and, if there are several sources,
+    source. Conditions that only the paper has get a place of their own. Bars are numbers of this run, marks are not: other
+    problems, other sampling.
+    """
+    table = results.summary()
+    marks = _published(published)
+    names = [str(name) for name in table["condition"]]
+    places = {name: float(at) for at, name in enumerate(dict.fromkeys([*names, *(name for name, *_ in marks)]))}
+    picture = Picture(figsize=(max(4.2, 1.1 * len(places) + 1.6), 3.6), layout="constrained")
+    axes = picture.add_subplot()
+    percent = 100 * table[["accuracy", "low", "high"]].to_numpy(dtype=float)
+    for number, (name, (estimate, low, high), n) in enumerate(zip(names, percent, table["n"], strict=True)):
+        colour, hatch = LINES[number % len(LINES)][0], HATCHES[number % len(HATCHES)]
+        axes.bar(places[name], estimate, 0.7, color=colour, alpha=0.85, hatch=hatch, edgecolor="white", zorder=1)
+        if np.isfinite([estimate, low, high]).all():
+            reach = [[max(estimate - low, 0.0)], [max(high - estimate, 0.0)]]
+            axes.errorbar(places[name], estimate, yerr=reach, color="black", capsize=4, linewidth=1.2, zorder=3)
+        words = "undefined" if not np.isfinite(estimate) else f"{estimate:.1f} %"
+        axes.text(
+            places[name], 1.0, f"{words}\nn = {int(n)}", ha="center", va="bottom", fontsize=7, zorder=4, bbox=_BOX
+        )
+    sources = list(dict.fromkeys(source for *_, source in marks))
+    for number, source in enumerate(sources):
+        here = [(name, share) for name, share, of in marks if of == source]
+        axes.plot(
+            [places[name] + 0.2 + 0.1 * number for name, _ in here],
+            [100 * share for _, share in here],
+            linestyle="none",
+            marker=("D", "v", "^", "s", "P", "X")[number % 6],
+            color="black",
+            markerfacecolor="white",
+            markersize=7,
+            label=f"published: {source}",
+            zorder=5,
+        )
+    axes.set_xticks(list(places.values()), list(places), fontsize=8, rotation=20 if len(places) > 4 else 0)
+    tops = [*percent[np.isfinite(percent)], *(100 * share for _, share, _ in marks), 1.0]
+    axes.set_ylim(0, min(100.0, 1.15 * max(tops)))
+    axes.set_ylabel("accuracy (%), bars: 95 % interval", fontsize=8)
+    settings = getattr(results, "settings", {})
+    axes.set_title(
+        ", ".join(str(settings[k]) for k in ("model", "benchmark", "problems") if settings.get(k)), fontsize=9
+    )
+    axes.tick_params(axis="y", labelsize=7)
+    if sources:
+        axes.legend(fontsize=7, loc="upper right")
+    return picture
+
+
+_BOX = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
+
+
+def _published(published: Any) -> list[tuple[str, float, str]]:
+    """(condition, share, source) of the numbers that others have published."""
+    if published is None:
+        return []
+    if isinstance(published, Mapping):
+        return [(str(name), float(share), "the paper") for name, share in published.items()]
+    if "percent" in published:
+        shares = published["percent"].to_numpy(dtype=float) / 100
+    elif "accuracy" in published:
+        shares = published["accuracy"].to_numpy(dtype=float)
+    else:
+        raise ValueError(
+            "published must map conditions to shares, or be a table with condition and percent (or accuracy); its columns "
+            f"are {', '.join(map(str, published.columns))}"
+        )
+    sources = published["source"] if "source" in published else ["the paper"] * len(shares)
+    rows = zip(published["condition"], shares, sources, strict=True)
+    return [(str(name), float(share), str(source)) for name, share, source in rows if np.isfinite(share)]
+
+
+def activation_histograms(
+    shift: Any, *, contrast: str | None = None, token_class: str = "all", metric: str | None = "near_zero_arm"
+) -> Picture:
+    """MLP activations before and after, as shares per unit of activation (log scale), and what changes.
+
+    Below, after minus before in the same bins: where activations go to and come from. Right, one `metric` by token class
+    with its 95 % interval over problems (None: leave it out). Activations are no replicates: the histogram is a picture, the
+    intervals are the evidence. The outer bins hold everything beyond them. Source: methods §5.
+    """
+    counts = shift.histograms()
+    contrast = str(counts["contrast"].iloc[0]) if contrast is None else contrast
+    here = counts[(counts["contrast"] == contrast) & (counts["token_class"] == token_class)]
+    if not len(here):
+        known = ", ".join(
+            f"{c}/{g}" for c, g in counts[["contrast", "token_class"]].drop_duplicates().itertuples(index=False)
+        )
+        raise ValueError(f"no histogram of contrast {contrast!r}, token class {token_class!r}; there are {known}")
+    edges = np.append(here["bin_low"].to_numpy(dtype=float), float(here["bin_high"].iloc[-1]))
+    widths = np.diff(edges)
+    shares = {run: here[run].to_numpy(dtype=float) for run in ("before", "after")}
+    shares = {run: n / max(n.sum(), 1.0) / widths for run, n in shares.items()}
+    picture = Picture(figsize=(9.6 if metric else 5.4, 4.6), layout="constrained")
+    halves: Any = picture.add_gridspec(2, 2 if metric else 1, height_ratios=(2.0, 1.0))
+    above, below = picture.add_subplot(halves[0, 0]), picture.add_subplot(halves[1, 0])
+    before, after = LINES[0], LINES[1]
+    above.stairs(shares["before"], edges, fill=True, color=before[0], alpha=0.35, label="before")
+    above.stairs(shares["before"], edges, color=before[0], linewidth=1.0)
+    above.stairs(shares["after"], edges, color=after[0], linestyle=after[1], linewidth=1.4, label="after")
+    positive = np.concatenate([values[values > 0] for values in shares.values()])
+    if positive.size:
+        above.set_yscale("log")
+        above.set_ylim(bottom=positive.min() / 2)
+    above.set_ylabel("share of activations\nper unit", fontsize=8)
+    above.legend(fontsize=7)
+    change = shares["after"] - shares["before"]
+    below.stairs(change, edges, fill=True, color="0.45", hatch="//", edgecolor="white")
+    below.axhline(0, color="0.4", linewidth=0.8)
+    below.set_ylabel("after − before", fontsize=8)
+    below.set_xlabel("activation (the outer bins hold everything beyond)", fontsize=8)
+    words = ", ".join(str(shift.settings[k]) for k in ("model", "insertion") if shift.settings.get(k))
+    layer = getattr(shift, "layer", shift.settings.get("layer"))
+    where = f"MLP of layer {layer} (paper: layer {layer + 1})" if isinstance(layer, int) else "MLP"
+    above.set_title(f"{words}\n{where}, contrast {contrast}, {token_class} tokens", fontsize=8)
+    if metric:
+        _by_class(picture.add_subplot(halves[:, 1]), shift, contrast, metric)
+    for axes in (above, below):
+        axes.tick_params(labelsize=7)
+    return picture
+
+
+def _by_class(axes: Any, shift: Any, contrast: str, metric: str) -> None:
+    table = shift.by_class()
+    if metric not in set(table["metric"]):
+        raise ValueError(f"no metric {metric!r} by token class; there are {', '.join(dict.fromkeys(table['metric']))}")
+    rows = table[(table["contrast"] == contrast) & (table["metric"] == metric) & (table["n"] > 0)]
+    names = [f"{row.token_class} (n = {int(row.n)})" for row in rows.itertuples()]
+    style = {"fmt": "o", "color": LINES[0][0]}
+    draw_forest(axes, names, [(metric, rows["difference"], rows["ci_low"], rows["ci_high"], style)])
+    unit = f" ({rows['unit'].iloc[0]})" if "unit" in rows and len(rows) else ""
+    axes.set_xlabel(f"{metric.replace('_', ' ')}: after − before{unit}", fontsize=8)
+    axes.set_title("by token class, n problems, 95 % intervals", fontsize=8)
+
+
+def bars_and_profiles(
+    bars: Any, named: Mapping[str, AttentionProfile], head: Head, *, bars_title: str, relative: bool = False
+) -> Picture:
+    """Left, bars of accuracy (a table: model, condition, percent); right, one head without and with each insertion.
+
+    Above right all at the same tokens, with the base prompt of the first profile; below right the whole sequences.
+    """
+    picture = Picture(figsize=(11.0, 6.0), layout="constrained")
+    halves: Any = picture.subfigures(1, 2, width_ratios=(1.0, 1.3))
+    left, right = halves
+    axes = left.add_subplot()
+    models, conditions = list(dict.fromkeys(bars["model"])), list(dict.fromkeys(bars["condition"]))
+    width = 0.8 / len(conditions)
+    for number, condition in enumerate(conditions):
+        heights = [bars[(bars["model"] == m) & (bars["condition"] == condition)]["percent"].mean() for m in models]
+        places = np.arange(len(models)) + (number - (len(conditions) - 1) / 2) * width
+        hatch = ("", "//", "..", "xx")[number % 4]
+        drawn = axes.bar(
+            places, heights, width, color=LINES[number][0], label=condition, hatch=hatch, edgecolor="white"
+        )
+        axes.bar_label(drawn, fmt="%.0f", fontsize=7)
+    axes.set_xticks(range(len(models)), [str(m) for m in models], fontsize=7)
+    axes.set_ylabel("accuracy (%)")
+    axes.set_title(bars_title, fontsize=9)
+    axes.legend(fontsize=7, loc="upper right")
+    above, below = right.subplots(2, 1)
+    first = next(iter(named.values()))
+    draw_curve(above, first.curve(head, "base", aligned=True, relative=relative), "none", 0)
+    for number, (name, found) in enumerate(named.items(), start=1):
+        draw_curve(above, found.curve(head, "inserted", aligned=True, relative=relative), name, number)
+        draw_curve(below, found.curve(head, "inserted", relative=relative), name, number)
+    shade_span(below, first, "inserted")
+    title = f"{first.settings.get('model', '')}: {both_names(head)}"
+    label_curve(above, title, "token (without the span)", relative)
+    label_curve(below, "", "token (whole prompt)", relative)
+    return picture

@@ -1,0 +1,243 @@
+"""One self-contained HTML page of what was asked, what was found, and how to repeat it; it opens without any network.
+
+The page carries a content security policy that forbids every request. Texts are escaped by the template.
+"""
+
+import base64
+import hashlib
+import io
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import escape
+from pathlib import Path
+from typing import Any, ClassVar
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from ..insertions import PromptPair
+from ..models.base import Model
+from .findings import layout_of
+from .page_parts import HeadMap, Table
+
+
+@dataclass(frozen=True)
+class Heading:
+    """The name of a section; the page's table of contents lists them."""
+
+    kind: ClassVar[str] = "heading"
+    text: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph."""
+
+    kind: ClassVar[str] = "text"
+    text: str
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A still picture as PNG, base64, and its width in pixels."""
+
+    kind: ClassVar[str] = "picture"
+    caption: str
+    alt: str
+    png: str
+    width: int
+
+
+@dataclass(frozen=True)
+class Interactive:
+    """A CircuitsVis view: HTML of our own making."""
+
+    kind: ClassVar[str] = "interactive"
+    caption: str
+    html: str
+
+
+@dataclass(frozen=True)
+class ShownPrompt:
+    """A prompt's text before, in and after its inserted span."""
+
+    kind: ClassVar[str] = "prompt"
+    caption: str
+    before: str
+    inserted: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where the page comes from, in groups of (name, text), and the command that repeats it."""
+
+    kind: ClassVar[str] = "provenance"
+    command: str
+    groups: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
+
+
+Part = Heading | Text | Table | HeadMap | Picture | Interactive | ShownPrompt | Provenance
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """A page in the making; every method gives a new one with a part more, so that they can be chained.
+
+    >>> page = Report("Heads", question="Which heads?").heading("Found").sentence("None <here>.")
+    >>> "None &lt;here&gt;." in page.page(), len(Report("Heads", question="Which heads?").parts)
+    (True, 0)
+    """
+
+    title: str
+    question: str
+    parts: tuple[Part, ...] = ()
+
+    def heading(self, text: str) -> "Report":
+        """Begin a section."""
+        return self._with(Heading(text))
+
+    def sentence(self, *texts: str) -> "Report":
+        """Paragraphs of plain text."""
+        return self._with(*(Text(text) for text in texts))
+
+    def table(self, frame: Any, caption: str, *, columns: Sequence[str] | Mapping[str, str] | None = None) -> "Report":
+        """A data frame as a table that sorts; `columns` chooses and orders its columns, a mapping also names them."""
+        return self._with(Table.of(frame, caption, columns=columns))
+
+    def head_map(self, frame: Any, caption: str, *, value: str, **options: Any) -> "Report":
+        """A layer × head map of a column of a table with one row per head; options: see `HeadMap.of`."""
+        return self._with(HeadMap.of(frame, caption, value=value, **options))
+
+    def figure(self, picture: Any, caption: str, *, alt: str = "") -> "Report":
+        """A matplotlib figure (or a file's path) as PNG; `alt` says in words what it shows (default: the caption)."""
+        if isinstance(picture, str | Path):
+            png = Path(picture).read_bytes()
+        elif hasattr(picture, "savefig"):
+            buffer = io.BytesIO()
+            picture.savefig(buffer, format="png", dpi=150, bbox_inches="tight")
+            png = buffer.getvalue()
+        else:
+            raise TypeError(f"figure: a matplotlib figure or the path of a .png expected, got {type(picture).__name__}")
+        if not png.startswith(b"\x89PNG"):
+            raise ValueError(f"figure: {str(picture)!r} is no PNG picture")
+        width = int.from_bytes(png[16:20], "big")  # where a PNG says so
+        return self._with(Picture(caption, alt or caption, base64.b64encode(png).decode(), width))
+
+    def view(self, view: Any, caption: str = "") -> "Report":
+        """A view such as `mi.views.attention` gives; however many there are, CircuitsVis' script stands on the page once."""
+        if not hasattr(view, "fragment"):
+            raise TypeError(f"view: a view such as mi.views.attention gives expected, got {type(view).__name__}")
+        return self._with(Interactive(caption, view.fragment()))
+
+    def prompt(self, model: Model, pair: PromptPair, caption: str = "") -> "Report":
+        """A problem's prompt as the model reads it, its inserted tokens marked."""
+        start, stop = pair.span
+        ids = list(pair.inserted.ids)
+        before, inserted, after = (
+            model.tokenizer.decode(part) if part else "" for part in (ids[:start], ids[start:stop], ids[stop:])
+        )
+        caption = (
+            caption or f"Problem {pair.id} as asked, {stop - start} inserted tokens marked ({pair.insertion.label})."
+        )
+        return self._with(ShownPrompt(caption, before, inserted, after))
+
+    def result(self, result: Any, *, heading: str | None = "What was found") -> "Report":
+        """A result in its own words, as a head map where it has one row per head, and as a table."""
+        layout = layout_of(result)
+        page = self if heading is None else self.heading(heading)
+        maps = [] if layout.head_map is None else [layout.head_map]
+        return page.sentence(*layout.sentences)._with(*maps, *layout.tables)
+
+    def provenance(self, run: Mapping[str, Any], *, heading: str | None = "How to repeat it") -> "Report":
+        """How to repeat the run and where it comes from: what `mi.provenance` gives, as saved in run.json."""
+        command = run.get("repeat") or shlex.join(["python", *map(str, run.get("command", []))])
+        page = self if heading is None else self.heading(heading)
+        return page._with(Provenance(str(command), _groups(run)))
+
+    def page(self) -> str:
+        """The whole page as HTML."""
+        views = any(isinstance(part, Interactive) for part in self.parts)
+        if views:
+            from .circuits import shared_script
+        environment = Environment(
+            loader=FileSystemLoader(Path(__file__).parent),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        environment.filters["policy"] = _policy
+        template = environment.get_template("report.html.jinja")
+        return template.render(report=self, library=shared_script() if views else "")
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page and return its path."""
+        Path(path).write_text(self.page(), encoding="utf-8")
+        return Path(path)
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the page in a frame of its own, so that neither touches the other's style."""
+        return f'<iframe srcdoc="{escape(self.page())}" style="width:100%;height:40rem;border:1px solid #bbb"></iframe>'
+
+    def _with(self, *parts: Part) -> "Report":
+        return replace(self, parts=self.parts + parts)
+
+
+def _policy(script: str, views: bool) -> str:
+    """What the page's browser may do: fetch nothing, and without views run only `script` (with them, which unpack
+    CircuitsVis' script in the page, inline scripts).
+    """
+    digest = base64.b64encode(hashlib.sha256(str(script).encode()).digest()).decode()
+    allowed = "'unsafe-inline'" if views else f"'sha256-{digest}'"
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:; base-uri 'none'; "
+        "form-action 'none'"
+    )
+
+
+LONGEST = 12
+"""Lists longer than this are counted on the page, not shown; run.json has them whole."""
+
+
+def _groups(run: Mapping[str, Any]) -> tuple[tuple[str, tuple[tuple[str, str], ...]], ...]:
+    """A run's facts: what is plain first, then each mapping under its name."""
+    plain = [(key, value) for key, value in run.items() if not isinstance(value, Mapping) and key not in _TOLD]
+    groups = [("run", tuple((_words(key), _told(value)) for key, value in plain))]
+    for key, value in run.items():
+        if isinstance(value, Mapping) and value:
+            groups.append((_words(key), tuple(_flat(value))))
+    return tuple(groups)
+
+
+_TOLD = ("repeat", "command", "conclusion", "comparisons")
+"""Facts that stand elsewhere on the page."""
+
+
+def _flat(facts: Mapping[str, Any], name: str = "") -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for key, value in facts.items():
+        here = f"{name}{_words(key)}"
+        if isinstance(value, Mapping) and value:
+            found += _flat(value, f"{here}: ")
+        else:
+            found.append((here, _told(value)))
+    return found
+
+
+def _words(key: Any) -> str:
+    return str(key).replace("_", " ")
+
+
+def _told(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        if len(value) > LONGEST or any(isinstance(item, Mapping | list | tuple) for item in value):
+            return f"{len(value)} entries, in run.json"
+        return ", ".join(_told(item) for item in value)
+    if isinstance(value, Mapping):
+        return "none" if not value else f"{len(value)} entries, in run.json"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "none" if value is None else str(value)

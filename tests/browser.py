@@ -1,0 +1,169 @@
+"""A headless Chromium for tests of pages, spoken to over a pipe in its DevTools protocol; needs nothing but the browser."""
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+SECONDS = 60.0
+FLAGS = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync --disable-extensions --disable-dev-shm-usage --hide-scrollbars"
+).split()
+
+
+def chromium() -> str:
+    """The browser's path; skips the test where there is none."""
+    found = next((path for name in NAMES if (path := shutil.which(name))), None)
+    if found is None or os.name != "posix":
+        pytest.skip(f"no headless browser here ({', '.join(NAMES)})")
+    return found
+
+
+@dataclass
+class Page:
+    """One tab: what it logged, threw, was refused and asked for since it was opened."""
+
+    browser: "Browser"
+    session: str
+    requests: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        return self.browser.call(method, session=self.session, **parameters)
+
+    def run(self, expression: str) -> Any:
+        """The value of a JavaScript expression, which may be a promise."""
+        done = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in done:
+            raise AssertionError(f"{expression}: {done['exceptionDetails']}")
+        return done["result"].get("value")
+
+    def until(self, expression: str) -> Any:
+        """Wait until a JavaScript expression is true, and give it."""
+        end = time.monotonic() + SECONDS
+        while time.monotonic() < end:
+            if value := self.run(expression):
+                return value
+            time.sleep(0.05)
+        raise AssertionError(f"not true within {SECONDS} s: {expression}")
+
+    def press(self, key: str) -> None:
+        """A key, as the keyboard sends it."""
+        codes = {"Enter": 13, "Tab": 9, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+        common = {"key": key, "code": key, "windowsVirtualKeyCode": codes[key]}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **common, **({"text": "\r"} if key == "Enter" else {}))
+        self.call("Input.dispatchKeyEvent", type="keyUp", **common)
+
+    def resize(self, width: int, height: int = 900) -> None:
+        """Another window; below 600 pixels a phone's."""
+        mobile = {"deviceScaleFactor": 1, "mobile": width < 600}
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, **mobile)
+
+    def picture(self, path: Path) -> Path:
+        """Save a screenshot of the window."""
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
+        return path
+
+
+class Browser:
+    """A running Chromium; a message is one line of JSON that ends with a zero byte."""
+
+    def __init__(self, folder: Path) -> None:
+        to_read, self._write = os.pipe()
+        self._read, to_write = os.pipe()
+        pipes = f'exec "$@" 3</dev/fd/{to_read} 4>/dev/fd/{to_write}'  # Chromium reads from 3 and answers on 4
+        options = [*FLAGS, f"--user-data-dir={folder}", "--remote-debugging-pipe", "about:blank"]
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", pipes, "sh", chromium(), *options],
+            pass_fds=(to_read, to_write),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        os.close(to_read)
+        os.close(to_write)
+        self._number, self._rest, self._pages = 0, b"", {}
+
+    def call(self, method: str, *, session: str | None = None, **parameters: Any) -> dict[str, Any]:
+        self._number += 1
+        message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
+        if session is not None:
+            message["sessionId"] = session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        end = time.monotonic() + SECONDS
+        while True:
+            answer = self._next(end - time.monotonic())
+            if answer.get("id") == self._number:
+                if "error" in answer:
+                    raise AssertionError(f"{method}: {answer['error']}")
+                return answer["result"]
+
+    def _next(self, seconds: float) -> dict[str, Any]:
+        while b"\0" not in self._rest:
+            ready, _, _ = select.select([self._read], [], [], max(0.0, seconds))
+            part = os.read(self._read, 1 << 20) if ready else b""
+            if not part:
+                raise AssertionError(f"the browser said nothing for {SECONDS} s, or ended")
+            self._rest += part
+        line, _, self._rest = self._rest.partition(b"\0")
+        message = json.loads(line)
+        page = self._pages.get(message.get("sessionId"))
+        if page is not None:
+            self._noted(page, message.get("method"), message.get("params", {}))
+        return message
+
+    @staticmethod
+    def _noted(page: Page, method: str | None, facts: dict[str, Any]) -> None:
+        if method == "Network.requestWillBeSent":
+            page.requests.append(facts["request"]["url"])
+        elif method == "Runtime.exceptionThrown":
+            page.errors.append(json.dumps(facts["exceptionDetails"]))
+        elif method == "Runtime.consoleAPICalled" and facts["type"] in ("error", "warning", "assert"):
+            page.errors.append(json.dumps(facts["args"]))
+        elif method == "Log.entryAdded" and facts["entry"]["level"] in ("error", "warning"):
+            page.errors.append(facts["entry"]["text"])
+
+    def open(self, path: Path, *, width: int = 1200, height: int = 900, dark: bool = False) -> Page:
+        """A file in a new tab, loaded, everything it asks for and complains about noted."""
+        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+        session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        page = self._pages[session] = Page(self, session)
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            page.call(f"{domain}.enable")
+        page.resize(width, height)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        page.call("Emulation.setEmulatedMedia", features=[scheme])
+        page.call("Page.navigate", url=path.resolve().as_uri())
+        page.until(f"document.readyState === 'complete' && location.href === {json.dumps(path.resolve().as_uri())}")
+        return page
+
+    def close(self) -> None:
+        try:
+            self.call("Browser.close")
+        except (AssertionError, OSError):
+            self._process.kill()
+        self._process.wait(20)
+        os.close(self._write)
+        os.close(self._read)
+
+
+@contextmanager
+def browser(folder: Path) -> Iterator[Browser]:
+    """A browser whose profile lives in `folder`; skips where there is none."""
+    chromium()
+    running = Browser(folder)
+    try:
+        yield running
+    finally:
+        running.close()

@@ -1,0 +1,40 @@
+"""Draw the pictures that README shows into docs/images, with the project's own functions (about two minutes).
+
+    python tools/make_gallery.py
+"""
+
+from pathlib import Path
+
+import mless_interp as mi
+
+IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+SLASHES = mi.Insertion.meaningless(" /", n_tokens=55)
+
+
+def main() -> None:
+    """One picture each: what heads attend to, which heads carry the effect, what the answers do."""
+    demo = mi.load_model("demo")
+    pairs = mi.make_pairs(demo, mi.load_problems("demo", limit=64), SLASHES)
+    profile = mi.attention_profile(demo, pairs[:24], progress=False)
+    mi.views.profiles(profile, [mi.Head(0, 13), mi.Head(0, 21)]).save(IMAGES / "profiles.png", dpi=110)
+    patches = mi.patch_heads(demo, pairs, progress=False)
+    mi.views.head_map(patches).save(IMAGES / "demo_head_map.png", dpi=110)
+
+    planted = mi.planted_model(
+        readers=[mi.Head(0, 13), mi.Head(0, 21)],
+        mediators=[mi.Head(1, 4)],
+        decoys={"silent": [mi.Head(0, 3)], "unread": [mi.Head(0, 8)], "avoids": [mi.Head(1, 20)]},
+        n_key_value_heads=4,
+        seed=0,
+    )
+    model = mi.load_model(planted)
+    found = mi.locate_heads(model, mi.make_pairs(model, mi.load_problems(planted, limit=16), SLASHES), progress=False)
+    mi.views.forest(found).save(IMAGES / "planted_forest.png", dpi=110)
+
+    conditions = [None, SLASHES, mi.Insertion.meaningful("he", 55), mi.Insertion.random_sentence(55)]
+    results = mi.evaluate_accuracy(demo, mi.load_problems("demo")[-500:], conditions, progress=False)
+    mi.views.accuracy_bars(results).save(IMAGES / "accuracy.png", dpi=110)
+
+
+if __name__ == "__main__":
+    main()
