@@ -25,7 +25,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-fast test-tl4 check format bench clean
+.PHONY: help demo tutorials test test-fast test-tl4 check format bench docs clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -42,6 +42,9 @@ $(VENV_TL4)/.installed-dev: pyproject.toml constraints-tl4.txt
 
 demo: $(VENV)/.installed ## find the heads that carry 55 slashes in the bundled demo model; results in results/demo
 	$(VENV)/bin/python analyses/patch_heads.py --out results/demo --overwrite
+
+tutorials: $(VENV)/.installed-dev ## run the tutorials and keep their outputs (all, or ARGS="01 03")
+	HF_HUB_OFFLINE=1 $(VENV)/bin/python tools/build_notebooks.py $(ARGS)
 
 test: $(VENV)/.installed-dev ## the whole test suite (TransformerLens 3.9)
 	$(call PYTEST,$(VENV))
@@ -65,6 +68,9 @@ format: $(VENV)/.installed-dev ## format the code and repair what lint can repai
 bench: $(VENV)/.installed-dev ## run the benchmarks
 	@set -e; for script in $(sort $(wildcard benchmarks/*.py)); do echo "== $$script"; $(VENV)/bin/python $$script; done
 
+docs: $(VENV)/.installed-dev ## build the documentation site into site/ (strict, no network); open site/index.html
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/python -m mkdocs build --strict
+
 clean: ## remove the environments, caches and results made here
-	rm -rf .venv .venv-tl4 build dist *.egg-info results .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-tl4 build dist site *.egg-info results .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

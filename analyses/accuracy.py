@@ -149,8 +149,8 @@ def _page(
     model: mi.Model, questions: tuple[mi.Problem, ...], found: mi.AccuracyResults, compared: Any, picture: Any
 ) -> mi.Report:
     question = (
-        f"How does {model.info.name} answer {len(questions)} problems under {', '.join(found.conditions)}, and does any of these "
-        f"differ from {found.conditions[0]}?"
+        f"How does {model.info.name} answer {len(questions)} problems under {', '.join(found.conditions)}, and does any of "
+        f"these differ from {found.conditions[0]}?"
     )
     page = mi.Report("Accuracy under insertions", question=question).result(found)
     page = page.figure(picture, "Share of right answers by condition, with 95 % intervals over problems.")

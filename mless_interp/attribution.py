@@ -13,8 +13,9 @@ from .heads import Head
 from .insertions import PromptPair
 from .interventions import EdgeNoise, Knockout, LayerState
 from .models.base import Model, ModelError, Recording
+from .models.memory import out_of_memory
 from .outcomes import OUTCOMES, Outcome, named, resolution_of
-from .patching import CONTRASTS, checked_pairs, equal_geometry, out_of_memory, patch_heads, span_of, stacked
+from .patching import CONTRASTS, checked_pairs, equal_geometry, patch_heads, span_of, stacked
 from .progress import progress_bar
 
 METHODS = ("gate_ig", "atp")

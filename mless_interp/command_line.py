@@ -1,13 +1,48 @@
-"""What every analysis script shares: one clear line for wrong input, lists of layers and heads, a command to repeat."""
+"""What every analysis script shares: its options, one line for wrong input, lists of heads, a command to repeat.
+
+An option that several scripts take is an annotation here, so that it has one name and one explanation everywhere:
+`def main(model: mi.command_line.ModelOption = "demo")`; the default stands in the script.
+"""
 
 import functools
 import os
 import shlex
 import sys
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
 
 from .heads import Head
+from .problems import Problem, load_problems
+
+ModelOption = Annotated[str, Option(help="'demo' (bundled), a saved model's directory, or a hub id.")]
+BackendOption = Annotated[str, Option(help="auto, hooked_transformer, bridge or nnsight.")]
+DtypeOption = Annotated[str, Option(help="float32, float64, bfloat16 or float16.")]
+DeviceOption = Annotated[str | None, Option(help="cpu, cuda, cuda:1 ... [default: a GPU if there is one]")]
+ProblemsOption = Annotated[
+    str | None,
+    Option(help="'demo', 'math500' (from the hub), or a .jsonl file with MATH-500's keys. [default: the model's own]"),
+]
+LimitOption = Annotated[int, Option(help="How many problems, from the first (the unit of replication is the problem).")]
+TemplateOption = Annotated[str, Option(help="raw, raw_as_sent (the paper's doubled braces) or chat.")]
+InsertionOption = Annotated[str, Option(help="meaningless, meaningful, random_sentence, repeated_bos or text.")]
+UnitOption = Annotated[str | None, Option(help="The repeated unit, word, or the text. [default: ' /' or 'he']")]
+NTokensOption = Annotated[int, Option(help="Length of the insertion in tokens.")]
+LayersOption = Annotated[str | None, Option(help="Only these layers, zero-based: 0,2-4.")]
+HeadsOption = Annotated[str | None, Option(help="Only these heads, zero-based LAYER:HEAD: 0:13,0:21.")]
+SeedOption = Annotated[int, Option(help="Seed of all that is drawn: random insertions, permutations, the bootstrap.")]
+OutOption = Annotated[Path, Option(help="Folder for the results; it appears only when they are whole.")]
+OverwriteOption = Annotated[bool, Option("--overwrite", help="Replace an existing folder.")]
+NoProgressOption = Annotated[bool, Option("--no-progress", help="No progress bars.")]
+ReportOption = Annotated[
+    bool,
+    Option(
+        "--report",
+        help="Also write report.html: findings, tables that sort, pictures, provenance; opens without network.",
+    ),
+]
 
 
 def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,6 +103,12 @@ def chosen_numbers(text: str, *, name: str) -> tuple[int, ...]:
     if wrong:
         raise ValueError(f"{name}: cannot read {wrong[0]!r} as a number of tokens: write 1,2,4")
     return tuple(int(part) for part in parts)
+
+
+def chosen_problems(problems: str | None, model: str, *, limit: int) -> tuple[Problem, ...]:
+    """The first `limit` problems of `--problems`; without it those that a model's directory brings along, or the demo's."""
+    own = Path(model) / "problems.jsonl"
+    return load_problems(problems or (str(own) if own.is_file() else "demo"), limit=limit)
 
 
 def repeat_command() -> str:

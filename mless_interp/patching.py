@@ -14,6 +14,7 @@ from .heads import Head, check_heads
 from .insertions import PromptPair
 from .interventions import INTERVENTIONS, EdgeNoise, Intervention, Knockout, LayerState, PatchZ
 from .models.base import Inputs, Model
+from .models.memory import out_of_memory
 from .outcomes import OUTCOMES, Outcome, named
 from .patch_scores import PatchScores
 from .progress import progress_bar
@@ -347,10 +348,3 @@ def default_rows(model: Model, batch: int, changed: int, length: int, read: int)
     bytes_each = 8 if info.dtype == "float64" else 4
     fitting = int(budget / (per_row * bytes_each * batch))
     return max(1, min(-(-TOKENS_PER_PASS[kind] // (changed * batch)), fitting))
-
-
-def out_of_memory(error: BaseException) -> bool:
-    text = str(error).lower()
-    return (
-        isinstance(error, torch.OutOfMemoryError | MemoryError) or "out of memory" in text or "can't allocate" in text
-    )

@@ -11,6 +11,7 @@ from scipy.stats import kurtosis as scipy_kurtosis
 from mless_interp.metrics.activations import (
     arm_threshold,
     gini,
+    histogram,
     histogram_gini,
     kolmogorov_smirnov,
     l1_norm,
@@ -18,6 +19,7 @@ from mless_interp.metrics.activations import (
     mean_absolute,
     median_variance,
     near_zero_fraction,
+    quantile,
     quantile_threshold,
     relative_sparsity,
     root_mean_square,
@@ -196,3 +198,30 @@ def test_inputs_are_not_edited():
     arm_threshold(values, c=0.1)
     kolmogorov_smirnov(values, values)
     assert values.equal(ARM)
+
+
+def test_arm_threshold_of_signed_activations():
+    # signed: lower median -3, deviations 1 0 6 7, lower median 1; absolute: 4 3 3 4, median 3, deviations 1 0 0 1, median 0
+    values = torch.tensor([-4.0, -3.0, 3.0, 4.0])
+    same(arm_threshold(values, c=1.0, absolute=False), 1.4826)
+    same(arm_threshold(values, c=1.0), 1.4826e-12)
+
+
+def test_quantile_agrees_with_numpy_and_checks_its_range():
+    values = random(4, 57)
+    for q in (0.0, 0.013, 0.5, 0.999, 1.0):
+        same(quantile(values, q=q), np.quantile(values.numpy(), q, axis=-1))
+    same(quantile(torch.tensor([3.0]), q=0.7), 3.0)
+    with pytest.raises(ValueError, match="95 per cent is 0.95"):
+        quantile(values, q=95.0)
+
+
+def test_histogram_counts_everything_once_and_its_gini_is_histogram_gini():
+    values, edges = random(3, 500), torch.linspace(-1, 1, 11, dtype=torch.float64)
+    counts = histogram(values, edges=edges)
+    expected = [np.histogram(np.clip(row, -1, 1 - 1e-12), edges)[0] for row in values.numpy()]
+    same(counts, np.stack(expected))
+    same(counts.sum(-1), 500.0)
+    same(histogram_gini(values, edges=edges), gini(counts))
+    with pytest.raises(ValueError, match="strictly increasing"):
+        histogram(values, edges=torch.tensor([0.0, 0.0]))

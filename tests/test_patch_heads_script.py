@@ -1,5 +1,6 @@
 """analyses/patch_heads.py from end to end, and what it says to wrong input."""
 
+import html
 import importlib.util
 import json
 import subprocess
@@ -102,20 +103,45 @@ def test_it_runs_as_a_program_and_explains_itself(planted: Path, tmp_path: Path)
     common = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 300}
     shown = subprocess.run([*program, "--help"], **common)
     assert shown.returncode == 0 and "--direction" in shown.stdout and "denoising" in shown.stdout
-    options = ["--model", str(planted), "--backend", "bridge", "--limit", "6", "--heads", "0:13", "--out", "out"]
-    done = subprocess.run([*program, *options], **common)
+    options = ["--model", str(planted), "--backend", "bridge", "--limit", "8", "--heads", "0:13,0:2", "--out", "out"]
+    done = subprocess.run([*program, *options, "--report"], **common)
     assert done.returncode == 0 and (tmp_path / "out" / "heads.csv").exists(), done.stderr
+    page = html.unescape((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert page.count("<h1>") == 1 and "Which of 2 heads of" in page and run["repeat"] in page
+    assert "L0H13 (layer 1 head 14 in the paper's counting): reader" in page, (
+        "what was found, in the result's own words"
+    )
+    assert "head L0H13; in the paper's counting layer 1 head 14; kind reader" in page, "and on the head map"
+    assert page.count('class="mless-view"') == 1 and page.count('class="mless-circuitsvis"') == 1
+    assert str(run["checks"]["replay"]) in page and run["versions"]["torch"] in page
     wrong = subprocess.run([*program, "--limit", "0", "--out", "other"], **common)
     assert wrong.returncode == 2 and wrong.stderr == "error: limit must be 1 or more, got 0\n"
 
 
 def test_a_single_sweep_in_the_other_direction(planted: Path, tmp_path: Path, run: Any) -> None:
-    options = ["--mode", "sweep", "--direction", "noising", "--contrast", "total", "--outcome", "logit_diff"]
+    options = [
+        "--mode",
+        "sweep",
+        "--direction",
+        "noising",
+        "--contrast",
+        "total",
+        "--outcome",
+        "logit_diff",
+        "--report",
+    ]
     done = run("--model", planted, "--backend", "bridge", *options, "--out", "s", "--no-progress", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert {path.name for path in (tmp_path / "s").iterdir()} == FILES
+    assert {path.name for path in (tmp_path / "s").iterdir()} == FILES | {"report.html"}
     kept = json.loads((tmp_path / "s" / "run.json").read_text())
     assert kept["settings"]["direction"] == "noising" and kept["mode"] == "sweep"
+    page = (tmp_path / "s" / "report.html").read_text(encoding="utf-8")
+    assert (
+        "on logit_diff" in page
+        and "not corrected for testing many" in page
+        and "run.json, report.html" in done.stdout
+    )
 
 
 def test_same_seed_same_table_and_only_chosen_heads(planted: Path, tmp_path: Path, run: Any) -> None:

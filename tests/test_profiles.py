@@ -149,7 +149,7 @@ def test_profiles_are_drawn_with_both_ways_of_counting(tmp_path: Path) -> None:
     made = by_hand()
     both = mi.views.profiles(made)
     assert isinstance(both, Picture) and len(both.axes) == 2
-    assert "L0H13 (layer 1 head 14 in the paper)" in both.axes[0].get_title()
+    assert "L0H13 (paper: layer 1, head 14)" in both.axes[0].get_title()
     assert "probability" in both.axes[0].get_ylabel() and "token" in both.axes[1].get_xlabel()
     labels = [text.get_text() for text in both.axes[1].get_legend().get_texts()]
     assert labels == ["with insertion", "uniform attention", "inserted tokens"]

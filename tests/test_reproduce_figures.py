@@ -1,5 +1,6 @@
 """analyses/reproduce_figures.py and head_profiles.py from end to end on tiny models, and what they say to wrong input."""
 
+import html
 import importlib.util
 import json
 import sys
@@ -70,10 +71,11 @@ def test_every_figure_is_drawn_and_its_claims_are_checked(figure: str, run: Any,
         "--out",
         "out",
         "--no-progress",
+        "--report",
     )
     assert done.returncode == 0, done.stderr
     files = {path.name for path in (tmp_path / "out").iterdir()}
-    assert files == {"figure.png", "figure.csv", "claims.csv", "run.json"} | (
+    assert files == {"figure.png", "figure.csv", "claims.csv", "run.json", "report.html"} | (
         {"bars.csv"} if figure == "004" else set()
     )
     shown = paper.FIGURES[figure]
@@ -87,6 +89,9 @@ def test_every_figure_is_drawn_and_its_claims_are_checked(figure: str, run: Any,
     facts = json.loads((tmp_path / "out" / "run.json").read_text())
     assert facts["figure"] == shown.number and facts["tiny"] is True and set(facts["models"]) == set(shown.models)
     assert shown.number in done.stdout and "random stand-ins" in done.stdout and "verdict" in done.stdout
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert page.count("<table") == page.count('class="mless-view"') == len(shown.models)
+    assert page.count('class="mless-circuitsvis"') == 1 and "random stand-ins" in page and page.count("<img") == 1
 
 
 def test_another_model_can_take_the_papers_place(run: Any, planted: Path, tmp_path: Path) -> None:
@@ -131,12 +136,12 @@ def test_head_profiles_writes_tables_curves_and_pictures(run: Any, planted: Path
     done = run(
         "head_profiles.py",
         *("--model", planted, "--n-tokens", 20, "--heads", "0:2,0:3,1:4", "--out", "out", "--no-progress"),
-        *("--insertion", "meaningless", "--insertion", "meaningful=she"),
+        *("--insertion", "meaningless", "--insertion", "meaningful=she", "--report"),
     )
     assert done.returncode == 0, done.stderr
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {
-        *("heads.csv", "scores.parquet", "curves.csv", "run.json"),
+        *("heads.csv", "scores.parquet", "curves.csv", "run.json", "report.html"),
         *("profile_0_meaningless.png", "profile_1_meaningful.png"),
         *("collapse_0_meaningless.png", "collapse_1_meaningful.png"),
     }
@@ -146,6 +151,8 @@ def test_head_profiles_writes_tables_curves_and_pictures(run: Any, planted: Path
     mless = table[table["insertion"].str.startswith("Mless")].set_index("label")["log_density_ratio"]
     assert mless["L0H2"] > max(mless["L0H3"], mless["L1H4"]), "the planted reader reads the slashes"
     assert json.loads((tmp_path / "out" / "run.json").read_text())["n_problems"] == 4
+    page = html.unescape((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
+    assert "Mless ' /' x20</h2>" in page and "Mful ' she' x20</h2>" in page and page.count('class="mless-view"') == 2
     again = run("head_profiles.py", "--model", planted, "--out", "out")
     assert again.returncode == 2 and "exists" in again.stderr
 
@@ -153,7 +160,7 @@ def test_head_profiles_writes_tables_curves_and_pictures(run: Any, planted: Path
 def test_head_profiles_runs_fused_attention(run: Any, planted: Path, tmp_path: Path) -> None:
     common = ["head_profiles.py", "--model", planted, "--limit", 2, "--n-tokens", 10, "--layers", 0, "--no-progress"]
     common += ["--metrics", "span_mass,entropy", "--show", 1]
-    fused = run(*common, "--backend", "nnsight", "--attention", "sdpa", "--out", "fused")
+    fused = run(*common, "--backend", "nnsight", "--attention", "sdpa", "--out", "fused", "--report")
     eager = run(*common, "--backend", "bridge", "--out", "eager")
     assert fused.returncode == eager.returncode == 0, fused.stderr + eager.stderr
     one, other = (pd.read_csv(tmp_path / name / "heads.csv")["span_mass"] for name in ("fused", "eager"))

@@ -191,8 +191,7 @@ def test_span_output_weight_uses_the_values_of_each_heads_group(tiny_model_dir: 
     values = model.run(pair.inserted.tokens, capture={name: None}, logits_at="none").captured[name][0]
     values = values.repeat_interleave(4, 1).transpose(0, 1)
     pattern = patterns_of(model, pair, "inserted")[1]
-    weights = model.output_weights(1) if hasattr(model, "output_weights") else None
-    share = outputs.span_output_weight(pattern, values, span=pair.span_mask, output_weights=weights)
+    share = outputs.span_output_weight(pattern, values, span=pair.span_mask, output_weights=model.output_weights(1))
     scores = score_heads(model, [pair], metrics="span_output_weight", progress=False)
     np.testing.assert_allclose(scores.of("span_output_weight")[0, 1], share[:, pair.span[1] :].mean(-1), atol=1e-5)
 

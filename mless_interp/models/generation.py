@@ -12,6 +12,7 @@ import torch
 from ..heads import Head, check_heads
 from .base import Model, ModelError
 from .decoding import Completion, Decoding, Engine, Redistribution, Request, Row
+from .memory import out_of_memory
 
 
 def generate_completions(
@@ -183,10 +184,3 @@ def default_batch_size(model: Model, requests: Sequence[Request], max_new_tokens
     on_gpu = "cuda" in info.device
     budget = torch.cuda.mem_get_info(info.device)[0] / 3 if on_gpu else 2e9
     return max(1, min(256 if on_gpu else 64, int(budget / per_row)))
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out, on whichever device."""
-    text = str(error).lower()
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or "out of memory" in text or "can't allocate" in text

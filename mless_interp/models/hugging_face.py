@@ -150,7 +150,7 @@ def attention_output_of(hf_model: nn.Module, layer: int, *, d_head: int) -> Atte
         return None
     norm = getattr(block, "post_self_attn_layernorm", None)  # GLM 4
     if norm is None and hasattr(block, "post_feedforward_layernorm"):  # Gemma 2 and 3, OLMo 2 and 3
-        norm = block.post_attention_layernorm
+        norm = getattr(block, "post_attention_layernorm", None)
     bias = getattr(projection, "bias", None)
     return AttentionOutput(
         weight.detach().T.unflatten(0, (-1, d_head)),

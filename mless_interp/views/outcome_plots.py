@@ -52,6 +52,7 @@ def accuracy_bars(results: Any, published: Any = None) -> Picture:
             zorder=5,
         )
     axes.set_xticks(list(places.values()), list(places), fontsize=8, rotation=20 if len(places) > 4 else 0)
+    axes.set_xlim(-0.6, len(places) - 0.4)
     tops = [*percent[np.isfinite(percent)], *(100 * share for _, share, _ in marks), 1.0]
     axes.set_ylim(0, min(100.0, 1.15 * max(tops)))
     axes.set_ylabel("accuracy (%), bars: 95 % interval", fontsize=8)

@@ -180,9 +180,12 @@ def _decimals(known: Sequence[float]) -> int:
 def _number(value: float, decimals: int, signed: bool) -> str:
     if math.isinf(value):
         return "∞" if value > 0 else "-∞"
-    if value != 0 and abs(value) < 0.5 * 10.0**-decimals:
-        return f"{value:{'+' if signed else ''}.1e}"
-    return f"{abs(value):.{decimals}f}" if value == 0 else f"{value:{'+' if signed else ''}.{decimals}f}"
+    plus, step = "+" if signed else "", 10.0**-decimals
+    if (
+        value != 0 and abs(value) < (0.5 if decimals > 2 else 10) * step
+    ):  # in a column of larger numbers: its own digits
+        return f"{value:{plus}.{2 if decimals > 2 else 3}g}"
+    return f"{abs(value):.{decimals}f}" if value == 0 else f"{value:{plus}.{decimals}f}"
 
 
 def _key(value: float) -> str:

@@ -1,0 +1,174 @@
+"""What an identity is computed from: one model and pair, each condition run once, and how far two sides are apart."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from ..insertions import PromptPair
+from ..interventions import Intervention, LayerState
+from ..metrics.attention import retained_mass
+from ..metrics.outputs import span_output
+from ..models.base import Model, site
+from ..models.replay import masked_scores, softmax
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How far two sides of an identity are apart: `error` the largest difference, `scale` the largest value compared."""
+
+    error: float
+    scale: float
+
+    @property
+    def relative(self) -> float:
+        """`error` / `scale`; 0 if both are 0, infinite if there is an error and nothing to compare it with."""
+        if self.error == 0:
+            return 0.0
+        return self.error / self.scale if self.scale > 0 else math.inf
+
+
+def apart(a: Tensor, b: Tensor, *, scale: float | None = None) -> Finding:
+    """The largest difference of two tensors, and the largest value in them (or `scale`); NaN counts as infinitely far.
+
+    >>> apart(torch.tensor([1.0, 4.0]), torch.tensor([1.0, 3.0]))
+    Finding(error=1.0, scale=4.0)
+    """
+    a, b = a.detach().double().cpu(), b.detach().double().cpu()
+    error = float((a - b).abs().nan_to_num(nan=math.inf).max()) if a.numel() else 0.0
+    largest = max(float(x.abs().nan_to_num(nan=0.0).max()) for x in (a, b)) if a.numel() else 0.0
+    return Finding(error, largest if scale is None else scale)
+
+
+def worst(findings: Iterable[Finding]) -> Finding:
+    """The finding with the largest relative error."""
+    return max(findings, key=lambda finding: finding.relative)
+
+
+def size(values: Tensor) -> float:
+    """The largest absolute value."""
+    return float(values.detach().double().abs().max())
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One layer of a run of one prompt: `pattern` `[H, T, T]` rebuilt from rotated q and k (or the library's own where it
+    does not show them), `v` per query head `[H, T, d]`, `z` `[H, T, d]`, `own`: the library's pattern where it has one."""
+
+    pattern: Tensor
+    v: Tensor
+    z: Tensor
+    own: Tensor | None
+    scores: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A model and one pair; each condition is run once and kept."""
+
+    model: Model
+    pair: PromptPair
+    runs: dict[str, dict[str, Tensor]] = field(default_factory=dict, repr=False)
+
+    @property
+    def layers(self) -> range:
+        return range(self.model.info.n_layers)
+
+    def run(self, condition: str) -> dict[str, Tensor]:
+        """Every captured site of one condition by hook name, and "logits" `[1, T, vocab]`."""
+        if condition not in self.runs:
+            info = self.model.info
+            sites = ["attn.hook_v", "attn.hook_z", "hook_resid_post"]
+            sites += ["attn.hook_rot_q", "attn.hook_rot_k"] if self.model.shows_rotated else []
+            sites += ["attn.hook_pattern"] if info.attention == "eager" else []
+            names = [site(layer, name) for layer in self.layers for name in sites]
+            inputs = self.pair.condition(condition)
+            done = self.model.run(
+                inputs.tokens,
+                position_ids=inputs.position_ids,
+                attention_mask=inputs.attention_mask,
+                capture=dict.fromkeys(names),
+            )
+            assert done.logits is not None
+            self.runs[condition] = {**done.captured, "logits": done.logits}
+        return self.runs[condition]
+
+    def layer(self, condition: str, layer: int = 0) -> Layer:
+        """One layer of one condition."""
+        run = self.run(condition)
+        v, z = run[site(layer, "attn.hook_v")], run[site(layer, "attn.hook_z")]
+        own = run.get(site(layer, "attn.hook_pattern"))
+        group = self.model.info.n_heads // self.model.info.n_key_value_heads
+        scores = None
+        if self.model.shows_rotated:
+            q, k = run[site(layer, "attn.hook_rot_q")], run[site(layer, "attn.hook_rot_k")]
+            visible = self.model.visible(self.pair.condition(condition).to(q.device))[layer]
+            scores = masked_scores(q, k, visible, self.model.attention_rule(layer))
+        pattern = own if scores is None else softmax(scores)
+        assert pattern is not None
+        values = v[0].repeat_interleave(group, 1).transpose(0, 1)
+        first = lambda x: None if x is None else x[0]  # noqa: E731
+        return Layer(pattern[0], values, z[0].transpose(0, 1), first(own), first(scores))
+
+    def parts(self, layer: Layer) -> tuple[Tensor, Tensor]:
+        """lambda `[H, shared]` and Sigma `[H, shared, d]` of a run with the span."""
+        span = self.pair.span_mask.to(layer.pattern.device)
+        lam = retained_mass(layer.pattern, span=span)[:, self.pair.shared]
+        return lam, span_output(layer.pattern, layer.v, span=span)[:, self.pair.shared]
+
+    def shared(self, values: Tensor) -> Tensor:
+        """`[H, T, ...]` of a run with the span at the tokens that both prompts have."""
+        return values[:, self.pair.shared]
+
+    def states(self, layer: int, donor: str = "masked") -> LayerState:
+        """The inserted run's layer as an intervention sees it, with the same layer of another condition as donor."""
+        start = len(self.pair.inserted) - self.pair.n_after
+        receiving = self.model.record(self.pair.condition("inserted"), start=start)
+        inputs = self.pair.condition(donor)
+        given = self.model.record(inputs, start=inputs.tokens.shape[1] - self.pair.n_after)
+        span = self.pair.span_mask[None]
+        nowhere = torch.zeros(1, inputs.tokens.shape[1], dtype=torch.bool)
+        source = LayerState.of(self.model, given, layer, span=span if donor == "masked" else nowhere)
+        return LayerState.of(self.model, receiving, layer, span=span, donor=source)
+
+    def edited(self, intervention: Intervention, layer: int = 0, donor: str = "masked") -> Tensor:
+        """Head outputs `[b, Q, H, d]` of the inserted run, each head edited alone."""
+        return intervention(self.states(layer, donor))
+
+    def written_inserted(self) -> Tensor:
+        """`written` for the inserted run's own z, kept."""
+        kept = self.runs.setdefault("written", {})
+        if "inserted" not in kept:
+            kept["inserted"] = self.written(self.shared(self.layer("inserted").z))
+        return kept["inserted"]
+
+    def written(self, z: Tensor) -> Tensor:
+        """What each head of layer 0 adds to the residual stream `[H, shared, d_model]` if its output in the masked run
+        became `z` `[H, shared, d]`: one row per head, through the model's own output projection."""
+        inputs = self.pair.condition("masked")
+        name, n_heads, at = site(0, "hook_resid_mid"), self.model.info.n_heads, self.pair.shared
+
+        def edit(old: Tensor) -> Tensor:
+            new = old.clone()
+            for head in range(n_heads):
+                new[head, at, head] = z[head].to(new)
+            return new
+
+        rows = self.model.run(
+            inputs.tokens.expand(n_heads, -1),
+            attention_mask=inputs.attention_mask,
+            edits={site(0, "attn.hook_z"): edit},
+            capture={name: lambda x: x[:, at]},
+            logits_at="none",
+        ).captured[name]
+        return rows - self.resid_mid("masked")
+
+    def resid_mid(self, condition: str) -> Tensor:
+        """The residual stream after layer 0's attention at the shared tokens, `[shared, d_model]`."""
+        inputs, name = self.pair.condition(condition), site(0, "hook_resid_mid")
+        captured = self.model.run(
+            inputs.tokens, attention_mask=inputs.attention_mask, capture={name: None}, logits_at="none"
+        ).captured[name]
+        return captured[0, self.pair.shared]

@@ -1,0 +1,156 @@
+"""The identities themselves, one function each: from a case to how far its two sides are apart."""
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ..insertions import make_pairs
+from ..interventions import Knockout, KnockoutZero, PatchZ
+from ..metrics.attention import span_log_odds
+from ..metrics.distances import jensen_shannon_divergence, renormalised_rows
+from ..metrics.entropy import attention_entropy, entropy_chain
+from ..models.base import site
+from ..models.replay import masked_scores
+from .case import Case, Finding, apart, size, worst
+
+DOSES = (4, 16)
+"""How many units I12 inserts, the second against the first."""
+
+
+def own_pattern(case: Case) -> Finding:
+    """I0: softmax(q k) is the pattern that the library shows, and times the values it is z, in every layer."""
+    found = []
+    for layer in case.layers:
+        run = case.layer("inserted", layer)
+        found.append(apart(run.pattern.to(run.v) @ run.v, run.z))
+        if run.own is not None:
+            found.append(apart(run.own, run.pattern))
+    return worst(found)
+
+
+def affine(case: Case) -> Finding:
+    """I1: z' = lambda z_ref + Sigma, inserted against gap and held against base."""
+    found = []
+    for new, reference in (("inserted", "gap"), ("held", "base")):
+        after, before = case.layer(new), case.layer(reference)
+        lam, sigma = case.parts(after)
+        found.append(apart(case.shared(after.z), lam[..., None] * before.z + sigma))
+    return worst(found)
+
+
+def third_term(case: Case) -> Finding:
+    """I2: against the plain run the shift of positions adds lambda (z_gap - z_base)."""
+    after, gap, base = (case.layer(name) for name in ("inserted", "gap", "base"))
+    lam, sigma = case.parts(after)
+    shift = lam[..., None] * (gap.z - base.z)
+    return apart(case.shared(after.z) - base.z, (lam - 1)[..., None] * base.z + sigma + shift, scale=size(after.z))
+
+
+def one_vector(case: Case) -> Finding:
+    """I3: identical inserted tokens have one value vector v, so Sigma = (1 - lambda) v."""
+    after, gap = case.layer("inserted"), case.layer("gap")
+    lam, sigma = case.parts(after)
+    towards = (1 - lam)[..., None] * after.v[:, case.pair.span[0]][:, None]
+    found = [apart(sigma, towards, scale=size(after.v))]
+    return worst([*found, apart(case.shared(after.z), lam[..., None] * gap.z + towards)])
+
+
+def renormalised(case: Case) -> Finding:
+    """I4: the pattern over the shared tokens, renormalised, is the reference pattern (distance 0)."""
+    after, gap = case.layer("inserted"), case.layer("gap")
+    at = case.pair.shared.to(after.pattern.device)
+    rows = renormalised_rows(case.shared(after.pattern), alignment=at)
+    kept = ~rows.isnan().any(-1)
+    divergence = jensen_shannon_divergence(gap.pattern, rows)[kept]
+    return worst([apart(rows[kept], gap.pattern[kept]), Finding(float(divergence.double().max()), 1.0)])
+
+
+def prefix(case: Case) -> Finding:
+    """I5: what stands before the span never changes, in any layer."""
+    m = case.pair.span[0]
+    names = [site(layer, "hook_resid_post") for layer in case.layers]
+    return worst(apart(case.run("base")[name][:, :m], case.run("inserted")[name][:, :m]) for name in names)
+
+
+def gap_is_masked(case: Case) -> Finding:
+    """I6: the gap and the masked condition agree on shared tokens, in every layer and in the logits."""
+    gap, masked, at = case.run("gap"), case.run("masked"), case.pair.shared
+    names = ["logits", *(site(layer, "attn.hook_z") for layer in case.layers)]
+    return worst(apart(masked[name][:, at], gap[name]) for name in names)
+
+
+def knockout_is_patch(case: Case) -> Finding:
+    """I7: in layer 0 a renormalising knockout is the z patch from the masked and from the gap run."""
+    donors = ("masked", "gap")
+    return worst(apart(case.edited(Knockout(), 0, name), case.edited(PatchZ(), 0, name)) for name in donors)
+
+
+def zeroed(case: Case) -> Finding:
+    """I8: attention on the span set to 0 without renormalising leaves lambda z_ref."""
+    n = case.pair.n_after
+    lam, _ = case.parts(case.layer("inserted"))
+    z = case.edited(KnockoutZero())[0].transpose(0, 1)
+    return apart(z, lam[:, -n:, None] * case.layer("gap").z[:, -n:])
+
+
+def heads_add_up(case: Case) -> Finding:
+    """I9: the change of the residual stream after layer 0's attention is the sum over heads."""
+    after, masked = case.resid_mid("inserted"), case.resid_mid("masked")
+    per_head = case.written_inserted()
+    change = after - masked
+    found = apart(per_head.sum(0), change, scale=size(after))
+    squared = (change.double() ** 2).sum()
+    if float(squared) == 0:
+        return found  # nothing moved: there are no shares
+    shares = (per_head.double() * change.double()).sum((1, 2)) / squared
+    return worst([found, Finding(abs(float(shares.sum()) - 1) * size(change), size(after))])
+
+
+def scale_and_bias(case: Case) -> Finding:
+    """I10: what a head adds is its scale part plus its bias part, [(lambda - 1) z_ref + Sigma] W_O."""
+    after, masked = case.layer("inserted"), case.layer("masked")
+    lam, sigma = case.parts(after)
+    reference = case.shared(masked.z)
+    split = reference + (lam - 1)[..., None] * reference + sigma
+    scale = size(case.resid_mid("inserted"))
+    return apart(case.written_inserted(), case.written(split.to(reference)), scale=scale)
+
+
+def entropy_splits(case: Case) -> Finding:
+    """I11: H(A') = h2(lambda) + lambda H(outside) + (1 - lambda) H(inside), in every layer."""
+    found = []
+    for layer in case.layers:
+        pattern = case.layer("inserted", layer).pattern
+        span = case.pair.span_mask.to(pattern.device)
+        chain = entropy_chain(pattern, span=span).total
+        found.append(apart(attention_entropy(pattern), chain))
+    return worst(found)
+
+
+def slope_one(case: Case) -> Finding:
+    """I12: N identical tokens at held positions: logit(1 - lambda) grows as log N with slope exactly 1."""
+    odds = []
+    span = case.pair.inserted.ids[case.pair.span[0] : case.pair.span[1]]
+    unit = next(n for n in range(1, len(span) + 1) if len(span) % n == 0 and span == span[:n] * (len(span) // n))
+    sizes = [unit * dose for dose in DOSES]
+    for n in sizes:
+        insertion = replace(case.pair.insertion, n_tokens=n)
+        other = Case(case.model, make_pairs(case.model, [case.pair.problem], insertion, template=case.pair.template)[0])
+        scores = _first_layer_scores(other)
+        after = slice(other.pair.span[0], None)
+        odds.append(span_log_odds(scores, span=other.pair.span_mask.to(scores.device))[:, other.pair.shared][:, after])
+    slope = (odds[1] - odds[0]) / math.log(sizes[1] / sizes[0])
+    return apart(slope, torch.ones_like(slope))
+
+
+def _first_layer_scores(case: Case) -> Tensor:
+    """Attention scores `[H, T, T]` of layer 0 in the held condition."""
+    inputs = case.pair.condition("held")
+    names = [site(0, "attn.hook_rot_q"), site(0, "attn.hook_rot_k")]
+    got = case.model.run(
+        inputs.tokens, position_ids=inputs.position_ids, capture=dict.fromkeys(names), logits_at="none"
+    ).captured
+    q, k = (got[name] for name in names)
+    return masked_scores(q, k, case.model.visible(inputs.to(q.device))[0], case.model.attention_rule(0))[0]
