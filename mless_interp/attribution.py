@@ -10,11 +10,11 @@ from torch import Tensor
 
 from .gradients import INSTEAD, refuse_without_gradients
 from .heads import Head
-from .insertions import PromptPair
 from .interventions import EdgeNoise, Knockout, LayerState
 from .models.base import Model, ModelError, Recording
 from .models.memory import out_of_memory
 from .outcomes import OUTCOMES, Outcome, named, resolution_of
+from .pairs import PromptPair
 from .patching import CONTRASTS, checked_pairs, equal_geometry, patch_heads, span_of, stacked
 from .progress import progress_bar
 

@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 
 from .identities import IDENTITIES, Case, Finding, Identity, tolerance_of, worst
-from .insertions import Insertion, PromptPair, make_pairs
+from .insertions import Insertion
 from .models.base import Model, ModelError, ModelInfo
 from .models.checks import TOLERANCE, FailedCheck, ModelChecks, check_model
+from .pairs import PromptPair, make_pairs
 from .problems import Problem
 from .progress import progress_bar
 

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 
 from .heads import Head, check_heads
-from .insertions import PromptPair
 from .joint import gate_row, gated_outcomes
 from .located import established
 from .metrics.ranking import circuit_distance, circuit_performance
 from .models.base import Model
 from .outcomes import OUTCOMES, Outcome, named, resolution_of
+from .pairs import PromptPair
 from .patch_scores import interval_of
 from .patching import checked_pairs, patch_heads
 from .progress import progress_bar

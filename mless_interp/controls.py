@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from .heads import Head
-from .insertions import Insertion, PromptPair, make_pairs
+from .insertions import Insertion
 from .interventions import MatchedMassKnockout
 from .joint import JointKnockout, joint_knockout
 from .located import MEASURES
 from .models.base import Model
+from .pairs import PromptPair, make_pairs
 from .patch_scores import PatchScores
 from .statistics import max_t_sign_flip
 

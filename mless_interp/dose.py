@@ -8,11 +8,12 @@ import numpy as np
 import torch
 
 from .heads import Head
-from .insertions import Insertion, PromptPair, make_pairs
+from .insertions import Insertion
 from .metrics.attention import span_log_odds
 from .models.base import Model, ModelError, site
 from .models.replay import masked_scores
 from .outcomes import OUTCOMES, Outcome, named
+from .pairs import PromptPair, make_pairs
 from .patch_scores import interval_of
 from .problems import Problem
 from .progress import progress_bar

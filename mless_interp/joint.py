@@ -13,10 +13,10 @@ import torch
 
 from .checkpoint import Checkpoint
 from .heads import Head, check_heads
-from .insertions import PromptPair
 from .interventions import Knockout, run_edits
 from .models.base import Model, ModelInfo
 from .outcomes import OUTCOMES, Outcome, named
+from .pairs import PromptPair
 from .patch_scores import interval_of
 from .patching import checked_pairs, default_rows, hash_ids, patch_heads, span_of
 from .progress import progress_bar

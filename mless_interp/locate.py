@@ -13,10 +13,10 @@ from .attribution import attribute_heads
 from .controls import check_controls, gap_alone, measures, other_insertions, readers_together, specificity
 from .gradients import no_gradients_because, refuse_without_gradients
 from .heads import Head, check_heads
-from .insertions import PromptPair
 from .located import MEASURES, LocatedHeads, established
 from .models.base import Model, ModelError
 from .outcomes import OUTCOMES, resolution_of
+from .pairs import PromptPair
 from .patch_scores import PatchScores
 from .patching import checked_pairs, patch_heads
 from .statistics import max_t_sign_flip

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from .insertions import PromptPair
 from .metrics.outcomes import answer_logprob, kl_divergence, logit_difference, mean_logprob
+from .pairs import PromptPair
 
 
 @dataclass(frozen=True)

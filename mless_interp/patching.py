@@ -11,11 +11,11 @@ from torch import Tensor
 
 from .checkpoint import Checkpoint
 from .heads import Head, check_heads
-from .insertions import PromptPair
 from .interventions import INTERVENTIONS, EdgeNoise, Intervention, Knockout, LayerState, PatchZ
 from .models.base import Inputs, Model
 from .models.memory import out_of_memory
 from .outcomes import OUTCOMES, Outcome, named
+from .pairs import PromptPair
 from .patch_scores import PatchScores
 from .progress import progress_bar
 

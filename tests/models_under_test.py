@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
-from mless_interp.insertions import Insertion, PromptPair, make_pairs
+from mless_interp.insertions import Insertion
 from mless_interp.models.base import Inputs, Model
 from mless_interp.models.load import load_model
 from mless_interp.models.planted import PlantedModel, planted_model, random_planted
+from mless_interp.pairs import PromptPair, make_pairs
 from mless_interp.problems import Problem
 
 QUESTIONS = (

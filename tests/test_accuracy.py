@@ -18,11 +18,12 @@ from mless_interp.accuracy import AccuracyResults, Condition, evaluate_accuracy,
 from mless_interp.accuracy import evaluate as evaluate_module
 from mless_interp.accuracy.conditions import as_condition, as_conditions
 from mless_interp.heads import Head
-from mless_interp.insertions import Insertion, make_pairs
+from mless_interp.insertions import Insertion
 from mless_interp.mechanism.arm import ARM
 from mless_interp.models.base import Model, ModelError
 from mless_interp.models.generation import Request, generate_completions
 from mless_interp.models.load import load_model
+from mless_interp.pairs import make_pairs
 from mless_interp.problems import Problem, load_problems
 from mless_interp.prompts import build_prompt
 

@@ -13,10 +13,11 @@ from scipy import stats
 from tokenizers_under_test import read_problems, read_tokenizer
 
 import mless_interp as mi
-from mless_interp.insertions import Insertion, make_pairs
+from mless_interp.insertions import Insertion
 from mless_interp.mechanism import ActivationShift, activation_shift
 from mless_interp.metrics.token_classes import CLASSES, token_classes, token_texts
 from mless_interp.models.base import GatedMlp, Model, ModelError
+from mless_interp.pairs import make_pairs
 
 VALUES = (
     "near_zero_arm near_zero_quantile relative_sparsity mean variance deviation l1 mean_absolute l2 root_mean_square gini "

@@ -14,7 +14,7 @@ from conftest import ROOT
 PACKAGE = "mless_interp"
 
 ORDER = """
-    data shapes heads progress problems prompts metrics statistics models insertions interventions
+    data shapes heads progress problems prompts metrics statistics models insertions pairs interventions
     identities certificate checkpoint scores
     outcomes patch_scores patching gradients attribution joint mechanism located controls locate circuits dose
     accuracy paper store views command_line

@@ -9,13 +9,14 @@ from conftest import ARCHITECTURES, needs_hooked_transformer
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs, problems
 
 from mless_interp.heads import Head
-from mless_interp.insertions import Insertion, PromptPair, make_pairs
+from mless_interp.insertions import Insertion
 from mless_interp.mechanism import AttentionDecomposition, attention_parts, decompose_attention
 from mless_interp.mechanism.decomposition import METRICS
 from mless_interp.mechanism.runs import runs_of, side_by_side
 from mless_interp.metrics.attention import retained_mass, span_mass_null
 from mless_interp.metrics.decomposition import affine_fit, affine_parts, affine_residual, frozen_gain, residual_share
 from mless_interp.models.base import Inputs, Model, ModelError, site
+from mless_interp.pairs import PromptPair, make_pairs
 from mless_interp.store import load, save
 
 SETTINGS = [

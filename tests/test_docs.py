@@ -235,10 +235,10 @@ def test_every_block_of_the_api_pages_exists() -> None:
 
 
 def test_methods_defines_every_metric_outcome_edit_and_measure_by_name() -> None:
-    from mless_interp.insertions import CONDITIONS
     from mless_interp.interventions import INTERVENTIONS
     from mless_interp.located import MEASURES
     from mless_interp.outcomes import OUTCOMES
+    from mless_interp.pairs import CONDITIONS
     from mless_interp.scores import METRICS
 
     text = (DOCS / "methods.md").read_text(encoding="utf-8")

@@ -13,9 +13,10 @@ from models_under_test import loaded, planted_here, planted_problems, problems
 
 from mless_interp.dose import DoseResponse, dose_response, slope_in_log_dose
 from mless_interp.heads import Head
-from mless_interp.insertions import Insertion, make_pairs
+from mless_interp.insertions import Insertion
 from mless_interp.models.base import site
 from mless_interp.models.planted import planted_model
+from mless_interp.pairs import make_pairs
 from mless_interp.patching import patch_heads
 from mless_interp.store import load, save
 

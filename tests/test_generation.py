@@ -13,7 +13,6 @@ from conftest import ARCHITECTURES, needs_hooked_transformer
 from models_under_test import loaded, pairs_for
 
 from mless_interp.heads import Head
-from mless_interp.insertions import PromptPair
 from mless_interp.interventions import Knockout
 from mless_interp.interventions import generate as generate_slowly
 from mless_interp.mechanism.arm import ARM
@@ -29,6 +28,7 @@ from mless_interp.models.generation import (
 )
 from mless_interp.models.load import load_model
 from mless_interp.models.memory import out_of_memory
+from mless_interp.pairs import PromptPair
 from mless_interp.problems import load_problems
 from mless_interp.prompts import build_prompt
 

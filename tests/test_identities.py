@@ -14,9 +14,10 @@ from conftest import ARCHITECTURES, needs_hooked_transformer
 from models_under_test import loaded, pairs_for, problems
 
 from mless_interp.identities import IDENTITIES, Case, Finding, apart, named, tolerance_of, worst
-from mless_interp.insertions import Insertion, make_pairs
+from mless_interp.insertions import Insertion
 from mless_interp.interventions import Knockout, PatchZ
 from mless_interp.models.base import Model, site
+from mless_interp.pairs import make_pairs
 
 SETTINGS = [
     pytest.param(("hooked_transformer", "eager", 1e-10), marks=needs_hooked_transformer, id="hooked_transformer"),

@@ -14,8 +14,9 @@ import torch
 from conftest import qwen2_tokenizer, word_tokenizer
 from tokenizers_under_test import REAL, read_problems, read_tokenizer, slash_pairs
 
-from mless_interp.insertions import CONDITIONS, Insertion, PromptPair, _common_words, insert_tokens, make_pairs
+from mless_interp.insertions import Insertion, _common_words
 from mless_interp.models.base import visibility
+from mless_interp.pairs import CONDITIONS, PromptPair, insert_tokens, make_pairs
 from mless_interp.problems import Problem
 from mless_interp.prompts import CHAT_SYSTEM, PAPER_SYSTEM_AS_SENT, TEMPLATES, Prompt, encode
 

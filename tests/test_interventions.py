@@ -8,7 +8,6 @@ from conftest import BACKENDS
 from models_under_test import loaded, logits_of, pairs_for
 
 from mless_interp.heads import Head
-from mless_interp.insertions import PromptPair
 from mless_interp.interventions import (
     INTERVENTIONS,
     EdgeNoise,
@@ -26,6 +25,7 @@ from mless_interp.interventions import (
     run_edits,
 )
 from mless_interp.models.base import AttentionRule, Inputs, Model
+from mless_interp.pairs import PromptPair
 from mless_interp.patching import patch_heads
 
 

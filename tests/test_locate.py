@@ -11,11 +11,12 @@ from models_under_test import loaded, pairs_for, planted_here, planted_pairs, pl
 from mless_interp import controls, locate
 from mless_interp.controls import specificity
 from mless_interp.heads import Head
-from mless_interp.insertions import Insertion, make_pairs
+from mless_interp.insertions import Insertion
 from mless_interp.locate import N_SCREENED, judged, locate_heads
 from mless_interp.located import CANNOT_SAY, MEASURES, LocatedHeads, enrichment
 from mless_interp.models.base import ModelError
 from mless_interp.models.planted import PlantedModel
+from mless_interp.pairs import make_pairs
 from mless_interp.patch_scores import PatchScores
 from mless_interp.patching import patch_heads
 from mless_interp.problems import Problem

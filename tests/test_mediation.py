@@ -9,13 +9,13 @@ from conftest import ARCHITECTURES, BACKENDS
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs
 
 from mless_interp.heads import Head
-from mless_interp.insertions import PromptPair
 from mless_interp.interventions import Intervention, Knockout, KnockoutZero, PatchZ, RestoreScale, run_edits
 from mless_interp.mechanism import Mediation, activation_shift, mediate
 from mless_interp.mechanism.mediation_results import ARMS, EFFECTS
 from mless_interp.metrics.activations import mean_absolute, median_variance
 from mless_interp.models.base import Model, ModelError, site
 from mless_interp.outcomes import OUTCOMES
+from mless_interp.pairs import PromptPair
 from mless_interp.store import load, save
 
 ACTIVATIONS = ("near_zero_arm", "near_zero_quantile", "mean", "mean_absolute", "variance")

@@ -7,7 +7,8 @@ import pytest
 
 from mless_interp import paper
 from mless_interp.heads import Head
-from mless_interp.insertions import Insertion, make_pairs
+from mless_interp.insertions import Insertion
+from mless_interp.pairs import make_pairs
 from mless_interp.scores import AttentionProfile, attention_profile
 
 LAYERS = (Head(0, 1), Head(1, 1), Head(2, 1))

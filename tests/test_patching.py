@@ -10,11 +10,12 @@ from conftest import ARCHITECTURES, BACKENDS, needs_hooked_transformer
 from models_under_test import loaded, logits_of, pairs_for, problems
 
 from mless_interp.heads import Head
-from mless_interp.insertions import Insertion, make_pairs
+from mless_interp.insertions import Insertion
 from mless_interp.interventions import INTERVENTIONS, Gate, MatchedMassKnockout
 from mless_interp.models.base import Model, site
 from mless_interp.models.planted import planted_model
 from mless_interp.outcomes import OUTCOMES
+from mless_interp.pairs import make_pairs
 from mless_interp.patch_scores import PatchScores
 from mless_interp.patching import CONTRASTS, patch_heads
 from mless_interp.problems import Problem

@@ -11,10 +11,11 @@ from models_under_test import loaded, pairs_for, problems
 
 import mless_interp as mi
 from mless_interp.heads import Head
-from mless_interp.insertions import Insertion, PromptPair, make_pairs
+from mless_interp.insertions import Insertion
 from mless_interp.metrics import attention, entropy, flow, outputs, profiles, received, segments
 from mless_interp.models.base import LeanAttentionError, Model, site
 from mless_interp.models.planted import planted_model
+from mless_interp.pairs import PromptPair, make_pairs
 from mless_interp.problems import Problem
 from mless_interp.prompts import Prompt
 from mless_interp.scores import METRICS, HeadScores, Thresholds, score_cache, score_heads, streaming

@@ -1,6 +1,6 @@
 """Draw the pictures that README shows into docs/images, with the project's own functions (about two minutes).
 
-    python tools/make_gallery.py
+python tools/make_gallery.py
 """
 
 from pathlib import Path

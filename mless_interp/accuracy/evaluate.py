@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ..checkpoint import Checkpoint
-from ..insertions import make_pairs
 from ..models.base import Model
 from ..models.decoding import Completion, Decoding, Request
 from ..models.generation import check_requests, complete_all, decoding_for
 from ..models.generation_engines import engine_for
+from ..pairs import make_pairs
 from ..problems import Problem
 from ..progress import progress_bar
 from ..prompts import Prompt, Template, build_prompt, encode, prepends_bos, template_named

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from ..checkpoint import Checkpoint
-from ..insertions import PromptPair
 from ..metrics.activations import histogram
 from ..metrics.segments import widened
 from ..metrics.token_classes import CLASSES, token_classes, token_texts
 from ..models.base import Inputs, Model, site
+from ..pairs import PromptPair
 from ..patching import CONTRASTS, checked_pairs, hash_ids
 from ..progress import progress_bar
 from ..statistics.checks import check_count

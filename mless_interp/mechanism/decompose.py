@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ..checkpoint import Checkpoint
 from ..heads import Head
-from ..insertions import Insertion, PromptPair, make_pairs
+from ..insertions import Insertion
 from ..models.base import Inputs, Model, site
+from ..pairs import PromptPair, make_pairs
 from ..patching import hash_ids
 from ..progress import progress_bar
 from .decomposition import METRICS, AttentionDecomposition

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from ..checkpoint import Checkpoint
 from ..heads import Head
-from ..insertions import PromptPair
 from ..metrics.activations import mean_absolute, median_variance, near_zero_fraction
 from ..metrics.segments import widened
 from ..models.base import Model, site
 from ..outcomes import OUTCOMES, Outcome, named
+from ..pairs import PromptPair
 from ..patching import DIRECTIONS, hash_ids
 from ..progress import progress_bar
 from .activation_summaries import Thresholds, check_widths

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor
 
 from ..heads import Head, check_heads
-from ..insertions import PromptPair
 from ..metrics.attention import retained_mass, span_mass
 from ..metrics.outputs import span_output
 from ..models.base import AttentionRule, Inputs, Model, ModelError
 from ..models.replay import masked_scores, softmax
+from ..pairs import PromptPair
 from ..patching import checked_pairs
 
 CONTRASTS: dict[str, tuple[str, str]] = {

@@ -8,9 +8,9 @@ import numpy as np
 from torch import Tensor
 
 from ..heads import Head
-from ..insertions import PromptPair
 from ..metrics.segments import RowChoice
 from ..models.base import visibility
+from ..pairs import PromptPair
 from ..prompts import Prompt
 from .catalogue import Profile, chosen_metrics, metric_named
 from .evaluation import layer_values, plan_for

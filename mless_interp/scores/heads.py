@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ..checkpoint import Checkpoint
 from ..heads import Head, check_heads
-from ..insertions import CONDITIONS, PromptPair
 from ..metrics.segments import RowChoice
 from ..models.base import Model
+from ..pairs import CONDITIONS, PromptPair
 from ..progress import progress_bar
 from .catalogue import Profile, chosen_metrics, metric_named
 from .evaluation import layer_values, plan_for

@@ -6,8 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..insertions import PromptPair
 from ..metrics.segments import RowChoice, flanks, row_mask
+from ..pairs import PromptPair
 from ..prompts import Prompt
 
 Reference = Literal["prefix", "flanks"]

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 
 from ..heads import Head
-from ..insertions import PromptPair
 from ..metrics.segments import RowChoice
 from ..models.base import Model
+from ..pairs import PromptPair
 from ..progress import progress_bar
 from ..statistics import bootstrap_interval
 from .heads import checked_pairs, chosen_or_all

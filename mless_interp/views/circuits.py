@@ -29,8 +29,8 @@ from typing import Any
 import numpy as np
 
 from ..heads import Head
-from ..insertions import PromptPair
 from ..models.base import Model
+from ..pairs import PromptPair
 from ..scores import AttentionProfile
 from .packing import packed, scale_of
 from .patterns import MARK, Patterns, both_names, chosen_heads, head_patterns, read_patterns, readable, seams

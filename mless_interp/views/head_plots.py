@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from ..heads import Head
-from ..insertions import PromptPair
 from ..models.base import Model
+from ..pairs import PromptPair
 from ..statistics import max_t_sign_flip
 from .patterns import both_names, chosen_heads, read_patterns
 from .plots import DIVERGING, LINES, Picture, draw_forest, draw_map, key

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..heads import Head, check_heads
-from ..insertions import PromptPair
 from ..models.base import Model, site
+from ..pairs import PromptPair
 
 MARK = "▌"
 """Stands before the text of an inserted token."""

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from ..insertions import PromptPair
 from ..models.base import Model
+from ..pairs import PromptPair
 from .findings import layout_of
 from .page_parts import HeadMap, Table
 
