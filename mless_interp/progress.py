@@ -1,5 +1,6 @@
 """How far a long run is: one progress bar, easily switched off."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,10 @@ from tqdm import tqdm
 
 @contextmanager
 def progress_bar(total: int, label: str, *, enabled: bool = True) -> Iterator[Any]:
-    """A bar that counts to `total`; call `.update(n)` on what it gives. Silent if `enabled` is False."""
-    with tqdm(total=total, desc=label, disable=not enabled, leave=False, dynamic_ncols=True) as bar:
+    """A bar that counts to `total`; call `.update(n)` on what it gives. Silent if `enabled` is False.
+
+    On the error stream, as usual, so that output can be piped; in a notebook, which colours that stream red, on the other.
+    """
+    file = sys.stdout if type(sys.stdout).__module__.startswith("ipykernel") else sys.stderr
+    with tqdm(total=total, desc=label, disable=not enabled, leave=False, dynamic_ncols=True, file=file) as bar:
         yield bar

@@ -132,17 +132,17 @@ def _check_replay(model: Model, tokens: Tensor, allowed: float) -> tuple[float |
         model.shows_rotated, model.stepper = False, None
     if model.stepper is None:
         return None, "whole forward passes (this architecture cannot be continued layer by layer)"
-    layer, start = model.info.n_layers // 2, tokens.shape[1] // 2
+    layers, start = sorted({0, model.info.n_layers // 2, model.info.n_layers - 1}), tokens.shape[1] // 2
     recording = model.record(Inputs(tokens), start=start)
     generator = torch.Generator().manual_seed(1)
-    noise = torch.randn((2, *recording.z[layer].shape[1:]), generator=generator)
-    z = recording.z[layer] + noise.to(recording.z[layer])
+    noise = torch.randn(recording.z[0].shape, generator=generator)
+    z = torch.stack([(recording.z[layer].cpu() + noise).to(recording.z[0]) for layer in layers], 1).flatten(0, 1)
     try:
-        fast = model.replay(recording, layer, z, logits_at="all")
+        fast = model.replay(recording, layers, z, logits_at="all")
     except (AttributeError, TypeError, RuntimeError) as error:
         model.stepper = None
         return None, f"whole forward passes (continuing layer by layer failed: {str(error).splitlines()[0]})"
-    difference = _distance(fast, model.replay(recording, layer, z, logits_at="all", exact_forward=True))
+    difference = _distance(fast, model.replay(recording, layers, z, logits_at="all", exact_forward=True))
     if difference > allowed:
         model.stepper = None
         return difference, f"whole forward passes (continuing layer by layer was off by {difference:.3g} logits)"
