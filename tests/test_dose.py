@@ -152,8 +152,8 @@ def test_the_picture_shows_both_conditions_and_the_outcome(tiny_model_dir: Any, 
     picture = views.dose_response(found)
     assert picture.save(tmp_path / "doses.png").stat().st_size > 10_000
     assert [axes.get_title() for axes in picture.axes[:2]] == [
-        "layer 0 (zero-based), positions held",
-        "layer 0 (zero-based), inserted",
+        "layer 0 (paper: layer 1), positions held",
+        "layer 0 (paper: layer 1), as inserted",
     ]
     assert "answer_logprob (nats)" in picture.axes[2].get_ylabel()
 

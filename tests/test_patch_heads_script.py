@@ -95,7 +95,7 @@ def test_it_finds_the_planted_heads_and_writes_everything(
     start, stop = first["span"]
     assert stop - start == 55 and len(set(first["inserted_ids"][start:stop])) == 1
     page = (out / "attention.html").read_text()
-    assert "CircuitsVis.render(" in page and "http://" not in page.split("</script>")[-1]
+    assert page.count("default-src 'none'") == 1 and page.count('mlessViews||[]).push("view-') == 1
 
 
 def test_it_runs_as_a_program_and_explains_itself(planted: Path, tmp_path: Path) -> None:
