@@ -29,17 +29,18 @@ class Checkpoint:
 
     def _read(self, settings: dict[str, Any]) -> None:
         assert self.path is not None
-        text = self.path.read_text(encoding="utf-8")
-        self.repaired = not text.endswith("\n")  # the next record would join the last line
+        text = self.path.read_bytes()
+        self.repaired = not text.endswith(b"\n")  # the next record would join the last line
         lines = text.splitlines()
         records = []
         for number, line in enumerate(lines, start=1):
             try:
                 records.append(json.loads(line))
-            except json.JSONDecodeError as error:
+            except (json.JSONDecodeError, UnicodeDecodeError) as error:
                 if number < len(lines):
                     raise ValueError(
-                        f"{self.path}, line {number}: not valid JSON; delete the file to start again"
+                        f"{self.path}, line {number}: not valid JSON; delete the line (what it held is done again) to go "
+                        "on, or the file to start again"
                     ) from error
                 self.repaired = True
         ours = bool(records) and all(isinstance(record, dict) for record in records)

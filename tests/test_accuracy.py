@@ -279,6 +279,48 @@ def test_a_line_that_was_cut_off_is_repaired_and_said(
     assert same(found, whole) and len(made) == 1 and len(lines(path)) == 25
 
 
+@pytest.mark.parametrize("garbage", [b"{garbage\n", b'{"id": "\xff\xfe"}\n', b"\0\0\0\n"])
+def test_a_damaged_line_in_the_middle_is_named_and_can_be_taken_out(
+    garbage: bytes,
+    demo: Model,
+    problems: tuple[Problem, ...],
+    whole: AccuracyResults,
+    tmp_path: Path,
+    made: list[str],
+) -> None:
+    path = tmp_path / "a.jsonl"
+    evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+    kept = path.read_bytes().splitlines(keepends=True)
+    damaged = b"".join([*kept[:4], garbage, *kept[5:]])
+    path.write_bytes(damaged)
+    made.clear()
+    with pytest.raises(ValueError, match=r"a.jsonl, line 5: not valid JSON; delete the line .* or the file"):
+        evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+    assert made == [] and path.read_bytes() == damaged
+    path.write_bytes(b"".join([*kept[:4], *kept[5:]]))
+    assert same(evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK), whole) and len(made) == 1
+
+
+def test_two_processes_on_one_file_do_not_mix_their_lines(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    path, n = tmp_path / "a.jsonl", 40
+    evaluate_module.Checkpoint(path, {})
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[4]); from checkpoint import Checkpoint; "
+        "kept = Checkpoint(sys.argv[1], {}); "
+        "[kept.put(sys.argv[2] + str(i), sys.argv[2] * 50_000) for i in range(int(sys.argv[3]))]"
+    )
+    package = str(Path(sys.modules["mless_interp.checkpoint"].__file__ or "").parent)
+    command = [sys.executable, "-c", script, str(path)]
+    both = [subprocess.Popen([*command, name, str(n), package]) for name in "ab"]
+    assert [process.wait(60) for process in both] == [0, 0]
+    found = evaluate_module.Checkpoint(path, {})
+    assert len(found) == 2 * n and not found.repaired
+    assert all(found.get(f"{name}{i}") == name * 50_000 for name in "ab" for i in range(n))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -66,7 +66,10 @@ def hooks() -> ModuleType:
         (r"\operatorname{logit}(x)", "<mi>logit</mi>"),
         (r"\lVert x \rVert", '<mo stretchy="false">‖</mo>'),
         (r"\bar I", '<mover accent="true">'),
-        (r"\begin{cases} a & b \\ c & d \end{cases}", "<mtr><mtd><mi>c</mi></mtd><mtd><mi>d</mi></mtd></mtr>"),
+        (r"\text{a\_b}", "<mtext>a_b</mtext>"),
+        (r"\operatorname{a\_b}", "<mi>a_b</mi>"),
+        (r"\begin{pmatrix} a & b \\ c & d \end{pmatrix}", "<mtr><mtd><mi>c</mi></mtd><mtd><mi>d</mi></mtd></mtr>"),
+        (r"\begin{cases} a & b \\ c & d \end{cases}", '<mtr><mtd style="text-align: left"><mi>c</mi></mtd>'),
         (r"\mathbb{R}", "<mi>ℝ</mi>"),
     ],
 )
@@ -143,11 +146,14 @@ def test_a_notebook_becomes_a_page_with_its_outputs(hooks: ModuleType, tmp_path:
         {"output_type": "stream", "name": "stderr", "text": ["progress"]},
         {"output_type": "display_data", "data": {"image/png": PIXEL, "text/plain": ["<Figure>"]}},
         {"output_type": "execute_result", "data": {"text/html": ["<table>\n<tr></tr></table>"], "text/plain": ["t"]}},
-        {"output_type": "execute_result", "data": {"text/html": "<script>alert(1)</script>"}},
+        {"output_type": "execute_result", "data": {"text/html": "<script>// a remark\nalert(1)</script>"}},
         {"output_type": "execute_result", "data": {"text/plain": ["42"]}},
     ]
     cells = [
-        {"cell_type": "markdown", "source": ["# A title\n", "\n", "text"]},
+        {
+            "cell_type": "markdown",
+            "source": ["# A title\n", "\n", "text, [next](02_next.ipynb), [file](../x/02_y.ipynb)"],
+        },
         {"cell_type": "code", "source": ["print(1)\n"], "outputs": outputs},
         {"cell_type": "code", "source": [""], "outputs": []},
     ]
@@ -161,7 +167,9 @@ def test_a_notebook_becomes_a_page_with_its_outputs(hooks: ModuleType, tmp_path:
         "01_first-0.png": b"\x89PNG not really"
     }
     assert '<div class="output"><table> <tr></tr></table></div>' in text
-    assert "<script>" not in text and 'srcdoc="&lt;script&gt;alert(1)&lt;/script&gt;"' in text
+    assert 'srcdoc="&lt;script&gt;// a remark&#10;alert(1)&lt;/script&gt;"' in text, "the remark ends before the code"
+    assert "<script>" not in text
+    assert "text, [next](02_next.md), [file](../x/02_y.ipynb)" in text, "another notebook is another page here"
     assert "```text\n42\n```" in text
 
 

@@ -86,6 +86,36 @@ def test_a_padded_batch_gives_what_each_prompt_gives_alone(
         assert list(found.tokens) == found.logits.argmax(-1).tolist()
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+@pytest.mark.parametrize("knockout", [(), HEADS])
+@pytest.mark.parametrize(("backend", "attention"), [("bridge", "eager"), ("nnsight", "sdpa")])
+def test_rows_of_padding_stay_finite_in_every_dtype(
+    dtype: str,
+    architecture: str,
+    knockout: tuple[Head, ...],
+    backend: str,
+    attention: str,
+    tiny_model_dir: Callable[[str], Path],
+) -> None:
+    """The mask's lowest float64 number is -inf in eager attention's float32 softmax: NaN, that spread to real tokens."""
+    model = loaded(tiny_model_dir(architecture), backend, dtype=dtype, attention=attention)
+    requests = [
+        Request(pair.inserted.ids[i:], pair.id, (pair.span[0] - i, pair.span[1] - i))
+        for i, pair in enumerate(pairs_for(model))
+    ]
+    assert len({request.prompt[0] for request in requests}) > 1, "no shared beginning, so padding comes first"
+    options: dict[str, Any] = {"max_new_tokens": 4, "knockout": knockout, "keep_logits": True}
+    together = generate_completions(model, requests, **options)
+    for request in requests:
+        alone = generate_completions(model, [request], **options)[request.key]
+        found = together[request.key]
+        assert found.logits is not None and alone.logits is not None
+        near = {"atol": 2e-4, "rtol": 1e-4} if dtype == "float64" else {"atol": 0.1, "rtol": 2e-2}
+        torch.testing.assert_close(found.logits[0], alone.logits[0], **near)
+        assert dtype == "float16" or found.tokens == alone.tokens
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(("backend", "attention"), BACKENDS_HERE)
 def test_a_batched_knockout_is_the_knockout_of_the_slow_definition(
@@ -224,6 +254,27 @@ def test_a_token_of_probability_zero_is_never_drawn() -> None:
 def test_logits_that_are_no_numbers_are_refused() -> None:
     with pytest.raises(ValueError, match="the model gave logits that are no numbers"):
         sampled(torch.tensor([[0.0, torch.nan]]), torch.tensor([0.5]), temperature=1.0)
+
+
+@pytest.mark.parametrize("engine", ["hugging_face", "forward"])
+def test_greedy_logits_that_are_no_numbers_are_refused_too(
+    engine: str, demo: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest of NaN logits would be token 0, an answer like any other."""
+    broken = demo.hf_model.get_output_embeddings().register_forward_hook(lambda *a: a[2] * float("nan"))
+    try:
+        monkeypatch.setattr(generation_engines.HuggingFaceEngine, "__init__", _without_check)
+        if engine == "forward":
+            nothing = SimpleNamespace(logits=torch.full((1, 1, demo.info.d_vocab), float("nan")))
+            monkeypatch.setattr(type(demo), "run", lambda *_, **__: nothing)
+        with pytest.raises(ValueError, match=r"'a'.*no numbers \(NaN\)"):
+            generate_completions(demo, [Request((1, 2, 3), "a")], max_new_tokens=2, engine=engine)
+    finally:
+        broken.remove()
+
+
+def _without_check(self: Any, model: Model) -> None:
+    self.model, self.module = model, model.hf_model
 
 
 def test_the_nucleus_is_hugging_faces() -> None:

@@ -180,6 +180,25 @@ SAME = [
     ("C", r"\text{(C)}"),
     # word-level tokens with spaces between
     (r"\frac { 1 } { 2 }", r"\frac{1}{2}"),
+    # mixed numbers with a slash, repeating decimals, roots and currency signs as typed, times of day
+    ("1 1/2", "3/2"),
+    ("-2 3/4", "-2.75"),
+    (r"0.\overline{3}", r"\frac{1}{3}"),
+    (r"-0.1\overline{6}", r"-\frac{1}{6}"),
+    ("√12", r"2\sqrt{3}"),
+    ("3√(x+1)", r"3\sqrt{x + 1}"),
+    ("€12.50", "12.5"),
+    (r"3:30\text{ p.m.}", "3:30 PM"),
+    # sets, named tuples and matrices, lists of a number and a number of three digits
+    (r"\mathbb{R}", r"(-\infty,\infty)"),
+    (r"x \in \mathbb{R}", r"(-\infty,+\infty)"),
+    (r"\emptyset", r"\{ \}"),
+    (r"\varnothing", r"\emptyset"),
+    ("(x,y)=(1,2)", "(1,2)"),
+    ("D = [0, 1)", "[0,1)"),
+    (r"A = \begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    (r"\left[\begin{array}{cc} 1 & 2 \\ 3 & 4 \end{array}\right]", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
+    ("2, 100", "100, 2"),
 ]
 OTHER = [
     ("7 7", "77"),
@@ -214,6 +233,15 @@ OTHER = [
     (r"\text{Navin Evelyn}", r"\text{Evelyn}"),
     ("A", r"\text{(B)}"),
     (r"\infty", r"-\infty"),
+    ("1 1/2", "11/2"),
+    (r"0.\overline{3}", "0.3"),
+    ("1, 234", "1234"),
+    (r"3:30\text{ a.m.}", r"3:30\text{ p.m.}"),
+    (r"\mathbb{R}", r"(0,\infty)"),
+    (r"\mathbb{Z}", r"\mathbb{R}"),
+    ("(a,b)=(1,2)", "(x,y)=(1,2)"),
+    ("(x,y)=(1,2)", "(2,1)"),
+    (r"\left|\begin{array}{cc}1&2\\3&4\end{array}\right|", r"\begin{pmatrix}1&2\\3&4\end{pmatrix}"),
     ("", "1"),
     ("1", ""),
 ]

@@ -174,6 +174,29 @@ def test_answers_and_their_comparisons_say_what_they_found() -> None:
     assert len(compared.tables[0].rows) == 1 and "'mless' against 'none'" in compared.sentences[0]
 
 
+def test_a_decomposition_and_a_mediation_have_a_topic_a_sentence_and_tables_that_name_their_columns(
+    tiny_model_dir: Any,
+) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    pairs = pairs_for(model)
+    parts = mi.decompose_attention(model, pairs, progress=False)
+    layout = layout_of(parts)
+    assert " ".join(layout.sentences) == parts.describe()
+    assert any(sentence.startswith("Lambda runs from") for sentence in layout.sentences)
+    assert max(len(sentence) for sentence in layout.sentences) < 350, "no sentence hides others"
+    assert layout.head_map is not None and layout.head_map.value == "lambda minus uniform"
+    table = parts.summary()
+    words = {(s.layer, s.head): s.words for s in layout.head_map.squares}[0, 1]
+    row = table[(table["layer"] == 0) & (table["head"] == 1)].iloc[0]
+    assert f"lambda minus uniform {row['lam'] - row['lam_null']:+.4f}" in words
+    first, further = layout.tables
+    assert [c.label for c in first.columns][2:5] == ["lambda", "95 % interval", "uniform attention's"]
+    assert len(first.rows) == len(further.rows) == len(table) and "sigma norm" in [c.label for c in further.columns]
+    mediated = layout_of(mi.mediate(model, pairs, progress=False))
+    assert [c.label for c in mediated.tables[0].columns][:4] == ["reading", "effect", "without the span", "change"]
+    assert "interaction is both minus their sum" in mediated.tables[0].caption
+
+
 def test_any_other_result_is_shown_by_its_print_and_summary() -> None:
     class Found:
         def summary(self) -> pd.DataFrame:
@@ -193,6 +216,13 @@ def test_sentences_are_split_outside_of_quotes_only_and_lose_nothing() -> None:
     parts = sentences(text)
     assert parts[:2] == ("Mless '. A' x55, 12 problems.", "Named: L0H1 (layer 1 head 2).")
     assert " ".join(parts) == text
+    primes = "In layer 0 z' leaves 0 open. Lambda is ' . X' long. The paper's Eq. 2 says less. It's done."
+    assert sentences(primes) == (
+        "In layer 0 z' leaves 0 open.",
+        "Lambda is ' . X' long.",
+        "The paper's Eq. 2 says less.",
+        "It's done.",
+    )
 
 
 # --------------------------------------------------------------------------------------------------- the page's making

@@ -102,7 +102,16 @@ def test_named_heads_are_framed_with_their_kind_and_what_was_not_tested_is_grey(
     strokes = {(p.get_x(), p.get_y()) for p in axes.patches if p.get_hatch()}
     assert strokes == {(0.5, -0.5), (-0.5, 0.5), (-0.5, -0.5)}, "significant, named or not"
     assert np.isnan(np.ma.filled(axes.images[0].get_array().astype(float), np.nan)[1, 1])
-    assert words_of(picture)[1:] == ["R: reader", "M: mediator", "undefined or not tested"]
+    assert words_of(picture)[1:] == ["R: reader", "M: mediator", "negative", "undefined or not tested"]
+
+
+def test_negative_cells_carry_a_minus_that_grey_print_shows() -> None:
+    table = pd.DataFrame({"layer": [0, 0, 1, 1], "head": [0, 1, 0, 1], "effect": [1.0, -0.9, -0.05, np.nan]})
+    picture = mi.views.head_map(SimpleNamespace(summary=lambda: table), value="effect")
+    minus = [line for line in picture.axes[0].lines if line.get_marker() == "_"]
+    assert [round(float(line.get_xdata()[0])) for line in minus] == [1], "the one that is clearly below 0"
+    assert [int(line.get_ydata()[0]) for line in minus] == [0]
+    assert "negative" in words_of(picture)
 
 
 def test_numbers_without_a_sign_get_a_scale_from_0() -> None:
@@ -124,6 +133,11 @@ def test_a_map_of_a_model_s_scores_and_lambda_can_be_drawn(tiny_model_dir: Any) 
     assert maps[0].images[0].norm.vmax == 1.0
     assert np.allclose(maps[1].images[0].get_array(), [[0.2, -0.05]])
     assert [p.get_x() for p in maps[1].patches if p.get_hatch()] == [-0.5]
+    wide = pd.DataFrame({"layer": 0, "head": range(28), "lam": 0.7, "lam_null": 0.5})
+    for many, places in ((table, {0.0}), (wide, {0.0, 1.0})):
+        drawn = mi.views.lambda_map(SimpleNamespace(summary=lambda many=many: many, settings={}))
+        rows = {float(axes.get_subplotspec().rowspan.start) for axes in drawn.axes if axes.images}
+        assert rows == places, "wide maps stand one below the other"
     with pytest.raises(ValueError, match="no column 'lam' to draw"):
         mi.views.lambda_map(SimpleNamespace(summary=lambda: table.drop(columns="lam"), settings={}))
 
@@ -145,6 +159,11 @@ def test_the_forest_has_a_row_per_head_in_both_countings_with_every_measure_s_in
     assert sorted(smallest) == pytest.approx([-0.05, 0.05])
     markers = {(c.lines[0].get_marker(), c.lines[0].get_markerfacecolor()) for c in axes.containers}
     assert len(markers) == 5, "told apart without colour"
+    assert words_of(picture).count("smallest effect of interest, 0.05") == 1
+    picture.canvas.draw()
+    (legend,) = picture.legends
+    below = legend.get_window_extent()
+    assert not [words for words in picture.texts if words.get_window_extent().overlaps(below)]
 
 
 def test_a_forest_of_chosen_heads_and_of_other_results() -> None:

@@ -150,6 +150,39 @@ def test_the_same_view_twice_in_a_notebook_is_drawn_twice(tiny_model_dir: Any, c
     assert len(panels_of(opened(chrome, path, n_views=2))) == 2
 
 
+def test_charts_keep_the_width_of_their_panel_in_other_windows_in_screenshots_and_in_print(
+    tiny_model_dir: Any, chrome: Browser, tmp_path: Path
+) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    view = mi.views.attention(model, pairs_for(model, count=1)[0], [mi.Head(0, 0)])
+    page = opened(chrome, view.save(tmp_path / "page.html"))
+    sizes = """[...document.querySelectorAll('.mless-chart canvas')].map((canvas) => {
+      const box = canvas.getBoundingClientRect();
+      return [box.width / canvas.closest('.mless-chart').clientWidth, box.height / box.width];
+    })"""
+
+    def check(when: str) -> None:
+        page.run("new Promise((done) => setTimeout(() => requestAnimationFrame(done), 300))")
+        for width, shape in page.run(sizes):
+            assert 0.9 < width < 1.1 and 0.9 < shape < 1.1, (
+                f"{when}: {width:.2f} of the panel, height/width {shape:.2f}"
+            )
+
+    check("as opened")
+    for width in (700, 390, 1400):
+        page.resize(width)
+        check(f"{width} pixels wide")
+    page.call("Page.captureScreenshot", format="png", captureBeyondViewport=True)
+    check("after a picture of the whole page")
+    page.call("Emulation.setEmulatedMedia", media="print")
+    page.resize(720)
+    check("in print")
+    assert page.run("getComputedStyle(document.querySelector('.mless-controls label')).display") == "none"
+    page.call("Emulation.setEmulatedMedia", media="")
+    page.call("Page.printToPDF", printBackground=True)
+    check("after printing")
+
+
 @pytest.fixture(scope="module")
 def long_prompt(tmp_path_factory: pytest.TempPathFactory) -> tuple[mi.Model, mi.PromptPair]:
     """A random Qwen2 with 28 heads and a prompt of 512 tokens, 55 of them inserted."""

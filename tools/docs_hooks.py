@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TUTORIALS = ROOT / "tutorials"
 FORMULA = re.compile(r'<(span|div) class="arithmatex">(.*?)</\1>', re.DOTALL)
 ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+NOTEBOOK_LINK = re.compile(r"\]\((\d\d_\w+)\.ipynb(?=[)#])")  # from one notebook to another, which is a page here
 PICTURES = {"image/png": "png", "image/jpeg": "jpg", "image/gif": "gif"}
 LARGEST_INLINE_HTML = 4_000_000
 
@@ -107,7 +108,7 @@ def as_page(path: Path) -> tuple[str, dict[str, bytes]]:
     for cell in cells:
         source = "".join(cell["source"]).strip("\n")
         if cell["cell_type"] == "markdown":
-            parts.append(source)
+            parts.append(NOTEBOOK_LINK.sub(r"](\1.md", source))
         elif cell["cell_type"] == "code" and source.strip():
             parts.append(fenced(source, "python"))
             for output in cell.get("outputs", []):
@@ -149,9 +150,8 @@ def _output(output: dict[str, Any], stem: str, pictures: dict[str, bytes]) -> st
         if len(page) > LARGEST_INLINE_HTML:
             return f"*(An interactive view of {len(page) / 1e6:.1f} MB stands here in the notebook.)*"
         if "<script" in page:  # of its own document, so that its styles and scripts touch nothing else
-            return _raw(
-                f'<iframe class="view" loading="lazy" title="Interactive output" srcdoc="{html.escape(page)}"></iframe>'
-            )
+            inner = html.escape(page).replace("\n", "&#10;")  # a script's line comments end where its lines do
+            return _raw(f'<iframe class="view" loading="lazy" title="Interactive output" srcdoc="{inner}"></iframe>')
         return _raw(f'<div class="output">{page}</div>')
     if "text/markdown" in data:
         return data["text/markdown"]

@@ -109,7 +109,7 @@ class Parser:
                 raise self.fail("a brace is never closed")
             depth += {"{": 1, "}": -1}.get(self.tex[self.at], 0)
             self.at += 1
-        return self.tex[start : self.at - 1]
+        return re.sub(r"\\([_%&#${}])", r"\1", self.tex[start : self.at - 1])
 
     def scripted(self) -> str:
         """An atom with its primes, subscript and superscript."""
@@ -242,6 +242,8 @@ class Parser:
         if self.raw() != kind:
             raise self.fail(f"{kind} ends as something else")
         table = "".join(f"<mtr>{''.join(f'<mtd>{cell}</mtd>' for cell in row)}</mtr>" for row in rows)
+        if kind == "cases":  # MathML Core knows no columnalign
+            table = table.replace("<mtd>", '<mtd style="text-align: left">')
         align = {"cases": "left", "aligned": "right left", "pmatrix": "center"}[kind]
         made = f'<mtable columnalign="{align}" displaystyle="{str(kind == "aligned").lower()}">{table}</mtable>'
         left, right = {"cases": ("{", ""), "aligned": ("", ""), "pmatrix": ("(", ")")}[kind]

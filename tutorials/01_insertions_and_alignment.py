@@ -63,10 +63,13 @@ text = [
 bpe = Tokenizer(models.BPE())
 bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
 bpe.train_from_iterator(text, trainers.BpeTrainer(vocab_size=400, show_progress=False))
-for string in ["/" * 55, " /" * 55, "add 1" + "/" * 5 + "Find", "add 1", "Find"]:
+for string in ["/" * 55, " /" * 55, "add:", "Find", "add:" + "/" * 2 + "Find"]:
     print(len(bpe.encode(string).ids), "tokens:", bpe.encode(string).tokens[-6:])
 
 # %% [markdown]
+# 55 slashes without spaces are 9 tokens, with spaces 110, and neither is 55. And in the last line the colon that ended
+# the text before has become the token `://`: what was inserted has changed its neighbour.
+#
 # So an `Insertion` is counted in **tokens** and inserted as **ids**, between segments that were encoded on their own.
 # `make_pairs` builds both prompts, and the map from the short one to the long one is checked token by token: without
 # its inserted tokens the long prompt *is* the short one, or there is an error and no pair.
@@ -176,11 +179,11 @@ except ValueError as error:
 # ## What to conclude, and what not
 #
 # - Positions are bookkeeping, but they are where such studies go wrong: with strings, 55 slashes are rarely 55
-#   tokens, and the tokens next to them change too.
+#   tokens, and the token next to them can change too.
 # - A difference between `base` and `inserted` is *not yet* an effect of the slashes. Part of it is the shift of
 #   positions, and the `gap` condition says how much.
 # - Nothing here says that the slashes help. The demo model was trained on word problems, not on mathematics at scale;
-#   it is here so that every step can be run and checked. With your own model, everything but the first line stays the
-#   same.
+#   it is here so that every step can be run and checked. With your own model, everything but the line that
+#   loads it stays the same.
 #
 # Next: [what the heads attend to, with and without](02_attention_collapse_and_recovery.ipynb).

@@ -27,9 +27,9 @@ profile = mi.attention_profile(model, pairs, progress=False)
 # ## The curve
 #
 # For token $j$ it is the mean of column $j$ of a head's attention matrix, strictly below the diagonal (all later
-# tokens look at it). Here for two heads of the first layer, without and with the insertion. The shaded part is the
-# span; the thin grey line is the **null**: what a head would give that spreads its attention evenly over everything
-# that it can see.
+# tokens look at it). Here for two heads of the first layer: above the original tokens, without and with the
+# insertion; below the whole prompt, the span shaded. The thin grey line is the **null**: what a head would give that
+# spreads its attention evenly over everything that it can see.
 
 # %%
 mi.views.profiles(profile, [mi.Head(0, 13), mi.Head(0, 21)])
@@ -67,8 +67,8 @@ figure.tight_layout()
 plt.show()
 
 # %% [markdown]
-# Most heads lie far below 0: a slash gets less than an ordinary token, in some heads thousands of times less. A few
-# lie above: they prefer the slashes to anything else. *That* varies from head to head and is a property of the model.
+# Most heads lie below 0: a slash gets less than an ordinary token, in some heads of layer 1 thousands of times less.
+# A few lie above: they prefer the slashes to other tokens. *That* varies from head to head and is a property of the model.
 #
 # ## What is an identity
 #
@@ -112,15 +112,27 @@ print("lambda of one query, by head:", [round(float(x), 2) for x in lam[:6, -1, 
 #
 # ## Recovery
 #
-# Does the curve come back after the span? The ratio of the received attention of question tokens, with against
-# without, must be read beside its null, since the question's tokens also share attention with 55 more.
+# Does the curve come back after the span? Two questions hide in this, and each number needs its null beside it.
+# `recovery_ratio` compares the question with the tokens before the span, in one prompt, both measured against an even
+# spread: 1 says that the question stands as well as they do. `recovery_aligned` compares the question with itself, with
+# the insertion against without: an even spread gives 0.41 here, since the question now shares with 55 more tokens.
+# `collapse` is the drop of the span below the tokens before it: an even spread already "collapses" by 0.54.
 
 # %%
-picked = ["label", "collapse", "collapse_null", "recovery_ratio", "recovery_ratio_null", "recovery_aligned"]
-shown = [column for column in picked if column in table]
-table.sort_values("span_mass", ascending=False)[shown].round(3).head(8)
+measures = ["collapse", "recovery_ratio", "recovery_aligned"]
+picked = ["label", "span_mass"] + [name for measure in measures for name in (measure, f"{measure}_null")]
+table.sort_values("span_mass", ascending=False)[picked].round(3).head(8)
+
+# %%
+above = (table["recovery_aligned"] > table["recovery_aligned_null"]).sum()
+deeper = (table["collapse"] > table["collapse_null"]).sum()
+print(f"of {len(table)} heads {deeper} collapse more than an even spread, {above} keep more on the question")
 
 # %% [markdown]
+# The heads in the table are the exceptions: they like the slashes, so theirs collapse *less* than an even spread, and
+# five of them keep less for the question. Most heads do the reverse. Only the distance from the null speaks about
+# the model.
+#
 # ## One head, seen token by token
 #
 # CircuitsVis draws the whole pattern: without, with, and the difference on one colour scale, the long span pooled
@@ -147,7 +159,7 @@ scores.to_frame().query("metric == 'span_mass' and label == 'L0H13'")[["problem"
 # - In layer 0 the fall of the original tokens is an identity; the span mass of each head is the whole content of the
 #   picture.
 # - Heads differ by an order of magnitude in how much they look at the slashes. That makes them *candidates*, not
-#   culprits: a head may look and write nothing that matters. In models with planted heads, attention alone finds a
-#   third of those that count. The next chapter cuts heads out instead.
+#   culprits: a head may look and write nothing that matters. In the planted model of the next chapter the two heads
+#   that look hardest do just that, and a head that matters does not look at all. So the next chapter cuts heads out.
 #
 # Next: [which heads carry the effect](03_locating_heads.ipynb).

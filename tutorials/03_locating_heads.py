@@ -39,7 +39,7 @@ scores = mi.score_heads(model, pairs, metrics=["span_mass"], progress=False)
 scores.top("span_mass", 6)[["label", "span_mass", "span_mass_ci_low", "span_mass_ci_high"]].round(3)
 
 # %% [markdown]
-# By attention alone, decoys rank with the readers and the mediator is nowhere.
+# By attention alone two decoys come before the readers, and the mediator is nowhere.
 #
 # ## Patching one head
 #
@@ -55,10 +55,12 @@ mi.views.head_map(patches)
 # %% [markdown]
 # Every cell is an *exact* value: it equals one whole forward pass with that edit, computed only from the edited layer
 # on and for the tokens that can have changed. Now the readers and the mediator stand out, and the decoys do not.
+# (Strokes on a white cell: problems agree on an effect of almost nothing. Significant is not the same as large.)
 #
 # But the mediator *and* the readers light up, and one picture does not say who is who. A **knockout** does: it
 # forbids one head to look at the slashes. It removes what the head reads itself; the z patch removes all that the
-# head does. The difference is what it passes on.
+# head does. The difference is what it passes on. (Effects are negative here because the slashes *raise* the answer's
+# log-probability in this model, and the edit takes that away.)
 
 # %%
 knockout = mi.patch_heads(model, pairs, edit="knockout", progress=False)
@@ -75,8 +77,17 @@ for head in (mi.Head(0, 13), mi.Head(0, 21), mi.Head(1, 4), mi.Head(0, 3), mi.He
 # loss of that much attention? Those are the controls, and *specific* means that a head passed them.
 
 # %%
+import textwrap
+
+
+def show(result):
+    """Print a result, its sentences wrapped, its tables as they are."""
+    for line in str(result).splitlines():
+        print(line if "  " in line else textwrap.fill(line, 110))
+
+
 found = mi.locate_heads(model, pairs, progress=False)
-print(found)
+show(found)
 
 # %%
 named = {str(head): kind for head, kind in found.found.items()}
@@ -94,13 +105,14 @@ assert named == {"L0H13": "reader", "L0H21": "reader", "L1H4": "mediator"}
 demo = mi.load_model("demo")
 demo_pairs = mi.make_pairs(demo, mi.load_problems("demo", limit=32), mi.Insertion.meaningless(" /", n_tokens=55))
 answer = mi.locate_heads(demo, demo_pairs, progress=False)
-print(answer)
+show(answer)
 
 # %%
 mi.views.head_map(answer.patches)
 
 # %% [markdown]
-# Read the sentences, not the colours. The map always has a darkest cell. Whether it means anything depends on the
+# Read the sentences, not the colours. The map always has a darkest cell, and strokes (significant in this one
+# direction, over this map) are not yet a named head. Whether it means anything depends on the
 # other direction, on how much problems differ, and on how many heads were tried.
 #
 # ## Are the paper's heads special?
@@ -111,7 +123,7 @@ mi.views.head_map(answer.patches)
 
 # %%
 shown = [mi.Head.from_paper(layer=1, head=number) for number in (1, 2, 8, 12, 13, 14, 17, 22, 26, 28)]
-print(mi.enrichment(answer, shown))
+show(mi.enrichment(answer, shown))
 
 # %% [markdown]
 # ## What to conclude, and what not

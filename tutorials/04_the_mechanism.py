@@ -30,8 +30,17 @@ pairs = mi.make_pairs(model, mi.load_problems("demo", limit=24), mi.Insertion.me
 # problem, beside the null of a head that spreads its attention evenly.
 
 # %%
+import textwrap
+
+
+def show(result):
+    """Print a result, its sentences wrapped, its tables as they are."""
+    for line in str(result).splitlines():
+        print(line if "  " in line else textwrap.fill(line, 110))
+
+
 parts = mi.decompose_attention(model, pairs, progress=False)
-print(parts)
+show(parts)
 
 # %% [markdown]
 # Three things to read in the output.
@@ -40,8 +49,8 @@ print(parts)
 #   inserted. It cannot be evidence for anything.
 # - In **deeper layers** a large part of the change is *not* of this form: the inputs of these layers have changed
 #   too.
-# - The slope of the best straight line through $(z, z')$ is **not** $\lambda$. A fit with a good $R^2$ has been taken
-#   for a measurement of $\lambda$ more than once; here both stand in one table.
+# - The slope of the best straight line through $(z, z')$ is **not** $\lambda$. A fit with a good $R^2$ is easily
+#   taken for a measurement of $\lambda$; here both stand in one table.
 
 # %%
 mi.views.lambda_map(parts)
@@ -55,7 +64,7 @@ mi.views.lambda_map(parts)
 
 # %%
 shift = mi.activation_shift(model, pairs, progress=False)
-print(shift)
+show(shift)
 
 # %%
 mi.views.activation_histograms(shift)
@@ -73,6 +82,9 @@ near = classes[(classes["metric"] == "near_zero_arm") & (classes["contrast"] == 
 near[[c for c in ("token_class", "before", "after", "difference", "ci_low", "ci_high", "n") if c in near]].round(4)
 
 # %% [markdown]
+# Here conjunctions and digits do have the larger shares, without any insertion; operators do not, but only 3 problems
+# contain one. No difference has an interval that leaves out 0 clearly.
+#
 # ## Which part moves them?
 #
 # Scale and bias can be applied one without the other: $z \leftarrow \lambda z$, or $z \leftarrow z + \Sigma$. What
@@ -81,12 +93,12 @@ near[[c for c in ("token_class", "before", "after", "difference", "ci_low", "ci_
 
 # %%
 mediation = mi.mediate(model, pairs, progress=False)
-print(mediation)
+show(mediation)
 
 # %% [markdown]
-# The variance is a good example of why one measures instead of arguing: scaling attention *down* can raise the
-# variance of what the MLP sees, since attention and residual stream may point against each other, and the bias can
-# undo it.
+# The variance is a good example of why one measures instead of arguing: scaling attention *down* raises the
+# variance of the activations here (attention and residual stream may point against each other), the bias lowers it,
+# and both together leave nothing that these problems could show.
 #
 # ## ARM: the same without slashes
 #

@@ -2,8 +2,8 @@ r"""Whether two answers are equal: by their text, by their numbers, by their par
 
 What counts as the same answer:
 
-- Fractions, decimals, mixed numbers, `a \times 10^b` and numbers with thousands separators are compared exactly: 0.15 is
-  3/20 and is not 0.1500001; 0.333 is not 1/3. Digits with a space between them (`7 7`) are no number.
+- Fractions, decimals, mixed numbers, repeating decimals, `a \times 10^b` and numbers with thousands separators are compared
+  exactly: 0.15 is 3/20 and is not 0.1500001; 0.333 is not 1/3. `7 7` is no number, and `1, 234` is a list of two.
 - Degree, percent and currency signs do not count: 90 is 90 degrees, 50 % is 50 (and is not 0.5).
 - A unit may be left out; two different units differ (5 cm is not 5 m). Numbers with a base need it: 52_8 is not 52.
 - Points and tuples are in order and need their brackets, intervals their kinds of brackets: (1, 2] is not (1, 2), nor 1, 2.
@@ -29,9 +29,12 @@ _CLOSES = {"(": ")", "[": "]", "{": "}"}
 _NUMBER = re.compile(r"[+-]?(\d+(,\d{3})+|\d+|\d+( \d{3})+)?(\.\d*)?")
 _POWER_OF_TEN = re.compile(r"(?:(.+?)\\cdot)?10\^(?:\{([+-]?\d{1,3})\}|(\d))")
 _FRACTION = re.compile(r"([+-]?)(\d*)\\frac\{([+-]?[\d.,]+)\}\{([+-]?[\d.,]+)\}")
+_MIXED = re.compile(r"([+-]?)(\d+) (\d+)/(\d+)")
+_REPEATING = re.compile(r"([+-]?)(\d*)\.(\d*)\\(?:overline|bar)\{(\d+)\}")
+_REALS = re.compile(r"\\mathbb\{?R\}?|\\R|(?:\\text\{)?all real(?:s| numbers)\}?", re.IGNORECASE)
 NAME = re.compile(r"(?:\\?[a-zA-Z]+)(?:_(?:\w|\{\w+\}))?'?(?:\([a-z](?:,[a-z])*\))?|\([a-z](?:,[a-z])+\)")
 _BASE = re.compile(r"([0-9A-Fa-f]+)_\{?(\d+)\}?")
-_MATRIX = re.compile(r"\\begin\{([bBp]?matrix|array|vmatrix)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}", re.DOTALL)
+_MATRIX = re.compile(r"\\begin\{([bBp]?matrix|smallmatrix|array|vmatrix)\}(?:\{[lcr|\s]*\})?(.*)\\end\{\1\}", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,13 @@ def _compare(answer: str, gold: str, *, depth: int) -> Verdict:
         return Verdict(latex.compact(answer) == latex.compact(gold), "text")
     answer, gold = _unwrapped(answer), _unwrapped(gold)
     first, second = _parts(answer), _parts(gold)
+    values = _value(answer, gold), _value(gold, answer)
+    if first is None and values[0] != answer:  # (x, y) = (1, 2) has parts, once its left side is gone
+        answer = _unwrapped(values[0])
+        first = _parts(answer)
+    if second is None and values[1] != gold:
+        gold = _unwrapped(values[1])
+        second = _parts(gold)
     if first is None and second is None:
         return _compare_leaves(answer, gold)
     single = [p for p in (first, second) if p is not None and (p.kind != "list" or len(p.parts) != 1)]
@@ -187,6 +197,10 @@ def _compare_parts(first: tuple[str, ...], second: tuple[str, ...], *, any_order
 def _unwrapped(text: str) -> str:
     r"""Without `x \in`, and without round brackets, braces or `\text` round a single thing."""
     text = re.sub(r"^\\?[a-zA-Z]\s*\\in(?![a-zA-Z])", "", text.strip()).strip()
+    if _REALS.fullmatch(latex.compact(text)):
+        return r"(-\infty,\infty)"
+    if latex.compact(text) == r"\{\}":
+        return r"\emptyset"
     for _ in range(LONGEST):
         if text.startswith("{") and latex.closing(text, 0) == len(text) - 1:
             text = text[1:-1].strip()
@@ -196,6 +210,8 @@ def _unwrapped(text: str) -> str:
             text = spoken[1].strip()
             continue
         found = _enclosed(text)
+        if found is not None and found[0] == "[]" and _MATRIX.fullmatch(found[1]):
+            return found[1]
         if found is None or found[0] != "()" or not found[1] or len(split(found[1], [",", ";"])) > 1:
             break
         text = found[1]
@@ -206,20 +222,28 @@ def _unwrapped(text: str) -> str:
 
 
 def number(text: str) -> Fraction | None:
-    r"""The exact value of a number: integer, decimal, fraction, mixed number, `a \cdot 10^b`; None for anything else.
+    r"""The exact value of a number: integer, decimal (repeating too), fraction, mixed number, `a \cdot 10^b`; else None.
 
     >>> number(r"1\frac{4}{5}"), number("1,000.5"), number("7 7")
     (Fraction(9, 5), Fraction(2001, 2), None)
     """
-    if len(text) > LONGEST:
+    if len(text) > LONGEST or re.search(r"\d,\s+\d", text):  # 1, 234 is a list
         return None
     s = latex.compact(text)
+    mixed = _MIXED.fullmatch(s)
+    if mixed:
+        return None if not int(mixed[4]) else _signed(mixed[1], int(mixed[2]) + Fraction(int(mixed[3]), int(mixed[4])))
+    repeating = _REPEATING.fullmatch(s)
+    if repeating:
+        sign, whole, once, again = repeating.groups()
+        repeated = Fraction(int(again), (10 ** len(again) - 1) * 10 ** len(once))
+        return _signed(sign, Fraction(f"{whole or 0}.{once or 0}") + repeated)
     fraction = _FRACTION.fullmatch(s)
     if fraction:
         sign, whole, above, below = fraction[1], fraction[2], number(fraction[3]), number(fraction[4])
         if above is None or not below or (whole and (above < 0 or below < 0)):
             return None
-        return (-1 if sign == "-" else 1) * (int(whole or 0) + above / below)
+        return _signed(sign, int(whole or 0) + above / below)
     if s.count("/") == 1:
         above, below = (number(part) for part in s.split("/"))
         return above / below if above is not None and below else None
@@ -230,6 +254,10 @@ def number(text: str) -> Fraction | None:
     if _NUMBER.fullmatch(s) and any(c.isdigit() for c in s):
         return Fraction(re.sub("[ ,]", "", s))
     return None
+
+
+def _signed(sign: str, size: Fraction) -> Fraction:
+    return -size if sign == "-" else size
 
 
 def _compare_leaves(answer: str, gold: str) -> Verdict:

@@ -12,16 +12,18 @@ _RENAMED = {
     "dfrac": "frac", "tfrac": "frac", "cfrac": "frac", "le": "leq", "ge": "geq", "leqslant": "leq", "geqslant": "geq",
     "ne": "neq", "lt": "<", "gt": ">", "infin": "infty", "land": "wedge", "lbrace": "{", "rbrace": "}", "times": "cdot",
     "lparen": "(", "rparen": ")", "lbrack": "[", "rbrack": "]", "tan": "tan", "arctg": "arctan", "tg": "tan",
+    "varnothing": "emptyset",
 }  # fmt: skip
 _DROPPED = set(
     "displaystyle textstyle scriptstyle left right middle big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr Biggl Biggr "
-    "limits nolimits boxed".split()
+    "limits nolimits boxed pounds euro".split()
 )
 _SPACES = {"quad", "qquad", "enspace", "thinspace"}
 _SIGNS = str.maketrans(
     {
         "−": "-", "–": "-", "×": r"\cdot ", "⋅": r"\cdot ", "·": r"\cdot ", "π": r"\pi ", "∞": r"\infty ", "≤": r"\leq ",
         "≥": r"\geq ", "≠": r"\neq ", "±": r"\pm ", "∪": r"\cup ", "∈": r"\in ", "°": r"^{\circ}", "\u00a0": " ",
+        "£": "", "€": "",
         "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "²": "^2", "³": "^3", "∅": r"\emptyset ",
     }
 )  # fmt: skip
@@ -44,7 +46,8 @@ def plain(answer: str) -> str:
     >>> plain(r"$\dfrac12\,x$"), plain(r"\$32,\!348."), plain(r"90^\circ")
     ('\\frac{1}{2} x', '32,348', '90')
     """
-    s = answer.replace(NEW_ROW, " ").replace(r"\\", f" {NEW_ROW} ").translate(_SIGNS).strip()
+    s = re.sub("√\\s*(?:\\(([^()]*)\\)|(\\d+|[a-zA-Z]))", r"\\sqrt{\1\2}", answer) if "√" in answer else answer
+    s = s.replace(NEW_ROW, " ").replace(r"\\", f" {NEW_ROW} ").translate(_SIGNS).strip()
     s = re.sub(r"(?<!\\)%.*\n", " ", s) if "\n" in s else s
     s = s[:-1].rstrip() if s.endswith((".", ",", ";")) and not s.endswith(("\\,", "\\;")) else s
     for before, after in _DELIMITED:
@@ -60,6 +63,7 @@ def plain(answer: str) -> str:
     s = re.sub(r"(?<![\\a-zA-Z])sqrt\s*\(([^()]*)\)", r"\\sqrt{\1}", s)
     s = re.sub(r"([_^])\s*([0-9])", r"\1{\2}", _braced(s))
     s = re.sub(r"\+\s*(?=\\infty)", "", s)
+    s = re.sub(r"(?<![a-zA-Z])([ap])\.\s?m(?:\.|(?![a-zA-Z]))", r"\1m", s, flags=re.IGNORECASE)  # 3:30 p.m.
     s = re.sub(r"\s+", " ", s).strip()
     return s[:-1].rstrip() if s.endswith((".", ",", ";")) and not s.endswith(r"\,") else s
 

@@ -8,7 +8,7 @@ _UNIT_NAMES = {
     "in": "inch", "inche": "inch", "ft": "foot", "feet": "foot", "yd": "yard", "mi": "mile", "mm": "millimeter",
     "cm": "centimeter", "km": "kilometer", "kg": "kilogram", "hr": "hour", "min": "minute", "sec": "second", "lb": "pound",
     "metre": "meter", "centimetre": "centimeter", "kilometre": "kilometer", "millimetre": "millimeter", "mph": "mileperhour",
-    "oz": "ounce", "sq": "square", "cu": "cubic",
+    "oz": "ounce", "sq": "square", "cu": "cubic", "am": "am", "pm": "pm",
 }  # fmt: skip
 _NO_UNITS = {"degree", "percent", "dollar", "unit", "usd"}
 _WORDS_AFTER = re.compile(r"(.*[\d}])(\s*(?:[a-zA-Z]{2,}[ ./]+)*[a-zA-Z]{2,}[ ./]*)(\^\{?\d\}?)?")

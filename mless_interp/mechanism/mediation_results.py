@@ -139,9 +139,7 @@ class Mediation:
 
         rows = []
         for reading, table in self.summary().groupby("reading", sort=False):
-            cells = {
-                row.effect: f"{row.mean:+.4f} [{row.ci_low:+.4f}, {row.ci_high:+.4f}]" for row in table.itertuples()
-            }
+            cells = {row["effect"]: _with_interval(row) for row in table.to_dict("records")}
             rows.append({"reading": reading, "before": f"{table['before'].iloc[0]:.4f}"} | cells)
         shown = pd.DataFrame(rows).drop(columns=[] if self.settings.get("layer") else ["rest"])
         return f"{self.describe()}\n{shown.to_string(index=False)}"
@@ -155,4 +153,6 @@ class Mediation:
 
 
 def _with_interval(row: Any) -> str:
-    return f"{row['mean']:+.4f} [{row['ci_low']:+.4f}, {row['ci_high']:+.4f}]"
+    """The mean with its interval; alone where there is none (a single problem)."""
+    mean, low, high = (float(row[name]) for name in ("mean", "ci_low", "ci_high"))
+    return f"{mean:+.4f}" if np.isnan([low, high]).any() else f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]"

@@ -15,6 +15,7 @@ from ..heads import Head
 from ..statistics.checks import derive_generator
 
 STOPS = ("eos", "box", "length")
+NOT_NUMBERS = "the model gave logits that are no numbers (NaN): load it in float32 or bfloat16"
 
 
 @runtime_checkable
@@ -179,9 +180,17 @@ def sampled(logits: Tensor, uniform: Tensor, *, temperature: float, top_p: float
     edges = probabilities.cumsum(-1)
     total = edges[:, -1:]
     if not bool(torch.isfinite(total).all()):
-        raise ValueError("the model gave logits that are no numbers (NaN): load it in float32 or bfloat16")
+        raise ValueError(NOT_NUMBERS)
     wanted = torch.minimum(uniform.to(edges)[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
     return torch.searchsorted(edges, wanted, right=True)[:, 0]
+
+
+def check_numbers(rows: Sequence[Row], logits: Tensor) -> None:
+    """Raise `ValueError` where a row that goes on has NaN logits, of which a greedy choice would be token 0."""
+    broken = torch.isnan(logits.amax(-1)).tolist()
+    named = [row.request.key for row, nan in zip(rows, broken, strict=True) if nan and row.stop is None]
+    if named:
+        raise ValueError(f"{named[0]!r}: {NOT_NUMBERS}")
 
 
 def next_tokens(rows: Sequence[Row], logits: Tensor, decoding: Decoding) -> Tensor:
@@ -190,6 +199,7 @@ def next_tokens(rows: Sequence[Row], logits: Tensor, decoding: Decoding) -> Tens
         for row, values in zip(rows, logits, strict=True):
             if row.stop is None:
                 row.logits.append(values.detach().float().cpu())
+    check_numbers(rows, logits)
     if decoding.temperature == 0:
         return logits.argmax(-1)
     uniform = torch.tensor([row.uniform() if row.stop is None else 0.0 for row in rows], dtype=torch.float64)

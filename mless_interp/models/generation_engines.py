@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .base import Edit, Model, ModelError, site
 from .checks import TOLERANCE, probe_tokens
-from .decoding import Decoding, Engine, Finished, Row, accept_all, next_tokens
+from .decoding import Decoding, Engine, Finished, Row, accept_all, check_numbers, next_tokens
 from .hugging_face import additive_mask, decoder_of, reference_logits, unwrapped
 
 ENGINES = ("auto", "hugging_face", "forward", "vllm")
@@ -86,6 +86,9 @@ class HuggingFaceEngine:
         )
 
         def choose(_: Tensor, scores: Tensor) -> Tensor:
+            if decoding.temperature == 0 and not decoding.keep_logits:
+                check_numbers(rows, scores)
+                return scores
             chosen = next_tokens(rows, scores, decoding)
             return torch.full_like(scores, -torch.inf).scatter(1, chosen[:, None], 0.0)
 
@@ -95,6 +98,8 @@ class HuggingFaceEngine:
             options["past_key_values"] = self._prefix_cache(rows, shared, decoding)
         with ExitStack() as stack:
             stack.enter_context(_generation_config(self.module, config))
+            if any(pads):
+                stack.enter_context(finite_masks(self.model))
             if decoding.knockout:
                 spans = [_span_of(row, shared, n) for row, n in zip(rows, pads, strict=True)]
                 stack.enter_context(hidden_spans(self.model, decoding, torch.tensor(spans, device=device)))
@@ -104,7 +109,7 @@ class HuggingFaceEngine:
                 input_ids=tokens.to(device),
                 attention_mask=real.to(device),
                 generation_config=config,
-                logits_processor=[choose] if decoding.temperature > 0 or decoding.keep_logits else [],
+                logits_processor=[choose],
                 stopping_criteria=[_Stops(rows, finished)],
                 **options,
             )
@@ -189,6 +194,33 @@ def _span_of(row: Row, shared: int, pad: int) -> tuple[int, int]:
     assert row.request.span is not None
     start, last = row.request.span[0], row.request.span[1] - 1
     return start + pad * (start >= shared), last + pad * (last >= shared) + 1
+
+
+@contextmanager
+def finite_masks(model: Model) -> Iterator[None]:
+    """Keep rows that see nothing (padding's own) finite in eager attention, whose softmax is float32 in every dtype.
+
+    A mask's lowest number is -inf in float32 where it was made in float64, and becomes it in float16 once a score is
+    added. A row of -inf alone is NaN, and 0 times NaN is NaN in every later row. Half of the lowest number is as good.
+    """
+    handles = []
+
+    def clamp(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        mask = kwargs.get("attention_mask")
+        if not isinstance(mask, Tensor) or not mask.is_floating_point():
+            return None
+        lowest = max(torch.finfo(mask.dtype).min, torch.finfo(torch.float32).min) / 2
+        return args, {**kwargs, "attention_mask": mask.clamp(min=lowest)}
+
+    try:
+        if model.info.attention == "eager" and model.info.dtype in ("float64", "float16"):
+            for layer in getattr(decoder_of(model.hf_model), "layers", ()):
+                if hasattr(layer, "self_attn"):
+                    handles.append(layer.self_attn.register_forward_pre_hook(clamp, with_kwargs=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager

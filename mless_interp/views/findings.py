@@ -11,6 +11,7 @@ from typing import Any
 from .page_parts import HeadMap, Table
 
 INTERVAL_MARK = "outlined: the 95 % interval does not hold 0 (each head by itself, not corrected for testing many)"
+_SENTENCE_END = re.compile(r"(?<=[.!?])(?<!\bEq\.)(?<!\bFig\.)\s+(?=[A-Z\d])")
 NAMED_MARK = "outlined: named a reader or a mediator, corrected for testing many heads"
 
 
@@ -33,15 +34,16 @@ def sentences(text: str) -> tuple[str, ...]:
 
     >>> sentences("Mless ' . A' x5, 2 problems. Named: L0H1 (layer 1 head 2). None.")
     ("Mless ' . A' x5, 2 problems.", 'Named: L0H1 (layer 1 head 2).', 'None.')
+    >>> sentences("In layer 0 z' is an identity. Lambda is not. See Eq. 2.")
+    ("In layer 0 z' is an identity.", 'Lambda is not.', 'See Eq. 2.')
     """
     parts, quoted = [""], False
-    for piece in re.split(r"(?<=[.!?])\s+(?=[A-Z\d])", text):
-        joined = f"{parts.pop()} {piece}" if quoted else piece
-        parts.append(joined.strip())
-        quoted = len(re.findall(r"(?<!\w)'|'(?!\w)", joined)) % 2 == 1
-        if not quoted:
-            parts.append("")
-    return tuple(part for part in parts if part)
+    for piece in _SENTENCE_END.split(text):
+        parts.append(f"{parts.pop()} {piece}" if quoted else piece)
+        for mark in re.finditer("'", piece):  # an apostrophe and the prime of z' open nothing
+            before, after = piece[mark.start() - 1 : mark.start()], piece[mark.end() : mark.end() + 1]
+            quoted = bool(re.match(r"\w", after)) if quoted else not re.match(r"\w", before)
+    return tuple(part.strip() for part in parts if part.strip())
 
 
 def _words(result: Any) -> tuple[str, ...]:
@@ -153,6 +155,51 @@ def _activations(shift: Any) -> Layout:
     return Layout(_words(shift), None, (claims, Table.of(shift.by_class(), "Every metric, by class of token.")))
 
 
+def _decomposed(parts: Any) -> Layout:
+    table = parts.summary()
+    table = table.assign(lambda_minus_uniform=table["lam"] - table["lam_null"])
+    told = ["label", "paper_label", "lambda_minus_uniform", "lam", "lam_null", "lam_control", "residual", "share"]
+    differs = (table["lam_p"] < 0.05).tolist() if "lam_p" in table else None
+    means = "outlined: differs from uniform attention, p < 0.05 corrected for testing many heads"
+    drawn = _head_map(table, ["lambda_minus_uniform"], told, marked=differs, means=means if differs else "")
+    here = {
+        "label": "",
+        "paper_label": "",
+        "lam": "lambda",
+        "lam_null": "uniform attention's",
+        "lam_p": "p, corrected",
+        "lam_control": "random sentence's",
+        "lam_control_p": "p against it, corrected",
+        "residual": "residual (0: affine)",
+        "fit_slope": "slope of the fit (not lambda)",
+        "fit_r2": "R² of the fit",
+        "share": "share of the layer's change",
+        "scale_share": "by scale",
+        "bias_share": "by bias",
+        "lam_n": "n",
+    }
+    columns = {name: label for name, label in here.items() if name in table}
+    caption = (
+        "Lambda, the share of attention that stays outside of the span, and what each head adds to its layer's change."
+    )
+    tables = [Table.of(table, caption, columns=columns)]
+    rest = [name for name in table if name not in here and not name.endswith(("_n", "_ci_low", "_ci_high"))]
+    rest = [name for name in rest if name not in ("layer", "head", "lambda_minus_uniform")]
+    if rest:
+        tables.append(Table.of(table, "Further measures of each head.", columns=["label", "paper_label", *rest]))
+    return Layout(_words(parts), drawn, tuple(tables))
+
+
+def _mediated(found: Any) -> Layout:
+    table = found.summary()
+    caption = (
+        "Change of each reading when attention's outputs get only their scale, only their bias, or both; interaction is both "
+        "minus their sum, total the change by the insertion itself."
+    )
+    named = dict.fromkeys(table.columns, "") | {"mean": "change", "before": "without the span"}
+    return Layout(_words(found), None, (Table.of(table, caption, columns=named),))
+
+
 def _any(result: Any) -> Layout:
     """A result of any other kind."""
     if not hasattr(result, "summary"):
@@ -178,4 +225,6 @@ _LAYOUTS = {
     "AccuracyResults": _answered,
     "Comparisons": _compared,
     "ActivationShift": _activations,
+    "AttentionDecomposition": _decomposed,
+    "Mediation": _mediated,
 }

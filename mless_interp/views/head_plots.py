@@ -10,7 +10,7 @@ from ..models.base import Model
 from ..pairs import PromptPair
 from ..statistics import max_t_sign_flip
 from .patterns import both_names, chosen_heads, read_patterns
-from .plots import DIVERGING, LINES, Picture, draw_forest, draw_map, key
+from .plots import DIVERGING, LINES, Picture, draw_forest, draw_map, key, negative_cells
 
 VALUES = ("knockout_fraction", "effect_fraction", "effect", "collapse_relative", "lam")
 """Columns that a map shows unless told otherwise: the first that is there and defined."""
@@ -83,6 +83,8 @@ def head_map(
         if kind in named.values():
             frame = {"facecolor": "white", "edgecolor": "black", "linestyle": FRAMES[kind], "linewidth": 1.5}
             entries.append((f"{LETTERS[kind]}: {kind.replace('+', ' and ')}", frame))
+    if diverging and negative_cells(grid, limit):
+        entries.append(("negative", {"marker": "_", "linestyle": "none", "color": "black", "markeredgewidth": 1.3}))
     if np.isnan(grid).any():
         entries.append(("undefined or not tested", {"facecolor": "0.8", "edgecolor": "0.6"}))
     if entries:
@@ -145,7 +147,7 @@ def _settings_words(scores: Any) -> str:
 def lambda_map(found: Any, *, contrast: str | None = None, level: float = 0.05) -> Picture:
     """Lambda of every head (retained attention mass, a share), and how far it is from its null.
 
-    Left from 0 to 1: lambda 1 means that the inserted tokens get nothing. Right lambda minus what uniform attention would
+    First from 0 to 1: lambda 1 means that the inserted tokens get nothing. Second lambda minus what uniform attention would
     retain: red, the span is avoided; blue, preferred. Strokes: corrected p below `level`. Source: methods §3, §4.3.
     """
     table = found.summary() if contrast is None else found.summary(contrast)
@@ -155,18 +157,22 @@ def lambda_map(found: Any, *, contrast: str | None = None, level: float = 0.05) 
     with_null = "lam_null" in table
     n_layers, n_heads = grid.shape
     size = (max(4.6, 0.32 * n_heads + 2.0), max(2.8, 0.32 * n_layers + 1.9))
-    picture = Picture(figsize=(size[0] * (2 if with_null else 1), size[1]), layout="constrained")
-    axes = picture.add_subplot(1, 2 if with_null else 1, 1)
+    n_maps = 2 if with_null else 1
+    rows, columns = (
+        (n_maps, 1) if size[0] > 2 * size[1] else (1, n_maps)
+    )  # wide maps one below the other, to be readable
+    picture = Picture(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
+    axes = picture.add_subplot(rows, columns, 1)
     draw_map(axes, grid, label="lambda (share)", diverging=False, limit=1.0)
     axes.set_title(_settings_words(found), fontsize=9)
     if with_null:
         cells = list(zip(table["layer"], table["head"], strict=True))
         significant = (table["lam_p"] < level).to_numpy() if "lam_p" in table else np.zeros(len(table), dtype=bool)
-        beside = picture.add_subplot(1, 2, 2)
+        beside = picture.add_subplot(rows, columns, 2)
         null = _grid_of(table, "lam_null")
         hatched = [(int(a), int(b)) for (a, b), yes in zip(cells, significant, strict=True) if yes]
         draw_map(beside, grid - null, label="lambda − uniform's (share)", hatched=hatched)
-        words = f"strokes: corrected p < {level:g} ({int(significant.sum())} of {len(table)} heads)"
+        words = f"minus: lower; strokes: corrected p < {level:g} ({int(significant.sum())} of {len(table)} heads)"
         beside.set_title(f"against uniform attention; {words}", fontsize=9)
     return picture
 
@@ -216,12 +222,12 @@ def forest(found: Any, *, heads: Iterable[Head] | None = None, value: str | None
     smallest = found.settings.get("smallest_effect") if located else None
     if smallest and found.established:
         reach = smallest * abs(float(found.total_interval.estimate))
-        for sign in (-1, 1):
-            axes.axvline(sign * reach, color="0.4", linewidth=0.9, linestyle=(0, (4, 3)))
-        picture.text(1, 0, f"dashed: smallest effect of interest, {reach:.3g}", fontsize=7, ha="right", va="bottom")
+        line = {"color": "0.4", "linewidth": 0.9, "linestyle": (0, (4, 3))}
+        axes.axvline(-reach, label=f"smallest effect of interest, {reach:.3g}", **line)
+        axes.axvline(reach, **line)
     axes.set_xlabel((value or "effect").replace("_", " ") + _unit(found, value or "effect"), fontsize=8)
     axes.set_title(_settings_words(found), fontsize=9)
-    if len(series) > 1:
+    if len(axes.get_legend_handles_labels()[0]) > 1:
         picture.legend(loc="outside lower center", ncols=2, fontsize=7, frameon=False)
     return picture
 

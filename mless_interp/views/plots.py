@@ -16,7 +16,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
 DIVERGING = "RdBu_r"
-"""A map that stays readable for colour-blind people; white is 0. Signs are told apart in grey print by hatches."""
+"""A map that stays readable for colour-blind people; white is 0. In grey print a small minus tells the signs apart."""
+NEGATIVE = 0.1
+"""Cells below minus this share of the colour scale carry a minus."""
 SEQUENTIAL = "cividis"
 """For numbers without a sign: from dark (low) to light (high), in grey print too."""
 UNDEFINED = "0.8"
@@ -63,7 +65,8 @@ def draw_map(
     """A layer × head map `[layer, head]` with its colour bar; returns the image.
 
     Zero-based numbers left and below, the paper's one-based ones right and above. `hatched` cells carry strokes, `outlined`
-    ones a frame (its value is the line style), `texts` words; NaN is grey. `limit` is the end of the colours.
+    ones a frame (its value is the line style), `texts` words; NaN is grey, and a clearly negative cell has a minus below its
+    middle. `limit` is the end of the colours.
     """
     finite = grid[np.isfinite(grid)]
     if limit is None:
@@ -90,11 +93,22 @@ def draw_map(
         axes.text(
             head, layer, text, ha="center", va="center", fontsize=7.5, color="white" if dark else "black", bbox=box
         )
+    for layer, head in negative_cells(grid, limit) if diverging else ():
+        color = "white" if _is_dark(image, grid[layer, head]) else "black"
+        axes.plot([head], [layer + 0.36], marker="_", markersize=5, markeredgewidth=1.3, color=color, zorder=4)
     _count_axes(axes, *grid.shape)
     bar = axes.figure.colorbar(image, ax=axes, shrink=0.95)
     bar.set_label(label, fontsize=8)
     bar.ax.tick_params(labelsize=7)
     return image
+
+
+def negative_cells(grid: np.ndarray, limit: float | None = None) -> list[tuple[int, int]]:
+    """Cells `(layer, head)` whose value lies below minus a tenth of the colour scale's end: those that carry a minus."""
+    finite = grid[np.isfinite(grid)]
+    end = limit or (float(np.abs(finite).max()) if finite.size else 0.0)
+    with np.errstate(invalid="ignore"):
+        return [(int(layer), int(head)) for layer, head in zip(*np.nonzero(grid < -NEGATIVE * end), strict=True)]
 
 
 def _is_dark(image: Any, value: float) -> bool:
