@@ -145,7 +145,8 @@ def _show(found: mi.LocatedHeads | mi.PatchScores, out: Path, report: bool) -> N
         cells.append(f"[{row.ci_low:+.3f}, {row.ci_high:+.3f}]")
         if located:
             specific = {True: "yes", False: "no"}.get(row.specific, "")
-            cells += [row.kind, specific, f"{row.p_reader:.4f}", f"{row.p_mediator:.4f}"]
+            tested = ("-" if p != p else f"{p:.4f}" for p in (row.p_reader, row.p_mediator))
+            cells += [row.kind, specific, *tested]
         else:
             cells.append(str(row.n))
         table.add_row(*cells)
