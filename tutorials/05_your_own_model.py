@@ -53,14 +53,14 @@ filler = mi.Insertion.meaningless(" /", n_tokens=20)
 # `model.underlying`. On TransformerLens 4 this cell says so and goes on with the bridge.
 
 # %%
-import transformer_lens
-
 models = {}
-if hasattr(transformer_lens, "HookedTransformer"):
-    models["HookedTransformer"] = mi.load_model(folder, backend="hooked_transformer")
-    print(type(models["HookedTransformer"].underlying))
+try:
+    from transformer_lens import HookedTransformer
+except ImportError:
+    print("this transformer-lens has no HookedTransformer; 3.9 is the last that has")
 else:
-    print(f"transformer-lens {transformer_lens.__version__} has no HookedTransformer; 3.9 is the last that has")
+    models["HookedTransformer"] = mi.load_model(folder, backend="hooked_transformer")
+    print(isinstance(models["HookedTransformer"].underlying, HookedTransformer))
 
 # %% [markdown]
 # ## TransformerLens: TransformerBridge
