@@ -223,3 +223,12 @@ def test_a_planted_model_is_loaded_as_it_is() -> None:
 def test_a_planted_model_is_named_by_its_seed_not_by_a_folder_that_is_gone() -> None:
     planted = mi.planted_model(readers=[mi.Head(0, 1)], n_heads=4, n_key_value_heads=2, seed=3)
     assert mi.load_model(planted, backend="bridge").info.name == "planted-3"
+
+
+@pytest.mark.parametrize("backend", ["nnsight", pytest.param("hooked_transformer", marks=needs_hooked_transformer)])
+def test_a_model_taken_out_and_wrapped_again_keeps_its_tokenizer(tiny_model_dir: Any, backend: str) -> None:
+    model = mi.load_model(tiny_model_dir("qwen2"), backend=backend)
+    again = mi.wrap_model(model.underlying)
+    text = "reason about / the question"
+    assert again.tokenizer is not None
+    assert again.tokenizer(text)["input_ids"] == model.tokenizer(text)["input_ids"]

@@ -105,7 +105,8 @@ def load_model(
 def wrap_model(thing: Any, *, name: str | None = None, tokenizer: Any = None) -> Model:
     """The seam around a model you already have: a HookedTransformer, a TransformerBridge or an nnsight model.
 
-    The object stays yours: no weight is changed and no hook is left behind. `tokenizer` defaults to the object's own.
+    The object stays yours: no weight is changed and no hook is left behind. `tokenizer` defaults to the object's own; give
+    it for a bridge of TransformerLens 4, which loads its own anew with a beginning-of-sequence token in front.
     Raises `TypeError` for anything else, `ModelError` if the model fails its check.
     """
     from .transformer_lens import model_around

@@ -279,6 +279,7 @@ def hooked_transformer_from(
             f"{name!r}: converting {architecture} left {len(missing)} weights without a value and {len(unexpected)} "
             f'without a place, first {(missing + unexpected)[0]}; use backend="bridge"'
         )
+    hooked.tokenizer = tokenizer  # kept with the object, for whoever takes it out and wraps it again
     return HookedTransformerModel(hooked.to(device, print_details=False), name=name, tokenizer=tokenizer)
 
 
