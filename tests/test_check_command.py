@@ -34,6 +34,7 @@ def status(certificate: Any) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------- true backends pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_tiny_model_is_certified_on_every_backend(
     architecture: str, backend: str, tiny_model_dir: Callable[[str], Path]
@@ -57,6 +58,7 @@ def test_the_bundled_model_is_certified_under_fused_attention() -> None:
     assert "16 passed, 0 failed, 1 not applicable" in done.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float64", marks=needs_hooked_transformer)])
 def test_the_tolerance_follows_the_dtype(dtype: str, tiny_model_dir: Callable[[str], Path]) -> None:
     backend = "hooked_transformer" if dtype == "float64" else "bridge"
@@ -123,6 +125,7 @@ def looks_ahead(run: Any, tokens: Any, options: dict[str, Any]) -> Any:
     return SimpleNamespace(captured=resid, logits=done.logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("lie", "names"),
     [

@@ -520,6 +520,7 @@ def test_a_missing_math_verify_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
         equivalence._Worker().ask(answer="x", gold="y", decimals=None)
 
 
+@pytest.mark.slow
 def test_500_answers_are_graded_in_seconds(golds: list[str]) -> None:
     equivalence.equal_by_math_verify.cache_clear()
     compare(r"\sqrt{7}", r"\sqrt{11}")

@@ -357,6 +357,7 @@ def test_auto_sweeps_exactly_where_it_is_cheap() -> None:
     assert located(small, model, 8, mode="auto").settings["swept"] == "all heads on all problems, exactly"
 
 
+@pytest.mark.slow
 def test_the_result_says_which_sweep_was_chosen_and_why(found: LocatedHeads) -> None:
     made, model = planted_here(n_layers=3, n_heads=28, n_key_value_heads=4)
     options = {"smallest_effect": 0.05, "n_permutations": 200}

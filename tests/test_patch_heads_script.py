@@ -61,6 +61,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     return call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_it_finds_the_planted_heads_and_writes_everything(
     backend: str, planted: Path, tmp_path: Path, run: Any
@@ -98,6 +99,7 @@ def test_it_finds_the_planted_heads_and_writes_everything(
     assert page.count("default-src 'none'") == 1 and page.count('mlessViews||[]).push("view-') == 1
 
 
+@pytest.mark.slow
 def test_it_runs_as_a_program_and_explains_itself(planted: Path, tmp_path: Path) -> None:
     program = [sys.executable, str(SCRIPT)]
     common = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 300}
@@ -142,6 +144,7 @@ def test_a_single_sweep_in_the_other_direction(planted: Path, tmp_path: Path, ru
     )
 
 
+@pytest.mark.slow
 def test_same_seed_same_table_and_only_chosen_heads(planted: Path, tmp_path: Path, run: Any) -> None:
     common = ["--model", planted, "--backend", "bridge", "--limit", 8, "--heads", "0:13,1:4", "--no-progress"]
     for name in ("a", "b"):

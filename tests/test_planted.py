@@ -246,6 +246,7 @@ def test_scores_that_only_look_or_only_weigh_are_fooled() -> None:
     assert max(written["avoids"]) < 0.01
 
 
+@pytest.mark.slow
 def test_other_texts_are_not_read() -> None:
     for seed in (0, 7, 25):
         planted = random_planted(seed)

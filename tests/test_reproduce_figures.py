@@ -57,6 +57,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("figure", list(paper.FIGURES))
 def test_every_figure_is_drawn_and_its_claims_are_checked(figure: str, run: Any, tmp_path: Path) -> None:
     done = run(
@@ -132,6 +133,7 @@ def test_heads_the_model_lacks_are_named(run: Any, planted: Path) -> None:
     assert done.returncode == 2 and "head 21 is out of range (zero-based)" in done.stderr
 
 
+@pytest.mark.slow
 def test_head_profiles_writes_tables_curves_and_pictures(run: Any, planted: Path, tmp_path: Path) -> None:
     done = run(
         "head_profiles.py",

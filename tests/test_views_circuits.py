@@ -218,6 +218,7 @@ def long_prompt(tmp_path_factory: pytest.TempPathFactory) -> tuple[mi.Model, mi.
     raise AssertionError("the words do not reach 512 tokens")
 
 
+@pytest.mark.slow
 def test_28_heads_and_512_tokens_fit_into_3_megabytes(
     long_prompt: tuple[mi.Model, mi.PromptPair], chrome: Browser, tmp_path: Path
 ) -> None:
@@ -267,6 +268,7 @@ def noise(n: int, heads: int, spread: float, seed: int) -> np.ndarray:
     return weights / weights.sum(-1, keepdims=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", [0.5, 1.0, 3.0])
 def test_random_rows_fit_too_and_are_as_exact_as_the_page_says(
     spread: float, long_prompt: tuple[mi.Model, mi.PromptPair], monkeypatch: pytest.MonkeyPatch
