@@ -222,7 +222,7 @@ def forest(found: Any, *, heads: Iterable[Head] | None = None, value: str | None
     smallest = found.settings.get("smallest_effect") if located else None
     if smallest and found.established:
         reach = smallest * abs(float(found.total_interval.estimate))
-        line = {"color": "0.4", "linewidth": 0.9, "linestyle": (0, (4, 3))}
+        line: dict[str, Any] = {"color": "0.4", "linewidth": 0.9, "linestyle": (0, (4, 3))}
         axes.axvline(-reach, label=f"smallest effect of interest, {reach:.3g}", **line)
         axes.axvline(reach, **line)
     axes.set_xlabel((value or "effect").replace("_", " ") + _unit(found, value or "effect"), fontsize=8)
