@@ -12,7 +12,7 @@ from .gradients import INSTEAD, refuse_without_gradients
 from .heads import Head
 from .interventions import EdgeNoise, Knockout, LayerState
 from .models.base import Model, ModelError, Recording
-from .models.memory import out_of_memory
+from .models.memory import halved, out_of_memory
 from .outcomes import OUTCOMES, Outcome, named, resolution_of
 from .pairs import PromptPair
 from .patching import CONTRASTS, checked_pairs, equal_geometry, patch_heads, span_of, stacked
@@ -226,16 +226,12 @@ def _in_parts(model: Model, compute: Callable[[slice], Any], n_rows: int, most: 
             with torch.enable_grad():
                 found.append(compute(slice(at, min(at + most, n_rows))))
         except (MemoryError, RuntimeError) as error:
-            if out_of_memory(error) and most > 1:
-                most = max(1, most // 2)
-                if torch.cuda.is_available():
-                    torch.cuda.empty_cache()
-                continue
-            if out_of_memory(error):
-                raise
-            raise ModelError(
-                f"{model.info.name}: the outcome has no gradient with respect to its heads ({error}); {INSTEAD}"
-            ) from error
+            if not out_of_memory(error):
+                raise ModelError(
+                    f"{model.info.name}: the outcome has no gradient with respect to its heads ({error}); {INSTEAD}"
+                ) from error
+            most = halved(most, error)
+            continue
         at += most
     return found
 

@@ -13,7 +13,7 @@ from .checkpoint import Checkpoint
 from .heads import Head, check_heads
 from .interventions import INTERVENTIONS, EdgeNoise, Intervention, Knockout, LayerState, PatchZ
 from .models.base import Inputs, Model
-from .models.memory import out_of_memory
+from .models.memory import halved
 from .outcomes import OUTCOMES, Outcome, named
 from .pairs import PromptPair
 from .patch_scores import PatchScores
@@ -259,12 +259,8 @@ class _Sweep:
             some = ordered[at : at + self.rows]
             try:
                 found = self._patched(some)
-            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-                if not out_of_memory(error) or self.rows == 1:
-                    raise
-                self.rows = max(1, self.rows // 2)
-                if torch.cuda.is_available():
-                    torch.cuda.empty_cache()
+            except (MemoryError, RuntimeError) as error:
+                self.rows = halved(self.rows, error)
                 continue
             values[:, [head.layer for head in some], [head.head for head in some]] = found
             at += len(some)

@@ -1,31 +1,23 @@
 """analyses/accuracy.py from end to end: what it writes, what it says to wrong input, and that killing it loses nothing."""
 
 import html
-import importlib.util
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 from conftest import ROOT
+from scripts_under_test import Done, run_script
 
 SCRIPT = ROOT / "analyses" / "accuracy.py"
 FILES = {"accuracy.csv", "comparisons.csv", "completions.jsonl", "accuracy.png", "run.json"}
 QUICK = ["--limit", 6, "--max-new-tokens", 8, "--no-progress"]
-
-
-@dataclass(frozen=True)
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
 
 
 @pytest.fixture
@@ -33,20 +25,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     """The script in this process, as its command line would run it, in the temporary folder."""
 
     def call(*arguments: Any) -> Done:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
-        spec = importlib.util.spec_from_file_location("accuracy_script", SCRIPT)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        capsys.readouterr()
-        try:
-            module.app()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        shown = capsys.readouterr()
-        return Done(code, shown.out, shown.err)
+        return run_script(SCRIPT, arguments, cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
 
     return call
 

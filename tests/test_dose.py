@@ -1,7 +1,6 @@
 """Dose-response: a slope of exactly 1 where it must be, the outcome per dose, the script from end to end."""
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pandas as pd
 import pytest
 from conftest import ARCHITECTURES, BACKENDS, ROOT
 from models_under_test import loaded, planted_here, planted_problems, problems
+from scripts_under_test import Done, run_script
 
 from mless_interp.dose import DoseResponse, dose_response, slope_in_log_dose
 from mless_interp.heads import Head
@@ -171,25 +171,10 @@ def planted_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """The script in this process, as its command line would run it: (exit code, standard output, standard error)."""
-    from importlib.util import module_from_spec, spec_from_file_location
 
-    script = ROOT / "analyses" / "dose_response.py"
-
-    def call(*arguments: Any) -> tuple[int, str, str]:
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", [str(script), *map(str, arguments)])
-        spec = spec_from_file_location("dose_response_script", script)
-        assert spec is not None and spec.loader is not None
-        module = module_from_spec(spec)
-        spec.loader.exec_module(module)
-        capsys.readouterr()
-        try:
-            module.app()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
+    def call(*arguments: Any) -> Done:
+        script = ROOT / "analyses" / "dose_response.py"
+        return run_script(script, arguments, cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
 
     return call
 

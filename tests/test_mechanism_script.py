@@ -1,8 +1,6 @@
 """analyses/mechanism.py from end to end on a small planted model, its pictures, and what it says to wrong input."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import pandas as pd
 import pytest
 from conftest import ROOT
 from models_under_test import loaded, pairs_for
+from scripts_under_test import Done, run_script
 
 import mless_interp as mi
 from mless_interp.heads import Head
@@ -36,22 +35,9 @@ def planted_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """The script in this process, as its command line would run it, in an empty folder: (code, shown, error)."""
 
-    def call(*arguments: Any) -> tuple[int, str, str]:
-        path = ROOT / "analyses" / "mechanism.py"
-        spec = importlib.util.spec_from_file_location("mechanism_script", path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
-        capsys.readouterr()
-        try:
-            module.app()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        shown = capsys.readouterr()
-        return code, shown.out, shown.err
+    def call(*arguments: Any) -> Done:
+        script = ROOT / "analyses" / "mechanism.py"
+        return run_script(script, arguments, cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
 
     return call
 

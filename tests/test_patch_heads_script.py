@@ -1,17 +1,16 @@
 """analyses/patch_heads.py from end to end, and what it says to wrong input."""
 
 import html
-import importlib.util
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 from conftest import BACKENDS, ROOT
+from scripts_under_test import Done, run_script
 
 from mless_interp.heads import Head
 from mless_interp.models.planted import planted_model
@@ -27,36 +26,12 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@dataclass(frozen=True)
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def load_script(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script in this process, as its command line would run it."""
 
     def call(*arguments: Any, cwd: Path) -> Done:
-        monkeypatch.chdir(cwd)
-        monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])
-        capsys.readouterr()
-        try:
-            load_script(SCRIPT).app()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        shown = capsys.readouterr()
-        return Done(code, shown.out, shown.err)
+        return run_script(SCRIPT, arguments, cwd=cwd, capsys=capsys, monkeypatch=monkeypatch)
 
     return call
 

@@ -1,27 +1,18 @@
 """analyses/reproduce_figures.py and head_profiles.py from end to end on tiny models, and what they say to wrong input."""
 
 import html
-import importlib.util
 import json
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 from conftest import ROOT
+from scripts_under_test import Done, run_script
 
 from mless_interp import paper
 from mless_interp.heads import Head
 from mless_interp.models.planted import planted_model
-
-
-@dataclass(frozen=True)
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
 
 
 @pytest.fixture
@@ -30,20 +21,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
 
     def call(script: str, *arguments: Any) -> Done:
         path = ROOT / "analyses" / script
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
-        capsys.readouterr()
-        try:
-            module.app()
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        shown = capsys.readouterr()
-        return Done(code, shown.out, shown.err)
+        return run_script(path, arguments, cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
 
     return call
 

@@ -240,8 +240,7 @@ class Model(ABC):
 
         Raises `ModelError` where the layer's MLP has no gate (or several, as experts have).
         """
-        if not 0 <= layer < self.info.n_layers:
-            raise ValueError(f"layer {layer} is out of range (zero-based): 0 to {self.info.n_layers - 1}")
+        self._check_layer(layer)
         found = self._gated_mlp(layer)
         if found is None:
             raise ModelError(
@@ -263,8 +262,7 @@ class Model(ABC):
 
         Raises `ModelError` where this architecture's output projection is not one matrix per head.
         """
-        if not 0 <= layer < self.info.n_layers:
-            raise ValueError(f"layer {layer} is out of range (zero-based): 0 to {self.info.n_layers - 1}")
+        self._check_layer(layer)
         found = self._attention_output(layer)
         expected = (self.info.n_heads, self.info.d_head, self.info.d_model)
         if found is None or not found.weights.is_floating_point() or tuple(found.weights.shape) != expected:
@@ -484,6 +482,10 @@ class Model(ABC):
                     f"(True = visible), got {mask.dtype} {list(mask.shape)}"
                 )
         return Inputs(tokens, positions, mask).to(self.info.device)
+
+    def _check_layer(self, layer: int) -> None:
+        if not 0 <= layer < self.info.n_layers:
+            raise ValueError(f"layer {layer} is out of range (zero-based): 0 to {self.info.n_layers - 1}")
 
     def _check_name(self, name: str) -> None:
         match = _NAME.match(name)

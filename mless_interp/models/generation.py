@@ -12,7 +12,7 @@ import torch
 from ..heads import Head, check_heads
 from .base import Model, ModelError
 from .decoding import Completion, Decoding, Engine, Redistribution, Request, Row
-from .memory import out_of_memory
+from .memory import halved
 
 
 def generate_completions(
@@ -105,13 +105,8 @@ def complete_all(
             try:
                 with torch.no_grad():
                     engine.run(rows, decoding, finished)
-            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-                left = sum(row.stop is None for row in rows)
-                if not out_of_memory(error) or left <= 1:
-                    raise
-                limit = max(1, left // 2)
-                if torch.cuda.is_available():
-                    torch.cuda.empty_cache()
+            except (MemoryError, RuntimeError) as error:
+                limit = halved(sum(row.stop is None for row in rows), error)
             waiting = [request for request in waiting if request.key not in found]
     return found
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from .base import Edit, Model, ModelError, site
 from .checks import TOLERANCE, probe_tokens
 from .decoding import Decoding, Engine, Finished, Row, accept_all, check_numbers, next_tokens
+from .gates import gate_edits
 from .hugging_face import additive_mask, decoder_of, reference_logits, unwrapped
 
 ENGINES = ("auto", "hugging_face", "forward", "vllm")
@@ -352,29 +353,17 @@ class ForwardEngine:
         return edits
 
     def _redrawn(self, layer: int, rows: list[Row]) -> dict[str, Edit]:
-        gate = self.model.gated_mlp(layer)
-        held: dict[str, Tensor] = {}
-
-        def hold(name: str) -> Edit:
-            def edit(value: Tensor) -> Tensor:
-                held[name] = value
-                return value
-
-            return edit
-
-        def edit_post(value: Tensor) -> Tensor:
-            activations = gate.activation(held.pop("pre")).clone()
+        def redraw(activations: Tensor) -> Tensor:
+            new = activations.clone()
             for at, row in enumerate(rows):
                 n_kept = len(row.kept.get(layer, ()))
                 if n_kept:
-                    activations[at, :n_kept] = row.kept[layer]
-                activations[at, n_kept:] = row.redrawn(activations[at, n_kept:], layer)
-                row.kept[layer] = activations[at].clone()
-            new = activations * held.pop("linear")
-            return new if gate.bias is None else new + gate.bias
+                    new[at, :n_kept] = row.kept[layer]
+                new[at, n_kept:] = row.redrawn(new[at, n_kept:], layer)
+                row.kept[layer] = new[at].clone()
+            return new
 
-        names = {"mlp.hook_pre": hold("pre"), "mlp.hook_pre_linear": hold("linear"), "mlp.hook_post": edit_post}
-        return {site(layer, name): edit for name, edit in names.items()}
+        return gate_edits(layer, self.model.gated_mlp(layer), redraw)
 
 
 def _without_spans(rows: list[Row], knocked: list[int]) -> Edit:
