@@ -20,7 +20,7 @@ from mless_interp.models.base import site
 from mless_interp.models.checks import check_model
 from mless_interp.models.nnsight import NnsightModel, wrapped
 from mless_interp.models.transformer_lens import bridge_from, has_hooked_transformer, hooked_transformer_from
-from mless_interp.patching import patch_heads
+from mless_interp.patching.sweep import patch_heads
 
 SYSTEM, INSERTED, QUESTION = 18, 55, 42
 

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 import mless_interp as mi
-from mless_interp.locate import judged, resolution_of
-from mless_interp.located import MEASURES, established
+from mless_interp.locating.locate import judged, resolution_of
+from mless_interp.locating.located import MEASURES, established
 
 LENGTHS = (8, 110)
 KINDS = ("reader", "mediator")

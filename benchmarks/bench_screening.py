@@ -25,7 +25,7 @@ from bench_patching import Geometry, _tokenizer, random_model, random_pair
 from scipy.stats import spearmanr
 
 import mless_interp as mi
-from mless_interp.metrics.ranking import recall_at_k
+from mless_interp.metrics.rankings import recall_at_k
 from mless_interp.models.checks import check_model
 from mless_interp.models.transformer_lens import bridge_from
 

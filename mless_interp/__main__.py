@@ -41,10 +41,10 @@ def check(
     Prints a certificate: what each line says, the largest error, the tolerance for this dtype and backend, pass or FAIL, or
     why it does not apply. Exit code 0 if all is well, 1 if anything fails, 2 for wrong input.
     """
-    from .certificate import as_json, certify_model, short_pairs
+    from .identities.certificate import as_json, certify_model, short_pairs
     from .models.checks import FailedCheck
     from .models.load import load_model
-    from .problems import load_problems
+    from .prompts.problems import load_problems
 
     if json_file is not None and not json_file.resolve().parent.is_dir():
         raise FileNotFoundError(f"--json {json_file}: there is no folder {str(json_file.resolve().parent)!r}")

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from .heads import Head
-from .problems import Problem, load_problems
+from .prompts.problems import Problem, load_problems
 
 ModelOption = Annotated[str, Option(help="'demo' (bundled), a saved model's directory, or a hub id.")]
 BackendOption = Annotated[str, Option(help="auto, hooked_transformer, bridge or nnsight.")]

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from mless_interp.insertions import Insertion
+from mless_interp.ground_truth.planted import PlantedModel, planted_model, random_planted
 from mless_interp.models.base import Inputs, Model
 from mless_interp.models.load import load_model
-from mless_interp.models.planted import PlantedModel, planted_model, random_planted
-from mless_interp.pairs import PromptPair, make_pairs
-from mless_interp.problems import Problem
+from mless_interp.prompts.insertions import Insertion
+from mless_interp.prompts.pairs import PromptPair, make_pairs
+from mless_interp.prompts.problems import Problem
 
 QUESTIONS = (
     "Anna has 3 red apples and Ben has 5 green pears . How many apples does Anna have ?",

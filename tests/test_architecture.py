@@ -14,10 +14,8 @@ from conftest import ROOT
 PACKAGE = "mless_interp"
 
 ORDER = """
-    data shapes heads progress problems prompts metrics statistics models insertions pairs interventions
-    identities certificate checkpoint scores
-    outcomes patch_scores patching gradients attribution joint mechanism located controls locate circuits dose
-    accuracy paper store views command_line
+    data shapes heads metrics statistics grading running models generation prompts ground_truth patching scores mechanism
+    identities locating accuracy paper views command_line
 """.split()
 """A module may import those before it. `__init__` and `__main__` stand outside: they hand on what the others make."""
 
@@ -25,8 +23,8 @@ DOORS = {
     "transformer_lens": "models/transformer_lens.py",
     "nnsight": "models/nnsight.py",
     "matplotlib": "views/plots.py",
-    "circuitsvis": "views/circuits.py",
-    "vllm": "models/generation_vllm.py",
+    "circuitsvis": "views/circuitsvis.py",
+    "vllm": "generation/vllm.py",
 }
 HEAVY = [*DOORS, "torch", "transformers", "pandas", "scipy", "datasets", "pyarrow"]
 ANALYSES_MAY_IMPORT = {"typer", "rich", "pandas"}
@@ -243,11 +241,15 @@ def tree(tmp_path: Path) -> Callable[..., Path]:
 @pytest.mark.parametrize(
     ("path", "text", "names"),
     [
-        ("heads.py", "from .problems import Problem", "heads imports problems"),
+        ("heads.py", "from .prompts import Problem", "heads imports prompts"),
         ("heads.py", "from . import views", "heads imports views"),
         ("heads.py", "import mless_interp.views.plots", "heads imports views"),
-        ("heads.py", "def f():\n    from mless_interp.store import save", "heads imports store"),
-        ("heads.py", "import importlib\nimportlib.import_module('mless_interp.store')", "heads imports store"),
+        ("heads.py", "def f():\n    from mless_interp.running.store import save", "heads imports running"),
+        (
+            "heads.py",
+            "import importlib\nimportlib.import_module('mless_interp.running.store')",
+            "heads imports running",
+        ),
         ("metrics/attention.py", "from ..models.base import Model", "metrics imports models"),
         ("metrics/attention.py", "from .. import models", "metrics imports models"),
         ("views/plots.py", "from mless_interp import Head", "from the module that defines it"),
@@ -266,7 +268,7 @@ def test_imports_along_the_order_are_allowed(tree: Callable[..., Path]) -> None:
         {
             "__init__.py": "from .views.plots import head_map",
             "models/base.py": "import os\nfrom ..heads import Head\nfrom .. import shapes\nfrom .checks import check",
-            "views/plots.py": "from mless_interp.heads import Head\nfrom ..store import load",
+            "views/plots.py": "from mless_interp.heads import Head\nfrom ..running.store import load",
         },
     )
     assert imports_against_the_order(package) == []
@@ -275,7 +277,7 @@ def test_imports_along_the_order_are_allowed(tree: Callable[..., Path]) -> None:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("scores.py", "import transformer_lens"),
+        ("scores/score.py", "import transformer_lens"),
         ("models/load.py", "def f():\n    from nnsight import TransformersModel"),
         ("views/report.py", "import matplotlib.pyplot as plt"),
         ("views/plots.py", "from circuitsvis.attention import attention_heads"),
@@ -317,7 +319,7 @@ def test_a_module_without_docstring_is_found(tree: Callable[..., Path]) -> None:
 @pytest.mark.parametrize(
     ("text", "names"),
     [
-        ("import mless_interp.store", "not mless_interp.store"),
+        ("import mless_interp.running.store", "not mless_interp.running.store"),
         ("from mless_interp.heads import Head", "use the public names"),
         ("from mless_interp import hidden", "hidden is not public"),
         ("import mless_interp as mi\nmi.hidden(1)", "hidden is not public"),

@@ -4,9 +4,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mless_interp.insertions import Insertion
-from mless_interp.pairs import PromptPair, make_pairs
-from mless_interp.problems import Problem, load_problems
+from mless_interp.prompts.insertions import Insertion
+from mless_interp.prompts.pairs import PromptPair, make_pairs
+from mless_interp.prompts.problems import Problem, load_problems
 
 REAL = ("qwen2_5", "llama3_1", "gemma3")
 SLASHES = Insertion.meaningless(" /", 55)

@@ -3,7 +3,7 @@
     python tools/refresh_docs.py
 
 `docs/index.md` (its example) and `docs/how-to/check-your-model.md` (the certificate, and the one of a lying model). About a
-minute on two cores. `tests/test_docs.py` fails where a page shows something else than is printed.
+minute on two cores. `tests/docs/test_docs.py` fails where a page shows something else than is printed.
 """
 
 import contextlib

@@ -1,12 +1,12 @@
 """Accuracy: answers generated under several conditions, graded three ways, compared on the same problems."""
 
-from .boxes import has_closed_box, last_box
+from ..grading.boxes import has_closed_box, last_box
+from ..grading.graders import GRADERS, Grade, grade, grade_lenient, grade_paper, grade_strict
 from .comparisons import Comparison, Comparisons
-from .conditions import Condition
 from .evaluate import evaluate_accuracy
-from .graders import GRADERS, Grade, grade, grade_lenient, grade_paper, grade_strict
 from .linked import LinkedAccuracy
 from .results import AccuracyResults
+from .treatments import Condition
 
 __all__ = [
     "GRADERS",

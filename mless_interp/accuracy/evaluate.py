@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint import Checkpoint
+from ..generation.complete import check_requests, complete_all, decoding_for
+from ..generation.decoding import Completion, Decoding, Request
+from ..generation.engines import engine_for
+from ..grading.boxes import has_closed_box
+from ..grading.graders import GRADERS, grade
 from ..models.base import Model
-from ..models.decoding import Completion, Decoding, Request
-from ..models.generation import check_requests, complete_all, decoding_for
-from ..models.generation_engines import engine_for
-from ..pairs import make_pairs
-from ..problems import Problem
-from ..progress import progress_bar
-from ..prompts import Prompt, Template, build_prompt, encode, prepends_bos, template_named
-from .boxes import has_closed_box
-from .conditions import Condition, as_conditions
-from .graders import GRADERS, grade
+from ..prompts.pairs import make_pairs
+from ..prompts.problems import Problem
+from ..prompts.prompt import Prompt, Template, build_prompt, encode, prepends_bos, template_named
+from ..running.checkpoint import Checkpoint
+from ..running.progress import progress_bar
 from .results import AccuracyResults
+from .treatments import Condition, as_conditions
 
 MAX_NEW_TOKENS = 2048
 """What the paper allows (methods §11)."""

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from ..grading.graders import GRADERS
 from ..statistics import Interval, holm, pass_at_k
 from .comparisons import Comparison, Comparisons, compare_answers
-from .graders import GRADERS
 from .intervals import accuracy_interval, mean_run
 from .linked import LinkedAccuracy, link
 

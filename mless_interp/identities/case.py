@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..interventions import Intervention, LayerState
 from ..metrics.attention import retained_mass
 from ..metrics.outputs import span_output
 from ..models.base import Model, site
 from ..models.replay import masked_scores, softmax
-from ..pairs import PromptPair
+from ..patching.interventions import Intervention, LayerState
+from ..prompts.pairs import PromptPair
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..interventions import Knockout, KnockoutZero, PatchZ
 from ..metrics.attention import span_log_odds
 from ..metrics.distances import jensen_shannon_divergence, renormalised_rows
 from ..metrics.entropy import attention_entropy, entropy_chain
 from ..models.base import site
 from ..models.replay import masked_scores
-from ..pairs import make_pairs
+from ..patching.interventions import Knockout, KnockoutZero, PatchZ
+from ..prompts.pairs import make_pairs
 from .case import Case, Finding, apart, size, worst
 
 DOSES = (4, 16)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..patch_scores import interval_of
+from ..patching.scores import interval_of
 from ..statistics import Interval, benjamini_hochberg, holm, mcnemar
 from .activation_summaries import DISTANCES, VALUES
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..metrics import activations as metrics
 from ..metrics.token_classes import CLASSES
-from ..statistics.checks import check_share
+from ..statistics.arguments import check_share
 
 VALUES: dict[str, str] = {
     "near_zero_arm": "share",

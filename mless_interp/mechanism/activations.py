@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checkpoint import Checkpoint
 from ..metrics.activations import histogram
 from ..metrics.segments import widened
 from ..metrics.token_classes import CLASSES, token_classes, token_texts
 from ..models.base import Inputs, Model, site
-from ..pairs import PromptPair
-from ..patching import CONTRASTS, checked_pairs, hash_ids
-from ..progress import progress_bar
-from ..statistics.checks import check_count
+from ..patching.sweep import CONTRASTS, checked_pairs, hash_ids
+from ..prompts.pairs import PromptPair
+from ..running.checkpoint import Checkpoint
+from ..running.progress import progress_bar
+from ..statistics.arguments import check_count
 from .activation_results import ActivationShift
 from .activation_summaries import (
     DISTANCES,

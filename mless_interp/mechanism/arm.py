@@ -18,7 +18,7 @@ from ..metrics.activations import arm_threshold, quantile
 from ..metrics.segments import widened
 from ..models.base import Edit, Inputs, Model
 from ..models.gates import gate_edits
-from ..statistics.checks import derive_generator
+from ..statistics.arguments import derive_generator
 from .arm_published import published_arm
 
 READINGS = ("paper_add", "code_replace")

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..checkpoint import Checkpoint
 from ..heads import Head
-from ..insertions import Insertion
 from ..models.base import Inputs, Model, site
-from ..pairs import PromptPair, make_pairs
-from ..patching import hash_ids
-from ..progress import progress_bar
+from ..patching.sweep import hash_ids
+from ..prompts.insertions import Insertion
+from ..prompts.pairs import PromptPair, make_pairs
+from ..running.checkpoint import Checkpoint
+from ..running.progress import progress_bar
 from .decomposition import METRICS, AttentionDecomposition
 from .reduction import HeadNumbers, LayerNumbers, LayerRuns, PairReduction, layer_numbers
 from .runs import CONTRASTS, HELD, chosen_heads, fit_pairs, read_span

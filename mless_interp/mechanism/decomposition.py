@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..heads import Head
-from ..patch_scores import interval_of
+from ..patching.scores import interval_of
 from ..statistics import SignFlipTest, max_t_sign_flip
 
 METRICS: dict[str, tuple[str, str]] = {

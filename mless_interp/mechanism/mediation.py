@@ -7,15 +7,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..checkpoint import Checkpoint
 from ..heads import Head
 from ..metrics.activations import mean_absolute, median_variance, near_zero_fraction
 from ..metrics.segments import widened
 from ..models.base import Model, site
-from ..outcomes import OUTCOMES, Outcome, named
-from ..pairs import PromptPair
-from ..patching import DIRECTIONS, hash_ids
-from ..progress import progress_bar
+from ..patching.outcomes import OUTCOMES, Outcome, named
+from ..patching.sweep import DIRECTIONS, hash_ids
+from ..prompts.pairs import PromptPair
+from ..running.checkpoint import Checkpoint
+from ..running.progress import progress_bar
 from .activation_summaries import Thresholds, check_widths
 from .mediation_results import ARMS, EDITED, READINGS, Mediation
 from .runs import CONTRASTS, HELD, chosen_heads, fit_pairs, read_span, side_by_side

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..patch_scores import interval_of
+from ..patching.scores import interval_of
 from ..statistics import max_t_sign_flip
 
 EDITED = ("reference", "scale", "bias", "both", "patched")

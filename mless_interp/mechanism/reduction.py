@@ -6,11 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..metrics.affine import AffineParts, affine_fit, affine_parts, affine_residual, frozen_gain, residual_share
 from ..metrics.attention import span_mass_null
-from ..metrics.decomposition import AffineParts, affine_fit, affine_parts, affine_residual, frozen_gain, residual_share
 from ..metrics.outputs import direction_coherence, value_cosine, value_effective_rank, value_spectral_share
 from ..models.base import Model, site
-from ..pairs import PromptPair
+from ..prompts.pairs import PromptPair
 from .runs import CONTRASTS, Read, read_span, rounding, runs_of, side_by_side
 
 HeadNumbers = dict[tuple[str, str], Tensor]

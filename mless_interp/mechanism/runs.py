@@ -16,8 +16,8 @@ from ..metrics.attention import retained_mass, span_mass
 from ..metrics.outputs import span_output
 from ..models.base import AttentionRule, Inputs, Model, ModelError
 from ..models.replay import masked_scores, softmax
-from ..pairs import PromptPair
-from ..patching import checked_pairs
+from ..patching.sweep import checked_pairs
+from ..prompts.pairs import PromptPair
 
 CONTRASTS: dict[str, tuple[str, str]] = {
     "content": ("inserted", "gap"),

@@ -10,10 +10,9 @@ import torch
 from .base import Model, ModelError
 from .checks import check_model, probe_tokens
 from .hugging_face import load_hugging_face, reference_logits
-from .planted import PlantedModel
 
 BACKENDS = ("auto", "hooked_transformer", "bridge", "nnsight")
-DEMO_DIRECTORY = Path(__file__).parent / "demo"
+DEMO_DIRECTORY = Path(__file__).parents[1] / "data" / "demo"
 
 
 def load_model(
@@ -47,7 +46,7 @@ def load_model(
     if backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
     wanted = _dtype(dtype)
-    if isinstance(name, PlantedModel):
+    if hasattr(name, "hf_model") and hasattr(name, "save"):  # a planted model
         with TemporaryDirectory() as folder:
             options = {"backend": backend, "dtype": dtype, "device": device, "device_map": device_map}
             saved = name.save(Path(folder) / "planted", n_problems=1)

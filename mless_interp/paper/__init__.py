@@ -4,7 +4,7 @@
 """
 
 from .arm import PUBLISHED_ARM, PublishedArm, arm_settings, published_arm
-from .checks import ClaimCheck, ClaimChecks, check_claims
+from .checked_claims import ClaimCheck, ClaimChecks, check_claims
 from .claims import CLAIMS, Claim
 from .figures import (
     CONTRADICTIONS,

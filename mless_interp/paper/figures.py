@@ -6,7 +6,7 @@ from typing import Any, Literal
 from ..heads import Head
 from ..models.base import Model
 from ..models.load import load_model
-from ..problems import Problem
+from ..prompts.problems import Problem
 
 Kind = Literal["with_and_without", "against_random_sentence", "layers", "bars_and_head"]
 
@@ -210,7 +210,7 @@ def load_panel_model(key: str, *, tiny: bool = False, directory: str | None = No
     model = MODELS[key]
     if not tiny:
         return load_model(directory or model.hub_id, **options)
-    from ..models.stand_ins import stand_in
+    from ..ground_truth.stand_ins import stand_in
 
     return stand_in(
         model.architecture,
@@ -223,6 +223,6 @@ def load_panel_model(key: str, *, tiny: bool = False, directory: str | None = No
 
 def stand_in_problems(n: int, *, seed: int = 0) -> tuple[Problem, ...]:
     """Problems that the tiny stand-ins can read."""
-    from ..models.stand_ins import stand_in_problems as draw
+    from ..ground_truth.stand_ins import stand_in_problems as draw
 
     return draw(n, seed=seed)

@@ -2,10 +2,10 @@
 
 from .cache import score_cache
 from .catalogue import DEFAULT, METRICS, Metric
-from .heads import score_heads
 from .layout import Thresholds
 from .profiles import AttentionProfile, Curve, attention_profile
 from .results import HeadScores
+from .score import score_heads
 
 __all__ = [
     "DEFAULT",

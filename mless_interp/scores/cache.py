@@ -10,8 +10,8 @@ from torch import Tensor
 from ..heads import Head
 from ..metrics.segments import RowChoice
 from ..models.base import visibility
-from ..pairs import PromptPair
-from ..prompts import Prompt
+from ..prompts.pairs import PromptPair
+from ..prompts.prompt import Prompt
 from .catalogue import Profile, chosen_metrics, metric_named
 from .evaluation import layer_values, plan_for
 from .layout import Layout, Thresholds, pair_layout, prompt_layout

@@ -12,7 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..metrics import attention, distances, entropy, outputs, profiles, received, spikes
+from ..metrics import attention, distances, entropy, outputs, received, spikes
+from ..metrics import recovery as profiles
 from ..metrics.segments import segment_mean
 from .layout import Layout, Thresholds
 from .streaming import RowFormula, Rows, flow_step

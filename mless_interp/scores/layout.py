@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ..metrics.segments import RowChoice, flanks, row_mask
-from ..pairs import PromptPair
-from ..prompts import Prompt
+from ..prompts.pairs import PromptPair
+from ..prompts.prompt import Prompt
 
 Reference = Literal["prefix", "flanks"]
 SHORT_CONDITIONS = ("base", "gap")

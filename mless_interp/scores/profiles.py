@@ -10,11 +10,11 @@ import torch
 from ..heads import Head
 from ..metrics.segments import RowChoice
 from ..models.base import Model
-from ..pairs import PromptPair
-from ..progress import progress_bar
+from ..prompts.pairs import PromptPair
+from ..running.progress import progress_bar
 from ..statistics import bootstrap_interval
-from .heads import checked_pairs, chosen_or_all
 from .layout import SHORT_CONDITIONS, pair_layout
+from .score import checked_pairs, chosen_or_all
 from .streaming import Plan, PromptReduction, Source
 
 

@@ -12,8 +12,8 @@ comes from `derive_generator(seed, ...)`, so the same seed gives the same result
 - planning and shape: `cohen_dz`, `sample_size`, `average_within_problem`, `derive_generator`
 """
 
+from .arguments import Cells, Effects, derive_generator
 from .bootstrap import Interval, bootstrap_interval, paired_bootstrap_difference, ratio_interval
-from .checks import Cells, Effects, derive_generator
 from .effects import Equivalence, ProblemMeans, average_within_problem, cohen_dz, sample_size, tost
 from .groups import TwoGroups, max_t_two_groups
 from .multiplicity import benjamini_hochberg, holm

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Shaped
 from scipy.special import ndtr, ndtri
 
-from .checks import (
+from .arguments import (
     AnyArray,
     CellCounts,
     Cells,

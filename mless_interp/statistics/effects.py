@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from .checks import CellCounts, CellMask, Cells, Effects, Rows, check_choice, check_count, check_effects, check_share
+from .arguments import CellCounts, CellMask, Cells, Effects, Rows, check_choice, check_count, check_effects, check_share
 
 
 def cohen_dz(effects: Effects) -> Cells:

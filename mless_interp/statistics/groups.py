@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Shaped
 from scipy import stats
 
-from .checks import AnyArray, CellCounts, Cells, Effects, check_count, check_effects, check_share, derive_generator
+from .arguments import AnyArray, CellCounts, Cells, Effects, check_count, check_effects, check_share, derive_generator
 
 _CHUNK_VALUES = 2**21
 

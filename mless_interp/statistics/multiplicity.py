@@ -3,7 +3,7 @@
 import numpy as np
 from scipy import stats
 
-from .checks import Cells, PValues, check_p_values
+from .arguments import Cells, PValues, check_p_values
 
 
 def holm(p_values: PValues) -> Cells:

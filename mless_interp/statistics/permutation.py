@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from .checks import (
+from .arguments import (
     AnyArray,
     CellCounts,
     CellMask,

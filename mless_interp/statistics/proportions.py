@@ -7,8 +7,8 @@ from jaxtyping import Shaped
 from scipy import stats
 from scipy.special import ndtri
 
+from .arguments import Cells, check_count, check_share
 from .bootstrap import Interval
-from .checks import Cells, check_count, check_share
 
 Counts = int | Shaped[np.ndarray, "*cells"]
 

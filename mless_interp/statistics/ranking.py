@@ -6,8 +6,7 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from .bootstrap import resample_weights
-from .checks import (
+from .arguments import (
     AnyArray,
     CellCounts,
     Cells,
@@ -18,6 +17,7 @@ from .checks import (
     check_share,
     derive_generator,
 )
+from .bootstrap import resample_weights
 
 By = Literal["abs", "value"]
 _CHUNK_VALUES = 2**19

@@ -1,33 +1,13 @@
 """Pictures and pages of results; each is made when asked for, so that importing this loads no plotting library."""
 
-from importlib import import_module
-from typing import Any
+import lazy_loader
 
-_PUBLIC = {
-    "head_map": "head_plots",
-    "lambda_map": "head_plots",
-    "forest": "head_plots",
-    "head_patterns": "head_plots",
-    "profile": "curve_plots",
-    "profiles": "curve_plots",
-    "compare_profiles": "curve_plots",
-    "circuit_curve": "curve_plots",
-    "dose_response": "curve_plots",
-    "accuracy_bars": "outcome_plots",
-    "activation_histograms": "outcome_plots",
-    "bars_and_profiles": "outcome_plots",
-    "lambda_heads": "mechanism",
-    "shares": "mechanism",
-    "affine_layers": "mechanism",
-    "mediation": "mechanism",
-    "near_zero": "mechanism",
-    "attention": "circuits",
-    "tokens": "circuits",
+PUBLIC = {
+    "head_plots": ["forest", "head_map", "head_patterns", "lambda_map"],
+    "curve_plots": ["circuit_curve", "compare_profiles", "dose_response", "profile", "profiles"],
+    "outcome_plots": ["accuracy_bars", "activation_histograms", "bars_and_profiles"],
+    "mechanism_plots": ["affine_layers", "lambda_heads", "mediation", "near_zero", "shares"],
+    "circuitsvis": ["attention", "tokens"],
 }
-__all__ = list(_PUBLIC)
-
-
-def __getattr__(name: str) -> Any:
-    if name in _PUBLIC:
-        return getattr(import_module(f".{_PUBLIC[name]}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+"""module -> its public names."""
+__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, submod_attrs=PUBLIC)

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from ..heads import Head
-from ..patch_scores import interval_of
+from ..patching.scores import interval_of
 from ..scores import AttentionProfile, Curve
-from .patterns import both_names
 from .plots import GREY, LINES, Picture, whole_numbers
+from .pooling import both_names
 
 SERIES = {"base": "without insertion", "inserted": "with insertion"}
 

@@ -7,10 +7,10 @@ import numpy as np
 
 from ..heads import Head
 from ..models.base import Model
-from ..pairs import PromptPair
+from ..prompts.pairs import PromptPair
 from ..statistics import max_t_sign_flip
-from .patterns import both_names, chosen_heads, read_patterns
 from .plots import DIVERGING, LINES, Picture, draw_forest, draw_map, key, negative_cells
+from .pooling import both_names, chosen_heads, read_patterns
 
 VALUES = ("knockout_fraction", "effect_fraction", "effect", "collapse_relative", "lam")
 """Columns that a map shows unless told otherwise: the first that is there and defined."""

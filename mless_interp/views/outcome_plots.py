@@ -8,8 +8,8 @@ import numpy as np
 from ..heads import Head
 from ..scores import AttentionProfile
 from .curve_plots import draw_curve, label_curve, shade_span
-from .patterns import both_names
 from .plots import HATCHES, LINES, Picture, draw_forest
+from .pooling import both_names
 
 
 def accuracy_bars(results: Any, published: Any = None) -> Picture:

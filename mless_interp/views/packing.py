@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from .patterns import Patterns
+from .pooling import Patterns
 
 LEVELS = (256, 128, 64, 32)
 """Steps that numbers may be rounded to, finest first."""

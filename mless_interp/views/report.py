@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..models.base import Model
-from ..pairs import PromptPair
+from ..prompts.pairs import PromptPair
 from .findings import layout_of
 from .page_parts import HeadMap, Table
 
@@ -159,7 +159,7 @@ class Report:
         """The whole page as HTML."""
         views = any(isinstance(part, Interactive) for part in self.parts)
         if views:
-            from .circuits import shared_script
+            from .circuitsvis import shared_script
         environment = Environment(
             loader=FileSystemLoader(Path(__file__).parent),
             autoescape=True,

@@ -1,0 +1,88 @@
+"""What a problem is answered under: an insertion, ARM, heads knocked out, alone or together."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..heads import Head
+from ..mechanism.arm import ARM
+from ..prompts.insertions import Insertion
+
+
+@dataclass(frozen=True)
+class Condition:
+    """One way to answer: with an insertion, with ARM, with heads that cannot see the insertion, or any of these together.
+
+    `knockout`: heads (zero-based) that cannot see the inserted span from any later position, their attention
+    renormalised, at the prompt and at every generated token; it needs an insertion. `name` stands in every table
+    (default: `label`).
+    """
+
+    insertion: Insertion | None = None
+    arm: ARM | None = None
+    knockout: Sequence[Head] = ()
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "knockout", tuple(self.knockout))
+        wrong = [head for head in self.knockout if not isinstance(head, Head)]
+        if wrong:
+            raise TypeError(f"knockout takes heads, got {wrong[0]!r}; write Head(layer, head) (zero-based)")
+        if self.knockout and self.insertion is None:
+            raise ValueError(
+                f"condition {self.name or self.label!r}: a knockout hides the inserted tokens from heads, so it needs an "
+                "insertion"
+            )
+        if not self.name:
+            object.__setattr__(self, "name", self.label)
+
+    @property
+    def label(self) -> str:
+        """A short name made of what is done: `Mless ' /' x55 without L0H13`; `none` where nothing is."""
+        parts = [part.label for part in (self.insertion, self.arm) if part is not None]
+        if self.knockout:
+            shown = ", ".join(map(str, self.knockout[:4]))
+            more = f" and {len(self.knockout) - 4} more heads" if len(self.knockout) > 4 else ""
+            parts[0] += f" without {shown}{more}"
+        return " + ".join(parts) or "none"
+
+    def record(self) -> dict[str, Any]:
+        """Everything that identifies the condition, ready for JSON."""
+        return {
+            "insertion": None if self.insertion is None else dataclasses.asdict(self.insertion),
+            "arm": None if self.arm is None else dataclasses.asdict(self.arm),
+            "knockout": [str(head) for head in self.knockout],
+        }
+
+
+def as_condition(thing: Any) -> Condition:
+    """A `Condition` from what users write: None (nothing is done), an insertion, ARM, or a condition itself."""
+    if isinstance(thing, Condition):
+        return thing
+    if thing is None:
+        return Condition()
+    if isinstance(thing, Insertion):
+        return Condition(insertion=thing)
+    if isinstance(thing, ARM):
+        return Condition(arm=thing)
+    raise TypeError(
+        f"a condition is None, an Insertion, an ARM or a Condition, got {thing!r}; heads are knocked out with "
+        "Condition(insertion=..., knockout=[Head(...)])"
+    )
+
+
+def as_conditions(things: Any) -> tuple[Condition, ...]:
+    """Conditions with different names, at least one; `things` is one of what `as_condition` takes, or several."""
+    if isinstance(things, Insertion | ARM | Condition) or things is None:
+        things = (things,)
+    found = tuple(as_condition(thing) for thing in things)
+    if not found:
+        raise ValueError("there are no conditions; [None] answers the plain problems")
+    names = [condition.name for condition in found]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(
+            f"the condition {twice!r} is named twice; tell them apart with Condition(insertion=..., name=...)"
+        )
+    return found

@@ -1,0 +1,181 @@
+"""Completions of many prompts, batched, greedy or sampled, with heads knocked out or activations redistributed.
+
+Prompts are token ids. A row's completion does not depend on the rows beside it (beyond rounding): padding is masked, and
+rows draw by themselves (`decoding.py`). The engines (`generation_engines.py`) drive the model.
+"""
+
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ..heads import Head, check_heads
+from ..models.base import Model, ModelError
+from ..models.memory import halved
+from .decoding import Completion, Decoding, Engine, Redistribution, Request, Row
+
+
+def generate_completions(
+    model: Model,
+    requests: Iterable[Request],
+    *,
+    max_new_tokens: int,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    complete: Callable[[str], bool] | None = None,
+    knockout: Iterable[Head] = (),
+    redistribution: Redistribution | None = None,
+    batch_size: int | None = None,
+    engine: str = "auto",
+    skip: Container[str] = frozenset(),
+    on_finished: Callable[[dict[str, Completion]], None] | None = None,
+    keep_logits: bool = False,
+) -> dict[str, Completion]:
+    """Complete every request, by key.
+
+    Parameters
+    ----------
+    temperature : 0 is greedy; above it the model's distribution at that temperature, cut to its nucleus by `top_p`. The
+        model's own generation config (penalties, default temperature) is not used, only its end-of-sequence ids.
+    complete : whether a completion's text so far is whole (for example: holds a balanced box), asked after every token
+        with a closing brace; the row stops there. None: only end-of-sequence tokens stop.
+    knockout : heads (zero-based) that cannot see a row's span from any position after it, their attention renormalised,
+        at the prompt and at every generated token (methods §6). Every request needs its span.
+    redistribution : redraws gate activations of the first MLPs (ARM), of a row's own tokens, padding excluded.
+    batch_size : rows at once (default: sized to memory); halved when memory runs out, rows that had ended are kept.
+    engine : "hugging_face" (`generate` with its key-value cache), "forward" (one whole `Model.run` per token: the slow
+        definition, and what HookedTransformer has), "vllm" (an extra; no edits); "auto": the first that the model has.
+    skip : keys that are not made again; the batches are cut as if they were.
+    on_finished : called with the completions that have just ended, as soon as they have.
+    keep_logits : keep every step's logits (large; for checks).
+
+    Batched equals one by one up to the rounding of the model's dtype: in half precision near-ties can fall either way.
+    """
+    from .engines import engine_for
+
+    asked = tuple(requests)
+    decoding = decoding_for(
+        model,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        complete=complete,
+        knockout=tuple(knockout),
+        redistribution=redistribution,
+        keep_logits=keep_logits,
+    )
+    check_requests(model, asked, decoding)
+    chosen = engine_for(model, engine)
+    chosen.check(decoding)
+    return complete_all(
+        model, asked, decoding, chosen, batch_size=batch_size, skip=skip, on_finished=on_finished or (lambda _: None)
+    )
+
+
+def complete_all(
+    model: Model,
+    requests: Sequence[Request],
+    decoding: Decoding,
+    engine: Engine,
+    *,
+    batch_size: int | None,
+    skip: Container[str],
+    on_finished: Callable[[dict[str, Completion]], None],
+) -> dict[str, Completion]:
+    """`generate_completions` for what has been checked, on an engine that is there already."""
+    if batch_size is not None and batch_size <= 0:
+        raise ValueError(f"batch_size must be 1 or more, got {batch_size}")
+    closing: dict[int, bool] = {}
+    found: dict[str, Completion] = {}
+
+    def finished(rows: list[Row]) -> None:
+        new = {row.request.key: row.completion() for row in rows}
+        found.update(new)
+        on_finished(new)
+
+    ordered = sorted(requests, key=lambda request: len(request.prompt))
+    size = batch_size or engine.rows_at_once or default_batch_size(model, ordered, decoding.max_new_tokens)
+    limit = size
+    for at in range(0, len(ordered), size):
+        waiting = [request for request in ordered[at : at + size] if request.key not in skip]
+        while waiting:
+            rows = [Row(request, decoding, model.tokenizer, closing) for request in waiting[:limit]]
+            try:
+                with torch.no_grad():
+                    engine.run(rows, decoding, finished)
+            except (MemoryError, RuntimeError) as error:
+                limit = halved(sum(row.stop is None for row in rows), error)
+            waiting = [request for request in waiting if request.key not in found]
+    return found
+
+
+def decoding_for(model: Model, **options: Any) -> Decoding:
+    """`Decoding` for this model, its stop ids found and everything checked."""
+    knockout = check_heads(options.pop("knockout", ()), n_layers=model.info.n_layers, n_heads=model.info.n_heads)
+    decoding = Decoding(stop_ids=stop_ids_of(model), knockout=knockout, **options)
+    if decoding.max_new_tokens <= 0:
+        raise ValueError(f"max_new_tokens must be 1 or more, got {decoding.max_new_tokens}")
+    if not 0 <= decoding.temperature < float("inf"):
+        raise ValueError(f"temperature must be 0 (greedy) or more, got {decoding.temperature}")
+    if not 0 < decoding.top_p <= 1:
+        raise ValueError(f"top_p must lie above 0 and at most at 1, got {decoding.top_p}")
+    if model.tokenizer is None:
+        raise ModelError(
+            f"{model.info.name} has no tokenizer, which completions need: give one when wrapping the model"
+        )
+    if not decoding.stop_ids and decoding.complete is None:
+        raise ModelError(
+            f"{model.info.name} names no end-of-sequence token (generation config, config and tokenizer have none), so "
+            "nothing could stop it: set tokenizer.eos_token, or stop after a box"
+        )
+    if decoding.redistribution is not None:
+        for layer in decoding.redistribution.layers:
+            model.gated_mlp(layer)
+    return decoding
+
+
+def check_requests(model: Model, requests: Iterable[Request], decoding: Decoding) -> None:
+    """Raise `ValueError` naming the first request that cannot be completed."""
+    seen: set[str] = set()
+    for request in requests:
+        if request.key in seen:
+            raise ValueError(f"the key {request.key!r} is given twice; each completion needs its own")
+        seen.add(request.key)
+        if not request.prompt:
+            raise ValueError(f"{request.key!r}: the prompt is empty")
+        if len(request.prompt) + decoding.max_new_tokens > model.info.context_length:
+            raise ValueError(
+                f"{request.key!r}: a prompt of {len(request.prompt)} tokens and {decoding.max_new_tokens} new ones do not "
+                f"fit {model.info.name}'s context of {model.info.context_length}"
+            )
+        if decoding.knockout and request.span is None:
+            raise ValueError(f"{request.key!r}: heads are knocked out from a span, so every request needs its span")
+
+
+def stop_ids_of(model: Model) -> frozenset[int]:
+    """Every end-of-sequence id that the generation config, the model's config or the tokenizer names."""
+    module = model.hf_model
+    named = [getattr(model.tokenizer, "eos_token_id", None)]
+    if module is not None:
+        config = module.config.get_text_config()
+        named += [getattr(getattr(module, "generation_config", None), "eos_token_id", None)]
+        named += [getattr(config, "eos_token_id", None)]
+    found: set[int] = set()
+    for ids in named:
+        found |= set(ids) if isinstance(ids, list | tuple | set) else ({ids} if ids is not None else set())
+    return frozenset(int(token) for token in found)
+
+
+def default_batch_size(model: Model, requests: Sequence[Request], max_new_tokens: int) -> int:
+    """Rows that fit about 2 GB on a CPU, or a third of a GPU's free memory (a first guess; halved if wrong)."""
+    info = model.info
+    longest = max((len(request.prompt) for request in requests), default=1)
+    cache = 2 * info.n_layers * info.n_key_value_heads * info.d_head * (longest + max_new_tokens)
+    prefill = longest * (8 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model) + 3 * info.n_heads * longest)
+    bytes_each = {"float64": 8, "float32": 4}.get(info.dtype, 2)
+    per_row = (cache + prefill) * bytes_each + 16 * info.d_vocab
+    on_gpu = "cuda" in info.device
+    budget = torch.cuda.mem_get_info(info.device)[0] / 3 if on_gpu else 2e9
+    return max(1, min(256 if on_gpu else 64, int(budget / per_row)))

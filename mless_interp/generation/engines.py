@@ -1,0 +1,378 @@
+"""How a batch of completions is driven: by Hugging Face's `generate`, or by whole forward passes."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..models.base import Edit, Model, ModelError, site
+from ..models.checks import TOLERANCE, probe_tokens
+from ..models.gates import gate_edits
+from ..models.hugging_face import additive_mask, decoder_of, reference_logits, unwrapped
+from .decoding import Decoding, Engine, Finished, Row, accept_all, check_numbers, next_tokens
+
+ENGINES = ("auto", "hugging_face", "forward", "vllm")
+
+
+def engine_for(model: Model, name: str) -> Engine:
+    """The engine of that name for this model; "auto" takes Hugging Face's where the model has one that agrees with it."""
+    if name not in ENGINES:
+        raise ValueError(f"unknown engine {name!r}; choose one of {', '.join(ENGINES)}")
+    if name == "vllm":
+        from .vllm import VllmEngine
+
+        return VllmEngine(model)
+    if name == "forward" or (name == "auto" and model.hf_model is None):
+        return ForwardEngine(model)
+    if model.hf_model is None:
+        raise ModelError(
+            f"{model.info.name} on backend {model.info.backend!r} has no Hugging Face module to generate with: load it "
+            'with backend="bridge" or "nnsight", or use engine="forward"'
+        )
+    return HuggingFaceEngine(model)
+
+
+class HuggingFaceEngine:
+    """`generate` with a key-value cache, padded batches that share their first tokens, and this toolkit's choice of tokens.
+
+    Raises `ModelError` if the module underneath does not compute what `Model.run` does (as where a TransformerBridge
+    runs weights of its own in compatibility mode).
+    """
+
+    name = "hugging_face"
+    rows_at_once: int | None = None
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.module = model, model.hf_model
+        tokens = probe_tokens(model.info.d_vocab).to(model.info.device)
+        ours = model.run(tokens).logits
+        assert ours is not None
+        theirs = reference_logits(self.module, tokens).to(ours)
+        difference = float((ours - theirs).abs().max() / ours.abs().max().clamp(min=1e-30))
+        if not difference <= TOLERANCE.get(model.info.dtype, 1e-3):
+            raise ModelError(
+                f"{model.info.name} on backend {model.info.backend!r}: the Hugging Face module underneath gives other "
+                f'logits (off by {difference:.1e} of the largest); use engine="forward", which runs the model itself'
+            )
+
+    def check(self, decoding: Decoding) -> None:
+        if decoding.knockout and self.model.info.attention not in ("eager", "sdpa"):
+            raise ModelError(
+                f"{self.model.info.name} runs {self.model.info.attention!r} attention, which takes no mask per head: load "
+                "it with attn_implementation='eager' or 'sdpa' to knock heads out"
+            )
+        layers = getattr(decoder_of(self.module), "layers", [None])
+        if decoding.knockout and not hasattr(layers[0], "self_attn"):
+            raise ModelError(
+                f"{self.model.info.architecture} has no decoder layers with a self_attn, where masks per head are put: use "
+                "engine='forward' to knock heads out"
+            )
+
+    def run(self, rows: list[Row], decoding: Decoding, finished: Finished) -> None:
+        from transformers import GenerationConfig
+
+        shared = shared_prefix(self.model, rows, decoding)
+        length = max(len(row.request.prompt) for row in rows)
+        pads = [length - len(row.request.prompt) for row in rows]
+        pad = _pad_id(self.model, decoding, {row.request.prompt[-1] for row in rows})
+        parts = [
+            (row.request.prompt[:shared], n, row.request.prompt[shared:]) for row, n in zip(rows, pads, strict=True)
+        ]
+        tokens = torch.tensor([[*first, *[pad] * n, *rest] for first, n, rest in parts])
+        real = torch.tensor([[1] * len(first) + [0] * n + [1] * len(rest) for first, n, rest in parts])
+        config = GenerationConfig(
+            max_new_tokens=decoding.max_new_tokens, do_sample=False, pad_token_id=pad, use_cache=True
+        )
+
+        def choose(_: Tensor, scores: Tensor) -> Tensor:
+            if decoding.temperature == 0 and not decoding.keep_logits:
+                check_numbers(rows, scores)
+                return scores
+            chosen = next_tokens(rows, scores, decoding)
+            return torch.full_like(scores, -torch.inf).scatter(1, chosen[:, None], 0.0)
+
+        device = self.model.info.device
+        options: dict[str, Any] = {}
+        if shared:
+            options["past_key_values"] = self._prefix_cache(rows, shared, decoding)
+        with ExitStack() as stack:
+            stack.enter_context(_generation_config(self.module, config))
+            if any(pads):
+                stack.enter_context(finite_masks(self.model))
+            if decoding.knockout:
+                spans = [_span_of(row, shared, n) for row, n in zip(rows, pads, strict=True)]
+                stack.enter_context(hidden_spans(self.model, decoding, torch.tensor(spans, device=device)))
+            if decoding.redistribution is not None:
+                stack.enter_context(redistributed(self.model, decoding, rows, pads))
+            self.module.generate(
+                input_ids=tokens.to(device),
+                attention_mask=real.to(device),
+                generation_config=config,
+                logits_processor=[choose],
+                stopping_criteria=[_Stops(rows, finished)],
+                **options,
+            )
+
+    def _prefix_cache(self, rows: list[Row], shared: int, decoding: Decoding) -> Any:
+        """Keys and values of the tokens that all rows begin with, computed once and repeated for each row."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache(config=self.module.config.get_text_config())
+        tokens = torch.tensor([rows[0].request.prompt[:shared]], device=self.model.info.device)
+        with ExitStack() as stack:
+            if decoding.knockout:  # where spans differ between rows, none begins inside the prefix
+                spans = torch.tensor([rows[0].request.span], device=tokens.device)
+                stack.enter_context(hidden_spans(self.model, decoding, spans))
+            self.module(
+                input_ids=tokens,
+                attention_mask=torch.ones_like(tokens),
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            )
+        cache.batch_repeat_interleave(len(rows))
+        return cache
+
+
+LEAST_SHARED = 8
+"""Tokens; a shorter common beginning is not worth a pass of its own."""
+
+
+def shared_prefix(model: Model, rows: list[Row], decoding: Decoding) -> int:
+    """How many first tokens the rows of a batch have in common and may compute together (0: too few to be worth it).
+
+    At least one token of each prompt is left. Padding then stands behind the prefix, so layers with a sliding window, which
+    count by index, rule it out; so does ARM, whose statistics are over the whole prompt.
+    """
+    if len(rows) < 2 or decoding.redistribution is not None or any(window is not None for window in model.info.windows):
+        return 0
+    prompts = [row.request.prompt for row in rows]
+    longest = min(map(len, prompts)) - 1
+    first, last = min(prompts), max(prompts)  # all others lie between them, so they begin alike
+    common = next((at for at in range(longest) if first[at] != last[at]), longest)
+    if decoding.knockout:
+        spans = {row.request.span for row in rows}
+        if len(spans) > 1:
+            common = min(common, *(span[0] for span in spans if span is not None))
+    return common if common >= LEAST_SHARED else 0
+
+
+class _Stops:
+    """The stopping criterion of a batch; `eos_token_id` makes `generate` pad the rows that have stopped."""
+
+    eos_token_id = -1
+
+    def __init__(self, rows: list[Row], finished: Finished) -> None:
+        self.rows, self.finished = rows, finished
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        accept_all(self.rows, input_ids[:, -1], self.finished)
+        return torch.tensor([row.stop is not None for row in self.rows], device=input_ids.device)
+
+
+@contextmanager
+def _generation_config(module: Any, config: Any) -> Iterator[None]:
+    """The module's own generation config (whose penalties would be mixed in) is put aside."""
+    before = getattr(module, "generation_config", None)
+    module.generation_config = config
+    try:
+        yield
+    finally:
+        module.generation_config = before
+
+
+def _pad_id(model: Model, decoding: Decoding, taken: set[int]) -> int:
+    """Any id will do, as padding is masked; one that ends no prompt, or `generate` would suspect right padding."""
+    own = getattr(model.tokenizer, "pad_token_id", None)
+    candidates = [*([own] if own is not None else []), *sorted(decoding.stop_ids), *range(model.info.d_vocab)]
+    return next((token for token in candidates if token not in taken), 0)
+
+
+def _span_of(row: Row, shared: int, pad: int) -> tuple[int, int]:
+    """The span's first position and one past its last, counting the padding that stands behind the shared prefix."""
+    assert row.request.span is not None
+    start, last = row.request.span[0], row.request.span[1] - 1
+    return start + pad * (start >= shared), last + pad * (last >= shared) + 1
+
+
+@contextmanager
+def finite_masks(model: Model) -> Iterator[None]:
+    """Keep rows that see nothing (padding's own) finite in eager attention, whose softmax is float32 in every dtype.
+
+    A mask's lowest number is -inf in float32 where it was made in float64, and becomes it in float16 once a score is
+    added. A row of -inf alone is NaN, and 0 times NaN is NaN in every later row. Half of the lowest number is as good.
+    """
+    handles = []
+
+    def clamp(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        mask = kwargs.get("attention_mask")
+        if not isinstance(mask, Tensor) or not mask.is_floating_point():
+            return None
+        lowest = max(torch.finfo(mask.dtype).min, torch.finfo(torch.float32).min) / 2
+        return args, {**kwargs, "attention_mask": mask.clamp(min=lowest)}
+
+    try:
+        if model.info.attention == "eager" and model.info.dtype in ("float64", "float16"):
+            for layer in getattr(decoder_of(model.hf_model), "layers", ()):
+                if hasattr(layer, "self_attn"):
+                    handles.append(layer.self_attn.register_forward_pre_hook(clamp, with_kwargs=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def hidden_spans(model: Model, decoding: Decoding, spans: Tensor) -> Iterator[None]:
+    """Knock heads out while generating: from every position after the span, its keys cannot be seen by these heads.
+
+    `spans` `[row, (first, one past the last)]` counts padding. Each attention module with a knocked-out head is given a
+    mask of its own `[row, head, query, key]`: the one its model made, or causality and the layer's window where its
+    model left that to the attention function, less the span. The keys' positions come from the cache, which holds only
+    the last ones in a layer with a sliding window.
+    """
+    layers = decoder_of(model.hf_model).layers
+    handles = []
+
+    def override(layer: int) -> Any:
+        knocked = torch.zeros(model.info.n_heads, dtype=torch.bool)
+        knocked[[head.head for head in decoding.knockout if head.layer == layer]] = True
+        window = model.info.windows[layer]
+
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            hidden = kwargs.get("hidden_states", args[0] if args else None)
+            if not isinstance(hidden, Tensor) or "attention_mask" not in kwargs:
+                raise ModelError(
+                    f"{type(unwrapped(module)).__name__} takes no attention_mask by name: heads cannot be knocked out "
+                    "while generating on this architecture"
+                )
+            cache, mask = kwargs.get("past_key_values"), kwargs["attention_mask"]
+            n_queries = hidden.shape[1]
+            before, (n_keys, first) = 0, (n_queries, 0)
+            if cache is not None:
+                before = int(cache.get_seq_length(layer))
+                n_keys, first = cache.get_mask_sizes(n_queries, layer)
+            keys = torch.arange(first, first + n_keys, device=hidden.device)
+            queries = torch.arange(before, before + n_queries, device=hidden.device)
+            start, stop = spans.to(hidden.device).unsqueeze(-1).unbind(1)  # [row, 1]
+            inside = (keys >= start) & (keys < stop)
+            hide = inside[:, None, None, :] & (queries >= stop)[:, None, :, None]
+            hide = hide & knocked.to(hidden.device)[None, :, None, None]
+            if mask is None:
+                visible = keys <= queries[:, None]
+                if window is not None:
+                    visible = visible & (queries[:, None] - keys < window)
+                mask = additive_mask(visible[None, None] & ~hide, hidden.dtype)
+            elif mask.dtype == torch.bool:
+                mask = mask & ~hide
+            else:
+                mask = mask.masked_fill(hide, torch.finfo(mask.dtype).min)
+            return args, {**kwargs, "attention_mask": mask}
+
+        return hook
+
+    try:
+        for layer in sorted({head.layer for head in decoding.knockout}):
+            attention = layers[layer].self_attn
+            handles.append(attention.register_forward_pre_hook(override(layer), with_kwargs=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def redistributed(model: Model, decoding: Decoding, rows: list[Row], pads: list[int]) -> Iterator[None]:
+    """Redraw the gate activations act(gate(x)) of some layers, row by row, on each row's own tokens."""
+    redistribution = decoding.redistribution
+    assert redistribution is not None
+    layers = decoder_of(model.hf_model).layers
+    handles = []
+
+    def redraw(layer: int) -> Any:
+        def hook(module: Any, args: Any, output: Tensor) -> Tensor:
+            new = output.clone()
+            for at, row in enumerate(rows):
+                if row.stop is None:
+                    own = slice(0 if row.tokens else pads[at], None)
+                    new[at, own] = row.redrawn(output[at, own], layer)
+            return new
+
+        return hook
+
+    try:
+        for layer in sorted(set(redistribution.layers)):
+            gate = unwrapped(unwrapped(unwrapped(layers[layer]).mlp).act_fn)
+            handles.append(gate.register_forward_hook(redraw(layer)))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class ForwardEngine:
+    """One whole `Model.run` per token, for rows of equal length: the slow definition, on every backend.
+
+    What ARM drew for a position stays as it is in later passes, as it would in a cache.
+    """
+
+    name = "forward"
+    rows_at_once: int | None = None
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def check(self, decoding: Decoding) -> None:
+        if decoding.knockout and self.model.info.attention != "eager":
+            raise ModelError(
+                f"{self.model.info.name} runs {self.model.info.attention!r} attention, which shows no scores: load it with "
+                "attn_implementation='eager' to knock heads out with engine='forward'"
+            )
+
+    def run(self, rows: list[Row], decoding: Decoding, finished: Finished) -> None:
+        lengths = sorted({len(row.request.prompt) for row in rows})
+        for length in lengths:
+            going = [row for row in rows if len(row.request.prompt) == length]
+            while going:
+                tokens = torch.tensor([row.ids for row in going])
+                logits = self.model.run(tokens, edits=self._edits(going, decoding), logits_at="last").logits
+                assert logits is not None
+                accept_all(going, next_tokens(going, logits[:, -1].float(), decoding), finished)
+                going = [row for row in going if row.stop is None]
+
+    def _edits(self, rows: list[Row], decoding: Decoding) -> dict[str, Edit]:
+        edits: dict[str, Edit] = {}
+        for layer in sorted({head.layer for head in decoding.knockout}):
+            knocked = [head.head for head in decoding.knockout if head.layer == layer]
+            edits[site(layer, "attn.hook_attn_scores")] = _without_spans(rows, knocked)
+        if decoding.redistribution is not None:
+            for layer in sorted(set(decoding.redistribution.layers)):
+                edits |= self._redrawn(layer, rows)
+        return edits
+
+    def _redrawn(self, layer: int, rows: list[Row]) -> dict[str, Edit]:
+        def redraw(activations: Tensor) -> Tensor:
+            new = activations.clone()
+            for at, row in enumerate(rows):
+                n_kept = len(row.kept.get(layer, ()))
+                if n_kept:
+                    new[at, :n_kept] = row.kept[layer]
+                new[at, n_kept:] = row.redrawn(new[at, n_kept:], layer)
+                row.kept[layer] = new[at].clone()
+            return new
+
+        return gate_edits(layer, self.model.gated_mlp(layer), redraw)
+
+
+def _without_spans(rows: list[Row], knocked: list[int]) -> Edit:
+    def edit(scores: Tensor) -> Tensor:
+        new = scores.clone()
+        for at, row in enumerate(rows):
+            start, stop = _span_of(row, 0, 0)
+            for head in knocked:
+                new[at, head, stop:, start:stop] = torch.finfo(scores.dtype).min
+        return new
+
+    return edit

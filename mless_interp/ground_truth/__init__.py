@@ -1,0 +1,12 @@
+"""Models whose circuits are known because they were planted, and random stand-ins for models that are not here."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    ["planted", "stand_ins"],
+    {
+        "planted": ["PlantedModel", "planted_model", "planted_truth", "random_planted"],
+        "stand_ins": ["stand_in", "stand_in_problems"],
+    },
+)

@@ -1,0 +1,281 @@
+"""Planted models: real Hugging Face language models, weights set in code, whose true heads are known.
+
+The ground truth for everything that locates heads. A prompt is `system, inserted span, question, answer prefix`; the
+model answers with the largest number of the question. Its parts, all exact functions of content, not of position:
+
+- every token's embedding holds a large constant (it keeps RMSNorm's scale fixed), the classes of the token (inserted
+  unit, question word, system word, number, size of the number) and the identity of the number;
+- all key-value heads of all layers expose the same features, so any query head of any group can play any role: keys
+  show the classes in dimensions that RoPE turns by less than 0.01 rad over 512 positions; values show *unit*, *word*,
+  the *signal* channel of the residual stream and the number;
+- the `copier` reads the numbers of the question, the larger the stronger, and writes them down;
+- a `reader` attends to the unit's tokens and writes what it reads of them to the *signal* channel;
+- a `mediator` attends to question words, never to the unit, and carries their *signal* on to the *carried* channel;
+- the last MLP multiplies the copied numbers by `2 + 2 (signal + carried)` (`4 - 2 (...)` with `sign=-1`) and the
+  unembedding reads the product: the span makes the model surer (or less sure) of its answer;
+- decoys: `silent` attends to the unit more than any reader and has no output weights, `unread` writes what it reads
+  where nobody reads, `avoids` has a larger output on the answer than any reader, but never attends to the unit;
+- all other heads and MLPs are small random weights, and the residual basis is turned by a random rotation, so that no
+  channel lies on an axis. Queries and keys of the idle heads are not small: their patterns look like patterns.
+
+Source: methods section 10 (the toy with readers, a mediator and three decoys); here with grouped queries, problems of
+their own, any number of layers, and as a model that every backend loads.
+"""
+
+import json
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from ..heads import Head
+from .roles import DECOY_KINDS, Roles, fair_shares, kinds_of, output_gains
+from .tokenizer import EOS, PAD, Vocabulary, build_tokenizer, draw_problems, draw_vocabulary
+from .weights import ROPE_THETA, PlantedWeights, head_size
+
+MAX_POSITIONS = 2048
+
+
+@dataclass(frozen=True, eq=False)
+class PlantedModel:
+    """A model with known heads. `truth` names every head that has a role; all others are idle.
+
+    `hf_model` is a `LlamaForCausalLM` in evaluation mode, `tokenizer` its word-level tokenizer, `shares` the nominal
+    part of the span's effect that each reader contributes and each mediator carries, `settings` what `planted_model`
+    was called with after all defaults were filled in.
+    """
+
+    hf_model: LlamaForCausalLM
+    tokenizer: PreTrainedTokenizerFast
+    readers: tuple[Head, ...]
+    mediators: tuple[Head, ...]
+    decoys: Mapping[str, tuple[Head, ...]]
+    copier: Head
+    shares: Mapping[Head, float]
+    vocabulary: Vocabulary
+    settings: Mapping[str, object]
+
+    @property
+    def truth(self) -> dict[Head, str]:
+        """Each planted head's kind: reader, mediator, silent, unread, avoids or copier."""
+        return kinds_of(self.readers, self.mediators, self.decoys, self.copier)
+
+    def problems(
+        self, n: int, *, seed: int = 0, n_clauses: tuple[int, int] = (0, 3), swap: bool = False
+    ) -> list[dict[str, str | int]]:
+        """`n` problems with MATH-500's keys, and `system` and `distractor`; problem i depends on `seed` and i only.
+
+        A question names 2 or 3 of the numbers 2 to 13 and, by `n_clauses` (fewest, most), other clauses; the answer is
+        the largest number, the distractor the second largest. With `swap` the two are exchanged in half of the
+        problems, at random: a null for outcomes that compare them (`logit_diff`), whose effects then have either sign
+        with equal chance, however strong they are (methods section 8).
+        """
+        if n < 1:
+            raise ValueError(f"n must be 1 or more, got {n}")
+        if not 0 <= n_clauses[0] <= n_clauses[1]:
+            raise ValueError(f"n_clauses must be (fewest, most) with 0 <= fewest <= most, got {n_clauses}")
+        name = f"planted-{self.settings['seed']}"
+        return draw_problems(self.vocabulary, n, seed=seed, name=name, n_clauses=n_clauses, swap=swap)
+
+    def save(self, directory: str | Path, *, n_problems: int = 128) -> Path:
+        """Write the model (safetensors), the tokenizer, `problems.jsonl` and `planted.json`; the folder must be new."""
+        directory = Path(directory)
+        if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+            raise ValueError(f"{directory} exists and is not an empty folder; choose another one or remove it")
+        directory.mkdir(parents=True, exist_ok=True)
+        self.hf_model.save_pretrained(directory)
+        self.tokenizer.save_pretrained(directory)
+        lines = [json.dumps(problem) for problem in self.problems(n_problems)]
+        (directory / "problems.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        facts = {
+            "truth": {str(head): kind for head, kind in self.truth.items()},
+            "shares": {str(head): share for head, share in self.shares.items()},
+            "settings": dict(self.settings),
+        }
+        (directory / "planted.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+        return directory
+
+    def __repr__(self) -> str:
+        roles = ", ".join(f"{head} {kind}" for head, kind in self.truth.items())
+        s = self.settings
+        shape = f"{s['n_layers']} layers, {s['n_heads']} query heads, {s['n_key_value_heads']} key-value heads"
+        return f"PlantedModel({shape}, seed {s['seed']}: {roles})"
+
+
+def planted_truth(directory: str | Path) -> dict[Head, str]:
+    """The kinds of the planted heads of a model that `PlantedModel.save` wrote."""
+    facts = json.loads((Path(directory) / "planted.json").read_text(encoding="utf-8"))
+    return {Head.parse(label): kind for label, kind in facts["truth"].items()}
+
+
+def planted_model(
+    readers: Iterable[Head] | None = None,
+    mediators: Iterable[Head] | None = None,
+    *,
+    decoys: Mapping[str, Iterable[Head]] | None = None,
+    copier: Head | None = None,
+    n_layers: int | None = None,
+    n_heads: int = 28,
+    n_key_value_heads: int = 4,
+    seed: int = 0,
+    sign: int = 1,
+    reads: Sequence[str] | Mapping[str, float] = ("/",),
+    noise: float = 5e-4,
+    null: bool = False,
+    dtype: torch.dtype = torch.float32,
+) -> PlantedModel:
+    """Build a model whose readers, mediators and decoys are exactly the given heads (zero-based).
+
+    Left out: two readers in layer 0 (with 28 heads `L0H13` and `L0H21`), one mediator in the layer after the first
+    reader (none where there is no such layer), one decoy of each kind, the copier on a free head, and as many layers as
+    the heads need, at least 2. Heads chosen here never take the place of a given one.
+
+    - `seed`: vocabulary, token ids and every random weight; never which heads have which role.
+    - `sign`: +1, the span raises the answer's log-probability; -1, it lowers it.
+    - `reads`: the tokens that readers (and decoys) read, or a mapping of tokens to strengths in (0, 1].
+    - `noise`: standard deviation of the weights that should do nothing (output weights of idle heads, MLPs).
+    - `null`: no reader and no mediator; the default decoys leave out `unread`, which acts a little through the norm.
+      What idle heads do remains, about 0.005 nats, with a tendency of its own in each model; with `noise=0` as well
+      the span changes nothing. Data with effects but no tendency: `PlantedModel.problems(..., swap=True)`.
+    - `dtype`: of the returned model; weights are computed in float64.
+
+    The roles' nominal shares of the span's effect are in `.shares`. Readers' shares add up to 1; a mediator's share is
+    the part of theirs that passes through it. A configuration in which a share would fall below 0.1 is
+    refused: its heads could not be told from noise one by one.
+
+    >>> planted_model(n_heads=8, n_key_value_heads=2).truth
+    {L0H0: 'silent', L0H1: 'unread', L0H3: 'reader', L0H6: 'reader', L1H0: 'avoids', L1H1: 'mediator', L1H2: 'copier'}
+    """
+    if n_heads < 1 or n_key_value_heads < 1 or n_heads % n_key_value_heads:
+        raise ValueError(
+            f"n_heads must be a multiple of n_key_value_heads, got {n_heads} query heads and {n_key_value_heads} "
+            "key-value heads"
+        )
+    if sign not in (1, -1):
+        raise ValueError(f"sign must be 1 (the span helps the answer) or -1 (it hurts), got {sign}")
+    if not 0 <= noise <= 0.01:
+        raise ValueError(f"noise must lie in 0 to 0.01 (more would drown the planted heads), got {noise}")
+    roles = Roles.fill(readers, mediators, decoys, copier, n_layers=n_layers, n_heads=n_heads, null=null)
+    shares = fair_shares(roles.readers, roles.mediators, seed)
+    vocabulary = draw_vocabulary(seed)
+    strengths = _read_strengths(reads, vocabulary)
+
+    plan = PlantedWeights(
+        vocabulary=vocabulary,
+        kinds=roles.kinds,
+        gains=output_gains(shares, roles.readers, roles.mediators),
+        reads=strengths,
+        n_layers=roles.n_layers,
+        n_heads=n_heads,
+        n_key_value_heads=n_key_value_heads,
+        d_head=head_size(n_heads, len(roles.decoys["unread"])),
+        seed=seed,
+        sign=sign,
+        noise=noise,
+    )
+    config = LlamaConfig(
+        vocab_size=len(vocabulary.tokens),
+        hidden_size=plan.d_model,
+        intermediate_size=plan.d_mlp,
+        num_hidden_layers=roles.n_layers,
+        num_attention_heads=n_heads,
+        num_key_value_heads=n_key_value_heads,
+        max_position_embeddings=MAX_POSITIONS,
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
+        tie_word_embeddings=False,
+        pad_token_id=vocabulary.tokens.index(PAD),
+        eos_token_id=vocabulary.tokens.index(EOS),
+        bos_token_id=None,
+        architectures=[LlamaForCausalLM.__name__],
+        dtype=dtype,
+    )
+    with torch.random.fork_rng(devices=[]):  # the random initialisation is replaced: leave the caller's generator alone
+        model = LlamaForCausalLM(config)
+    model.to(dtype=dtype).load_state_dict(plan.state_dict())  # type: ignore[call-arg]
+    settings = {
+        "readers": [str(head) for head in roles.readers],
+        "mediators": [str(head) for head in roles.mediators],
+        "decoys": {kind: [str(head) for head in heads] for kind, heads in roles.decoys.items()},
+        "copier": str(roles.copier),
+        "n_layers": roles.n_layers,
+        "n_heads": n_heads,
+        "n_key_value_heads": n_key_value_heads,
+        "seed": seed,
+        "sign": sign,
+        "reads": strengths,
+        "noise": noise,
+        "null": null,
+    }
+    return PlantedModel(
+        hf_model=model.eval(),
+        tokenizer=build_tokenizer(vocabulary.tokens, model_max_length=MAX_POSITIONS),
+        readers=roles.readers,
+        mediators=roles.mediators,
+        decoys=roles.decoys,
+        copier=roles.copier,
+        shares=shares,
+        vocabulary=vocabulary,
+        settings=settings,
+    )
+
+
+def random_planted(seed: int, *, dtype: torch.dtype = torch.float32, null: bool = False) -> PlantedModel:
+    """A planted model with geometry and heads drawn at random, for benchmarks.
+
+    2-6 layers, 8-28 query heads, grouped or full attention, 1-4 readers, 0-3 mediators, 0-2 decoys of each kind, either
+    sign. With `null` there are no readers, no mediators and no `unread` decoys.
+    """
+    rng = random.Random(f"planted geometry {seed}")
+    n_layers, n_heads = rng.randint(2, 6), rng.choice((8, 12, 14, 16, 20, 24, 28))
+    groups = [kv for kv in range(1, n_heads) if n_heads % kv == 0]
+    n_key_value_heads = n_heads if rng.random() < 0.25 else rng.choice(groups)
+    everywhere = [Head(layer, head) for layer in range(n_layers) for head in range(n_heads)]
+    free = rng.sample(everywhere, len(everywhere))
+
+    def take(n: int, layers: range) -> list[Head]:
+        heads = [head for head in free if head.layer in layers][:n]
+        free[:] = [head for head in free if head not in heads]
+        return heads
+
+    n_readers, n_mediators = rng.randint(1, 4), rng.randint(0, 3)
+    readers: list[Head] = []
+    mediators: list[Head] = []
+    if not null:
+        readers = take(1, range(n_layers - 1)) if n_mediators else []
+        readers += take(n_readers - len(readers), range(n_layers))
+        mediators = take(n_mediators, range(min(head.layer for head in readers) + 1, n_layers))
+    decoys = {kind: take(rng.randint(0, 2), range(n_layers)) for kind in DECOY_KINDS if not (null and kind == "unread")}
+    return planted_model(
+        sorted(readers),
+        sorted(mediators),
+        decoys=decoys,
+        copier=take(1, range(n_layers))[0],
+        n_layers=n_layers,
+        n_heads=n_heads,
+        n_key_value_heads=n_key_value_heads,
+        seed=seed,
+        sign=rng.choice((1, -1)),
+        null=null,
+        dtype=dtype,
+    )
+
+
+def _read_strengths(reads: Sequence[str] | Mapping[str, float], vocabulary: Vocabulary) -> dict[str, float]:
+    if isinstance(reads, str):
+        raise TypeError(f"reads must be a sequence of tokens or a mapping to strengths, got the text {reads!r}")
+    strengths = {
+        str(t): float(s) for t, s in (reads.items() if isinstance(reads, Mapping) else ((t, 1) for t in reads))
+    }
+    if not strengths:
+        raise ValueError("reads is empty: name at least one token, such as '/'")
+    for token, strength in strengths.items():
+        if token not in vocabulary.tokens:
+            raise ValueError(f"reads: {token!r} is not a token of this planted model; '/' and 'he' always are")
+        if vocabulary.in_prompts(token):
+            raise ValueError(f"reads: {token!r} is part of the prompts themselves; choose a word or sign such as '/'")
+        if not 0 < strength <= 1:
+            raise ValueError(f"reads: the strength of {token!r} must be in (0, 1], got {strength}")
+    return strengths

@@ -1,0 +1,260 @@
+"""The weights of the planted models, set in code. What the parts do is told in `planted.py`.
+
+Everything is written in a readable basis (one residual channel per feature) and turned at the end: the residual stream
+by one random rotation, the values of each key-value head by another. RMSNorm has one weight for all channels, so it
+commutes with the rotation. All arithmetic is float64; `x` below is a normalised residual, about equal to the residual.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from ..heads import Head
+from .tokenizer import ANSWER_PREFIX, EOS, NUMBERS, Vocabulary
+
+ROPE_THETA = 1e8
+CONSTANT = 32.0
+"""The embeddings' constant; other features are about 1, so a head that writes 1 changes RMSNorm's scale by 0.1 %."""
+
+_KEY_FEATURES = ("unit", "question", "system", "number", "size")
+_IDENTITIES = tuple(f"is {number}" for number in NUMBERS)
+_COPIES = tuple(f"copied {number}" for number in NUMBERS)
+_ANSWERS = tuple(f"answer {number}" for number in NUMBERS)
+_VALUE_FEATURES = ("word", "unit", "signal", *_IDENTITIES)
+_NEXT = dict(zip(("?", *ANSWER_PREFIX), (*ANSWER_PREFIX, "number"), strict=True)) | {"number": "}", "}": EOS}
+_NEXT_CHANNELS = tuple(f"next {token}" for token in dict.fromkeys(_NEXT.values()))
+_CHANNELS = (
+    "constant", *_KEY_FEATURES, *_IDENTITIES, *_COPIES, *_ANSWERS, "signal", "carried", "drive", *_NEXT_CHANNELS
+)  # fmt: skip
+
+_NEXT_LOGIT = 12.0
+_DRIVE = 1.0  # what one `avoids` head adds to the factor of the answer
+_FACTOR = {1: (2.0, 2.0), -1: (4.0, -2.0)}  # the answer's factor without the span, and what all readers add to it
+_UNREAD_SIZE = 1.5
+_IDLE_SCALE = 0.04  # of idle queries and keys: scores of idle heads have a standard deviation near 1
+_MIN_IDLE_CHANNELS = 24
+_MAX_TURN = 0.01  # radians that RoPE may turn a key feature over _TURN_POSITIONS
+_TURN_POSITIONS = 512
+
+_Normal = Callable[..., Tensor]  # (*shape, scale=...) → seeded normal numbers
+
+
+def head_size(n_heads: int, n_unread: int) -> int:
+    """The smallest d_head, a multiple of 16, with which `n_heads * d_head` channels hold all features.
+
+    >>> head_size(28, 1), head_size(8, 2), head_size(4, 1)
+    (16, 16, 32)
+    """
+    needed = len(_CHANNELS) + n_unread + _MIN_IDLE_CHANNELS
+    return next(d_head for d_head in count(16, 16) if n_heads * d_head >= needed)
+
+
+def still_dimensions(d_head: int) -> list[int]:
+    """Dimensions of a key that RoPE (Hugging Face's pairs i, i + d_head / 2) turns by less than 0.01 rad over 512
+    positions, pairs apart as far as possible.
+
+    >>> still_dimensions(16)
+    [5, 6, 7, 13, 14, 15]
+    """
+    half = d_head // 2
+    slow = [i for i in range(half) if ROPE_THETA ** (-i / half) * _TURN_POSITIONS < _MAX_TURN]
+    return [*slow, *(i + half for i in slow)]
+
+
+@dataclass(frozen=True)
+class PlantedWeights:
+    """Everything that fixes the weights of one planted model; `state_dict` writes them down.
+
+    `kinds` and `gains` name the planted heads, what each is and how much each reader or mediator writes; `reads` maps
+    the tokens that are read to strengths in (0, 1].
+    """
+
+    vocabulary: Vocabulary
+    kinds: Mapping[Head, str]
+    gains: Mapping[Head, float]
+    reads: Mapping[str, float]
+    n_layers: int
+    n_heads: int
+    n_key_value_heads: int
+    d_head: int
+    seed: int
+    sign: int
+    noise: float
+
+    @property
+    def d_model(self) -> int:
+        """Channels of the residual stream."""
+        return self.n_heads * self.d_head
+
+    @property
+    def d_mlp(self) -> int:
+        """Neurons of every MLP: one per number, and some idle ones."""
+        return 2 * len(NUMBERS)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The weights by their Hugging Face names, `[out, in]`, float64."""
+        generator = torch.Generator().manual_seed(self.seed)
+
+        def normal(*shape: int, scale: float) -> Tensor:
+            return scale * torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+        def rotation(n: int) -> Tensor:
+            return torch.linalg.qr(normal(n, n, scale=1.0)).Q
+
+        channel = {name: index for index, name in enumerate(self._channels())}
+        features = self._features(channel)
+        idle = slice(len(channel), self.d_model)
+        words = torch.nn.functional.normalize(normal(len(features), self.d_model - len(channel), scale=1.0), dim=-1)
+        embedding = features.clone()
+        embedding[:, idle] = words
+        norm = torch.full((self.d_model,), float(embedding.square().mean().sqrt()), dtype=torch.float64)
+        turn = rotation(self.d_model)
+
+        weights = {
+            "model.embed_tokens.weight": embedding @ turn,
+            "model.norm.weight": norm,
+            "lm_head.weight": self._unembedding(channel, features, normal) @ turn,
+        }
+        for layer in range(self.n_layers):
+            q, k, v, o = self._attention(layer, channel, normal)
+            turns = [rotation(self.d_head) for _ in range(self.n_key_value_heads)]
+            group = self.n_heads // self.n_key_value_heads
+            v = torch.cat([turns[i] @ rows for i, rows in enumerate(v.split(self.d_head))])
+            o = torch.cat(
+                [columns @ turns[i // group].T for i, columns in enumerate(o.split(self.d_head, dim=1))], dim=1
+            )
+            gate, up, down = self._mlp(layer, channel, normal)
+            name = f"model.layers.{layer}"
+            weights |= {
+                f"{name}.input_layernorm.weight": norm,
+                f"{name}.post_attention_layernorm.weight": norm,
+                f"{name}.self_attn.q_proj.weight": q @ turn,
+                f"{name}.self_attn.k_proj.weight": k @ turn,
+                f"{name}.self_attn.v_proj.weight": v @ turn,
+                f"{name}.self_attn.o_proj.weight": turn.T @ o,
+                f"{name}.mlp.gate_proj.weight": gate @ turn,
+                f"{name}.mlp.up_proj.weight": up @ turn,
+                f"{name}.mlp.down_proj.weight": turn.T @ down,
+            }
+        return weights
+
+    def _channels(self) -> tuple[str, ...]:
+        unread = sum(kind == "unread" for kind in self.kinds.values())
+        return (*_CHANNELS, *(f"unread {i}" for i in range(unread)))
+
+    def _features(self, channel: Mapping[str, int]) -> Tensor:
+        """The embeddings' features: what each token is."""
+        features = torch.zeros(len(self.vocabulary.tokens), self.d_model, dtype=torch.float64)
+        features[:, channel["constant"]] = CONSTANT
+        for row, token in zip(features, self.vocabulary.tokens, strict=True):
+            if token in self.reads:
+                row[channel["unit"]] = self.reads[token]
+            elif self.vocabulary.is_system(token):
+                row[channel["system"]] = 1
+            elif not self.vocabulary.is_neutral(token):
+                row[channel["question"]] = 1
+            if token in NUMBERS:
+                value = NUMBERS.index(token)
+                row[channel["number"]] = 1
+                row[channel["size"]] = value / (len(NUMBERS) - 1)
+                row[channel[_IDENTITIES[value]]] = 1
+            following = _NEXT.get("number" if token in NUMBERS else token)
+            if following is not None:
+                row[channel[f"next {following}"]] = 1
+        return features
+
+    def _unembedding(self, channel: Mapping[str, int], features: Tensor, normal: _Normal) -> Tensor:
+        rows = torch.zeros_like(features)
+        rows[:, channel["constant"]] = normal(len(rows), scale=0.4 / CONSTANT)
+        for row, token in zip(rows, self.vocabulary.tokens, strict=True):
+            if token in NUMBERS:
+                row[channel[_ANSWERS[NUMBERS.index(token)]]] = 1
+                row[channel["next number"]] = _NEXT_LOGIT
+            elif f"next {token}" in channel:
+                row[channel[f"next {token}"]] = _NEXT_LOGIT
+        return rows
+
+    def _attention(
+        self, layer: int, channel: Mapping[str, int], normal: _Normal
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Query, key, value and output matrices of one layer, `[out, in]` as in Hugging Face."""
+        d = self.d_head
+        still = still_dimensions(d)
+        key_of = dict(zip(_KEY_FEATURES, still, strict=False))
+        moving = [i for i in range(d) if i not in still]
+        value_of = {name: i for i, name in enumerate(_VALUE_FEATURES)}
+
+        k = torch.zeros(self.n_key_value_heads, d, self.d_model, dtype=torch.float64)
+        v = torch.zeros_like(k)
+        k[:, moving] = normal(self.n_key_value_heads, len(moving), self.d_model, scale=_IDLE_SCALE)
+        for name, i in key_of.items():
+            k[:, i, channel[name]] = 1
+        for name, i in value_of.items():
+            for source in ("question", "system") if name == "word" else (name,):
+                v[:, i, channel[source]] = 1
+        v[:, len(value_of) :] = normal(self.n_key_value_heads, d - len(value_of), self.d_model, scale=_IDLE_SCALE)
+
+        q = torch.zeros(self.n_heads, d, self.d_model, dtype=torch.float64)
+        o = torch.zeros(self.n_heads, self.d_model, d, dtype=torch.float64)
+        for h in range(self.n_heads):
+            kind = self.kinds.get(Head(layer, h))
+            if kind is None:
+                q[h, moving] = normal(len(moving), self.d_model, scale=_IDLE_SCALE)
+                o[h] = normal(self.d_model, d, scale=self.noise)
+                continue
+            for name, score in self._scores(kind, normal).items():
+                q[h, key_of[name], channel["constant"]] = score * d**0.5 / CONSTANT
+            for source, target, size in self._writes(Head(layer, h), kind):
+                o[h, channel[target], value_of[source]] = size
+        o = o.transpose(0, 1).reshape(self.d_model, -1)
+        return q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), o
+
+    def _scores(self, kind: str, normal: _Normal) -> dict[str, float]:
+        """The attention score that a head gives to each feature of a key, the same in every row."""
+        lift = float(normal(1, scale=1.0).clamp(-2, 2))
+        if kind == "reader":
+            return {"unit": 2.0 + 0.2 * lift}
+        if kind in ("silent", "unread"):
+            return {"unit": 3.5 + 0.2 * lift}
+        if kind == "mediator":
+            return {"question": 8.0, "unit": -8.0}
+        if kind == "avoids":
+            return {"question": 8.0, "system": 8.0, "unit": -8.0}
+        assert kind == "copier"
+        return {"number": 8.0, "size": 5.0, "unit": -8.0}
+
+    def _writes(self, head: Head, kind: str) -> list[tuple[str, str, float]]:
+        """What a head does with what it reads: (value feature, residual channel, size)."""
+        if kind == "reader":
+            return [("unit", "signal", self.gains[head])]
+        if kind == "mediator":
+            return [("signal", "carried", self.gains[head])]
+        if kind == "unread":
+            number = [other for other, name in sorted(self.kinds.items()) if name == "unread"].index(head)
+            return [("unit", f"unread {number}", _UNREAD_SIZE)]
+        if kind == "avoids":
+            return [("word", "drive", _DRIVE)]
+        if kind == "copier":
+            return list(zip(_IDENTITIES, _COPIES, [1.0] * len(NUMBERS), strict=True))
+        assert kind == "silent"
+        return []
+
+    def _mlp(self, layer: int, channel: Mapping[str, int], normal: _Normal) -> tuple[Tensor, Tensor, Tensor]:
+        """Gate, up and down matrices: noise, but the last MLP multiplies the copied numbers by the answer's factor."""
+        gate = normal(self.d_mlp, self.d_model, scale=_IDLE_SCALE)
+        up = normal(self.d_mlp, self.d_model, scale=_IDLE_SCALE)
+        down = normal(self.d_model, self.d_mlp, scale=self.noise)
+        if layer == self.n_layers - 1:
+            n, driven = len(NUMBERS), _DRIVE * sum(kind == "avoids" for kind in self.kinds.values())
+            base, slope = _FACTOR[self.sign]
+            gate[:n], up[:n], down[:, :n] = 0, 0, 0
+            gate[:n, channel["constant"]] = (base - driven) / CONSTANT
+            gate[:n, channel["drive"]] = 1
+            gate[:n, [channel["signal"], channel["carried"]]] = slope
+            for i, (copied, answer) in enumerate(zip(_COPIES, _ANSWERS, strict=True)):
+                up[i, channel[copied]] = 1
+                down[channel[answer], i] = 1
+        return gate, up, down

@@ -1,0 +1,228 @@
+"""A certificate for a model: the self-check and the exact identities, run on a few short prompts of that model."""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..models.base import Model, ModelError, ModelInfo
+from ..models.checks import TOLERANCE, FailedCheck, ModelChecks, check_model
+from ..prompts.insertions import Insertion
+from ..prompts.pairs import PromptPair, make_pairs
+from ..prompts.problems import Problem
+from ..running.progress import progress_bar
+from . import IDENTITIES, Case, Finding, Identity, tolerance_of, worst
+
+PASS, FAIL, NOT_APPLICABLE = "pass", "fail", "not applicable"
+QUESTIONS = (
+    ("Anna has 3 apples and gets 4 more. How many apples does Anna have?", "7"),
+    ("Ben had 9 coins and lost 2. How many coins does Ben have?", "7"),
+    ("What is the sum of 12 and 30?", "42"),
+)
+UNITS = (" /", "/", " ?", " .", "a")
+N_TOKENS = 12
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One line of a certificate; `error` and `tolerance` are shares of the largest value compared (NaN: not measured)."""
+
+    name: str
+    says: str
+    status: str
+    error: float
+    tolerance: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Certificate:
+    """What `certify_model` found, line by line; `passed` if nothing failed."""
+
+    info: ModelInfo
+    checks: ModelChecks | None
+    verdicts: tuple[Verdict, ...]
+    prompts: tuple[dict[str, Any], ...]
+
+    @property
+    def passed(self) -> bool:
+        """No line failed (a line that does not apply is no failure; its reason is given)."""
+        return all(verdict.status != FAIL for verdict in self.verdicts)
+
+    @property
+    def failed(self) -> tuple[Verdict, ...]:
+        """The lines that failed."""
+        return tuple(verdict for verdict in self.verdicts if verdict.status == FAIL)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per line."""
+        return pd.DataFrame([dataclasses.asdict(verdict) for verdict in self.verdicts])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, ready for JSON (what was not measured is None)."""
+        lines = [dataclasses.asdict(verdict) for verdict in self.verdicts]
+        for line in lines:
+            line |= {key: None for key in ("error", "tolerance") if not np.isfinite(line[key])}
+        return {
+            "passed": self.passed,
+            "model": dataclasses.asdict(self.info) | {"versions": dict(self.info.versions)},
+            "checks": None if self.checks is None else self.checks.to_dict(),
+            "lines": lines,
+            "prompts": list(self.prompts),
+        }
+
+    def __repr__(self) -> str:
+        i = self.info
+        windows = sorted({w for w in i.windows if w is not None})
+        versions = ", ".join(f"{name} {number}" for name, number in i.versions.items())
+        head = [
+            f"Certificate of {i.name!r} ({i.architecture}) on backend {i.backend!r}, {i.dtype} on {i.device}, "
+            f"{i.attention} attention",
+            f"{i.n_layers} layers of {i.n_heads} query heads over {i.n_key_value_heads} key-value heads, d_head {i.d_head}, "
+            f"d_model {i.d_model}, context {i.context_length}"
+            + (f", sliding windows of {', '.join(map(str, windows))}" if windows else ""),
+            versions,
+            f"{len(self.prompts)} prompts of {', '.join(str(len(p['inserted_ids'])) for p in self.prompts)} tokens with "
+            f"{self.prompts[0]['insertion']}; errors are shares of the largest value compared",
+            "",
+        ]
+        width = max(len(verdict.name) for verdict in self.verdicts)
+        lines = []
+        for verdict in self.verdicts:
+            figures = f"{verdict.error:>9.1e} / {verdict.tolerance:<8.0e}" if np.isfinite(verdict.error) else " " * 20
+            status = {PASS: "pass", FAIL: "FAIL", NOT_APPLICABLE: "-"}[verdict.status]
+            lines.append(f"{verdict.name:<{width}} {status:<4} {figures} {verdict.says}")
+            if verdict.reason:
+                lines.append(f"{'':<{width}}      {verdict.reason}")
+        n = {status: sum(v.status == status for v in self.verdicts) for status in (PASS, FAIL, NOT_APPLICABLE)}
+        end = f"{n[PASS]} passed, {n[FAIL]} failed, {n[NOT_APPLICABLE]} not applicable"
+        if not self.passed:
+            names = ", ".join(verdict.name for verdict in self.failed)
+            end += f". Do not trust results of this model on this backend: {names}"
+        return "\n".join([*head, *lines, "", end])
+
+
+def certify_model(
+    model: Model,
+    pairs: Iterable[PromptPair] | None = None,
+    *,
+    identities: Sequence[Identity] = IDENTITIES,
+    progress: bool = True,
+) -> Certificate:
+    """Run the self-check and the exact identities (methods §3) on a loaded model; nothing is raised for what fails.
+
+    `pairs` are the prompts to run them on: a few short ones with a run of one repeated token, 12 tokens long, if you give
+    none. The largest error over the prompts is held against the tolerance of the model's dtype and backend
+    (`tolerance_of`; ten times that where rounding adds up over all layers). An identity that an architecture cannot have
+    is "not applicable" and says why.
+    """
+    chosen = tuple(short_pairs(model) if pairs is None else pairs)
+    if not chosen:
+        raise ValueError("there are no pairs to certify the model on")
+    if any(pair.boundary_merge for pair in chosen):
+        raise ValueError('identities need pairs whose tokens align: make them with template="raw"')
+    verdicts, checks = _self_check(model)
+    tolerance = tolerance_of(model.info)
+    seen = {identity.name: _Seen() for identity in identities}
+    with progress_bar(len(identities) * len(chosen), "identities", enabled=progress) as bar:
+        for pair in chosen:
+            case = Case(model, pair)  # pair by pair, so that only one pair's runs are held
+            for identity in identities:
+                seen[identity.name].add(identity, case)
+                bar.update(1)
+    verdicts += [seen[identity.name].verdict(identity, identity.factor * tolerance) for identity in identities]
+    return Certificate(model.info, checks, tuple(verdicts), tuple(pair.record() for pair in chosen))
+
+
+def short_pairs(model: Model, problems: Iterable[Problem] | None = None) -> tuple[PromptPair, ...]:
+    """A few short pairs with one token repeated 12 times: of `problems`, or of three small sums."""
+    made = [Problem(id=f"check-{i}", question=q, answer=a) for i, (q, a) in enumerate(QUESTIONS)]
+    asked = list(problems) if problems is not None else made
+    if model.tokenizer is None:
+        raise ModelError(f"{model.info.name} has no tokenizer: give pairs, or wrap_model(..., tokenizer=...)")
+    first: ValueError | None = None
+    for unit in UNITS:
+        insertion = Insertion.meaningless(unit, N_TOKENS)
+        try:
+            span = insertion.span(model.tokenizer, "check").ids
+        except ValueError as error:
+            first = first or error
+            continue
+        if len(set(span)) == 1:
+            return make_pairs(model, asked, insertion)
+    raise ModelError(
+        f"none of {', '.join(map(repr, UNITS))} is a single token of {model.info.name}'s tokenizer; give pairs of your own"
+    ) from first
+
+
+@dataclass
+class _Seen:
+    """What the pairs gave for one identity, until it is judged."""
+
+    findings: list[Finding] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def add(self, identity: Identity, case: Case) -> None:
+        reason = identity.applies(case)
+        if reason is not None:
+            self.reasons.append(reason)
+            return
+        try:
+            self.findings.append(identity.formula(case))
+        except (ModelError, ValueError) as error:
+            self.errors.append(" ".join(str(error).split()))
+
+    def verdict(self, identity: Identity, tolerance: float) -> Verdict:
+        """The worst finding; a pair that could not be computed fails the line."""
+        made = Verdict(identity.name, identity.says, NOT_APPLICABLE, np.nan, tolerance)
+        if self.errors:
+            return replace(made, status=FAIL, reason=self.errors[0])
+        if not self.findings:
+            return replace(made, reason=self.reasons[0])
+        found = worst(self.findings)
+        return replace(made, status=PASS if found.relative <= tolerance else FAIL, error=found.relative)
+
+
+def _self_check(model: Model) -> tuple[list[Verdict], ModelChecks | None]:
+    """The figures of loading, as lines; the check is run now if the model comes without."""
+    checks = model.checks
+    if checks is None:
+        try:
+            checks = check_model(model)
+        except FailedCheck as error:
+            allowed = TOLERANCE.get(model.info.dtype, 1e-3)
+            return [Verdict("self-check", "what the backend promises", FAIL, np.nan, allowed, str(error))], None
+    largest = max(checks.largest_logit, 1.0)
+    fused = "fused attention makes no pattern" if model.info.attention != "eager" else ""
+    rows = (
+        (
+            "S1",
+            "logits = the plain Hugging Face forward pass",
+            checks.logits_difference,
+            "a wrapped object has none beside it",
+        ),
+        ("S2", "rows of the pattern sum to 1", checks.row_sum_error, fused),
+        ("S3", "gap = masked on random tokens", checks.gap_difference, "not run where the model is remote"),
+        ("S4", "replay layer by layer = one whole forward pass", checks.replay_difference, checks.replay),
+    )
+    lines = []
+    for name, says, largest_error, absent in rows:
+        scale, allowed = (1.0, max(checks.tolerance, 1e-5)) if name == "S2" else (largest, checks.tolerance)
+        if largest_error is None:
+            lines.append(Verdict(name, says, NOT_APPLICABLE, np.nan, allowed, absent))
+            continue
+        fine = largest_error / scale <= allowed
+        slow = name == "S4" and not fine  # the fast replay is switched off and the definition used: slow, not wrong
+        status = NOT_APPLICABLE if slow else PASS if fine else FAIL
+        lines.append(Verdict(name, says, status, largest_error / scale, allowed, checks.replay if slow else ""))
+    return lines, checks
+
+
+def as_json(certificate: Certificate) -> str:
+    """The certificate as one JSON document."""
+    return json.dumps(certificate.to_dict(), indent=1)

@@ -1,0 +1,1 @@
+"""The experiment that names heads: measured, judged, held against controls."""

@@ -1,0 +1,275 @@
+"""Growing circuits: how much of the insertion's effect the first k heads of a ranking restore, and whether heads add up."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..heads import Head, check_heads
+from ..metrics.rankings import circuit_distance, circuit_performance
+from ..models.base import Model
+from ..patching.joint import gate_row, gated_outcomes
+from ..patching.outcomes import OUTCOMES, Outcome, named, resolution_of
+from ..patching.scores import interval_of
+from ..patching.sweep import checked_pairs, patch_heads
+from ..prompts.pairs import PromptPair
+from ..running.progress import progress_bar
+from ..statistics import Interval, derive_generator, ratio_interval
+from .located import established
+
+FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""MIB's sizes of circuits, as shares of all heads."""
+ABLATION = "attention to the span masked, renormalised"
+
+
+def circuit_curve(
+    model: Model,
+    pairs: Iterable[PromptPair],
+    ranking: Sequence[Head],
+    *,
+    outcome: str | Outcome = "answer_logprob",
+    fractions: Sequence[float] = FRACTIONS,
+    n_random: int = 20,
+    joint_up_to: int = 32,
+    progress: bool = True,
+    seed: int = 0,
+) -> "CircuitCurve":
+    r"""Start where no head sees the span, let the first k heads of a ranking see it, and read the outcome.
+
+    $$ f(k) = \frac{\bar Y_k - \bar Y_{\text{masked}}}{\bar Y_{\text{inserted}} - \bar Y_{\text{masked}}}, \qquad
+       \mathrm{CPR} = \int f, \quad \mathrm{CMD} = \int |1 - f| $$
+
+    For the ranking, for the same ranking backwards, and for `n_random` random orders with the ranking's layer profile (the
+    head at each place comes from the same layer). The opposite question, whether the first k heads add up, is answered
+    beside it: all of them knocked out together against the sum of the single knockouts, for k up to `joint_up_to`.
+
+    Parameters
+    ----------
+    ranking : best head first; heads that it leaves out follow in order of layer and head.
+    fractions : sizes as shares of all heads, each in (0, 1]; those that give the same number of heads count once, and the
+        empty and the whole set are always there.
+
+    Source: MIB, Mueller et al. 2025 (2504.13151), with attention to the span as what a circuit has or lacks; another
+    ablation gives other curves (Miller et al. 2407.08734), so it is named in the result.
+    """
+    read_outcome = named(outcome, OUTCOMES, "outcome", Outcome)
+    if read_outcome.needs_clean:
+        raise ValueError(f"a circuit curve needs a signed outcome such as 'answer_logprob', got {read_outcome.name!r}")
+    for what, number in (("n_random", n_random), ("joint_up_to", joint_up_to)):
+        if number < 0:
+            raise ValueError(f"{what} must be 0 or more, got {number}")
+    info = model.info
+    given = check_heads(ranking, n_layers=info.n_layers, n_heads=info.n_heads)
+    if not given:
+        raise ValueError("the ranking is empty")
+    order = (*given, *(head for head in info.heads if head not in set(given)))
+    sizes = circuit_sizes(len(order), fractions)
+    orders = {"ranking": order, "reversed": order[::-1]}
+    orders |= {f"random {draw}": same_layers(order, seed=seed, draw=draw) for draw in range(n_random)}
+    together = sizes[(sizes > 0) & (sizes <= max(joint_up_to, 1))] if joint_up_to else sizes[:0]
+
+    open_gates = [gate_row(heads[:k], info, closed=False) for heads in orders.values() for k in sizes[1:-1]]
+    ends = [gate_row((), info, closed=False), gate_row(order, info, closed=False)]
+    shut = [gate_row(order[:k], info, closed=True) for k in together]
+    gates = torch.stack([*ends, *open_gates, *shut])
+    bare = checked_pairs(pairs)
+    values = np.full((len(bare), len(gates)), np.nan)
+    with progress_bar(len(bare), "growing circuits", enabled=progress) as bar:
+        for index, pair in enumerate(bare):
+            values[index] = gated_outcomes(model, pair.answered(read_outcome.appended), read_outcome, gates)
+            bar.update(1)
+    masked, inserted = values[:, 0], values[:, 1]
+    inner = values[:, 2 : 2 + len(open_gates)].reshape(len(bare), len(orders), -1)
+    ends_of = [np.repeat(end[:, None, None], len(orders), 1) for end in (masked, inserted)]
+    first = order[: int(together.max())] if len(together) else ()
+    singles = np.zeros((len(bare), 0))
+    if first:
+        run = patch_heads(model, bare, edit="knockout", outcome=read_outcome, heads=first, progress=progress, seed=seed)
+        singles = -run.effect[:, [head.layer for head in first], [head.head for head in first]]
+    return CircuitCurve(
+        problem_ids=tuple(pair.id for pair in bare),
+        ranking=order,
+        sizes=sizes,
+        orders=tuple(orders),
+        values=np.concatenate([ends_of[0], inner, ends_of[1]], -1),
+        joint_sizes=together,
+        joint=inserted[:, None] - values[:, 2 + len(open_gates) :],
+        singles=singles,
+        unit=read_outcome.unit,
+        settings={
+            "model": info.name,
+            "backend": info.backend,
+            "outcome": read_outcome.name,
+            "insertion": bare[0].insertion.label,
+            "ablation": ABLATION,
+            "n_ranked": len(given),
+            "resolution": resolution_of(info.dtype),
+        },
+        seed=seed,
+    )
+
+
+def circuit_sizes(n_heads: int, fractions: Sequence[float]) -> np.ndarray:
+    """Numbers of heads for shares of all heads, each once, with none and all.
+
+    >>> circuit_sizes(20, (0.01, 0.02, 0.1, 0.5, 1.0)).tolist()
+    [0, 2, 10, 20]
+    """
+    wrong = [fraction for fraction in fractions if not 0 < fraction <= 1]
+    if wrong or not len(fractions):
+        raise ValueError(f"fractions must be shares of all heads in (0, 1], got {wrong or 'none'}")
+    return np.array(sorted({0, n_heads, *(int(fraction * n_heads + 1e-9) for fraction in fractions)}))
+
+
+def same_layers(order: Sequence[Head], *, seed: int, draw: int) -> tuple[Head, ...]:
+    """A random order whose every place holds a head of the same layer as in `order`."""
+    generator = derive_generator(seed, "circuit order", draw)
+    waiting: dict[int, list[Head]] = {}
+    for head in order:
+        waiting.setdefault(head.layer, []).append(head)
+    shuffled = {layer: [heads[i] for i in generator.permutation(len(heads))] for layer, heads in waiting.items()}
+    return tuple(shuffled[head.layer].pop() for head in order)
+
+
+@dataclass(frozen=True, eq=False)
+class CircuitCurve:
+    """Outcomes of growing circuits, `values` `[problem, order, size]`, for the ranking, its reverse and random orders.
+
+    `sizes` are numbers of heads that see the span, from 0 (masked) to all (inserted). `joint` `[problem, joint_size]` is
+    what knocking out the first heads of the ranking together removes, `singles` `[problem, head]` what each removes alone.
+    """
+
+    problem_ids: tuple[str, ...]
+    ranking: tuple[Head, ...]
+    sizes: np.ndarray
+    orders: tuple[str, ...]
+    values: np.ndarray
+    joint_sizes: np.ndarray
+    joint: np.ndarray
+    singles: np.ndarray
+    unit: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    @property
+    def fractions(self) -> np.ndarray:
+        """Sizes as shares of all heads."""
+        return self.sizes / len(self.ranking)
+
+    @property
+    def total(self) -> np.ndarray:
+        """Effect of letting every head see the span (inserted - masked), `[problem]`."""
+        return self.values[:, 0, -1] - self.values[:, 0, 0]
+
+    @property
+    def established(self) -> bool:
+        """Whether there is an effect to restore: more than rounding, and its interval does not hold 0."""
+        if len(self.total) < 2:
+            return bool(abs(self.total[0]) > self.settings.get("resolution", 0.0))
+        return established(self.total, resolution=self.settings.get("resolution", 0.0), seed=self.seed)
+
+    @property
+    def faithfulness(self) -> np.ndarray:
+        """Restored share of the effect, ratio of means, `[order, size]`; NaN where there is no effect to restore."""
+        gained = (self.values - self.values[:, :, :1]).mean(0)
+        return gained / (self.total.mean() if self.established else np.nan)
+
+    @property
+    def interval(self) -> Interval:
+        """The ranking's faithfulness with its bootstrap interval over problems, `[size]` (no limits for one problem)."""
+        if len(self.total) < 2:
+            return interval_of(self.faithfulness[None, 0], 0.95, self.seed)
+        return ratio_interval(self.values[:, 0] - self.values[:, 0, :1], self.total, seed=self.seed)
+
+    @property
+    def cpr(self) -> np.ndarray:
+        """Area under the faithfulness curve, `[order]`: higher is better."""
+        return circuit_performance(torch.tensor(self.fractions), torch.tensor(self.faithfulness)).numpy()
+
+    @property
+    def cmd(self) -> np.ndarray:
+        """Area between the faithfulness curve and 1, `[order]`: lower is better."""
+        return circuit_distance(torch.tensor(self.fractions), torch.tensor(self.faithfulness)).numpy()
+
+    @property
+    def p_random(self) -> float:
+        """Share of random orders (and of the ranking itself) whose CMD is as low as the ranking's; NaN without any."""
+        random = self.cmd[2:]
+        if not len(random) or np.isnan(self.cmd[0]):
+            return float("nan")
+        return float((1 + (random <= self.cmd[0] + 1e-12).sum()) / (1 + len(random)))
+
+    @property
+    def interaction(self) -> np.ndarray:
+        """Joint knockout minus the sum of the single ones, `[problem, joint_size]`: above 0, they back each other up."""
+        return self.joint - self.singles.cumsum(1)[:, self.joint_sizes - 1]
+
+    def summary(self) -> Any:
+        """One row per size: the ranking's faithfulness with its interval, the reverse, the random orders' mean and range."""
+        import pandas as pd
+
+        faithful, interval = self.faithfulness, self.interval
+        random = faithful[2:] if len(faithful) > 2 else np.full((1, len(self.sizes)), np.nan)
+        table = {
+            "n_heads": self.sizes,
+            "fraction": self.fractions,
+            "faithfulness": faithful[0],
+            "ci_low": interval.low,
+            "ci_high": interval.high,
+            "reversed": faithful[1],
+            "random_mean": random.mean(0),
+            "random_low": random.min(0),
+            "random_high": random.max(0),
+        }
+        return pd.DataFrame(table)
+
+    def to_frame(self) -> Any:
+        """One tidy row per problem, order and size."""
+        import pandas as pd
+
+        grid = np.indices(self.values.shape).reshape(3, -1)
+        return pd.DataFrame(
+            {
+                "problem": np.array(self.problem_ids)[grid[0]],
+                "order": np.array(self.orders)[grid[1]],
+                "n_heads": self.sizes[grid[2]],
+                "outcome": self.values.ravel(),
+            }
+        )
+
+    def describe(self) -> str:
+        """What the first heads restore, against the reverse and random orders, and whether they add up."""
+        s, total = self.settings, float(self.total.mean())
+        words = [
+            f"{s.get('insertion')}, {len(self.problem_ids)} problems, outcome {s.get('outcome')}; ablation: "
+            f"{s.get('ablation')}. Total effect {total:+.4f} {self.unit}."
+        ]
+        if not self.established:
+            words.append(
+                "It is not established (its interval holds 0, or it is rounding), so there is no curve to draw."
+            )
+            return " ".join(words)
+        cpr, cmd = self.cpr, self.cmd
+        half = self.sizes[np.argmax(self.faithfulness[0] >= 0.5)]
+        words.append(
+            f"Half of it is back with {half} of {len(self.ranking)} heads. CPR {cpr[0]:.3f}, CMD {cmd[0]:.3f}; reversed "
+            f"{cpr[1]:.3f}, {cmd[1]:.3f}."
+        )
+        if len(self.orders) > 2:
+            words.append(
+                f"{len(self.orders) - 2} random orders with the same layers: CPR {cpr[2:].mean():.3f}, CMD "
+                f"{cmd[2:].mean():.3f} on average; p = {self.p_random:.3f} for the CMD."
+            )
+        if len(self.joint_sizes):
+            k = int(self.joint_sizes[-1])
+            words.append(
+                f"Knocking out the first {k} together removes {self.joint[:, -1].mean():+.4f} {self.unit}, one by one "
+                f"{self.singles[:, :k].sum(1).mean():+.4f} in sum."
+            )
+        return " ".join(words)
+
+    def __repr__(self) -> str:
+        table = self.summary().to_string(index=False, float_format=lambda x: f"{x:.4f}")
+        return f"{self.describe()}\n{table}"

@@ -1,0 +1,360 @@
+"""What locating heads gives: the heads named, what the claim rests on, and what could not be told."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..heads import Head
+from ..patching.joint import JointKnockout
+from ..patching.scores import PatchScores, interval_of
+from ..statistics import Interval, cohen_dz, sample_size
+
+MEASURES = ("knockout", "edge_noise", "mediated_removed", "mediated_added")
+KINDS = ("reader", "mediator", "reader+mediator", "neither")
+CONTROLS = ("random", "mful", "matched_mass", "shift")
+CANNOT_SAY = (
+    "What this cannot say: a teacher-forced log-probability is not generated accuracy; the content contrast does not see "
+    "heads that only respond to the shift of positions (contrast='shift' in patch_heads is there for them); heads are "
+    "edited one at a time, so those that stand in for each other may all go unnamed, and a head that is not named is not "
+    "shown to do nothing; all of it holds for this model, this insertion and problems like these."
+)
+
+
+def established(total: np.ndarray, *, resolution: float, seed: int = 0) -> bool:
+    """Whether the insertion's effect `[problem]` is there: larger than rounding, and its 95 % interval does not hold 0."""
+    interval = interval_of(total, 0.95, seed)
+    return abs(float(interval.estimate)) > resolution and float(interval.low) * float(interval.high) > 0
+
+
+@dataclass(frozen=True, eq=False)
+class LocatedHeads:
+    """The heads that carry the insertion's content effect, with everything that the claim rests on.
+
+    `values[measure]` `[problem, head]` for the four measures (sign of the insertion's effect), `total` `[problem]`,
+    `heads` the family that was tested; arrays `[head]` in its order: `readers`, `mediators` (truth values), `p_reader`,
+    `p_mediator` (the larger of the two corrected p-values), `specific` (1, 0, NaN = unknown) and `p_specific`;
+    `patches` is the exact z sweep (denoising) of the same heads and problems. Of the controls, `controls[name]` holds
+    effects `[problem, named]` of the named heads (and `shift_total` `[problem]`, what the gap alone does), `joint` the
+    readers knocked out together.
+    """
+
+    problem_ids: tuple[str, ...]
+    heads: tuple[Head, ...]
+    values: dict[str, np.ndarray]
+    total: np.ndarray
+    readers: np.ndarray
+    mediators: np.ndarray
+    p_reader: np.ndarray
+    p_mediator: np.ndarray
+    tested: np.ndarray
+    specific: np.ndarray
+    patches: PatchScores
+    controls: dict[str, np.ndarray] = field(default_factory=dict)
+    unit: str = "nats"
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    p_specific: np.ndarray | None = None
+    joint: JointKnockout | None = None
+
+    @property
+    def found(self) -> dict[Head, str]:
+        """Named heads and their kind: reader, mediator or reader+mediator."""
+        return {head: kind for head, kind in zip(self.heads, self._kinds(), strict=True) if kind != "neither"}
+
+    def _kinds(self) -> list[str]:
+        words = {(True, False): "reader", (False, True): "mediator", (True, True): "reader+mediator"}
+        return [words.get((bool(r), bool(m)), "neither") for r, m in zip(self.readers, self.mediators, strict=True)]
+
+    @property
+    def established(self) -> bool:
+        """Whether the total content effect is more than rounding and its interval does not hold 0."""
+        return established(self.total, resolution=self.settings["resolution"], seed=self.seed)
+
+    @property
+    def total_interval(self) -> Interval:
+        """Mean content effect (inserted - masked) with its interval over problems."""
+        return interval_of(self.total, 0.95, self.seed)
+
+    def summary(self) -> Any:
+        """One row per tested head, the named ones first, then by size.
+
+        The columns of `PatchScores.summary()` for the z sweep, then kind, specific, corrected p-values, the four measures
+        with intervals (in the sign of the insertion's own effect), their fractions of the total effect (NaN where that
+        is not established), and, of named heads, the controls of `control_table`.
+        """
+        import pandas as pd
+
+        total = float(self.total_interval.estimate) if self.established else np.nan
+        unknown = np.full(len(self.heads), np.nan)
+        columns: dict[str, Any] = dict(self.patches.summary()) | {
+            "kind": self._kinds(),
+            "specific": pd.array([None if np.isnan(s) else bool(s) for s in self.specific], dtype="boolean"),
+            "p_reader": self.p_reader,
+            "p_mediator": self.p_mediator,
+            "p_specific": unknown if self.p_specific is None else self.p_specific,
+            "tested": self.tested,
+        }
+        for measure in MEASURES:
+            made = interval_of(self.values[measure], 0.95, self.seed)
+            name = f"{measure}_effect"
+            columns |= {name: made.estimate, f"{name}_ci_low": made.low, f"{name}_ci_high": made.high}
+        columns["knockout_fraction"] = columns["knockout_effect"] / total
+        columns["mediated_fraction"] = columns["mediated_removed_effect"] / total + 0.0  # no -0 in layer 0
+        table = pd.DataFrame(columns)
+        beside = self.control_table().drop(columns=["kind", "specific", "p_specific", "effect"])
+        table = table.merge(beside, on="label", how="left")
+        size = table[["knockout_effect", "mediated_removed_effect"]].abs().max(axis=1)
+        order = pd.DataFrame({"named": table["kind"] == "neither", "size": -size}).sort_values(
+            ["named", "size"], kind="stable"
+        )
+        return table.loc[order.index].reset_index(drop=True)
+
+    def control_table(self) -> Any:
+        """One row per named head: its effect and the same measure under each control, with intervals over problems.
+
+        A head that reads is measured by its knockout, another mediator by its mediated part (`mediated_removed`).
+        `random`: sentences of the same length; `mful`: a repeated word; `matched_mass`: as much attention taken elsewhere
+        (readers; `matched_mass_n` problems have enough); `shift`: the head's part in what the gap alone does. NaN where a
+        control was not run or does not apply.
+        """
+        import pandas as pd
+
+        rows = []
+        for at, (head, kind) in enumerate(self.found.items()):
+            i = self.heads.index(head)
+            measure = "knockout" if "reader" in kind else "mediated_removed"
+            used = {
+                "effect": self.values[measure][:, i],
+                "random": self._control(f"random_{measure}", at),
+                "mful": self._control(f"mful_{measure}", at),
+                "matched_mass": self._control("matched_mass", at) if "reader" in kind else None,
+                "shift": self._control("shift_removed", at),
+            }
+            row: dict[str, Any] = {"label": str(head), "kind": kind}
+            for name, values in used.items():
+                shown = np.full(len(self.total), np.nan) if values is None else values
+                known = shown[np.isfinite(shown)]
+                made = interval_of(known, 0.95, self.seed) if len(known) else None
+                label = name if name == "effect" else f"{name}_effect"
+                row[label] = np.nan if made is None else float(made.estimate)
+                if name != "effect":
+                    row[f"{label}_ci_low"] = np.nan if made is None else float(made.low)
+                    row[f"{label}_ci_high"] = np.nan if made is None else float(made.high)
+                if name == "matched_mass":
+                    row["matched_mass_n"] = len(known)
+            row["specific"] = self.specific[i]
+            row["p_specific"] = np.nan if self.p_specific is None else self.p_specific[i]
+            rows.append(row)
+        names = ["label", "kind", "effect"]
+        for name in CONTROLS:
+            names += [f"{name}_effect", f"{name}_effect_ci_low", f"{name}_effect_ci_high"]
+            names += ["matched_mass_n"] if name == "matched_mass" else []
+        return pd.DataFrame(rows, columns=[*names, "specific", "p_specific"])
+
+    def _control(self, name: str, at: int) -> np.ndarray | None:
+        found = self.controls.get(name)
+        return None if found is None else found[:, at]
+
+    def to_frame(self) -> Any:
+        """One tidy row per problem and head, with the four measures."""
+        import pandas as pd
+
+        n = len(self.heads)
+        table = {
+            "problem": np.repeat(self.problem_ids, n),
+            "label": [str(head) for head in self.heads] * len(self.total),
+        }
+        table |= {measure: self.values[measure].ravel() for measure in MEASURES}
+        return pd.DataFrame(table)
+
+    def describe(self) -> str:
+        """What was found, what could not be told, how many problems more would be needed, what this cannot say."""
+        s, total = self.settings, self.total_interval
+        low, high = float(total.low), float(total.high)
+        words = [
+            f"{s['insertion']}, {len(self.problem_ids)} problems, {len(self.heads)} heads tested ({s['swept']}), outcome "
+            f"{s['outcome']}. Total content effect {float(total.estimate):+.4f} {self.unit}, 95 % interval "
+            f"[{low:+.4f}, {high:+.4f}]. {self._mode_words()}".rstrip(),
+        ]
+        if abs(float(total.estimate)) <= s["resolution"]:
+            words.append(
+                f"That is no change at all (rounding reaches {s['resolution']:g}): the insertion's content does nothing to "
+                "this outcome, so no head is named."
+            )
+        elif not self.established:
+            words.append(
+                "That interval holds 0: the insertion's content has no established effect here, so no head is named."
+            )
+            words.append(self._total_power_words())
+        else:
+            words += self._named_words()
+        words.append(self._gap_words())
+        return "\n".join([word for word in words if word] + [CANNOT_SAY])
+
+    def _mode_words(self) -> str:
+        why, screened = self.settings.get("why"), self.settings.get("screened")
+        if not why:
+            return ""
+        if screened is None:
+            return f"Swept exactly: {why}."
+        left = self.settings["n_candidates"] - len(screened)
+        return f"Screened by gradients: {why}. {left} heads ranked below and were not tested: nothing is known of them."
+
+    def _named_words(self) -> list[str]:
+        s = self.settings
+        smallest = s["smallest_effect"] * abs(float(self.total_interval.estimate))
+        found, words = self.found, []
+        if found:
+            named = [f"{head} ({head.paper_label} in the paper's counting): {kind}" for head, kind in found.items()]
+            words.append(f"Named: {'; '.join(named)}.")
+            words.append(self._specific_words())
+        else:
+            words.append("No head reaches significance and the smallest effect of interest in both directions.")
+        if self.joint is not None:
+            words.append(f"Readers as a set: {self.joint.describe()}")
+        least = f"Smallest effect of interest: {smallest:.4f} {self.unit} ({s['smallest_effect']:.0%} of the total)."
+        words.append(f"{least} {self._power_words(smallest)}".rstrip())
+        return words
+
+    def _specific_words(self) -> str:
+        if "matched_mass" not in self.controls:
+            return "Controls were not run, so whether they are specific is unknown."
+        table = self.control_table()
+        specific = table.loc[table["specific"] == 1, "label"]
+        words = f"Specific (more than random sentences of the same length): {', '.join(specific) or 'none'}."
+        reads = table["kind"].str.contains("reader")
+        lacking = table.loc[reads & (table["matched_mass_n"] < len(self.total)), ["label", "matched_mass_n"]]
+        if len(lacking):
+            shown = ", ".join(f"{row.label} on {int(row.matched_mass_n)}" for row in lacking.itertuples())
+            words += (
+                f" Taking as much attention elsewhere is possible on fewer than all {len(self.total)} problems for {shown} "
+                "(not enough other attention to take); where it is on too few, the random sentences alone decide."
+            )
+        if self.settings.get("mful_left_out"):
+            words += f" Mful was left out: {self.settings['mful_left_out'].rstrip('.')}."
+        return words
+
+    def _gap_words(self) -> str:
+        """What the change of positions does with nothing inserted."""
+        if "shift_total" not in self.controls:
+            return ""
+        shift = self.controls["shift_total"]
+        made = interval_of(shift, 0.95, self.seed)
+        words = (
+            f"Gap only (positions shifted as by the insertion, nothing inserted): {float(made.estimate):+.4f} {self.unit} "
+            f"[{float(made.low):+.4f}, {float(made.high):+.4f}]"
+        )
+        if abs(float(made.estimate)) <= self.settings["resolution"]:
+            return f"{words}: no change at all."
+        return f"{words}{'' if established(shift, resolution=0.0, seed=self.seed) else ': not established'}."
+
+    def _total_power_words(self) -> str:
+        """For a total effect that is not established: the problems that 80 % power would take at this size."""
+        d_z = float(cohen_dz(self.total))
+        if not np.isfinite(d_z) or d_z == 0:
+            return ""
+        size = sample_size(d_z, method="t" if abs(d_z) > 0.02 else "normal")
+        return (
+            f"If it is as large as it looks, about {size} problems would establish it with 80 % power "
+            f"({max(0, size - len(self.total))} more)."
+        )
+
+    def _power_words(self, smallest: float) -> str:
+        """For heads that are large enough but not significant: the problems that 80 % power would take."""
+        needed = []
+        for i, kind in enumerate(self._kinds()):
+            for measure in ("knockout", "mediated_removed"):
+                values = self.values[measure][:, i]
+                spread = values.std(ddof=1)
+                if kind == "neither" and spread > 0 and abs(values.mean()) >= smallest:
+                    needed.append(sample_size(float(abs(values.mean()) / spread), n_tests=len(self.heads), method="t"))
+        if not needed:
+            return ""
+        fewest, most = min(needed), max(needed)
+        size = str(most) if fewest == most else f"{fewest} to {most}"
+        effects = "1 effect is" if len(needed) == 1 else f"{len(needed)} effects are"
+        return (
+            f"{effects} large enough on average but not established in both directions; about {size} problems would tell "
+            f"with 80 % power ({max(0, most - len(self.total))} more than here at most)."
+        )
+
+    def __repr__(self) -> str:
+        columns = [
+            "label",
+            "paper_label",
+            "kind",
+            "specific",
+            "knockout_effect",
+            "knockout_effect_ci_low",
+            "knockout_effect_ci_high",
+            "knockout_fraction",
+            "mediated_fraction",
+            "p_reader",
+            "p_mediator",
+        ]
+        shorter = {f"knockout_effect_ci_{end}": end for end in ("low", "high")} | {"knockout_effect": "knockout"}
+        table = self.summary().head(max(8, len(self.found)))[columns].rename(columns=shorter)
+        shown = f"{self.describe()}\n{_as_text(table)}"
+        if "matched_mass" not in self.controls:
+            return shown
+        beside = self.control_table()
+        short = ["label", "effect", *(f"{name}_effect" for name in CONTROLS), "matched_mass_n", "p_specific"]
+        beside = beside[short].rename(columns={f"{name}_effect": name for name in CONTROLS})
+        return f"{shown}\nThe named heads' effect beside the same under each control ({self.unit}):\n{_as_text(beside)}"
+
+
+def _as_text(table: Any) -> str:
+    return table.to_string(index=False, na_rep="-", float_format=lambda x: f"{x:.4f}")
+
+
+@dataclass(frozen=True)
+class Enrichment:
+    """Whether given heads rank higher than random ones of the same layer: mean rank, its null mean, one-sided p."""
+
+    heads: tuple[Head, ...]
+    mean_rank: float
+    expected_rank: float
+    p: float
+    ranks: dict[str, int]
+
+    def __repr__(self) -> str:
+        ranks = ", ".join(f"{head} {rank}" for head, rank in self.ranks.items())
+        return (
+            f"mean rank {self.mean_rank:.1f} (random heads: {self.expected_rank:.1f}), p = {self.p:.4f}; ranks: {ranks}"
+        )
+
+
+def enrichment(found: LocatedHeads, heads: Iterable[Head], *, n_draws: int = 10_000, seed: int = 0) -> Enrichment:
+    """Are these heads (the paper's, say) ranked higher by |knockout effect| than random heads of the same layers?
+
+    Rank 1 is the largest of its layer; the null draws as many heads from each layer. A p-value near 1 says that they are
+    not special here, which is a result too. Source: methods §8, E9.
+    """
+    chosen = tuple(heads)
+    missing = [str(head) for head in chosen if head not in found.heads]
+    if missing or not chosen:
+        raise ValueError(f"these heads were not tested: {', '.join(missing) or '(none given)'}")
+    twice = {str(head) for head in chosen if chosen.count(head) > 1}
+    if twice:
+        raise ValueError(f"{min(twice)} is given twice")
+    size = np.abs(found.values["knockout"].mean(0))
+    rank: dict[Head, int] = {}
+    layers: dict[int, list[Head]] = {}
+    for head in found.heads:
+        layers.setdefault(head.layer, []).append(head)
+    for members in layers.values():
+        ordered = sorted(members, key=lambda head: -size[found.heads.index(head)])
+        rank |= {head: at + 1 for at, head in enumerate(ordered)}
+    observed = float(np.mean([rank[head] for head in chosen]))
+    generator = np.random.default_rng(seed)
+    counts = {layer: sum(head.layer == layer for head in chosen) for layer in layers}
+    draws = np.zeros(n_draws)
+    for layer, count in counts.items():
+        if count:
+            order = generator.random((n_draws, len(layers[layer]))).argsort(1)[:, :count]
+            draws += (order + 1).sum(1)
+    draws /= len(chosen)
+    p = (1 + int((draws <= observed + 1e-12).sum())) / (n_draws + 1)
+    return Enrichment(chosen, observed, float(draws.mean()), p, {str(head): rank[head] for head in chosen})

@@ -1,0 +1,300 @@
+"""What the figures claim about attention, each computed against its null: agrees, disagrees or cannot tell.
+
+Everything is a number per problem, averaged over the heads given, so that the problem is the unit of replication. The
+intervals are not corrected for testing several claims, and a claim that holds of arithmetic alone (attenuation in the
+first layer at held positions, methods section 3) is compared with a null that obeys the same arithmetic.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..heads import Head
+from ..metrics.recovery import aligned_recovery, span_variation
+from ..metrics.spikes import timing_spearman
+from ..scores import AttentionProfile
+from ..statistics import bootstrap_interval, derive_generator
+from .claims import CLAIMS, Claim
+
+N_SHIFTS = 100
+SAME = 0.05
+"""Layers whose retention differs by less than this, with confidence, count as alike."""
+
+
+@dataclass(frozen=True)
+class ClaimCheck:
+    """One claim on one model: measured mean with interval, null mean, interval of their difference, verdict."""
+
+    claim: Claim
+    measured: float
+    low: float
+    high: float
+    null: float
+    difference_low: float
+    difference_high: float
+    n: int
+    verdict: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class ClaimChecks:
+    """The claims checked on one model; prints as a table."""
+
+    checks: tuple[ClaimCheck, ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def __getitem__(self, key: str) -> ClaimCheck:
+        for check in self.checks:
+            if check.claim.key == key:
+                return check
+        raise KeyError(f"no check of {key!r}; there are {', '.join(check.claim.key for check in self.checks)}")
+
+    def to_frame(self) -> Any:
+        """One row per claim."""
+        import pandas as pd
+
+        return pd.DataFrame(
+            [
+                {
+                    "claim": check.claim.text,
+                    "key": check.claim.key,
+                    "figures": " ".join(check.claim.figures),
+                    "measure": check.claim.measure,
+                    "measured": check.measured,
+                    "ci_low": check.low,
+                    "ci_high": check.high,
+                    "null": check.null,
+                    "null_is": check.claim.null,
+                    "difference_ci_low": check.difference_low,
+                    "difference_ci_high": check.difference_high,
+                    "n": check.n,
+                    "verdict": check.verdict,
+                    "reason": check.reason,
+                }
+                for check in self.checks
+            ]
+        )
+
+    def __repr__(self) -> str:
+        s = self.settings
+        table = self.to_frame()[["claim", "measured", "ci_low", "ci_high", "null", "null_is", "n", "verdict"]]
+        head = f"Claims of the paper on {s.get('model')}, heads {s.get('heads')} (zero-based), {s.get('insertion')}:"
+        return f"{head}\n{table.to_string(index=False, float_format=lambda x: f'{x:.3f}')}"
+
+
+def check_claims(
+    profile: AttentionProfile,
+    *,
+    heads: Iterable[Head] | None = None,
+    random_sentence: AttentionProfile | Sequence[AttentionProfile] = (),
+    meaningful: AttentionProfile | None = None,
+    claims: Iterable[str] | None = None,
+    seed: int = 0,
+    confidence: float = 0.95,
+) -> ClaimChecks:
+    """Check what the figures claim on a model's own profiles.
+
+    Parameters
+    ----------
+    profile : of the meaningless insertion, conditions base and inserted; with gap too, the position-matched null.
+    heads : which of its heads; default all of the lowest layer there is. `first_layer_differs` also takes the heads of
+        the same number in layers 1 and 2 (zero-based), if the profile has them.
+    random_sentence : of the same problems with a random sentence of the same length; several draws are averaged.
+    meaningful : of the same problems with a repeated word.
+
+    A claim whose null is not here, or with fewer than two problems, is "cannot tell", with the reason.
+    """
+    for name in ("base", "inserted"):
+        if name not in profile.conditions:
+            raise ValueError(
+                f"check_claims needs a profile with conditions base and inserted, this one has {profile.conditions}"
+            )
+    lowest = min(head.layer for head in profile.heads)
+    chosen = tuple(heads) if heads is not None else tuple(head for head in profile.heads if head.layer == lowest)
+    for head in chosen:
+        profile.of(head)
+    wanted = tuple(CLAIMS) if claims is None else tuple(claims)
+    for key in wanted:
+        if key not in CLAIMS:
+            raise ValueError(f"unknown claim {key!r}; there are {', '.join(CLAIMS)}")
+    draws = (random_sentence,) if isinstance(random_sentence, AttentionProfile) else tuple(random_sentence)
+    for other in (*draws, *([] if meaningful is None else [meaningful])):
+        if other.problem_ids != profile.problem_ids:
+            raise ValueError(
+                "the profiles must be of the same problems in the same order: they are compared problem by problem"
+            )
+    measures = _Measures(profile, chosen, draws, meaningful, seed)
+    checks = tuple(_judged(CLAIMS[key], *measures.of(key), seed=seed, confidence=confidence) for key in wanted)
+    settings = {**profile.settings, "heads": " ".join(map(str, chosen)), "n_problems": len(profile.problem_ids)}
+    return ClaimChecks(checks, settings)
+
+
+class _Measures:
+    """Measured and null numbers per problem, by claim; short-lived."""
+
+    def __init__(
+        self,
+        profile: AttentionProfile,
+        heads: tuple[Head, ...],
+        draws: tuple[AttentionProfile, ...],
+        meaningful: AttentionProfile | None,
+        seed: int,
+    ) -> None:
+        self.profile, self.heads, self.draws, self.meaningful, self.seed = profile, heads, draws, meaningful, seed
+
+    def of(self, key: str) -> tuple[np.ndarray | None, np.ndarray | float | None, str]:
+        """(measured `[problem]`, null `[problem]` or a number, why one is missing)."""
+        match key:
+            case "attenuation":
+                return self.retention(self.profile), 1.0, ""
+            case "attenuation_beyond_position":
+                if "gap" not in self.profile.conditions:
+                    return self.retention(self.profile), None, "profile has no gap condition"
+                return self.retention(self.profile), self.retention(self.profile, "gap"), ""
+            case "attenuation_beyond_dilution":
+                return self.retention(self.profile), self.retention(self.profile, uniform=True), ""
+            case "low_in_span":
+                return self.span_level(self.profile), 1.0, ""
+            case "low_in_span_beyond_random":
+                return self.span_level(self.profile), self.over_draws(self.span_level), self.no_draws()
+            case "timing":
+                return (*self.timing(), "")
+            case "recovery":
+                return self.level("question") - self.level("inserted"), 0.0, ""
+            case "more_uniform":
+                return self.variation(self.profile), self.over_draws(self.variation), self.no_draws()
+            case "first_layer_differs":
+                return self.layers()
+        if self.meaningful is None:
+            return None, None, "no profile with meaningful tokens"
+        return self.alike(self.meaningful), self.over_draws(self.alike), self.no_draws()
+
+    def no_draws(self) -> str:
+        return "" if self.draws else "no profile with a random sentence"
+
+    def over_draws(self, measure: Any) -> np.ndarray | None:
+        return np.mean([measure(draw) for draw in self.draws], 0) if self.draws else None
+
+    def rows(self, profile: AttentionProfile, heads: Sequence[Head]) -> list[int]:
+        return [profile.of(head) for head in heads]
+
+    def retention(
+        self,
+        profile: AttentionProfile,
+        condition: str = "inserted",
+        *,
+        uniform: bool = False,
+        heads: Sequence[Head] | None = None,
+    ) -> np.ndarray:
+        """Received attention that shared tokens keep, mean over heads, `[problem]`."""
+        if uniform:
+            profile = AttentionProfile(**{**vars(profile), "received": profile.uniform})
+        rows = self.rows(profile, heads or self.heads)
+        found = []
+        for base, other in zip(profile.aligned("base"), profile.aligned(condition), strict=True):
+            tokens = torch.ones(base.shape[1], dtype=torch.bool)
+            kept = aligned_recovery(torch.from_numpy(base[rows]), torch.from_numpy(other[rows]), tokens=tokens)
+            found.append(_mean(kept.numpy()))
+        return np.array(found)
+
+    def span_level(self, profile: AttentionProfile) -> np.ndarray:
+        rows = self.rows(profile, self.heads)
+        return np.array([_mean(level) for level in profile.level("inserted", "inserted", relative=True)[:, rows]])
+
+    def level(self, segment: str) -> np.ndarray:
+        rows = self.rows(self.profile, self.heads)
+        return np.array([_mean(level) for level in self.profile.level("inserted", segment, relative=True)[:, rows]])
+
+    def variation(self, profile: AttentionProfile) -> np.ndarray:
+        rows = self.rows(profile, self.heads)
+        found = []
+        for values, (start, stop) in zip(profile.whole("inserted"), profile.spans, strict=True):
+            inside = torch.zeros(values.shape[1], dtype=torch.bool)
+            inside[start:stop] = True
+            found.append(_mean(span_variation(torch.from_numpy(values[rows]), span=inside).numpy()))
+        return np.array(found)
+
+    def timing(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rank correlation with and without the insertion, and its mean over rotations within prefix and question."""
+        rows = self.rows(self.profile, self.heads)
+        measured, null = [], []
+        pairs = zip(self.profile.aligned("base"), self.profile.aligned("inserted"), self.profile.spans, strict=True)
+        for index, (base, other, (start, _)) in enumerate(pairs):
+            x, y = torch.from_numpy(base[rows]), torch.from_numpy(other[rows])
+            defined = ~(x.isnan() | y.isnan()).any(0)
+            x, y, first = x[:, defined], y[:, defined], int(defined[:start].sum())
+            measured.append(_mean(timing_spearman(x, y).numpy()))
+            draw = derive_generator(self.seed, "claim timing", index)
+            turned = []
+            for _ in range(N_SHIFTS):
+                parts = [
+                    part.roll(int(draw.integers(0, max(1, part.shape[1]))), 1) for part in (y[:, :first], y[:, first:])
+                ]
+                turned.append(torch.cat(parts, 1))
+            shifted = timing_spearman(x.expand(N_SHIFTS, *x.shape), torch.stack(turned))
+            null.append(_mean(shifted.numpy().ravel()))
+        return np.array(measured), np.array(null)
+
+    def layers(self) -> tuple[np.ndarray | None, np.ndarray | None, str]:
+        first = [head for head in self.heads if head.layer == 0]
+        later = [Head(layer, head.head) for layer in (1, 2) for head in first]
+        if not first or any(head not in self.profile.heads for head in later):
+            return None, None, "profile lacks these heads in layers 0, 1 and 2 (zero-based)"
+        return self.retention(self.profile, heads=first), self.retention(self.profile, heads=later), ""
+
+    def alike(self, other: AttentionProfile) -> np.ndarray:
+        """Rank correlation of two insertions' profiles on shared tokens, mean over heads, `[problem]`."""
+        own, their = self.rows(self.profile, self.heads), self.rows(other, self.heads)
+        pairs = zip(self.profile.aligned("inserted"), other.aligned("inserted"), strict=True)
+        return np.array(
+            [_mean(timing_spearman(torch.from_numpy(a[own]), torch.from_numpy(b[their])).numpy()) for a, b in pairs]
+        )
+
+
+def _judged(
+    claim: Claim,
+    measured: np.ndarray | None,
+    null: np.ndarray | float | None,
+    why: str,
+    *,
+    seed: int,
+    confidence: float,
+) -> ClaimCheck:
+    nan = float("nan")
+    if measured is None:
+        return ClaimCheck(claim, nan, nan, nan, nan, nan, nan, 0, "cannot tell", why)
+    measured = np.where(np.isfinite(measured), measured, nan)
+    mean, low, high, n = _interval(measured, seed, confidence)
+    if null is None:
+        return ClaimCheck(claim, mean, low, high, nan, nan, nan, n, "cannot tell", why)
+    difference = measured - null
+    _, below, above, n = _interval(difference, seed, confidence)
+    reference = float(_mean(np.asarray(np.broadcast_to(null, measured.shape), dtype=float)))
+    if n < 2:
+        return ClaimCheck(claim, mean, low, high, reference, nan, nan, n, "cannot tell", "fewer than 2 problems")
+    if claim.direction == 0:
+        verdict = "agrees" if below > 0 or above < 0 else "cannot tell"
+        if below > -SAME and above < SAME:
+            verdict = "disagrees"
+    else:
+        ends = sorted((claim.direction * below, claim.direction * above))
+        verdict = "agrees" if ends[0] > 0 else "disagrees" if ends[1] < 0 else "cannot tell"
+    return ClaimCheck(claim, mean, low, high, reference, below, above, n, verdict)
+
+
+def _interval(values: np.ndarray, seed: int, confidence: float) -> tuple[float, float, float, int]:
+    n = int(np.isfinite(values).sum())
+    if len(values) < 2:
+        return float(_mean(values)), float("nan"), float("nan"), n
+    found = bootstrap_interval(values, seed=seed, confidence=confidence)
+    return float(_mean(values)), float(found.low), float(found.high), n
+
+
+def _mean(values: np.ndarray) -> float:
+    """Mean of what is finite; NaN of nothing."""
+    finite = values[np.isfinite(values)]
+    return float(finite.mean()) if finite.size else float("nan")

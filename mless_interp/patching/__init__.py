@@ -1,0 +1,14 @@
+"""Heads edited one at a time, exactly: outcomes, interventions, sweeps, and estimates from gradients."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    ["attribution", "dose", "interventions", "joint", "outcomes", "scores", "sweep"],
+    {
+        "interventions": ["INTERVENTIONS", "Intervention"],
+        "outcomes": ["OUTCOMES", "Outcome"],
+        "scores": ["PatchScores"],
+        "sweep": ["CONTRASTS", "DIRECTIONS", "POSITIONS", "patch_heads"],
+    },
+)

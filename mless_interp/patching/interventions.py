@@ -1,0 +1,384 @@
+"""Interventions on attention heads: one object, one formula each (methods §6).
+
+Every intervention is a function of one layer of the receiving run (`LayerState`) and gives the head outputs that each
+head would have if it alone were edited. The heads of a layer are independent given its input, so one call serves them
+all; the sweep then puts each head's edited output into its own row.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..heads import Head, check_heads
+from ..models.base import AttentionRule, Edit, Inputs, Model, ModelError, Recording, site
+from ..models.replay import masked_scores, mix_values, softmax
+from ..shapes import Z
+
+
+@dataclass(frozen=True, eq=False)
+class LayerState:
+    """One layer of a recorded run, at the positions from the recording's `start` on (dest) and at all positions (src).
+
+    `q`, `z` `[b, dest, H, d]`; `k`, `v` `[b, src, KV, d]`; `visible` `[b, 1|H, dest, src]` under the run's own mask;
+    `unmasked` the same without the input's mask; `span` `[b, src]` the inserted keys;
+    `donor` the same layer of the donor run (None if there is none).
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    z: Tensor
+    visible: Tensor
+    unmasked: Tensor
+    rule: AttentionRule
+    span: Tensor
+    donor: "LayerState | None" = None
+
+    @classmethod
+    def of(
+        cls, model: Model, recording: Recording, layer: int, *, span: Tensor, donor: "LayerState | None" = None
+    ) -> "LayerState":
+        """The state of `layer` of a recording; `span` is boolean `[b, src]` in the recording's own coordinates."""
+        if not recording.q:
+            raise ModelError(
+                f"{model.info.architecture} on backend {model.info.backend!r} shows no rotated queries and keys, which "
+                "edits of attention need: use edit='z', or another backend"
+            )
+        plain = model.visible(Inputs(recording.inputs.tokens, recording.inputs.position_ids))[layer]
+        span = span.to(recording.k[layer].device)
+        return cls(
+            q=recording.q[layer],
+            k=recording.k[layer],
+            v=recording.v[layer],
+            z=recording.z[layer],
+            visible=recording.masks[layer],
+            unmasked=plain[:, :, recording.start :],
+            rule=model.attention_rule(layer),
+            span=span,
+            donor=donor,
+        )
+
+    @property
+    def sink(self) -> Tensor:
+        """The first token outside the span, boolean `[b, src]`."""
+        return torch.nn.functional.one_hot((~self.span).int().argmax(-1), self.span.shape[1]).bool()
+
+    @property
+    def span_keys(self) -> Tensor:
+        """The span, ready to meet a pattern: `[b, 1, 1, src]`."""
+        return self.span[:, None, None, :]
+
+    def pattern(self, visible: Tensor | None = None) -> Tensor:
+        """Attention probabilities `[b, H, dest, src]`, under the run's own visibility or another."""
+        shown = self.visible if visible is None else visible
+        return softmax(masked_scores(self.q, self.k, shown, self.rule))
+
+    def mixed(self, pattern: Tensor) -> Z:
+        """The head outputs that a pattern gives with this run's values."""
+        return mix_values(pattern, self.v)
+
+    def span_mass(self) -> Tensor:
+        """Attention on the span, `[b, H, dest]`."""
+        return (self.pattern() * self.span_keys).sum(-1)
+
+
+class Intervention(ABC):
+    """A named edit of head outputs; `needs_donor` and `needs_span` say what must be there."""
+
+    name: ClassVar[str]
+    needs_donor: ClassVar[bool] = False
+    needs_span: ClassVar[bool] = True
+
+    @abstractmethod
+    def __call__(self, state: LayerState) -> Z:
+        """Head outputs `[b, dest, H, d]`, each as if its head alone were edited."""
+
+
+@dataclass(frozen=True)
+class PatchZ(Intervention):
+    """z <- the donor's z: all of the head's response to the contrast (activation patching)."""
+
+    name: ClassVar[str] = "z"
+    needs_donor: ClassVar[bool] = True
+    needs_span: ClassVar[bool] = False
+
+    def __call__(self, state: LayerState) -> Z:
+        assert state.donor is not None
+        return state.donor.z
+
+
+@dataclass(frozen=True)
+class Knockout(Intervention):
+    """Span keys cannot be seen; the rest is renormalised: removes the head's direct read, scale and bias.
+
+    Source: Geva et al. (2304.14767), there over windows of layers; here one head.
+    """
+
+    name: ClassVar[str] = "knockout"
+
+    def __call__(self, state: LayerState) -> Z:
+        return state.mixed(state.pattern(_not_empty(state.visible & ~state.span_keys, state)))
+
+
+@dataclass(frozen=True)
+class KnockoutZero(Intervention):
+    """Attention on the span is set to 0 without renormalising: removes the bias, keeps lambda (I8).
+
+    Differs between models with folded and unfolded value biases, because rows no longer sum to 1; the unfolded bias of
+    the loaded model is what is used here.
+    """
+
+    name: ClassVar[str] = "knockout_zero"
+
+    def __call__(self, state: LayerState) -> Z:
+        return state.mixed(state.pattern() * ~state.span_keys)
+
+
+@dataclass(frozen=True)
+class EdgeNoise(Intervention):
+    """In a run that cannot see the span, this head alone sees it: its direct read is added alone."""
+
+    name: ClassVar[str] = "edge_noise"
+
+    def __call__(self, state: LayerState) -> Z:
+        return state.mixed(state.pattern(state.visible | (state.unmasked & state.span_keys)))
+
+
+@dataclass(frozen=True)
+class RestoreScale(Intervention):
+    """z <- z_ref + Sig: the scale part of the response is undone, the bias part stays (z_ref is the donor's)."""
+
+    name: ClassVar[str] = "restore_scale"
+    needs_donor: ClassVar[bool] = True
+
+    def __call__(self, state: LayerState) -> Z:
+        assert state.donor is not None
+        return state.donor.z + state.mixed(state.pattern() * state.span_keys)
+
+
+@dataclass(frozen=True)
+class Gate(Intervention):
+    """A <- A G / sum(A G) with G = g on span keys, 1 elsewhere: g = 1 changes nothing, g = 0 is `Knockout`."""
+
+    g: float
+    name: ClassVar[str] = "gate"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.g <= 1:
+            raise ValueError(f"a gate lies between 0 and 1, got {self.g}")
+
+    def __call__(self, state: LayerState) -> Z:
+        if self.g == 0:
+            return Knockout()(state)
+        gated = state.pattern() * torch.where(state.span_keys, self.g, 1.0)
+        return state.mixed(gated / gated.sum(-1, keepdim=True))
+
+
+@dataclass(frozen=True)
+class RerouteToSink(Intervention):
+    """The span's attention goes to the first token outside the span: tests "just another sink"."""
+
+    name: ClassVar[str] = "reroute_to_sink"
+
+    def __call__(self, state: LayerState) -> Z:
+        pattern = state.pattern()
+        kept = pattern * ~state.span_keys
+        mass = (pattern * state.span_keys).sum(-1, keepdim=True)
+        sees_sink = (state.visible & state.sink[:, None, None, :]).any(-1, keepdim=True)
+        moved = kept + mass * state.sink[:, None, None, :]
+        return state.mixed(torch.where(sees_sink, moved, pattern))
+
+
+@dataclass(frozen=True)
+class RerouteUniform(Intervention):
+    """The span's attention is spread evenly over the other visible keys: tests "dilution only"."""
+
+    name: ClassVar[str] = "reroute_uniform"
+
+    def __call__(self, state: LayerState) -> Z:
+        pattern = state.pattern()
+        others = state.visible & ~state.span_keys
+        mass = (pattern * state.span_keys).sum(-1, keepdim=True)
+        return state.mixed(pattern * ~state.span_keys + mass * others / others.sum(-1, keepdim=True).clamp(min=1))
+
+
+@dataclass(frozen=True)
+class MatchedMassKnockout(Intervention):
+    """As much attention as the span holds is taken from random other keys instead (not the span, the sink or itself).
+
+    The control for generic mask damage. Keys are gated down in a random order, the last one in part, until the removed
+    share equals the span's, and the row is renormalised. Rows where the others hold too little are NaN.
+    """
+
+    seed: int = 0
+    name: ClassVar[str] = "matched_mass"
+
+    def __call__(self, state: LayerState) -> Z:
+        pattern = state.pattern()
+        n_dest, n_src = pattern.shape[-2:]
+        own = (
+            torch.arange(n_src, device=pattern.device)
+            == torch.arange(n_src - n_dest, n_src, device=pattern.device)[:, None]
+        )
+        candidates = state.visible & ~state.span_keys & ~state.sink[:, None, None, :] & ~own
+        generator = torch.Generator().manual_seed(self.seed)
+        order = torch.rand(pattern.shape, generator=generator).to(pattern.device)
+        order = order.masked_fill(~candidates, 2.0).argsort(-1)
+        available = (pattern * candidates).gather(-1, order)
+        mass = (pattern * state.span_keys).sum(-1, keepdim=True)
+        taken_before = available.cumsum(-1) - available
+        removed = torch.minimum(available, (mass - taken_before).clamp(min=0))
+        reachable = available.sum(-1, keepdim=True) >= mass
+        kept = pattern - torch.zeros_like(pattern).scatter(-1, order, removed)
+        kept = kept / kept.sum(-1, keepdim=True)
+        return state.mixed(torch.where(reachable, kept, torch.nan))
+
+
+@dataclass(frozen=True)
+class PatchInput(Intervention):
+    """A query head's q, k or v <- the donor's, for that query head alone (its kv group's other heads keep theirs).
+
+    Needs runs of equal length and positions: rotated queries and keys hold their position.
+    """
+
+    part: str
+    name: ClassVar[str] = "input"
+    needs_donor: ClassVar[bool] = True
+    needs_span: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.part not in ("q", "k", "v"):
+            raise ValueError(f'part must be "q", "k" or "v", got {self.part!r}')
+
+    def __call__(self, state: LayerState) -> Z:
+        assert state.donor is not None
+        if state.donor.k.shape != state.k.shape:
+            raise ValueError("patching q, k or v needs two runs of equal length: use contrast 'content' or 'shift'")
+        edited = replace(state, **{self.part: getattr(state.donor, self.part)})
+        return edited.mixed(edited.pattern())
+
+
+def run_edits(
+    model: Model,
+    inputs: Inputs,
+    intervention: Intervention,
+    heads: Iterable[Head],
+    *,
+    span: Tensor,
+    start: int,
+    donor: Recording | None = None,
+) -> dict[str, Edit]:
+    """Edits for `Model.run` that apply one intervention to a set of heads at once, at the positions from `start` on.
+
+    Heads may lie in several layers: each layer's intervention is computed from the run as the earlier ones left it.
+    `span` is boolean `[batch, token]`; `donor` is the recording that a patch takes from. For one input and one run only.
+    """
+    chosen = check_heads(heads, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
+    if not chosen:
+        raise ValueError("no heads to edit")
+    if intervention.needs_donor and donor is None:
+        raise ValueError(f"{intervention.name!r} takes activations from another run: give its recording as donor")
+    masks, plain = model.visible(inputs), model.visible(Inputs(inputs.tokens, inputs.position_ids))
+    span = span.to(inputs.tokens.device).expand(inputs.tokens.shape)
+    nowhere = torch.zeros_like(donor.inputs.tokens, dtype=torch.bool) if donor is not None else None
+    edits: dict[str, Edit] = {}
+
+    def of_layer(layer: int, numbers: list[int]) -> None:
+        held: dict[str, Tensor] = {}
+
+        def hold(part: str) -> Edit:
+            def edit(value: Tensor) -> Tensor:
+                held[part] = value
+                return value
+
+            return edit
+
+        def edit_z(z: Tensor) -> Tensor:
+            source = None
+            if donor is not None and nowhere is not None:
+                source = LayerState.of(model, donor, layer, span=span if span.shape == nowhere.shape else nowhere)
+            state = LayerState(
+                q=held.pop("rot_q")[:, start:],
+                k=held.pop("rot_k"),
+                v=held.pop("v"),
+                z=z[:, start:],
+                visible=masks[layer][:, :, start:],
+                unmasked=plain[layer][:, :, start:],
+                rule=model.attention_rule(layer),
+                span=span,
+                donor=source,
+            )
+            new, edited = intervention(state), z.clone()
+            edited[:, start:, numbers] = new[:, :, numbers].to(z.dtype)
+            return edited
+
+        for part in ("rot_q", "rot_k", "v"):
+            edits[site(layer, f"attn.hook_{part}")] = hold(part)
+        edits[site(layer, "attn.hook_z")] = edit_z
+
+    for layer in sorted({head.layer for head in chosen}):
+        of_layer(layer, [head.head for head in chosen if head.layer == layer])
+    return edits
+
+
+def generate(
+    model: Model,
+    inputs: Inputs,
+    *,
+    max_new_tokens: int,
+    intervention: Intervention | None = None,
+    heads: Iterable[Head] = (),
+    span: Tensor | None = None,
+    start: int = 0,
+    stop_ids: Iterable[int] = (),
+) -> Tensor:
+    """Greedy continuation `[batch, new]` of one prompt, the intervention active on every decode step too.
+
+    One whole forward pass a token, which is what "still active" means without a cache that was filled by another model.
+    Generated tokens are never part of the span. Stops at any of `stop_ids`. Only for plain inputs (no mask, no position
+    ids).
+    """
+    if inputs.tokens.shape[0] != 1 or inputs.position_ids is not None or inputs.attention_mask is not None:
+        raise ValueError("generate continues one plain prompt (batch of 1, no position ids, no mask)")
+    if max_new_tokens <= 0:
+        raise ValueError(f"max_new_tokens must be 1 or more, got {max_new_tokens}")
+    if intervention is not None and span is None:
+        raise ValueError("an intervention needs to know the span: give it as boolean [batch, token]")
+    tokens, chosen, stops = inputs.tokens.to(model.info.device), tuple(heads), set(stop_ids)
+    for _ in range(max_new_tokens):
+        edits: dict[str, Edit] = {}
+        if intervention is not None and span is not None:
+            more = tokens.shape[1] - span.shape[-1]
+            inside = torch.nn.functional.pad(span.view(1, -1), (0, more), value=False)
+            edits = run_edits(model, Inputs(tokens), intervention, chosen, span=inside, start=start)
+        logits = model.run(tokens, edits=edits, logits_at="last").logits
+        assert logits is not None
+        tokens = torch.cat([tokens, logits[:, -1].argmax(-1, keepdim=True)], 1)
+        if int(tokens[0, -1]) in stops:
+            break
+    return tokens[:, inputs.tokens.shape[1] :]
+
+
+def _not_empty(visible: Tensor, state: LayerState) -> Tensor:
+    """Rows that would lose their last key keep what they had."""
+    return torch.where(visible.any(-1, keepdim=True), visible, state.visible)
+
+
+INTERVENTIONS: dict[str, Intervention] = {
+    made.name: made
+    for made in (
+        PatchZ(),
+        Knockout(),
+        KnockoutZero(),
+        EdgeNoise(),
+        RestoreScale(),
+        RerouteToSink(),
+        RerouteUniform(),
+        MatchedMassKnockout(),
+    )
+} | {part: PatchInput(part) for part in "qkv"}
+"""The interventions that need no number, by name."""

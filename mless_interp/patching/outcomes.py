@@ -1,0 +1,93 @@
+"""Outcomes: what is appended to a prompt, where its logits are read, and the number that they give."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..metrics.logits import answer_logprob, kl_divergence, logit_difference, mean_logprob
+from ..prompts.pairs import PromptPair
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A number read from a run: what to append to the prompt, where to read, and the formula.
+
+    `reads(pair)` gives how far before the end of the prompt the logits are read (1 = the last position).
+    """
+
+    name: str
+    appended: Literal["answer", "solution"]
+    unit: str
+    reads: Callable[[PromptPair], list[int]]
+    value: Callable[[Tensor, PromptPair, Tensor | None], Tensor]
+    needs_clean: bool = False
+    needs_distractor: bool = False
+
+    def check(self, pairs: Iterable[PromptPair]) -> None:
+        """`ValueError` if a problem lacks what this outcome reads."""
+        lacking = [pair.id for pair in pairs if self.needs_distractor and not pair.distractor_ids]
+        if lacking:
+            raise ValueError(
+                f"problem {lacking[0]!r} has no distractor, which outcome {self.name!r} needs ({len(lacking)} have none): "
+                "give the problems one, or use 'answer_logprob'"
+            )
+
+
+def _answer_reads(pair: PromptPair) -> list[int]:
+    return [pair.n_answer + 1 - k for k in range(pair.n_answer)]
+
+
+def _first_answer_read(pair: PromptPair) -> list[int]:
+    return [pair.n_answer + 1]
+
+
+def _question_reads(pair: PromptPair) -> list[int]:
+    return list(range(pair.n_after, 0, -1))
+
+
+def _answer_value(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
+    return answer_logprob(logits, torch.tensor(pair.answer_ids))
+
+
+def _solution_value(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
+    return mean_logprob(logits, torch.tensor(pair.solution_ids))
+
+
+def _difference_value(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
+    return logit_difference(logits, pair.answer_ids[0], pair.distractor_ids[0])
+
+
+def _kl_value(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
+    assert clean is not None
+    return kl_divergence(logits, clean.expand_as(logits))
+
+
+OUTCOMES = {
+    made.name: made
+    for made in (
+        Outcome("answer_logprob", "answer", "nats", _answer_reads, _answer_value),
+        Outcome("solution_logprob", "solution", "nats per token", _answer_reads, _solution_value),
+        Outcome("logit_diff", "answer", "logits", _first_answer_read, _difference_value, needs_distractor=True),
+        Outcome("kl", "answer", "nats per position", _question_reads, _kl_value, needs_clean=True),
+        Outcome("kl_last", "answer", "nats", _first_answer_read, _kl_value, needs_clean=True),
+    )
+}
+
+
+def resolution_of(dtype: str) -> float:
+    """Mean differences of an outcome below this are rounding, not an effect (of sums of logits, in their unit)."""
+    return {"float64": 1e-9, "float32": 1e-5}.get(dtype, 1e-2)
+
+
+def named(given: Any, known: dict[str, Any], what: str, kind: Any) -> Any:
+    """The thing of that name, or the given one; `ValueError` lists the names."""
+    if isinstance(given, str):
+        if given not in known:
+            raise ValueError(f"unknown {what} {given!r}; choose one of {', '.join(known)}")
+        return known[given]
+    if kind is not None and not isinstance(given, kind):
+        raise TypeError(f"{what} must be a name or an {kind.__name__}, got {given!r}")
+    return given

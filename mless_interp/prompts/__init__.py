@@ -1,0 +1,14 @@
+"""Problems, prompts, insertions and pairs of prompts whose alignment is proved."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    ["insertions", "pairs", "problems", "prompt"],
+    {
+        "insertions": ["Insertion"],
+        "pairs": ["PromptPair", "insert_tokens", "make_pairs"],
+        "problems": ["Problem", "load_problems"],
+        "prompt": ["Prompt", "Template", "build_prompt"],
+    },
+)

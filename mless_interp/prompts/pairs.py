@@ -1,0 +1,315 @@
+"""Prompt pairs with proved alignment, and the five conditions.
+
+A pair is the prompt without and with an insertion and the map between them; the paper's own text mode
+(`template="paper"`), which may merge tokens at the borders, is kept for accuracy and figures and flags every merged border.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..models.base import Inputs
+from .insertions import Insertion
+from .problems import Problem
+from .prompt import TEMPLATES, Prompt, Template, build_prompt, encode, prepends_bos, template_named, word_boundaries
+
+CONDITIONS = ("base", "inserted", "gap", "masked", "held")
+
+
+@dataclass(frozen=True, eq=False)
+class PromptPair:
+    """A prompt without and with an insertion, and the map between them, proved at construction.
+
+    `span` = (first inserted position, one past the last) in the inserted prompt. `alignment[t]` is the position in the
+    inserted prompt of base token `t` (-1: none, only where a text-level insertion merged it). `boundary_merge`: tokens
+    merged at a border of a text-level insertion. `n_answer`: how many last tokens are the teacher-forced answer (0:
+    this pair holds the bare prompts; `answered` makes the other).
+    """
+
+    problem: Problem
+    base: Prompt
+    inserted: Prompt
+    insertion: Insertion
+    span: tuple[int, int]
+    alignment: tuple[int, ...]
+    span_source: str
+    boundary_merge: bool = False
+    answer_prefix: str = ""
+    answer_prefix_ids: tuple[int, ...] = ()
+    answer_ids: tuple[int, ...] = ()
+    distractor_ids: tuple[int, ...] = ()
+    solution_ids: tuple[int, ...] = ()
+    n_answer: int = 0
+    template: Template = TEMPLATES["raw"]
+
+    def __post_init__(self) -> None:
+        start, stop = self.span
+        if not 0 <= start < stop <= len(self.inserted):
+            raise ValueError(f"pair {self.id!r}: the span {self.span} is empty or outside the prompt")
+        if stop - start == len(self.inserted):
+            raise ValueError(f"pair {self.id!r}: the inserted span covers the whole prompt")
+        if self.boundary_merge:
+            return
+        rest = self.inserted.ids[:start] + self.inserted.ids[stop:]
+        if rest != self.base.ids:
+            both = list(zip(rest, self.base.ids, strict=False))
+            at = next((i for i, (x, y) in enumerate(both) if x != y), len(both))
+            came, wanted = (ids[at] if at < len(ids) else "nothing" for ids in (rest, self.base.ids))
+            raise ValueError(
+                f"pair {self.id!r}: the prompt without its inserted tokens must equal the clean prompt; they first "
+                f"differ at clean position {at} ({came} vs {wanted}). Insert token ids with `Insertion`, or tokenise "
+                "the parts separately."
+            )
+        shifted = tuple(t if t < start else t + stop - start for t in range(len(self.base)))
+        if self.alignment != shifted:
+            raise ValueError(f"pair {self.id!r}: the alignment map does not skip exactly the inserted span {self.span}")
+        if any((s == "inserted") != (start <= i < stop) for i, s in enumerate(self.inserted.segments)):
+            raise ValueError(
+                f"pair {self.id!r}: the segment 'inserted' must cover the span {self.span} and nothing else"
+            )
+        if self.inserted.segments[:start] + self.inserted.segments[stop:] != self.base.segments:
+            raise ValueError(f"pair {self.id!r}: outside the span {self.span} both prompts must name the same segments")
+
+    @property
+    def id(self) -> str:
+        """The problem's id."""
+        return self.problem.id
+
+    @property
+    def n_inserted(self) -> int:
+        return self.span[1] - self.span[0]
+
+    @cached_property
+    def shared(self) -> Tensor:
+        """Positions in the inserted prompt of the tokens that both prompts have, `[base token]`."""
+        return torch.tensor([position for position in self.alignment if position >= 0])
+
+    @cached_property
+    def span_mask(self) -> Tensor:
+        """Boolean `[token]` over the inserted prompt: True inside the span."""
+        inside = torch.zeros(len(self.inserted), dtype=torch.bool)
+        inside[self.span[0] : self.span[1]] = True
+        return inside
+
+    @property
+    def sink_moved(self) -> bool:
+        """The span holds the first token, so the attention sink is the first token outside it."""
+        return self.span[0] == 0
+
+    @property
+    def n_after(self) -> int:
+        """How many tokens follow the insertion point (the question segment Q)."""
+        return len(self.inserted) - self.span[1]
+
+    def record(self) -> dict[str, Any]:
+        """Everything that identifies this pair's prompts, ready for JSON."""
+        return {
+            "problem": self.id,
+            "template": self.base.template,
+            "insertion": self.insertion.label,
+            "span_source": self.span_source,
+            "span": list(self.span),
+            "base_ids": list(self.base.ids),
+            "inserted_ids": list(self.inserted.ids),
+            "bos_added": self.base.bos_added,
+            "joined_differs": self.base.joined_differs,
+            "sink_moved": self.sink_moved,
+            "answer_prefix": self.answer_prefix,
+            "answer_prefix_ids": list(self.answer_prefix_ids),
+            "answer_ids": list(self.answer_ids),
+        }
+
+    def condition(self, name: str, *, held_positions: Literal["first", "spread"] = "first") -> Inputs:
+        """The input of one of the five conditions of methods §2.
+
+        base (C0): the prompt without insertion. inserted (C1): with it. gap (C2): without it, but the question keeps
+        the position ids it has with it. masked (C3): with it, but nobody outside the span may see the span. held (C4):
+        with it, but the question keeps the position ids it has without it; the span's own ids are all the insertion
+        point's ("first") or lie fractionally before it ("spread").
+        """
+        if name not in CONDITIONS:
+            raise ValueError(f"unknown condition {name!r}; choose one of {', '.join(CONDITIONS)}")
+        if self.boundary_merge and name not in ("base", "inserted"):
+            raise ValueError(
+                f"pair {self.id!r}: tokens merged at the border of a text-level insertion, so condition {name!r} is "
+                'not defined; make the pair with template="raw"'
+            )
+        if name == "base":
+            return Inputs(self.base.tokens)
+        if name == "inserted":
+            return Inputs(self.inserted.tokens)
+        if name == "gap":
+            return Inputs(self.base.tokens, position_ids=torch.tensor([self.alignment]))
+        if name == "masked":
+            hidden = self.span_mask[None, :] & ~self.span_mask[:, None]
+            return Inputs(self.inserted.tokens, attention_mask=~hidden[None, None])
+        if held_positions not in ("first", "spread"):
+            raise ValueError(f'held_positions must be "first" or "spread", got {held_positions!r}')
+        start, n = self.span[0], self.n_inserted
+        positions = torch.empty(len(self.inserted), dtype=torch.float64)
+        positions[self.shared] = torch.arange(len(self.base), dtype=torch.float64)
+        if held_positions == "first":
+            positions[self.span_mask] = float(start)
+            return Inputs(self.inserted.tokens, position_ids=positions.long()[None])
+        positions[self.span_mask] = start - 1 + torch.arange(1, n + 1, dtype=torch.float64) / (n + 1)
+        return Inputs(self.inserted.tokens, position_ids=positions.to(torch.float32)[None])
+
+    def answered(self, which: Literal["answer", "solution"] = "answer") -> "PromptPair":
+        """This pair with the template's answer prefix and the teacher-forced answer (or solution) appended to both.
+
+        Raises `ValueError` if that text encodes to no tokens or the problem has none.
+        """
+        if self.boundary_merge:
+            raise ValueError(f'pair {self.id!r} has merged borders; make it with template="raw"')
+        if self.n_answer:
+            raise ValueError(f"pair {self.id!r} already ends with its answer; use the pair that make_pairs gave")
+        ids = self.answer_ids if which == "answer" else self.solution_ids
+        if not ids:
+            raise ValueError(f"problem {self.id!r}: its {which} encodes to no tokens; leave it out or give it one")
+        prefix = self.answer_prefix_ids if which == "answer" else ()
+        grown = [p.extended(prefix, "template").extended(ids, "answer") for p in (self.base, self.inserted)]
+        more = len(prefix) + len(ids)
+        first = len(self.inserted)
+        return replace(
+            self,
+            base=grown[0],
+            inserted=grown[1],
+            alignment=self.alignment + tuple(range(first, first + more)),
+            n_answer=len(ids),
+        )
+
+
+def insert_tokens(prompt: Prompt, at: int, span_ids: Sequence[int]) -> Prompt:
+    """The prompt with `span_ids` inserted at token index `at`."""
+    if not 0 <= at <= len(prompt):
+        raise ValueError(f"cannot insert at token {at}: the prompt has {len(prompt)} tokens")
+    ids = prompt.ids[:at] + tuple(span_ids) + prompt.ids[at:]
+    segments = prompt.segments[:at] + ("inserted",) * len(span_ids) + prompt.segments[at:]
+    return replace(prompt, ids=ids, segments=segments)
+
+
+def make_pairs(
+    model: Any, problems: Iterable[Problem], insertion: Insertion, *, template: str | Template = "raw"
+) -> tuple[PromptPair, ...]:
+    """One `PromptPair` per problem.
+
+    `model` is a `Model` (its context length is checked) or a Hugging Face tokenizer. `template`: "raw" (the paper's
+    string with its braces corrected), "raw_as_sent" (with the doubled braces its code sends), "chat" (the tokenizer's
+    own chat template), "paper" (text-level insertion as in the paper's code; not for patching), or a `Template`.
+
+    Raises `ValueError` naming the problem for anything that cannot be built or does not fit the model's context.
+    """
+    tokenizer = getattr(model, "tokenizer", model)
+    info = getattr(model, "info", None)
+    if not hasattr(tokenizer, "encode"):
+        raise TypeError(f"make_pairs needs a Model or a tokenizer, got {type(model).__name__} (has it no tokenizer?)")
+    if not isinstance(insertion, Insertion):
+        raise TypeError(
+            f"insertion must be an Insertion, got {insertion!r}; for example Insertion.meaningless(' /', 55)"
+        )
+    made = template_named(template)
+    pairs = tuple(_make_pair(tokenizer, problem, insertion, made) for problem in problems)
+    if not pairs:
+        raise ValueError("there are no problems to make pairs of")
+    for pair in pairs:
+        longest = len(pair.inserted) + len(pair.answer_prefix_ids) + len(pair.answer_ids)
+        if info is not None and longest > info.context_length:
+            raise ValueError(
+                f"problem {pair.id!r} needs {longest} tokens with {pair.n_inserted} inserted, but {info.name} has a "
+                f"context of {info.context_length}: insert fewer tokens or leave this problem out"
+            )
+    return pairs
+
+
+def _make_pair(tokenizer: Any, problem: Problem, insertion: Insertion, template: Template) -> PromptPair:
+    if template.as_text:
+        return _make_text_pair(tokenizer, problem, insertion, template)
+    base = build_prompt(tokenizer, problem, template)
+    found = insertion.span(tokenizer, problem.id)
+    try:
+        at = insertion.place(base)
+    except ValueError as error:
+        raise ValueError(f"problem {problem.id!r}: {error}") from error
+    n = len(found.ids)
+    return PromptPair(
+        problem=problem,
+        base=base,
+        inserted=insert_tokens(base, at, found.ids),
+        insertion=insertion,
+        span=(at, at + n),
+        alignment=tuple(t if t < at else t + n for t in range(len(base))),
+        span_source=found.source,
+        template=template,
+        **_endings(tokenizer, problem, template),
+    )
+
+
+def _endings(tokenizer: Any, problem: Problem, template: Template) -> dict[str, Any]:
+    """What may follow the prompts of a pair: the answer with its prefix, a wrong answer, the solution."""
+    prefix = template.answer_prefix if problem.answer_prefix is None else problem.answer_prefix
+    return {
+        "answer_prefix": prefix,
+        "answer_prefix_ids": encode(tokenizer, prefix),
+        "answer_ids": encode(tokenizer, problem.answer),
+        "distractor_ids": () if problem.distractor is None else encode(tokenizer, problem.distractor),
+        "solution_ids": () if problem.solution is None else encode(tokenizer, problem.solution),
+    }
+
+
+def _make_text_pair(tokenizer: Any, problem: Problem, insertion: Insertion, template: Template) -> PromptPair:
+    """The paper's way: insert into the string, encode it in one piece, then look for the seams by character offsets."""
+    if insertion.kind == "repeated_bos" or insertion.before != "question":
+        raise ValueError(
+            'template="paper" inserts text between system and question; use template="raw" for anything else'
+        )
+    system = template.system if problem.system is None else problem.system
+    filler = tokenizer.decode(list(insertion.span(tokenizer, problem.id).ids)).strip()
+    if insertion.kind in ("meaningless", "meaningful"):
+        assert insertion.n_tokens is not None
+        repeats = insertion.n_tokens // len(encode(tokenizer, insertion.unit))
+        filler = (insertion.unit * repeats).strip()
+    if not filler:
+        raise ValueError('template="paper" strips the inserted text and nothing is left; use template="raw"')
+    first, last = len(system), len(system) + len(filler)
+    bos = (tokenizer.bos_token_id,) if prepends_bos(tokenizer) else ()
+    base_ids, base_ranges = word_boundaries(tokenizer, system + problem.question)
+    ids, ranges = word_boundaries(tokenizer, system + filler + problem.question)
+    inside = [i for i, (a, b) in enumerate(ranges) if b > first and a < last]
+    start, stop = inside[0], inside[-1] + 1
+    clean = ids[:start] + ids[stop:] == base_ids and all(ranges[i][0] >= first and ranges[i][1] <= last for i in inside)
+    # The tokens of one character share its range, so a token is known by its range, its id and its turn among equals.
+    moved = [(a, b) if b <= first else (a + len(filler), b + len(filler)) for a, b in base_ranges]
+    names = _numbered(zip(ranges, ids, strict=True))
+    where = {name: i for i, name in enumerate(names) if not start <= i < stop}
+    alignment = [where.get(name, -1) for name in _numbered(zip(moved, base_ids, strict=True))]
+    shift = len(bos)
+    segment = lambda a: "system" if a < first else "question"  # noqa: E731
+    named = tuple("inserted" if start <= i < stop else segment(pair[0]) for i, pair in enumerate(ranges))
+    base_named = tuple(segment(a) for a, _ in base_ranges)
+    return PromptPair(
+        problem=problem,
+        base=Prompt(bos + base_ids, ("bos",) * shift + base_named, template.name, bool(bos)),
+        inserted=Prompt(bos + ids, ("bos",) * shift + named, template.name, bool(bos)),
+        insertion=insertion,
+        span=(start + shift, stop + shift),
+        alignment=tuple(range(shift)) + tuple(t + shift if t >= 0 else -1 for t in alignment),
+        span_source="text",
+        template=template,
+        boundary_merge=not clean,
+        **_endings(tokenizer, problem, template),
+    )
+
+
+def _numbered(items: Iterable[Any]) -> list[tuple[Any, int]]:
+    """Each item with how many equal ones came before it."""
+    seen: Counter[Any] = Counter()
+    numbered = []
+    for item in items:
+        numbered.append((item, seen[item]))
+        seen[item] += 1
+    return numbered

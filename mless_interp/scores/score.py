@@ -1,0 +1,226 @@
+"""`score_heads`: model and prompt pairs in, attention metrics of every head out."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..heads import Head, check_heads
+from ..metrics.segments import RowChoice
+from ..models.base import Model
+from ..prompts.pairs import CONDITIONS, PromptPair
+from ..running.checkpoint import Checkpoint
+from ..running.progress import progress_bar
+from .catalogue import Profile, chosen_metrics, metric_named
+from .evaluation import layer_values, plan_for
+from .layout import Layout, Thresholds, pair_layout
+from .results import HeadScores
+from .streaming import SOURCES, Other, Plan, PromptReduction, Source
+
+Found = dict[str, dict[str, np.ndarray]]
+"""metric -> condition -> values."""
+
+
+def score_heads(
+    model: Model,
+    pairs: Iterable[PromptPair],
+    *,
+    metrics: str | Iterable[str] | None = None,
+    conditions: Sequence[str] = ("base", "inserted"),
+    heads: Iterable[Head] | None = None,
+    rows: RowChoice = "shared",
+    exclude_sink: bool = True,
+    renorm: bool = False,
+    thresholds: Thresholds | None = None,
+    source: Source = "auto",
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    seed: int = 0,
+) -> HeadScores:
+    """Describe every head's attention with and without an insertion: collapse, recovery, span mass, entropy, sinks, ...
+
+    Parameters
+    ----------
+    metrics : names of `mless_interp.scores.METRICS` (row metrics also with `_last`), "all", or None for the usual ones
+        (all but span_output_weight, rollout_span_share and the distances, which need more than one pattern).
+    conditions : of methods section 2; later ones are compared with the first (paired metrics).
+    heads : zero-based `Head`s; default all.
+    rows : which rows a token's received attention is averaged over: "shared" (not the span's: comparable between
+        conditions), "all", "question", "last" (with `Thresholds(min_rows=1)`).
+    exclude_sink : leave the first token out of received attention. `renorm` also divides rows by their mass elsewhere.
+    source : "pattern" (the model's own), "recomputed" (from rotated queries and keys, in blocks of rows: what a fused
+        model needs), "auto" (the first where there is one).
+    checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
+
+    Patterns are reduced inside the layer that made them. Raises `ValueError` naming the problem where a prompt is too
+    short for `min_rows` or has no tokens after the insertion, and for heads out of range (zero-based).
+    """
+    names = chosen_metrics(metrics)
+    found = checked_pairs(pairs, conditions, source)
+    thresholds = thresholds or Thresholds()
+    chosen = chosen_or_all(model, heads)
+    settings = {
+        "metrics": list(names),
+        "conditions": list(conditions),
+        "heads": [str(head) for head in chosen],
+        "rows": rows,
+        "exclude_sink": exclude_sink,
+        "renorm": renorm,
+        "thresholds": vars(thresholds),
+        "model": model.info.name,
+        "backend": model.info.backend,
+        "attention": model.info.attention,
+        "dtype": model.info.dtype,
+        "insertion": found[0].insertion.label,
+        "sink_moved": sum(pair.sink_moved for pair in found),
+        "boundary_merge": sum(pair.boundary_merge for pair in found),
+    }
+    if "span_output_weight" in {metric_named(name).name for name in names}:
+        settings["span_output_weight"] = "after W_O"
+    saved = Checkpoint(checkpoint, {**settings, "prompts": [[p.id, *p.span, list(p.inserted.ids)] for p in found]})
+    scorer = _Scorer(model, names, tuple(conditions), chosen, rows, exclude_sink, renorm, thresholds, source)
+    values: dict[str, Any] = {}
+    with progress_bar(len(found) * len(conditions), "scoring heads", enabled=progress) as bar:
+        for pair in found:
+            done = saved.get(pair.id)
+            if done is None:
+                done = scorer.problem(pair, bar)
+                saved.put(pair.id, _lists(done) if checkpoint is not None else {})
+            else:
+                bar.update(len(conditions))
+            values[pair.id] = done
+    return HeadScores(
+        problem_ids=tuple(pair.id for pair in found),
+        conditions=tuple(conditions),
+        heads=chosen,
+        values=_stacked([values[pair.id]["values"] for pair in found]),
+        null=_stacked([values[pair.id]["null"] for pair in found]),
+        settings=settings,
+        seed=seed,
+    )
+
+
+def chosen_or_all(model: Model, heads: Iterable[Head] | None) -> tuple[Head, ...]:
+    """The heads asked for, in range and none twice; all of them for None."""
+    given = model.info.heads if heads is None else heads
+    chosen = check_heads(given, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
+    if not chosen:
+        raise ValueError("no heads to describe")
+    return chosen
+
+
+def checked_pairs(pairs: Iterable[PromptPair], conditions: Sequence[str], source: str) -> tuple[PromptPair, ...]:
+    """The pairs, and errors for unknown conditions, none, or repeated problems."""
+    if isinstance(conditions, str) or not conditions or len(set(conditions)) != len(conditions):
+        raise ValueError(f"conditions must be one or more different names, got {conditions!r}")
+    for name in conditions:
+        if name not in CONDITIONS:
+            raise ValueError(f"unknown condition {name!r}; choose of {', '.join(CONDITIONS)}")
+    if source not in SOURCES:
+        raise ValueError(f"unknown source {source!r}; choose one of {', '.join(SOURCES)}")
+    found = tuple(pairs)
+    if not found:
+        raise ValueError("there are no prompt pairs to describe")
+    if len({pair.id for pair in found}) < len(found):
+        raise ValueError("a problem id is given twice; the problem is the unit of replication")
+    return found
+
+
+class _Scorer:
+    """What stays the same from problem to problem; short-lived."""
+
+    def __init__(
+        self,
+        model: Model,
+        names: tuple[str, ...],
+        conditions: tuple[str, ...],
+        heads: tuple[Head, ...],
+        rows: RowChoice,
+        exclude_sink: bool,
+        renorm: bool,
+        thresholds: Thresholds,
+        source: Source,
+    ) -> None:
+        self.model, self.names, self.conditions, self.rows, self.source = model, names, conditions, rows, source
+        self.exclude_sink, self.renorm, self.thresholds = exclude_sink, renorm, thresholds
+        self.layers = sorted({head.layer for head in heads})
+        shape = (model.info.n_layers, model.info.n_heads)
+        self.asked = np.zeros(shape, dtype=bool)
+        for head in heads:
+            self.asked[head.layer, head.head] = True
+
+    def problem(self, pair: PromptPair, bar: Any) -> dict[str, Found]:
+        """One problem in every condition: values `[layer, head]` and nulls `[layer]`."""
+        values: Found = {}
+        null: Found = {}
+        base: dict[int, tuple[Profile, Profile]] = {}
+        other: dict[int, Other] = {}
+        for number, condition in enumerate(self.conditions):
+            layout = pair_layout(pair, condition, rows=self.rows)
+            plan = self._plan(layout, first=number == 0)
+            keep = number == 0 and len(self.conditions) > 1 and self._plan(layout, first=False).needs_other
+            try:
+                run = PromptReduction(
+                    self.model,
+                    pair.condition(condition),
+                    layout,
+                    plan,
+                    layers=self.layers,
+                    source=self.source,
+                    keep=keep,
+                    compare=other if number else None,
+                ).run()
+                for layer in self.layers:
+                    profiles = layer_values(
+                        self.names, run.layers[layer], run.nulls[layer], layout, self.thresholds, base.get(layer)
+                    )
+                    self._put(values, condition, layer, profiles.values, null, profiles.null)
+                    if number == 0 and len(self.conditions) > 1:
+                        base[layer] = (profiles.profile, profiles.uniform)
+            except ValueError as error:
+                raise type(error)(f"problem {pair.id!r}, condition {condition}: {error}") from error
+            if keep:
+                other = run.kept
+            bar.update(1)
+        return {"values": values, "null": null}
+
+    def _plan(self, layout: Layout, *, first: bool) -> Plan:
+        return plan_for(
+            self.names,
+            span=layout.span is not None,
+            other=not first,
+            values=True,
+            exclude_sink=self.exclude_sink,
+            renorm=self.renorm,
+        )
+
+    def _put(
+        self, values: Found, condition: str, layer: int, new: dict[str, Tensor], null: Found, uniform: dict[str, Tensor]
+    ) -> None:
+        n_layers, n_heads = self.asked.shape
+        for name, heads in new.items():
+            grid = values.setdefault(name, {}).setdefault(condition, np.full((n_layers, n_heads), np.nan))
+            grid[layer] = np.where(self.asked[layer], heads.double().numpy(), np.nan)
+        for name, one in uniform.items():
+            line = null.setdefault(name, {}).setdefault(condition, np.full(n_layers, np.nan))
+            line[layer] = float(one[0])
+
+
+def _stacked(parts: list[Any]) -> Found:
+    """`[problem, ...]` from one problem's values after the other."""
+    return {
+        metric: {
+            condition: np.stack([np.asarray(part[metric][condition], dtype=float) for part in parts])
+            for condition in found
+        }
+        for metric, found in parts[0].items()
+    }
+
+
+def _lists(done: dict[str, Found]) -> dict[str, Any]:
+    return {
+        kind: {metric: {c: array.tolist() for c, array in by.items()} for metric, by in found.items()}
+        for kind, found in done.items()
+    }

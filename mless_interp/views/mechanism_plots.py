@@ -1,0 +1,235 @@
+"""Pictures of the mechanism: lambda and its null per head, shares of scale and bias, layers, mediation, near zero."""
+
+from typing import Any
+
+import numpy as np
+
+from ..patching.scores import interval_of
+from .plots import GREY, HATCHES, LINES, Picture, draw_forest, whole_numbers
+
+PARTS = (
+    ("scale_share", "scale"),
+    ("bias_share", "bias"),
+    ("shift_share", "shift of positions"),
+    ("rest_share", "upstream"),
+)
+SHOWN_EFFECTS = ("scale", "bias", "both", "interaction", "total")
+READING_NAMES = {
+    "near_zero_arm": "near-zero share (ARM's form)",
+    "near_zero_quantile": "near-zero share (quantile)",
+    "mean": "mean activation",
+    "mean_absolute": "mean |activation|",
+    "variance": "variance over tokens",
+}
+
+
+def lambda_heads(found: Any, *, layer: int = 0, contrast: str | None = None) -> Picture:
+    """Lambda of each head of a layer with its 95 % interval over problems, its null, and what it is not.
+
+    Grey line: what uniform attention would retain, crosses: the control insertion. Open squares: the slope of the best
+    global affine fit, which is another number. Filled where lambda differs from uniform (corrected p < 0.05).
+    """
+    table = _of_layer(found.summary(contrast), layer)
+    picture = Picture(figsize=(max(5.0, 0.3 * len(table) + 2.0), 3.6), layout="constrained")
+    axes = picture.add_subplot()
+    at = np.arange(len(table))
+    axes.axhline(float(table["lam_null"].mean()), color=GREY, linewidth=1.6, label="uniform attention", zorder=1)
+    if "lam_control" in table:
+        axes.plot(at, table["lam_control"], "x", color="0.2", markersize=6, label=str(found.settings.get("control")))
+    axes.plot(
+        at,
+        table["fit_slope"],
+        "s",
+        color=LINES[1][0],
+        markerfacecolor="none",
+        markersize=5,
+        label="slope of the fit (not lambda)",
+    )
+    reach = [_reach(table, "lam", side) for side in ("low", "high")]
+    axes.errorbar(at, table["lam"], yerr=np.stack(reach), fmt="none", ecolor=LINES[0][0], linewidth=1.2, capsize=2)
+    sure = (table["lam_p"] < 0.05).to_numpy()
+    for filled, words in ((True, "lambda (differs from uniform)"), (False, "lambda (no difference shown)")):
+        rows = sure == filled
+        if rows.any():
+            face = LINES[0][0] if filled else "white"
+            axes.plot(
+                at[rows], table["lam"][rows], "o", color=LINES[0][0], markerfacecolor=face, markersize=5, label=words
+            )
+    axes.set_xticks(at, [str(head) for head in table["head"]], fontsize=7)
+    axes.set_xlabel(f"head of layer {layer} (zero-based; the paper's layer {layer + 1})", fontsize=8)
+    axes.set_ylabel("share of attention kept\noutside the span", fontsize=8)
+    axes.set_ylim(min(0.0, float(np.nanmin(table["fit_slope"].fillna(0))) - 0.05), None)
+    axes.tick_params(axis="y", labelsize=7)
+    axes.set_title(_words(found, contrast), fontsize=8)
+    picture.legend(loc="outside lower center", ncols=3, fontsize=7, frameon=False)
+    return picture
+
+
+def shares(found: Any, *, layer: int = 0, contrast: str | None = None, after_norm: bool = False) -> Picture:
+    """Each head's share in what a layer's attention changes in the residual stream, split into its parts.
+
+    Bars: scale, bias, shift of positions, upstream (they may have different signs); points: their sum with its 95 %
+    interval over problems. All heads sum to 1 before a norm of attention's output (`after_norm`: after it, its scale frozen;
+    there the rest is the norm's own). A large share does not say that anything reads it.
+    """
+    end = "_after_norm" if after_norm else ""
+    table = _of_layer(found.summary(contrast), layer)
+    if f"share{end}" not in table:
+        raise ValueError("this model does not norm what attention writes: there are no shares after a norm")
+    picture = Picture(figsize=(max(5.0, 0.3 * len(table) + 2.0), 3.6), layout="constrained")
+    axes = picture.add_subplot()
+    at = np.arange(len(table))
+    above, below = np.zeros(len(table)), np.zeros(len(table))
+    for number, (column, name) in enumerate(PARTS):
+        if f"{column}{end}" not in table or (column == "rest_share" and layer == 0):
+            continue
+        height = table[f"{column}{end}"].fillna(0).to_numpy()
+        bottom = np.where(height >= 0, above, below)
+        axes.bar(
+            at,
+            height,
+            0.75,
+            bottom,
+            color=LINES[number][0],
+            hatch=HATCHES[number],
+            edgecolor="white",
+            linewidth=0,
+            label=name,
+        )
+        above, below = above + np.maximum(height, 0), below + np.minimum(height, 0)
+    reach = [_reach(table, f"share{end}", side) for side in ("low", "high")]
+    axes.errorbar(
+        at,
+        table[f"share{end}"],
+        yerr=np.stack(reach),
+        fmt="D",
+        color="black",
+        markersize=3,
+        linewidth=1,
+        capsize=2,
+        label="sum",
+    )
+    axes.axhline(0, color="0.4", linewidth=0.8)
+    axes.set_xticks(at, [str(head) for head in table["head"]], fontsize=7)
+    axes.set_xlabel(f"head of layer {layer} (zero-based; the paper's layer {layer + 1})", fontsize=8)
+    axes.set_ylabel("share of the layer's\nresidual change", fontsize=8)
+    axes.tick_params(axis="y", labelsize=7)
+    axes.set_title(_words(found, contrast) + (", after the norm" if after_norm else ""), fontsize=8)
+    picture.legend(loc="outside lower center", ncols=5, fontsize=7, frameon=False)
+    return picture
+
+
+def affine_layers(found: Any, *, contrast: str | None = None) -> Picture:
+    """How far attention is affine in each layer: what lambda z + Sigma leaves open, and the best fit's R squared.
+
+    Means over heads with 95 % intervals over problems. 0 in layer 0 is an identity, not a finding.
+    """
+    table = found.layer_table(contrast)
+    picture = Picture(figsize=(max(4.6, 0.25 * len(table) + 2.2), 3.2), layout="constrained")
+    axes = picture.add_subplot()
+    names = {"residual": "residual of lambda z + Sigma", "fit_r2": "R squared of the best affine fit", "lam": "lambda"}
+    for number, (column, name) in enumerate(names.items()):
+        colour, dashes, marker = LINES[number]
+        axes.plot(
+            table["layer"], table[column], color=colour, linestyle=dashes, marker=marker, markersize=4, label=name
+        )
+        axes.fill_between(
+            table["layer"], table[f"{column}_ci_low"], table[f"{column}_ci_high"], color=colour, alpha=0.2, linewidth=0
+        )
+    axes.axhline(0, color="0.4", linewidth=0.8)
+    whole_numbers(axes.xaxis, table["layer"][:: max(1, len(table) // 14)])
+    axes.set_xlabel("layer (zero-based)", fontsize=8)
+    axes.set_ylabel("ratio, R squared, share", fontsize=8)
+    axes.tick_params(labelsize=7)
+    axes.set_title(_words(found, contrast), fontsize=8)
+    picture.legend(loc="outside lower center", ncols=2, fontsize=7, frameon=False)
+    return picture
+
+
+def mediation(found: Any) -> Picture:
+    """What scale alone, bias alone and both do to each reading, their interaction, and the whole effect.
+
+    95 % intervals over problems; filled: corrected p < 0.05 over all readings and effects.
+    """
+    table = found.summary()
+    readings = list(dict.fromkeys(table["reading"]))
+    columns = 3
+    rows = -(-len(readings) // columns)
+    picture = Picture(figsize=(3.4 * columns, 2.1 * rows + 0.5), layout="constrained")
+    for number, reading in enumerate(readings):
+        axes = picture.add_subplot(rows, columns, number + 1)
+        here = table[table["reading"] == reading].set_index("effect").loc[list(SHOWN_EFFECTS)]
+        style = {"fmt": "o", "color": LINES[0][0], "markerfacecolor": "white"}
+        draw_forest(axes, SHOWN_EFFECTS, [(reading, here["mean"], here["ci_low"], here["ci_high"], style)])
+        places = np.arange(len(here))[::-1]
+        sure = (here["p_corrected"] < 0.05).to_numpy()
+        axes.plot(here["mean"][sure], places[sure], "o", color=LINES[0][0], markersize=4.5, zorder=5)
+        outcome = found.settings.get("outcome", "outcome")
+        axes.set_title(READING_NAMES.get(reading, f"{outcome} ({found.unit})"), fontsize=8)
+        axes.locator_params(axis="x", nbins=4)
+        if number % columns:
+            axes.set_yticklabels([])
+    s = found.settings
+    heads = "all heads" if s.get("all_heads") else ", ".join(s.get("heads", []))
+    words = [str(s[name]) for name in ("model", "insertion", "contrast", "direction") if s.get(name)]
+    picture.suptitle(f"{', '.join(words)}: {heads} of layer {s.get('layer')} (zero-based)", fontsize=9)
+    return picture
+
+
+def near_zero(shift: Any, *, contrast: str | None = None, metric: str = "near_zero_arm") -> Picture:
+    """The share of activations near zero by token class, before and after, with 95 % intervals over problems.
+
+    Classes without tokens in a problem leave that problem out (n at the class).
+    """
+    contrast = shift.contrasts[0] if contrast is None else contrast
+    if contrast not in shift.contrasts or metric not in shift.metrics:
+        raise ValueError(
+            f"no {metric!r} for contrast {contrast!r} here; there are {', '.join(shift.metrics)} for "
+            f"{', '.join(shift.contrasts)}"
+        )
+    i, k = shift.contrasts.index(contrast), shift.metrics.index(metric)
+    picture = Picture(figsize=(5.6, 3.4), layout="constrained")
+    axes = picture.add_subplot()
+    at = np.arange(len(shift.groups))
+    for number, (run, values) in enumerate((("before", shift.before), ("after", shift.after))):
+        made = interval_of(values[:, i, :, k], shift.confidence, shift.seed)
+        reach = np.stack([made.estimate - made.low, made.high - made.estimate])
+        colour, _, marker = LINES[number]
+        axes.errorbar(
+            at + (number - 0.5) * 0.22,
+            made.estimate,
+            yerr=np.where(np.isfinite(reach), np.maximum(reach, 0), 0),
+            fmt=marker,
+            color=colour,
+            markersize=5,
+            capsize=3,
+            label=run,
+        )
+    n = np.isfinite(shift.before[:, i, :, k]).sum(0)
+    names = [f"{group}\nn = {count}" for group, count in zip(shift.groups, n, strict=True)]
+    axes.set_xticks(at, names, fontsize=8)
+    axes.set_ylabel("share of activations near zero" if metric.startswith("near_zero") else metric, fontsize=8)
+    axes.tick_params(axis="y", labelsize=7)
+    words = ", ".join(str(shift.settings[name]) for name in ("model", "insertion") if shift.settings.get(name))
+    axes.set_title(f"{words}, contrast {contrast}\nMLP of layer {shift.layer} (zero-based)", fontsize=8)
+    axes.legend(fontsize=7)
+    return picture
+
+
+def _of_layer(table: Any, layer: int) -> Any:
+    found = table[table["layer"] == layer].sort_values("head").reset_index(drop=True)
+    if not len(found):
+        raise ValueError(f"layer {layer} (zero-based) is not in this result; there are {sorted(set(table['layer']))}")
+    return found
+
+
+def _reach(table: Any, column: str, side: str) -> np.ndarray:
+    """How far the interval reaches from the estimate; 0 where there is none."""
+    sign = -1 if side == "low" else 1
+    reach = sign * (table[f"{column}_ci_{side}"] - table[column]).to_numpy(dtype=float)
+    return np.where(np.isfinite(reach), np.maximum(reach, 0.0), 0.0)
+
+
+def _words(found: Any, contrast: str | None) -> str:
+    words = [str(found.settings[name]) for name in ("model", "insertion") if found.settings.get(name)]
+    return ", ".join([*words, f"contrast {contrast or found.contrasts[0]}", f"{len(found.problem_ids)} problems"])

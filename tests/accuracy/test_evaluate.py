@@ -1,0 +1,506 @@
+"""Evaluating accuracy: prompts as elsewhere, every answer on disk at once, a stopped run that goes on as if it had not been."""
+
+import json
+import re
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import needs_hooked_transformer
+from models_under_test import loaded
+from tokenizers_under_test import read_tokenizer
+
+from mless_interp import store
+from mless_interp.accuracy import AccuracyResults, Condition, evaluate_accuracy, has_closed_box
+from mless_interp.accuracy import evaluate as evaluate_module
+from mless_interp.accuracy.treatments import as_condition, as_conditions
+from mless_interp.generation.complete import Request, generate_completions
+from mless_interp.heads import Head
+from mless_interp.mechanism.arm import ARM
+from mless_interp.models.base import Model, ModelError
+from mless_interp.models.load import load_model
+from mless_interp.prompts.insertions import Insertion
+from mless_interp.prompts.pairs import make_pairs
+from mless_interp.prompts.problems import Problem, load_problems
+from mless_interp.prompts.prompt import build_prompt
+
+SLASHES = Insertion.meaningless(" /", 55)
+ARM_HERE = ARM(0.5, 99.5, layers=(0, 1), p_max=0.6)
+HIDDEN = Condition(
+    insertion=SLASHES, knockout=tuple(Head(layer, h) for layer in range(4) for h in range(28)), name="hidden"
+)
+CONDITIONS = [None, SLASHES, ARM_HERE, HIDDEN]
+QUICK: dict[str, Any] = {"max_new_tokens": 8, "progress": False, "batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def demo() -> Model:
+    return load_model("demo", backend="bridge")
+
+
+@pytest.fixture(scope="module")
+def problems() -> tuple[Problem, ...]:
+    return load_problems("demo", limit=6)
+
+
+@pytest.fixture(scope="module")
+def whole(demo: Model, problems: tuple[Problem, ...]) -> AccuracyResults:
+    """The evaluation that nothing interrupted."""
+    return evaluate_accuracy(demo, problems, CONDITIONS, **QUICK)
+
+
+def same(first: AccuracyResults, second: AccuracyResults) -> bool:
+    return first.to_frame().equals(second.to_frame()) and first.settings == second.settings
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The keys of the completions that are really generated."""
+    keys: list[str] = []
+    complete_all = evaluate_module.complete_all
+
+    def counted(*args: Any, **options: Any) -> Any:
+        found = complete_all(*args, **options)
+        keys.extend(found)
+        return found
+
+    monkeypatch.setattr(evaluate_module, "complete_all", counted)
+    return keys
+
+
+# ------------------------------------------------------------------------------------------------------------- answers
+
+
+def test_every_condition_answers_its_own_prompts(
+    demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults
+) -> None:
+    assert whole.conditions == ("none", "Mless ' /' x55", ARM_HERE.label, "hidden")
+    assert whole.problem_ids == tuple(problem.id for problem in problems)
+    assert whole.golds == tuple(problem.answer for problem in problems)
+    pairs = make_pairs(demo, problems, SLASHES)
+    inserted = [Request(pair.inserted.ids, pair.id, pair.span) for pair in pairs]
+    bare = [Request(build_prompt(demo.tokenizer, problem).ids, problem.id) for problem in problems]
+    options: dict[str, Any] = {"max_new_tokens": 8, "complete": has_closed_box}
+    expected = [
+        generate_completions(demo, bare, **options),
+        generate_completions(demo, inserted, **options),
+        generate_completions(demo, bare, redistribution=ARM_HERE, **options),
+        generate_completions(demo, inserted, knockout=HIDDEN.knockout, **options),
+    ]
+    for at, problem in enumerate(problems):
+        for place, completions in enumerate(expected):
+            text = completions[problem.id].text(demo.tokenizer)
+            assert whole.completions[at][place] == (text,)
+            assert text.startswith("Answer : \\boxed{"), "the model writes the answer's frame itself"
+            right = text == f"Answer : \\boxed{{ {problem.answer} }}"
+            assert whole.correct["strict"][at, place, 0] == right
+            assert whole.n_tokens[at, place, 0] == len(completions[problem.id].tokens)
+    assert whole.correct["strict"][:, 0].all() and not whole.cut_off.any() and whole.boxed.all()
+    assert len(whole.to_frame()) == 6 * 4
+
+
+def test_answers_that_are_not_finished_count_as_cut_off_and_wrong(demo: Model, problems: tuple[Problem, ...]) -> None:
+    found = evaluate_accuracy(demo, problems[:2], **QUICK | {"max_new_tokens": 3})
+    assert found.cut_off.all() and not found.boxed.any() and not found.correct["strict"].any()
+    assert "Cut off before an end: none 100 %" in found.describe()
+
+
+def test_answers_run_to_the_end_of_sequence_where_boxes_do_not_stop_them(
+    demo: Model, problems: tuple[Problem, ...]
+) -> None:
+    found = evaluate_accuracy(demo, problems[:2], stop_after_box=False, **QUICK)
+    assert (found.n_tokens == 6).all() and found.correct["strict"].all() and not found.cut_off.any()
+
+
+@needs_hooked_transformer
+def test_hooked_transformer_gives_the_same_answers_without_a_cache(
+    problems: tuple[Problem, ...], whole: AccuracyResults
+) -> None:
+    found = evaluate_accuracy(load_model("demo", backend="hooked_transformer"), problems, CONDITIONS, **QUICK)
+    assert found.settings["engine"] == "forward" and whole.settings["engine"] == "hugging_face"
+    assert found.to_frame().equals(whole.to_frame())
+
+
+def test_a_problems_samples_depend_on_nothing_but_seed_and_id(demo: Model, problems: tuple[Problem, ...]) -> None:
+    options: dict[str, Any] = {**QUICK, "temperature": 3.0, "top_p": 0.98, "n_samples": 3}
+    both = evaluate_accuracy(demo, problems[:3], [None, SLASHES], **options)
+    alone = evaluate_accuracy(demo, problems[2:3], [SLASHES], **options | {"batch_size": 1})
+    assert both.completions[2][1] == alone.completions[0][0]
+    texts = [text for problem in both.completions for samples in problem for text in samples]
+    assert len(set(texts)) > len(texts) / 2, "samples differ"
+    other = evaluate_accuracy(demo, problems[2:3], [SLASHES], seed=1, **options)
+    assert other.completions != alone.completions
+    assert both.n_samples == 3 and both.accuracy().method == "bootstrap over problems"
+
+
+def test_equal_draws_under_two_conditions_that_do_the_same(demo: Model, problems: tuple[Problem, ...]) -> None:
+    twins = [None, Condition(name="none again")]
+    found = evaluate_accuracy(demo, problems[:3], twins, temperature=2.0, n_samples=2, **QUICK)
+    assert all(first == second for first, second in found.completions)
+
+
+def test_text_mode_takes_the_papers_string_in_one_piece(
+    tiny_model_dir: Callable[[str], Path], tokenizer_dir: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    monkeypatch.setattr(model, "tokenizer", read_tokenizer(tokenizer_dir("qwen2_5")))
+    asked = [Problem("a", "How many apples ?", "3"), Problem("b", "Find x .", "4")]
+    pairs = make_pairs(model, asked, Insertion.meaningless(" /", 5), template="paper")
+    assert any(pair.boundary_merge for pair in pairs), "else this shows nothing"
+    found = evaluate_module._prompts(model, tuple(asked), Condition(), pairs[0].template)
+    assert [request.prompt for request in found] == [pair.base.ids for pair in pairs]
+    with pytest.raises(ValueError, match=r"condition 'k': in \d of 2 prompts tokens merged at the border"):
+        evaluate_accuracy(
+            model,
+            asked,
+            [Condition(Insertion.meaningless(" /", 5), knockout=(Head(0, 1),), name="k")],
+            template="paper",
+            progress=False,
+        )
+
+
+@pytest.mark.slow
+def test_math500_through_a_published_tokenizer(
+    tokenizer_dir: Callable[[str], Path], math500_path: Path, tmp_path: Path
+) -> None:
+    """The plumbing on real prompts with a vocabulary of 152 000: random weights know nothing, and it says so."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    tokenizer = read_tokenizer(tokenizer_dir("qwen2_5"))
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=2048,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    Qwen2ForCausalLM(config).save_pretrained(tmp_path / "m")
+    tokenizer.save_pretrained(tmp_path / "m")
+    model = load_model(tmp_path / "m", backend="nnsight", attn_implementation="sdpa")
+    asked = load_problems(math500_path, limit=12, seed=0)
+    conditions = [None, SLASHES, Condition(SLASHES, knockout=[Head(0, 1)], name="knockout"), ARM(0.1, 95.0)]
+    for template in ("raw", "raw_as_sent", "chat"):
+        found = evaluate_accuracy(model, asked, conditions, template=template, max_new_tokens=6, progress=False)
+        assert found.cut_off.all() and not found.correct["strict"].any() and not found.boxed.any()
+        assert (found.n_tokens == 6).all() and (found.summary()["n_missing"] == 0).all()
+    text = evaluate_accuracy(model, asked, [None, SLASHES], template="paper", max_new_tokens=6, progress=False)
+    assert not text.correct["paper"].any(), "the prompt's own box is not graded"
+
+
+def test_results_are_saved_and_read_back(whole: AccuracyResults, tmp_path: Path) -> None:
+    store.save(tmp_path / "r", whole)
+    assert store.load(tmp_path / "r")["AccuracyResults"].to_frame().equals(whole.to_frame())
+
+
+# ------------------------------------------------------------------------------------------------------------ resuming
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_each_answer_is_one_line_as_soon_as_it_ends(
+    demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.jsonl"
+    seen: list[int] = []
+    accept = evaluate_module.Checkpoint.put_many
+
+    def look(self: Any, values: dict[str, Any]) -> None:
+        accept(self, values)
+        seen.append(len(lines(path)) - 1)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate_module.Checkpoint, "put_many", look)
+        found = evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+    assert same(found, whole) and seen[0] <= 4 and seen[-1] == 24 and seen == sorted(set(seen))
+    line = lines(path)[1]
+    assert json.loads(line["id"])[0] == "none" and line["value"]["strict"] is True and line["value"]["stop"] == "box"
+    assert demo.tokenizer.decode(line["value"]["tokens"]) == line["value"]["completion"]
+
+
+@pytest.mark.parametrize("kept", [0, 1, 3, 7, 23, 24])
+def test_a_stopped_run_goes_on_and_repeats_nothing(
+    kept: int, demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults, tmp_path: Path, made: list[str]
+) -> None:
+    path = tmp_path / "a.jsonl"
+    evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+    text = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(text[: 1 + kept]))
+    made.clear()
+    found = evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+    assert same(found, whole) and len(made) == 24 - kept
+    assert sorted(path.read_text().splitlines()) == sorted("".join(text).splitlines())
+
+
+def test_stopping_in_the_middle_of_a_batch_keeps_what_had_ended(
+    demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults, tmp_path: Path, made: list[str]
+) -> None:
+    path = tmp_path / "a.jsonl"
+    put_many, calls = evaluate_module.Checkpoint.put_many, 0
+
+    def stop(self: Any, values: dict[str, Any]) -> None:
+        nonlocal calls
+        calls += 1
+        put_many(self, values)
+        if calls == 3:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluate_module.Checkpoint, "put_many", stop)
+        with pytest.raises(KeyboardInterrupt):
+            evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+    n_kept = len(lines(path)) - 1
+    assert 0 < n_kept < 24
+    made.clear()
+    found = evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+    assert same(found, whole) and len(made) == 24 - n_kept
+
+
+def test_a_line_that_was_cut_off_is_repaired_and_said(
+    demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults, tmp_path: Path, made: list[str]
+) -> None:
+    path = tmp_path / "a.jsonl"
+    evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+    path.write_bytes(path.read_bytes()[:-40])
+    made.clear()
+    with pytest.warns(
+        UserWarning, match="a.jsonl: the last line was cut off when the run was stopped; it was repaired"
+    ):
+        found = evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+    assert same(found, whole) and len(made) == 1 and len(lines(path)) == 25
+
+
+@pytest.mark.parametrize("garbage", [b"{garbage\n", b'{"id": "\xff\xfe"}\n', b"\0\0\0\n"])
+def test_a_damaged_line_in_the_middle_is_named_and_can_be_taken_out(
+    garbage: bytes,
+    demo: Model,
+    problems: tuple[Problem, ...],
+    whole: AccuracyResults,
+    tmp_path: Path,
+    made: list[str],
+) -> None:
+    path = tmp_path / "a.jsonl"
+    evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+    kept = path.read_bytes().splitlines(keepends=True)
+    damaged = b"".join([*kept[:4], garbage, *kept[5:]])
+    path.write_bytes(damaged)
+    made.clear()
+    with pytest.raises(ValueError, match=r"a.jsonl, line 5: not valid JSON; delete the line .* or the file"):
+        evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+    assert made == [] and path.read_bytes() == damaged
+    path.write_bytes(b"".join([*kept[:4], *kept[5:]]))
+    assert same(evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK), whole) and len(made) == 1
+
+
+def test_two_processes_on_one_file_do_not_mix_their_lines(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    path, n = tmp_path / "a.jsonl", 40
+    evaluate_module.Checkpoint(path, {})
+    script = (
+        "import sys; sys.path.insert(0, sys.argv[4]); from checkpoint import Checkpoint; "
+        "kept = Checkpoint(sys.argv[1], {}); "
+        "[kept.put(sys.argv[2] + str(i), sys.argv[2] * 50_000) for i in range(int(sys.argv[3]))]"
+    )
+    package = str(Path(sys.modules["mless_interp.running.checkpoint"].__file__ or "").parent)
+    command = [sys.executable, "-c", script, str(path)]
+    both = [subprocess.Popen([*command, name, str(n), package]) for name in "ab"]
+    assert [process.wait(60) for process in both] == [0, 0]
+    found = evaluate_module.Checkpoint(path, {})
+    assert len(found) == 2 * n and not found.repaired
+    assert all(found.get(f"{name}{i}") == name * 50_000 for name in "ab" for i in range(n))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 1}, "seed was 0, now 1"),
+        ({"temperature": 0.5}, "temperature was 0.0, now 0.5"),
+        ({"max_new_tokens": 9}, "max_new_tokens was 8, now 9"),
+        ({"template": "raw_as_sent"}, "template was 'raw', now 'raw_as_sent'"),
+        ({"stop_after_box": False}, "stop_after_box was True, now False"),
+        ({"engine": "forward"}, "engine was 'hugging_face', now 'forward'"),
+        ({"conditions": [None]}, "conditions.Mless ' /' x55.insertion.kind was 'meaningless', now None (and"),
+        (
+            {"conditions": [None, Condition(Insertion.meaningless(" /", 54), name=SLASHES.label)]},
+            "conditions.Mless ' /' x55.insertion.n_tokens was 55, now 54 (and 1 more)",
+        ),
+        ({"problems": 4}, "n_problems was 6, now 4"),
+        ({"problems": "other answer"}, "problems was '"),
+    ],
+)
+def test_other_settings_are_refused_with_the_difference(
+    changes: dict[str, Any], message: str, demo: Model, problems: tuple[Problem, ...], tmp_path: Path, made: list[str]
+) -> None:
+    path = tmp_path / "a.jsonl"
+    evaluate_accuracy(demo, problems, [None, SLASHES], checkpoint=path, **QUICK)
+    before = path.read_bytes()
+    made.clear()
+    asked: Any = problems
+    if changes.get("problems") == 4:
+        asked = problems[:4]
+    elif "problems" in changes:
+        asked = (*problems[:5], Problem(problems[5].id, problems[5].question, "101", system=problems[5].system))
+    options = {**QUICK, **{key: value for key, value in changes.items() if key not in ("problems", "conditions")}}
+    with pytest.raises(ValueError, match="a.jsonl was made with other settings: ") as caught:
+        evaluate_accuracy(demo, asked, changes.get("conditions", [None, SLASHES]), checkpoint=path, **options)
+    assert message in str(caught.value) and made == [] and path.read_bytes() == before
+
+
+def test_the_batch_size_may_change_between_runs(
+    demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.jsonl"
+    evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:9]))
+    assert same(evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK | {"batch_size": 3}), whole)
+
+
+def test_a_full_disk_is_said_and_leaves_the_earlier_lines_whole(
+    demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults, tmp_path: Path
+) -> None:
+    """A file size limit stands for the full disk: the write that meets it is partly done and then fails."""
+    path = tmp_path / "a.jsonl"
+    evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+    text = path.read_text().splitlines(keepends=True)
+    path.unlink()
+    room = len("".join(text[:12])) + 30  # inside the 12th answer
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        with pytest.raises(
+            OSError, match=r"cannot write .*a.jsonl \(File too large\); all that was finished before is kept"
+        ):
+            evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    kept = lines(path)
+    assert 4 <= len(kept) <= 12 and path.read_text().endswith("\n")
+    assert same(evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK), whole)
+
+
+# ----------------------------------------------------------------------------------------------------------- conditions
+
+
+def test_conditions_are_what_users_write() -> None:
+    assert as_condition(None) == Condition() and as_condition(None).name == "none"
+    assert as_condition(SLASHES) == Condition(insertion=SLASHES) and as_condition(ARM_HERE).arm == ARM_HERE
+    both = Condition(SLASHES, ARM_HERE, (Head(0, 13), Head(0, 21)))
+    assert both.name == f"Mless ' /' x55 without L0H13, L0H21 + {ARM_HERE.label}"
+    many = Condition(SLASHES, knockout=[Head(0, h) for h in range(6)])
+    assert many.name == "Mless ' /' x55 without L0H0, L0H1, L0H2, L0H3 and 2 more heads"
+    assert as_conditions(SLASHES)[0].insertion == SLASHES
+    assert json.loads(json.dumps(both.record()))["knockout"] == ["L0H13", "L0H21"]
+
+
+def test_conditions_that_differ_in_nothing_but_a_seed_are_told_apart_by_name() -> None:
+    first, second = (Insertion.random_sentence(9, seed=seed) for seed in (0, 1))
+    with pytest.raises(ValueError, match="the condition 'random sentence x9' is named twice; tell them apart with"):
+        as_conditions([first, second])
+    named = as_conditions([Condition(first, name="first"), Condition(second, name="second")])
+    assert named[0].record() != named[1].record()
+
+
+@pytest.mark.parametrize(
+    ("thing", "kind", "message"),
+    [
+        ("mless", TypeError, "a condition is None, an Insertion, an ARM or a Condition, got 'mless'"),
+        ([], ValueError, "there are no conditions; [None] answers the plain problems"),
+        ([Head(0, 1)], TypeError, "heads are knocked out with Condition(insertion=..., knockout=[Head(...)])"),
+    ],
+)
+def test_other_things_are_no_conditions(thing: Any, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind) as caught:
+        as_conditions(thing if isinstance(thing, list) else [thing])
+    assert message in str(caught.value)
+
+
+def test_a_knockout_needs_an_insertion() -> None:
+    with pytest.raises(ValueError, match="a knockout hides the inserted tokens from heads, so it needs an insertion"):
+        Condition(knockout=(Head(0, 1),), name="k")
+
+
+# ------------------------------------------------------------------------------------------------------------- messages
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ("none", {}, "there are no problems to answer"),
+        ("twice", {}, "the problem id 'demo/same/0' is given twice"),
+        ("no answer", {}, "problem 'x' has no answer to grade against"),
+        ("long", {}, "prompt of 1014 tokens leaves no room for an answer in demo's context of 512"),
+        ("", {"max_new_tokens": 500}, "and 500 new ones do not fit demo's context of 512"),
+        ("", {"max_new_tokens": 0}, "max_new_tokens must be 1 or more, got 0"),
+        ("", {"n_samples": 0}, "n_samples must be 1 or more, got 0"),
+        ("", {"n_samples": 3}, "greedy answers are all the same, so n_samples=3 needs a temperature"),
+        ("", {"temperature": -0.1}, "temperature must be 0 (greedy) or more"),
+        ("", {"conditions": [None, None]}, "the condition 'none' is named twice"),
+        ("", {"conditions": [SLASHES, Insertion.meaningless(" /", 55, before="system")]}, "is named twice"),
+        ("", {"conditions": [Insertion.meaningless(" zzqx", 5)]}, "becomes the unknown token"),
+        ("", {"conditions": [Insertion.meaningless(" /", 900)]}, "has a context of 512"),
+        ("", {"conditions": [Condition(SLASHES, knockout=(Head(0, 28),))]}, "head 28 is out of range (zero-based)"),
+        ("", {"conditions": [ARM(0.1, 99.0, layers=(4,))]}, "layer 4 is out of range (zero-based)"),
+        ("", {"template": "latex"}, "unknown template 'latex'"),
+        ("", {"engine": "tgi"}, "unknown engine 'tgi'"),
+        ("", {"batch_size": 0}, "batch_size must be 1 or more, got 0"),
+    ],
+)
+def test_wrong_input_is_refused_before_anything_is_generated(
+    change: str,
+    options: dict[str, Any],
+    message: str,
+    demo: Model,
+    problems: tuple[Problem, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(self: Any, **_: Any) -> Any:
+        raise AssertionError("generation began")
+
+    monkeypatch.setattr(type(demo.hf_model), "generate", never)
+    asked = {
+        "none": [],
+        "twice": [problems[0], problems[1], problems[0]],
+        "no answer": [problems[0], Problem("x", "how many ?", " ")],
+        "long": [problems[0], Problem("y", "how many ? " * 333, "3", system=problems[0].system)],
+    }.get(change, list(problems))
+    options = {"progress": False, "conditions": [None], "checkpoint": tmp_path / "a.jsonl", **options}
+    with pytest.raises(ValueError, match=re.escape(message)):
+        evaluate_accuracy(demo, asked, **options)
+    assert not (tmp_path / "a.jsonl").exists(), "no file is begun"
+
+
+def test_things_that_are_no_problems_are_refused(demo: Model) -> None:
+    with pytest.raises(TypeError, match="evaluate_accuracy takes Problems, got 'how many'"):
+        evaluate_accuracy(demo, iter(["how many"]), progress=False)
+
+
+def test_vllm_is_refused_for_knockouts_before_any_condition_runs(
+    demo: Model, problems: tuple[Problem, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+    from types import SimpleNamespace
+
+    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=lambda **_: SimpleNamespace()))
+    with pytest.raises(ModelError, match="engine='vllm' runs insertions only"):
+        evaluate_accuracy(demo, problems, [None, HIDDEN], engine="vllm", **QUICK)
+
+
+def test_the_default_length_is_the_papers_or_what_the_context_leaves(
+    demo: Model, problems: tuple[Problem, ...]
+) -> None:
+    found = evaluate_accuracy(demo, problems[:1], [None, SLASHES], progress=False)
+    longest = len(make_pairs(demo, problems[:1], SLASHES)[0].inserted)
+    assert found.settings["max_new_tokens"] == 512 - longest
+    assert np.isfinite(found.n_tokens).all()

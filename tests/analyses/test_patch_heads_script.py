@@ -1,0 +1,208 @@
+"""analyses/patch_heads.py from end to end, and what it says to wrong input."""
+
+import html
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from conftest import BACKENDS, ROOT
+from scripts_under_test import Done, run_script
+
+from mless_interp.ground_truth.planted import planted_model
+from mless_interp.heads import Head
+
+SCRIPT = ROOT / "analyses" / "patch_heads.py"
+FILES = {"heads.csv", "heads.parquet", "patches.parquet", "head_map.png", "attention.html", "run.json"}
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("planted") / "model"
+    planted_model(readers=[Head(0, 13), Head(0, 21)], mediators=[Head(1, 4)], seed=5).save(folder, n_problems=8)
+    return folder
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The script in this process, as its command line would run it."""
+
+    def call(*arguments: Any, cwd: Path) -> Done:
+        return run_script(SCRIPT, arguments, cwd=cwd, capsys=capsys, monkeypatch=monkeypatch)
+
+    return call
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_it_finds_the_planted_heads_and_writes_everything(
+    backend: str, planted: Path, tmp_path: Path, run: Any
+) -> None:
+    done = run("--model", planted, "--backend", backend, "--out", "found", "--no-progress", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "L0H13" in done.stdout and "layer 1 head 14" in done.stdout and "found/heads.csv" in done.stdout
+    out = tmp_path / "found"
+    assert {path.name for path in out.iterdir()} == FILES
+    assert [path.name for path in tmp_path.iterdir()] == ["found"], "no partial files stay"
+    heads = pd.read_csv(out / "heads.csv")
+    columns = [
+        "layer",
+        "head",
+        "label",
+        "paper_label",
+        "effect",
+        "effect_fraction",
+        "recovered",
+        "ci_low",
+        "ci_high",
+        "n",
+    ]
+    assert set(columns) <= set(heads.columns) and len(heads) == 2 * 28
+    best = set(heads.loc[heads["effect_fraction"].abs().nlargest(3).index, "label"])
+    assert best == {"L0H13", "L0H21", "L1H4"}
+    assert len(pd.read_parquet(out / "patches.parquet")) == 8 * 2 * 28
+    kept = json.loads((out / "run.json").read_text())
+    assert kept["checks"]["replay_difference"] < 1e-3 and kept["model"]["backend"] == backend
+    assert kept["seed"] == 0 and kept["versions"]["torch"] and kept["n_problems"] == 8
+    first = kept["prompts"][0]
+    start, stop = first["span"]
+    assert stop - start == 55 and len(set(first["inserted_ids"][start:stop])) == 1
+    page = (out / "attention.html").read_text()
+    assert page.count("default-src 'none'") == 1 and page.count('mlessViews||[]).push("view-') == 1
+
+
+@pytest.mark.slow
+def test_it_runs_as_a_program_and_explains_itself(planted: Path, tmp_path: Path) -> None:
+    program = [sys.executable, str(SCRIPT)]
+    common = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 300}
+    shown = subprocess.run([*program, "--help"], **common)
+    assert shown.returncode == 0 and "--direction" in shown.stdout and "denoising" in shown.stdout
+    options = ["--model", str(planted), "--backend", "bridge", "--limit", "8", "--heads", "0:13,0:2", "--out", "out"]
+    done = subprocess.run([*program, *options, "--report"], **common)
+    assert done.returncode == 0 and (tmp_path / "out" / "heads.csv").exists(), done.stderr
+    page = html.unescape((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
+    run = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert page.count("<h1>") == 1 and "Which of 2 heads of" in page and run["repeat"] in page
+    assert "L0H13 (layer 1 head 14 in the paper's counting): reader" in page, (
+        "what was found, in the result's own words"
+    )
+    assert "head L0H13; in the paper's counting layer 1 head 14; kind reader" in page, "and on the head map"
+    assert page.count('class="mless-view"') == 1 and page.count('class="mless-circuitsvis"') == 1
+    assert str(run["checks"]["replay"]) in page and run["versions"]["torch"] in page
+    wrong = subprocess.run([*program, "--limit", "0", "--out", "other"], **common)
+    assert wrong.returncode == 2 and wrong.stderr == "error: limit must be 1 or more, got 0\n"
+
+
+def test_a_single_sweep_in_the_other_direction(planted: Path, tmp_path: Path, run: Any) -> None:
+    options = [
+        "--mode",
+        "sweep",
+        "--direction",
+        "noising",
+        "--contrast",
+        "total",
+        "--outcome",
+        "logit_diff",
+        "--report",
+    ]
+    done = run("--model", planted, "--backend", "bridge", *options, "--out", "s", "--no-progress", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in (tmp_path / "s").iterdir()} == FILES | {"report.html"}
+    kept = json.loads((tmp_path / "s" / "run.json").read_text())
+    assert kept["settings"]["direction"] == "noising" and kept["mode"] == "sweep"
+    page = (tmp_path / "s" / "report.html").read_text(encoding="utf-8")
+    assert (
+        "on logit_diff" in page and "not corrected for testing many" in page and "run.json, report.html" in done.stdout
+    )
+
+
+@pytest.mark.slow
+def test_same_seed_same_table_and_only_chosen_heads(planted: Path, tmp_path: Path, run: Any) -> None:
+    common = ["--model", planted, "--backend", "bridge", "--limit", 8, "--heads", "0:13,1:4", "--no-progress"]
+    for name in ("a", "b"):
+        assert run(*common, "--out", name, cwd=tmp_path).returncode == 0
+    assert (tmp_path / "a" / "heads.csv").read_text() == (tmp_path / "b" / "heads.csv").read_text()
+    assert set(pd.read_csv(tmp_path / "a" / "heads.csv")["label"]) == {"L0H13", "L1H4"}
+
+
+def test_an_existing_folder_is_kept_unless_overwriting_is_allowed(planted: Path, tmp_path: Path, run: Any) -> None:
+    out = tmp_path / "results"
+    out.mkdir()
+    (out / "precious.txt").write_text("mine")
+    refused = run("--model", planted, "--out", out, cwd=tmp_path)
+    assert refused.returncode == 2 and "exists; choose another, or allow overwriting it (--overwrite)" in refused.stderr
+    wrong = run("--model", planted, "--out", out, "--overwrite", "--heads", "9:9", cwd=tmp_path)
+    assert wrong.returncode == 2 and (out / "precious.txt").exists(), (
+        "nothing is replaced before the new result is whole"
+    )
+    common = [
+        "--model",
+        planted,
+        "--backend",
+        "bridge",
+        "--limit",
+        2,
+        "--layers",
+        "0",
+        "--no-progress",
+        "--mode",
+        "sweep",
+    ]
+    assert run(*common, "--out", out, "--overwrite", cwd=tmp_path).returncode == 0
+    assert {path.name for path in out.iterdir()} == FILES
+
+
+def lines(records: list[dict[str, Any]]) -> str:
+    return "\n".join(json.dumps(record) for record in records)
+
+
+GOOD = {"problem": "Noa has 3 books ?", "answer": "3", "unique_id": "a"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "file", "message"),
+    [
+        (["--model", "/no/such"], None, "unknown model '/no/such'"),
+        (["--backend", "jax"], None, "unknown backend 'jax'"),
+        (["--insertion", "mless"], None, "unknown insertion 'mless'"),
+        (["--n-tokens", "0"], None, "n_tokens must be 1 or more"),
+        (["--n-tokens", "5000"], None, "has a context of"),
+        (["--unit", "zzqx"], None, "becomes the unknown token"),
+        (["--heads", "2:0"], None, "layer 2 is out of range (zero-based)"),
+        (["--heads", "0:28"], None, "head 28 is out of range (zero-based)"),
+        (["--heads", "x"], None, "cannot read 'x' as a head"),
+        (["--layers", "7"], None, "layer 7 is out of range (zero-based)"),
+        (["--mode", "sweep", "--contrast", "all"], None, "unknown contrast 'all'"),
+        (["--mode", "find"], None, "unknown mode 'find'; choose locate or sweep"),
+        (["--contrast", "shift", "--edit", "z"], None, "--contrast, --edit only goes with --mode sweep"),
+        (["--outcome", "accuracy"], None, "unknown outcome 'accuracy'"),
+        (["--template", "chat"], None, "this tokenizer has no chat template"),
+        (["--template", "latex"], None, "unknown template 'latex'"),
+        (["--dtype", "int3"], None, "unknown dtype 'int3'"),
+        (["--limit", "0"], None, "limit must be 1 or more"),
+        ([], "", "holds no problems"),
+        ([], "{broken", "line 1: not valid JSON"),
+        ([], lines([GOOD, {"problem": "x ?", "unique_id": "b"}]), "line 2: missing answer"),
+        ([], lines([{**GOOD, "problem": "  "}]), "line 1: problem 'a': its question is empty"),
+        ([], lines([GOOD, GOOD]), "line 2: id 'a' was already used in line 1"),
+        (["--mode", "sweep"], lines([{**GOOD, "answer": ""}]), "its answer encodes to no tokens"),
+        ([], lines([{**GOOD, "problem": "Noa has 3 books ? " * 900}]), "has a context of"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_two(
+    arguments: list[str], file: str | None, message: str, planted: Path, tmp_path: Path, run: Any
+) -> None:
+    base = [] if "--model" in arguments else ["--model", planted]
+    base += [] if "--backend" in arguments else ["--backend", "bridge"]
+    base += ["--problems", planted / "problems.jsonl"] if "/no/such" in arguments else []
+    if file is not None:
+        (tmp_path / "p.jsonl").write_text(file)
+        base += ["--problems", tmp_path / "p.jsonl"]
+    done = run(*base, *arguments, "--out", tmp_path / "out", "--no-progress", cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1 and message in errors[0]
+    assert "Traceback" not in done.stderr and not (tmp_path / "out").exists()

@@ -1,0 +1,461 @@
+"""The documentation: the site builds strictly and needs no network, names what exists, and quotes what the code says."""
+
+import ast
+import base64
+import functools
+import html
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+from conftest import ROOT
+
+import mless_interp as mi
+
+DOCS = ROOT / "docs"
+PACKAGE = ROOT / "mless_interp"
+
+
+def module_of(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def mathml() -> Any:
+    return module_of(ROOT / "tools" / "mathml.py").mathml
+
+
+@pytest.fixture(scope="module")
+def hooks() -> ModuleType:
+    return module_of(ROOT / "tools" / "docs_hooks.py")
+
+
+# ----------------------------------------------------------------------------------------------------------- formulas
+
+
+@pytest.mark.parametrize(
+    ("tex", "inside"),
+    [
+        (
+            "x_1^2",
+            "<msubsup><mi>x</mi><mrow><mrow><mn>1</mn></mrow></mrow><mrow><mrow><mn>2</mn></mrow></mrow></msubsup>",
+        ),
+        (
+            r"\tfrac12 x",
+            '<mstyle displaystyle="false"><mfrac><mrow><mn>1</mn></mrow><mrow><mn>2</mn></mrow></mfrac></mstyle><mi>x</mi>',
+        ),
+        ("x_12", "</msub><mn>2</mn>"),
+        (r"\frac{a}{b}", "<mfrac><mrow><mrow><mi>a</mi></mrow></mrow><mrow><mrow><mi>b</mi></mrow></mrow></mfrac>"),
+        (r"\sqrt[3]{x}", "<mroot>"),
+        (r"A'_{ij}", "<mo>′</mo>"),
+        (r"a < b", "<mo>&lt;</mo>"),
+        (r"\text{a <b}", "<mtext>a\u00a0&lt;b</mtext>"),
+        (r"\operatorname{logit}(x)", "<mi>logit</mi>"),
+        (r"\lVert x \rVert", '<mo stretchy="false">‖</mo>'),
+        (r"\bar I", '<mover accent="true">'),
+        (r"\text{a\_b}", "<mtext>a_b</mtext>"),
+        (r"\operatorname{a\_b}", "<mi>a_b</mi>"),
+        (r"\begin{pmatrix} a & b \\ c & d \end{pmatrix}", "<mtr><mtd><mi>c</mi></mtd><mtd><mi>d</mi></mtd></mtr>"),
+        (r"\begin{cases} a & b \\ c & d \end{cases}", '<mtr><mtd style="text-align: left"><mi>c</mi></mtd>'),
+        (r"\mathbb{R}", "<mi>ℝ</mi>"),
+    ],
+)
+def test_tex_becomes_mathml(mathml: Any, tex: str, inside: str) -> None:
+    found = mathml(tex)
+    assert inside in found
+    parsed = WellFormed()
+    parsed.feed(found)
+    assert parsed.open == [] and found.startswith(f'<math aria-label="{html.escape(tex)}">')
+
+
+def test_scripts_of_sums_stand_above_and_below_in_a_display_only(mathml: Any) -> None:
+    assert "<munder>" in mathml(r"\sum_i x", display=True) and "<munder>" not in mathml(r"\sum_i x")
+
+
+@pytest.mark.parametrize("tex", [r"\unknown x", r"\frac{a}", "{a", r"\left( a", "a}", r"\text a", r"\begin{array} a"])
+def test_tex_that_is_not_understood_is_refused_by_name(mathml: Any, tex: str) -> None:
+    with pytest.raises(ValueError, match=r"^formula '"):
+        mathml(tex)
+
+
+class WellFormed(HTMLParser):
+    """Which elements are open; fails on one that closes another."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def formulas() -> Iterator[tuple[str, str, bool]]:
+    """(where, TeX, whether it is a display) in the pages and in every docstring."""
+    texts = [(path, path.read_text(encoding="utf-8")) for path in sorted(DOCS.rglob("*.md"))]
+    for path in sorted(PACKAGE.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef)
+        texts += [(path, ast.get_docstring(node) or "") for node in ast.walk(tree) if isinstance(node, kinds)]
+    for path, text in texts:
+        text = re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
+        for found in re.finditer(r"\$\$(.*?)\$\$|(?<![\w\\$])\$([^$\n]+?(?:\n[^$\n]+?)?)\$", text, re.DOTALL):
+            yield str(path.relative_to(ROOT)), found.group(1) or found.group(2), bool(found.group(1))
+
+
+def test_every_formula_of_pages_and_docstrings_can_be_drawn(mathml: Any) -> None:
+    seen = list(formulas())
+    assert len(seen) > 200
+    wrong = []
+    for where, tex, display in seen:
+        try:
+            mathml(tex, display=display)
+        except ValueError as error:
+            wrong.append(f"{where}: {error}")
+    assert wrong == []
+
+
+# ---------------------------------------------------------------------------------------------------------- tutorials
+
+
+PIXEL = base64.b64encode(b"\x89PNG not really").decode()
+
+
+def notebook(cells: list[dict[str, Any]]) -> str:
+    return json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
+
+
+def test_a_notebook_becomes_a_page_with_its_outputs(hooks: ModuleType, tmp_path: Path) -> None:
+    outputs = [
+        {"output_type": "stream", "name": "stdout", "text": ["\x1b[31mred\x1b[0m ```\n"]},
+        {"output_type": "stream", "name": "stderr", "text": ["progress"]},
+        {"output_type": "display_data", "data": {"image/png": PIXEL, "text/plain": ["<Figure>"]}},
+        {"output_type": "execute_result", "data": {"text/html": ["<table>\n<tr></tr></table>"], "text/plain": ["t"]}},
+        {"output_type": "execute_result", "data": {"text/html": "<script>// a remark\nalert(1)</script>"}},
+        {"output_type": "execute_result", "data": {"text/plain": ["42"]}},
+    ]
+    cells = [
+        {
+            "cell_type": "markdown",
+            "source": ["# A title\n", "\n", "text, [next](02_next.ipynb), [file](../x/02_y.ipynb)"],
+        },
+        {"cell_type": "code", "source": ["print(1)\n"], "outputs": outputs},
+        {"cell_type": "code", "source": [""], "outputs": []},
+    ]
+    path = tmp_path / "01_first.ipynb"
+    path.write_text(notebook(cells), encoding="utf-8")
+    text, pictures = hooks.as_page(path)
+    assert hooks.title_of(text) == "A title"
+    assert "```python\nprint(1)\n```" in text
+    assert "````text\nred ```\n````" in text and "progress" not in text
+    assert "![Output of the cell above](01_first-0.png)" in text and pictures == {
+        "01_first-0.png": b"\x89PNG not really"
+    }
+    assert '<div class="output"><table> <tr></tr></table></div>' in text
+    assert 'srcdoc="&lt;script&gt;// a remark&#10;alert(1)&lt;/script&gt;"' in text, "the remark ends before the code"
+    assert "<script>" not in text
+    assert "text, [next](02_next.md), [file](../x/02_y.ipynb)" in text, "another notebook is another page here"
+    assert "```text\n42\n```" in text
+
+
+def test_a_tutorial_without_outputs_is_shown_as_its_script(hooks: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "02_x.py").write_text("# %% [markdown]\n# # Two\n# words\n\n# %%\nx = 1\n", encoding="utf-8")
+    (tmp_path / "01_x.py").write_text("# %%\n", encoding="utf-8")
+    (tmp_path / "01_x.ipynb").write_text(notebook([]), encoding="utf-8")
+    (tmp_path / "helper.py").write_text("", encoding="utf-8")
+    assert [path.name for path in hooks.notebooks(tmp_path)] == ["01_x.ipynb", "02_x.py"]
+    text, pictures = hooks.as_page(tmp_path / "02_x.py")
+    assert text.startswith("# Two\nwords") and "```python\nx = 1\n```" in text and not pictures
+    assert "run it to see them" in text
+
+
+def test_the_list_of_tutorials_works_without_any(hooks: ModuleType) -> None:
+    assert "There are no tutorials" in hooks.index_of([])
+    assert "- [One](01.md) (`tutorials/01.ipynb`)" in hooks.index_of([("One", "tutorials/01.md", "01.ipynb")])
+
+
+# ---------------------------------------------------------------------------------------------------------------- API
+
+
+def api_blocks() -> set[str]:
+    """Every dotted name that an API page documents."""
+    found: set[str] = set()
+    for path in (DOCS / "api").glob("*.md"):
+        found |= set(re.findall(r"^::: (\S+)", path.read_text(encoding="utf-8"), re.MULTILINE))
+    return found
+
+
+def test_every_public_name_is_on_an_api_page() -> None:
+    """A new public name needs a line `::: mless_interp.module.Name` in the page of its area, docs/api/*.md."""
+    documented = api_blocks()
+    module_of = {name: module for module, names in mi.PUBLIC.items() for name in names}
+    missing = []
+    for name in mi.__all__:
+        if name == "__version__":
+            continue
+        own = getattr(mi, name)
+        if isinstance(own, ModuleType):  # itself, or something in it
+            defined = own.__name__
+            shown = any(block == defined or block.startswith(defined + ".") for block in documented)
+        else:
+            defined = f"mless_interp.{module_of.get(name, 'running.store')}.{name}"
+            shown = bool({defined, f"{own.__module__}.{name}", own.__module__} & documented)
+        if not shown:
+            missing.append(defined)
+    assert missing == []
+
+
+def test_every_view_metric_and_statistic_is_on_an_api_page() -> None:
+    documented = api_blocks()
+    views = {f"mless_interp.views.{module}.{name}" for module, names in mi.views.PUBLIC.items() for name in names}
+    modules = {
+        f"mless_interp.{folder}.{path.stem}"
+        for folder in ("metrics", "statistics")
+        for path in (PACKAGE / folder).glob("[a-z]*.py")
+    }
+    assert (views | modules) - documented == set()
+
+
+def test_every_block_of_the_api_pages_exists() -> None:
+    for block in sorted(api_blocks()):
+        found: Any = mi
+        for part in block.split(".")[1:]:
+            found = getattr(found, part, None) or importlib.import_module(f"{found.__name__}.{part}")
+        assert found is not None, block
+
+
+# -------------------------------------------------------------------------------------------- methods, troubleshooting
+
+
+def test_methods_defines_every_metric_outcome_edit_and_measure_by_name() -> None:
+    from mless_interp.locating.located import MEASURES
+    from mless_interp.patching.interventions import INTERVENTIONS
+    from mless_interp.patching.outcomes import OUTCOMES
+    from mless_interp.prompts.pairs import CONDITIONS
+    from mless_interp.scores import METRICS
+
+    text = (DOCS / "methods.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_0-9]+)`", text))
+    for names in (METRICS, OUTCOMES, INTERVENTIONS, MEASURES, CONDITIONS):
+        assert set(names) <= named, set(names) - named
+
+
+def test_methods_shows_every_identity() -> None:
+    from mless_interp.identities import IDENTITIES
+
+    text = (DOCS / "methods.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| (I\d+) \|", text, re.MULTILINE) == [identity.name for identity in IDENTITIES]
+
+
+def test_sections_that_docstrings_cite_exist() -> None:
+    text = (DOCS / "methods.md").read_text(encoding="utf-8")
+    sections = set(re.findall(r"^#{2,3} (\d+(?:\.\d+)?)", text, re.MULTILINE))
+    first = text.split("## 0. ")[1].split("\n## ")[0]
+    sections |= {f"0.{number}" for number in re.findall(r"^(\d+)\. ", first, re.MULTILINE)}
+    cited = set()
+    for path in PACKAGE.rglob("*.py"):
+        cited |= set(re.findall(r"methods (?:§|section )(\d+(?:\.\d+)?)", path.read_text(encoding="utf-8")))
+    assert {"3", "8"} <= cited
+    assert cited <= sections, cited - sections
+
+
+def messages(package: Path) -> list[str]:
+    """Every text that the code can say, with … for what is filled in."""
+    found = []
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+                found.append("".join(map(str, parts)))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+    return [re.sub(r"\s+", " ", text) for text in found]
+
+
+def quoted() -> list[str]:
+    text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    return re.findall(r"^### `(.+)`$", text, re.MULTILINE)
+
+
+def test_every_message_of_the_troubleshooting_page_is_in_the_code() -> None:
+    said = messages(PACKAGE)
+    headings = quoted()
+    assert len(headings) > 30
+    assert [heading for heading in headings if not any(heading in text for text in said)] == []
+
+
+def test_a_message_that_nobody_says_would_be_found(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text('x = 1\nraise ValueError(f"got {x} and "\n  f"not {x}")\n', encoding="utf-8")
+    assert "got … and not …" in messages(tmp_path)
+    assert not any("got … or" in text for text in messages(tmp_path))
+
+
+# --------------------------------------------------------------------------------------------------- commands, outputs
+
+
+def commands() -> list[tuple[str, str, list[str]]]:
+    """(page, script or module, its options) of every command line in the pages and the README."""
+    found = []
+    for path in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            for program, rest in re.findall(r"python (analyses/\w+\.py|-m mless_interp check)((?: [^`#|]*)?)", line):
+                found.append((path.name, program, re.findall(r"(?<!\S)--[\w-]+", rest)))
+    return found
+
+
+def test_commands_use_options_that_exist() -> None:
+    from typer.main import get_command
+
+    from mless_interp.__main__ import app
+
+    known = {"-m mless_interp check": get_command(app).commands["check"]}
+    for path in sorted((ROOT / "analyses").glob("*.py")):
+        known[f"analyses/{path.name}"] = get_command(module_of(path).app)
+    seen = commands()
+    assert {program for _, program, _ in seen} == set(known)
+    wrong = []
+    for page, program, used in seen:
+        options = {name for parameter in known[program].params for name in [*parameter.opts, *parameter.secondary_opts]}
+        wrong += [f"{page}: {program} has no {option}" for option in used if option not in options]
+    assert wrong == []
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(
+        rf"^```{language}\n(.*?)^```$", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
+
+
+@pytest.mark.slow
+def test_the_first_page_shows_what_its_example_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = blocks("index.md", "python")
+    (shown,) = blocks("index.md", "text")
+    assert len([line for line in code.splitlines() if line.strip()]) <= 15
+    exec(compile(code, "index.md", "exec"), {})
+    rows, printed = (table_rows(text) for text in (shown, capsys.readouterr().out))
+    assert len(rows) > 10
+    assert [row for row in rows if not any(alike(row, other) for other in printed)] == []
+
+
+def table_rows(text: str) -> list[list[str]]:
+    """The words of every line that begins with a head."""
+    return [line.split() for line in text.splitlines() if re.match(r"\s*L\d+H\d+ ", line)]
+
+
+def alike(first: list[str], second: list[str]) -> bool:
+    """The same words, and numbers that differ by rounding only (another backend or processor)."""
+    number = re.compile(r"[+-]?\d+\.\d+")
+
+    def close(a: str, b: str) -> bool:
+        return a == b or bool(number.fullmatch(a) and number.fullmatch(b) and abs(float(a) - float(b)) < 2e-3)
+
+    return len(first) == len(second) and all(map(close, first, second))
+
+
+def test_rows_that_differ_would_be_noticed() -> None:
+    (row,) = table_rows("text\n L0H2 layer 1 -0.1082 n 16\n")
+    assert alike(row, "L0H2 layer 1 -0.1083 n 16".split())
+    others = ("L0H2 layer 1 -0.2 n 16", "L0H3 layer 1 -0.1082 n 16", "L0H2 layer 1 - n 16", "L0H2 layer 1 -0.1082 n")
+    assert not any(alike(row, other.split()) for other in others)
+
+
+@pytest.mark.slow
+def test_the_certificate_shown_is_the_one_that_is_printed() -> None:
+    pattern = r"^([SI]\d+) +(pass|FAIL|-) +(?:\S+ / \S+)? +(.+)$"
+    shown, lie = (re.findall(pattern, block, re.MULTILINE) for block in blocks("how-to/check-your-model.md", "text"))
+    model = mi.load_model("demo")
+    certificate = mi.certify_model(model, progress=False)
+    if model.info.backend == "hooked_transformer":
+        assert re.findall(pattern, repr(certificate), re.MULTILINE) == shown
+    assert {name for name, _, _ in lie} == {name for name, _, _ in shown}
+    assert {name for name, status, _ in lie if status == "FAIL"} >= {"I0", "I1", "I7", "I8"}
+
+
+# ----------------------------------------------------------------------------------------------------------- the site
+
+
+@functools.lru_cache(maxsize=1)
+def configured() -> str:
+    return (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+
+
+def test_every_page_has_its_place_in_the_navigation() -> None:
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
+    named = set(re.findall(r"[\w/-]+\.md", configured().split("\nnav:")[1]))
+    assert pages == named
+
+
+def test_the_site_asks_for_nothing_from_elsewhere() -> None:
+    settings = yaml.safe_load(configured())
+    assert settings["theme"]["font"] is False
+    assert not any("repo_url" in key or "analytics" in str(settings.get(key)) for key in settings)
+    for name in ("extra_javascript", "extra_css"):
+        assert not any("//" in str(entry) for entry in settings.get(name, []))
+
+
+ASSET = re.compile(
+    r"""<(?:script|img|iframe|source|video|audio|embed|object)\b[^>]*?\b(?:src|data|srcset)\s*=\s*["']?((?:https?:)?//[^"'\s>]+)"""
+    r"""|<link\b(?=[^>]*\brel\s*=\s*["']?(?:stylesheet|icon|preconnect|preload|prefetch|manifest|modulepreload))"""
+    r"""[^>]*?\bhref\s*=\s*["']?((?:https?:)?//[^"'\s>]+)|@import\s+(?:url\()?["']?((?:https?:)?//[^"'\s)]+)""",
+    re.IGNORECASE,
+)
+
+
+def fetched_from_elsewhere(site: Path) -> list[str]:
+    """Scripts, pictures, styles and frames of a built site that lie on another machine."""
+    wrong = []
+    for path in [*site.rglob("*.html"), *site.rglob("*.css")]:
+        for found in ASSET.finditer(path.read_text(encoding="utf-8")):
+            wrong.append(f"{path.relative_to(site)}: {next(group for group in found.groups() if group)}")
+    return wrong
+
+
+def test_an_asset_from_elsewhere_would_be_found(tmp_path: Path) -> None:
+    (tmp_path / "a.html").write_text(
+        '<a href="https://a.org">fine</a><link rel="canonical" href="https://b.org"><img src="c.png">'
+        '<script src="https://1.org/x.js"></script><link href="//2.org/x.css" rel="stylesheet">'
+        "<style>@import url(https://3.org/f.css)</style><img alt=x src='http://4.org/p.png'>",
+        encoding="utf-8",
+    )
+    assert [line.split(": ")[1] for line in fetched_from_elsewhere(tmp_path)] == [
+        "https://1.org/x.js",
+        "//2.org/x.css",
+        "https://3.org/f.css",
+        "http://4.org/p.png",
+    ]
+
+
+@pytest.mark.slow
+def test_the_site_builds_strictly_and_without_a_network(tmp_path: Path) -> None:
+    blocked = tmp_path / "sitecustomize.py"
+    blocked.write_text(
+        "import socket\n"
+        "def refuse(*a, **k): raise OSError('the documentation must build without a network')\n"
+        "socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse\n",
+        encoding="utf-8",
+    )
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
+    environment = {**__import__("os").environ, "PYTHONPATH": str(tmp_path), "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert fetched_from_elsewhere(site) == []
+    methods = (site / "methods.html").read_text(encoding="utf-8")
+    assert methods.count("<math") > 90 and "arithmatex" not in methods
+    assert "<math" in (site / "api" / "metrics.html").read_text(encoding="utf-8")
+    assert (site / "tutorials" / "index.html").is_file() and (site / "search" / "search_index.js").is_file()

@@ -1,0 +1,67 @@
+"""The tutorials run, and the published notebooks are what their sources say."""
+
+import json
+import sys
+from pathlib import Path
+
+import jupytext
+import nbformat
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+from build_notebooks import NOT_EXECUTED, SECONDS_PER_NOTEBOOK, executed, sources  # noqa: E402
+
+SOURCES = sources()
+LARGEST = 3_000_000
+"""Bytes of a published notebook."""
+
+
+def code(notebook) -> list[tuple[str, str]]:
+    return [(cell.cell_type, cell.source.strip()) for cell in notebook.cells]
+
+
+def test_there_are_six_tutorials() -> None:
+    assert [path.name[:2] for path in SOURCES] == ["01", "02", "03", "04", "05", "06"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_a_tutorial_runs_from_its_source(source: Path, tmp_path: Path) -> None:
+    notebook = executed(source, tmp_path, timeout=4 * SECONDS_PER_NOTEBOOK)  # two processes share the cores here
+    ran = [cell for cell in notebook.cells if cell.cell_type == "code" and cell.execution_count]
+    assert len(ran) >= 4 and any(cell.outputs for cell in ran)
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_the_published_notebook_is_the_source_with_outputs(source: Path) -> None:
+    target = source.with_suffix(".ipynb")
+    assert target.exists(), f"make it with: python tools/build_notebooks.py {source.stem[:2]}"
+    published = nbformat.read(target, as_version=4)
+    assert code(published) == code(jupytext.read(source)), "the source has changed: build the notebook again"
+    for cell in published.cells:
+        if cell.cell_type == "code" and NOT_EXECUTED not in cell.metadata.get("tags", ()):
+            assert cell.execution_count, f"not executed: {cell.source[:60]}"
+            assert not [out for out in cell.outputs if out.output_type == "error"]
+    assert target.stat().st_size < LARGEST
+    text = json.dumps(published)
+    assert "/home/" not in text and "/work/" not in text and "/tmp/" not in text, (
+        "an output names a path of one machine"
+    )
+
+
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.stem)
+def test_a_tutorial_tells_and_shows(source: Path) -> None:
+    notebook = jupytext.read(source)
+    prose = [cell.source for cell in notebook.cells if cell.cell_type == "markdown"]
+    assert prose[0].startswith("# ") and sum(len(text.split()) for text in prose) > 250
+    assert any("What to conclude" in text for text in prose), "say what to conclude and what not"
+
+
+def test_a_failing_cell_fails_the_build(tmp_path: Path) -> None:
+    from nbclient.exceptions import CellExecutionError
+
+    source = tmp_path / "01_wrong.py"
+    source.write_text("# %% [markdown]\n# # Wrong\n\n# %%\n1 / 0\n")
+    with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
+        executed(source, tmp_path)

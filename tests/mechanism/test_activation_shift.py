@@ -1,0 +1,415 @@
+"""How gate activations shift: against plain Hugging Face, laws of the contrasts, the claims, what is undefined."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import ARCHITECTURES, BACKENDS, tiny_model, word_tokenizer
+from models_under_test import loaded, pairs_for, problems
+from scipy import stats
+from tokenizers_under_test import read_problems, read_tokenizer
+
+import mless_interp as mi
+from mless_interp.mechanism import ActivationShift, activation_shift
+from mless_interp.metrics.token_classes import CLASSES, token_classes, token_texts
+from mless_interp.models.base import GatedMlp, Model, ModelError
+from mless_interp.prompts.insertions import Insertion
+from mless_interp.prompts.pairs import make_pairs
+
+VALUES = (
+    "near_zero_arm near_zero_quantile relative_sparsity mean variance deviation l1 mean_absolute l2 root_mean_square gini "
+    "histogram_gini q01 q05 q95 q99 minimum kurtosis"
+).split()
+DISTANCES = ["wasserstein", "kolmogorov_smirnov"]
+ALL = ("content", "shift", "total")
+
+
+def shift_of(model: Model, **options: Any) -> ActivationShift:
+    return activation_shift(model, pairs_for(model), progress=False, **options)
+
+
+@pytest.fixture(scope="module")
+def bridge(tiny_model_dir) -> Model:
+    return loaded(tiny_model_dir("qwen2"), "bridge")
+
+
+@pytest.fixture(scope="module")
+def found(bridge: Model) -> ActivationShift:
+    return shift_of(bridge, contrasts=ALL)
+
+
+# -------------------------------------------------------------------------------------------------------------- oracle
+
+
+def gini(values: np.ndarray) -> float:
+    """Mean absolute difference of all pairs over twice the mean."""
+    size = np.abs(values).astype(float)
+    ordered = np.sort(size)
+    below = np.cumsum(ordered) - ordered
+    pairs = 2 * float((ordered * np.arange(len(ordered)) - below).sum())
+    return pairs / (2 * len(size) ** 2 * size.mean())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("layer", [0, 2])
+def test_every_metric_agrees_with_numpy_on_hugging_face_s_own_activations(
+    architecture: str, layer: int, tiny_model_dir: Any
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = loaded(tiny_model_dir(architecture), "bridge")
+    pairs = pairs_for(model)
+    shift = activation_shift(model, pairs, layer=layer, contrasts=("total",), c=0.3, q=0.2, bins=20, progress=False)
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model_dir(architecture), attn_implementation="eager").eval()
+    seen: list[torch.Tensor] = []
+    plain.model.layers[layer].mlp.act_fn.register_forward_hook(lambda module, args, out: seen.append(out[0]))
+    for at, pair in enumerate(pairs):
+        with torch.no_grad():
+            plain(pair.base.tokens), plain(pair.inserted.tokens)
+        base, inserted = seen[-2].double().numpy(), seen[-1][pair.shared].double().numpy()
+        texts = token_texts(pair.base.ids, model.tokenizer.decode)
+        classes = np.array(token_classes(texts))
+        flat = np.abs(base).ravel()
+        middle = np.sort(flat)[(flat.size - 1) // 2]
+        eps = 1.4826 * 0.3 * np.sort(np.abs(flat - middle))[(flat.size - 1) // 2]
+        assert shift.thresholds[at] == pytest.approx([eps, np.quantile(flat, 0.2)], rel=1e-4)
+        for group in ("all", *CLASSES):
+            chosen = np.ones(len(classes), bool) if group == "all" else classes == group
+            n = int(chosen.sum())
+            assert shift.n_tokens[at, shift.groups.index(group)] == n
+            for run, values in ((shift.before, base[chosen]), (shift.after, inserted[chosen])):
+                mine = dict(zip(shift.metrics, run[at, 0, shift.groups.index(group)], strict=True))
+                if not n:
+                    assert all(np.isnan(value) for value in mine.values())
+                    continue
+                a = values.ravel()
+                bins, _ = np.histogram(np.clip(a, shift.edges[0], shift.edges[-1]), shift.edges)
+                one_element = 1.5 / a.size  # at the threshold the two computations may round apart
+                assert mine["near_zero_arm"] == pytest.approx((np.abs(a) < eps).mean(), abs=one_element)
+                assert mine["relative_sparsity"] == mine["near_zero_arm"]
+                assert mine["near_zero_quantile"] == pytest.approx(
+                    (np.abs(a) < np.quantile(flat, 0.2)).mean(), abs=one_element
+                )
+                expected = {
+                    "mean": a.mean(),
+                    "l1": np.abs(a).sum(),
+                    "mean_absolute": np.abs(a).mean(),
+                    "l2": np.sqrt((a**2).sum()),
+                    "root_mean_square": np.sqrt((a**2).mean()),
+                    "gini": gini(a),
+                    "minimum": a.min(),
+                    "kurtosis": stats.kurtosis(a),
+                    **{f"q{q:02d}": np.quantile(a, q / 100) for q in (1, 5, 95, 99)},
+                }
+                if n > 1:
+                    expected["variance"] = np.median(values.var(0, ddof=1))
+                    expected["deviation"] = np.abs(values - np.median(values, 0)).mean()
+                else:
+                    assert np.isnan(mine["variance"]) and np.isnan(mine["deviation"])
+                for name, value in expected.items():
+                    assert mine[name] == pytest.approx(value, rel=2e-4, abs=2e-5), (name, group)
+                assert mine["histogram_gini"] == pytest.approx(gini(bins), abs=0.01)
+            if n:
+                apart = shift.difference[at, 0, shift.groups.index(group), -2:]
+                a, b = base[chosen].ravel(), inserted[chosen].ravel()
+                assert apart[0] == pytest.approx(stats.wasserstein_distance(a, b), rel=1e-3, abs=1e-5)
+                assert apart[1] == pytest.approx(stats.ks_2samp(a, b).statistic, abs=2.5 / a.size)
+    counts = shift.counts.sum(-1)
+    assert (counts == shift.n_tokens.sum(0)[None, :, None] * model.info.d_mlp).all()
+
+
+# ---------------------------------------------------------------------------------------------------------------- laws
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("architecture", ["qwen2", "gemma3"])
+def test_backends_agree(backend: str, architecture: str, tiny_model_dir: Any) -> None:
+    mine = shift_of(loaded(tiny_model_dir(architecture), backend), layer=1)
+    theirs = shift_of(loaded(tiny_model_dir(architecture), "bridge"), layer=1)
+    shares = [mine.metrics.index(name) for name in ("near_zero_arm", "near_zero_quantile", "relative_sparsity")]
+    others = [k for k in range(len(mine.metrics)) if k not in shares]
+    np.testing.assert_allclose(mine.after[..., others], theirs.after[..., others], rtol=2e-3, atol=2e-3)
+    np.testing.assert_allclose(mine.after[..., shares], theirs.after[..., shares], atol=0.01)
+
+
+def test_content_and_shift_add_up_to_the_total(found: ActivationShift) -> None:
+    """Gap equals masked on shared tokens, and near zero is measured with the base run's threshold in all of them."""
+    content, shift, total = (found.difference[:, i] for i in range(3))
+    for name in VALUES:
+        if name in ("relative_sparsity",):
+            continue
+        k = found.metrics.index(name)
+        scale = 1e-4 * (1 + np.abs(found.before[:, 2, :, k]))
+        apart = np.abs(content[..., k] + shift[..., k] - total[..., k])
+        if "near_zero" in name or name == "histogram_gini":
+            scale = scale + 0.02
+        assert (apart <= scale)[np.isfinite(apart)].all(), name
+    assert np.abs(content[:, 0, :10]).max() > 1e-3 and np.abs(shift[:, 0, :10]).max() > 1e-3
+
+
+def test_tokens_before_the_insertion_only_dilute(bridge: Model, found: ActivationShift) -> None:
+    question = shift_of(bridge, positions="question")
+    assert (question.n_tokens[:, 0] < found.n_tokens[:, 0]).all()
+    for contrast in ("content", "shift"):
+        part, whole = question.of("mean", contrast=contrast), found.of("mean", contrast=contrast)
+        share = question.n_tokens[:, 0] / found.n_tokens[:, 0]
+        np.testing.assert_allclose(part * share, whole, rtol=1e-3, atol=1e-6)
+
+
+def test_a_class_of_unchanged_tokens_is_tied_not_counted(bridge: Model) -> None:
+    """All tokens before the insertion called conjunctions: their differences are rounding at most."""
+    shift = shift_of(
+        bridge, classify=lambda pair: ["conjunction" if t < pair.span[0] else "other" for t in range(len(pair.base))]
+    )
+    table = shift.by_class().query("token_class == 'conjunction' and metric not in @DISTANCES")
+    assert (table["n_tied"] == 3).all() and (table["n"] == 3).all()
+    moved = shift.by_class().query("token_class == 'other' and metric == 'mean'")
+    assert (moved["n_tied"] == 0).all()
+
+
+def test_the_mean_over_classes_is_the_mean_over_tokens(found: ActivationShift) -> None:
+    k = found.metrics.index("mean")
+    weights = found.n_tokens[:, None, 1:] / found.n_tokens[:, None, :1]
+    parts = np.nan_to_num(found.after[:, :, 1:, k]) * weights
+    np.testing.assert_allclose(parts.sum(-1), found.after[:, :, 0, k], rtol=1e-5)
+    np.testing.assert_array_equal(found.n_tokens[:, 1:].sum(-1), found.n_tokens[:, 0])
+
+
+def test_the_quantile_threshold_keeps_its_share_in_the_base_run(bridge: Model) -> None:
+    shift = shift_of(bridge, contrasts=("shift",), q=0.25)
+    k = shift.metrics.index("near_zero_quantile")
+    assert shift.before[:, 0, 0, k] == pytest.approx(0.25, abs=1e-3)
+
+
+def test_the_same_seed_gives_the_same_and_no_global_state_is_touched(bridge: Model, found: ActivationShift) -> None:
+    state = torch.get_rng_state()
+    again = shift_of(bridge, contrasts=ALL)
+    assert torch.equal(torch.get_rng_state(), state)
+    np.testing.assert_array_equal(again.difference, found.difference)
+    assert again.by_class().equals(found.by_class())
+
+
+# ------------------------------------------------------------------------------------------------------------- claims
+
+
+def made_up(found: ActivationShift, **differences: np.ndarray) -> ActivationShift:
+    """The same result with other differences of all tokens, one value per problem, in the first contrast."""
+    n = len(next(iter(differences.values())))
+    shape = (n, *found.difference.shape[1:])
+    before, difference = np.ones(shape), np.zeros(shape)
+    for metric, values in differences.items():
+        difference[:, 0, 0, found.metrics.index(metric)] = values
+    return replace(
+        found,
+        problem_ids=tuple(f"p{i}" for i in range(n)),
+        before=before,
+        after=before + difference,
+        difference=difference,
+        n_tokens=np.ones((n, 5), dtype=int),
+        thresholds=np.ones((n, 2)),
+    )
+
+
+def test_claims_are_supported_contradicted_or_neither(found: ActivationShift) -> None:
+    up = np.linspace(0.1, 0.3, 20)
+    mixed = np.where(np.arange(20) % 2, up, -up)
+    table = made_up(found, variance=up, near_zero_arm=up, mean=mixed).claims().set_index(["contrast", "claim"])
+    first = table.loc["content"]
+    assert first["verdict"].tolist() == ["supported", "contradicted", "undecided"]
+    assert first["p"].tolist()[:2] == pytest.approx([2**-19] * 2)  # 2 x 2^-20
+    assert first["p_corrected"].tolist() == pytest.approx([3 * 2**-19, 3 * 2**-19, 1.0])
+    assert first["estimate"].tolist()[0] == pytest.approx(0.2) and (first["ci_low"] < first["estimate"]).all()
+    assert first["primary"].all() and not table.loc["shift"]["primary"].any()
+    assert set(table.loc["shift"]["verdict"]) == {"undecided (no problem changed)"}
+    down = made_up(found, variance=-up, near_zero_arm=-up, mean=-up).claims()["verdict"][:3].tolist()
+    assert down == ["contradicted", "supported", "contradicted"]
+
+
+def test_too_few_problems_never_decide(found: ActivationShift) -> None:
+    six = made_up(found, variance=np.full(6, 1.0), near_zero_arm=-np.ones(6), mean=np.ones(6))
+    assert set(six.claims()["verdict"][:3]) == {"undecided (6 problems that change are too few to tell)"}
+    seven = made_up(found, variance=np.linspace(1, 2, 7))  # 3 x 2 / 2^7 = 0.047
+    assert seven.claims()["verdict"][0] == "supported"
+    assert "fewer than 2 problems" in made_up(found, mean=np.ones(1)).claims()["verdict"][2]
+
+
+def test_a_few_large_problems_do_not_carry_the_sign_test(found: ActivationShift) -> None:
+    values = np.array([-0.1] * 18 + [40.0, 50.0])
+    row = made_up(found, mean=values).claims().iloc[2]
+    assert row["p_corrected"] < 0.05 and row["estimate"] > 0
+    assert row["verdict"].startswith("undecided (most problems move one way")
+
+
+def test_rounding_is_a_tie(found: ActivationShift) -> None:
+    """Values of 1 with differences of 1e-7: float32 cannot tell them from none."""
+    rows = made_up(found, mean=np.full(20, 1e-7), variance=np.full(20, 1e-5)).claims().set_index("claim").iloc[:3]
+    assert rows.loc["mean rises", "n_tied"] == 20 and rows.loc["mean rises", "verdict"].startswith("undecided")
+    assert rows.loc["variance rises", "n_up"] == 20
+
+
+def test_class_gaps_compare_within_problems(found: ActivationShift) -> None:
+    shift = made_up(found, mean=np.zeros(12))
+    before = shift.before.copy()
+    k = shift.metrics.index("near_zero_arm")
+    before[:, 0, shift.groups.index("digit"), k] = 1 + np.linspace(0.1, 0.2, 12)
+    before[:, 0, shift.groups.index("operator"), k] = np.nan
+    table = replace(shift, before=before).class_gaps().set_index(["run", "token_class"])
+    digit, operator = table.loc[("before", "digit")], table.loc[("before", "operator")]
+    assert digit["gap"] == pytest.approx(0.15) and digit["n_up"] == 12
+    assert digit["p_corrected"] == pytest.approx(2 * 2 / 2**12)  # Holm over the two classes that are defined
+    assert operator["n"] == 0 and np.isnan(operator["gap"]) and np.isnan(operator["p"])
+    with pytest.raises(ValueError, match="compares runs and has no value of its own"):
+        shift.class_gaps("wasserstein")
+
+
+# ------------------------------------------------------------------------------------------------- tables, print, saving
+
+
+def test_tables_hold_every_cell_and_say_how_many(found: ActivationShift) -> None:
+    frame = found.to_frame()
+    assert len(frame) == 3 * 3 * 5 * 20 and set(frame["metric"]) == {*VALUES, *DISTANCES}
+    row = frame.query("problem == 'p1' and contrast == 'shift' and token_class == 'digit' and metric == 'l2'").iloc[0]
+    assert row["after"] - row["before"] == pytest.approx(row["difference"])
+    assert row["n_tokens"] == 2 and row["unit"] == "activation"
+    table = found.by_class()
+    assert len(table) == 3 * 5 * 20
+    assert table.query("metric in @DISTANCES")["p"].isna().all()
+    undefined = table.query("token_class == 'operator'")
+    assert (undefined["n_undefined"] + undefined["n"] == 3).all()
+    histograms = found.histograms()
+    assert len(histograms) == 3 * 5 * 100
+    whole = histograms.query("contrast == 'total' and token_class == 'all'")
+    assert whole["before"].sum() == whole["after"].sum() == found.n_tokens[:, 0].sum() * 128
+    assert (whole["bin_low"].to_numpy()[1:] == whole["bin_high"].to_numpy()[:-1]).all()
+
+
+def test_it_prints_what_it_cannot_say(found: ActivationShift) -> None:
+    text = repr(found)
+    assert "layer 0 (zero-based)" in text and "near-zero share falls" in text and "too few to tell" in text
+    assert "not that answers change" in text and "dilute every difference" in text
+    assert "No token of a class (NaN): operator in" in text
+
+
+def test_it_is_saved_and_loaded(found: ActivationShift, tmp_path: Path) -> None:
+    mi.save(tmp_path / "shift", found)
+    again = mi.load(tmp_path / "shift")["ActivationShift"]
+    assert repr(again) == repr(found) and again.to_frame().equals(found.to_frame())
+    assert again.histograms().equals(found.histograms())
+
+
+def test_a_run_goes_on_where_it_stopped(bridge: Model, tmp_path: Path) -> None:
+    pairs, path = pairs_for(bridge), tmp_path / "shift.jsonl"
+    whole = activation_shift(bridge, pairs, checkpoint=path, progress=False)
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:2]))
+    again = activation_shift(bridge, pairs, checkpoint=path, progress=False)
+    assert len(path.read_text().splitlines()) == len(lines) == 4
+    np.testing.assert_array_equal(again.difference, whole.difference)
+    np.testing.assert_array_equal(again.counts, whole.counts)
+    with pytest.raises(ValueError, match="made with other settings: c was 0.13, now 0.2"):
+        activation_shift(bridge, pairs, c=0.2, checkpoint=path, progress=False)
+
+
+def test_no_activation_outlives_its_pair(bridge: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gc
+
+    largest: list[int] = []
+    run = bridge.run
+
+    def counted(*args: Any, **options: Any) -> Any:
+        assert options["logits_at"] == "none" and list(options["capture"]) == ["blocks.0.mlp.hook_pre"]
+        shapes = [x.shape for x in gc.get_objects() if type(x) is torch.Tensor and x.shape[-1:] == (128,)]
+        largest.append(len([shape for shape in shapes if len(shape) == 2]))
+        return run(*args, **options)
+
+    monkeypatch.setattr(bridge, "run", counted)
+    shift_of(bridge)
+    starts = largest[1::4]  # before each problem's base run
+    assert len(starts) == 3 and max(starts) <= starts[0] + 1
+
+
+# ------------------------------------------------------------------------------------------------- undefined, bad input
+
+
+@pytest.mark.parametrize("value", [0.0, 1.5])
+def test_equal_activations_have_no_inequality_and_no_shift(
+    bridge: Model, monkeypatch: pytest.MonkeyPatch, value: float
+) -> None:
+    monkeypatch.setattr(bridge, "_gated_mlp", lambda layer: GatedMlp(lambda pre: torch.full_like(pre, value)))
+    shift = shift_of(bridge)
+    values = dict(zip(shift.metrics, shift.before[0, 0, 0], strict=True))
+    assert np.isnan(values["kurtosis"]) and values["variance"] == 0 and values["mean"] == value
+    assert values["near_zero_arm"] == (1 if value == 0 else 0)
+    assert np.isnan(values["gini"]) if value == 0 else values["gini"] == pytest.approx(0, abs=1e-6)
+    assert values["histogram_gini"] == pytest.approx(0.99)
+    assert set(shift.claims()["verdict"]) == {"undecided (no problem changed)"}
+    table = shift.by_class().query("token_class == 'all'").set_index(["contrast", "metric"])
+    assert table.loc[("content", "kurtosis"), "n"] == 0 and table.loc[("content", "kurtosis"), "n_undefined"] == 3
+    assert (shift.of("wasserstein") == 0).all()
+
+
+def test_a_model_without_a_gate_is_refused(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tokenizer = word_tokenizer()
+    shape = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 128, "vocab_size": len(tokenizer)}
+    torch.manual_seed(0)
+    GPT2LMHeadModel(GPT2Config(**shape)).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = mi.load_model(tmp_path, backend="bridge")
+    with pytest.raises(ModelError, match="MLP of layer 0 is not gated.*every activation metric and ARM are undefined"):
+        shift_of(model)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"layer": 3}, "layer 3 is out of range \\(zero-based\\): 0 to 2"),
+        ({"contrasts": ("context",)}, "contrasts must be some of content, shift, total"),
+        ({"contrasts": ()}, "contrasts must be some of"),
+        ({"contrasts": ("shift", "shift")}, "each once"),
+        ({"positions": "span"}, "positions must be one of shared, question, got 'span'"),
+        ({"c": 0.0}, "c is the width of near zero"),
+        ({"q": 1.0}, "q must lie between 0 and 1"),
+        ({"bins": 1}, "bins must be at least 2"),
+        ({"classify": lambda pair: ["digit"]}, "problem 'p0': classify must give one of digit, operator"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(bridge: Model, options: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        shift_of(bridge, **options)
+
+
+def test_pairs_that_cannot_be_aligned_are_refused(bridge: Model) -> None:
+    merged = make_pairs(bridge, problems(), Insertion.meaningless("/", 5), template="paper")
+    if any(pair.boundary_merge for pair in merged):
+        with pytest.raises(ValueError, match="merged tokens at the border"):
+            activation_shift(bridge, merged, progress=False)
+    with pytest.raises(ValueError, match="no prompt pairs"):
+        activation_shift(bridge, [], progress=False)
+
+
+# --------------------------------------------------------------------------------------- real tokenizers and MATH-500
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "name"), [("qwen2", "qwen2_5"), ("llama", "llama3_1"), ("gemma3", "gemma3")])
+def test_published_tokenizers_on_math_500(
+    architecture: str, name: str, tokenizer_dir: Any, math500_path: Path, tmp_path: Path
+) -> None:
+    tokenizer = read_tokenizer(tokenizer_dir(name))
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    tiny_model(architecture, tokenizer).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = mi.load_model(tmp_path, backend="bridge")
+    short = [problem for problem in read_problems(math500_path) if len(problem.question) < 300][:10]
+    pairs = make_pairs(model, short, Insertion.meaningless(" /", 55))
+    shift = activation_shift(model, pairs, progress=False)
+    table = shift.by_class().query("contrast == 'content' and metric == 'near_zero_arm'").set_index("token_class")
+    assert (table.loc[["digit", "operator", "conjunction", "other"], "n"] >= [8, 5, 10, 10]).all()
+    assert table["before"].between(0, 1).all()
+    assert not any("nothing" in verdict for verdict in shift.claims()["verdict"])

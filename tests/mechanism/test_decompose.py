@@ -1,0 +1,418 @@
+"""Attention as lambda z + Sigma: exact in the first layer on every backend, open in deeper ones, shares that add up."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import ARCHITECTURES, needs_hooked_transformer
+from models_under_test import loaded, pairs_for, planted_here, planted_pairs, problems
+
+from mless_interp.heads import Head
+from mless_interp.mechanism import AttentionDecomposition, attention_parts, decompose_attention
+from mless_interp.mechanism.decomposition import METRICS
+from mless_interp.mechanism.runs import runs_of, side_by_side
+from mless_interp.metrics.affine import affine_fit, affine_parts, affine_residual, frozen_gain, residual_share
+from mless_interp.metrics.attention import retained_mass, span_mass_null
+from mless_interp.models.base import Inputs, Model, ModelError, site
+from mless_interp.prompts.insertions import Insertion
+from mless_interp.prompts.pairs import PromptPair, make_pairs
+from mless_interp.running.store import load, save
+
+SETTINGS = [
+    pytest.param(("hooked_transformer", "eager", 1e-10), marks=needs_hooked_transformer, id="hooked_transformer"),
+    pytest.param(("bridge", "eager", 1e-4), id="bridge"),
+    pytest.param(("nnsight", "eager", 1e-4), id="nnsight-eager"),
+    pytest.param(("nnsight", "sdpa", 1e-10), id="nnsight-sdpa"),
+]
+CONTRASTS = ("content", "total", "held")
+close = torch.testing.assert_close
+
+
+# ------------------------------------------------------------------------------------------------------------ formulas
+
+
+def test_the_worked_example_of_methods_13() -> None:
+    before, after = torch.tensor([[1.4], [1.9]]), torch.tensor([[0.92], [0.45]])
+    lam, sigma = torch.tensor([0.8, 0.5]), torch.tensor([[-0.2], [-0.5]])
+    parts = affine_parts(after, before, lam=lam, sigma=sigma)
+    close(parts.scale, torch.tensor([[-0.28], [-0.95]]))
+    close(parts.bias, sigma)
+    close(parts.rest, torch.zeros(2, 1), atol=1e-6, rtol=0)
+    assert float(affine_residual(parts.rest, parts.change)) < 1e-6
+    fit = affine_fit(before, after)
+    close(fit.slope, torch.tensor(-0.94))
+    close(fit.offset, torch.tensor([2.236]))
+    close(fit.r2, torch.tensor(1.0))
+    assert float(fit.slope) < 0 < float(lam.min()), "a regression slope is no retained mass"
+
+
+def test_a_shift_is_a_third_term_and_what_is_left_is_the_rest() -> None:
+    # z' = 5, plain z = 1, matched z = 2, lambda = 1/2, Sigma = 3: -1/2 + 3 + 1/2 + 1 = 4
+    one = lambda x: torch.tensor([[x]])  # noqa: E731
+    parts = affine_parts(one(5.0), one(1.0), lam=torch.tensor([0.5]), sigma=one(3.0), matched=one(2.0))
+    assert parts.shift is not None
+    assert [float(x) for x in (parts.scale, parts.bias, parts.shift, parts.rest, parts.change)] == [-0.5, 3, 0.5, 1, 4]
+    close(affine_residual(parts.rest, parts.change), torch.tensor(0.25))
+
+
+def test_half_precision_is_only_a_way_to_store() -> None:
+    z = torch.ones(2, 3, dtype=torch.bfloat16)
+    parts = affine_parts(z, z, lam=torch.full((2,), 0.999), sigma=z)
+    assert parts.scale.dtype == torch.float32
+    close(parts.scale, torch.full((2, 3), -0.001))
+
+
+def test_a_change_within_rounding_is_undefined_not_zero() -> None:
+    rest, change = torch.tensor([[[1e-8]], [[0.5]]]), torch.tensor([[[1e-7]], [[1.0]]])
+    eps = affine_residual(rest, change, rounding=torch.tensor([1e-7, 1e-7]))
+    assert torch.isnan(eps[0]) and float(eps[1]) == 0.5
+    assert torch.isnan(affine_residual(torch.zeros(2, 2), torch.zeros(2, 2)))
+
+
+def test_affine_fit_against_least_squares_and_its_laws() -> None:
+    generator = torch.Generator().manual_seed(3)
+    x, y = (torch.randn(5, 9, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+    fit = affine_fit(x, y)
+    for head in range(5):
+        # slope and offset as unknowns of one linear system over rows and elements
+        columns = torch.cat([x[head].reshape(-1, 1), torch.eye(4, dtype=x.dtype).repeat(9, 1)], 1)
+        solved = torch.linalg.lstsq(columns, y[head].reshape(-1, 1)).solution[:, 0]
+        close(fit.slope[head], solved[0])
+        close(fit.offset[head], solved[1:])
+    assert ((fit.r2 >= 0) & (fit.r2 <= 1)).all()
+    exact = affine_fit(x, 2.5 * x - 1)
+    close(exact.slope, torch.full((5,), 2.5, dtype=x.dtype))
+    close(exact.r2, torch.ones(5, dtype=x.dtype))
+    same = affine_fit(torch.ones(3, 2), y[0, :3, :2].float())
+    assert torch.isnan(same.slope) and torch.isnan(same.r2), "rows that do not differ have no slope"
+    assert torch.isnan(affine_fit(x[0, :1], y[0, :1]).slope), "nor has one row"
+
+
+def test_shares_by_hand_and_undefined_where_nothing_changes() -> None:
+    parts = torch.tensor([[[1.0, 0.0]], [[0.0, 2.0]]])
+    weights = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[0.0, 0.0], [-1.0, 1.0]]])
+    change = torch.tensor([[-1.0, 2.0]])  # (1, 0) from the first head, (-2, 2) from the second
+    share = residual_share(parts, change, output_weights=weights)
+    close(share, torch.tensor([-0.2, 1.2]))
+    assert torch.isnan(residual_share(0 * parts, 0 * change, output_weights=weights)).all()
+
+
+def test_a_frozen_gain_is_the_norm_at_its_point_and_refuses_what_is_not_rms() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(*shape, generator=generator) for shape in ((6,), (4, 6)))
+    rms = lambda x: weight * x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt()  # noqa: E731
+    close(frozen_gain(rms, x) * x, rms(x), rtol=1e-4, atol=1e-5)
+    centred = lambda x: (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-6) + 0.3  # noqa: E731
+    assert torch.isnan(frozen_gain(centred, x)).all()
+
+
+# ---------------------------------------------------------------------------------------------- against whole runs
+
+
+def layer_of(model: Model, inputs: Inputs, layer: int, name: str) -> torch.Tensor:
+    full = site(layer, name)
+    return model.run(
+        inputs.tokens,
+        position_ids=inputs.position_ids,
+        attention_mask=inputs.attention_mask,
+        capture={full: None},
+        logits_at="none",
+    ).captured[full]
+
+
+@pytest.mark.parametrize("held_positions", ["first", "spread"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_side_by_side_the_runs_are_the_conditions(
+    setting: tuple[str, str, float], architecture: str, held_positions: str, tiny_model_dir: Any
+) -> None:
+    """Rows of one batch, masked and at other positions, have the activations of the five conditions, in every layer."""
+    backend, attention, tolerance = setting
+    model = loaded(tiny_model_dir(architecture), backend, "float64", attention)
+    pair = pairs_for(model, n_tokens=21)[1]
+    runs = runs_of(CONTRASTS)
+    assert runs == ("inserted", "gap", "held", "base")
+    batch = side_by_side(pair, runs, held_positions=held_positions)
+    for layer in (0, 2):
+        rows = layer_of(model, batch, layer, "attn.hook_z")
+        for row, run in enumerate(runs):
+            options = {"held_positions": held_positions} if run == "held" else {}
+            own = layer_of(model, pair.condition(run, **options), layer, "attn.hook_z")[0]
+            there = rows[row] if run in ("inserted", "held") else rows[row, pair.shared]
+            assert float((there - own).abs().max()) < max(tolerance, 1e-9), (layer, run)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_first_layer_is_exact_and_deeper_ones_are_not(
+    setting: tuple[str, str, float], architecture: str, tiny_model_dir: Any
+) -> None:
+    """I1, I2 and I10 on every backend; the same formula leaves a real residual from layer 1 on."""
+    backend, attention, tolerance = setting
+    model = loaded(tiny_model_dir(architecture), backend, "float64", attention)
+    found = decompose_attention(model, pairs_for(model, n_tokens=9, count=2), progress=False)
+    for contrast in CONTRASTS:
+        residual = found.of("residual", contrast)
+        assert np.nanmax(residual[:, 0]) < tolerance
+        assert np.nanmedian(residual[:, 1:]) > 0.05
+        shares = {name: found.of(f"{name}share", contrast) for name in ("", "scale_", "bias_", "rest_")}
+        whole = shares["scale_"] + shares["bias_"] + shares["rest_"]
+        if contrast == "total":
+            shift = found.of("shift_share", contrast)
+            assert np.abs(shift[:, 0]).max() > 1e-3
+            whole = whole + shift
+        assert shares[""] == pytest.approx(whole, abs=10 * tolerance)
+        assert shares[""].sum(-1) == pytest.approx(1, abs=10 * tolerance)
+        assert np.abs(shares["rest_"][:, 0]).max() < tolerance
+    assert "shift_share" in found.values and "content" not in found.values["shift_share"]
+    assert np.nanmedian(found.of("shift_left_out")[:, 0]) > 0.05, "Eq. 2 without the shift is not exact"
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_numbers_are_those_of_the_model_s_own_pattern(architecture: str, tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir(architecture), "bridge")
+    pair = pairs_for(model, n_tokens=9)[2]
+    found = decompose_attention(model, [pair], progress=False)
+    after = slice(pair.span[1], len(pair.inserted))
+    for contrast, run in (("content", "inserted"), ("total", "inserted"), ("held", "held")):
+        inputs = pair.condition(run)
+        for layer in (0, 1):
+            pattern = layer_of(model, inputs, layer, "attn.hook_pattern")[0]
+            lam = retained_mass(pattern, span=pair.span_mask, visible=model.visible(inputs)[layer][0])[:, after]
+            assert found.of("lam", contrast)[0, layer] == pytest.approx(lam.mean(-1).numpy(), abs=1e-5)
+            assert found.of("lam_last", contrast)[0, layer] == pytest.approx(lam[:, -1].numpy(), abs=1e-5)
+            assert found.of("lam_sd", contrast)[0, layer] == pytest.approx(lam.std(-1, correction=0).numpy(), abs=1e-5)
+            null = 1 - span_mass_null(model.visible(inputs)[layer][0], span=pair.span_mask)[:, after].mean()
+            assert found.layer_values["lam_null"][contrast][0, layer] == pytest.approx(float(null), abs=1e-6)
+            assert found.null(contrast=contrast)[0, layer] == pytest.approx(float(null), abs=1e-6)
+
+
+def test_identical_tokens_point_one_way_in_the_first_layer_and_others_do_not(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    names = ("value_cosine", "value_spectral_share", "value_effective_rank", "direction_coherence")
+    same = decompose_attention(model, pairs_for(model, n_tokens=9), progress=False)
+    other = decompose_attention(
+        model, make_pairs(model, problems(), Insertion.random_sentence(9)), contrasts=["content"], progress=False
+    )
+    for name in names:
+        assert same.of(name)[:, 0] == pytest.approx(1, abs=1e-4), name
+        assert np.abs(other.of(name)[:, 0] - 1).min() > 1e-3, name
+    assert np.nanmax(other.of("residual")[:, 0]) < 1e-4, "the identity holds for any inserted text"
+
+
+@pytest.mark.parametrize("contrast", CONTRASTS)
+def test_gemma_s_norm_of_attention_is_crossed_with_its_scale_frozen(contrast: str, tiny_model_dir: Any) -> None:
+    """I9 before the norm; after it heads and the norm's own rescaling add up to what really changes in the residual."""
+    model = loaded(tiny_model_dir("gemma3"), "bridge", "float64")
+    pair = pairs_for(model, n_tokens=9)[0]
+    found = decompose_attention(model, [pair], progress=False)
+    new, reference = {"content": ("inserted", "masked"), "total": ("inserted", "base"), "held": ("held", "base")}[
+        contrast
+    ]
+    n = pair.n_after
+    for layer in range(3):
+        runs = [pair.condition(name) for name in (new, reference)]
+        wrote = [layer_of(model, run, layer, "hook_attn_out")[0, -n:] for run in runs]
+        z = [layer_of(model, run, layer, "attn.hook_z")[0, -n:] for run in runs]
+        change = wrote[0] - wrote[1]
+        weights = model.output_weights(layer)
+        # by hand: rms of what all heads write together, the norm's weight, one head at a time
+        summed = torch.einsum("rhd,hdm->rm", z[0], weights)
+        gain = (1 + model.stepper.layers[layer].post_attention_layernorm.weight.detach()).double()
+        scale = summed.square().mean(-1, keepdim=True).add(model.underlying.original_model.config.rms_norm_eps).sqrt()
+        per_head = torch.einsum("rhd,hdm->hrm", z[0] - z[1], weights) * gain / scale
+        expected = (per_head * change).sum((1, 2)) / change.square().sum()
+        shares = found.of("share_after_norm", contrast)[0, layer]
+        assert shares == pytest.approx(expected.numpy(), abs=1e-4)
+        rescaled = found.layer_values["norm_share"][contrast][0, layer]
+        assert shares.sum() + rescaled == pytest.approx(1, abs=1e-4)
+        assert abs(rescaled) > 1e-3, "the norm's own rescaling is not negligible"
+        before = torch.einsum("rhd,hdm->hrm", z[0] - z[1], weights)
+        plain = (before * before.sum(0)).sum((1, 2)) / before.sum(0).square().sum()
+        assert found.of("share", contrast)[0, layer] == pytest.approx(plain.numpy(), abs=1e-4)
+    assert "norms what attention writes" in found.describe()
+
+
+def test_a_model_without_such_a_norm_has_no_shares_after_it(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("llama"), "bridge")
+    found = decompose_attention(model, pairs_for(model, n_tokens=9)[:1], progress=False)
+    assert "share_after_norm" not in found.metrics and "norm_share" not in found.layer_values
+    assert set(found.metrics) <= set(METRICS)
+
+
+def test_every_query_of_one_pair(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    pair = pairs_for(model, n_tokens=9)[0]
+    found = decompose_attention(model, [pair], progress=False)
+    for contrast in CONTRASTS:
+        parts = attention_parts(model, pair, 0, contrast=contrast)
+        assert parts.lam.shape == (8, pair.n_after) and parts.bias.shape == (8, pair.n_after, 8)
+        assert list(parts.queries) == list(range(pair.span[1], len(pair.inserted)))
+        assert parts.lam + parts.drop == pytest.approx(1, abs=1e-6)
+        assert parts.lam.mean(-1) == pytest.approx(found.of("lam", contrast)[0, 0])
+        total = parts.before + parts.scale + parts.bias + parts.rest + (0 if parts.shift is None else parts.shift)
+        assert total == pytest.approx(parts.after, abs=1e-6)
+        assert np.abs(parts.rest).max() < 1e-5 and (parts.shift is None) == (contrast != "total")
+    assert "leaves" in repr(parts) and "lambda of 8 heads" in repr(parts)
+
+
+# ----------------------------------------------------------------------------------------------------------- planted
+
+
+@pytest.mark.parametrize("case", [{"seed": 1}, {"seed": 5, "random": True}, {"seed": 6, "random": True}], ids=str)
+def test_planted_heads_show_what_each_kind_does(case: dict[str, Any]) -> None:
+    """Readers write Sigma, mediators only what came from upstream, a silent decoy attends and writes nothing; a share is
+    no proof that anybody reads it: the unread decoy has one too."""
+    made, model = planted_here(**case)
+    pairs = planted_pairs(made, model, 8)
+    layers = sorted({head.layer for head in (*made.readers, *made.mediators, *sum(made.decoys.values(), ()))})
+    found = decompose_attention(
+        model, pairs, layers=layers, control="random_sentence", n_control_draws=2, progress=False
+    )
+    table = found.summary().set_index("label")
+    usual = table["share"].abs().median()
+    for head in map(str, made.readers):
+        row = table.loc[head]
+        assert row["share"] > 10 * usual and row["bias_share"] == pytest.approx(row["share"], rel=0.1)
+        assert row["lam"] < row["lam_null"] and row["lam_p"] < 0.05
+        assert row["lam"] < row["lam_control"] and row["lam_control_p"] < 0.05
+    for head in map(str, made.mediators):
+        row = table.loc[head]
+        assert row["share"] > 10 * usual and row["rest_share"] == pytest.approx(row["share"], rel=0.05)
+    for head in map(str, made.decoys.get("silent", ())):
+        assert table.loc[head, "lam"] < table.loc[head, "lam_null"] and table.loc[head, "share"] == 0
+    for head in map(str, made.decoys.get("unread", ())):
+        assert table.loc[head, "share"] > 10 * usual
+    for head in map(str, made.decoys.get("avoids", ())):
+        assert table.loc[head, "lam"] > 0.99 and abs(table.loc[head, "bias_share"]) < 1e-3
+    assert "whether anything reads it" in found.describe()
+
+
+# ------------------------------------------------------------------------------------------------------------ results
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_model_dir: Any) -> tuple[Model, tuple[PromptPair, ...]]:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    return model, pairs_for(model, n_tokens=9)
+
+
+def test_the_slope_of_a_fit_is_never_called_lambda(tiny: Any) -> None:
+    found = decompose_attention(*tiny, progress=False)
+    words = repr(found)
+    assert "another number than lambda" in words and "fit_slope(not_lam)" in words and "an identity there" in words
+    frame = found.to_frame()
+    what = frame.drop_duplicates("metric").set_index("metric")["what"]
+    assert "not lambda" in what["fit_slope"] and "retained mass" in what["lam"]
+    assert len(frame) == sum(3 * 24 * len(by) for by in found.values.values())
+    table = found.summary()
+    assert list(table.columns[:5]) == ["layer", "head", "label", "paper_label", "lam"]
+    assert {"fit_slope", "fit_r2", "fit_slope_ci_low", "lam_null", "lam_p", "residual_n"} <= set(table.columns)
+    assert (table["lam_ci_low"] <= table["lam"]).all() and (table["lam"] <= table["lam_ci_high"]).all()
+    assert found.top(3)["share"].abs().is_monotonic_decreasing
+    by_layer = found.layer_table()
+    assert by_layer["share"].to_numpy() == pytest.approx(1, abs=1e-5)
+    assert by_layer["residual"].iloc[0] < 1e-4 < by_layer["residual"].iloc[1]
+
+
+def test_chosen_heads_and_layers_are_the_same_numbers(tiny: Any) -> None:
+    model, pairs = tiny
+    whole = decompose_attention(model, pairs, progress=False)
+    heads = [Head(1, 3), Head(0, 2)]
+    some = decompose_attention(model, pairs, heads=heads, contrasts=["content"], progress=False)
+    assert some.of("lam")[:, 1, 3] == pytest.approx(whole.of("lam")[:, 1, 3])
+    assert some.of("share")[:, 0, 2] == pytest.approx(whole.of("share")[:, 0, 2])
+    assert np.isnan(some.of("lam")[:, 1, 2]).all() and some.heads == tuple(heads)
+    assert len(some.summary()) == 2 and "of the asked heads" in some.describe()
+    layer = decompose_attention(model, pairs, layers=[2], progress=False)
+    assert layer.layers == (2,) and "identity" not in layer.describe().split("In deeper")[0]
+    assert layer.of("residual")[:, 2] == pytest.approx(whole.of("residual")[:, 2], nan_ok=True)
+
+
+def test_a_control_of_the_same_tokens_does_not_differ(tiny: Any) -> None:
+    model, pairs = tiny
+    own = decompose_attention(model, pairs, control=Insertion.meaningless(" /", 9), progress=False)
+    assert own.control is not None
+    assert own.control == pytest.approx(own.of("lam"), abs=1e-6)
+    other = decompose_attention(model, pairs, control="random_sentence", n_control_draws=2, progress=False)
+    again = decompose_attention(model, pairs, control="random_sentence", n_control_draws=2, progress=False)
+    assert np.array_equal(other.control, again.control)
+    assert np.abs(other.control - other.of("lam")).max() > 0.01
+    three = decompose_attention(model, pairs, control="random_sentence", n_control_draws=3, progress=False)
+    assert not np.allclose(three.control, other.control), "draws differ and are averaged"
+    with pytest.raises(ValueError, match='control="random_sentence"'):
+        decompose_attention(model, pairs, progress=False).null("control")
+
+
+def test_one_problem_has_estimates_without_tests(tiny: Any) -> None:
+    model, pairs = tiny
+    found = decompose_attention(model, pairs[:1], progress=False)
+    assert found.null_test() is None and found.summary()["lam_p"].isna().all()
+    assert "a single problem tests nothing" in found.describe()
+
+
+def test_same_twice_after_saving_and_from_a_checkpoint(tiny: Any, tmp_path: Any) -> None:
+    model, pairs = tiny
+    file = tmp_path / "done.jsonl"
+    options: dict[str, Any] = {"control": "random_sentence", "n_control_draws": 1, "progress": False}
+    first = decompose_attention(model, pairs, checkpoint=file, **options)
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join(lines[:2]) + "\n")
+    resumed = decompose_attention(model, pairs, checkpoint=file, **options)
+    kept = load(save(tmp_path / "kept", first))["AttentionDecomposition"]
+    for other in (resumed, kept):
+        assert isinstance(other, AttentionDecomposition)
+        for metric, by in first.values.items():
+            for contrast, array in by.items():
+                assert np.array_equal(array, other.of(metric, contrast), equal_nan=True), metric
+        assert other.summary().equals(first.summary()) and other.describe() == first.describe()
+    with pytest.raises(ValueError, match="made with other settings: contrasts"):
+        decompose_attention(model, pairs, checkpoint=file, contrasts=["held"], **options)
+
+
+# ----------------------------------------------------------------------------------------------------------- messages
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": []}, "no layers to decompose"),
+        ({"heads": []}, "no heads to decompose"),
+        ({"heads": [Head(0, 1), Head(0, 1)]}, "L0H1 is given twice"),
+        ({"layers": [1, 1]}, "layer 1 is given twice"),
+        ({"layers": [3]}, r"layer 3 is out of range \(zero-based\): 0 to 2"),
+        ({"heads": [Head(5, 0)]}, r"L5H0: layer 5 is out of range \(zero-based\)"),
+        ({"heads": [Head(0, 0)], "layers": [0]}, "give heads or layers, not both"),
+        ({"contrasts": ["shift"]}, "unknown contrast 'shift'; choose one of content, total, held"),
+        ({"contrasts": "content"}, "one or more different names"),
+        ({"held_positions": "middle"}, 'held_positions must be "first" or "spread"'),
+        ({"control": "slashes"}, 'control must be "random_sentence", an Insertion or None'),
+        ({"control": "random_sentence", "n_control_draws": 0}, "n_control_draws must be 1 or more, got 0"),
+        ({"control": Insertion.meaningless(" /", 4)}, r"must insert as many tokens into the same prompt \(9\)"),
+    ],
+)
+def test_bad_options_are_refused_with_the_remedy(options: dict[str, Any], message: str, tiny: Any) -> None:
+    with pytest.raises(ValueError, match=message):
+        decompose_attention(*tiny, progress=False, **options)
+
+
+def test_bad_pairs_and_models_are_refused_before_anything_runs(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, pairs = tiny
+    with pytest.raises(ValueError, match="there are no prompt pairs to decompose"):
+        decompose_attention(model, [], progress=False)
+    with pytest.raises(ValueError, match="problem ids are given twice"):
+        decompose_attention(model, [pairs[0], pairs[0]], progress=False)
+    last = make_pairs(model, problems(), Insertion.meaningless(" /", 9, after="question"))
+    with pytest.raises(ValueError, match=r"3 of 3 pairs have no tokens after the insertion \(first: 'p0'\)"):
+        decompose_attention(model, last, progress=False)
+    with pytest.raises(ValueError, match="layer 7 is out of range"):
+        attention_parts(model, pairs[0], 7)
+    found = decompose_attention(model, pairs, contrasts=["content"], layers=[0], progress=False)
+    with pytest.raises(ValueError, match="no metric 'lambda' here; there are lam,"):
+        found.of("lambda")
+    with pytest.raises(ValueError, match="'lam' is not defined for contrast 'held', only for content"):
+        found.of("lam", "held")
+    monkeypatch.setattr(model, "shows_rotated", False)
+    with pytest.raises(ModelError, match=r"shows no rotated queries and keys on backend 'bridge'"):
+        decompose_attention(model, pairs, progress=False)

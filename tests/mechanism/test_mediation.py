@@ -1,0 +1,225 @@
+"""Scale only, bias only, both: what each does to activations and outcome, against whole runs edited by interventions."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import ARCHITECTURES, BACKENDS
+from models_under_test import loaded, pairs_for, planted_here, planted_pairs
+
+from mless_interp.heads import Head
+from mless_interp.mechanism import Mediation, activation_shift, mediate
+from mless_interp.mechanism.mediation_results import ARMS, EFFECTS
+from mless_interp.metrics.activations import mean_absolute, median_variance
+from mless_interp.models.base import Model, ModelError, site
+from mless_interp.patching.interventions import (
+    Intervention,
+    Knockout,
+    KnockoutZero,
+    PatchZ,
+    RestoreScale,
+    run_edits,
+)
+from mless_interp.patching.outcomes import OUTCOMES
+from mless_interp.prompts.pairs import PromptPair
+from mless_interp.running.store import load, save
+
+ACTIVATIONS = ("near_zero_arm", "near_zero_quantile", "mean", "mean_absolute", "variance")
+
+
+@pytest.mark.parametrize("contrast", ["content", "held"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_in_the_first_layer_both_is_the_whole_change(
+    backend: str, architecture: str, contrast: str, tiny_model_dir: Any
+) -> None:
+    model = loaded(tiny_model_dir(architecture), backend)
+    found = mediate(model, pairs_for(model, n_tokens=9, count=2), contrast=contrast, progress=False)
+    loose = {"near_zero_arm": 2e-4, "near_zero_quantile": 2e-4}  # one activation of 5000 may cross the threshold
+    for reading in ACTIVATIONS:
+        off = loose.get(reading, 1e-5)
+        assert found.effect(reading, "both") == pytest.approx(found.effect(reading, "total"), abs=off)
+        assert found.effect(reading, "rest") == pytest.approx(0, abs=off)
+        assert np.abs(found.effect(reading, "scale")).max() > 1e-4, "the parts are not nothing"
+    assert found.effect("outcome", "rest") == pytest.approx(0, abs=1e-4)
+    assert np.abs(found.effect("outcome", "both") - found.effect("outcome", "total")).max() > 1e-4, (
+        "later layers read too"
+    )
+    assert found.of("outcome", "reference") == pytest.approx(found.of("outcome", "without"), abs=1e-5)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_denoising_takes_away_what_noising_adds(architecture: str, tiny_model_dir: Any) -> None:
+    """The same head outputs in the run with the span: equal activations in this layer, another outcome."""
+    model = loaded(tiny_model_dir(architecture), "bridge")
+    pairs = pairs_for(model, n_tokens=9)
+    added, taken = (mediate(model, pairs, direction=name, progress=False) for name in ("noising", "denoising"))
+    for reading in ("mean", "mean_absolute", "variance"):
+        for effect in EFFECTS:
+            assert taken.effect(reading, effect) == pytest.approx(added.effect(reading, effect), abs=1e-5)
+    assert taken.of("outcome", "patched") == pytest.approx(taken.of("outcome", "with"), abs=1e-5)
+    assert np.abs(taken.of("outcome", "reference") - taken.of("outcome", "without")).max() > 1e-4
+
+
+def outcome_under(
+    model: Model, pair: PromptPair, intervention: Intervention, heads: list[Head], receiving: str, donor: str
+) -> tuple[float, torch.Tensor]:
+    """Outcome and gate pre-activations of a whole run with one intervention on these heads."""
+    inputs = pair.condition(receiving)
+    start = pair.span[1]
+    given = model.record(pair.condition(donor), start=start)
+    edits = run_edits(model, inputs, intervention, heads, span=pair.span_mask[None], start=start, donor=given)
+    name = site(heads[0].layer, "mlp.hook_pre")
+    outcome = OUTCOMES["answer_logprob"]
+    result = model.run(
+        inputs.tokens,
+        attention_mask=inputs.attention_mask,
+        edits=edits,
+        capture={name: None},
+        logits_at=[len(pair.inserted) - back for back in outcome.reads(pair)],
+    )
+    assert result.logits is not None
+    return float(outcome.value(result.logits, pair, None)[0]), result.captured[name][0]
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_arms_are_the_interventions_of_methods_6(architecture: str, layer: int, tiny_model_dir: Any) -> None:
+    """restore_scale leaves the bias; in layer 0 knockout_zero leaves the scale and knockout nothing; a z patch is a z patch."""
+    model = loaded(tiny_model_dir(architecture), "bridge")
+    bare = pairs_for(model, n_tokens=9)[0]
+    heads = [Head(layer, head) for head in (1, 2, 6)]
+    taken = mediate(model, [bare], layer=layer, heads=heads, direction="denoising", progress=False)
+    added = mediate(model, [bare], layer=layer, heads=heads, direction="noising", progress=False)
+    cases: list[tuple[Mediation, str, Intervention, str, str]] = [
+        (taken, "bias", RestoreScale(), "inserted", "masked"),
+        (taken, "reference", PatchZ(), "inserted", "masked"),
+        (added, "patched", PatchZ(), "masked", "inserted"),
+    ]
+    if layer == 0:
+        cases += [
+            (taken, "scale", KnockoutZero(), "inserted", "masked"),
+            (taken, "reference", Knockout(), "inserted", "masked"),
+        ]
+    gate = model.gated_mlp(layer).activation
+    pair = bare.answered("answer")
+    for found, arm, intervention, receiving, donor in cases:
+        outcome, pre = outcome_under(model, pair, intervention, heads, receiving, donor)
+        assert found.of("outcome", arm)[0] == pytest.approx(outcome, abs=1e-4), arm
+        activations = gate(pre[bare.shared])
+        assert found.of("mean_absolute", arm)[0] == pytest.approx(float(mean_absolute(activations.flatten())), abs=1e-5)
+        assert found.of("variance", arm)[0] == pytest.approx(float(median_variance(activations)), abs=1e-5)
+    if layer:
+        assert np.abs(added.effect("mean_absolute", "rest")).max() > 1e-5, "upstream changes are not lambda and Sigma"
+
+
+def test_both_ends_are_those_of_activation_shift(tiny_model_dir: Any) -> None:
+    """The same thresholds from the base run, the same tokens, the same numbers."""
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    pairs = pairs_for(model, n_tokens=9)
+    found = mediate(model, pairs, c=0.3, q=0.2, progress=False)
+    shift = activation_shift(model, pairs, contrasts=["content"], c=0.3, q=0.2, progress=False)
+    for reading in ACTIVATIONS:
+        at = shift.metrics.index(reading)
+        loose = 2e-4 if reading.startswith("near_zero") else 1e-6  # one activation of 5000 may cross the threshold
+        assert found.of(reading, "without") == pytest.approx(shift.before[:, 0, 0, at], abs=loose)
+        assert found.of(reading, "with") == pytest.approx(shift.after[:, 0, 0, at], abs=loose)
+        assert found.effect(reading, "total") == pytest.approx(shift.of(reading), abs=2 * loose)
+
+
+def test_a_planted_reader_acts_by_its_bias() -> None:
+    """Its z without the span is about nothing it needs: what it writes is Sigma, and scale alone does nothing."""
+    made, model = planted_here()
+    readers = [head for head in made.readers if head.layer == 0]
+    pairs = planted_pairs(made, model, 8)
+    found = mediate(model, pairs, heads=readers, progress=False)
+    bias, both, scale = (found.effect("outcome", name) for name in ("bias", "both", "scale"))
+    total = found.effect("outcome", "total")
+    assert np.abs(total).mean() > 0.1
+    assert (
+        bias == pytest.approx(both, abs=0.05 * np.abs(both).max()) and np.abs(scale).max() < 0.05 * np.abs(both).max()
+    )
+    assert both == pytest.approx(total, abs=0.1 * np.abs(total).max()), "the readers carry all of it"
+    table = found.summary().set_index(["reading", "effect"])
+    assert table.loc[("outcome", "bias"), "p_corrected"] < 0.05 < table.loc[
+        ("outcome", "scale"), "p_corrected"
+    ] or np.isnan(table.loc[("outcome", "scale"), "p_corrected"])
+    silent = [head for head in made.decoys["silent"] if head.layer == 0]
+    nothing = mediate(model, pairs, heads=silent, progress=False)
+    assert np.abs(nothing.effect("outcome", "both")).max() < 1e-5
+
+
+def by_hand() -> Mediation:
+    # reference 1, scale 1.5, bias 0.5, both 2: scale +0.5, bias -0.5, both +1, interaction 1
+    row = [1.0, 4.0, 1.0, 1.5, 0.5, 2.0, 2.5]
+    return Mediation(("a", "b"), ("mean", "outcome"), ARMS, np.array([[row, row], [row, row]]), "nats", {"layer": 1})
+
+
+def test_effects_by_hand() -> None:
+    found = by_hand()
+    effects = {name: float(found.effect("mean", name)[0]) for name in EFFECTS}
+    assert effects == {"scale": 0.5, "bias": -0.5, "both": 1.0, "interaction": 1.0, "rest": 0.5, "total": 3.0}
+    table = found.summary()
+    assert list(table["effect"][:6]) == list(EFFECTS) and (table["n"] == 2).all() and table["before"].eq(1).all()
+    assert len(found.to_frame()) == 2 * 2 * 7
+    with pytest.raises(ValueError, match="unknown effect 'all'; choose one of scale, bias"):
+        found.effect("mean", "all")
+    with pytest.raises(ValueError, match="no arm 'none' here"):
+        found.of("mean", "none")
+    with pytest.raises(ValueError, match="no reading 'near' here"):
+        found.of("near", "both")
+
+
+def test_same_twice_after_saving_and_from_a_checkpoint(tiny_model_dir: Any, tmp_path: Any) -> None:
+    model = loaded(tiny_model_dir("llama"), "bridge")
+    pairs = pairs_for(model, n_tokens=9)
+    file = tmp_path / "done.jsonl"
+    first = mediate(model, pairs, checkpoint=file, progress=False)
+    file.write_text("\n".join(file.read_text().splitlines()[:2]) + "\n")
+    resumed = mediate(model, pairs, checkpoint=file, progress=False)
+    kept = load(save(tmp_path / "kept", first))["Mediation"]
+    for other in (resumed, kept):
+        assert np.array_equal(first.values, other.values) and first.summary().equals(other.summary())
+    words = repr(first)
+    assert "all heads of layer 0 (zero-based)" in words and "Near-zero share" in words and "interaction" in words
+    assert "p_corrected" in first.summary() and first.describe() == kept.describe()
+    one = mediate(model, pairs[:1], progress=False)
+    assert "A single problem has no interval" in one.describe() and "nan" not in repr(one)
+    assert one.summary()["p_corrected"].isna().all()
+    with pytest.raises(ValueError, match="made with other settings: c was 0.13, now 0.2"):
+        mediate(model, pairs, checkpoint=file, c=0.2, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layer": 3}, r"layer 3 is out of range \(zero-based\): 0 to 2"),
+        ({"heads": [Head(1, 0)]}, r"L1H0 is not in layer 0 \(zero-based\)"),
+        ({"heads": []}, "no heads to mediate"),
+        ({"heads": [Head(0, 0), Head(0, 0)]}, "L0H0 is given twice"),
+        ({"contrast": "total"}, "unknown contrast 'total'; choose one of content, held"),
+        ({"direction": "both"}, "unknown direction 'both'; choose one of denoising, noising"),
+        ({"outcome": "kl"}, "needs a signed outcome such as 'answer_logprob', got 'kl'"),
+        ({"outcome": "speed"}, "unknown outcome 'speed'"),
+        ({"held_positions": "last"}, 'must be "first" or "spread"'),
+        ({"c": 0.0}, "c"),
+        ({"q": 2.0}, "q"),
+    ],
+)
+def test_bad_options_are_refused_with_the_remedy(options: dict[str, Any], message: str, tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    with pytest.raises(ValueError, match=message):
+        mediate(model, pairs_for(model, n_tokens=9), progress=False, **options)
+
+
+def test_a_model_without_gated_mlp_is_told_what_is_undefined(
+    tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    monkeypatch.setattr(type(model), "_gated_mlp", lambda self, layer: None)
+    with pytest.raises(ModelError, match="is not gated"):
+        mediate(model, pairs_for(model, n_tokens=9), progress=False)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="there are no prompt pairs to mediate"):
+        mediate(model, [], progress=False)

@@ -1,0 +1,228 @@
+"""Collapse inside the span and recovery after it."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mless_interp.metrics.recovery import (
+    aligned_ratio,
+    aligned_recovery,
+    collapsed_share,
+    onset_step,
+    recovery_fraction,
+    recovery_latency,
+    recovery_ratio,
+    recovery_time_constant,
+    running_median,
+    span_collapse,
+    span_variation,
+)
+from mless_interp.metrics.segments import flanks
+
+NAN = float("nan")
+
+# methods 13, shared rows: base tokens [P Q Q], inserted tokens [P I I Q Q]
+BASE = torch.tensor([0.55, 0.3, NAN], dtype=torch.float64)
+INSERTED = torch.tensor([0.365, 0.175, 0.175, 0.15, NAN], dtype=torch.float64)
+PI = torch.tensor([0, 3, 4])
+SPAN = torch.tensor([False, True, True, False, False])
+PREFIX = torch.tensor([True, False, False, False, False])
+QUESTION = torch.tensor([False, False, False, True, True])
+
+
+def same(actual: torch.Tensor, expected: list | float | torch.Tensor, **tolerance: float) -> None:
+    torch.testing.assert_close(
+        actual, torch.as_tensor(expected, dtype=actual.dtype).expand(actual.shape), equal_nan=True, **tolerance
+    )
+
+
+def mask(*positions: int, n: int) -> torch.Tensor:
+    return torch.isin(torch.arange(n), torch.tensor(positions))
+
+
+def test_collapse_and_recovery_of_the_worked_example():
+    same(span_collapse(INSERTED, span=SPAN, reference=PREFIX), 1 - 0.175 / 0.365)
+    same(span_collapse(INSERTED, span=SPAN, reference=PREFIX), 0.520548, atol=1e-6, rtol=0)
+    same(recovery_ratio(INSERTED, before=PREFIX, after=QUESTION), 0.15 / 0.365)
+    same(recovery_ratio(INSERTED, before=PREFIX, after=QUESTION), 0.410959, atol=1e-6, rtol=0)
+    same(aligned_recovery(BASE, INSERTED[PI], tokens=mask(1, 2, n=3)), 0.5)
+
+
+def test_collapse_takes_a_level_or_flanks_as_its_reference():
+    profile = torch.tensor([[0.9, 0.4, 0.1, 0.1, 0.2], [0.9, 0.2, 0.2, 0.2, 0.2]])
+    span = mask(2, 3, n=5)
+    same(span_collapse(profile, span=span, reference=flanks(span, width=1)), [1 - 0.1 / 0.3, 0.0])
+    same(span_collapse(profile, span=span, reference=torch.tensor([0.2, 0.1])), [0.5, -1.0])
+
+
+def test_collapse_without_a_reference_is_undefined():
+    same(span_collapse(INSERTED, span=SPAN, reference=mask(n=5)), NAN)
+    same(span_collapse(torch.tensor([0.0, 0.1, 0.1]), span=mask(1, 2, n=3), reference=mask(0, n=3)), NAN)
+
+
+@given(scale=st.floats(0.01, 100))
+@settings(max_examples=20, deadline=None)
+def test_collapse_and_recovery_do_not_depend_on_the_unit(scale):
+    options = {"span": SPAN, "before": PREFIX, "after": QUESTION}
+    same(
+        span_collapse(scale * INSERTED, span=SPAN, reference=PREFIX),
+        span_collapse(INSERTED, span=SPAN, reference=PREFIX),
+    )
+    same(recovery_fraction(scale * INSERTED, **options), recovery_fraction(INSERTED, **options))
+
+
+def test_a_flat_profile_neither_collapses_nor_recovers():
+    flat = torch.ones(2, 5)
+    same(span_collapse(flat, span=SPAN, reference=PREFIX), [0, 0])
+    same(onset_step(flat, span=SPAN), [0, 0])
+    same(span_variation(flat, span=SPAN), [0, 0])
+    same(recovery_ratio(flat, before=PREFIX, after=QUESTION), [1, 1])
+    same(recovery_fraction(flat, before=PREFIX, span=SPAN, after=QUESTION), [NAN, NAN])
+
+
+def test_collapsed_share_counts_defined_span_tokens():
+    relative = torch.tensor([1.0, 0.05, 0.2, 0.4, NAN, 1.0])
+    span = mask(1, 2, 3, 4, n=6)
+    shares = [collapsed_share(relative, span=span, threshold=theta) for theta in (0.1, 0.25, 0.5)]
+    same(torch.stack(shares), [1 / 3, 2 / 3, 1])
+
+
+def test_onset_step_compares_equal_windows_around_the_start():
+    relative = torch.tensor([9.0, 1.0, 1.2, 0.2, 0.4, 0.9, 1.0])
+    span = mask(3, 4, 5, n=7)
+    same(onset_step(relative, span=span, width=2), 0.3 - 1.1)
+    same(
+        onset_step(relative, span=span, width=5), 0.5 - 11.2 / 3
+    )  # the windows stop at the span's end and at the start
+    sinkless = torch.cat([torch.tensor([NAN]), relative[1:]])
+    same(onset_step(sinkless, span=span, width=5), 0.5 - 1.1)
+    same(onset_step(relative, span=mask(0, 1, n=7)), NAN)
+
+
+def test_onset_needs_one_block():
+    with pytest.raises(ValueError, match="onset and latency are only defined for one block"):
+        onset_step(torch.ones(5), span=mask(1, 3, n=5))
+    with pytest.raises(ValueError, match="width must be 1 token or more"):
+        onset_step(torch.ones(5), span=SPAN, width=0)
+
+
+def test_variation_is_population_deviation_over_mean():
+    # .1, .3: mean .2, population deviation .1
+    same(span_variation(torch.tensor([0.9, 0.1, 0.3]), span=mask(1, 2, n=3)), 0.5)
+    same(span_variation(torch.tensor([0.9, 0.1, NAN]), span=mask(1, 2, n=3)), NAN)
+    same(span_variation(torch.tensor([0.9, 0.0, 0.0]), span=mask(1, 2, n=3)), NAN)
+
+
+def test_recovery_fraction_is_zero_one_or_overshoots():
+    profile = torch.tensor([[1.0, 0.2, 0.2], [1.0, 0.2, 1.0], [1.0, 0.2, 1.4], [1.0, 0.2, 0.6]])
+    fraction = recovery_fraction(profile, before=mask(0, n=3), span=mask(1, n=3), after=mask(2, n=3))
+    same(fraction, [0, 1, 1.5, 0.5])
+
+
+def test_recovery_fraction_needs_a_step():
+    profile = torch.tensor([[1.0, 0.96, 1.0], [1.0, 0.94, 1.0], [0.0, 0.0, 0.0]])
+    segments = {"before": mask(0, n=3), "span": mask(1, n=3), "after": mask(2, n=3)}
+    same(recovery_fraction(profile, **segments), [NAN, 1, NAN])
+    same(recovery_fraction(profile, **segments, tolerance=0.01), [1, 1, NAN])
+
+
+def test_recovery_ratio_without_a_level_before_is_undefined():
+    same(recovery_ratio(torch.tensor([0.0, 0.1]), before=mask(0, n=2), after=mask(1, n=2)), NAN)
+
+
+def test_aligned_recovery_drops_tokens_undefined_in_either_run():
+    base = torch.tensor([0.4, 0.2, 0.2, 0.0])
+    inserted = torch.tensor([NAN, 0.1, 0.2, 0.1])
+    same(aligned_recovery(base, inserted, tokens=mask(0, 1, 2, n=4)), 0.75)
+    same(aligned_recovery(base, inserted, tokens=mask(3, n=4)), NAN)
+    same(aligned_recovery(base, inserted, tokens=mask(0, n=4)), NAN)
+
+
+def test_aligned_ratio_is_undefined_where_the_base_receives_nothing():
+    same(aligned_ratio(BASE, INSERTED[PI]), [0.365 / 0.55, 0.5, NAN])
+    same(aligned_ratio(torch.tensor([0.0]), torch.tensor([0.1])), [NAN])
+
+
+def test_latency_is_the_first_window_back_at_its_share():
+    after = torch.tensor([[0.1, 0.2, 0.6, 0.8], [1.0, 1.0, 1.0, 1.0], [0.1, 0.1, 0.1, 0.1]])
+    # windows of 2 against .5: .15 .4 .7; at once; never
+    same(recovery_latency(after, torch.ones(3, 1), width=2), [2, 0, math.inf])
+
+
+def test_latency_compares_the_same_tokens():
+    after = torch.tensor([0.1, 0.1, 0.3, 0.3])
+    same(recovery_latency(after, torch.tensor([1.0, 1.0, 1.0, 1.0]), width=2), math.inf)
+    same(recovery_latency(after, torch.tensor([1.0, 0.2, 0.2, 0.2]), width=2), 1)  # windows .1 .2 .3 against .3 .1 .1
+
+
+def test_latency_skips_windows_that_are_not_defined():
+    reference = torch.ones(1)
+    same(recovery_latency(torch.tensor([NAN, 1.0, 1.0, 1.0]), reference, width=2), 1)
+    same(recovery_latency(torch.tensor([0.1, NAN, 0.1]), reference, width=2), NAN)
+    same(recovery_latency(torch.tensor([1.0, 1.0]), reference, width=5), NAN)
+    same(recovery_latency(torch.tensor([1.0, 1.0]), torch.zeros(1), width=2), NAN)
+
+
+def test_running_median_removes_a_spike_and_keeps_a_trend():
+    trend = torch.linspace(0, 1, 9)
+    same(running_median(trend), trend)
+    spiked = trend.clone()
+    spiked[4] = 7.0
+    assert running_median(spiked).max() <= 1
+    same(running_median(torch.tensor([1.0, NAN, 3.0]), width=3), [1, 2, 3])
+    with pytest.raises(ValueError, match="width must be an odd number"):
+        running_median(trend, width=4)
+
+
+def test_time_constant_of_the_worked_series():
+    # y(t) = .3 - .2 exp(-t/2): .1 .1787 .2264 .2554 .2729 .2836 .29 .294
+    y = 0.3 - 0.2 * torch.exp(-torch.arange(8, dtype=torch.float64) / 2)
+    same(y, [0.1, 0.1787, 0.2264, 0.2554, 0.2729, 0.2836, 0.29, 0.294], atol=5e-5, rtol=0)
+    for series in (y, running_median(y)):
+        fit = recovery_time_constant(series)
+        same(fit.tau, 2.0, atol=1e-3, rtol=0)
+        same(fit.r_squared, 1.0)
+        assert not fit.at_grid_edge
+
+
+@given(tau=st.floats(0.5, 15), start=st.floats(-1, 0.9), scale=st.floats(0.1, 10))
+@settings(max_examples=30, deadline=None)
+def test_time_constant_is_found_whatever_the_levels(tau, start, scale):
+    t = torch.arange(20, dtype=torch.float64)
+    fit = recovery_time_constant(scale * (1 - (1 - start) * (-t / tau).exp()))
+    same(fit.tau, tau, rtol=2e-3, atol=0)
+    assert not fit.at_grid_edge
+
+
+def test_time_constant_is_fitted_per_head_with_gaps():
+    t = torch.arange(30, dtype=torch.float64)
+    series = 1 - torch.exp(-t / torch.tensor([[1.0], [4.0], [8.0]]))
+    series[1, 3:8] = NAN
+    fit = recovery_time_constant(series)
+    same(fit.tau, [1.0, 4.0, 8.0], rtol=1e-3, atol=0)
+    assert fit.tau.dtype == torch.float64
+
+
+def test_time_constant_needs_points_and_a_curve():
+    t = torch.arange(7.0)
+    same(recovery_time_constant(1 - torch.exp(-t)).tau, NAN)
+    noise = torch.rand(200, generator=torch.Generator().manual_seed(3))
+    fit = recovery_time_constant(torch.stack([torch.full((200,), 0.3), noise, torch.full((200,), NAN)]))
+    same(fit.tau, [NAN, NAN, NAN])
+    assert fit.r_squared[1] < 0.1 and fit.r_squared[[0, 2]].isnan().all()
+    assert not fit.at_grid_edge.any()
+
+
+def test_time_constant_says_when_the_series_is_too_short_for_it():
+    assert recovery_time_constant(torch.arange(12.0)).at_grid_edge  # a line never bends: tau beyond the grid
+
+
+def test_inputs_are_not_edited_and_half_precision_is_widened():
+    profile = INSERTED.clone()
+    onset_step(profile, span=SPAN)
+    recovery_time_constant(torch.arange(9.0))
+    same(profile, INSERTED)
+    assert span_collapse(INSERTED.bfloat16(), span=SPAN, reference=PREFIX).dtype == torch.float32

@@ -1,0 +1,177 @@
+"""The paper as data, and its claims on profiles whose truth is known."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mless_interp import paper
+from mless_interp.heads import Head
+from mless_interp.prompts.insertions import Insertion
+from mless_interp.prompts.pairs import make_pairs
+from mless_interp.scores import AttentionProfile, attention_profile
+
+LAYERS = (Head(0, 1), Head(1, 1), Head(2, 1))
+N_BEFORE, N_SPAN, N_QUESTION = 8, 10, 30
+
+
+def profile(
+    *,
+    kept: float = 0.5,
+    in_span: float = 0.3,
+    seed: int = 0,
+    noise: float = 0.02,
+    later: float | None = None,
+    same: bool = True,
+) -> AttentionProfile:
+    """Six problems. Shared tokens keep `kept` of their attention (in layers 1 and 2 `later`), span tokens get `in_span`
+    of uniform attention's, and spikes stand at the same tokens if `same`."""
+    draw = np.random.default_rng(seed)
+    stay = np.random.default_rng(99)
+    start, stop = N_BEFORE, N_BEFORE + N_SPAN
+    n = N_BEFORE + N_QUESTION
+    received: dict[str, list[np.ndarray]] = {"base": [], "inserted": [], "gap": []}
+    uniform: dict[str, list[np.ndarray]] = {"base": [], "inserted": [], "gap": []}
+    for _ in range(6):
+        spikes = stay.lognormal(size=(3, n)) / n
+        other = spikes if same else draw.lognormal(size=(3, n)) / n
+        factor = np.array([kept, later or kept, later or kept])[:, None]
+        after = factor * other * (1 + noise * draw.normal(size=other.shape))
+        inside = in_span / (n + N_SPAN) * (1 + noise * draw.normal(size=(3, N_SPAN)))
+        received["base"].append(spikes)
+        received["gap"].append(spikes * (1 + 0.01 * draw.normal(size=spikes.shape)))
+        received["inserted"].append(np.concatenate([after[:, :start], inside, after[:, start:]], 1))
+        for name, length in (("base", n), ("gap", n), ("inserted", n + N_SPAN)):
+            uniform[name].append(np.full((3, length), 1 / length))
+    alignment = np.array([t if t < start else t + N_SPAN for t in range(n)])
+    return AttentionProfile(
+        problem_ids=tuple("abcdef"),
+        conditions=("base", "inserted", "gap"),
+        heads=LAYERS,
+        received={name: tuple(found) for name, found in received.items()},
+        uniform={name: tuple(found) for name, found in uniform.items()},
+        alignment=(alignment,) * 6,
+        spans=((start, stop),) * 6,
+        base_texts=(("x",) * n,) * 6,
+        inserted_texts=(("x",) * (n + N_SPAN),) * 6,
+        settings={"model": "made up", "insertion": "Mless"},
+    )
+
+
+def verdicts(made: AttentionProfile, **options: Any) -> dict[str, str]:
+    return {check.claim.key: check.verdict for check in paper.check_claims(made, **options).checks}
+
+
+def test_a_model_that_does_what_the_figures_say_agrees() -> None:
+    found = verdicts(
+        profile(later=0.9),
+        heads=[Head(0, 1)],
+        random_sentence=[profile(in_span=0.9, noise=0.5, seed=seed, same=False) for seed in (1, 2)],
+        meaningful=profile(seed=3),
+    )
+    assert found == dict.fromkeys(paper.CLAIMS, "agrees")
+
+
+def test_a_model_that_does_the_opposite_disagrees() -> None:
+    found = verdicts(
+        profile(kept=1.2, in_span=2.5, noise=0.6),
+        heads=[Head(0, 1)],
+        random_sentence=profile(in_span=0.5, noise=0.01, seed=4),
+    )
+    against = (
+        "attenuation attenuation_beyond_position attenuation_beyond_dilution low_in_span low_in_span_beyond_random"
+    )
+    assert {key: found[key] for key in [*against.split(), "more_uniform", "recovery"]} == dict.fromkeys(
+        [*against.split(), "more_uniform", "recovery"], "disagrees"
+    )
+
+
+def test_layers_that_are_alike_contradict_the_claim_that_they_differ() -> None:
+    assert verdicts(profile(kept=0.6, later=0.6), heads=[Head(0, 1)])["first_layer_differs"] == "disagrees"
+
+
+def test_spikes_elsewhere_are_no_timing() -> None:
+    assert verdicts(profile(same=False))["timing"] != "agrees"
+
+
+def test_measured_numbers_are_those_that_were_put_in() -> None:
+    checks = paper.check_claims(profile(kept=0.5, in_span=0.3, noise=0.0), heads=[Head(0, 1)])
+    assert checks["attenuation"].measured == pytest.approx(0.5)
+    assert checks["low_in_span"].measured == pytest.approx(0.3)
+    assert checks["attenuation_beyond_dilution"].null == pytest.approx(38 / 48)
+    assert checks["timing"].measured == pytest.approx(1.0) and abs(checks["timing"].null) < 0.3
+    table = checks.to_frame()
+    assert list(table["verdict"].unique()) == ["agrees", "cannot tell", "disagrees"]
+    assert "agrees" in repr(checks) and "made up" in repr(checks)
+
+
+def test_a_missing_null_cannot_tell_and_says_why() -> None:
+    checks = paper.check_claims(profile(), heads=[Head(0, 1)])
+    assert checks["more_uniform"].verdict == "cannot tell"
+    assert checks["more_uniform"].reason == "no profile with a random sentence"
+    assert checks["meaningful_alike"].reason == "no profile with meaningful tokens"
+    later = paper.check_claims(profile(), heads=[Head(1, 1)], claims=["first_layer_differs"])
+    assert "lacks these heads in layers 0, 1 and 2 (zero-based)" in later["first_layer_differs"].reason
+
+
+def test_wrong_profiles_are_named() -> None:
+    other = AttentionProfile(**{**vars(profile()), "problem_ids": tuple("abcdeg")})
+    with pytest.raises(ValueError, match="of the same problems in the same order"):
+        paper.check_claims(profile(), random_sentence=other)
+    with pytest.raises(ValueError, match="unknown claim 'x'"):
+        paper.check_claims(profile(), claims=["x"])
+    with pytest.raises(ValueError, match=r"L0H5 \(zero-based\) was not profiled"):
+        paper.check_claims(profile(), heads=[Head(0, 5)])
+    with pytest.raises(KeyError, match="no check of 'timing'"):
+        paper.check_claims(profile(), claims=["attenuation"])["timing"]
+
+
+def test_figures_show_the_heads_of_the_methods_zero_based() -> None:
+    assert paper.FIGURES["000"].heads("qwen2.5-math-7b") == (Head(0, 0), Head(0, 1), Head(0, 7))
+    assert paper.FIGURES["002"].heads("qwen2.5-math-7b") == (Head(0, 21), Head(1, 21), Head(2, 21))
+    assert paper.FIGURES["003"].heads("llama-3.1-8b-instruct") == (Head(0, 19), Head(0, 24), Head(0, 25))
+    assert paper.FIGURES["004"].panels[0].head == Head(0, 13)
+    assert [panel.title for panel in paper.FIGURES["001"].panels] == [
+        "Qwen2.5-Math-7B layer 1 head 1",
+        "Llama3.1-8B-Instruct layer 1 head 27",
+        "Gemma3-4b-it layer 1 head 8",
+    ]
+    assert {len(heads) for heads in paper.SHOWN_HEADS.values()} == {10, 13, 4}
+    for figure in paper.FIGURES.values():
+        for panel in figure.panels:
+            model = paper.MODELS[panel.model]
+            assert panel.head.layer < model.n_layers and panel.head.head < model.n_heads
+    assert {claim for c in paper.CLAIMS.values() for claim in c.figures} == set(paper.FIGURES)
+
+
+def test_published_numbers_keep_their_source_and_their_contradictions() -> None:
+    table = paper.published(benchmark="MATH-500", model="llama-3.1-8b-instruct", condition="none")
+    printed = dict(zip(table["source"], table["percent"], strict=True))
+    assert printed["Table 1"] == 41.8 and printed["Table 5"] == 35.4 and printed["Table 3a"] == 43.0
+    assert bool(table[table["source"].str.startswith("Figure 10")]["approximate"].all())
+    about = {found.about for found in paper.CONTRADICTIONS}
+    assert any("Llama-3.1-8B-Instruct" in words for words in about)
+    assert all(len({value for _, value in found.readings}) > 1 for found in paper.CONTRADICTIONS)
+    with pytest.raises(ValueError, match="no column 'bench'"):
+        paper.published(bench="x")
+
+
+@pytest.mark.parametrize("key", list(paper.MODELS))
+def test_a_stand_in_has_the_heads_of_its_model_and_reads_its_problems(key: str) -> None:
+    model = paper.load_panel_model(key, tiny=True)
+    real = paper.MODELS[key]
+    assert (model.info.n_heads, model.info.n_key_value_heads) == (real.n_heads, real.n_key_value_heads)
+    assert "random weights" in model.info.name
+    questions = paper.stand_in_problems(2)
+    pairs = make_pairs(model, questions, Insertion.meaningless())
+    assert pairs[0].n_inserted == 55 and 55 <= len(pairs[0].base) <= 90
+    assert model.tokenizer.unk_token_id not in pairs[0].inserted.ids
+    made = attention_profile(model, pairs, heads=[Head(0, real.n_heads - 1)], progress=False)
+    assert bool(np.isnan(made.received["base"][0][0, 0])) == real.first_token_left_out
+
+
+def test_unknown_models_are_named() -> None:
+    with pytest.raises(ValueError, match="no model 'gpt' in the figures; there are qwen2.5-math-7b"):
+        paper.load_panel_model("gpt", tiny=True)
+    with pytest.raises(ValueError, match="n must be 1 or more"):
+        paper.stand_in_problems(0)

@@ -1,0 +1,396 @@
+"""Screening by gradients: completeness, finite differences, exact knockouts at the ends, planted heads first."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import ARCHITECTURES, BACKENDS
+from models_under_test import loaded, pairs_for, planted_here, planted_pairs, without_stepper
+
+from mless_interp.heads import Head
+from mless_interp.models.base import Model, ModelError
+from mless_interp.models.gradients import _quantised
+from mless_interp.patching import attribution
+from mless_interp.patching.attribution import attribute_heads
+from mless_interp.patching.interventions import EdgeNoise, Gate, Knockout, LayerState
+from mless_interp.patching.sweep import OUTCOMES, patch_heads, span_of
+from mless_interp.running.store import load, save
+
+
+class Gated:
+    """One problem's outcome as a function of all gates `[row, layer, head]`, by the differentiable pass."""
+
+    def __init__(self, model: Model, bare: Any, outcome: str = "answer_logprob") -> None:
+        self.model, self.outcome = model, OUTCOMES[outcome]
+        self.pair = bare.answered(self.outcome.appended)
+        length = len(self.pair.inserted)
+        start = length - self.pair.n_after
+        self.recording = model.record(self.pair.condition("inserted"), start=start)
+        self.read = torch.tensor([length - back for back in self.outcome.reads(self.pair)]) - start
+        self.span = span_of([self.pair], self.recording.inputs)
+
+    def __call__(self, gates: torch.Tensor) -> torch.Tensor:
+        logits = self.model.stepper.tail(self.recording, self.read, gates=gates, span=self.span)
+        return self.outcome.value(logits, self.pair, None)
+
+    def open(self, rows: int = 1) -> torch.Tensor:
+        return torch.ones(rows, self.model.info.n_layers, self.model.info.n_heads, dtype=self.recording.z[0].dtype)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-3), ("float64", 1e-5)])
+def test_gate_gradients_add_up_to_the_total_effect(
+    architecture: str, backend: str, dtype: str, tolerance: float, tiny_model_dir: Any
+) -> None:
+    model = loaded(tiny_model_dir(architecture), backend, dtype)
+    found = attribute_heads(model, pairs_for(model, count=1), steps=48, progress=False)
+    total = found.inserted - found.masked
+    assert np.abs(total).max() > 0.01
+    assert np.abs(found.completeness).max() < tolerance * np.abs(total).max()
+    assert f"{np.abs(found.completeness).max():.2e}" in repr(found)
+
+
+def test_more_steps_bring_the_sum_closer_and_smooth_models_need_few(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge", "float64")
+    errors = [
+        np.abs(attribute_heads(model, pairs_for(model), steps=steps, progress=False).completeness).max()
+        for steps in (4, 16, 48)
+    ]
+    assert errors[0] > 10 * errors[1] > 100 * errors[2]
+    made, planted = planted_here(dtype=torch.float64)
+    found = attribute_heads(planted, planted_pairs(made, planted, 3), progress=False)
+    assert np.abs(found.completeness / (found.inserted - found.masked)).max() < 1e-4
+
+
+@pytest.mark.parametrize("outcome", list(OUTCOMES))
+def test_ends_are_the_masked_and_the_inserted_run_for_every_outcome(outcome: str, tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge", "float64")
+    pairs = pairs_for(model, count=1)
+    found = attribute_heads(model, pairs, outcome=outcome, steps=48, progress=False)
+    exact = patch_heads(model, pairs, outcome=outcome, heads=[Head(0, 0)], progress=False)
+    assert found.masked == pytest.approx(exact.donor, abs=1e-5)
+    assert found.inserted == pytest.approx(exact.receiving, abs=1e-5)
+    assert np.abs(found.completeness).max() < 1e-5 * max(1.0, np.abs(exact.receiving - exact.donor).max())
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_gradients_of_gates_equal_finite_differences(architecture: str, tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir(architecture), "bridge", "float64")
+    gated = Gated(model, pairs_for(model, count=1)[0])
+    middle = (0.5 * gated.open()).requires_grad_()
+    (gradient,) = torch.autograd.grad(gated(middle).sum(), middle)
+    step = 3e-3  # the norms of Hugging Face decoders are float32 in any dtype
+    for head in (Head(0, 0), Head(1, 3), Head(2, 7)):
+        sides = (0.5 * gated.open(2)).clone()
+        sides[0, head.layer, head.head] += step
+        sides[1, head.layer, head.head] -= step
+        up, down = gated(sides).detach()
+        assert float(gradient[0, head.layer, head.head]) == pytest.approx(
+            float(up - down) / (2 * step), rel=3e-3, abs=2e-4
+        )
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_closed_gate_is_the_exact_knockout_and_all_closed_the_masked_run(
+    architecture: str, backend: str, tiny_model_dir: Any
+) -> None:
+    model = loaded(tiny_model_dir(architecture), backend)
+    bare = pairs_for(model, count=1)
+    gated = Gated(model, bare[0])
+    heads = [Head(0, 1), Head(1, 0), Head(2, 7)]
+    gates = gated.open(2 + 2 * len(heads))
+    gates[0] = 0
+    for row, head in enumerate(heads):
+        gates[2 + row, head.layer, head.head] = 0
+        gates[2 + len(heads) + row, head.layer, head.head] = 0.3
+    values = gated(gates).detach().double().numpy()
+    exact = patch_heads(model, bare, heads=heads, edit="knockout", progress=False)
+    partly = patch_heads(model, bare, heads=heads, edit=Gate(0.3), progress=False)
+    assert values[0] == pytest.approx(exact.donor[0], abs=1e-4)
+    assert values[1] == pytest.approx(exact.receiving[0], abs=1e-4)
+    for row, head in enumerate(heads):
+        at = (0, head.layer, head.head)
+        assert values[2 + row] == pytest.approx(exact.patched[at], abs=1e-4)
+        assert values[2 + len(heads) + row] == pytest.approx(partly.patched[at], abs=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_attribution_patching_is_the_first_order_of_the_exact_patch(architecture: str, tiny_model_dir: Any) -> None:
+    """A z patch of a small part of the way moves the outcome by that part of the score."""
+    model = loaded(tiny_model_dir(architecture), "bridge", "float64")
+    bare = pairs_for(model, count=1)
+    found = attribute_heads(model, bare, method="atp", progress=False)
+    gated = Gated(model, bare[0])
+    recording, read = gated.recording, gated.read + gated.recording.start
+    masked = model.record(gated.pair.condition("masked"), start=recording.start)
+    part = 3e-3
+    for head in (Head(0, 2), Head(1, 5), Head(2, 0)):
+        z = recording.z[head.layer].repeat(2, 1, 1, 1)
+        way = (masked.z[head.layer] - recording.z[head.layer])[0, :, head.head]
+        z[0, :, head.head] += part * way
+        z[1, :, head.head] -= part * way
+        up, down = gated.outcome.value(model.replay(recording, head.layer, z, logits_at=read), gated.pair, None)
+        slope = float(up - down) / (2 * part)
+        assert found.scores[0, head.layer, head.head] == pytest.approx(-slope, rel=3e-3, abs=2e-4)
+
+
+def test_planted_readers_come_first_by_gates_and_mediators_too_by_attribution_patching() -> None:
+    made, model = planted_here()
+    pairs = planted_pairs(made, model, 4)
+    readers, mediators = set(made.readers), set(made.mediators)
+    by_gate = attribute_heads(model, pairs, progress=False).ranking()
+    by_z = attribute_heads(model, pairs, method="atp", progress=False).ranking()
+    assert set(by_gate[: len(readers)]) == readers
+    assert set(by_z[: len(readers | mediators)]) == readers | mediators
+    assert len(set(by_gate)) == model.info.n_layers * model.info.n_heads
+
+
+def test_gate_gradients_rank_as_the_exact_knockouts_do() -> None:
+    made, model = planted_here()
+    pairs = planted_pairs(made, model, 4)
+    score = attribute_heads(model, pairs, progress=False).mean()
+    exact = -patch_heads(model, pairs, edit="knockout", progress=False).mean()
+    for head in made.readers:
+        assert np.sign(score[head.layer, head.head]) == np.sign(exact[head.layer, head.head]) == 1
+        assert score[head.layer, head.head] == pytest.approx(exact[head.layer, head.head], rel=0.6)
+
+
+def test_scores_are_per_problem_and_the_mean_is_theirs(tiny_model_dir: Any, tmp_path: Any) -> None:
+    model = loaded(tiny_model_dir("llama"), "bridge")
+    pairs = pairs_for(model)
+    found = attribute_heads(model, pairs, progress=False)
+    alone = attribute_heads(model, pairs[1:2], progress=False)
+    assert np.array_equal(alone.scores[0], found.scores[1])
+    table = found.to_frame()
+    columns = ["problem", "layer", "head", "label", "score", "knockout", "edge_noise", "exact"]
+    assert len(table) == 3 * 3 * 8 and list(table.columns) == columns
+    mean = table.groupby(["layer", "head"])["score"].mean()
+    assert mean.loc[(2, 5)] == pytest.approx(found.mean()[2, 5])
+    first = found.ranking()[0]
+    assert f"  {first}  score {found.mean()[first.layer, first.head]:+.4f}, knockout (estimate) " in repr(found)
+    assert "The first 24 heads were verified by an exact sweep." in repr(found)
+    kept = load(save(tmp_path / "screen", found))["HeadAttribution"]
+    assert np.array_equal(kept.scores, found.scores) and kept.problem_ids == found.problem_ids
+    assert kept.settings == found.settings and kept.ranking() == found.ranking()
+    by_score = np.abs(found.mean()).ravel().argsort(kind="stable")[::-1]
+    assert [head.layer * 8 + head.head for head in found.ranking("scores")[:5]] == by_score[:5].tolist()
+    with pytest.raises(ValueError, match="cannot rank by 'z'; this result has best, scores, knockout, edge_noise"):
+        found.ranking("z")
+    atp = attribute_heads(model, pairs, method="atp", progress=False)
+    assert atp.knockout is None and atp.exact is None and np.array_equal(atp.best, atp.scores)
+    with pytest.raises(ValueError, match="cannot rank by 'knockout'; this result has best, scores"):
+        atp.ranking("knockout")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_estimates_of_the_sweeps_are_their_first_order(backend: str, tiny_model_dir: Any) -> None:
+    """In layer-wise small steps: the change of z scaled down moves the outcome by that part of the estimate."""
+    model = loaded(tiny_model_dir("qwen2"), backend, "float64")
+    bare = pairs_for(model, count=1)
+    found = attribute_heads(model, bare, verify=0, steps=4, progress=False)
+    pair = bare[0].answered("answer")
+    start = len(pair.inserted) - pair.n_after
+    read = [len(pair.inserted) - back for back in OUTCOMES["answer_logprob"].reads(pair)]
+    part = 3e-3
+    for condition, edit, sign, values in (
+        ("inserted", Knockout(), -1, found.knockout),
+        ("masked", EdgeNoise(), 1, found.edge_noise),
+    ):
+        run = model.record(pair.condition(condition), start=start)
+        for head in (Head(0, 2), Head(1, 5), Head(2, 0)):
+            state = LayerState.of(model, run, head.layer, span=span_of([pair], run.inputs))
+            way = (edit(state) - run.z[head.layer])[0, :, head.head]
+            z = run.z[head.layer].repeat(2, 1, 1, 1)
+            z[0, :, head.head] += part * way
+            z[1, :, head.head] -= part * way
+            logits = model.replay(run, head.layer, z, logits_at=read)
+            up, down = OUTCOMES["answer_logprob"].value(logits, pair, None)
+            slope = sign * float(up - down) / (2 * part)
+            assert values is not None
+            assert values[0, head.layer, head.head] == pytest.approx(slope, rel=3e-3, abs=2e-4)
+
+
+def test_in_the_last_layer_alone_the_knockout_estimate_is_close_to_the_knockout() -> None:
+    made, model = planted_here()
+    pairs = planted_pairs(made, model, 4)
+    found = attribute_heads(model, pairs, verify=0, progress=False)
+    exact = -patch_heads(model, pairs, edit="knockout", progress=False).effect
+    added = patch_heads(model, pairs, edit="knockout", direction="noising", progress=False).effect
+    assert found.knockout is not None and found.edge_noise is not None
+    for head in made.readers:
+        at = (slice(None), head.layer, head.head)
+        assert found.knockout[at].mean() == pytest.approx(exact[at].mean(), rel=0.3)
+        assert found.edge_noise[at].mean() == pytest.approx(added[at].mean(), rel=0.5)
+
+
+def test_the_best_heads_are_verified_and_ranked_by_what_came() -> None:
+    made, model = planted_here()
+    pairs = planted_pairs(made, model, 4)
+    found = attribute_heads(model, pairs, verify=3, progress=False)
+    plain = attribute_heads(model, pairs, verify=0, progress=False)
+    exact = -patch_heads(model, pairs, edit="knockout", progress=False).effect
+    assert found.exact is not None and plain.exact is None
+    verified = np.isfinite(found.exact).all(0)
+    assert {Head(*map(int, at)) for at in np.argwhere(verified)} == set(plain.ranking()[:3])
+    assert found.exact[:, verified] == pytest.approx(exact[:, verified], abs=1e-5)
+    assert np.array_equal(found.best[:, ~verified], plain.knockout[:, ~verified])
+    by_z = attribute_heads(model, pairs, method="atp", verify=2, progress=False)
+    z = -patch_heads(model, pairs, progress=False).effect
+    assert by_z.exact is not None and np.isfinite(by_z.exact[0]).sum() == 2
+    assert np.nanmax(np.abs(by_z.exact - z)) < 1e-5
+
+
+def test_verified_gate_gradients_find_the_twenty_largest_knockouts(tiny_model_dir: Any) -> None:
+    made, model = planted_here(2, random=True)
+    pairs = planted_pairs(made, model, 4)
+    found = attribute_heads(model, pairs, progress=False)
+    exact = np.abs(patch_heads(model, pairs, edit="knockout", progress=False).mean())
+    wanted = {Head(int(i // exact.shape[1]), int(i % exact.shape[1])) for i in exact.ravel().argsort()[::-1][:20]}
+    assert len(wanted & set(found.ranking()[:20])) >= 19
+
+
+def test_problems_in_one_batch_are_attributed_as_alone(tiny_model_dir: Any, monkeypatch: Any) -> None:
+    made, model = planted_here()
+    pairs = planted_pairs(made, model, 5)
+    together = attribute_heads(model, pairs, method="atp", progress=False)
+    for index in (0, 4):
+        alone = attribute_heads(model, pairs[index : index + 1], method="atp", progress=False)
+        assert together.scores[index] == pytest.approx(alone.scores[0], abs=1e-5)
+        assert together.inserted[index] == pytest.approx(alone.inserted[0], abs=1e-5)
+        assert together.masked[index] == pytest.approx(alone.masked[0], abs=1e-5)
+    whole = attribute_heads(model, pairs[:2], verify=0, progress=False)
+    monkeypatch.setattr(attribution, "GRAPH_BYTES", 1.0)
+    assert attribute_heads(model, pairs, method="atp", progress=False).scores == pytest.approx(
+        together.scores, abs=1e-5
+    )
+    parts = attribute_heads(model, pairs[:2], verify=0, progress=False)
+    for name in ("scores", "knockout", "edge_noise", "inserted", "masked"):
+        assert getattr(parts, name) == pytest.approx(getattr(whole, name), abs=1e-5)
+
+
+def test_memory_that_runs_out_halves_the_rows(monkeypatch: Any) -> None:
+    made, model = planted_here()
+    pairs = planted_pairs(made, model, 1)
+    whole = attribute_heads(model, pairs, verify=0, progress=False)
+    sizes = []
+    tail = type(model.stepper).tail
+
+    def small(self: Any, *args: Any, **options: Any) -> Any:
+        sizes.append(len(options["gates"]))
+        if sizes[-1] > 4:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return tail(self, *args, **options)
+
+    monkeypatch.setattr(type(model.stepper), "tail", small)
+    parts = attribute_heads(model, pairs, verify=0, progress=False)
+    assert sizes[:3] == [16, 8, 4] and parts.scores == pytest.approx(whole.scores, abs=1e-5)
+
+
+def test_an_outcome_that_does_not_change_is_said_and_not_divided() -> None:
+    made, model = planted_here(null=True, noise=0.0)
+    nothing = attribute_heads(model, planted_pairs(made, model, 2), progress=False)
+    assert np.abs(nothing.scores).max() < 1e-5 and np.abs(nothing.completeness).max() < 1e-4
+    assert "The outcome does not change at all in any problem: there is nothing to attribute." in repr(nothing)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": "eap"}, "unknown method 'eap'; choose one of gate_ig, atp"),
+        ({"outcome": "accuracy"}, "unknown outcome 'accuracy'; choose one of answer_logprob"),
+        ({"outcome": "kl", "method": "atp"}, "atp from a divergence is 0 by construction"),
+        ({"steps": 0}, "steps must be 1 or more, got 0"),
+        ({"verify": -1}, "verify must be 0 or more, got -1"),
+    ],
+)
+def test_wrong_requests_are_named(options: dict[str, Any], message: str, tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    with pytest.raises(ValueError, match=message):
+        attribute_heads(model, pairs_for(model, count=1), progress=False, **options)
+
+
+def test_a_model_or_a_place_without_gradients_is_refused(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    pairs = pairs_for(model, count=1)
+    with pytest.raises(ValueError, match="there are no prompt pairs"):
+        attribute_heads(model, [])
+    with pytest.raises(ModelError, match=r"cannot be continued layer by layer, which gradients need: use exact sweeps"):
+        attribute_heads(without_stepper(model), pairs)
+    with (
+        torch.inference_mode(),
+        pytest.raises(ModelError, match=r"inside torch.inference_mode\(\) nothing has a gradient: leave it first"),
+    ):
+        attribute_heads(model, pairs)
+    with torch.no_grad():
+        assert np.isfinite(attribute_heads(model, pairs, progress=False).scores).all()
+
+
+class Weights(torch.nn.Module):
+    """A stand-in for a model's weights: one parameter, with whatever marks a quantised model has."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32, **marks: Any) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(2, dtype=dtype), requires_grad=dtype.is_floating_point)
+        for name, value in marks.items():
+            setattr(self, name, value)
+
+
+def in_inference_mode() -> Weights:
+    with torch.inference_mode():
+        return Weights()
+
+
+Linear4bit = type("Linear4bit", (torch.nn.Linear,), {"__module__": "bitsandbytes.nn.modules"})
+
+
+@pytest.mark.parametrize(
+    ("weights", "marks", "message"),
+    [
+        (Weights(is_loaded_in_8bit=True), {}, r"is quantised \(8bit\); gradients need weights of 16 bits or more"),
+        (Weights(is_loaded_in_4bit=True), {}, r"is quantised \(4bit\)"),
+        (Weights(cfg=SimpleNamespace(load_in_4bit=True)), {}, r"is quantised \(4bit\)"),
+        (Weights(config=SimpleNamespace(quantization_config={"quant_method": "gptq"})), {}, r"is quantised \(gptq\)"),
+        (Weights(torch.int8), {}, r"is quantised \(weight is int8\)"),
+        (Weights(torch.float8_e4m3fn), {}, r"is quantised \(weight is float8_e4m3fn\)"),
+        (Weights(inner=Linear4bit(2, 2)), {}, r"is quantised \(Linear4bit\)"),
+        (
+            in_inference_mode(),
+            {},
+            r"was made inside torch.inference_mode\(\), so its weights can never enter a gradient",
+        ),
+        (
+            Weights(),
+            {"remote": True},
+            "runs remotely, where its gradients cannot be fetched: load it here, or use exact",
+        ),
+    ],
+)
+@pytest.mark.parametrize("method", ["gate_ig", "atp"])
+def test_quantised_and_inference_only_models_are_refused_before_anything_runs(
+    weights: Any, marks: dict[str, Any], message: str, method: str, tiny_model_dir: Any, monkeypatch: Any
+) -> None:
+    model = without_stepper(loaded(tiny_model_dir("qwen2"), "bridge"))
+    model.__dict__.update({"hf_model": weights, **marks})
+    monkeypatch.setattr(type(model), "record", lambda *args, **options: pytest.fail("something ran"))
+    with pytest.raises(ModelError, match=rf"attribute_heads\(method='{method}'\) needs gradients, but .*{message}"):
+        attribute_heads(model, pairs_for(model, count=1), method=method, progress=False)
+
+
+def test_a_model_in_half_precision_is_not_taken_for_quantised() -> None:
+    assert _quantised(Weights(torch.bfloat16)) == "" == _quantised(Weights(torch.float16))
+
+
+def test_a_forward_pass_without_a_backward_pass_says_so(tiny_model_dir: Any, monkeypatch: Any) -> None:
+    """As kernels do that only run forwards."""
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    tail = type(model.stepper).tail
+    monkeypatch.setattr(type(model.stepper), "tail", lambda self, *a, **o: tail(self, *a, **o).detach())
+    for method in ("gate_ig", "atp"):
+        with pytest.raises(
+            ModelError, match="the outcome has no gradient with respect to its heads .* use exact sweeps"
+        ):
+            attribute_heads(model, pairs_for(model, count=1), method=method, progress=False)

@@ -1,0 +1,153 @@
+"""Interventions by their formulas, as sets of heads in one run, and while generating."""
+
+from typing import Any
+
+import pytest
+import torch
+from conftest import BACKENDS
+from models_under_test import loaded, logits_of, pairs_for
+
+from mless_interp.heads import Head
+from mless_interp.models.base import AttentionRule, Inputs, Model
+from mless_interp.patching.interventions import (
+    INTERVENTIONS,
+    EdgeNoise,
+    Gate,
+    Knockout,
+    KnockoutZero,
+    LayerState,
+    MatchedMassKnockout,
+    PatchInput,
+    PatchZ,
+    RerouteToSink,
+    RerouteUniform,
+    RestoreScale,
+    generate,
+    run_edits,
+)
+from mless_interp.patching.sweep import patch_heads
+from mless_interp.prompts.pairs import PromptPair
+
+
+def state_by_hand(**changes: Any) -> LayerState:
+    """One head, one row: pattern (0.1, 0.2, 0.3, 0.4) over (sink, span, other, itself), values 1, 10, 100, 1000."""
+    pattern = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    parts: dict[str, Any] = {
+        "q": torch.ones(1, 1, 1, 1, dtype=torch.float64),
+        "k": pattern.log().view(1, 4, 1, 1),
+        "v": torch.tensor([1.0, 10.0, 100.0, 1000.0], dtype=torch.float64).view(1, 4, 1, 1),
+        "z": torch.zeros(1, 1, 1, 1, dtype=torch.float64),
+        "visible": torch.ones(1, 1, 1, 4, dtype=torch.bool),
+        "unmasked": torch.ones(1, 1, 1, 4, dtype=torch.bool),
+        "rule": AttentionRule(1.0),
+        "span": torch.tensor([[False, True, False, False]]),
+    }
+    return LayerState(**parts | changes)
+
+
+def value(intervention: Any, state: LayerState | None = None) -> float:
+    return float(intervention(state if state is not None else state_by_hand()))
+
+
+def test_the_formulas_by_hand() -> None:
+    state = state_by_hand()
+    assert float(state.mixed(state.pattern())) == pytest.approx(0.1 + 2 + 30 + 400)
+    assert float(state.span_mass()) == pytest.approx(0.2)
+    assert value(Knockout()) == pytest.approx((0.1 + 30 + 400) / 0.8)
+    assert value(KnockoutZero()) == pytest.approx(0.1 + 30 + 400)
+    assert value(Gate(1.0)) == pytest.approx(432.1)
+    assert value(Gate(0.0)) == pytest.approx(value(Knockout()))
+    assert value(Gate(0.5)) == pytest.approx((0.1 + 1 + 30 + 400) / 0.9)
+    assert value(RerouteToSink()) == pytest.approx(0.3 + 30 + 400)
+    assert value(RerouteUniform()) == pytest.approx(430.1 + 0.2 / 3 * 1101)
+    # only "other" may be taken from: 0.2 of its 0.3, and the row renormalised
+    assert value(MatchedMassKnockout()) == pytest.approx((0.1 + 2 + 10 + 400) / 0.8)
+
+
+def test_edge_noise_opens_the_span_for_this_head_alone() -> None:
+    hidden = torch.tensor([[[[True, False, True, True]]]])
+    assert value(EdgeNoise(), state_by_hand(visible=hidden)) == pytest.approx(432.1)
+    window = torch.tensor([[[[False, False, True, True]]]])
+    shut = state_by_hand(visible=window, unmasked=window)
+    assert value(EdgeNoise(), shut) == pytest.approx((30 + 400) / 0.7), "what a window hides stays hidden"
+
+
+def test_patches_take_from_the_donor() -> None:
+    donor = state_by_hand(z=torch.full((1, 1, 1, 1), 7.0, dtype=torch.float64), v=state_by_hand().v * 2)
+    state = state_by_hand(donor=donor)
+    assert value(PatchZ(), state) == 7
+    assert value(RestoreScale(), state) == pytest.approx(7 + 2)
+    assert value(PatchInput("v"), state) == pytest.approx(864.2)
+    assert value(PatchInput("q"), state) == pytest.approx(432.1)
+    with pytest.raises(ValueError, match='part must be "q", "k" or "v"'):
+        PatchInput("z")
+    with pytest.raises(ValueError, match="a gate lies between 0 and 1"):
+        Gate(1.5)
+
+
+def test_matched_mass_that_cannot_be_reached_is_nan() -> None:
+    span = torch.tensor([[False, True, True, False]])
+    assert torch.isnan(MatchedMassKnockout()(state_by_hand(span=span))).all()
+
+
+def prepared(backend: str, tiny_model_dir: Any) -> tuple[Model, PromptPair]:
+    model = loaded(tiny_model_dir("qwen2"), backend)
+    return model, pairs_for(model, count=1)[0].answered()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_head_in_a_run_is_the_sweep_s_row(backend: str, tiny_model_dir: Any) -> None:
+    model, pair = prepared(backend, tiny_model_dir)
+    inputs, span = pair.condition("inserted"), pair.span_mask[None]
+    donor = model.record(pair.condition("masked"), start=pair.span[1])
+    for name in ("z", "knockout", "knockout_zero", "restore_scale", "reroute_to_sink", "q", "k", "v"):
+        edits = run_edits(model, inputs, INTERVENTIONS[name], [Head(1, 3)], span=span, start=pair.span[1], donor=donor)
+        logits = model.run(inputs.tokens, edits=edits, logits_at=[len(pair.inserted) - 2]).logits
+        got = float(torch.log_softmax(logits[0, 0], -1)[pair.answer_ids[0]])
+        swept = patch_heads(model, pairs_for(model, count=1), edit=name, heads=[Head(1, 3)], progress=False)
+        assert got == pytest.approx(float(swept.patched[0, 1, 3]), abs=1e-4), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_knocking_out_every_head_is_the_masked_run(backend: str, tiny_model_dir: Any) -> None:
+    model, pair = prepared(backend, tiny_model_dir)
+    inputs, start = pair.condition("inserted"), pair.span[1]
+    edits = run_edits(model, inputs, Knockout(), model.info.heads, span=pair.span_mask[None], start=start)
+    joint = model.run(inputs.tokens, edits=edits).logits
+    masked = logits_of(model, pair.condition("masked"))
+    assert float((joint - masked)[:, start:].abs().max()) < 1e-4
+    assert float((logits_of(model, inputs) - masked)[:, start:].abs().max()) > 1e-2
+
+
+def test_a_knockout_stays_active_while_generating(tiny_model_dir: Any) -> None:
+    """With every head cut off from the span, the continuation is that of a run that never could see it."""
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    pair = pairs_for(model, count=1)[0]
+    inputs, start, steps = pair.condition("inserted"), pair.span[1], 6
+    cut = {"intervention": Knockout(), "heads": model.info.heads, "span": pair.span_mask[None], "start": start}
+    with_knockout = generate(model, inputs, max_new_tokens=steps, **cut)
+    tokens = inputs.tokens
+    for _ in range(steps):
+        inside = torch.nn.functional.pad(pair.span_mask, (0, tokens.shape[1] - len(pair.inserted)))
+        mask = ~(inside[None, :] & ~inside[:, None])[None, None]
+        logits = model.run(tokens, attention_mask=mask, logits_at="last").logits
+        tokens = torch.cat([tokens, logits[:, -1].argmax(-1, keepdim=True)], 1)
+    assert torch.equal(with_knockout, tokens[:, inputs.tokens.shape[1] :])
+    plain = generate(model, inputs, max_new_tokens=steps)
+    first = int(plain[0, 0])
+    assert generate(model, inputs, max_new_tokens=steps, stop_ids=[first]).tolist() == [[first]]
+
+
+def test_wrong_requests_are_named(tiny_model_dir: Any) -> None:
+    model, pair = prepared("bridge", tiny_model_dir)
+    inputs, span = pair.condition("inserted"), pair.span_mask[None]
+    with pytest.raises(ValueError, match="no heads to edit"):
+        run_edits(model, inputs, Knockout(), [], span=span, start=0)
+    with pytest.raises(ValueError, match="'z' takes activations from another run"):
+        run_edits(model, inputs, PatchZ(), [Head(0, 0)], span=span, start=0)
+    with pytest.raises(ValueError, match="max_new_tokens must be 1 or more"):
+        generate(model, inputs, max_new_tokens=0)
+    with pytest.raises(ValueError, match="needs to know the span"):
+        generate(model, inputs, max_new_tokens=1, intervention=Knockout(), heads=[Head(0, 0)])
+    with pytest.raises(ValueError, match="continues one plain prompt"):
+        generate(model, Inputs(inputs.tokens.repeat(2, 1)), max_new_tokens=1)

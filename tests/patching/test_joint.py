@@ -1,0 +1,233 @@
+"""Sets of heads knocked out together: the definition, random sets of the same layers, interactions, what is said."""
+
+import itertools
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import ARCHITECTURES
+from models_under_test import loaded, pairs_for, planted_here, planted_pairs, without_stepper
+
+from mless_interp.heads import Head
+from mless_interp.models.base import ModelInfo
+from mless_interp.patching.interventions import Knockout, run_edits
+from mless_interp.patching.joint import JointKnockout, count_sets, joint_knockout, random_sets
+from mless_interp.patching.outcomes import OUTCOMES
+from mless_interp.patching.sweep import patch_heads
+from mless_interp.running.store import load, save
+
+
+def geometry(n_layers: int, n_heads: int) -> ModelInfo:
+    model = planted_here()[1]
+    return replace(model.info, n_layers=n_layers, n_heads=n_heads)
+
+
+@pytest.fixture(scope="module")
+def readers() -> JointKnockout:
+    """The planted readers together."""
+    made, model = planted_here()
+    return joint_knockout(model, planted_pairs(made, model, 6), made.readers, n_random_sets=12, progress=False)
+
+
+# ------------------------------------------------------------------------------------------------------ the definition
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_it_is_one_forward_pass_with_the_knockout_in_all_these_heads(architecture: str, tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir(architecture), "bridge")
+    pairs = pairs_for(model, count=2)
+    heads = (Head(0, 1), Head(0, 6), Head(2, 3))
+    made = joint_knockout(model, pairs, heads, n_random_sets=2, progress=False)
+    outcome = OUTCOMES["answer_logprob"]
+    for index, bare in enumerate(pairs):
+        pair = bare.answered("answer")
+        inputs, start = pair.condition("inserted"), len(pair.inserted) - pair.n_after
+        read = [len(pair.inserted) - back for back in outcome.reads(pair)]
+        plain = outcome.value(model.run(inputs.tokens, logits_at=read).logits, pair, None)
+        for members, effect in ((heads, made.effect), *zip(made.sets, made.random.T, strict=True)):
+            edits = run_edits(model, inputs, Knockout(), members, span=pair.span_mask[None], start=start)
+            shut = outcome.value(model.run(inputs.tokens, edits=edits, logits_at=read).logits, pair, None)
+            assert effect[index] == pytest.approx(float(plain - shut), abs=1e-4)
+    assert np.abs(made.effect).max() > 0.01
+
+
+def test_one_head_alone_is_its_own_knockout(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    pairs = pairs_for(model, count=2)
+    made = joint_knockout(model, pairs, [Head(1, 2)], n_random_sets=7, progress=False)
+    exact = -patch_heads(model, pairs, edit="knockout", progress=False).effect[:, 1]
+    assert made.effect == pytest.approx(exact[:, 2], abs=1e-4) and made.interaction == pytest.approx(0, abs=1e-4)
+    assert made.exact and made.n_possible == 7
+    assert [members for (members,) in made.sets] == [Head(1, head) for head in range(8) if head != 2]
+    assert made.random == pytest.approx(exact[:, [0, 1, 3, 4, 5, 6, 7]], abs=1e-4)
+    others = np.abs(exact.mean(0))
+    assert made.p == pytest.approx((others >= others[2] - 1e-6).sum() / 8)
+
+
+def test_a_model_that_cannot_be_continued_gives_the_same_by_whole_passes(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("gemma3"), "bridge")
+    pairs = pairs_for(model, count=2)
+    options = {"n_random_sets": 3, "progress": False}
+    fast = joint_knockout(model, pairs, [Head(0, 1), Head(1, 2)], **options)
+    slow = joint_knockout(without_stepper(model), pairs, [Head(0, 1), Head(1, 2)], **options)
+    assert slow.sets == fast.sets and np.abs(fast.random).max() > 0.01
+    assert slow.effect == pytest.approx(fast.effect, abs=1e-4) and slow.random == pytest.approx(fast.random, abs=1e-4)
+    assert slow.singles == pytest.approx(fast.singles, abs=1e-4)
+
+
+def test_planted_readers_do_what_random_sets_do_not(readers: JointKnockout) -> None:
+    made, model = planted_here()
+    total = patch_heads(model, planted_pairs(made, model, 6), heads=made.readers, progress=False).total_effect
+    assert readers.effect == pytest.approx(-total, rel=0.05), "together they are the whole effect"
+    assert len(readers.sets) == 12 and readers.p == pytest.approx(1 / 13) and not readers.exact
+    assert np.abs(readers.random.mean(0)).max() < 0.05 * readers.effect.mean()
+    assert float(readers.margin_interval.low) > 0
+    others = joint_knockout(
+        model, planted_pairs(made, model, 6), [Head(0, 0), Head(0, 2)], n_random_sets=14, progress=False
+    )
+    assert others.p > 0.1, "a silent decoy and an idle head are nothing special"
+
+
+# ---------------------------------------------------------------------------------------------------------- random sets
+
+
+def test_random_sets_keep_the_layers_and_leave_the_given_heads_out() -> None:
+    given = (Head(0, 1), Head(0, 2), Head(2, 0))
+    sets = random_sets(given, geometry(3, 8), 40, seed=0)
+    assert len(set(sets)) == 40
+    for members in sets:
+        assert Counter(head.layer for head in members) == {0: 2, 2: 1} and len(set(members)) == 3
+        assert not set(members) & set(given)
+    assert sets == random_sets(given, geometry(3, 8), 40, seed=0) != random_sets(given, geometry(3, 8), 40, seed=1)
+    assert count_sets(given, geometry(3, 8)) == 15 * 7  # 6 choose 2, times 7
+
+
+def test_all_sets_are_taken_where_few_exist_and_none_where_heads_are_lacking() -> None:
+    given = (Head(0, 0), Head(1, 0))
+    sets = random_sets(given, geometry(2, 3), 100, seed=0)
+    assert set(sets) == set(itertools.product([Head(0, 1), Head(0, 2)], [Head(1, 1), Head(1, 2)]))
+    crowded = (Head(0, 0), Head(0, 1), Head(1, 0))
+    assert count_sets(crowded, geometry(2, 3)) == 0 and random_sets(crowded, geometry(2, 3), 100, seed=0) == ()
+
+
+def test_every_head_is_as_likely() -> None:
+    sets = random_sets((Head(0, 0), Head(0, 1)), geometry(1, 60), 1000, seed=3)
+    drawn = Counter(head.head for members in sets for head in members)
+    assert set(drawn) == set(range(2, 60)) and max(drawn.values()) < 2 * 2000 / 58
+
+
+# ------------------------------------------------------------------------------------------------- by hand, and in words
+
+
+def by_hand(effect: Any, singles: Any, random: Any, *, n_possible: int = 1000, n_sets: int = 100) -> JointKnockout:
+    random = np.array(random, dtype=float)
+    sets = tuple((Head(0, 10 + i), Head(0, 11 + i)) for i in range(random.shape[1]))
+    return JointKnockout(
+        problem_ids=tuple(f"p{i}" for i in range(len(effect))),
+        heads=(Head(0, 1), Head(0, 2)),
+        effect=np.array(effect, dtype=float),
+        singles=np.array(singles, dtype=float),
+        random=random,
+        sets=sets,
+        n_possible=n_possible,
+        unit="nats",
+        settings={"n_random_sets": n_sets},
+    )
+
+
+def test_ranks_and_interactions_by_hand() -> None:
+    made = by_hand([1.0, 3.0], [[0.5, 0.25], [0.5, 0.75]], [[0.0, -2.5, 2.0], [0.5, -2.0, 2.0]])
+    # |means|: 2 of the set; 0.25, 2.25 and 2 of the random ones, of which two reach it
+    assert made.p == pytest.approx(3 / 4)
+    assert made.interaction.tolist() == [0.25, 1.75]
+    assert float(made.margin_interval.estimate) == pytest.approx(2 - 0.0)
+    against = by_hand([-1.0, -3.0], [[0.0, 0.0]] * 2, [[0.5], [0.5]])
+    assert against.p == pytest.approx(1 / 2) and float(against.margin_interval.estimate) == pytest.approx(2.5)
+    assert made.to_frame().loc[1].to_dict() == {
+        "problem": "p1", "joint": 3.0, "sum_of_singles": 1.25, "interaction": 1.75, "random_mean": 0.5 / 3,
+        "random_low": -2.0, "random_high": 2.0,
+    }  # fmt: skip
+    table = made.summary()
+    assert table["effect"].tolist() == [2.0, 0.25, -2.25, 2.0] and table["heads"][0] == "L0H1 L0H2"
+
+
+@pytest.mark.parametrize(
+    ("singles", "words"),
+    [
+        ([[0.2, 0.2]] * 8, "interaction (joint minus sum) +0.6000 [+0.6000, +0.6000]: they back each other up"),
+        ([[0.8, 0.8]] * 8, "interaction (joint minus sum) -0.6000 [-0.6000, -0.6000]: they overlap"),
+        ([[0.4, 0.6], [0.6, 0.5]] * 4, "they add up, as far as can be told"),
+    ],
+)
+def test_interactions_in_words(singles: Any, words: str) -> None:
+    made = by_hand([1.0, 1.0] * 4, singles, [[0.1, 0.2]] * 8)
+    if "add up" in words:
+        made = by_hand([1.0, 1.1] * 4, singles, [[0.1, 0.2]] * 8)
+    assert words in made.describe()
+
+
+def test_what_is_said_of_many_few_and_no_random_sets() -> None:
+    many = by_hand([1.0] * 4, [[0.5, 0.5]] * 4, [list(np.linspace(-0.1, 0.2, 100))] * 4)
+    assert "100 random sets of the same layers and size remove +0.0500 (median; 95 % of them" in many.describe()
+    assert "p = 0.0099" in many.describe()
+    few = by_hand([1.0] * 4, [[0.5, 0.5]] * 4, [[0.1, 0.0, 0.2]] * 4, n_possible=3)
+    assert "All 3 other sets of the same layers and size" in few.describe()
+    assert "(too few other heads: no p below 0.25 can come out)" in few.describe()
+    none = by_hand([1.0] * 4, [[0.5, 0.5]] * 4, np.zeros((4, 0)), n_possible=0)
+    assert np.isnan(none.p) and "some layer has fewer other heads than named ones" in none.describe()
+    assert none.to_frame()["random_mean"].isna().all()
+    off = by_hand([1.0] * 4, [[0.5, 0.5]] * 4, np.zeros((4, 0)), n_sets=0)
+    assert "random set" not in off.describe()
+
+
+# ------------------------------------------------------------------------------------------------- files, seeds, stops
+
+
+def test_same_seed_same_sets_and_it_survives_saving(readers: JointKnockout, tmp_path: Any) -> None:
+    made, model = planted_here()
+    pairs = planted_pairs(made, model, 6)
+    again = joint_knockout(model, pairs, made.readers, n_random_sets=12, progress=False)
+    assert again.sets == readers.sets and np.array_equal(again.random, readers.random)
+    kept = load(save(tmp_path / "joint", readers))["JointKnockout"]
+    assert kept.sets == readers.sets and kept.describe() == readers.describe() == repr(readers)
+
+
+def test_a_stopped_run_goes_on_and_singles_given_are_taken(
+    readers: JointKnockout, tmp_path: Any, monkeypatch: Any
+) -> None:
+    made, model = planted_here()
+    pairs = planted_pairs(made, model, 6)
+    options = {"n_random_sets": 12, "progress": False, "checkpoint": tmp_path / "sets.jsonl"}
+    joint_knockout(model, pairs[:6], made.readers, singles=readers.singles, **options)
+    lines = (tmp_path / "sets.jsonl").read_text().splitlines()
+    assert len(lines) == 7
+    (tmp_path / "sets.jsonl").write_text("\n".join(lines[:4]) + "\n")
+    computed = []
+    from mless_interp.patching import joint
+
+    whole = joint.gated_outcomes
+    monkeypatch.setattr(joint, "gated_outcomes", lambda *args: (computed.append(args[1].id), whole(*args))[1])
+    resumed = joint_knockout(model, pairs, made.readers, singles=readers.singles + 1, **options)
+    assert computed == [pair.id for pair in pairs[3:]]
+    assert np.array_equal(resumed.random, readers.random)
+    assert resumed.singles == pytest.approx(readers.singles + 1)
+
+
+@pytest.mark.parametrize(
+    ("heads", "options", "message"),
+    [
+        ([], {}, "the set of heads is empty"),
+        ([Head(0, 1), Head(0, 1)], {}, "L0H1 is given twice"),
+        ([Head(7, 1)], {}, r"layer 7 is out of range \(zero-based\)"),
+        ([Head(0, 1)], {"n_random_sets": -1}, "n_random_sets must be 0 or more, got -1"),
+        ([Head(0, 1)], {"outcome": "x"}, "unknown outcome 'x'"),
+        ([Head(0, 1)], {"outcome": "kl"}, "needs a signed outcome such as 'answer_logprob', got 'kl'"),
+        ([Head(0, 1)], {"singles": np.zeros((1, 2))}, r"singles must be \[problem, head\] = \[1, 1\], got \[1, 2\]"),
+    ],
+)
+def test_wrong_requests_are_named(heads: Any, options: dict[str, Any], message: str, tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    with pytest.raises(ValueError, match=message):
+        joint_knockout(model, pairs_for(model, count=1), heads, progress=False, **options)

@@ -1,0 +1,356 @@
+"""Exact sweeps: against TransformerLens' own patching, against whole forward passes, on planted heads, and by hand."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import ARCHITECTURES, BACKENDS, needs_hooked_transformer
+from models_under_test import loaded, logits_of, pairs_for, problems
+
+from mless_interp.ground_truth.planted import planted_model
+from mless_interp.heads import Head
+from mless_interp.models.base import Model, site
+from mless_interp.patching.interventions import INTERVENTIONS, Gate, MatchedMassKnockout
+from mless_interp.patching.outcomes import OUTCOMES
+from mless_interp.patching.scores import PatchScores
+from mless_interp.patching.sweep import CONTRASTS, patch_heads
+from mless_interp.prompts.insertions import Insertion
+from mless_interp.prompts.pairs import make_pairs
+from mless_interp.prompts.problems import Problem
+
+SWEEPS = [
+    ("content", "denoising", "z"),
+    ("content", "noising", "z"),
+    ("content", "denoising", "knockout"),
+    ("content", "noising", "knockout"),
+    ("shift", "denoising", "z"),
+    ("shift", "noising", "z"),
+    ("total", "denoising", "z"),
+    ("total", "noising", "z"),
+]
+
+
+def by_whole_forward_passes(model: Model, pairs: Any, **options: Any) -> PatchScores:
+    """The same sweep with one whole forward pass per row."""
+    slow = object.__new__(type(model))
+    slow.__dict__ = {**model.__dict__, "stepper": None}
+    return patch_heads(slow, pairs, progress=False, **options)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("contrast", "direction", "edit"), SWEEPS)
+def test_sweep_equals_one_whole_forward_pass_per_head(
+    architecture: str, backend: str, contrast: Any, direction: Any, edit: str, tiny_model_dir: Any
+) -> None:
+    model = loaded(tiny_model_dir(architecture), backend)
+    options = {"contrast": contrast, "direction": direction, "edit": edit}
+    heads = [Head(0, 1), Head(1, 0), Head(1, 6), Head(2, 7)]
+    pairs = pairs_for(model, count=1)
+    fast = patch_heads(model, pairs, heads=heads, progress=False, **options)
+    slow = by_whole_forward_passes(model, pairs, heads=heads, **options)
+    assert np.nanmax(np.abs(fast.patched - slow.patched)) < 1e-4
+    assert np.isfinite(fast.patched).sum() == len(heads)
+
+
+@needs_hooked_transformer
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_z_sweep_equals_transformer_lens_patching(architecture: str, tiny_model_dir: Any) -> None:
+    from transformer_lens import patching
+
+    model = loaded(tiny_model_dir(architecture), "hooked_transformer")
+    bare = pairs_for(model, count=1)
+    ours = patch_heads(model, bare, progress=False)
+    pair = bare[0].answered()
+    hooked, masked, inserted = model.underlying, pair.condition("masked"), pair.condition("inserted")
+    masks = model._position_hooks(masked, model.visible(masked))
+    with hooked.hooks(fwd_hooks=masks):
+        _, cache = hooked.run_with_cache(masked.tokens)
+    read, answer = len(pair.inserted) - 2, pair.answer_ids[0]
+    metric = lambda logits: torch.log_softmax(logits[0, read].float(), -1)[answer]  # noqa: E731
+    with torch.no_grad():
+        theirs = patching.get_act_patch_attn_head_out_all_pos(hooked, inserted.tokens, cache, metric)
+    assert np.abs(ours.patched[0] - theirs.numpy()).max() < 1e-5
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_patching_everything_at_the_question_gives_the_donor(
+    architecture: str, backend: str, tiny_model_dir: Any
+) -> None:
+    model = loaded(tiny_model_dir(architecture), backend)
+    pair = pairs_for(model, count=1)[0].answered()
+    start = pair.span[1]
+    donor, receiving = pair.condition("masked"), pair.condition("inserted")
+    names = [site(layer, n) for layer in range(model.info.n_layers) for n in ("hook_attn_out", "hook_mlp_out")]
+    given = model.run(donor.tokens, attention_mask=donor.attention_mask, capture=dict.fromkeys(names)).captured
+    edits = {name: (lambda old, new=given[name]: torch.cat([old[:, :start], new[:, start:]], 1)) for name in names}
+    patched = model.run(receiving.tokens, edits=edits).logits
+    assert float((patched - logits_of(model, donor))[:, start:].abs().max()) < 1e-4
+    assert float((logits_of(model, receiving) - logits_of(model, donor))[:, start:].abs().max()) > 1e-2
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("positions", ["prefix", "span"])
+def test_prefix_and_span_positions_are_exactly_a_no_op(backend: str, positions: Any, tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), backend)
+    pairs = pairs_for(model, count=2)
+    assert not patch_heads(model, pairs, positions=positions, progress=False).effect.any()
+    everywhere = patch_heads(model, pairs, positions="all", progress=False)
+    question = patch_heads(model, pairs, progress=False)
+    assert np.abs(everywhere.patched - question.patched).max() < 1e-4
+    assert np.abs(question.effect).max() > 1e-2
+
+
+def test_last_position_edits_only_from_the_answer_s_prediction_on(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    pairs = pairs_for(model, count=1)
+    last = patch_heads(model, pairs, positions="last", progress=False)
+    assert np.abs(last.patched - by_whole_forward_passes(model, pairs, positions="last").patched).max() < 1e-4
+    assert np.abs(last.effect - patch_heads(model, pairs, progress=False).effect).max() > 1e-3
+
+
+@pytest.fixture(scope="module")
+def planted() -> Any:
+    return planted_model(readers=[Head(0, 13), Head(0, 21)], mediators=[Head(1, 4)], seed=3)
+
+
+@pytest.fixture(scope="module")
+def planted_directory(planted: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("planted") / "model"
+    planted.save(folder, n_problems=8)
+    return folder
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_planted_heads_and_no_others_carry_the_effect(planted: Any, planted_directory: Any, backend: str) -> None:
+    model = loaded(planted_directory, backend)
+    asked = [Problem.from_dict(record) for record in planted.problems(8)]
+    pairs = make_pairs(model, asked, Insertion.meaningless(" /", 55))
+    true = {*planted.readers, *planted.mediators}
+    for direction in ("denoising", "noising"):
+        table = patch_heads(model, pairs, direction=direction, progress=False).summary().set_index("label")
+        carrying = {Head.parse(label) for label in table.index[table["effect_fraction"].abs() > 0.08]}
+        assert carrying == true
+    knocked = patch_heads(model, pairs, edit="knockout", progress=False).summary().set_index("label")
+    reading = {Head.parse(label) for label in knocked.index[knocked["effect_fraction"].abs() > 0.08]}
+    assert reading == set(planted.readers), "a knockout finds the readers and leaves the mediators out"
+
+
+def scores(patched: list[float], receiving: list[float], donor: list[float], direction: str) -> PatchScores:
+    return PatchScores(
+        problem_ids=tuple(f"p{i}" for i in range(len(patched))),
+        patched=np.array(patched)[:, None, None],
+        receiving=np.array(receiving),
+        donor=np.array(donor),
+        heads=(Head(0, 0),),
+        unit="nats",
+        settings={"direction": direction},
+    )
+
+
+def test_fractions_are_ratios_of_means_in_both_directions() -> None:
+    # effects 1 and 3, totals 4 and 4: 4 / 8, not the mean of ratios of anything else
+    denoising = scores([1, 3], [0, 0], [4, 4], "denoising").summary().iloc[0]
+    assert denoising["effect"] == 2 and denoising["effect_fraction"] == 0.5 and denoising["recovered"] == 0.5
+    # noising: receiving is the clean run; recovered = (patched - corrupted) / (clean - corrupted) = 1 - fraction
+    noising = scores([3, 1], [4, 4], [0, 0], "noising").summary().iloc[0]
+    assert noising["effect"] == -2 and noising["effect_fraction"] == 0.5 and noising["recovered"] == 0.5
+    unequal = scores([1, 1], [0, 0], [1, 3], "denoising").summary().iloc[0]
+    assert unequal["effect_fraction"] == 0.5  # 2 / 4, while the mean of ratios would be 2/3
+
+
+def test_a_total_effect_around_zero_gives_nan_and_a_flag_not_a_number() -> None:
+    made = scores([1.0, 1.0, 1.0, 1.0], [0, 0, 0, 0], [1, -1, 1, -1], "denoising")
+    row = made.summary().iloc[0]
+    assert np.isnan(row["effect_fraction"]) and np.isnan(row["recovered"]) and row["effect"] == 1
+    assert "denominator interval holds 0" in row["flag"]
+    assert "effect_fraction is NaN" in repr(made)
+
+
+def test_one_problem_has_an_estimate_without_an_interval() -> None:
+    row = scores([1.0], [0.0], [2.0], "denoising").summary().iloc[0]
+    assert row["effect_fraction"] == 0.5 and np.isnan(row["ci_low"]) and row["flag"] == "fewer than 2 problems"
+
+
+@pytest.mark.parametrize("outcome", list(OUTCOMES))
+def test_every_outcome_runs_and_patching_all_heads_moves_it_towards_the_donor(
+    outcome: str, tiny_model_dir: Any
+) -> None:
+    model = loaded(tiny_model_dir("llama"), "bridge")
+    found = patch_heads(model, pairs_for(model, count=2), outcome=outcome, progress=False)
+    assert np.isfinite(found.patched).all() and found.unit == OUTCOMES[outcome].unit
+    if outcome.startswith("kl"):
+        assert np.allclose(found.donor, 0) and (found.receiving > 0).all()
+
+
+def test_outcomes_by_hand(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    bare = pairs_for(model, count=1)
+    pair = bare[0].answered()
+    logits = logits_of(model, pair.condition("inserted"))[0]
+    read = len(pair.inserted) - 2
+    found = {
+        name: patch_heads(model, bare, outcome=name, heads=[Head(0, 0)], progress=False).receiving[0]
+        for name in OUTCOMES
+    }
+    assert found["answer_logprob"] == pytest.approx(
+        float(torch.log_softmax(logits[read], -1)[pair.answer_ids[0]]), abs=1e-4
+    )
+    difference = logits[read, pair.answer_ids[0]] - logits[read, pair.distractor_ids[0]]
+    assert found["logit_diff"] == pytest.approx(float(difference), abs=1e-4)
+    clean = torch.log_softmax(logits_of(model, pair.condition("masked"))[0], -1)
+    run = torch.log_softmax(logits, -1)
+    kl = (clean.exp() * (clean - run)).sum(-1)
+    assert found["kl"] == pytest.approx(float(kl[pair.span[1] :].mean()), abs=1e-5)
+    assert found["kl_last"] == pytest.approx(float(kl[read]), abs=1e-5)
+
+
+@pytest.mark.parametrize("edit", [*INTERVENTIONS, "gate"])
+def test_every_intervention_is_usable_in_a_sweep(edit: str, tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("gemma3"), "bridge")
+    chosen: Any = Gate(0.5) if edit == "gate" else edit
+    direction = "noising" if edit == "edge_noise" else "denoising"
+    pairs = pairs_for(model, n_tokens=6, count=1)
+    found = patch_heads(model, pairs, edit=chosen, direction=direction, progress=False)
+    assert np.isfinite(found.patched).any() and np.abs(found.effect[np.isfinite(found.effect)]).max() > 0
+
+
+def test_a_sweep_that_was_stopped_goes_on_and_gives_the_same(
+    tmp_path: Any, tiny_model_dir: Any, monkeypatch: Any
+) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    pairs = pairs_for(model)
+    whole = patch_heads(model, pairs, progress=False)
+    file, done = tmp_path / "partial.jsonl", 0
+    from mless_interp.running.checkpoint import Checkpoint
+
+    put = Checkpoint.put
+
+    def stop_after_one(self: Checkpoint, problem_id: str, value: Any) -> None:
+        nonlocal done
+        if done == 1:
+            raise KeyboardInterrupt
+        done += 1
+        put(self, problem_id, value)
+
+    monkeypatch.setattr(Checkpoint, "put", stop_after_one)
+    with pytest.raises(KeyboardInterrupt):
+        patch_heads(model, pairs, checkpoint=file, progress=False)
+    monkeypatch.setattr(Checkpoint, "put", put)
+    resumed = patch_heads(model, pairs, checkpoint=file, progress=False)
+    assert np.array_equal(resumed.patched, whole.patched)
+    with pytest.raises(ValueError, match="made with other settings: direction was 'denoising', now 'noising'"):
+        patch_heads(model, pairs, checkpoint=file, direction="noising", progress=False)
+
+
+def test_running_out_of_memory_halves_the_batch_and_goes_on(tiny_model_dir: Any, monkeypatch: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    pairs = pairs_for(model, count=1)
+    whole = patch_heads(model, pairs, progress=False)
+    replay, sizes = type(model).replay, []
+
+    def small_memory(self: Model, receiving: Any, layer: Any, z: Any, **options: Any) -> Any:
+        sizes.append(z.shape[0])
+        if z.shape[0] > 3:
+            raise torch.OutOfMemoryError("out of memory (pretended)")
+        return replay(self, receiving, layer, z, **options)
+
+    monkeypatch.setattr(type(model), "replay", small_memory)
+    assert np.abs(patch_heads(model, pairs, progress=False).patched - whole.patched).max() < 1e-5
+    assert max(sizes) > 3 >= sizes[-1]
+
+
+def test_bfloat16_effects_are_close_to_float32(tiny_model_dir: Any) -> None:
+    half, full = (loaded(tiny_model_dir("llama"), "bridge", dtype) for dtype in ("bfloat16", "float32"))
+    a, b = (patch_heads(m, pairs_for(m, count=2), progress=False).effect for m in (half, full))
+    assert np.abs(a - b).max() < 0.1 * np.abs(b).max()
+
+
+def test_same_seed_same_result_and_batching_does_not_matter(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    pairs = pairs_for(model)
+    first, second = (patch_heads(model, pairs, progress=False) for _ in range(2))
+    assert np.array_equal(first.patched, second.patched)
+    assert first.summary().equals(second.summary())
+    rows = patch_heads(model, pairs, max_rows=1, progress=False)
+    assert np.abs(rows.patched - first.patched).max() < 1e-5
+    alone = patch_heads(model, pairs[1:2], progress=False)
+    assert np.abs(alone.patched[0] - first.patched[1]).max() < 1e-5
+
+
+def test_knockout_removes_what_edge_noise_adds_in_the_first_layer(tiny_model_dir: Any) -> None:
+    """I7: in layer 0 a knockout is the z patch, in both directions."""
+    model = loaded(tiny_model_dir("qwen2"), "bridge", "float64")
+    pairs = pairs_for(model, count=1)
+    for direction in ("denoising", "noising"):
+        z, knockout = (
+            patch_heads(model, pairs, direction=direction, edit=e, progress=False).patched for e in ("z", "knockout")
+        )
+        assert np.abs(z - knockout)[:, 0].max() < 1e-5
+        assert np.abs(z - knockout)[:, 1:].max() > 1e-3
+
+
+def test_matched_mass_takes_as_much_as_the_span_holds_or_is_nan(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    few = patch_heads(model, pairs_for(model, n_tokens=1), edit=MatchedMassKnockout(seed=1), progress=False)
+    many = patch_heads(model, pairs_for(model, n_tokens=60), edit=MatchedMassKnockout(seed=1), progress=False)
+    assert np.isfinite(few.patched).mean() > np.isfinite(many.patched).mean()
+    assert "undefined on some problem" in many.describe()
+
+
+def wrong(tiny_model_dir: Any) -> tuple[Model, Any]:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    return model, pairs_for(model, count=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"contrast": "contents"}, "unknown contrast 'contents'; choose one of content, shift, total"),
+        ({"direction": "up"}, "unknown direction 'up'"),
+        ({"edit": "zz"}, "unknown edit 'zz'; choose one of z, knockout"),
+        ({"outcome": "accuracy"}, "unknown outcome 'accuracy'; choose one of answer_logprob"),
+        ({"positions": "first"}, "unknown positions 'first'"),
+        ({"contrast": "shift", "edit": "knockout"}, "needs contrast='content', got 'shift'"),
+        ({"contrast": "total", "positions": "all"}, "positions must be 'question' or 'last'"),
+        ({"heads": [Head(3, 0)]}, r"layer 3 is out of range \(zero-based\): the model has layers 0 to 2"),
+        ({"heads": [Head(0, 8)]}, r"head 8 is out of range \(zero-based\)"),
+        ({"heads": [Head(0, 1), Head(0, 1)]}, "L0H1 is given twice"),
+        ({"heads": []}, "no heads to patch"),
+        ({"edit": "q", "contrast": "total"}, "needs two runs of equal length"),
+    ],
+)
+def test_wrong_requests_are_named(options: dict[str, Any], message: str, tiny_model_dir: Any) -> None:
+    model, pairs = wrong(tiny_model_dir)
+    with pytest.raises(Exception, match=message):
+        patch_heads(model, pairs, progress=False, **options)
+
+
+def test_pairs_that_cannot_be_patched_are_counted(tiny_model_dir: Any) -> None:
+    model, pairs = wrong(tiny_model_dir)
+    with pytest.raises(ValueError, match="there are no prompt pairs"):
+        patch_heads(model, [])
+    with pytest.raises(ValueError, match="1 problem ids are given twice"):
+        patch_heads(model, [*pairs, *pairs])
+    after = make_pairs(model, problems()[:2], Insertion.meaningless(" /", 4, after="question"))
+    with pytest.raises(ValueError, match="2 of 2 pairs have no tokens after the insertion"):
+        patch_heads(model, after)
+    text = make_pairs(model, problems()[:2], Insertion.meaningless(" /", 4), template="paper")
+    if any(pair.boundary_merge for pair in text):
+        with pytest.raises(ValueError, match="of 2 pairs merged tokens at the border"):
+            patch_heads(model, text)
+    plain = make_pairs(model, [replace(problems()[0], distractor=None)], Insertion.meaningless(" /", 4))
+    with pytest.raises(ValueError, match="problem 'p0' has no distractor"):
+        patch_heads(model, plain, outcome="logit_diff", progress=False)
+    empty = make_pairs(model, [replace(problems()[0], answer="")], Insertion.meaningless(" /", 4))
+    with pytest.raises(ValueError, match="its answer encodes to no tokens"):
+        patch_heads(model, empty, progress=False)
+
+
+def test_contrasts_name_known_conditions(tiny_model_dir: Any) -> None:
+    _, pairs = wrong(tiny_model_dir)
+    for clean, corrupted in CONTRASTS.values():
+        assert pairs[0].condition(clean).tokens.shape[0] == pairs[0].condition(corrupted).tokens.shape[0] == 1

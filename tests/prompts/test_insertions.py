@@ -1,0 +1,771 @@
+"""Insertions, pairs with proved alignment, and the five conditions, by hand and on all of MATH-500."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jaxtyping
+import pytest
+import torch
+from conftest import qwen2_tokenizer, word_tokenizer
+from tokenizers_under_test import REAL, read_problems, read_tokenizer, slash_pairs
+
+from mless_interp.models.base import visibility
+from mless_interp.prompts.insertions import Insertion, _common_words
+from mless_interp.prompts.pairs import CONDITIONS, PromptPair, insert_tokens, make_pairs
+from mless_interp.prompts.problems import Problem
+from mless_interp.prompts.prompt import CHAT_SYSTEM, PAPER_SYSTEM_AS_SENT, TEMPLATES, Prompt, encode
+
+Folder = Callable[[str], Path]
+words = lru_cache(word_tokenizer)
+bytewise = lru_cache(qwen2_tokenizer)
+SLASHES = Insertion.meaningless(" /", 4)
+PROBLEM = Problem(
+    id="p", question="How many apples ?", answer="3", system="reason .", distractor="5", solution="Anna has 3 apples ."
+)
+
+
+@pytest.fixture
+def as_users_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the type checks of the tests, which would speak before our own messages."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+def pair_of(insertion: Insertion = SLASHES, tokenizer: Any = None, template: str = "raw", **changes: Any) -> PromptPair:
+    return make_pairs(tokenizer or words(), [replace(PROBLEM, **changes)], insertion, template=template)[0]
+
+
+def tiny_words(*vocabulary: str) -> Any:
+    """A tokenizer that knows these words only, one token each."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(["<unk>", *vocabulary])}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+# ----------------------------------------------------------------------------------------------------- what is inserted
+
+
+def test_a_unit_of_one_token_is_repeated_n_times() -> None:
+    span = SLASHES.span(words(), "p")
+    assert span.ids == (words().convert_tokens_to_ids("/"),) * 4 and span.source == "unit"
+
+
+def test_a_unit_of_several_tokens_is_counted_in_tokens() -> None:
+    span = Insertion.meaningless(" / ?", 6).span(words(), "p")
+    assert words().convert_ids_to_tokens(span.ids) == ["/", "?"] * 3
+
+
+@pytest.mark.parametrize(("unit", "n_tokens", "use"), [(" / ?", 55, 54), (" / ?", 1, 2), (" / ? !", 7, 6)])
+def test_a_unit_must_divide_the_number_of_tokens(unit: str, n_tokens: int, use: int) -> None:
+    size = len(unit.split())
+    message = f"the unit '{unit}' is {size} tokens .* does not divide n_tokens={n_tokens}; use {use}$".replace(
+        "?", r"\?"
+    )
+    with pytest.raises(ValueError, match=message):
+        Insertion.meaningless(unit, n_tokens).span(words(), "p")
+    assert len(Insertion.meaningless(unit, use).span(words(), "p").ids) == use
+
+
+def test_a_meaningful_word_is_repeated_with_its_space() -> None:
+    for word in ("he", " he", "he "):
+        span = Insertion.meaningful(word, 55).span(bytewise(), "p")
+        assert span.ids == encode(bytewise(), " he") * 55
+
+
+def test_a_run_of_bos_is_that_token_alone() -> None:
+    span = Insertion.repeated_bos(3).span(words(), "p")
+    assert span.ids == (words().bos_token_id,) * 3 and span.source == "bos token"
+
+
+def test_a_text_goes_in_once_as_it_is() -> None:
+    assert Insertion.text("Anna has 3").span(words(), "p").ids == encode(words(), "Anna has 3")
+    assert len(Insertion.text("Anna has 3", 3).span(words(), "p").ids) == 3
+
+
+@pytest.mark.parametrize(
+    ("insertion", "message"),
+    [
+        (
+            Insertion.meaningless("zebra", 2),
+            "the insertion 'zebra' becomes the unknown token '<unk>'.*choose a unit that",
+        ),
+        (Insertion.meaningless(" / zebra", 2), "becomes the unknown token '<unk>'"),
+        (Insertion.meaningful("zebra", 2), "becomes the unknown token '<unk>'"),
+        (Insertion.text("Anna has zebra"), "becomes the unknown token '<unk>'"),
+        (Insertion.meaningless(" ", 2), "the insertion ' ' encodes to no tokens with this tokenizer"),
+        (Insertion.text("Anna has", 3), "the text 'Anna has' is 2 tokens, not n_tokens=3"),
+    ],
+)
+def test_what_the_tokenizer_cannot_say_is_refused(insertion: Insertion, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        insertion.span(words(), "p")
+
+
+def test_a_tokenizer_without_bos_cannot_repeat_it() -> None:
+    with pytest.raises(ValueError, match="has no beginning-of-sequence token, so repeated_bos cannot be inserted"):
+        Insertion.repeated_bos(3).span(bytewise(), "p")
+
+
+@pytest.mark.parametrize("n_tokens", [0, -1])
+def test_fewer_than_one_token_is_refused(n_tokens: int) -> None:
+    with pytest.raises(ValueError, match=f"n_tokens must be 1 or more, got {n_tokens}"):
+        Insertion.meaningless(" /", n_tokens)
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.parametrize("n_tokens", [None, True, 2.5, "55"])
+def test_a_number_of_tokens_is_a_whole_number(n_tokens: Any) -> None:
+    for make in (Insertion.meaningless, Insertion.meaningful):
+        with pytest.raises(TypeError, match=f"n_tokens must be a whole number, got {n_tokens!r}"):
+            make("he", n_tokens)
+    for make in (Insertion.random_sentence, Insertion.repeated_bos):
+        with pytest.raises(TypeError, match=f"n_tokens must be a whole number, got {n_tokens!r}"):
+            make(n_tokens)
+
+
+def test_inserting_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="the text to insert is empty"):
+        Insertion.text("")
+    with pytest.raises(ValueError, match="the word to insert is empty"):
+        Insertion.meaningful(" ")
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit", "made"),
+    [
+        ("meaningless", None, Insertion.meaningless(" /", 7)),
+        ("meaningless", " ?", Insertion.meaningless(" ?", 7)),
+        ("meaningful", None, Insertion.meaningful("he", 7)),
+        ("meaningful", "she", Insertion.meaningful("she", 7)),
+        ("random_sentence", None, Insertion.random_sentence(7, seed=4)),
+        ("repeated_bos", None, Insertion.repeated_bos(7)),
+        ("text", "Anna has", Insertion.text("Anna has")),
+    ],
+)
+def test_a_command_line_names_every_kind(kind: str, unit: str | None, made: Insertion) -> None:
+    assert Insertion.named(kind, unit=unit, n_tokens=7, seed=4) == made
+    placed = Insertion.named(kind, unit=unit, n_tokens=7, seed=4, at=0)
+    assert placed == replace(made, before=None, at=0)
+
+
+def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(
+        ValueError, match="unknown insertion 'noise'; choose one of meaningless, meaningful, random_senten"
+    ):
+        Insertion.named("noise")
+    with pytest.raises(ValueError, match="the text to insert is empty"):
+        Insertion.named("text")
+
+
+def test_labels_name_kind_unit_and_size() -> None:
+    assert Insertion.meaningless().label == "Mless ' /' x55"
+    assert Insertion.meaningful("he", 3).label == "Mful ' he' x3"
+    assert Insertion.random_sentence(9).label == "random sentence x9"
+    assert Insertion.repeated_bos(2).label == "repeated_bos x2"
+    assert Insertion.text("Hm.").label == "text 'Hm.'"
+
+
+# ----------------------------------------------------------------------------------------------------- random sentences
+
+
+def test_a_random_sentence_is_the_same_in_every_process() -> None:
+    few = tiny_words("window", "stone", "river", "quiet", "lamp", "garden", "blue", "bell", "bear", "apple")
+    span = Insertion.random_sentence(6, seed=3, draw=1).span(few, "p1")
+    # random.Random seeded by the first 8 bytes of sha256("3|p1|1") draws from these words in alphabetical order.
+    assert span.source == "words"
+    assert few.decode(list(span.ids)) == "blue lamp river river blue bell"
+
+
+def test_seed_problem_and_draw_each_change_a_random_sentence() -> None:
+    def drawn(seed: int = 0, problem: str = "a", draw: int = 0) -> tuple[int, ...]:
+        return Insertion.random_sentence(30, seed=seed, draw=draw).span(bytewise(), problem).ids
+
+    assert drawn() == drawn()
+    assert len({drawn(), drawn(seed=1), drawn(problem="b"), drawn(draw=1)}) == 4
+
+
+def test_a_tokenizer_that_knows_few_words_gives_its_ordinary_tokens() -> None:
+    few = tiny_words("river", "stone", "xx", "4", "a7", "b\u00b2", "yy")
+    span = Insertion.random_sentence(200).span(few, "p")
+    assert span.source == "tokens" and len(span.ids) == 200
+    assert set(few.convert_ids_to_tokens(span.ids)) == {"river", "stone", "xx", "yy"}
+
+
+def test_a_tokenizer_of_digits_has_no_random_sentence() -> None:
+    with pytest.raises(ValueError, match="this tokenizer has no tokens to draw a random sentence from"):
+        Insertion.random_sentence(3).span(tiny_words("1", "22", "a3"), "p")
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_random_sentence_has_exactly_n_tokens_of_common_words_and_no_digit(name: str, tokenizer_dir: Folder) -> None:
+    tokenizer = read_tokenizer(tokenizer_dir(name))
+    common = set(_common_words())
+    for n_tokens in (1, 2, 3, 7, 55, 120):
+        for draw in range(5):
+            span = Insertion.random_sentence(n_tokens, draw=draw).span(tokenizer, "p")
+            text = tokenizer.decode(list(span.ids))
+            assert len(span.ids) == n_tokens and span.source == "words"
+            assert set(text.split()) <= common and not any(sign.isdigit() for sign in text)
+            assert not set(span.ids) & set(tokenizer.all_special_ids)
+
+
+# ----------------------------------------------------------------------------------------------------- where it goes in
+
+BY_HAND = Prompt((1, 2, 3, 4, 5), ("bos", "system", "system", "question", "template"))
+
+
+@pytest.mark.parametrize(
+    ("place", "at"),
+    [({}, 3), ({"before": "question"}, 3), ({"before": "system"}, 1), ({"after": "question"}, 4)]
+    + [({"at": at}, at) for at in range(6)],
+)
+def test_each_place_is_a_token_index(place: dict[str, Any], at: int) -> None:
+    assert Insertion.meaningless(" /", 2, **place).place(BY_HAND) == at
+
+
+def test_inserting_by_hand() -> None:
+    made = insert_tokens(BY_HAND, 3, [8, 9])
+    assert made.ids == (1, 2, 3, 8, 9, 4, 5)
+    assert made.segments == ("bos", "system", "system", "inserted", "inserted", "question", "template")
+    assert insert_tokens(BY_HAND, 0, [8]).ids == (8, 1, 2, 3, 4, 5)
+    assert insert_tokens(BY_HAND, 5, [8]).ids == (1, 2, 3, 4, 5, 8)
+
+
+@pytest.mark.parametrize("at", [-1, 6])
+def test_inserting_outside_the_prompt_is_refused(at: int) -> None:
+    with pytest.raises(ValueError, match=f"cannot insert at token {at}: the prompt has 5 tokens"):
+        insert_tokens(BY_HAND, at, [8])
+
+
+@pytest.mark.parametrize(
+    "place", [{"before": "question", "at": 2}, {"before": "system", "after": "question"}, {"at": None}]
+)
+def test_one_place_is_given_not_two_and_not_none(place: dict[str, Any]) -> None:
+    with pytest.raises(
+        ValueError, match='give one place: before="question" or "system", after="question", or at=<token'
+    ):
+        Insertion.meaningless(" /", 2, **place)
+
+
+def test_a_negative_index_is_refused() -> None:
+    with pytest.raises(ValueError, match="at must be a token index, 0 or more, got -1"):
+        Insertion.meaningless(" /", 2, at=-1)
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+@pytest.mark.parametrize("place", [{"before": "answer"}, {"after": "system"}])
+def test_an_unknown_place_is_refused(place: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match='unknown place before=.* after=.*; use before="question", before="system"'):
+        Insertion.meaningless(" /", 2, **place)
+
+
+def test_a_misspelt_place_is_not_dropped_silently() -> None:
+    with pytest.raises(TypeError, match=r"unknown arguments \['were'\]; the place is given by before=, after= or at="):
+        Insertion.meaningless(" /", 2, were="question")
+
+
+def test_an_index_beyond_the_prompt_is_refused_with_the_problem() -> None:
+    with pytest.raises(ValueError, match="problem 'p': at=8 is beyond the prompt's 7 tokens"):
+        pair_of(Insertion.meaningless(" /", 2, at=8))
+    assert pair_of(Insertion.meaningless(" /", 2, at=7)).n_after == 0
+
+
+def test_a_place_that_the_prompt_lacks_is_refused_with_the_problem() -> None:
+    with pytest.raises(
+        ValueError, match="problem 'p': the prompt has no system tokens; use before=\"question\" or at="
+    ):
+        pair_of(Insertion.meaningless(" /", 2, before="system"), system="")
+
+
+# ------------------------------------------------------------------------------------------------ pairs and their proof
+
+
+def test_a_pair_by_hand() -> None:
+    pair = pair_of()
+    slash, (bos, *rest) = words().convert_tokens_to_ids("/"), encode(words(), "<bos> reason . How many apples ?")
+    assert pair.base.ids == (bos, *rest)
+    assert pair.inserted.ids == (bos, *rest[:2], *[slash] * 4, *rest[2:])
+    assert (pair.span, pair.n_inserted, pair.n_after, pair.sink_moved) == ((3, 7), 4, 4, False)
+    assert pair.alignment == (0, 1, 2, 7, 8, 9, 10)
+    assert pair.shared.tolist() == [0, 1, 2, 7, 8, 9, 10]
+    assert pair.span_mask.tolist() == [False] * 3 + [True] * 4 + [False] * 4
+    assert pair.inserted.indices("inserted") == (3, 4, 5, 6)
+    assert (pair.id, pair.span_source, pair.boundary_merge, pair.n_answer) == ("p", "unit", False, 0)
+    assert pair.answer_prefix_ids == encode(words(), "\nThe final answer is \\boxed{")
+    assert pair.answer_ids == encode(words(), "3") and pair.distractor_ids == encode(words(), "5")
+    assert pair.solution_ids == encode(words(), "Anna has 3 apples .")
+
+
+def test_a_pair_remembers_its_template() -> None:
+    for name, template in TEMPLATES.items():
+        pair = pair_of(template=name)
+        assert pair.template is template and pair.answered().template is template
+        assert pair.base.template == pair.inserted.template == name
+
+
+def test_a_problems_own_answer_prefix_goes_before_the_templates() -> None:
+    assert pair_of(answer_prefix="So :").answer_prefix_ids == encode(words(), "So :")
+    assert pair_of(answer_prefix="").answer_prefix_ids == ()
+
+
+def test_the_record_of_a_pair_holds_ids_and_span() -> None:
+    record = pair_of().record()
+    assert record["span"] == [3, 7] and record["insertion"] == "Mless ' /' x4" and record["bos_added"]
+    assert len(record["inserted_ids"]) == len(record["base_ids"]) + 4
+    assert record["problem"] == "p" and record["template"] == "raw" and record["joined_differs"] is False
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda p: {"base": replace(p.base, ids=(*p.base.ids[:4], 0, *p.base.ids[5:]))},
+            r"pair 'p': the prompt without its inserted tokens must equal the clean prompt; .* position 4 \(\d+ vs 0",
+        ),
+        (
+            lambda p: {"base": Prompt(p.base.ids[:-1], p.base.segments[:-1])},
+            r"first differ at clean position 6 \(\d+ vs nothing\). Insert token ids with `Insertion`, or tokenise",
+        ),
+        (
+            lambda p: {"base": p.base.extended((9,), "question")},
+            r"first differ at clean position 7 \(nothing vs 9\)",
+        ),
+        (lambda p: {"alignment": (0, 1, 2, 6, 8, 9, 10)}, r"the alignment map does not skip exactly .* span \(3, 7\)"),
+        (lambda p: {"alignment": tuple(range(7))}, "the alignment map does not skip"),
+        (lambda p: {"alignment": p.alignment[:-1]}, "the alignment map does not skip"),
+        (lambda p: {"span": (2, 6)}, "must equal the clean prompt; they first differ at clean position 2"),
+        (lambda p: {"span": (3, 6)}, "must equal the clean prompt; they first differ at clean position 3"),
+        (lambda p: {"span": (3, 3)}, r"the span \(3, 3\) is empty or outside the prompt"),
+        (lambda p: {"span": (7, 3)}, r"the span \(7, 3\) is empty or outside"),
+        (lambda p: {"span": (-1, 3)}, r"the span \(-1, 3\) is empty or outside"),
+        (lambda p: {"span": (3, 12)}, r"the span \(3, 12\) is empty or outside"),
+        (lambda p: {"span": (0, 11)}, "the inserted span covers the whole prompt"),
+        (
+            lambda p: {
+                "inserted": replace(p.inserted, segments=p.base.segments[:3] + ("inserted",) * 3 + ("question",) * 5)
+            },
+            r"the segment 'inserted' must cover the span \(3, 7\) and nothing else",
+        ),
+        (
+            lambda p: {"inserted": replace(p.inserted, segments=("inserted", *p.inserted.segments[1:]))},
+            "the segment 'inserted' must cover the span",
+        ),
+        (
+            lambda p: {"base": replace(p.base, segments=("system", *p.base.segments[1:]))},
+            r"outside the span \(3, 7\) both prompts must name the same segments",
+        ),
+    ],
+)
+def test_a_pair_that_does_not_fit_together_cannot_be_made(
+    change: Callable[[PromptPair], dict[str, Any]], message: str
+) -> None:
+    pair = pair_of()
+    with pytest.raises(ValueError, match=message):
+        replace(pair, **change(pair))
+
+
+def test_a_span_of_the_same_token_as_its_neighbour_is_still_where_it_was_put() -> None:
+    pair = pair_of(Insertion.meaningless(" apples", 2, at=5))
+    assert pair.span == (5, 7) and pair.inserted.ids[5:8] == (pair.inserted.ids[5],) * 3
+    with pytest.raises(ValueError, match="alignment"):
+        replace(pair, span=(6, 8))
+
+
+@pytest.mark.parametrize("tokenizer", [words, bytewise])
+@pytest.mark.parametrize("template", ["raw", "raw_as_sent", "chat"])
+def test_wherever_it_goes_dropping_the_span_gives_the_clean_prompt(tokenizer: Callable[[], Any], template: str) -> None:
+    length = len(pair_of(tokenizer=tokenizer(), template=template).base)
+    places: list[dict[str, Any]] = [{"at": at} for at in range(length + 1)]
+    for place in [*places, {"before": "system"}, {"after": "question"}]:
+        pair = pair_of(Insertion.meaningless(" /", 3, **place), tokenizer(), template)
+        start, stop = pair.span
+        assert pair.inserted.ids[:start] + pair.inserted.ids[stop:] == pair.base.ids
+        assert pair.inserted.ids[start:stop] == pair.insertion.span(tokenizer(), "p").ids
+        assert [pair.inserted.ids[i] for i in pair.alignment] == list(pair.base.ids)
+        assert place.get("at", start) == start
+
+
+# ------------------------------------------------------------------------------------------------------ five conditions
+
+
+def hand_pair(at: int) -> PromptPair:
+    """Three system tokens, three question tokens, two inserted at `at`."""
+    base = Prompt((10, 11, 12, 20, 21, 22), ("system",) * 3 + ("question",) * 3)
+    return PromptPair(
+        problem=PROBLEM,
+        base=base,
+        inserted=insert_tokens(base, at, [7, 7]),
+        insertion=Insertion.meaningless(" /", 2, at=at),
+        span=(at, at + 2),
+        alignment=tuple(t if t < at else t + 2 for t in range(6)),
+        span_source="unit",
+        answer_prefix_ids=(30, 31),
+        answer_ids=(40,),
+        solution_ids=(50, 51, 52),
+    )
+
+
+def table(*rows: str) -> list[list[bool]]:
+    return [[sign == "x" for sign in row.replace(" ", "")] for row in rows]
+
+
+def test_base_and_inserted_are_the_bare_prompts() -> None:
+    pair = hand_pair(3)
+    base, inserted = pair.condition("base"), pair.condition("inserted")
+    assert base.tokens.tolist() == [[10, 11, 12, 20, 21, 22]]
+    assert inserted.tokens.tolist() == [[10, 11, 12, 7, 7, 20, 21, 22]]
+    for plain in (base, inserted):
+        assert plain.position_ids is None and plain.attention_mask is None
+
+
+def test_gap_keeps_the_questions_positions_by_hand() -> None:
+    gap = hand_pair(3).condition("gap")
+    assert gap.tokens.tolist() == [[10, 11, 12, 20, 21, 22]] and gap.attention_mask is None
+    assert gap.position_ids.tolist() == [[0, 1, 2, 5, 6, 7]]
+
+
+def test_masked_hides_the_span_from_all_but_itself_by_hand() -> None:
+    masked = hand_pair(3).condition("masked")
+    assert masked.tokens.tolist() == [[10, 11, 12, 7, 7, 20, 21, 22]] and masked.position_ids is None
+    assert masked.attention_mask.shape == (1, 1, 8, 8) and masked.attention_mask.dtype == torch.bool
+    seen = visibility(8, attention_mask=masked.attention_mask)[0, 0]
+    assert seen.tolist() == table(
+        "x.. .. ...",
+        "xx. .. ...",
+        "xxx .. ...",
+        "xxx x. ...",
+        "xxx xx ...",
+        "xxx .. x..",
+        "xxx .. xx.",
+        "xxx .. xxx",
+    )
+
+
+def test_held_keeps_the_questions_old_positions_by_hand() -> None:
+    held = hand_pair(3).condition("held")
+    assert held.tokens.tolist() == [[10, 11, 12, 7, 7, 20, 21, 22]] and held.attention_mask is None
+    assert held.position_ids.tolist() == [[0, 1, 2, 3, 3, 3, 4, 5]]
+    assert held.position_ids.dtype == torch.long
+
+
+def test_spread_positions_lie_evenly_before_the_insertion_point_by_hand() -> None:
+    held = hand_pair(3).condition("held", held_positions="spread")
+    assert held.position_ids.dtype == torch.float32
+    assert held.position_ids[0].tolist() == pytest.approx([0, 1, 2, 2 + 1 / 3, 2 + 2 / 3, 3, 4, 5])
+
+
+def test_an_insertion_at_the_start_moves_the_sink_by_hand() -> None:
+    pair = hand_pair(0)
+    assert pair.sink_moved and pair.record()["sink_moved"] and not hand_pair(1).sink_moved
+    assert pair.condition("inserted").tokens.tolist() == [[7, 7, 10, 11, 12, 20, 21, 22]]
+    assert pair.condition("gap").position_ids.tolist() == [[2, 3, 4, 5, 6, 7]]
+    assert pair.condition("held").position_ids.tolist() == [[0, 0, 0, 1, 2, 3, 4, 5]]
+    spread = pair.condition("held", held_positions="spread").position_ids[0].tolist()
+    assert spread == pytest.approx([-2 / 3, -1 / 3, 0, 1, 2, 3, 4, 5])
+    seen = visibility(8, attention_mask=pair.condition("masked").attention_mask)[0, 0]
+    assert seen[:4].tolist() == table("x. ......", "xx ......", ".. x.....", ".. xx....")
+
+
+def test_an_insertion_at_the_end_leaves_no_question() -> None:
+    pair = hand_pair(6)
+    assert pair.n_after == 0
+    assert pair.condition("gap").position_ids.tolist() == [[0, 1, 2, 3, 4, 5]]
+    assert pair.answered().n_after == 3
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 3, 4, 6, 8])
+@pytest.mark.parametrize("at", range(7))
+def test_shared_tokens_see_the_same_in_gap_and_masked(at: int, window: int | None) -> None:
+    pair = hand_pair(at)
+    gap, masked = pair.condition("gap"), pair.condition("masked")
+    short = visibility(6, window=window, position_ids=gap.position_ids)[0, 0]
+    long = visibility(8, window=window, attention_mask=masked.attention_mask)[0, 0]
+    shared = pair.shared
+    assert torch.equal(short, long[shared][:, shared])
+    outside = long[shared][:, pair.span_mask]
+    assert not outside.any()
+
+
+@pytest.mark.parametrize("at", [0, 3, 5])
+def test_every_condition_holds_all_tokens_and_the_lengths_of_its_contrast(at: int) -> None:
+    pair = hand_pair(at).answered()
+    lengths = {name: pair.condition(name).tokens.shape[1] for name in CONDITIONS}
+    assert lengths == {"base": 9, "inserted": 11, "gap": 9, "masked": 11, "held": 11}
+
+
+def test_an_unknown_condition_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="unknown condition 'C1'; choose one of base, inserted, gap, masked, held"):
+        hand_pair(3).condition("C1")
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_unknown_held_positions_are_refused() -> None:
+    with pytest.raises(ValueError, match='held_positions must be "first" or "spread", got \'last\''):
+        hand_pair(3).condition("held", held_positions="last")
+
+
+# -------------------------------------------------------------------------------------------------------------- answers
+
+
+def test_an_answered_pair_ends_with_prefix_and_answer_on_both_sides() -> None:
+    pair = hand_pair(3).answered()
+    assert pair.base.ids == (10, 11, 12, 20, 21, 22, 30, 31, 40)
+    assert pair.inserted.ids == (10, 11, 12, 7, 7, 20, 21, 22, 30, 31, 40)
+    assert pair.base.segments[6:] == pair.inserted.segments[8:] == ("template", "template", "answer")
+    assert pair.alignment == (0, 1, 2, 5, 6, 7, 8, 9, 10)
+    assert (pair.n_answer, pair.n_after, pair.span) == (1, 6, (3, 5))
+    assert pair.shared.tolist() == list(pair.alignment) and len(pair.span_mask) == 11
+    assert pair.condition("gap").position_ids.tolist() == [[0, 1, 2, 5, 6, 7, 8, 9, 10]]
+    assert pair.condition("held").position_ids.tolist() == [[0, 1, 2, 3, 3, 3, 4, 5, 6, 7, 8]]
+
+
+def test_a_solution_follows_the_question_without_the_answers_prefix() -> None:
+    pair = hand_pair(3).answered("solution")
+    assert pair.base.ids[6:] == (50, 51, 52) and pair.n_answer == 3
+    assert pair.base.segments[6:] == ("answer",) * 3
+
+
+def test_answering_leaves_the_bare_pair_as_it_was() -> None:
+    pair = hand_pair(3)
+    before = pair.shared.tolist()
+    pair.answered()
+    assert len(pair.base) == 6 and pair.n_answer == 0 and pair.shared.tolist() == before
+
+
+def test_an_answer_is_not_appended_twice() -> None:
+    with pytest.raises(ValueError, match="pair 'p' already ends with its answer; use the pair that make_pairs gave"):
+        hand_pair(3).answered().answered("solution")
+
+
+def test_an_answer_without_tokens_is_refused() -> None:
+    with pytest.raises(ValueError, match="problem 'p': its answer encodes to no tokens; leave it out or give it one"):
+        pair_of(answer=" ").answered()
+    with pytest.raises(ValueError, match="problem 'p': its solution encodes to no tokens"):
+        pair_of(solution=None).answered("solution")
+
+
+# ----------------------------------------------------------------------------------------------------------- make_pairs
+
+
+def test_pairs_keep_the_order_of_their_problems() -> None:
+    problems = [replace(PROBLEM, id=name) for name in "cab"]
+    assert [pair.id for pair in make_pairs(words(), iter(problems), SLASHES)] == ["c", "a", "b"]
+
+
+def model_of(context_length: int) -> SimpleNamespace:
+    return SimpleNamespace(tokenizer=words(), info=SimpleNamespace(context_length=context_length, name="tiny"))
+
+
+def test_the_context_must_hold_the_prompt_with_span_prefix_and_answer() -> None:
+    pair = pair_of()
+    needed = len(pair.inserted) + len(pair.answer_prefix_ids) + len(pair.answer_ids)
+    assert len(make_pairs(model_of(needed), [PROBLEM], SLASHES)) == 1
+    message = f"problem 'p' needs {needed} tokens with 4 inserted, but tiny has a context of {needed - 1}: insert"
+    with pytest.raises(ValueError, match=message):
+        make_pairs(model_of(needed - 1), [PROBLEM], SLASHES)
+
+
+def test_pairs_of_no_problems_are_refused() -> None:
+    with pytest.raises(ValueError, match="there are no problems to make pairs of"):
+        make_pairs(words(), [], SLASHES)
+
+
+def test_pairs_need_a_tokenizer() -> None:
+    with pytest.raises(
+        TypeError, match=r"make_pairs needs a Model or a tokenizer, got SimpleNamespace \(has it no tok"
+    ):
+        make_pairs(SimpleNamespace(tokenizer=None), [PROBLEM], SLASHES)
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_pairs_need_an_insertion() -> None:
+    with pytest.raises(
+        TypeError, match=r"insertion must be an Insertion, got ' /'; for example Insertion.meaningless\("
+    ):
+        make_pairs(words(), [PROBLEM], " /")
+
+
+def test_pairs_need_a_known_template() -> None:
+    with pytest.raises(ValueError, match="unknown template 'plain'; choose one of"):
+        make_pairs(words(), [PROBLEM], SLASHES, template="plain")
+
+
+# -------------------------------------------------------------------------------------------- the paper's own text mode
+
+
+def test_text_between_words_merges_nothing_and_can_be_patched() -> None:
+    pair = pair_of(template="paper")
+    assert not pair.boundary_merge and pair.span == (3, 7) and pair.alignment == (0, 1, 2, 7, 8, 9, 10)
+    assert pair.inserted.ids == pair_of().inserted.ids and pair.span_source == "text"
+    assert pair.base.bos_added and pair.base.joined_differs is None
+    assert pair.answered().base.ids == pair_of().answered().base.ids
+    assert pair.condition("masked").attention_mask is not None
+
+
+def test_tokens_that_share_one_character_are_told_apart() -> None:
+    pair = pair_of(tokenizer=bytewise(), template="paper", question="\u4000\u221a apples \u221a\u221a ?")
+    first, *twice = encode(bytewise(), "\u4000")  # one character, three tokens, the last two of them equal
+    assert len(twice) == 2 and len({first, *twice}) == 2
+    assert not pair.boundary_merge
+    assert [pair.inserted.ids[i] for i in pair.alignment] == list(pair.base.ids)
+
+
+def merged_pair() -> PromptPair:
+    """The unit's " ap" is stripped to "ap" and joins the question's "ples": one token, where there were others."""
+    return pair_of(Insertion.text(" ap"), bytewise(), "paper", system="red ", question="ples ?")
+
+
+def test_a_merged_border_is_flagged_and_its_tokens_have_no_counterpart() -> None:
+    pair = merged_pair()
+    assert pair.boundary_merge
+    assert bytewise().decode(list(pair.inserted.ids)) == "red apples ?"
+    assert -1 in pair.alignment and len(pair.shared) < len(pair.base)
+    kept = [(t, i) for t, i in enumerate(pair.alignment) if i >= 0]
+    assert kept and all(pair.base.ids[t] == pair.inserted.ids[i] for t, i in kept)
+
+
+def test_no_token_is_aligned_into_the_span() -> None:
+    # "red apples" has the token " apples" across the border; "red apx apples" has it again, partly of inserted text.
+    pair = pair_of(Insertion.text("x ap"), bytewise(), "paper", system="red ap", question="ples ?")
+    apples = encode(bytewise(), " apples")[0]
+    assert pair.boundary_merge and pair.alignment[pair.base.ids.index(apples)] == -1
+    assert pair.span[0] <= pair.inserted.ids.index(apples) < pair.span[1]
+
+
+@pytest.mark.parametrize("name", ["gap", "masked", "held"])
+def test_a_merged_pair_has_no_position_or_mask_conditions(name: str) -> None:
+    message = (
+        f"pair 'p': tokens merged at the border .* condition '{name}' is not defined; make the pair with template=.raw"
+    )
+    with pytest.raises(ValueError, match=message):
+        merged_pair().condition(name)
+
+
+def test_a_merged_pair_still_has_its_two_prompts() -> None:
+    pair = merged_pair()
+    assert pair.condition("base").tokens.shape == (1, len(pair.base))
+    assert pair.condition("inserted").tokens.shape == (1, len(pair.inserted))
+
+
+def test_a_merged_pair_is_not_answered() -> None:
+    with pytest.raises(ValueError, match="pair 'p' has merged borders; make it with template=\"raw\""):
+        merged_pair().answered()
+
+
+@pytest.mark.parametrize(
+    "insertion",
+    [
+        Insertion.meaningless(" /", 2, before="system"),
+        Insertion.meaningless(" /", 2, after="question"),
+        Insertion.meaningless(" /", 2, at=1),
+        Insertion.repeated_bos(2),
+    ],
+)
+def test_text_goes_only_between_system_and_question(insertion: Insertion) -> None:
+    with pytest.raises(
+        ValueError, match='template="paper" inserts text between system and question; use template="raw"'
+    ):
+        pair_of(insertion, template="paper")
+
+
+def test_white_space_alone_cannot_be_inserted_as_text() -> None:
+    with pytest.raises(
+        ValueError, match='template="paper" strips the inserted text and nothing is left; use template='
+    ):
+        pair_of(Insertion.meaningless("\n", 2), bytewise(), "paper")
+
+
+# ----------------------------------------------------------------------------------- published tokenizers, all MATH-500
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_55_slashes_are_55_tokens_and_unspaced_ones_are_not(name: str, tokenizer_dir: Folder) -> None:
+    tokenizer = read_tokenizer(tokenizer_dir(name))
+    assert len(Insertion.meaningless(" /", 55).span(tokenizer, "p").ids) == 55
+    assert len(encode(tokenizer, "/ " * 54 + "/")) == 55
+    assert len(encode(tokenizer, "/" * 55)) == {"qwen2_5": 2, "llama3_1": 2, "gemma3": 4}[name]
+    assert len(encode(tokenizer, "/\\" * 27)) == {"qwen2_5": 15, "llama3_1": 15, "gemma3": 27}[name]
+    assert len(Insertion.meaningful("he", 55).span(tokenizer, "p").ids) == 55
+
+
+@pytest.mark.parametrize("template", ["raw", "chat"])
+@pytest.mark.parametrize("name", REAL)
+def test_in_all_of_math500_the_span_is_where_it_says_and_drops_out(
+    name: str, template: str, tokenizer_dir: Folder, math500_path: Path
+) -> None:
+    tokenizer = read_tokenizer(tokenizer_dir(name))
+    unit = encode(tokenizer, " /")
+    pairs = slash_pairs(tokenizer_dir(name), math500_path, template)
+    assert len(pairs) == 500 and len(unit) == 1
+    for pair in pairs:
+        start, stop = pair.span
+        ids, segments = pair.inserted.ids, pair.inserted.segments
+        assert ids[start:stop] == unit * 55
+        assert ids[:start] + ids[stop:] == pair.base.ids
+        assert segments[start - 1] == ("system" if template == "raw" else "template")
+        assert segments[stop] == "question"
+        assert pair.base.segments == segments[:start] + segments[stop:]
+        assert pair.base.bos_added == (template == "raw" and name != "qwen2_5")
+        assert not pair.sink_moved and not pair.boundary_merge
+        assert tokenizer.decode(list(ids[stop : stop + len(pair.base.indices("question"))])) == pair.problem.question
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_every_other_insertion_drops_out_of_a_published_prompt_too(
+    name: str, tokenizer_dir: Folder, math500_path: Path
+) -> None:
+    tokenizer = read_tokenizer(tokenizer_dir(name))
+    problems = read_problems(math500_path)[:20]
+    insertions = [
+        Insertion.meaningful("he", 55, before="system"),
+        Insertion.random_sentence(55, after="question"),
+        Insertion.meaningless(" ?", 10, at=0),
+        Insertion.text("\u221a2 \u2264 3\n", at=5),
+    ]
+    if tokenizer.bos_token_id is not None:
+        insertions.append(Insertion.repeated_bos(3))
+    for insertion in insertions:
+        for template in ("raw", "chat"):
+            for pair in make_pairs(tokenizer, problems, insertion, template=template):
+                start, stop = pair.span
+                assert pair.inserted.ids[:start] + pair.inserted.ids[stop:] == pair.base.ids
+                assert pair.inserted.ids[start:stop] == insertion.span(tokenizer, pair.id).ids
+                first = insertion.before == "system" and template == "raw" and name == "qwen2_5"  # no BOS before it
+                assert pair.sink_moved == (first or insertion.at == 0)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_papers_text_merges_at_a_border_in_all_of_math500(
+    name: str, tokenizer_dir: Folder, math500_path: Path
+) -> None:
+    tokenizer = read_tokenizer(tokenizer_dir(name))
+    pairs = slash_pairs(tokenizer_dir(name), math500_path, "paper")
+    assert sum(pair.boundary_merge for pair in pairs) == 500
+    for pair in pairs:
+        kept = [(t, i) for t, i in enumerate(pair.alignment) if i >= 0]
+        assert len(kept) >= len(pair.base) - 4  # all but the tokens at the two borders
+        assert all(pair.base.ids[t] == pair.inserted.ids[i] for t, i in kept)
+        assert all(a < b for (_, a), (_, b) in pairwise(kept))
+        assert not any(pair.span[0] <= i < pair.span[1] for _, i in kept)
+    sent = PAPER_SYSTEM_AS_SENT + "/ " * 54 + "/" + pairs[0].problem.question
+    skip = int(name != "qwen2_5")
+    assert tokenizer.decode(list(pairs[0].inserted.ids[skip:])) == sent
+
+
+def test_chat_prompts_hold_the_span_between_the_header_and_the_question(
+    tokenizer_dir: Folder, math500_path: Path
+) -> None:
+    tokenizer = read_tokenizer(tokenizer_dir("qwen2_5"))
+    pair = slash_pairs(tokenizer_dir("qwen2_5"), math500_path, "chat")[0]
+    assert tokenizer.decode(list(pair.inserted.ids)) == (
+        f"<|im_start|>system\n{CHAT_SYSTEM}<|im_end|>\n<|im_start|>user\n"
+        + " /" * 55
+        + f"{pair.problem.question}<|im_end|>\n<|im_start|>assistant\n"
+    )

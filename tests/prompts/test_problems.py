@@ -1,0 +1,251 @@
+"""Reading problems: MATH-500's keys, one clear line for every fault of a file, limits that keep the levels' shares."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import jaxtyping
+import pytest
+
+from mless_interp.prompts.problems import Problem, load_problems
+
+Write = Callable[..., Path]
+
+
+def record(number: int = 1, **changes: object) -> dict[str, object]:
+    return {"problem": f"What is {number}?", "answer": str(number), "unique_id": f"id-{number}", **changes}
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """`write(record | line, ...)`: a problem file with these lines."""
+
+    def file_of(*lines: object, name: str = "p.jsonl", encoding: str = "utf-8") -> Path:
+        texts = [line if isinstance(line, str) else json.dumps(line, ensure_ascii=False) for line in lines]
+        path = tmp_path / name
+        path.write_bytes("\n".join(texts).encode(encoding))
+        return path
+
+    return file_of
+
+
+# ------------------------------------------------------------------------------------------------------------ reading
+
+
+def test_every_key_of_a_record_reaches_its_problem(write: Write) -> None:
+    path = write(
+        record(
+            solution="S", subject="Algebra", level=5, system="Y", distractor="4", answer_prefix="So: ", other="ignored"
+        )
+    )
+    assert load_problems(path) == (
+        Problem(
+            id="id-1",
+            question="What is 1?",
+            answer="1",
+            system="Y",
+            solution="S",
+            distractor="4",
+            answer_prefix="So: ",
+            subject="Algebra",
+            level="5",
+        ),
+    )
+
+
+def test_absent_and_null_optional_keys_are_none(write: Write) -> None:
+    problem = load_problems(write(record(solution=None)))[0]
+    assert (problem.solution, problem.system, problem.level, problem.distractor) == (None,) * 4
+
+
+def test_numbers_as_answer_and_id_become_text(write: Write) -> None:
+    problem = load_problems(write(record(answer=0, unique_id=7)))[0]
+    assert (problem.answer, problem.id) == ("0", "7")
+
+
+def test_an_empty_answer_is_a_problem_that_only_patching_needs_answered(write: Write) -> None:
+    assert load_problems(write(record(answer="")))[0].answer == ""
+
+
+def test_blank_lines_are_skipped_but_counted(write: Write) -> None:
+    path = write("", record(1), "   ", record(2), "")
+    assert [problem.id for problem in load_problems(path)] == ["id-1", "id-2"]
+    with pytest.raises(ValueError, match=r"p.jsonl, line 4: not valid JSON"):
+        load_problems(write("", record(1), "   ", "{"))
+
+
+def test_a_line_separator_inside_a_text_does_not_end_the_line(write: Write) -> None:
+    question = "one\u2028two\u0085three"
+    assert load_problems(write(record(1, problem=question), record(2)))[0].question == question
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_windows_line_ends_and_byte_order_marks_are_read(write: Write, encoding: str) -> None:
+    path = write(json.dumps(record(1)) + "\r", json.dumps(record(2)) + "\r", encoding=encoding)
+    assert len(load_problems(path)) == 2
+
+
+def test_a_folder_gives_its_own_problems(write: Write) -> None:
+    path = write(record(3), name="problems.jsonl")
+    assert load_problems(path.parent)[0].id == "id-3"
+    assert load_problems(str(path.parent))[0].id == "id-3"
+
+
+def test_all_of_math500_is_read(math500_path: Path) -> None:
+    problems = load_problems(math500_path)
+    assert len(problems) == len({problem.id for problem in problems}) == 500
+    assert {problem.level for problem in problems} == set("12345")
+    assert all(problem.question and problem.answer and problem.solution and problem.subject for problem in problems)
+
+
+# ------------------------------------------------------------------------------------------------------- wrong files
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "not valid JSON .* at column 2"),
+        ('{"problem": "a"} x', "not valid JSON"),
+        ("[1]", "expected a JSON object, got list"),
+        ("3", "expected a JSON object, got int"),
+        (record(answer=None), "missing answer; a problem needs the keys problem, answer, unique_id"),
+        ({"question": "a"}, "missing problem, answer, unique_id; a problem needs"),
+        (record(problem=" \n"), "problem 'id-1': its question is empty"),
+    ],
+)
+def test_a_faulty_line_is_refused_with_its_number(write: Write, line: object, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^p.jsonl, line 2: {message}"):
+        load_problems(write(record(9), line))
+
+
+def test_an_id_used_twice_is_refused_with_both_lines(write: Write) -> None:
+    with pytest.raises(ValueError, match="p.jsonl, line 4: id 'id-1' was already used in line 2"):
+        load_problems(write("", record(1), record(2), record(1, problem="another")))
+
+
+@pytest.mark.parametrize("lines", [[], ["", "  "]])
+def test_a_file_without_problems_is_refused(write: Write, lines: list[str]) -> None:
+    with pytest.raises(ValueError, match="p.jsonl holds no problems"):
+        load_problems(write(*lines))
+
+
+def test_a_file_that_is_no_text_is_refused_by_name(write: Write) -> None:
+    with pytest.raises(ValueError, match=r"p.jsonl is not UTF-8 text \(invalid .* at byte 24\)"):
+        load_problems(write('{"problem": "What is caf\u00e9?"}', encoding="latin-1"))
+
+
+def test_a_missing_file_is_refused_with_the_other_choices(tmp_path: Path) -> None:
+    with pytest.raises(
+        FileNotFoundError, match=r'no problem file at .*none.jsonl.; give a .jsonl file, "demo" or "math500"'
+    ):
+        load_problems(tmp_path / "none.jsonl")
+    with pytest.raises(FileNotFoundError, match=r"no problem file at .*problems.jsonl"):
+        load_problems(tmp_path)
+
+
+def test_an_empty_question_is_refused_everywhere() -> None:
+    with pytest.raises(ValueError, match="problem 'a': its question is empty"):
+        Problem(id="a", question="\t", answer="1")
+
+
+def test_text_is_asked_of_every_required_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(TypeError, match="problem 'a': answer must be text, got 3"):
+        Problem(id="a", question="q", answer=3)
+
+
+# ------------------------------------------------------------------------------------------------------------ the hub
+
+
+def test_math500_comes_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def load_dataset(name: str, *, split: str) -> list[dict[str, object]]:
+        asked.append((name, split))
+        return [record(1), record(2)]
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    assert [problem.id for problem in load_problems("math500", limit=1)] == ["id-1"]
+    assert asked == [("HuggingFaceH4/MATH-500", "test")]
+
+
+def test_without_a_network_math500_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(name: str, *, split: str) -> None:
+        raise RuntimeError("offline")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    with pytest.raises(
+        ConnectionError, match=r"MATH-500 could not be loaded from the hub \(RuntimeError\); give a .jsonl"
+    ):
+        load_problems("math500")
+
+
+# ------------------------------------------------------------------------------------------------------------- limits
+
+
+@pytest.mark.parametrize("limit", [0, -3])
+def test_a_limit_below_one_is_refused(write: Write, limit: int) -> None:
+    with pytest.raises(ValueError, match=f"limit must be 1 or more, got {limit}"):
+        load_problems(write(record()), limit=limit)
+
+
+def test_a_limit_without_a_seed_keeps_the_first(write: Write) -> None:
+    path = write(*(record(i) for i in range(5)))
+    assert [problem.id for problem in load_problems(path, limit=3)] == ["id-0", "id-1", "id-2"]
+
+
+@pytest.mark.parametrize("limit", [5, 9])
+def test_a_limit_beyond_the_file_gives_all_of_it(write: Write, limit: int) -> None:
+    path = write(*(record(i) for i in range(5)))
+    assert len(load_problems(path, limit=limit, seed=1)) == 5
+
+
+def levels_of(counts: dict[str | None, int], limit: int, seed: int, write: Write) -> Counter[str | None]:
+    levels = [level for level, count in counts.items() for _ in range(count)]
+    path = write(*(record(i, level=level) for i, level in enumerate(levels)))
+    return Counter(problem.level for problem in load_problems(path, limit=limit, seed=seed))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize(
+    ("limit", "drawn"),
+    [
+        # Shares limit x (5, 3, 2) / 10: the whole parts, then one more for the largest remainders.
+        (10 - 1, {"1": 4, "2": 3, "3": 2}),  # 4.5, 2.7, 1.8: 4, 2, 1 and two more: for .8 and .7
+        (4, {"1": 2, "2": 1, "3": 1}),  # 2.0, 1.2, 0.8: 2, 1, 0 and one more: for .8
+        (2, {"1": 1, "2": 1}),  # 1.0, 0.6, 0.4: 1, 0, 0 and one more: for .6
+        (1, {"1": 1}),  # 0.5, 0.3, 0.2
+    ],
+)
+def test_levels_keep_their_shares_by_largest_remainders(
+    write: Write, limit: int, drawn: dict[str, int], seed: int
+) -> None:
+    assert levels_of({"1": 5, "2": 3, "3": 2}, limit, seed, write) == Counter(drawn)
+
+
+def test_a_draw_keeps_the_order_of_the_file(write: Write) -> None:
+    path = write(*(record(i, level="21"[i % 2]) for i in range(8)))
+    for seed in range(5):
+        drawn = [problem.id for problem in load_problems(path, limit=6, seed=seed)]
+        assert drawn == sorted(drawn)
+
+
+def test_equal_remainders_go_to_the_lower_level_first(write: Write) -> None:
+    assert levels_of({"2": 2, "1": 2}, 1, 0, write) == Counter({"1": 1})
+
+
+def test_problems_without_a_level_are_a_level_of_their_own(write: Write) -> None:
+    assert levels_of({None: 4, "1": 4}, 4, 0, write) == Counter({None: 2, "1": 2})
+
+
+def test_a_draw_is_the_same_for_its_seed_in_file_order_and_another_for_another(math500_path: Path) -> None:
+    everything = [problem.id for problem in load_problems(math500_path)]
+    drawn = {seed: [p.id for p in load_problems(math500_path, limit=50, seed=seed)] for seed in (0, 1)}
+    again = [problem.id for problem in load_problems(math500_path, limit=50, seed=0)]
+    assert drawn[0] == again
+    assert drawn[0] == [name for name in everything if name in set(drawn[0])]
+    assert set(drawn[0]) != set(drawn[1]) and len(set(drawn[0])) == 50
+    assert set(drawn[0]) != set(everything[:50])

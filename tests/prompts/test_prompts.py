@@ -1,0 +1,292 @@
+"""Prompts: what each template sends, which part each token belongs to, and what no template can do."""
+
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import groupby
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import qwen2_tokenizer, word_tokenizer
+from tokenizers_under_test import REAL, read_tokenizer, slash_pairs
+
+from mless_interp.prompts.problems import Problem
+from mless_interp.prompts.prompt import (
+    CHAT_SYSTEM,
+    PAPER_SYSTEM,
+    TEMPLATES,
+    Prompt,
+    Template,
+    build_prompt,
+    encode,
+    prepends_bos,
+    template_named,
+    word_boundaries,
+)
+
+PROBLEM = Problem(id="p", question="How many apples ?", answer="3", system="reason step by step")
+words = lru_cache(word_tokenizer)
+bytewise = lru_cache(qwen2_tokenizer)
+
+
+def runs(prompt: Prompt) -> list[tuple[str, tuple[int, ...]]]:
+    """The prompt's parts in order: segment name and token ids."""
+    pairs = zip(prompt.segments, prompt.ids, strict=True)
+    return [(name, tuple(i for _, i in part)) for name, part in groupby(pairs, key=lambda pair: pair[0])]
+
+
+def texts(tokenizer: Any, prompt: Prompt) -> list[tuple[str, str]]:
+    return [(name, tokenizer.decode(list(ids))) for name, ids in runs(prompt)]
+
+
+# ------------------------------------------------------------------------------------------------------------- Prompt
+
+
+def test_a_prompt_has_one_segment_name_per_token() -> None:
+    with pytest.raises(ValueError, match="2 token ids but 1 segment names"):
+        Prompt((1, 2), ("question",))
+
+
+def test_segments_have_fixed_names() -> None:
+    with pytest.raises(
+        ValueError, match=r"unknown segments \['user'\]; known: bos, template, system, inserted, question"
+    ):
+        Prompt((1, 2), ("question", "user"))
+
+
+def test_positions_of_segments_are_found_together_and_alone() -> None:
+    prompt = Prompt((7, 8, 9, 7), ("bos", "system", "question", "system"))
+    assert len(prompt) == 4
+    assert prompt.indices("system") == (1, 3) and prompt.indices("bos", "question") == (0, 2)
+    assert prompt.indices("answer") == ()
+    assert prompt.mask("system", "bos").tolist() == [True, True, False, True]
+    assert torch.equal(prompt.tokens, torch.tensor([[7, 8, 9, 7]]))
+
+
+def test_a_misspelt_segment_is_not_taken_for_an_absent_one() -> None:
+    prompt = Prompt((7,), ("question",))
+    for ask in (prompt.mask, prompt.indices):
+        with pytest.raises(ValueError, match=r"unknown segments \['questions'\]; known: bos"):
+            ask("questions")
+
+
+def test_extending_makes_a_new_prompt() -> None:
+    prompt = Prompt((7, 8), ("bos", "question"), "chat", True, False)
+    grown = prompt.extended((1, 2), "answer")
+    assert grown == Prompt((7, 8, 1, 2), ("bos", "question", "answer", "answer"), "chat", True, False)
+    assert len(prompt) == 2
+    assert prompt.extended((), "answer") == prompt
+
+
+# ---------------------------------------------------------------------------------------------------------- templates
+
+
+def test_an_unknown_template_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="unknown template 'plain'; choose one of raw, raw_as_sent, paper, chat"):
+        template_named("plain")
+
+
+def test_a_template_of_ones_own_is_taken_as_it_is() -> None:
+    own = Template("own", "You are a helpful assistant")
+    assert template_named(own) is own
+    prompt = build_prompt(words(), Problem(id="p", question="How many ?", answer="3"), own)
+    assert prompt.template == "own"
+    assert texts(words(), prompt)[1] == ("system", "You are a helpful assistant")
+
+
+def test_the_papers_code_sends_doubled_braces_and_ours_does_not() -> None:
+    assert TEMPLATES["raw"].system == "Please reason step by step and put your final answer within \\boxed{}."
+    assert TEMPLATES["raw_as_sent"].system.endswith("\\boxed{{}}.")
+    assert TEMPLATES["paper"].system == TEMPLATES["raw_as_sent"].system
+    assert [name for name, template in TEMPLATES.items() if template.as_text] == ["paper"]
+    assert all(name == template.name for name, template in TEMPLATES.items())
+
+
+def test_only_a_tokenizer_that_puts_a_bos_itself_gets_one() -> None:
+    assert prepends_bos(words()) and not prepends_bos(bytewise())
+
+
+def test_a_raw_prompt_is_system_then_question_by_hand() -> None:
+    prompt = build_prompt(words(), PROBLEM)
+    ids = words().convert_tokens_to_ids
+    assert runs(prompt) == [
+        ("bos", (ids("<bos>"),)),
+        ("system", tuple(ids(["reason", "step", "by", "step"]))),
+        ("question", tuple(ids(["How", "many", "apples", "?"]))),
+    ]
+    assert (prompt.bos_added, prompt.template) == (True, "raw")
+
+
+def test_a_raw_prompt_has_nothing_between_system_and_question() -> None:
+    prompt = build_prompt(bytewise(), Problem(id="p", question="How many apples ?", answer="3"))
+    assert texts(bytewise(), prompt) == [("system", PAPER_SYSTEM), ("question", "How many apples ?")]
+    assert not prompt.bos_added
+
+
+def test_a_problems_own_system_prompt_goes_before_the_templates() -> None:
+    assert ("system", "reason step by step") in texts(words(), build_prompt(words(), PROBLEM, "raw_as_sent"))
+    assert ("system", "reason step by step") in texts(bytewise(), build_prompt(bytewise(), PROBLEM, "chat"))
+
+
+def test_an_empty_system_prompt_leaves_the_question_alone() -> None:
+    prompt = build_prompt(bytewise(), Problem(id="p", question="How many ?", answer="3", system=""))
+    assert runs(prompt) == [("question", encode(bytewise(), "How many ?"))]
+
+
+def test_a_seam_that_would_merge_in_one_piece_is_recorded_not_mended() -> None:
+    apart = build_prompt(bytewise(), Problem(id="p", question="apples ?", answer="3", system="red ap"))
+    merges = build_prompt(bytewise(), Problem(id="p", question="ples ?", answer="3", system="red ap"))
+    assert merges.joined_differs and merges.ids == encode(bytewise(), "red ap") + encode(bytewise(), "ples ?")
+    assert "".join(text for _, text in texts(bytewise(), merges)) == "red apples ?"
+    assert apart.joined_differs is not None
+
+
+def test_the_bos_is_no_seam() -> None:
+    problem = Problem(id="p", question="How many ?", answer="3", system="reason .")
+    prompt = build_prompt(words(), problem)
+    assert prompt.bos_added and prompt.joined_differs is False
+
+
+def test_a_question_without_tokens_is_refused() -> None:
+    from tokenizers import normalizers
+
+    tokenizer = word_tokenizer()
+    tokenizer.backend_tokenizer.normalizer = normalizers.Replace("~", "")
+    with pytest.raises(ValueError, match="problem 'p': its question encodes to no tokens with this tokenizer"):
+        build_prompt(tokenizer, Problem(id="p", question="~", answer="3"))
+
+
+# --------------------------------------------------------------------------------------------------------------- chat
+
+
+def with_template(template: str | None) -> Any:
+    tokenizer = qwen2_tokenizer()
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def test_a_chat_prompt_names_its_parts() -> None:
+    prompt = build_prompt(bytewise(), PROBLEM, "chat")
+    assert texts(bytewise(), prompt) == [
+        ("template", "<|im_start|>system\n"),
+        ("system", "reason step by step"),
+        ("template", "<|im_end|>\n<|im_start|>user\n"),
+        ("question", "How many apples ?"),
+        ("template", "<|im_end|>\n<|im_start|>assistant\n"),
+    ]
+    assert not prompt.bos_added
+
+
+def test_a_bos_that_the_chat_template_writes_is_a_bos_once_and_not_ours() -> None:
+    prompt = build_prompt(words(), PROBLEM, "chat")
+    assert prompt.indices("bos") == (0,) and prompt.ids.count(words().bos_token_id) == 1
+    assert not prompt.bos_added
+
+
+def test_the_chat_system_prompt_is_the_papers_figure_1() -> None:
+    prompt = build_prompt(bytewise(), Problem(id="p", question="How many ?", answer="3"), "chat")
+    assert texts(bytewise(), prompt)[1] == ("system", CHAT_SYSTEM)
+
+
+@pytest.mark.parametrize("question", ["How many ?\n", "  How many ?", "How many ?"])
+def test_white_space_around_a_question_is_what_the_chat_template_makes_of_it(question: str) -> None:
+    problem = Problem(id="p", question=question, answer="3", system=" reason \n")
+    trims = with_template("{% for m in messages %}[{{ m['role'] }}] {{ m['content'] | trim }} [end]{% endfor %}")
+    for tokenizer in (bytewise(), trims):
+        messages = [{"role": "system", "content": problem.system}, {"role": "user", "content": question}]
+        whole = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert "".join(text for _, text in texts(tokenizer, build_prompt(tokenizer, problem, "chat"))) == whole
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        (None, 'this tokenizer has no chat template; use template="raw"'),
+        ("{{ raise_exception('System role not supported') }}", r"takes no system prompt \(System role not supported\)"),
+        ("{{ messages[1]['content'] }}", "does not show system and question once each"),
+        ("{% for m in messages * 2 %}{{ m['content'] }}{% endfor %}", "does not show system and question once each"),
+        ("{{ messages[1]['content'] + messages[0]['content'] }}", "does not show system and question once each"),
+        (
+            "{{ messages[0]['content'] + messages[1]['content'] | replace('How', 'Why') }}",
+            "problem 'p': this tokenizer's chat template changes the text of the system prompt or the question",
+        ),
+    ],
+)
+def test_a_chat_template_that_cannot_be_cut_apart_is_refused(template: str | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build_prompt(with_template(template), PROBLEM, "chat")
+
+
+# ------------------------------------------------------------------------------------------------------- text offsets
+
+
+def test_character_ranges_spell_the_text() -> None:
+    ids, ranges = word_boundaries(words(), "How many  apples?")
+    assert ids == encode(words(), "How many apples ?")
+    assert ["How many  apples?"[a:b] for a, b in ranges] == ["How", "many", "apples", "?"]
+
+
+def test_the_papers_template_needs_character_offsets() -> None:
+    with pytest.raises(ValueError, match='template="paper" needs a fast tokenizer .*; use template="raw"'):
+        word_boundaries(SimpleNamespace(is_fast=False), "text")
+
+
+# ---------------------------------------------------------------------------------- published tokenizers, all MATH-500
+
+Folder = Callable[[str], Path]
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_every_part_of_a_raw_math500_prompt_decodes_to_its_text(
+    name: str, tokenizer_dir: Folder, math500_path: Path
+) -> None:
+    tokenizer = read_tokenizer(tokenizer_dir(name))
+    bos = [] if name == "qwen2_5" else [("bos", tokenizer.bos_token)]
+    for pair in slash_pairs(tokenizer_dir(name), math500_path, "raw"):
+        assert texts(tokenizer, pair.base) == [*bos, ("system", PAPER_SYSTEM), ("question", pair.problem.question)]
+        assert pair.base.bos_added == bool(bos)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_every_part_of_a_chat_math500_prompt_decodes_to_its_text(
+    name: str, tokenizer_dir: Folder, math500_path: Path
+) -> None:
+    tokenizer = read_tokenizer(tokenizer_dir(name))
+    for pair in slash_pairs(tokenizer_dir(name), math500_path, "chat"):
+        parts = texts(tokenizer, pair.base)
+        assert [text for part, text in parts if part == "system"] == [CHAT_SYSTEM]
+        assert [text for part, text in parts if part == "question"] == [pair.problem.question]
+        assert pair.base.indices("bos") == (() if name == "qwen2_5" else (0,))
+        assert not pair.base.bos_added
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_a_chat_prompt_is_what_the_tokenizers_own_template_encodes(
+    name: str, tokenizer_dir: Folder, math500_path: Path
+) -> None:
+    tokenizer = read_tokenizer(tokenizer_dir(name))
+    compared = 0
+    for pair in slash_pairs(tokenizer_dir(name), math500_path, "chat"):
+        messages = [{"role": "system", "content": CHAT_SYSTEM}, {"role": "user", "content": pair.problem.question}]
+        whole = tokenizer.apply_chat_template(messages, tokenize=True, add_generation_prompt=True, return_dict=False)
+        assert pair.base.joined_differs == (list(pair.base.ids) != list(whole))
+        compared += not pair.base.joined_differs
+    assert compared == 500
+
+
+@pytest.mark.parametrize(("name", "count"), [("qwen2_5", 4), ("llama3_1", 4), ("gemma3", 2)])
+def test_few_raw_prompts_would_merge_in_one_piece(
+    name: str, count: int, tokenizer_dir: Folder, math500_path: Path
+) -> None:
+    tokenizer = read_tokenizer(tokenizer_dir(name))
+    pairs = slash_pairs(tokenizer_dir(name), math500_path, "raw")
+    assert sum(pair.base.joined_differs for pair in pairs) == count
+    for pair in pairs:
+        whole = tuple(tokenizer.encode(PAPER_SYSTEM + pair.problem.question))
+        assert pair.base.joined_differs == (whole != pair.base.ids)
+
+
+def test_the_papers_system_sentence_is_14_tokens_with_qwen(tokenizer_dir: Folder) -> None:
+    assert len(encode(read_tokenizer(tokenizer_dir("qwen2_5")), PAPER_SYSTEM)) == 14

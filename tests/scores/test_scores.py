@@ -1,0 +1,555 @@
+"""Head scores: test vectors by hand, formulas on whole patterns as oracle, laws, planted heads, messages."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import ARCHITECTURES, BACKENDS, word_tokenizer
+from models_under_test import loaded, pairs_for, problems
+
+import mless_interp as mi
+from mless_interp.ground_truth.planted import planted_model
+from mless_interp.heads import Head
+from mless_interp.metrics import attention, entropy, flow, outputs, received, segments
+from mless_interp.metrics import recovery as profiles
+from mless_interp.models.base import LeanAttentionError, Model, site
+from mless_interp.prompts.insertions import Insertion
+from mless_interp.prompts.pairs import PromptPair, make_pairs
+from mless_interp.prompts.problems import Problem
+from mless_interp.prompts.prompt import Prompt
+from mless_interp.scores import METRICS, HeadScores, Thresholds, score_cache, score_heads, streaming
+from mless_interp.scores.results import _median_interval
+
+A0 = torch.tensor([[1.0, 0, 0], [0.6, 0.4, 0], [0.5, 0.3, 0.2]])
+A1 = torch.tensor(
+    [
+        [1.0, 0, 0, 0, 0],
+        [0.7, 0.3, 0, 0, 0],
+        [0.6, 0.2, 0.2, 0, 0],
+        [0.48, 0.1, 0.1, 0.32, 0],
+        [0.25, 0.25, 0.25, 0.15, 0.10],
+    ]
+)
+LEAN = {
+    "effective_tokens": 1e-3,
+    "participation": 1e-3,
+    "recovery_tau": 0.05,
+    "kurtosis": 1e-3,
+    "recovery_fraction": 1e-3,
+}
+"""Tolerances of numbers that are tens of tokens, fourth powers or quotients of differences; 1e-5 for the rest."""
+
+
+def hand_pair() -> PromptPair:
+    """Methods section 13: P = {0}, Q = {1, 2}; the span is {1, 2} of five tokens."""
+    prompt = lambda ids, names: Prompt(ids, names)  # noqa: E731
+    return PromptPair(
+        problem=Problem(id="by hand", question="q", answer="a"),
+        base=prompt((5, 6, 7), ("system", "question", "question")),
+        inserted=prompt((5, 9, 9, 6, 7), ("system", "inserted", "inserted", "question", "question")),
+        insertion=Insertion.meaningless(" /", 2),
+        span=(1, 3),
+        alignment=(0, 3, 4),
+        span_source="unit",
+    )
+
+
+def cache_of(pattern: torch.Tensor, layers: int = 1) -> dict[str, torch.Tensor]:
+    return {site(layer, "attn.hook_pattern"): pattern[None, None] for layer in range(layers)}
+
+
+def close(one: HeadScores, other: HeadScores) -> None:
+    """The same metrics, conditions, undefined cells and, to 1e-5 or `LEAN`, values."""
+    assert one.values.keys() == other.values.keys()
+    for metric, found in one.values.items():
+        assert found.keys() == other.values[metric].keys()
+        for condition, values in found.items():
+            tolerance = LEAN.get(metric.removesuffix("_last"), 1e-5)
+            np.testing.assert_allclose(
+                values, other.values[metric][condition], rtol=tolerance, atol=tolerance, err_msg=f"{metric} {condition}"
+            )
+
+
+def patterns_of(model: Model, pair: PromptPair, condition: str) -> list[torch.Tensor]:
+    names = [site(layer, "attn.hook_pattern") for layer in range(model.info.n_layers)]
+    inputs = pair.condition(condition)
+    captured = model.run(
+        inputs.tokens,
+        position_ids=inputs.position_ids,
+        attention_mask=inputs.attention_mask,
+        capture=dict.fromkeys(names),
+        logits_at="none",
+    ).captured
+    return [captured[name][0] for name in names]
+
+
+# ------------------------------------------------------------------------------------------------------------ by hand
+
+
+def test_the_methods_vectors_come_out_of_a_cache() -> None:
+    scores = score_cache(
+        cache_of(A1),
+        hand_pair(),
+        base=cache_of(A0),
+        metrics=[
+            *(
+                "span_mass lam span_mass_last lam_last log_density_ratio_last entropy_last effective_tokens_last"
+            ).split(),
+            *("participation_last normalised_entropy_last retention recovery_aligned spike_slope collapse").split(),
+            *("sink_alpha span_received").split(),
+        ],
+        exclude_sink=False,
+        thresholds=Thresholds(min_rows=1, reference="flanks", width=1),
+    )
+    expected = {
+        "span_mass": (0.2 + 0.5) / 2,
+        "lam": 0.65,
+        "span_mass_last": 0.5,
+        "lam_last": 0.5,
+        "log_density_ratio_last": np.log(0.25 / 0.125),  # without the sink: tokens 3 and 4 get .15 and .10
+        "entropy_last": 1.554547,
+        "effective_tokens_last": 4.732943,
+        "participation_last": 4.545455,
+        "normalised_entropy_last": 0.965895,
+        "retention": (0.365 + 0.15) / (0.55 + 0.3),
+        "recovery_aligned": 0.15 / 0.3,
+        "spike_slope": 0.626115,
+        "collapse": 1 - 0.175 / 0.15,  # the left flank is the sink
+        "sink_alpha": (1 + 0.7 + 0.6 + 0.48 + 0.25) / 5,
+        "span_received": 0.175,
+    }
+    for metric, value in expected.items():
+        assert scores.of(metric, "inserted")[0, 0, 0] == pytest.approx(value, abs=1e-6), metric
+    assert scores.of("sink_alpha", "base")[0, 0, 0] == pytest.approx(0.7)
+    assert scores.of("entropy_last", "base")[0, 0, 0] == pytest.approx(1.029653, abs=1e-6)
+    assert scores.null["span_mass"]["inserted"][0, 0] == pytest.approx((2 / 4 + 2 / 5) / 2)
+    assert "span_mass" not in scores.values or "base" not in scores.values["span_mass"]
+
+
+def test_a_median_keeps_what_never_recovers() -> None:
+    cells = np.array([[0.0], [np.inf], [2.0], [1.0], [np.inf], [np.nan]])
+    assert [part[0] for part in _median_interval(cells, 0.95)[:1]] == [2.0]
+    assert np.isnan(_median_interval(cells, 0.95)[1][0]), "five values cannot enclose a median with 95 %"
+    six = np.array([[6.0], [1.0], [2.0], [3.0], [4.0], [np.inf]])
+    assert [part[0] for part in _median_interval(six, 0.95)] == [3.5, 1.0, np.inf]  # 1 - 2 / 2**6 = 0.97
+
+
+# ------------------------------------------------------------------------------------------------------------- oracle
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_streamed_metrics_equal_the_formulas_on_whole_patterns(
+    architecture: str, backend: str, tiny_model_dir: Any
+) -> None:
+    model = loaded(tiny_model_dir(architecture), backend)
+    (pair,) = pairs_for(model, count=1)
+    names = ["span_mass", "lam_last", "within_span_entropy", "entropy", "collapse_relative", "onset_step", "retention"]
+    scores = score_heads(model, [pair], metrics=[*names, "rollout_span_share"], progress=False)
+    span, n = pair.span_mask, len(pair.inserted)
+    question = torch.arange(n) >= pair.span[1]
+    sink = torch.arange(n) == 0
+    rows = segments.row_mask("shared", question=question, span=span)
+    visible = [mask[0] for mask in model.visible(pair.condition("inserted").to("cpu"))]
+    base_visible = [mask[0] for mask in model.visible(pair.condition("base").to("cpu"))]
+    whole, base = patterns_of(model, pair, "inserted"), patterns_of(model, pair, "base")
+    for layer, pattern in enumerate(whole):
+        seen = visible[layer]
+        got = lambda name, layer=layer: torch.from_numpy(scores.of(name)[0, layer])  # noqa: E731
+        near = {"rtol": 1e-5, "atol": 1e-6}
+        mean = lambda values: segments.segment_mean(values, question)  # noqa: E731
+        mass = attention.span_mass(pattern, span=span, visible=seen)
+        torch.testing.assert_close(got("span_mass"), mean(mass).double(), **near)
+        lam = attention.retained_mass(pattern, span=span, visible=seen)[:, -1]
+        torch.testing.assert_close(got("lam_last"), lam.double(), **near)
+        even = mean(entropy.within_span_entropy(pattern, span=span, visible=seen))
+        torch.testing.assert_close(got("within_span_entropy"), even.double(), equal_nan=True, **near)
+        torch.testing.assert_close(
+            got("entropy"), mean(entropy.attention_entropy(pattern, visible=seen)).double(), **near
+        )
+        options = {"rows": rows, "sink": sink}
+        r = received.received_attention(pattern, visible=seen, **options)
+        rho = received.relative_received(r, received.uniform_received(seen, **options).expand_as(r))
+        before = torch.arange(n) < pair.span[0]
+        collapse = profiles.span_collapse(rho, span=span, reference=before & ~sink)
+        torch.testing.assert_close(got("collapse_relative"), collapse.double(), rtol=1e-4, atol=1e-4, equal_nan=True)
+        torch.testing.assert_close(
+            got("onset_step"), profiles.onset_step(rho, span=span).double(), rtol=1e-4, atol=1e-4, equal_nan=True
+        )
+        r0 = received.received_attention(base[layer], visible=base_visible[layer], sink=sink[: len(pair.base)])
+        kept = profiles.aligned_recovery(r0, r[:, pair.shared], tokens=torch.ones(len(pair.base), dtype=torch.bool))
+        torch.testing.assert_close(got("retention"), kept.double(), rtol=1e-5, atol=1e-5)
+    share = flow.rollout_span_share(torch.stack([pattern.mean(0) for pattern in whole]), span=span)
+    last = scores.of("rollout_span_share")[0, -1].mean()
+    assert last == pytest.approx(float(share[question].mean()), abs=1e-5)
+
+
+def test_span_output_weight_uses_the_values_of_each_heads_group(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    (pair,) = pairs_for(model, count=1)
+    name = site(1, "attn.hook_v")
+    values = model.run(pair.inserted.tokens, capture={name: None}, logits_at="none").captured[name][0]
+    values = values.repeat_interleave(4, 1).transpose(0, 1)
+    pattern = patterns_of(model, pair, "inserted")[1]
+    share = outputs.span_output_weight(pattern, values, span=pair.span_mask, output_weights=model.output_weights(1))
+    scores = score_heads(model, [pair], metrics="span_output_weight", progress=False)
+    np.testing.assert_allclose(scores.of("span_output_weight")[0, 1], share[:, pair.span[1] :].mean(-1), atol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS[:2])
+def test_a_users_cache_gives_what_the_model_gives(backend: str, tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("gemma3"), backend)
+    (pair,) = pairs_for(model, count=1)
+    run = model.underlying.run_with_cache
+    wanted = {"names_filter": lambda name: name.endswith("hook_pattern")}
+    caches = [run(prompt.tokens, **wanted)[1] for prompt in (pair.inserted, pair.base)]
+    mine = score_cache(caches[0], pair, base=caches[1], windows=model.info.windows)
+    close(mine, score_heads(model, [pair], progress=False))
+    assert mine.problem_ids == (pair.id,) and mine.heads == model.info.heads
+    alone = score_cache(caches[0], pair.inserted, windows=model.info.windows, metrics=["span_mass"])
+    np.testing.assert_allclose(alone.of("span_mass"), mine.of("span_mass"))
+
+
+# --------------------------------------------------------------------------------------------------------------- laws
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_recomputed_patterns_give_every_metric_of_eager_ones(
+    architecture: str, backend: str, tiny_model_dir: Any
+) -> None:
+    model = loaded(tiny_model_dir(architecture), backend)
+    pairs = pairs_for(model, count=1)
+    eager = score_heads(model, pairs, metrics="all", source="pattern", progress=False)
+    close(score_heads(model, pairs, metrics="all", source="recomputed", progress=False), eager)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_fused_model_gives_every_metric_of_an_eager_one(architecture: str, tiny_model_dir: Any) -> None:
+    folder = tiny_model_dir(architecture)
+    fused = loaded(folder, "nnsight", attention="sdpa")
+    assert fused.info.attention == "sdpa"
+    eager = loaded(folder, "nnsight")
+    pairs = pairs_for(eager, count=1)
+    options: dict[str, Any] = {
+        "metrics": "all",
+        "progress": False,
+        "conditions": ("base", "inserted", "masked", "held"),
+    }
+    close(score_heads(fused, pairs, **options), score_heads(eager, pairs, **options))
+
+
+@pytest.mark.parametrize("source", ["pattern", "recomputed"])
+def test_the_size_of_blocks_does_not_matter_and_bounds_them(
+    source: Any, tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = loaded(tiny_model_dir("gemma3"), "bridge")
+    pairs = pairs_for(model, count=1)
+    whole = score_heads(model, pairs, metrics="all", source=source, progress=False)
+    monkeypatch.setattr(streaming, "BLOCK_ELEMENTS", 2000)
+    largest = 0
+    received_sums = streaming.received_sums
+
+    def watched(pattern: torch.Tensor, **options: Any) -> Any:
+        nonlocal largest
+        largest = max(largest, pattern.numel())
+        return received_sums(pattern, **options)
+
+    monkeypatch.setattr(streaming, "received_sums", watched)
+    close(score_heads(model, pairs, metrics="all", source=source, progress=False), whole)
+    n_tokens = len(pairs[0].inserted)
+    assert 0 < largest <= 2000 < model.info.n_heads * n_tokens**2
+
+
+def test_soft_caps_are_recomputed(tmp_path: Path) -> None:
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    tokenizer = word_tokenizer()
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    shape |= {"num_key_value_heads": 2, "head_dim": 8, "sliding_window": 12, "query_pre_attn_scalar": 8}
+    config = Gemma2Config(
+        vocab_size=len(tokenizer),
+        attn_logit_softcapping=1.5,
+        max_position_embeddings=256,
+        initializer_range=0.5,
+        **shape,
+    )
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model = loaded(tmp_path, "bridge")
+    assert model.attention_rule(0).softcap == 1.5
+    pairs = pairs_for(model, count=1)
+    eager = score_heads(model, pairs, source="pattern", progress=False)
+    close(score_heads(model, pairs, source="recomputed", progress=False), eager)
+
+
+@pytest.mark.parametrize(("backend", "attention"), [("bridge", "eager"), ("nnsight", "sdpa")])
+def test_half_precision_is_described_in_float32(backend: str, attention: str, tiny_model_dir: Any) -> None:
+    folder = tiny_model_dir("llama")
+    half, full = loaded(folder, backend, "bfloat16", attention), loaded(folder, backend, "float32", attention)
+    pairs = pairs_for(full, count=1)
+    names = ["span_mass", "normalised_entropy", "entropy"]
+    mine, exact = (score_heads(model, pairs, metrics=names, progress=False) for model in (half, full))
+    for name in names:
+        np.testing.assert_allclose(mine.of(name), exact.of(name), rtol=0.05, atol=0.02)
+    assert mine.of("normalised_entropy").max() <= 1
+
+
+def test_masses_and_entropies_add_up(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("llama"), "bridge")
+    scores = score_heads(model, pairs_for(model), progress=False)
+    of = lambda name: scores.of(name, "inserted")  # noqa: E731
+    np.testing.assert_allclose(of("span_mass") + of("lam"), 1, atol=1e-5)
+    np.testing.assert_allclose(
+        of("entropy_between") + of("entropy_outside") + of("entropy_inside"), of("entropy"), atol=1e-5
+    )
+    assert (of("effective_tokens") >= of("participation") - 1e-5).all()
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "gemma3"])
+def test_gap_and_masked_conditions_are_one(architecture: str, tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir(architecture), "bridge")
+    names = ["retention", "spike_slope", "js_distance", "total_variation"]
+    scores = score_heads(model, pairs_for(model), metrics=names, conditions=("gap", "masked"), progress=False)
+    for name, same in zip(names, (1, 1, 0, 0), strict=True):
+        np.testing.assert_allclose(scores.of(name), same, atol=2e-3 if name == "js_distance" else 1e-4)
+
+
+def test_the_first_layer_only_rescales_where_it_reads(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("llama"), "bridge")
+    scores = score_heads(
+        model,
+        pairs_for(model),
+        metrics=["total_variation", "hellinger"],
+        conditions=("gap", "inserted"),
+        progress=False,
+    )
+    assert scores.of("total_variation")[:, 0].max() < 1e-5
+    assert scores.of("total_variation")[:, 1].min() > 1e-4
+    assert scores.of("hellinger")[:, 0].max() < 1e-3
+
+
+def test_chosen_heads_are_scored_and_the_rest_is_undefined(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    pairs = pairs_for(model, count=2)
+    heads = [Head(0, 3), Head(2, 7)]
+    names = ["span_mass", "rollout_span_share"]
+    some = score_heads(model, pairs, heads=heads, metrics=names, progress=False)
+    every = score_heads(model, pairs, metrics=names, progress=False)
+    for name in names:
+        assert np.isfinite(some.of(name)).sum() == len(pairs) * len(heads)
+        for head in heads:
+            np.testing.assert_allclose(
+                some.of(name)[:, head.layer, head.head], every.of(name)[:, head.layer, head.head]
+            )
+    assert list(some.summary()["label"]) == ["L0H3", "L2H7"]
+    assert list(some.summary()["paper_label"]) == ["layer 1 head 4", "layer 3 head 8"]
+
+
+def test_the_null_of_every_metric_is_that_of_uniform_attention(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    scores = score_heads(model, pairs_for(model, count=1), progress=False)
+    null = {
+        name: scores.null[name]["inserted"] for name in ("normalised_entropy", "span_relative", "collapse_relative")
+    }
+    np.testing.assert_allclose(null["normalised_entropy"], 1, atol=1e-6)
+    np.testing.assert_allclose(null["span_relative"], 1, atol=1e-6)
+    np.testing.assert_allclose(null["collapse_relative"], 0, atol=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------------------ planted
+
+
+def test_planted_span_readers_have_the_largest_span_mass(tmp_path: Path) -> None:
+    readers, silent = [Head(0, 2), Head(0, 5)], [Head(0, 6)]
+    planted = planted_model(
+        readers=readers, mediators=[Head(1, 4)], decoys={"silent": silent}, n_heads=8, n_key_value_heads=2, seed=3
+    )
+    folder = planted.save(tmp_path / "planted", n_problems=3)
+    model = loaded(folder, "bridge")
+    pairs = make_pairs(model, mi.load_problems(folder), Insertion.meaningless(" /", 20))
+    scores = score_heads(model, pairs, metrics=["log_density_ratio"], progress=False)
+    assert set(scores.top("log_density_ratio", 3)["label"]) == {str(head) for head in readers + silent}
+
+
+# ------------------------------------------------------------------------------------------------------------ results
+
+
+@pytest.fixture
+def scores(tiny_model_dir: Any) -> HeadScores:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    return score_heads(model, pairs_for(model), progress=False)
+
+
+def test_a_result_has_a_row_per_head_and_prints(scores: HeadScores) -> None:
+    table = scores.summary()
+    assert len(table) == 24 and list(table.columns[:4]) == ["layer", "head", "label", "paper_label"]
+    assert (table["span_mass_ci_low"] <= table["span_mass"]).all() and (table["span_mass_n"] == 3).all()
+    assert table["span_mass"].to_numpy() == pytest.approx(scores.mean("span_mass").ravel())
+    assert "span_mass" not in scores.summary("base") and "entropy" in scores.summary("base")
+    text = repr(scores)
+    assert "24 heads on 3 problems" in text and "layer 1 head" in text and "Mless ' /' x21" in text
+
+
+def test_a_tidy_frame_counts_what_is_undefined(scores: HeadScores) -> None:
+    table = scores.to_frame()
+    cells = sum(array.size for found in scores.values.values() for array in found.values())
+    assert len(table) == cells
+    assert set(table["unit"]) <= {metric.unit for metric in METRICS.values()}
+    undefined = scores.of("recovery_fraction")
+    assert (scores.count("recovery_fraction") == np.isfinite(undefined).sum(0)).all()
+    assert np.isnan(scores.mean("recovery_fraction")[scores.count("recovery_fraction") == 0]).all()
+
+
+def test_scores_are_saved_and_loaded_whole(scores: HeadScores, tmp_path: Path) -> None:
+    back = mi.load(mi.save(tmp_path / "kept", scores))["HeadScores"]
+    close(back, scores)
+    assert back.heads == scores.heads and back.conditions == scores.conditions and repr(back) == repr(scores)
+
+
+def test_a_span_at_the_start_moves_the_sink_and_says_so(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    (pair,) = pairs_for(model, count=1, before="system")
+    assert pair.span[0] == 0
+    scores = score_heads(model, [pair], metrics=["sink_alpha", "collapse_relative", "retention"], progress=False)
+    alpha = received.sink_alpha(patterns_of(model, pair, "inserted")[0])[:, pair.span[1]]
+    np.testing.assert_allclose(scores.of("sink_alpha")[0, 0], alpha, atol=1e-6)
+    assert np.isnan(scores.of("collapse_relative")).all(), "there is no prefix to compare with"
+    assert np.isfinite(scores.of("retention")).all()
+    assert "On 1 the span holds the first token" in scores.describe()
+
+
+def test_one_problem_has_no_intervals(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    table = score_heads(model, pairs_for(model, count=1), metrics="span_mass", progress=False).summary()
+    assert table["span_mass"].notna().all() and table["span_mass_ci_low"].isna().all()
+
+
+def test_a_run_goes_on_from_its_checkpoint(
+    tiny_model_dir: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    pairs = pairs_for(model)
+    options: dict[str, Any] = {"checkpoint": tmp_path / "part.jsonl", "progress": False}
+    whole = score_heads(model, pairs, progress=False)
+    lines = []
+
+    def stop(self: Any, problem_id: str, value: Any) -> None:
+        put(self, problem_id, value)
+        lines.append(problem_id)
+        if len(lines) == 2:
+            raise KeyboardInterrupt
+
+    from mless_interp.running.checkpoint import Checkpoint
+
+    put = Checkpoint.put
+    monkeypatch.setattr(Checkpoint, "put", stop)
+    with pytest.raises(KeyboardInterrupt):
+        score_heads(model, pairs, **options)
+    monkeypatch.setattr(Checkpoint, "put", put)
+    passes = []
+    run = type(model).run
+    monkeypatch.setattr(type(model), "run", lambda self, *a, **k: passes.append(1) or run(self, *a, **k))
+    close(score_heads(model, pairs, **options), whole)
+    assert len(passes) == 2, "one problem was left, in two conditions"
+    with pytest.raises(ValueError, match="made with other settings: rows was 'shared', now 'all'"):
+        score_heads(model, pairs, rows="all", **options)
+
+
+# ----------------------------------------------------------------------------------------------------------- messages
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"heads": [Head(0, 8)]}, r"L0H8: head 8 is out of range \(zero-based\)"),
+        ({"heads": [Head(3, 0)]}, r"L3H0: layer 3 is out of range \(zero-based\)"),
+        ({"heads": []}, "no heads to describe"),
+        ({"metrics": ["span_mas"]}, "unknown metric 'span_mas'; choose of span_mass, lam"),
+        ({"metrics": ["collapse_last"]}, "unknown metric 'collapse_last'"),
+        ({"metrics": ["lam", "lam"]}, "a metric is given twice"),
+        ({"metrics": []}, "no metrics to compute"),
+        ({"conditions": ("base", "other")}, "unknown condition 'other'; choose of base, inserted"),
+        ({"conditions": ()}, "one or more different names"),
+        ({"conditions": ("base", "base")}, "one or more different names"),
+        ({"rows": "some"}, 'rows must be "all", "shared", "question" or "last"'),
+        ({"source": "cache"}, "unknown source 'cache'"),
+        ({"rows": "last"}, "problem 'p0', condition base: no token is read by min_rows=3 rows"),
+        ({"thresholds": Thresholds(min_rows=200)}, "condition base: no token is read by min_rows=200"),
+    ],
+)
+def test_wrong_options_are_named(options: dict[str, Any], message: str, tiny_model_dir: Any) -> None:
+    from jaxtyping import TypeCheckError
+
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    unchecked = {"rows": ("some",), "source": ("cache",)}
+    if any(options.get(key) in bad for key, bad in unchecked.items()):
+        with pytest.raises((ValueError, TypeCheckError)):
+            score_heads(model, pairs_for(model, count=1), progress=False, **options)
+        return
+    with pytest.raises(ValueError, match=message):
+        score_heads(model, pairs_for(model, count=1), progress=False, **options)
+
+
+def test_unusable_pairs_are_named(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    with pytest.raises(ValueError, match="there are no prompt pairs to describe"):
+        score_heads(model, [], progress=False)
+    twice = pairs_for(model, count=1) * 2
+    with pytest.raises(ValueError, match="a problem id is given twice"):
+        score_heads(model, twice, progress=False)
+    after = make_pairs(model, problems()[:1], Insertion.meaningless(" /", 5, after="question"))
+    with pytest.raises(ValueError, match="problem 'p0'.*no tokens follow the insertion.*before=\"question\""):
+        score_heads(model, after, progress=False)
+
+
+def test_thresholds_are_checked() -> None:
+    with pytest.raises(ValueError, match="min_rows must be 1 or more, got 0"):
+        Thresholds(min_rows=0)
+    with pytest.raises(ValueError, match="width must be 1 or more, got 0"):
+        Thresholds(width=0)
+
+
+def test_a_fused_model_asked_for_its_pattern_says_what_to_do(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "nnsight", attention="sdpa")
+    with pytest.raises(LeanAttentionError, match='load the model with attn_implementation="eager"'):
+        score_heads(model, pairs_for(model, count=1), source="pattern", progress=False)
+
+
+def test_a_span_that_is_empty_or_everything_is_refused() -> None:
+    with pytest.raises(ValueError, match="the span .* is empty or outside"):
+        PromptPair(**{**vars(hand_pair()), "span": (2, 2)})
+    everything = Prompt((9, 9), ("inserted", "inserted"))
+    with pytest.raises(ValueError, match="the inserted span covers the whole prompt"):
+        score_cache(cache_of(torch.eye(2)), everything)
+
+
+@pytest.mark.parametrize(
+    ("cache", "options", "message"),
+    [
+        ({}, {}, "this cache holds no attention patterns .*names_filter"),
+        ({"blocks.0.attn.hook_z": torch.zeros(1, 5, 1, 2)}, {}, "holds no attention patterns"),
+        (cache_of(A1 * 0.9), {}, "every attention row must sum to 1 .* sums to 0.9"),
+        (cache_of(torch.eye(4)), {}, r"the cache holds 4 tokens, but the pair's prompts have 3 \(base\) and 5"),
+        ({site(0, "attn.hook_pattern"): torch.stack([A1, A1])[:, None]}, {}, "the cache holds 2 prompts: say which"),
+        ({site(0, "attn.hook_pattern"): A1[None, None]}, {"item": 3}, "item 3 is out of range: the cache holds 1"),
+        (cache_of(A1), {"metrics": ["js_distance"]}, "js_distance needs more than patterns .*use score_heads"),
+        (cache_of(A1), {"base": cache_of(A1)}, "base= holds a prompt of 5 tokens, the pair's base prompt has 3"),
+        (cache_of(A1, 2), {"windows": (None,)}, "windows must name every layer: 2 layers, got 1"),
+    ],
+)
+def test_unusable_caches_are_named(cache: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        score_cache(cache, hand_pair(), thresholds=Thresholds(min_rows=1), **options)
+
+
+def test_results_name_what_they_do_not_have(scores: HeadScores) -> None:
+    with pytest.raises(ValueError, match="no metric 'x' here"):
+        scores.of("x")
+    with pytest.raises(ValueError, match="'span_mass' is not defined in condition 'base', only in inserted"):
+        scores.of("span_mass", "base")
+    with pytest.raises(ValueError, match="no condition 'gap' here; there are base, inserted"):
+        scores.summary("gap")

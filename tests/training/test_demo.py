@@ -1,0 +1,335 @@
+"""The bundled demo model: its problems, its tokenizer, its weights and the code that trained them."""
+
+import json
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import measure
+import pytest
+import task
+import torch
+import train
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+from mless_interp.models.load import DEMO_DIRECTORY as DIRECTORY
+
+TINY = train.Settings(  # one pool of drills, one of stories
+    seed=3, steps=16, batch=4, warmup=2, hidden=16, intermediate=16, layers=1, heads=2, key_value_heads=1
+)
+Loaded = tuple[PreTrainedModel, PreTrainedTokenizerFast]
+
+
+@pytest.fixture(scope="module")
+def demo() -> Loaded:
+    return measure.load(DIRECTORY)
+
+
+@pytest.fixture(scope="module")
+def problems() -> list[dict[str, Any]]:
+    return measure.read_problems(DIRECTORY)
+
+
+@pytest.fixture(scope="module")
+def figures() -> dict[str, Any]:
+    return json.loads((DIRECTORY / "training.json").read_text(encoding="utf-8"))
+
+
+def training_prompts(n: int, seed: int = 0) -> list[task.TrainingPrompt]:
+    rng = random.Random(seed)
+    return [task.draw_training_prompt(rng) for _ in range(n)]
+
+
+def test_generator_repeats_itself_for_a_seed_and_not_for_another() -> None:
+    assert training_prompts(20) == training_prompts(20)
+    assert training_prompts(20) != training_prompts(20, seed=1)
+    assert list(task.draw_problems(5)) == list(task.draw_problems(5))
+    assert list(task.draw_problems(5)) != list(task.draw_problems(5, seed=1))
+
+
+def test_bundled_problems_are_those_of_the_generator(problems: list[dict[str, Any]]) -> None:
+    assert problems == list(task.draw_problems(train.N_PROBLEMS))
+
+
+def test_bundled_stories_are_held_out_and_differ(problems: list[dict[str, Any]]) -> None:
+    stories = [task.story_of(problem["problem"]) for problem in problems]
+    assert all(task.is_held_out(story) for story in stories)
+    assert len(set(stories)) == len(stories) == 564
+
+
+def test_training_refuses_held_out_stories() -> None:
+    shown = []
+    for prompt in training_prompts(400):
+        text = " ".join(prompt.words[prompt.n_before :])
+        shown.append(text[: text.index(" how many ")])
+    assert not any(task.is_held_out(story) for story in shown)
+    rng = random.Random(0)
+    drawn = [task.is_held_out(task.draw_story(rng).text) for _ in range(400)]
+    assert 0 < sum(drawn) < 60  # without the refusal, some of 400 would be held out
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_answers_follow_from_the_story(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(200):
+        story = task.draw_story(rng)
+        for question in story.questions:
+            assert answer_by_rule(story.text, question.text) == question.answer != question.distractor
+
+
+def answer_by_rule(story: str, question: str) -> str:
+    """Answer a question with regular expressions, independently of how the generator counts."""
+    asked = re.search(r"(?:does|with) (\w+)", question)
+    assert asked is not None
+    person = asked[1]
+    copied = re.search(rf"\b{person} has as many \w+ as (\w+) \.", story)
+    owner = copied[1] if copied else person
+    owned = re.search(rf"\b{owner} (?:(?:now|also|still) )?\w+ (\d+) ", story)
+    assert owned is not None, story
+    return owned[1]
+
+
+def test_a_distractor_is_the_number_of_somebody_else(problems: list[dict[str, Any]]) -> None:
+    for problem in problems:
+        assert problem["answer"] != problem["distractor"]
+        assert set(problem) == {
+            *"problem solution answer subject level unique_id system distractor answer_prefix".split()
+        }
+        assert f"\\boxed{{ {problem['answer']} }}" in problem["solution"]
+        others = {
+            answer_by_rule(task.story_of(problem["problem"]), f"with {person}")
+            for person in set(problem["problem"].split()) & set(task.PEOPLE)
+        }
+        assert problem["distractor"] in others - {problem["answer"]}
+
+
+def test_problems_have_the_stated_lengths_and_every_level(problems: list[dict[str, Any]]) -> None:
+    lengths = [len(problem["problem"].split()) for problem in problems]
+    assert min(lengths) >= task.FEWEST and max(lengths) <= task.MOST
+    assert {(problem["subject"], problem["level"]) for problem in problems} == {
+        ("lookup", 1), ("lookup", 2), ("lookup", 3), ("same", 4),
+    }  # fmt: skip
+    assert {problem["level"] for problem in problems[: measure.N_EFFECTS]} == {1, 2, 3, 4}
+
+
+def test_slashes_stand_alone_in_training() -> None:
+    texts = [" ".join(prompt.words) for prompt in training_prompts(2000)]
+    assert sum(" / " in text for text in texts) > 50
+    assert not any("/ /" in text for text in texts)
+
+
+def test_training_shows_every_word_of_the_vocabulary_but_padding_and_unknown() -> None:
+    shown = {word for prompt in training_prompts(3000) for word in prompt.words}
+    assert shown == set(task.vocabulary()) - {task.PAD, task.UNKNOWN}
+    assert 250 <= len(shown - set(task.NUMBERS) - set(task.SPECIAL)) <= 400
+
+
+def test_training_predicts_the_next_word_of_answers_alone() -> None:
+    for prompt in training_prompts(100):
+        assert prompt.words[-6:-3] == task.ANSWER
+        assert prompt.words[-2:] == ("}", task.EOS)
+        pairs = list(zip(prompt.targets[:-1], prompt.words[1:], strict=True))
+        assert all(target in ("", word) for target, word in pairs)
+        assert {target for target, _ in pairs} <= {"", *task.ANSWER, *task.NUMBERS, "}", task.EOS}
+        assert [target for target, _ in pairs[-6:]] == [*prompt.words[-6:]]
+
+
+def test_drill_asks_for_numbers_and_teaches_whom_words_are_about() -> None:
+    rng = random.Random(0)
+    for _ in range(100):
+        prompt = task.draw_drill(rng, task.PEOPLE[:5])
+        assert len(prompt.words) == len(prompt.targets) == len(prompt.people)
+        asked = [i for i, target in enumerate(prompt.targets) if target in task.NUMBERS]
+        assert len(asked) == 10
+        for i in asked:
+            person = prompt.words[i - 1] if prompt.words[i] == "has" else prompt.words[i - 5]
+            said = answer_by_rule(" ".join(prompt.words[: i + 1]), f"with {person}")
+            assert said == prompt.targets[i] == prompt.words[i + 1]
+            assert prompt.people[i] == person
+        for i, person in enumerate(prompt.people):
+            if person:  # the last one named
+                assert [word for word in prompt.words[: i + 1] if word in task.PEOPLE][-1] == person
+
+
+def test_one_training_prompt_in_ten_is_a_chat() -> None:
+    chats = [task.USER_TURN in prompt.words for prompt in training_prompts(1000)]
+    assert 60 < sum(chats) < 140
+
+
+def test_question_without_how_many_is_refused() -> None:
+    with pytest.raises(ValueError, match="holds ' how many '"):
+        task.story_of("ann has 7 coins .")
+
+
+def test_slashes_are_one_token_each(demo: Loaded) -> None:
+    _, tokenizer = demo
+    assert len(tokenizer(" /")["input_ids"]) == 1
+    assert tokenizer(" /" * 55)["input_ids"] == tokenizer(" /")["input_ids"] * 55
+
+
+def test_tokenizer_holds_every_word_of_the_problems(demo: Loaded, problems: list[dict[str, Any]]) -> None:
+    _, tokenizer = demo
+    for problem in problems:
+        text = f"{problem['system']}{problem['problem']} {problem['solution']} {task.EOS}"
+        ids = tokenizer(text)["input_ids"]
+        assert tokenizer.unk_token_id not in ids
+        assert len(ids) == len(text.split())
+        assert tokenizer.decode(ids) == text
+    assert tokenizer.unk_token_id in tokenizer("platypus")["input_ids"]
+
+
+def test_parts_of_a_problem_join_to_the_text_seen_in_training(demo: Loaded, problems: list[dict[str, Any]]) -> None:
+    _, tokenizer = demo
+    for problem in problems[:20]:
+        parts = [problem["system"], problem["problem"], problem["answer_prefix"]]
+        assert "".join(parts) == f"{task.SYSTEM} {problem['problem']} {' '.join(task.ANSWER)}"
+        apart = [i for part in parts for i in tokenizer(part)["input_ids"]]
+        assert apart == tokenizer("".join(parts))["input_ids"]
+
+
+def test_tokenizer_gives_offsets_and_no_bos(demo: Loaded) -> None:
+    _, tokenizer = demo
+    text = "Answer : \\boxed{ 7 }"
+    offsets = tokenizer(text, return_offsets_mapping=True)["offset_mapping"]
+    assert [text[a:b] for a, b in offsets] == ["Answer", ":", "\\boxed{", "7", "}"]
+    assert tokenizer.bos_token_id is None
+    assert (tokenizer.pad_token, tokenizer.unk_token, tokenizer.eos_token) == (task.PAD, task.UNKNOWN, task.EOS)
+    assert tokenizer.decode(tokenizer(f"{text} <eos>")["input_ids"], skip_special_tokens=True) == text
+
+
+def test_chat_template_is_the_format_seen_in_training(demo: Loaded, problems: list[dict[str, Any]]) -> None:
+    model, tokenizer = demo
+    seen = next(" ".join(prompt.words) for prompt in training_prompts(200) if task.USER_TURN in prompt.words)
+    question = seen[seen.index("<user> ") + len("<user> ") : seen.index(" <assistant>")]
+    turns = [{"role": "system", "content": task.SYSTEM}, {"role": "user", "content": question}]
+    written = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+    assert seen.startswith(f"{written} Answer :")
+    right = 0
+    for problem in problems[:20]:
+        turns[1]["content"] = problem["problem"]
+        ids = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_tensors="pt")["input_ids"]
+        out = model.generate(ids, attention_mask=torch.ones_like(ids))
+        answer = f"Answer : \\boxed{{ {problem['answer']} }} <eos>"
+        right += tokenizer.decode(out[0, ids.shape[1] :]) == answer
+    assert right >= 18
+
+
+def test_folder_is_small() -> None:
+    size = sum(path.stat().st_size for path in DIRECTORY.iterdir() if path.is_file())
+    assert size < 6_000_000
+
+
+def test_model_has_the_figures_heads(demo: Loaded) -> None:
+    model, tokenizer = demo
+    config = model.config
+    assert (config.num_attention_heads, config.num_key_value_heads) == (28, 4)
+    assert config.architectures == ["Qwen2ForCausalLM"]
+    assert config.vocab_size == len(tokenizer) == len(task.vocabulary())
+    assert config.rope_parameters["rope_theta"] == 10000.0
+    assert model.generation_config.do_sample is False
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+
+
+def test_stored_weights_answer_held_out_problems(demo: Loaded, problems: list[dict[str, Any]]) -> None:
+    run = measure.answers(*demo, problems[measure.N_EFFECTS : measure.N_EFFECTS + 100])
+    assert run.all_right.double().mean() >= 0.95
+
+
+def test_greedy_decoding_agrees_with_teacher_forcing(demo: Loaded, problems: list[dict[str, Any]]) -> None:
+    model, tokenizer = demo
+    chosen = problems[:12]
+    forced = measure.answers(*demo, chosen).all_right.tolist()
+    for problem, expected in zip(chosen, forced, strict=True):
+        ids = tokenizer(f"{task.SYSTEM} {problem['problem']}", return_tensors="pt")["input_ids"]
+        out = model.generate(ids, attention_mask=torch.ones_like(ids))[0, ids.shape[1] :]
+        assert (tokenizer.decode(out) == f"Answer : \\boxed{{ {problem['answer']} }} <eos>") is expected
+
+
+def test_slashes_change_the_answers_log_prob(
+    demo: Loaded, problems: list[dict[str, Any]], figures: dict[str, Any]
+) -> None:
+    chosen = problems[: measure.N_EFFECTS]
+    spans = measure.fillers(len(chosen))["slashes"]
+    inserted, masked, gap = (
+        measure.answers(*demo, chosen, spans=spans, condition=condition).number_log_prob
+        for condition in ("inserted", "masked", "gap")
+    )
+    torch.testing.assert_close(masked, gap, atol=1e-3, rtol=1e-3)
+    low, high = measure.bootstrap_interval(inserted - masked)
+    assert low > 0 or high < 0
+    stored = figures["effects"]["slashes"]["content"]["mean"]
+    assert (inserted - masked).mean().item() == pytest.approx(stored, rel=0.02)
+
+
+def test_model_card_states_the_measured_figures(figures: dict[str, Any]) -> None:
+    card = (DIRECTORY / "MODEL_CARD.md").read_text(encoding="utf-8")
+    for name in ("none", "slashes", "he", "random_words"):
+        accuracy = figures["accuracy"][name]
+        assert f"| {100 * accuracy['whole_answer']:.1f} % | {accuracy['number_log_prob']:.3f} |" in card
+    for name in ("slashes", "he", "random_words"):
+        cells = []
+        for effect in ("content", "shift", "total"):
+            low, high = figures["effects"][name][effect]["interval_95"]
+            cells.append(f"{figures['effects'][name][effect]['mean']:.3f} [{low:.3f}, {high:.3f}]")
+        assert f"| {' | '.join(cells)} |" in card
+    assert f"{figures['wall_seconds']} s with {figures['threads']} threads" in card
+
+
+def test_unknown_condition_is_refused(demo: Loaded, problems: list[dict[str, Any]]) -> None:
+    with pytest.raises(ValueError, match="condition must be one of"):
+        measure.answers(*demo, problems[:1], condition="held")
+    with pytest.raises(ValueError, match="needs spans"):
+        measure.answers(*demo, problems[:1], condition="gap")
+    with pytest.raises(ValueError, match=r"one length; these have \[1, 2\] tokens"):
+        measure.answers(*demo, problems[:2], spans=["/", "/ /"], condition="inserted")
+
+
+def test_bootstrap_interval_of_equal_values_is_a_point() -> None:
+    assert measure.bootstrap_interval(torch.full((5,), 2.0)) == (2.0, 2.0)
+    low, high = measure.bootstrap_interval(torch.tensor([-1.0, 1.0] * 32))
+    assert low < 0 < high
+    assert high - low == pytest.approx(2 * 1.96 / 8, rel=0.1)  # sd 1 over 64 values
+
+
+def test_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
+    first, second, other = (
+        train.train(tmp_path / name, settings)[0].state_dict()
+        for name, settings in (("a", TINY), ("b", TINY), ("c", replace(TINY, seed=4)))
+    )
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
+
+
+def test_resumed_run_ends_at_the_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
+    whole = train.train(tmp_path / "whole", TINY)[0].state_dict()
+    stopped = train.train(tmp_path / "parts", TINY, stop_at=11)[0].state_dict()
+    resumed = train.train(tmp_path / "parts", TINY)[0].state_dict()
+    assert not torch.equal(stopped["model.embed_tokens.weight"], resumed["model.embed_tokens.weight"])
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_checkpoint_of_other_settings_is_refused(tmp_path: Path) -> None:
+    train.train(tmp_path, TINY, stop_at=1)
+    with pytest.raises(ValueError, match="written under other settings"):
+        train.train(tmp_path, replace(TINY, seed=4))
+
+
+def test_positions_in_training_have_gaps_only_at_the_insertion_point() -> None:
+    settings = replace(TINY, drills=0.0)
+    everywhere = [batch.position_ids for pool in range(8) for batch in train.pool_of_batches(pool, settings)]
+    assert max(positions.max().item() for positions in everywhere) > 150
+    steps = [positions.diff(dim=1) for positions in everywhere]
+    assert all(step.min() == 1 and ((step > 1).sum(dim=1) <= 1).all() for step in steps)
+    at = {int(column) for step in steps for column in (step > 1).nonzero()[:, 1]}
+    assert at == {len(task.SYSTEM.split()) - 1, len(task.SYSTEM.split()) + 1}  # raw and chat format
+
+
+def test_numbers_weigh_most_in_the_loss() -> None:
+    words = task.vocabulary()
+    settings = replace(TINY, drills=0.0)
+    for batch in train.pool_of_batches(0, settings):
+        supervised = batch.targets != train.IGNORED
+        for i, weight in zip(batch.targets[supervised].tolist(), batch.weights[supervised].tolist(), strict=True):
+            assert weight == pytest.approx(1.0 if words[i] in task.NUMBERS else train.FRAME_WEIGHT)

@@ -1,0 +1,485 @@
+"""The report page: what it says, and, in a headless browser, that it loads, sorts, draws, asks nobody and fits a phone."""
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from browser import Browser, Page, browser
+from models_under_test import loaded, pairs_for
+
+import mless_interp as mi
+from mless_interp.patching.dose import DoseResponse
+from mless_interp.patching.scores import PatchScores
+from mless_interp.views.findings import layout_of, sentences
+from mless_interp.views.page_parts import HeadMap, Table, colour
+
+NAN, INF = float("nan"), float("inf")
+BAD = '</script><script>window.hacked=1</script><img src="x:y" onerror="window.hacked=2">"\'&{{ 7*7 }}'
+"""A text that would become code anywhere on a page that forgets to escape it."""
+
+
+def texts(table: Table, column: int) -> list[str]:
+    return [row[column].text for row in table.rows]
+
+
+def keys(table: Table, column: int) -> list[str]:
+    return [row[column].key for row in table.rows]
+
+
+# ------------------------------------------------------------------------------------------------- tables, by hand
+
+
+def test_a_column_has_one_number_of_decimals_and_signs_where_one_is_negative() -> None:
+    table = Table.of(pd.DataFrame({"a": [0.5, -0.25, 0.0], "b": [12.3456, 1.0, 0.001], "c": [1, 20, 3]}), "")
+    assert texts(table, 0) == ["+0.5000", "-0.2500", "0.0000"]
+    assert texts(table, 1) == ["12.35", "1.00", "0.001"], "what would round to nothing is shown as it is"
+    assert texts(table, 2) == ["1", "20", "3"]
+    assert keys(table, 1) == ["12.3456", "1", "0.001"], "sorting uses the numbers, not what is shown"
+
+
+def test_undefined_is_no_number_and_never_is_infinite() -> None:
+    frame = pd.DataFrame({"x": [NAN, INF, -INF, 2.0], "yes": pd.array([None, True, False, True], dtype="boolean")})
+    table = Table.of(frame, "")
+    assert texts(table, 0) == ["–", "∞", "-∞", "+2.000"] and keys(table, 0) == ["", "Infinity", "-Infinity", "2"]
+    assert texts(table, 1) == ["–", "yes", "no", "yes"] and keys(table, 1)[0] == ""
+
+
+def test_both_ends_of_an_interval_become_one_column_beside_its_estimate() -> None:
+    frame = pd.DataFrame({"x_ci_low": [-0.5, NAN], "x": [0.1, 0.2], "x_ci_high": [0.7, NAN], "ci_low": [1.0, 2.0]})
+    frame["ci_high"] = [3.0, 4.0]
+    table = Table.of(frame, "")
+    assert [column.label for column in table.columns] == ["x", "95 % interval", "95 % interval"]
+    assert texts(table, 1) == ["[-0.5000, +0.7000]", "–"] and keys(table, 1) == ["-0.5", ""]
+    assert texts(table, 2) == ["[1.000, 3.000]", "[2.000, 4.000]"]
+    bare = Table.of(pd.DataFrame({"low": [1.0], "high": [2.0], "y_ci_low": [3.0], "z": 4, "z_low": 2, "z_high": 8}), "")
+    assert [(column.label, cell.text) for column, cell in zip(bare.columns, bare.rows[0], strict=True)] == [
+        ("95 % interval", "[1.000, 2.000]"),
+        ("y ci low", "3.000"),
+        ("z", "4"),
+        ("from, to", "[2.000, 8.000]"),
+    ], "a lower end without an upper one is a column like any other"
+    chosen = Table.of(frame, "", columns={"ci_low": "range", "x": "my x"})
+    assert [column.label for column in chosen.columns] == ["range", "my x", "95 % interval"]
+
+
+def test_a_column_that_is_not_there_is_named() -> None:
+    with pytest.raises(ValueError, match="no column 'effects' to show; there are effect, n"):
+        Table.of(pd.DataFrame({"effect": [1.0], "n": [2]}), "", columns=["effects"])
+
+
+# ----------------------------------------------------------------------------------------------------- maps, by hand
+
+
+def heads_table() -> pd.DataFrame:
+    places = [(layer, head) for layer in range(2) for head in range(3)]
+    return pd.DataFrame(
+        {
+            "layer": [layer for layer, _ in places],
+            "head": [head for _, head in places],
+            "label": [f"L{layer}H{head}" for layer, head in places],
+            "effect": [0.0, -0.5, 0.25, NAN, 0.5, 0.1],
+            "effect_ci_low": [-0.1, -0.6, 0.2, NAN, 0.4, 0.0],
+            "effect_ci_high": [0.1, -0.4, 0.3, NAN, 0.6, 0.2],
+        }
+    )
+
+
+def test_a_map_has_a_square_per_head_with_its_interval_in_words() -> None:
+    made = HeadMap.of(
+        heads_table(), "", value="effect", columns=["label", "effect"], marked=[False] * 5 + [True], marked_means="m"
+    )
+    assert (made.n_layers, made.n_heads, made.limit, made.marked_means) == (2, 3, "0.5", "m")
+    by_place = {(square.layer, square.head): square for square in made.squares}
+    assert by_place[0, 1].words == "head L0H1; effect -0.5000; 95 % interval [-0.6000, -0.4000]"
+    assert by_place[0, 1].colour == colour(-1.0) == "#053061" and by_place[1, 1].colour == colour(1.0) == "#67001f"
+    assert by_place[0, 0].colour == colour(0.0) and by_place[1, 0].colour == "#bbbbbb", "grey: undefined, not 0"
+    assert [place for place, square in by_place.items() if square.marked] == [(1, 2)]
+
+
+def test_a_map_refuses_two_rows_of_one_head() -> None:
+    twice = pd.concat([heads_table(), heads_table()])
+    with pytest.raises(ValueError, match="several rows of the same head"):
+        HeadMap.of(twice, "", value="effect")
+    with pytest.raises(ValueError, match="no column 'share' to draw"):
+        HeadMap.of(heads_table(), "", value="share")
+
+
+# ------------------------------------------------------------------------------------------- what results say of themselves
+
+
+def patches(**changes: Any) -> PatchScores:
+    patched = np.zeros((4, 2, 3))
+    patched[:, 1, 2] = [0.5, 0.6, 0.4, 0.5]
+    patched[:, 0, 1] = [-0.3, 0.4, 0.1, -0.2]
+    heads = tuple(mi.Head(layer, head) for layer in range(2) for head in range(3))
+    fields = {"patched": patched, "receiving": np.zeros(4), "donor": np.ones(4)} | changes
+    return PatchScores(("a", "b", "c", "d"), heads=heads, unit="nats", **fields)
+
+
+def test_a_sweep_becomes_sentences_a_map_and_a_table_with_the_largest_share_first() -> None:
+    layout = layout_of(patches())
+    assert " ".join(layout.sentences) == patches().describe()
+    (table,) = layout.tables
+    assert texts(table, 0)[0] == "L1H2" and len(table.rows) == 6
+    assert layout.head_map is not None and layout.head_map.value == "share of the effect"
+    assert [(s.layer, s.head) for s in layout.head_map.squares if s.marked] == [(1, 2)]
+    assert "not corrected" in layout.head_map.marked_means
+
+
+def test_where_shares_are_undefined_the_map_shows_effects() -> None:
+    layout = layout_of(patches(donor=np.array([1.0, -1.0, 1.0, -1.0])))
+    assert layout.head_map is not None and layout.head_map.value == "effect"
+    assert any("effect_fraction is NaN" in sentence for sentence in layout.sentences)
+
+
+def test_doses_have_a_table_per_number_of_tokens_and_one_per_head() -> None:
+    doses, shape = np.array([1, 2, 4]), (2, 3, 2)
+    log_odds = np.broadcast_to(np.log(doses)[None, :, None], shape).copy()
+    outcomes = {name: np.ones((2, 3)) for name in ("inserted", "held", "masked")}
+    found = DoseResponse(
+        ("a", "b"), doses, 0, {"inserted": log_odds, "held": log_odds}, outcomes, np.zeros(2), "nats", {}
+    )
+    layout = layout_of(found)
+    assert [len(table.rows) for table in layout.tables] == [3, 2] and layout.head_map is None
+    assert texts(layout.tables[1], 2) == ["1.0000", "1.0000"]
+
+
+def test_answers_and_their_comparisons_say_what_they_found() -> None:
+    right = np.array([[[1.0], [0.0]], [[1.0], [1.0]], [[0.0], [1.0]]])
+    ones, texts_ = np.ones((3, 2, 1)), ((("x",), ("y",)),) * 3
+    found = mi.AccuracyResults(
+        *(
+            ("a", "b", "c"),
+            ("none", "mless"),
+            dict.fromkeys(("strict", "lenient", "paper"), right),
+            ones,
+            0 * ones,
+            ones,
+        ),
+        *(texts_, np.full((3, 2, 1), "text")),
+    )
+    layout = layout_of(found)
+    (table,) = layout.tables
+    assert texts(table, 0) == ["none", "mless"] and texts(table, 1) == ["0.6667", "0.6667"]
+    assert table.columns[2].label == "95 % interval" and layout.sentences[0].startswith("Accuracy of")
+    compared = layout_of(found.compare_all())
+    assert len(compared.tables[0].rows) == 1 and "'mless' against 'none'" in compared.sentences[0]
+
+
+def test_a_decomposition_and_a_mediation_have_a_topic_a_sentence_and_tables_that_name_their_columns(
+    tiny_model_dir: Any,
+) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    pairs = pairs_for(model)
+    parts = mi.decompose_attention(model, pairs, progress=False)
+    layout = layout_of(parts)
+    assert " ".join(layout.sentences) == parts.describe()
+    assert any(sentence.startswith("Lambda runs from") for sentence in layout.sentences)
+    assert max(len(sentence) for sentence in layout.sentences) < 350, "no sentence hides others"
+    assert layout.head_map is not None and layout.head_map.value == "lambda minus uniform"
+    table = parts.summary()
+    words = {(s.layer, s.head): s.words for s in layout.head_map.squares}[0, 1]
+    row = table[(table["layer"] == 0) & (table["head"] == 1)].iloc[0]
+    assert f"lambda minus uniform {row['lam'] - row['lam_null']:+.4f}" in words
+    first, further = layout.tables
+    assert [c.label for c in first.columns][2:5] == ["lambda", "95 % interval", "uniform attention's"]
+    assert len(first.rows) == len(further.rows) == len(table) and "sigma norm" in [c.label for c in further.columns]
+    mediated = layout_of(mi.mediate(model, pairs, progress=False))
+    assert [c.label for c in mediated.tables[0].columns][:4] == ["reading", "effect", "without the span", "change"]
+    assert "interaction is both minus their sum" in mediated.tables[0].caption
+
+
+def test_any_other_result_is_shown_by_its_print_and_summary() -> None:
+    class Found:
+        def summary(self) -> pd.DataFrame:
+            return heads_table()
+
+        def __repr__(self) -> str:
+            return "Two things. Both true.\n table"
+
+    layout = layout_of(Found())
+    assert layout.sentences == ("Two things.", "Both true.") and layout.head_map is not None
+    with pytest.raises(TypeError, match="a result of this toolkit expected, got dict"):
+        layout_of({})
+
+
+def test_sentences_are_split_outside_of_quotes_only_and_lose_nothing() -> None:
+    text = "Mless '. A' x55, 12 problems. Named: L0H1 (layer 1 head 2). The insertion's own 3. 12 more? Yes."
+    parts = sentences(text)
+    assert parts[:2] == ("Mless '. A' x55, 12 problems.", "Named: L0H1 (layer 1 head 2).")
+    assert " ".join(parts) == text
+    primes = "In layer 0 z' leaves 0 open. Lambda is ' . X' long. The paper's Eq. 2 says less. It's done."
+    assert sentences(primes) == (
+        "In layer 0 z' leaves 0 open.",
+        "Lambda is ' . X' long.",
+        "The paper's Eq. 2 says less.",
+        "It's done.",
+    )
+
+
+# --------------------------------------------------------------------------------------------------- the page's making
+
+
+def test_every_method_makes_a_new_page() -> None:
+    empty = mi.Report("T", question="Q?")
+    first, second = empty.sentence("a sentence"), empty.sentence("another one")
+    assert empty.parts == () and len(first.parts) == len(second.parts) == 1
+    assert "a sentence" in first.page() and "another one" not in first.page()
+
+
+def test_what_is_no_picture_and_no_view_is_refused(tmp_path: Path) -> None:
+    page = mi.Report("T", question="Q?")
+    with pytest.raises(TypeError, match=r"a matplotlib figure or the path of a .png expected, got int"):
+        page.figure(3, "c")
+    (tmp_path / "x.png").write_text("no picture")
+    with pytest.raises(ValueError, match="is no PNG picture"):
+        page.figure(tmp_path / "x.png", "c")
+    with pytest.raises(TypeError, match=r"view: a view such as mi.views.attention gives expected, got str"):
+        page.view("<script>")
+
+
+def test_provenance_tells_the_command_and_counts_what_is_long() -> None:
+    run = {"repeat": "python a.py --unit ' /'", "seed": 3, "prompts": [{"a": 1}] * 20, "model": {"name": "m", "d": {}}}
+    page = mi.Report("T", question="Q?").provenance(run | {"checks": {"row_sum_error": 1e-7, "replay": None}}).page()
+    shown = re.sub(r"\s+", " ", page)
+    assert "python a.py --unit &#39; /&#39;</pre>" in shown and "<dt>seed</dt><dd>3</dd>" in shown
+    assert "<dt>prompts</dt><dd>20 entries, in run.json</dd>" in shown and "<dt>name</dt><dd>m</dd>" in shown
+    assert "<dt>row sum error</dt><dd>1e-07</dd>" in shown and "<dt>replay</dt><dd>none</dd>" in shown
+
+
+def test_a_page_without_views_runs_only_its_own_script_and_carries_no_library() -> None:
+    page = mi.Report("T", question="Q?").result(patches()).page()
+    policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    assert policy is not None and "unsafe-inline" not in policy.group(1).partition("script-src")[2].partition(";")[0]
+    assert "default-src &#39;none&#39;" in policy.group(1)
+    assert len(page) < 40_000
+
+
+# ----------------------------------------------------------------------------------------------------- in a browser
+
+
+@pytest.fixture(scope="module")
+def chrome(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("profile")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Any) -> Path:
+    """A page with everything on it, and a text that would be code in every place a text can come from."""
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    pair = pairs_for(model, count=1)[0]
+    (bad,) = mi.make_pairs(model, [replace(pair.problem, id=BAD, question=f"{BAD} What is 3 ?")], pair.insertion)
+    frame = heads_table().assign(**{BAD: BAD, "kind": [BAD, "a", "b10", "b9", None, "c"]})
+    scores = mi.score_heads(
+        model, [bad, *pairs_for(model)[1:]], metrics=["span_mass", "collapse_relative"], progress=False
+    )
+    page = mi.Report(BAD, question=BAD).result(scores, heading=BAD).sentence(BAD).table(frame, BAD)
+    page = page.head_map(frame, BAD, value="effect", columns=["label", BAD], marked=[True] * 6, marked_means=BAD)
+    page = page.figure(mi.views.head_map(patches()), BAD, alt=BAD).heading("Two")
+    page = page.view(mi.views.attention(model, bad, [mi.Head(0, 0), mi.Head(1, 2)]), BAD)
+    page = page.view(mi.views.attention(model, bad, [mi.Head(2, 1)])).prompt(model, bad)
+    run = mi.provenance(model, repeat=BAD, seed=0, settings={BAD: BAD}, **{BAD: [BAD]})
+    return page.provenance(run).save(tmp_path_factory.mktemp("pages") / "report.html")
+
+
+@pytest.fixture(scope="module")
+def page(chrome: Browser, hostile: Path) -> Page:
+    return chrome.open(hostile)
+
+
+def own(requests: list[str]) -> list[str]:
+    """Requests that are not for something that stands in the page itself."""
+    return [url for url in requests if not url.startswith(("data:", "blob:"))]
+
+
+def test_the_page_loads_complains_of_nothing_and_asks_nobody(page: Page, hostile: Path) -> None:
+    page.until("document.querySelectorAll('.mless-view canvas').length >= 6")
+    page.run("new Promise((done) => setTimeout(done, 300))")
+    assert page.errors == []
+    assert own(page.requests) == [hostile.resolve().as_uri()]
+
+
+def test_no_text_became_code_and_all_of_them_can_be_read(page: Page) -> None:
+    assert page.run("window.hacked") is None
+    assert page.run("document.querySelectorAll('img[src=\"x:y\"], [onerror]').length") == 0
+    assert page.run("document.title") == page.run("document.querySelector('h1').textContent") == BAD
+    places = ["h2", "main > p", "figcaption", "td", "th button", "pre.command", "dd", "dt", "rect title", ".means"]
+    for place in places:
+        found = page.run(
+            f"[...document.querySelectorAll({json.dumps(place)})].some((e) => e.textContent.includes({json.dumps(BAD)}))"
+        )
+        assert found, f"{place} does not show the text as it is"
+    assert page.run(f"[...document.querySelectorAll('img')].some((e) => e.alt === {json.dumps(BAD)})")
+    assert page.run("document.querySelector('.part > pre').textContent").count("<script>window.hacked=1") == 1
+    assert page.run("document.querySelector('.part > pre mark').textContent").count("/") == 21
+
+
+def test_views_are_drawn(page: Page) -> None:
+    page.until("document.querySelectorAll('.mless-view canvas').length >= 6")
+    painted = """[...document.querySelectorAll('.mless-panels canvas')].map((c) => {
+      const data = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
+      return new Set(Array.from({length: data.length / 4}, (_, i) => data.slice(4 * i, 4 * i + 4).join())).size;
+    })"""
+    page.until(f"{painted}.length === 6 && {painted}.every((n) => n > 5)")
+    assert page.run("document.querySelectorAll('script.mless-circuitsvis').length") == 1, "the library stands once"
+
+
+COLUMN = "[...document.querySelectorAll('#{table} tbody tr')].map((row) => row.cells[{at}].textContent)"
+
+
+@pytest.fixture(scope="module")
+def tables(chrome: Browser, tmp_path_factory: pytest.TempPathFactory) -> Page:
+    frame = pd.DataFrame(
+        {
+            "label": [f"L0H{i}" for i in (2, 10, 1, 9)] + [f"L1H{i}" for i in range(12)],
+            "x": [9.0, 10.0, NAN, -2.5, INF, 1e-7, *np.linspace(3, 4, 10)],
+            "n": range(16),
+        }
+    )
+    path = tmp_path_factory.mktemp("tables") / "t.html"
+    return chrome.open(mi.Report("T", question="Q?").table(frame, "c").save(path))
+
+
+def click(page: Page, at: int) -> None:
+    page.run(f"document.querySelectorAll('thead button')[{at}].click()")
+
+
+def column(page: Page, at: int) -> list[str]:
+    (table,) = page.run("[...document.querySelectorAll('table')].map((t) => t.id)")
+    return page.run(COLUMN.format(table=table, at=at))
+
+
+def sorting(page: Page) -> list[str]:
+    return page.run("[...document.querySelectorAll('thead th')].map((th) => th.getAttribute('aria-sort'))")
+
+
+def test_numbers_sort_as_numbers_both_ways_and_undefined_stays_last(tables: Page) -> None:
+    assert sorting(tables) == ["none"] * 3
+    click(tables, 1)
+    up = column(tables, 1)
+    assert up[:2] == ["-2.50", "+1e-07"] and up[-4:] == ["+9.00", "+10.00", "∞", "–"]
+    assert sorting(tables) == ["none", "ascending", "none"]
+    click(tables, 1)
+    assert column(tables, 1) == [*up[-2::-1], "–"]
+    assert sorting(tables) == ["none", "descending", "none"]
+
+
+def test_texts_sort_as_people_count_and_ties_keep_their_order(tables: Page) -> None:
+    click(tables, 0)
+    assert column(tables, 0)[:6] == ["L0H1", "L0H2", "L0H9", "L0H10", "L1H0", "L1H1"]
+    assert sorting(tables) == ["ascending", "none", "none"]
+
+
+def test_the_keyboard_sorts_too(tables: Page) -> None:
+    tables.run("document.querySelectorAll('thead button')[2].focus()")
+    tables.press("Enter")
+    assert column(tables, 2) == [str(i) for i in range(16)] and sorting(tables)[2] == "ascending"
+    tables.press("Enter")
+    assert column(tables, 2)[0] == "15" and sorting(tables)[2] == "descending"
+
+
+def test_rows_can_be_filtered(tables: Page) -> None:
+    tables.run("{const i = document.querySelector('input'); i.value = 'l0h'; i.dispatchEvent(new Event('input')); 0}")
+    assert tables.run("[...document.querySelectorAll('tbody tr')].filter((r) => r.offsetHeight > 0).length") == 4
+    assert tables.run("document.querySelector('.filter [role=status]').textContent") == "4 of 16 rows"
+    tables.run("{const i = document.querySelector('input'); i.value = ''; i.dispatchEvent(new Event('input')); 0}")
+    assert tables.run("[...document.querySelectorAll('tbody tr')].filter((r) => r.offsetHeight > 0).length") == 16
+
+
+def test_the_map_tells_a_heads_numbers_on_hover_and_by_arrow_keys(chrome: Browser, tmp_path: Path) -> None:
+    made = mi.Report("T", question="Q?").head_map(heads_table(), "c", value="effect", columns=["label", "effect"])
+    page = chrome.open(made.save(tmp_path / "map.html"))
+    told = "document.querySelector('output').textContent"
+    at = page.run(
+        "(({ x, y }) => [x + 9, y + 9])(document.querySelector('rect[data-at=\"0 1\"]').getBoundingClientRect())"
+    )
+    page.call("Input.dispatchMouseEvent", type="mouseMoved", x=at[0], y=at[1])
+    assert page.run(told) == "head L0H1; effect -0.5000; 95 % interval [-0.6000, -0.4000]"
+    page.run("document.querySelector('svg').focus()")
+    page.press("ArrowDown")
+    assert page.run(told).startswith("head L1H1; effect +0.5000")
+    page.press("ArrowLeft")
+    assert page.run(told) == "head L1H0; effect –; 95 % interval –"
+    page.press("ArrowLeft")
+    assert page.run(told).startswith("head L1H0"), "the edge holds"
+    assert page.errors == []
+
+
+@pytest.mark.parametrize("width", [360, 1200])
+def test_nothing_sticks_out_of_the_window(width: int, chrome: Browser, hostile: Path) -> None:
+    page = chrome.open(hostile, width=width)
+    page.until("document.querySelectorAll('.mless-view canvas').length >= 6")
+    assert page.run("window.innerWidth") == width
+    assert page.run("document.documentElement.scrollWidth") == width
+    if width == 360:
+        box = "(b) => [b.scrollWidth > b.clientWidth, b.getBoundingClientRect().right]"
+        found = page.run(f"[...document.querySelectorAll('.box')].map({box})")
+        assert any(scrolls for scrolls, _ in found) and all(right <= width for _, right in found)
+    assert page.errors == []
+
+
+def test_a_dark_screen_and_paper_have_their_own_colours(chrome: Browser, hostile: Path) -> None:
+    ground = "getComputedStyle(document.body).backgroundColor"
+    page = chrome.open(hostile, dark=True)
+    assert page.run(ground) == "rgb(21, 24, 28)"
+    page.call("Emulation.setEmulatedMedia", media="print", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    assert page.run(ground) == "rgb(255, 255, 255)"
+    assert page.run("getComputedStyle(document.querySelector('.box')).overflowX") == "visible"
+    assert page.run("document.querySelector('nav').offsetHeight") == 0
+
+
+class Listener(ThreadingHTTPServer):
+    """A server on this machine that notes who asks for what."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        asked = self.asked
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                asked.append(self.path)
+                self.send_error(404)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+
+
+def test_the_policy_lets_no_request_out(chrome: Browser, hostile: Path, tmp_path: Path) -> None:
+    """Under the page's own policy nothing reaches a server; without the policy the same page does ask it."""
+    server = Listener()
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        address = f"http://127.0.0.1:{server.server_port}"
+        asks = f"<img src='{address}/picture.png'><script src='{address}/script.js'></script></main>"
+        text = hostile.read_text(encoding="utf-8").replace("</main>", asks)
+        (tmp_path / "stopped.html").write_text(text, encoding="utf-8")
+        page = chrome.open(tmp_path / "stopped.html")
+        refused = page.run(f"fetch('{address}/data.json').then(() => 'sent', () => 'refused')")
+        assert refused == "refused" and server.asked == []
+        assert sum("Content Security Policy" in error for error in page.errors) >= 3
+        free = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
+        (tmp_path / "free.html").write_text(free, encoding="utf-8")
+        page = chrome.open(tmp_path / "free.html")
+        assert set(server.asked) == {"/picture.png", "/script.js"}
+        assert set(own(page.requests)) >= {f"{address}/picture.png", f"{address}/script.js"}, "requests are noted"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_in_a_page_without_views_even_an_injected_script_does_not_run(chrome: Browser, tmp_path: Path) -> None:
+    text = mi.Report("T", question="Q?").sentence("harmless").page()
+    (tmp_path / "x.html").write_text(text.replace("harmless", "<script>window.hacked=1</script>"), encoding="utf-8")
+    page = chrome.open(tmp_path / "x.html")
+    assert page.run("window.hacked") is None and len(page.errors) == 1
