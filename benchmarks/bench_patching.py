@@ -16,9 +16,9 @@ import torch
 import typer
 
 import mless_interp as mi
-from mless_interp.models.base import site
 from mless_interp.models.checks import check_model
 from mless_interp.models.nnsight import NnsightModel, wrapped
+from mless_interp.models.sites import site
 from mless_interp.models.transformer_lens import bridge_from, has_hooked_transformer, hooked_transformer_from
 from mless_interp.patching.sweep import patch_heads
 

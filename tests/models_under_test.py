@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from mless_interp.ground_truth.planted import PlantedModel, planted_model, random_planted
-from mless_interp.models.base import Inputs, Model
+from mless_interp.models.base import Model
+from mless_interp.models.inputs import Inputs
 from mless_interp.models.load import load_model
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import PromptPair, make_pairs

@@ -136,9 +136,7 @@ import torch
 logits = {}
 for name in ("base", "gap", "masked", "inserted", "held"):
     inputs = pair.condition(name)
-    run = model.run(
-        inputs.tokens, position_ids=inputs.position_ids, attention_mask=inputs.attention_mask, logits_at="last"
-    )
+    run = model.run(inputs, logits_at="last")
     logits[name] = torch.log_softmax(run.logits[0, -1].double(), -1)
 for first, second, why in (
     ("gap", "masked", "an identity"),

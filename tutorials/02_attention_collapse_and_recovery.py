@@ -85,9 +85,7 @@ name = "blocks.0.attn.hook_pattern"
 def pattern(condition):
     inputs = pair.condition(condition)
     run = model.run(
-        inputs.tokens,
-        position_ids=inputs.position_ids,
-        attention_mask=inputs.attention_mask,
+        inputs,
         capture={name: None},
         logits_at="none",
     )

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ..heads import Head, check_heads
-from ..models.base import Model, ModelError
+from ..models.base import Model
+from ..models.info import ModelError
 from ..models.memory import halved
 from .decoding import Completion, Decoding, Engine, Redistribution, Request, Row
 

@@ -7,10 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..models.base import Edit, Model, ModelError, site
+from ..models.base import Model
 from ..models.checks import TOLERANCE, probe_tokens
 from ..models.gates import gate_edits
 from ..models.hugging_face import additive_mask, decoder_of, reference_logits, unwrapped
+from ..models.info import ModelError
+from ..models.inputs import Edit
+from ..models.sites import site
 from .decoding import Decoding, Engine, Finished, Row, accept_all, check_numbers, next_tokens
 
 ENGINES = ("auto", "hugging_face", "forward", "vllm")

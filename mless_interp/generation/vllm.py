@@ -3,7 +3,8 @@
 from importlib import import_module
 from typing import Any
 
-from ..models.base import Model, ModelError
+from ..models.base import Model
+from ..models.info import ModelError
 from ..statistics.arguments import derive_generator
 from .decoding import Decoding, Finished, Row
 

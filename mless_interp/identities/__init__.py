@@ -7,7 +7,7 @@ weights. `certificate.py` runs them on a user's model; the tests run them on eve
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..models.base import ModelInfo
+from ..models.info import ModelInfo
 from . import formulas
 from .case import Case, Finding, Layer, apart, worst
 

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ..metrics.attention import retained_mass
 from ..metrics.outputs import span_output
-from ..models.base import Model, site
-from ..models.replay import masked_scores, softmax
+from ..models.attention import masked_scores, softmax
+from ..models.base import Model
+from ..models.sites import site
 from ..patching.interventions import Intervention, LayerState
 from ..prompts.pairs import PromptPair
 
@@ -86,9 +87,7 @@ class Case:
             names = [site(layer, name) for layer in self.layers for name in sites]
             inputs = self.pair.condition(condition)
             done = self.model.run(
-                inputs.tokens,
-                position_ids=inputs.position_ids,
-                attention_mask=inputs.attention_mask,
+                inputs,
                 capture=dict.fromkeys(names),
             )
             assert done.logits is not None
@@ -127,9 +126,9 @@ class Case:
         start = len(self.pair.inserted) - self.pair.n_after
         receiving = self.model.record(self.pair.condition("inserted"), start=start)
         inputs = self.pair.condition(donor)
-        given = self.model.record(inputs, start=inputs.tokens.shape[1] - self.pair.n_after)
+        given = self.model.record(inputs, start=inputs.n_tokens - self.pair.n_after)
         span = self.pair.span_mask[None]
-        nowhere = torch.zeros(1, inputs.tokens.shape[1], dtype=torch.bool)
+        nowhere = torch.zeros(1, inputs.n_tokens, dtype=torch.bool)
         source = LayerState.of(self.model, given, layer, span=span if donor == "masked" else nowhere)
         return LayerState.of(self.model, receiving, layer, span=span, donor=source)
 

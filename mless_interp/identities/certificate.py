@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..models.base import Model, ModelError, ModelInfo
+from ..models.base import Model
 from ..models.checks import TOLERANCE, FailedCheck, ModelChecks, check_model
+from ..models.info import ModelError, ModelInfo
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, make_pairs
 from ..prompts.problems import Problem

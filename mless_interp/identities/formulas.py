@@ -9,8 +9,8 @@ from torch import Tensor
 from ..metrics.attention import span_log_odds
 from ..metrics.distances import jensen_shannon_divergence, renormalised_rows
 from ..metrics.entropy import attention_entropy, entropy_chain
-from ..models.base import site
-from ..models.replay import masked_scores
+from ..models.attention import masked_scores
+from ..models.sites import site
 from ..patching.interventions import Knockout, KnockoutZero, PatchZ
 from ..prompts.pairs import make_pairs
 from .case import Case, Finding, apart, size, worst

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 
 from ..heads import Head, check_heads
-from ..models.base import Model, ModelError
+from ..models.base import Model
 from ..models.gradients import no_gradients_because, refuse_without_gradients
+from ..models.info import ModelError
 from ..patching.attribution import attribute_heads
 from ..patching.outcomes import OUTCOMES, resolution_of
 from ..patching.scores import PatchScores

@@ -11,7 +11,9 @@ from torch import Tensor
 from ..metrics.activations import histogram
 from ..metrics.segments import widened
 from ..metrics.token_classes import CLASSES, token_classes, token_texts
-from ..models.base import Inputs, Model, site
+from ..models.base import Model
+from ..models.inputs import Inputs
+from ..models.sites import site
 from ..patching.sweep import CONTRASTS, checked_pairs, hash_ids
 from ..prompts.pairs import PromptPair
 from ..running.checkpoint import Checkpoint
@@ -145,9 +147,7 @@ class _Reader:
         places = torch.arange(len(pair.base)) if condition in ("base", "gap") else pair.shared
         places = places[self.tokens(pair)]
         result = self.model.run(
-            inputs.tokens,
-            position_ids=inputs.position_ids,
-            attention_mask=inputs.attention_mask,
+            inputs,
             capture={self.site: lambda pre: widened(self.activation(pre[0, places.to(pre.device)]))},
             logits_at="none",
         )

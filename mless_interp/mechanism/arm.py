@@ -16,8 +16,9 @@ from torch import Tensor
 
 from ..metrics.activations import arm_threshold, quantile
 from ..metrics.segments import widened
-from ..models.base import Edit, Inputs, Model
+from ..models.base import Model
 from ..models.gates import gate_edits
+from ..models.inputs import Edit, Inputs
 from ..statistics.arguments import derive_generator
 from .arm_published import published_arm
 

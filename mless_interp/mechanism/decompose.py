@@ -9,7 +9,9 @@ import numpy as np
 from torch import Tensor
 
 from ..heads import Head
-from ..models.base import Inputs, Model, site
+from ..models.base import Model
+from ..models.inputs import Inputs
+from ..models.sites import site
 from ..patching.sweep import hash_ids
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, make_pairs

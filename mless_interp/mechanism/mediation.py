@@ -10,7 +10,8 @@ from torch import Tensor
 from ..heads import Head
 from ..metrics.activations import mean_absolute, median_variance, near_zero_fraction
 from ..metrics.segments import widened
-from ..models.base import Model, site
+from ..models.base import Model
+from ..models.sites import site
 from ..patching.outcomes import OUTCOMES, Outcome, named
 from ..patching.sweep import DIRECTIONS, hash_ids
 from ..prompts.pairs import PromptPair
@@ -179,9 +180,7 @@ class _OnePair:
         length = len(answered.inserted)
         mlp = site(self.layer, "mlp.hook_pre")
         result = self.model.run(
-            inputs.tokens,
-            position_ids=inputs.position_ids,
-            attention_mask=inputs.attention_mask,
+            inputs,
             capture={
                 **{site(self.layer, f"attn.hook_{part}"): hold(part) for part in ("v", "rot_q", "rot_k")},
                 mlp: summarise,

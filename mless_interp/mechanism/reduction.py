@@ -9,7 +9,8 @@ from torch import Tensor
 from ..metrics.affine import AffineParts, affine_fit, affine_parts, affine_residual, frozen_gain, residual_share
 from ..metrics.attention import span_mass_null
 from ..metrics.outputs import direction_coherence, value_cosine, value_effective_rank, value_spectral_share
-from ..models.base import Model, site
+from ..models.base import Model
+from ..models.sites import site
 from ..prompts.pairs import PromptPair
 from .runs import CONTRASTS, Read, read_span, rounding, runs_of, side_by_side
 
@@ -76,9 +77,7 @@ class PairReduction:
                 capture[site(layer, f"attn.hook_{part}")] = self._hold(layer, part)
             capture[site(layer, "attn.hook_z")] = self._reduce(layer)
         self.model.run(
-            self.inputs.tokens,
-            position_ids=self.inputs.position_ids,
-            attention_mask=self.inputs.attention_mask,
+            self.inputs,
             capture=capture,
             logits_at="none",
         )

@@ -14,8 +14,10 @@ from torch import Tensor
 from ..heads import Head, check_heads
 from ..metrics.attention import retained_mass, span_mass
 from ..metrics.outputs import span_output
-from ..models.base import AttentionRule, Inputs, Model, ModelError
-from ..models.replay import masked_scores, softmax
+from ..models.attention import masked_scores, softmax, values_of_heads
+from ..models.base import Model
+from ..models.info import AttentionRule, ModelError
+from ..models.inputs import Inputs
 from ..patching.sweep import checked_pairs
 from ..prompts.pairs import PromptPair
 
@@ -73,7 +75,7 @@ def read_span(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, rule: AttentionR
     n, n_heads = q.shape[1:3]
     inside = torch.arange(n, device=q.device)
     inside = (inside >= start) & (inside < stop)
-    values = v[0].repeat_interleave(n_heads // v.shape[2], 1).transpose(0, 1)
+    values = values_of_heads(v[0], n_heads)
     step = max(1, BLOCK_ELEMENTS // (n_heads * n))
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     for a in range(stop, n, step):

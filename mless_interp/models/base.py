@@ -1,204 +1,16 @@
-"""The seam: `Model.run` and `Model.replay`, and nothing else, know which library runs the model.
+"""The seam: `Model.run` and `Model.replay`, and nothing else, know which library runs the model."""
 
-Hook names are TransformerLens' on every backend (`blocks.{l}.attn.hook_z`, ...); `SITES` lists them with their shapes.
-"""
-
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..heads import Head
-
-Reducer = Callable[[Tensor], Any] | None
-"""What to keep of an activation, computed inside the forward pass; None keeps all of it."""
-Edit = Callable[[Tensor], Tensor]
-"""A pure function from an activation to the one that takes its place."""
-LogitsAt = Literal["all", "last", "none"] | Sequence[int] | Tensor
-
-SITES: dict[str, str] = {
-    "hook_resid_pre": "[batch, token, d_model] residual stream before the layer",
-    "attn.hook_q": "[batch, token, head, d_head] queries before norm and rotation",
-    "attn.hook_k": "[batch, token, kv_head, d_head] keys before norm and rotation",
-    "attn.hook_v": "[batch, token, kv_head, d_head] values",
-    "attn.hook_rot_q": "[batch, token, head, d_head] queries as they enter the scores",
-    "attn.hook_rot_k": "[batch, token, kv_head, d_head] keys as they enter the scores",
-    "attn.hook_attn_scores": "[batch, head, dest, src] masked scores before the softmax (eager attention only)",
-    "attn.hook_pattern": "[batch, head, dest, src] attention probabilities (eager attention only)",
-    "attn.hook_z": "[batch, token, head, d_head] head outputs before W_O",
-    "hook_attn_out": "[batch, token, d_model] what attention adds to the residual stream",
-    "hook_resid_mid": "[batch, token, d_model] residual stream between attention and MLP",
-    "mlp.hook_pre": "[batch, token, d_mlp] gate pre-activation",
-    "mlp.hook_pre_linear": "[batch, token, d_mlp] the gated MLP's linear branch",
-    "mlp.hook_post": "[batch, token, d_mlp] what enters the MLP's output projection",
-    "hook_mlp_out": "[batch, token, d_model] what the MLP adds to the residual stream",
-    "hook_resid_post": "[batch, token, d_model] residual stream after the layer",
-}
-"""Sites of one layer in the order in which a forward pass reaches them."""
-EAGER_SITES = frozenset({"attn.hook_attn_scores", "attn.hook_pattern"})
-_NAME = re.compile(r"^blocks\.(\d+)\.(.+)$")
-
-
-def site(layer: int, name: str) -> str:
-    """The full hook name of a site: `site(0, "attn.hook_z")` is `blocks.0.attn.hook_z`."""
-    return f"blocks.{layer}.{name}"
-
-
-class ModelError(ValueError):
-    """A model cannot be loaded, or does not do what its backend promises."""
-
-
-class LeanAttentionError(ModelError):
-    """Patterns or scores were asked of a model that runs fused attention, which never makes them."""
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """The geometry and origin of a loaded model; `windows[l]` is layer `l`'s sliding window in tokens, or None."""
-
-    name: str
-    backend: str
-    architecture: str
-    n_layers: int
-    n_heads: int
-    n_key_value_heads: int
-    d_head: int
-    d_model: int
-    d_mlp: int | None
-    d_vocab: int
-    context_length: int
-    windows: tuple[int | None, ...]
-    dtype: str
-    device: str
-    attention: str
-    versions: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def heads(self) -> tuple[Head, ...]:
-        """Every query head, layer by layer."""
-        return tuple(Head(layer, head) for layer in range(self.n_layers) for head in range(self.n_heads))
-
-
-@dataclass(frozen=True, eq=False)
-class Inputs:
-    """One model input: token ids with the positions and visibility that a condition gives them.
-
-    `tokens` `[batch, token]`; `position_ids` `[batch, token]` (None: 0, 1, 2, ...); `attention_mask` boolean
-    `[batch, 1 or head, dest, src]`, True = visible (None: causal only).
-    """
-
-    tokens: Tensor
-    position_ids: Tensor | None = None
-    attention_mask: Tensor | None = None
-
-    def to(self, device: torch.device | str) -> "Inputs":
-        """The same input on another device."""
-        move = lambda x: None if x is None else x.to(device)  # noqa: E731
-        return Inputs(self.tokens.to(device), move(self.position_ids), move(self.attention_mask))
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """What a forward pass gave: `logits` `[batch, read, vocab]` (None if not asked for) and `captured[hook name]`."""
-
-    logits: Tensor | None
-    captured: dict[str, Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Recording:
-    """Everything of a run that a replay from position `start` on needs, per layer.
-
-    `resid_pre`, `q`, `z` hold the positions from `start` on: `[batch, changed, ...]`; `k` (rotated) and `v` hold every
-    position: `[batch, token, kv_head, d_head]`. `masks[l]` is the boolean visibility `[batch, 1|head, changed, token]` of
-    layer `l`: causality, its own sliding window and the input's mask together. Where the backend does not show rotated
-    queries and keys, `resid_pre`, `q`, `k` and `v` are empty and a replay runs whole forward passes.
-    """
-
-    inputs: Inputs
-    start: int
-    logits: Tensor | None
-    resid_pre: tuple[Tensor, ...]
-    q: tuple[Tensor, ...]
-    k: tuple[Tensor, ...]
-    v: tuple[Tensor, ...]
-    z: tuple[Tensor, ...]
-    masks: tuple[Tensor, ...]
-
-    @property
-    def n_tokens(self) -> int:
-        return self.inputs.tokens.shape[1]
-
-    @property
-    def positions(self) -> Tensor:
-        """Position ids `[batch, token]` as numbers."""
-        if self.inputs.position_ids is not None:
-            return self.inputs.position_ids
-        tokens = self.inputs.tokens
-        return torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
-
-
-@dataclass(frozen=True)
-class AttentionRule:
-    """How a layer makes a pattern from rotated q and k: softmax(softcap(q k^T * scale))."""
-
-    scale: float
-    softcap: float | None = None
-
-
-def visibility(
-    n_tokens: int,
-    *,
-    window: int | None = None,
-    position_ids: Tensor | None = None,
-    attention_mask: Tensor | None = None,
-    device: torch.device | str = "cpu",
-) -> Tensor:
-    """Who may see whom in one layer: causality AND the layer's window AND the input's mask, boolean `[b, 1|H, T, T]`.
-
-    Causality is by index. A sliding window of `w` shows the query itself and the `w - 1` positions before it, counted on
-    position ids where they are given (methods: otherwise the gap condition would not equal the masked one). A query
-    that could see nothing sees itself, so that no row is empty.
-    """
-    index = torch.arange(n_tokens, device=device)
-    visible = (index[:, None] >= index[None, :])[None, None]
-    if window is not None:
-        positions = index[None] if position_ids is None else position_ids.to(device)
-        visible = visible & (positions[:, None, :, None] - positions[:, None, None, :] < window)
-    if attention_mask is not None:
-        visible = visible & attention_mask.to(device)
-    alone = ~visible.any(-1, keepdim=True)
-    return visible | (alone & torch.eye(n_tokens, dtype=torch.bool, device=device))
-
-
-@dataclass(frozen=True, eq=False)
-class GatedMlp:
-    """How a layer's gated MLP makes `hook_post`: activation(hook_pre) * hook_pre_linear + bias."""
-
-    activation: Callable[[Tensor], Tensor]
-    bias: Tensor | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class AttentionOutput:
-    """How a layer makes `hook_attn_out` of its head outputs: norm(sum over heads of z W_O + bias).
-
-    `weights` is W_O per query head, `[head, d_head, d_model]`; `norm` is None but where the layer norms what attention
-    writes before it is added (Gemma 2 and 3): heads add up before it, not after it.
-    """
-
-    weights: Tensor
-    bias: Tensor | None = None
-    norm: Callable[[Tensor], Tensor] | None = None
-
-    def before_norm(self, z: Tensor) -> Tensor:
-        """What all heads write together, `[..., d_model]`, of head outputs `[..., head, d_head]`."""
-        wrote = z.flatten(-2) @ self.weights.to(z).flatten(0, 1)
-        return wrote if self.bias is None else wrote + self.bias.to(z)
+from .attention import visibility
+from .info import AttentionOutput, AttentionRule, GatedMlp, LeanAttentionError, ModelError, ModelInfo
+from .inputs import Edit, Inputs, LogitsAt, Recording, Reducer, Run
+from .sites import EAGER_SITES, SITES, parsed, site
 
 
 class Model(ABC):
@@ -283,7 +95,7 @@ class Model(ABC):
         made: dict[int | None, Tensor] = {}
         for window in set(self.info.windows):
             made[window] = visibility(
-                inputs.tokens.shape[1],
+                inputs.n_tokens,
                 window=window,
                 position_ids=inputs.position_ids,
                 attention_mask=inputs.attention_mask,
@@ -293,7 +105,7 @@ class Model(ABC):
 
     def run(
         self,
-        tokens: Tensor,
+        inputs: Inputs | Tensor,
         *,
         position_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
@@ -306,10 +118,11 @@ class Model(ABC):
 
         Parameters
         ----------
-        tokens : `[batch, token]` token ids (a 1D tensor is one prompt). No token is added.
-        position_ids : `[batch, token]`, whole or fractional; None counts from 0.
-        attention_mask : boolean `[batch, 1 or n_heads, dest, src]`, True = visible; ANDed with causality and with each
-            layer's window, which is counted on position ids.
+        inputs : what goes in (`PromptPair.condition` makes one), or token ids `[batch, token]` alone (a 1D tensor is one
+            prompt). No token is added.
+        position_ids, attention_mask : of token ids alone: `[batch, token]`, whole or fractional, None counts from 0;
+            boolean `[batch, 1 or n_heads, dest, src]`, True = visible, ANDed with causality and with each layer's window,
+            which is counted on position ids.
         capture : hook name -> reducer, applied inside the forward pass after any edit of the same site, so that nothing
             large outlives its layer; None as a reducer keeps the whole activation.
         edits : hook name -> pure function from the activation to its replacement (same shape).
@@ -319,11 +132,15 @@ class Model(ABC):
         Raises `ValueError` for unknown hook names, positions outside the prompt, wrong shapes, prompts beyond the
         context length; `LeanAttentionError` where a pattern is asked of fused attention.
         """
-        inputs = self._checked(Inputs(tokens, position_ids, attention_mask))
+        if isinstance(inputs, Tensor):
+            inputs = Inputs(inputs, position_ids, attention_mask)
+        elif position_ids is not None or attention_mask is not None:
+            raise ValueError("position_ids and attention_mask are part of Inputs: give them there, or tokens alone")
+        inputs = self._checked(inputs)
         capture, edits = dict(capture or {}), dict(edits or {})
         for name in (*capture, *edits):
             self._check_name(name)
-        read = self._read_positions(logits_at, inputs.tokens.shape[1])
+        read = self._read_positions(logits_at, inputs.n_tokens)
         captured: dict[str, Any] = {}
         taps: dict[str, tuple[Edit | None, Callable[[Tensor], None] | None]] = {}
         for name in {**capture, **edits}:
@@ -331,8 +148,7 @@ class Model(ABC):
                 _checked_edit(name, edits[name]) if name in edits else None,
                 _keeper(captured, name, capture[name], grad) if name in capture else None,
             )
-        special = inputs.position_ids is not None or inputs.attention_mask is not None
-        masks = self.visible(inputs) if special else None
+        masks = None if inputs.plain else self.visible(inputs)
         with torch.set_grad_enabled(grad):
             logits = self._forward(inputs, masks, taps, read)
         missing = [name for name in capture if name not in captured]
@@ -343,9 +159,8 @@ class Model(ABC):
     def record(self, inputs: Inputs, *, start: int, logits_at: LogitsAt = "none") -> Recording:
         """Run once and keep what `replay` needs for the positions from `start` on (per layer, nothing else)."""
         inputs = self._checked(inputs)
-        n_tokens = inputs.tokens.shape[1]
-        if not 0 <= start < n_tokens:
-            raise ValueError(f"start must be a position of the prompt, 0 to {n_tokens - 1}, got {start}")
+        if not 0 <= start < inputs.n_tokens:
+            raise ValueError(f"start must be a position of the prompt, 0 to {inputs.n_tokens - 1}, got {start}")
         tail = lambda x: x[:, start:].clone()  # noqa: E731
         reducers: dict[str, Reducer] = {}
         for layer in range(self.info.n_layers):
@@ -355,13 +170,7 @@ class Model(ABC):
                 reducers[site(layer, "attn.hook_rot_q")] = tail
                 reducers[site(layer, "attn.hook_rot_k")] = torch.clone
                 reducers[site(layer, "attn.hook_v")] = torch.clone
-        result = self.run(
-            inputs.tokens,
-            position_ids=inputs.position_ids,
-            attention_mask=inputs.attention_mask,
-            capture=reducers,
-            logits_at=logits_at,
-        )
+        result = self.run(inputs, capture=reducers, logits_at=logits_at)
         layers = range(self.info.n_layers)
         per_layer = lambda name: tuple(  # noqa: E731
             result.captured[site(layer, name)] for layer in layers if site(layer, name) in reducers
@@ -399,7 +208,7 @@ class Model(ABC):
 
         `exact_forward=True` instead runs the whole model once per row, which is the slow definition of the same numbers.
         """
-        batch = receiving.inputs.tokens.shape[0]
+        batch = receiving.inputs.batch
         n_changed = receiving.n_tokens - receiving.start
         expected = (n_changed, self.info.n_heads, self.info.d_head)
         if z.dim() != 4 or tuple(z.shape[1:]) != expected or z.shape[0] % batch or not len(z):
@@ -426,20 +235,14 @@ class Model(ABC):
             return self.stepper.replay(receiving, layers, z, read - receiving.start)
 
     def _replay_by_forward(self, receiving: Recording, layers: list[int], z: Tensor, read: Tensor) -> Tensor:
-        batch, start = receiving.inputs.tokens.shape[0], receiving.start
+        batch, start = receiving.inputs.batch, receiving.start
         edited = z.unflatten(0, (batch, len(layers)))
 
         def forward(layer: int) -> Tensor:
             own = edited[:, [row for row, at in enumerate(layers) if at == layer]].flatten(0, 1)
             rows = len(own) // batch
-
-            def repeat(x: Any) -> Any:
-                return x.repeat_interleave(rows, 0) if x is not None and x.shape[0] == batch else x
-
             logits = self.run(
-                repeat(receiving.inputs.tokens),
-                position_ids=repeat(receiving.inputs.position_ids),
-                attention_mask=repeat(receiving.inputs.attention_mask),
+                receiving.inputs.repeated(rows),
                 edits={site(layer, "attn.hook_z"): lambda old: torch.cat([old[:, :start], own.to(old)], 1)},
                 logits_at=read,
             ).logits
@@ -488,15 +291,14 @@ class Model(ABC):
             raise ValueError(f"layer {layer} is out of range (zero-based): 0 to {self.info.n_layers - 1}")
 
     def _check_name(self, name: str) -> None:
-        match = _NAME.match(name)
-        if not match or match.group(2) not in SITES:
+        found = parsed(name)
+        if found is None:
             known = ", ".join(f"blocks.{{l}}.{s}" for s in SITES)
             raise ValueError(f"unknown hook name {name!r}; known names: {known}")
-        if int(match.group(1)) >= self.info.n_layers:
-            raise ValueError(
-                f"{name}: layer {match.group(1)} is out of range (zero-based): 0 to {self.info.n_layers - 1}"
-            )
-        if match.group(2) in EAGER_SITES and self.info.attention != "eager":
+        layer, what = found
+        if layer >= self.info.n_layers:
+            raise ValueError(f"{name}: layer {layer} is out of range (zero-based): 0 to {self.info.n_layers - 1}")
+        if what in EAGER_SITES and self.info.attention != "eager":
             raise LeanAttentionError(
                 f"{name} does not exist under {self.info.attention!r} attention, which never makes a pattern: load the "
                 'model with attn_implementation="eager"'

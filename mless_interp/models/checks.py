@@ -5,7 +5,10 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from .base import Inputs, Model, ModelError, site
+from .base import Model
+from .info import ModelError
+from .inputs import Inputs
+from .sites import site
 
 TOLERANCE = {"float64": 1e-4, "float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}
 """Largest difference allowed, relative to the largest logit. HF's eager softmax is float32 even in float64."""

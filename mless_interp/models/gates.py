@@ -5,7 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .base import Edit, GatedMlp, ModelError, site
+from .info import GatedMlp, ModelError
+from .inputs import Edit
+from .sites import site
 
 
 def gate_edits(layer: int, gate: GatedMlp, change: Callable[[Tensor], Tensor]) -> dict[str, Edit]:

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from .base import Model, ModelError
+from .base import Model
+from .info import ModelError
 
 INSTEAD = "use exact sweeps, which need none: patch_heads, or locate_heads(mode='exact')"
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import AttentionOutput, GatedMlp, ModelError, ModelInfo
+from .info import AttentionOutput, GatedMlp, ModelError, ModelInfo
 
 
 def unwrapped(module: Any) -> Any:

@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from .base import Model, ModelError
+from .base import Model
 from .checks import check_model, probe_tokens
 from .hugging_face import load_hugging_face, reference_logits
+from .info import ModelError
 
 BACKENDS = ("auto", "hooked_transformer", "bridge", "nnsight")
 DEMO_DIRECTORY = Path(__file__).parents[1] / "data" / "demo"

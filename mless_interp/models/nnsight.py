@@ -13,9 +13,12 @@ import nnsight
 import torch
 from torch import Tensor
 
-from .base import SITES, AttentionOutput, AttentionRule, Edit, GatedMlp, Inputs, Model, ModelError, site
+from .base import Model
 from .hugging_face import additive_mask, attention_output_of, decoder_of, gated_mlp_of, hugging_face_info
+from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError
+from .inputs import Edit, Inputs
 from .replay import HuggingFaceStepper
+from .sites import SITES, site
 
 _PROBE = 7  # tokens of the prompt on which the operations are found
 Taps = dict[str, tuple[Edit | None, Callable[[Tensor], None] | None]]
@@ -71,7 +74,7 @@ class NnsightModel(Model):
 
     def _forward(self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None) -> Any:
         traced, decoder, info = self.underlying, self.decoder, self.info
-        last = torch.tensor([inputs.tokens.shape[1] - 1], device=inputs.tokens.device)
+        last = torch.tensor([inputs.n_tokens - 1], device=inputs.tokens.device)
         options: dict[str, Any] = {"use_cache": False, "logits_to_keep": last if read is None else read}
         if inputs.position_ids is not None:
             options["position_ids"] = inputs.position_ids

@@ -1,8 +1,8 @@
 """Continuing a run from edited layers: only what can have changed is computed.
 
 `Stepper` holds the recipe, written once: for the positions from `start` on, each row (one alternative edit of a prompt)
-joins the batch at the layer that it edits, and the rows of a prompt share its prefix keys and values. The subclasses only
-say how one layer of a Hugging Face decoder or of a HookedTransformer projects, finishes and unembeds.
+joins the batch at the layer that it edits, and the rows of a prompt share its prefix keys and values. Subclasses only say
+how one layer projects, finishes and unembeds: `HuggingFaceStepper` here, `hooked.HookedTransformerStepper`.
 """
 
 import inspect
@@ -13,10 +13,13 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
-from .base import AttentionRule, Recording
+from .attention import finished_scores, softmax
 from .hugging_face import decoder_of, unwrapped
+from .info import AttentionRule
+from .inputs import Recording
 
 _ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 """oneDNN's float32 linear: up to twice as fast as the default one for the few hundred tokens of a pass."""
@@ -31,54 +34,25 @@ def linear(module: Any, x: Tensor) -> Tensor:
     return _ONEDNN(x, module.weight, module.bias, "none", [], "")
 
 
-def masked_scores(q: Tensor, k: Tensor, visible: Tensor, rule: AttentionRule) -> Tensor:
-    """Attention scores `[b, H, dest, src]` (-inf where not visible) from rotated q `[b, dest, H, d]`, k `[b, src, KV, d]`.
-
-    Grouped-query attention: query head h reads kv head h // (H / KV). `visible` is boolean `[b|1, H|1, dest, src]`.
-    """
-    batch, n_dest, n_heads, d_head = q.shape
-    n_src, n_kv = k.shape[1:3]
-    grouped = q.view(batch, n_dest, n_kv, n_heads // n_kv, d_head).permute(0, 2, 3, 1, 4)
-    scores = grouped.reshape(batch, n_kv, -1, d_head) @ k.permute(0, 2, 3, 1)
-    return _finish_scores(scores.view(batch, n_heads, n_dest, n_src), visible, rule)
-
-
-def _finish_scores(scores: Tensor, visible: Tensor, rule: AttentionRule) -> Tensor:
-    scores = scores * rule.scale
-    if rule.softcap is not None:
-        scores = torch.tanh(scores / rule.softcap) * rule.softcap
-    return scores.masked_fill(~visible, -torch.inf)
-
-
-def softmax(scores: Tensor) -> Tensor:
-    """Softmax over the last axis, in float32 for half precision."""
-    return torch.softmax(scores, -1, dtype=torch.float32 if scores.element_size() < 4 else None).to(scores.dtype)
-
-
-def mix_values(pattern: Tensor, v: Tensor) -> Tensor:
-    """Head outputs z `[b, dest, H, d]` = pattern `[b, H, dest, src]` times v `[b, src, KV, d]` of each head's kv group."""
-    batch, n_heads, n_dest, n_src = pattern.shape
-    n_kv, d_head = v.shape[2:]
-    z = pattern.reshape(batch, n_kv, -1, n_src) @ v.permute(0, 2, 1, 3)
-    return z.view(batch, n_heads, n_dest, d_head).transpose(1, 2)
-
-
 FUSED_FROM = 4
 """Queries per row from which fused attention over a row's own copy of the prefix beats shared prefix products."""
 
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float) -> Tensor:
     """Head outputs `[rows, dest, H, d]` by PyTorch's fused attention; a kv group's heads are stacked as queries."""
-    rows, n_dest, n_heads, d_head = q.shape
+    rows, n_dest, n_heads, _ = q.shape
     n_kv = k.shape[2]
-    stacked = q.view(rows, n_dest, n_kv, -1, d_head).permute(0, 2, 3, 1, 4).reshape(rows, n_kv, -1, d_head)
-    shown = visible.expand(-1, n_heads, -1, -1).reshape(len(visible), n_kv, -1, visible.shape[-1])
+    shown = rearrange(visible.expand(-1, n_heads, -1, -1), "b (kv group) dest src -> b kv (group dest) src", kv=n_kv)
     if len(shown) > 1:
         shown = shown.repeat_interleave(rows // len(shown), 0)
     z = torch.nn.functional.scaled_dot_product_attention(
-        stacked, k.transpose(1, 2), v.transpose(1, 2), attn_mask=shown, scale=scale
+        rearrange(q, "row dest (kv group) d -> row kv (group dest) d", kv=n_kv),
+        k.transpose(1, 2),
+        v.transpose(1, 2),
+        attn_mask=shown,
+        scale=scale,
     )
-    return z.view(rows, n_heads, n_dest, d_head).transpose(1, 2)
+    return rearrange(z, "row kv (group dest) d -> row dest (kv group) d", dest=n_dest)
 
 
 def _with_prefix(prefix: Tensor, own: Tensor) -> Tensor:
@@ -119,9 +93,9 @@ class Stepper(ABC):
 
         `layers` (one per row, never falling) says where each row joins: one pass reads every layer's weights once.
         """
-        batch, rows = receiving.inputs.tokens.shape[0], len(layers)
+        batch, rows = receiving.inputs.batch, len(layers)
         last = int(read.max()) + 1  # later positions are read by nobody
-        positions = receiving.positions[:, receiving.start :][:, :last]
+        positions = receiving.inputs.positions[:, receiving.start :][:, :last]
         edited = z.view(batch, rows, *z.shape[1:])[:, :, :last]
         active = 0
         resid, z = receiving.resid_pre[layers[0]][:0], z[:0]  # none yet
@@ -159,9 +133,9 @@ class Stepper(ABC):
         before the row is renormalised: 1 leaves a head alone, 0 is its knockout, all 0 is the run that cannot see the
         span. `offsets[layer]` `[batch, changed, head, d_head]` is added to z (for gradients at z).
         """
-        batch = receiving.inputs.tokens.shape[0]
+        batch = receiving.inputs.batch
         rows = 1 if gates is None else gates.shape[0]
-        positions = receiving.positions[:, receiving.start :]
+        positions = receiving.inputs.positions[:, receiving.start :]
         if batch > 1:
             positions = positions.repeat_interleave(rows, 0)
         resid = receiving.resid_pre[0].repeat_interleave(rows, 0)
@@ -187,47 +161,48 @@ class Stepper(ABC):
     ) -> Tensor:
         """Head outputs `[batch x row, dest, H, d]`; the prefix's keys and values are shared by all rows of a prompt."""
         start = receiving.start
-        batch = receiving.inputs.tokens.shape[0]
+        batch = receiving.inputs.batch
         rows = q.shape[0] // batch
-        n_dest, n_heads, d_head = q.shape[1:]
+        n_dest = q.shape[1]
         n_own, n_kv = k.shape[1:3]
-        group = n_heads // n_kv
         k_prefix, v_prefix = receiving.k[layer][:, :start], receiving.v[layer][:, :start]
         visible = receiving.masks[layer][..., : start + n_own]
         visible = (visible[:, :, dest] if dest is not None else visible[:, :, :n_dest]).to(q.device)
         rule = self.rule(layer)
         if gate is None and rule.softcap is None and n_dest >= FUSED_FROM:
             return _fused(q, _with_prefix(k_prefix, k), _with_prefix(v_prefix, v), visible, rule.scale)
-        # [batch, kv, row, group, dest, d]: all rows meet the shared prefix in one product
-        shared_q = q.view(batch, rows, n_dest, n_kv, group, d_head).permute(0, 3, 1, 4, 2, 5)
-        queries = rows * group * n_dest
-        with_prefix = shared_q.reshape(batch, n_kv, queries, d_head) @ k_prefix.permute(0, 2, 3, 1)
-        own_k = k.view(batch, rows, n_own, n_kv, d_head).permute(0, 3, 1, 4, 2)
-        with_own = shared_q.reshape(batch, n_kv, rows, group * n_dest, d_head) @ own_k
+        # all rows of a prompt meet its shared prefix in one product, each row its own later keys in another
+        shared = rearrange(q, "(b row) dest (kv group) d -> b kv (row group dest) d", kv=n_kv, row=rows)
+        with_prefix = shared @ rearrange(k_prefix, "b src kv d -> b kv d src")
+        own = rearrange(shared, "b kv (row group dest) d -> b kv row (group dest) d", row=rows, dest=n_dest)
+        with_own = own @ rearrange(k, "(b row) src kv d -> b kv row d src", row=rows)
         scores = torch.cat(
             [
-                with_prefix.view(batch, n_kv, rows, group, n_dest, start),
-                with_own.view(batch, n_kv, rows, group, n_dest, n_own),
+                rearrange(with_prefix, "b kv (row group dest) src -> b kv row group dest src", row=rows, dest=n_dest),
+                rearrange(with_own, "b kv row (group dest) src -> b kv row group dest src", dest=n_dest),
             ],
             -1,
         )
         if visible.shape[1] == 1:
-            visible = visible[:, :, None, None]
+            visible = rearrange(visible, "b 1 dest src -> b 1 1 1 dest src")
         else:
-            visible = visible.view(-1, n_kv, 1, group, n_dest, start + n_own)
-        pattern = softmax(_finish_scores(scores, visible, rule))
+            visible = rearrange(visible, "b (kv group) dest src -> b kv 1 group dest src", kv=n_kv)
+        pattern = softmax(finished_scores(scores, visible, rule))
         if gate is not None:
             open_to, span = gate  # [row, H], [batch, src]
-            factor = open_to.view(1, rows, n_kv, group, 1, 1).transpose(1, 2)
-            inside = span[:, None, None, None, None, : start + n_own].to(pattern)
+            factor = rearrange(open_to, "row (kv group) -> 1 kv row group 1 1", kv=n_kv)
+            inside = rearrange(span[:, : start + n_own], "b src -> b 1 1 1 1 src").to(pattern)
             pattern = pattern * (1 + inside * (factor - 1))
             pattern = pattern / pattern.sum(-1, keepdim=True)
-        from_prefix = pattern[..., :start].reshape(batch, n_kv, queries, start) @ v_prefix.transpose(1, 2)
-        own_v = v.view(batch, rows, n_own, n_kv, d_head).permute(0, 3, 1, 2, 4)
-        from_own = pattern[..., start:].reshape(batch, n_kv, rows, group * n_dest, n_own) @ own_v
-        shape = (batch, n_kv, rows, group, n_dest, d_head)
-        z = from_prefix.view(shape) + from_own.view(shape)
-        return z.permute(0, 2, 4, 1, 3, 5).reshape(batch * rows, n_dest, n_heads, d_head)
+        to_prefix = rearrange(pattern[..., :start], "b kv row group dest src -> b kv (row group dest) src")
+        to_own = rearrange(pattern[..., start:], "b kv row group dest src -> b kv row (group dest) src")
+        from_prefix = to_prefix @ rearrange(v_prefix, "b src kv d -> b kv src d")
+        from_own = to_own @ rearrange(v, "(b row) src kv d -> b kv row src d", row=rows)
+        return rearrange(
+            rearrange(from_prefix, "b kv (row group dest) d -> b kv row group dest d", row=rows, dest=n_dest)
+            + rearrange(from_own, "b kv row (group dest) d -> b kv row group dest d", dest=n_dest),
+            "b kv row group dest d -> (b row) dest (kv group) d",
+        )
 
 
 class HuggingFaceStepper(Stepper):
@@ -305,79 +280,3 @@ class HuggingFaceStepper(Stepper):
     def rule(self, layer: int) -> AttentionRule:
         attn = unwrapped(self.layers[layer].self_attn)
         return AttentionRule(float(attn.scaling), getattr(attn, "attn_logit_softcapping", None))
-
-
-class HookedTransformerStepper(Stepper):
-    """A TransformerLens HookedTransformer with rotary positions."""
-
-    def __init__(self, hooked: Any) -> None:
-        cfg = hooked.cfg
-        plain = not (cfg.use_attn_in or cfg.use_split_qkv_input or cfg.use_hook_mlp_in or cfg.use_attn_result)
-        if cfg.positional_embedding_type != "rotary" or not plain or cfg.load_in_4bit or cfg.use_attention_sinks:
-            raise TypeError("replay by layers needs a HookedTransformer with rotary positions and its default hooks")
-        self.hooked = hooked
-        self.n_layers = cfg.n_layers
-
-    def _rotate(self, attn: Any, x: Tensor, positions: Tensor) -> Tensor:
-        return turned(attn, x, *rotary_tables(attn, positions))
-
-    def project(self, layer: int, resid: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        block = self.hooked.blocks[layer]
-        h = block.ln1(resid)
-        q, k, v = block.attn.calculate_qkv_matrices(h, h, h)
-        return self._rotate(block.attn, q, positions), self._rotate(block.attn, k, positions), v
-
-    def finish(self, layer: int, resid: Tensor, z: Tensor) -> Tensor:
-        block, cfg = self.hooked.blocks[layer], self.hooked.cfg
-        out = z.flatten(-2) @ block.attn.W_O.flatten(0, 1) + block.attn.b_O
-        if cfg.use_normalization_before_and_after:
-            out = block.ln1_post(out)
-        if cfg.attn_only:
-            return resid + out
-        if cfg.parallel_attn_mlp:
-            return resid + out + block.apply_mlp(block.ln2(resid))
-        resid = resid + out
-        return resid + block.apply_mlp(block.ln2(resid))
-
-    def unembed(self, resid: Tensor) -> Tensor:
-        return hooked_unembed(self.hooked, resid)
-
-    def rule(self, layer: int) -> AttentionRule:
-        return hooked_rule(self.hooked, layer)
-
-
-def hooked_unembed(hooked: Any, resid: Tensor) -> Tensor:
-    """Logits `[..., vocab]` of a HookedTransformer's last residual stream, with its final norm and soft-cap."""
-    if hooked.cfg.normalization_type is not None:
-        resid = hooked.ln_final(resid)
-    logits = hooked.unembed(resid)
-    cap = hooked.cfg.output_logits_soft_cap
-    return logits if cap is None or cap <= 0 else torch.tanh(logits / cap) * cap
-
-
-def hooked_rule(hooked: Any, layer: int) -> AttentionRule:
-    """Scale and soft-cap of a HookedTransformer layer's scores."""
-    attn, cap = hooked.blocks[layer].attn, hooked.cfg.attn_scores_soft_cap
-    return AttentionRule(1.0 / float(attn.attn_scale), cap if cap and cap > 0 else None)
-
-
-def turned(attn: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Queries or keys `[batch, token, head, d_head]` of a HookedTransformer layer, turned by these tables."""
-    dim = cos.shape[-1]
-    rotated = x[..., :dim] * cos.to(x.dtype) + attn.rotate_every_two(x[..., :dim]) * sin.to(x.dtype)
-    return torch.cat([rotated, x[..., dim:]], -1)
-
-
-def rotary_tables(attn: Any, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """cos and sin `[batch, token, 1, rotary_dim]` of a HookedTransformer attention layer at any (fractional) positions.
-
-    The angles come from the layer's own table (its row for position 1), so scaled and local rotary bases are kept.
-    """
-    high = torch.float64 if attn.rotary_sin.dtype == torch.float64 else torch.float32
-    whole = not positions.is_floating_point() and int(positions.max()) < attn.rotary_cos.shape[0]
-    if whole and int(positions.min()) >= 0:
-        return attn.rotary_cos[positions][:, :, None], attn.rotary_sin[positions][:, :, None]
-    theta = torch.atan2(attn.rotary_sin[1].to(high), attn.rotary_cos[1].to(high))
-    length = torch.hypot(attn.rotary_sin[1].to(high), attn.rotary_cos[1].to(high))  # YaRN's attention factor
-    angles = positions[..., None].to(high) * theta
-    return (torch.cos(angles) * length)[:, :, None], (torch.sin(angles) * length)[:, :, None]

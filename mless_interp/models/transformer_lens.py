@@ -12,17 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import AttentionOutput, AttentionRule, Edit, GatedMlp, Inputs, Model, ModelError, ModelInfo, site
+from .attention import masked_scores
+from .base import Model
+from .hooked import HookedTransformerStepper, hooked_rule, hooked_unembed, rotary_tables, turned
 from .hugging_face import attention_output_of, gated_mlp_of, hugging_face_info, layer_masks, unwrapped
-from .replay import (
-    HookedTransformerStepper,
-    HuggingFaceStepper,
-    hooked_rule,
-    hooked_unembed,
-    masked_scores,
-    rotary_tables,
-    turned,
-)
+from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo
+from .inputs import Edit, Inputs
+from .replay import HuggingFaceStepper
+from .sites import site
 
 Taps = dict[str, tuple[Edit | None, Callable[[Tensor], None] | None]]
 
@@ -201,7 +198,7 @@ class BridgeModel(Model):
         options: dict[str, Any] = {"attention_mask": torch.ones_like(inputs.tokens), "use_cache": False}
         if inputs.position_ids is not None:
             options["position_ids"] = inputs.position_ids
-        last = inputs.tokens.shape[1] - 1
+        last = inputs.n_tokens - 1
         options["logits_to_keep"] = read if read is not None else torch.tensor([last], device=inputs.tokens.device)
         level = bridge.context_level + 1  # as `run_with_hooks` does: the caller's own hooks are left alone
         try:

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from ..heads import Head
-from ..models.base import Model, ModelError, Recording
+from ..models.base import Model
 from ..models.gradients import INSTEAD, refuse_without_gradients
+from ..models.info import ModelError
+from ..models.inputs import Recording
 from ..models.memory import halved, out_of_memory
 from ..prompts.pairs import PromptPair
 from ..running.progress import progress_bar

@@ -9,8 +9,10 @@ import torch
 
 from ..heads import Head
 from ..metrics.attention import span_log_odds
-from ..models.base import Model, ModelError, site
-from ..models.replay import masked_scores
+from ..models.attention import masked_scores
+from ..models.base import Model
+from ..models.info import ModelError
+from ..models.sites import site
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, make_pairs
 from ..prompts.problems import Problem
@@ -131,12 +133,10 @@ def dose_response(
 def _one(model: Model, pair: PromptPair, condition: str, layer: int, outcome: Outcome) -> tuple[np.ndarray, float]:
     """Log odds of reading the span `[head, row after the span]` (empty where not asked), and the outcome."""
     inputs = pair.condition(condition)
-    length = inputs.tokens.shape[1]
+    length = inputs.n_tokens
     q_site, k_site = site(layer, "attn.hook_rot_q"), site(layer, "attn.hook_rot_k")
     result = model.run(
-        inputs.tokens,
-        position_ids=inputs.position_ids,
-        attention_mask=inputs.attention_mask,
+        inputs,
         capture={q_site: None, k_site: None} if condition in READ_CONDITIONS else {},
         logits_at=[length - back for back in outcome.reads(pair)],
     )

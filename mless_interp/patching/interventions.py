@@ -14,8 +14,11 @@ import torch
 from torch import Tensor
 
 from ..heads import Head, check_heads
-from ..models.base import AttentionRule, Edit, Inputs, Model, ModelError, Recording, site
-from ..models.replay import masked_scores, mix_values, softmax
+from ..models.attention import masked_scores, mix_values, softmax
+from ..models.base import Model
+from ..models.info import AttentionRule, ModelError
+from ..models.inputs import Edit, Inputs, Recording
+from ..models.sites import site
 from ..shapes import Z
 
 
@@ -360,7 +363,7 @@ def generate(
         tokens = torch.cat([tokens, logits[:, -1].argmax(-1, keepdim=True)], 1)
         if int(tokens[0, -1]) in stops:
             break
-    return tokens[:, inputs.tokens.shape[1] :]
+    return tokens[:, inputs.n_tokens :]
 
 
 def _not_empty(visible: Tensor, state: LayerState) -> Tensor:

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from ..heads import Head, check_heads
-from ..models.base import Model, ModelInfo
+from ..models.base import Model
+from ..models.info import ModelInfo
 from ..prompts.pairs import PromptPair
 from ..running.checkpoint import Checkpoint
 from ..running.progress import progress_bar

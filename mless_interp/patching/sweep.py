@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..heads import Head, check_heads
-from ..models.base import Inputs, Model
+from ..models.base import Model
+from ..models.inputs import Inputs
 from ..models.memory import halved
 from ..prompts.pairs import PromptPair
 from ..running.checkpoint import Checkpoint
@@ -224,10 +225,10 @@ class _Sweep:
         first = pairs[0]
         from_end = outcome.reads(first)
         n_after = first.n_after if positions in ("question",) else from_end[0]
-        length = receiving_inputs.tokens.shape[1]
+        length = receiving_inputs.n_tokens
         start = 0 if positions in ("all", "prefix", "span") else length - n_after
         self.read = [length - back for back in from_end]
-        donor_length = donor_inputs.tokens.shape[1]
+        donor_length = donor_inputs.n_tokens
         read_donor = [donor_length - back for back in from_end]
         self.donor = model.record(donor_inputs, start=start + donor_length - length, logits_at=read_donor)
         self.receiving = model.record(receiving_inputs, start=start, logits_at=self.read)
@@ -321,7 +322,7 @@ class _Sweep:
 
 def span_of(pairs: list[PromptPair], inputs: Inputs) -> Tensor:
     """The inserted keys `[b, token]` in the coordinates of this input (none in a prompt without insertion)."""
-    length = inputs.tokens.shape[1]
+    length = inputs.n_tokens
     if length != len(pairs[0].inserted):
         return torch.zeros(len(pairs), length, dtype=torch.bool)
     return torch.stack([pair.span_mask for pair in pairs])

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..models.base import Inputs
+from ..models.inputs import Inputs
 from .insertions import Insertion
 from .problems import Problem
 from .prompt import TEMPLATES, Prompt, Template, build_prompt, encode, prepends_bos, template_named, word_boundaries

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..heads import Head
 from ..metrics.segments import RowChoice
-from ..models.base import visibility
+from ..models.attention import visibility
 from ..prompts.pairs import PromptPair
 from ..prompts.prompt import Prompt
 from .catalogue import Profile, chosen_metrics, metric_named

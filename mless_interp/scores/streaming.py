@@ -13,8 +13,11 @@ from torch import Tensor
 
 from ..metrics.patterns import uniform_pattern
 from ..metrics.received import received_from_sums, received_sums
-from ..models.base import AttentionRule, Inputs, Model, site
-from ..models.replay import masked_scores, softmax
+from ..models.attention import masked_scores, softmax, values_of_heads
+from ..models.base import Model
+from ..models.info import AttentionRule
+from ..models.inputs import Inputs
+from ..models.sites import site
 from .layout import Layout
 
 Source = Literal["auto", "pattern", "recomputed"]
@@ -255,9 +258,7 @@ class PromptReduction:
             if not self.recompute:
                 capture[site(layer, "attn.hook_pattern")] = self._pattern(layer)
         self.model.run(
-            self.inputs.tokens,
-            position_ids=self.inputs.position_ids,
-            attention_mask=self.inputs.attention_mask,
+            self.inputs,
             capture=capture,
             logits_at="none",
         )
@@ -291,8 +292,7 @@ class PromptReduction:
         extras: dict[str, Any] = {}
         values = self._held.pop((layer, "v"), None)
         if values is not None:
-            groups = self.model.info.n_heads // self.model.info.n_key_value_heads
-            extras["values"] = values[0].repeat_interleave(groups, 1).transpose(0, 1)
+            extras["values"] = values_of_heads(values[0], self.model.info.n_heads)
             if "span_output_weight" in self.plan.rows:
                 extras["output_weights"] = self.model.output_weights(layer)
         if self.compare is not None:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..heads import Head, check_heads
-from ..models.base import Model, site
+from ..models.base import Model
+from ..models.sites import site
 from ..prompts.pairs import PromptPair
 
 MARK = "▌"
@@ -137,9 +138,7 @@ def head_patterns(model: Model, pair: PromptPair, condition: str, heads: Sequenc
         for layer in {head.layer for head in heads}
     }
     captured = model.run(
-        inputs.tokens,
-        position_ids=inputs.position_ids,
-        attention_mask=inputs.attention_mask,
+        inputs,
         capture=wanted,
         logits_at="none",
     ).captured

@@ -20,7 +20,8 @@ from mless_interp.accuracy.treatments import as_condition, as_conditions
 from mless_interp.generation.complete import Request, generate_completions
 from mless_interp.heads import Head
 from mless_interp.mechanism.arm import ARM
-from mless_interp.models.base import Model, ModelError
+from mless_interp.models.base import Model
+from mless_interp.models.info import ModelError
 from mless_interp.models.load import load_model
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs

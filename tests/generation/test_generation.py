@@ -23,7 +23,9 @@ from mless_interp.generation.complete import (
 from mless_interp.generation.decoding import Completion, Decoding, Request, Row, sampled
 from mless_interp.heads import Head
 from mless_interp.mechanism.arm import ARM
-from mless_interp.models.base import Inputs, Model, ModelError
+from mless_interp.models.base import Model
+from mless_interp.models.info import ModelError
+from mless_interp.models.inputs import Inputs
 from mless_interp.models.load import load_model
 from mless_interp.models.memory import out_of_memory
 from mless_interp.patching.interventions import Knockout

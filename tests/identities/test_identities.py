@@ -14,7 +14,8 @@ from conftest import ARCHITECTURES, needs_hooked_transformer
 from models_under_test import loaded, pairs_for, problems
 
 from mless_interp.identities import IDENTITIES, Case, Finding, apart, named, tolerance_of, worst
-from mless_interp.models.base import Model, site
+from mless_interp.models.base import Model
+from mless_interp.models.sites import site
 from mless_interp.patching.interventions import Knockout, PatchZ
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs

@@ -15,7 +15,7 @@ from mless_interp.locating import locate
 from mless_interp.locating.control import specificity
 from mless_interp.locating.locate import N_SCREENED, judged, locate_heads
 from mless_interp.locating.located import CANNOT_SAY, MEASURES, LocatedHeads, enrichment
-from mless_interp.models.base import ModelError
+from mless_interp.models.info import ModelError
 from mless_interp.patching.scores import PatchScores
 from mless_interp.patching.sweep import patch_heads
 from mless_interp.prompts.insertions import Insertion

@@ -15,7 +15,8 @@ from tokenizers_under_test import read_problems, read_tokenizer
 import mless_interp as mi
 from mless_interp.mechanism import ActivationShift, activation_shift
 from mless_interp.metrics.token_classes import CLASSES, token_classes, token_texts
-from mless_interp.models.base import GatedMlp, Model, ModelError
+from mless_interp.models.base import Model
+from mless_interp.models.info import GatedMlp, ModelError
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
 

@@ -11,7 +11,10 @@ from models_under_test import loaded, pairs_for
 
 import mless_interp as mi
 from mless_interp.mechanism import ARM
-from mless_interp.models.base import GatedMlp, Inputs, Model, ModelError, site
+from mless_interp.models.base import Model
+from mless_interp.models.info import GatedMlp, ModelError
+from mless_interp.models.inputs import Inputs
+from mless_interp.models.sites import site
 
 EXAMPLE = torch.tensor([[-0.2, -0.05, 0, 0.01], [0.02, 0.1, 0.5, 1]], dtype=torch.float64)  # methods 13
 
@@ -358,7 +361,7 @@ def bridge(tiny_model_dir) -> Model:
 
 def test_decode_steps_are_tensors_of_their_own(bridge: Model) -> None:
     inputs = pairs_for(bridge)[0].condition("base")
-    n = inputs.tokens.shape[1] - 3
+    n = inputs.n_tokens - 3
     arm = ARM(c=0.3, p1=99)
     captured = {site(0, "mlp.hook_pre"): None, site(0, "mlp.hook_pre_linear"): None}
     seen = bridge.run(inputs.tokens, capture=captured).captured

@@ -14,7 +14,10 @@ from mless_interp.mechanism.decomposition import METRICS
 from mless_interp.mechanism.runs import runs_of, side_by_side
 from mless_interp.metrics.affine import affine_fit, affine_parts, affine_residual, frozen_gain, residual_share
 from mless_interp.metrics.attention import retained_mass, span_mass_null
-from mless_interp.models.base import Inputs, Model, ModelError, site
+from mless_interp.models.base import Model
+from mless_interp.models.info import ModelError
+from mless_interp.models.inputs import Inputs
+from mless_interp.models.sites import site
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import PromptPair, make_pairs
 from mless_interp.running.store import load, save
@@ -113,9 +116,7 @@ def test_a_frozen_gain_is_the_norm_at_its_point_and_refuses_what_is_not_rms() ->
 def layer_of(model: Model, inputs: Inputs, layer: int, name: str) -> torch.Tensor:
     full = site(layer, name)
     return model.run(
-        inputs.tokens,
-        position_ids=inputs.position_ids,
-        attention_mask=inputs.attention_mask,
+        inputs,
         capture={full: None},
         logits_at="none",
     ).captured[full]

@@ -12,7 +12,9 @@ from mless_interp.heads import Head
 from mless_interp.mechanism import Mediation, activation_shift, mediate
 from mless_interp.mechanism.mediation_results import ARMS, EFFECTS
 from mless_interp.metrics.activations import mean_absolute, median_variance
-from mless_interp.models.base import Model, ModelError, site
+from mless_interp.models.base import Model
+from mless_interp.models.info import ModelError
+from mless_interp.models.sites import site
 from mless_interp.patching.interventions import (
     Intervention,
     Knockout,

@@ -7,7 +7,10 @@ import torch
 from conftest import ARCHITECTURES, BACKENDS
 from models_under_test import loaded, logits_of, pairs_for
 
-from mless_interp.models.base import SITES, Inputs, LeanAttentionError, Model, site
+from mless_interp.models.base import Model
+from mless_interp.models.info import LeanAttentionError
+from mless_interp.models.inputs import Inputs
+from mless_interp.models.sites import SITES, site
 
 EDITABLE = [name for name in SITES if name != "hook_resid_mid"]
 EITHER = pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -25,9 +28,7 @@ def bridge(architecture: str, tiny_model_dir) -> Model:
 
 def everything(model: Model, inputs: Inputs) -> dict[str, torch.Tensor]:
     capture = {site(layer, name): None for layer in range(model.info.n_layers) for name in SITES}
-    return model.run(
-        inputs.tokens, position_ids=inputs.position_ids, attention_mask=inputs.attention_mask, capture=capture
-    ).captured
+    return model.run(inputs, capture=capture).captured
 
 
 def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-5) -> bool:
@@ -38,7 +39,7 @@ def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-5) -> bool:
 def test_every_site_has_the_documented_shape_and_agrees_with_the_bridge(model: Model, bridge: Model) -> None:
     inputs = pairs_for(model)[0].condition("inserted")
     mine, theirs = everything(model, inputs), everything(bridge, inputs)
-    info, t = model.info, inputs.tokens.shape[1]
+    info, t = model.info, inputs.n_tokens
     sizes = {"batch": 1, "token": t, "dest": t, "src": t, "head": info.n_heads, "kv_head": info.n_key_value_heads}
     sizes |= {"d_head": info.d_head, "d_model": info.d_model, "d_mlp": info.d_mlp}
     for name, value in mine.items():
@@ -131,7 +132,7 @@ def test_captures_are_reduced_inside_and_see_the_edit(model: Model) -> None:
         logits_at="none",
     )
     assert run.logits is None
-    assert run.captured[name] == (torch.Size([1, inputs.tokens.shape[1], 8, model.info.d_head]), 0.0)
+    assert run.captured[name] == (torch.Size([1, inputs.n_tokens, 8, model.info.d_head]), 0.0)
 
 
 @EITHER
@@ -174,12 +175,12 @@ def test_inputs_are_left_as_they_were(model: Model) -> None:
 def test_replay_equals_whole_forward_passes(model: Model, condition: str, layer: int) -> None:
     pair = pairs_for(model)[0]
     inputs = pair.condition(condition)
-    start = inputs.tokens.shape[1] - pair.n_after
+    start = inputs.n_tokens - pair.n_after
     recording = model.record(inputs, start=start)
     generator = torch.Generator().manual_seed(layer)
     z = recording.z[layer] + torch.randn((4, *recording.z[layer].shape[1:]), generator=generator)
     assert model.stepper is not None, "this backend fell back to whole forward passes"
-    for reads in ("all", "last", [start + 2, inputs.tokens.shape[1] - 3]):
+    for reads in ("all", "last", [start + 2, inputs.n_tokens - 3]):
         fast = model.replay(recording, layer, z, logits_at=reads)
         slow = model.replay(recording, layer, z, logits_at=reads, exact_forward=True)
         assert close(fast, slow, 1e-4)
@@ -261,7 +262,7 @@ def test_a_per_head_mask_reaches_only_its_head(tiny_model_dir: Path) -> None:
             continue
         model = loaded(tiny_model_dir("qwen2"), backend)
         inputs = pairs_for(model)[0].condition("inserted")
-        t = inputs.tokens.shape[1]
+        t = inputs.n_tokens
         mask = torch.ones(1, 8, t, t, dtype=torch.bool)
         mask[:, 3, -1, : t - 2] = False
         name = site(0, "attn.hook_pattern")

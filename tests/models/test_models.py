@@ -11,8 +11,10 @@ from conftest import ARCHITECTURES, BACKENDS, needs_hooked_transformer, tiny_mod
 from models_under_test import loaded, pairs_for
 
 import mless_interp as mi
-from mless_interp.models.base import Inputs, ModelError, visibility
+from mless_interp.models.attention import visibility
 from mless_interp.models.checks import check_model
+from mless_interp.models.info import ModelError
+from mless_interp.models.inputs import Inputs
 from mless_interp.models.transformer_lens import has_hooked_transformer
 
 

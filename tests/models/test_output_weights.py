@@ -8,8 +8,9 @@ import torch
 from conftest import ARCHITECTURES, BACKENDS, word_tokenizer
 from models_under_test import loaded, pairs_for
 
-from mless_interp.models.base import ModelError, site
+from mless_interp.models.info import ModelError
 from mless_interp.models.load import load_model
+from mless_interp.models.sites import site
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -10,8 +10,9 @@ from conftest import ARCHITECTURES, BACKENDS
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs, without_stepper
 
 from mless_interp.heads import Head
-from mless_interp.models.base import Model, ModelError
+from mless_interp.models.base import Model
 from mless_interp.models.gradients import _quantised
+from mless_interp.models.info import ModelError
 from mless_interp.patching import attribution
 from mless_interp.patching.attribution import attribute_heads
 from mless_interp.patching.interventions import EdgeNoise, Gate, Knockout, LayerState

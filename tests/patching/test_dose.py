@@ -13,7 +13,7 @@ from scripts_under_test import Done, run_script
 
 from mless_interp.ground_truth.planted import planted_model
 from mless_interp.heads import Head
-from mless_interp.models.base import site
+from mless_interp.models.sites import site
 from mless_interp.patching.dose import DoseResponse, dose_response, slope_in_log_dose
 from mless_interp.patching.sweep import patch_heads
 from mless_interp.prompts.insertions import Insertion

@@ -8,7 +8,9 @@ from conftest import BACKENDS
 from models_under_test import loaded, logits_of, pairs_for
 
 from mless_interp.heads import Head
-from mless_interp.models.base import AttentionRule, Inputs, Model
+from mless_interp.models.base import Model
+from mless_interp.models.info import AttentionRule
+from mless_interp.models.inputs import Inputs
 from mless_interp.patching.interventions import (
     INTERVENTIONS,
     EdgeNoise,
@@ -132,7 +134,7 @@ def test_a_knockout_stays_active_while_generating(tiny_model_dir: Any) -> None:
         mask = ~(inside[None, :] & ~inside[:, None])[None, None]
         logits = model.run(tokens, attention_mask=mask, logits_at="last").logits
         tokens = torch.cat([tokens, logits[:, -1].argmax(-1, keepdim=True)], 1)
-    assert torch.equal(with_knockout, tokens[:, inputs.tokens.shape[1] :])
+    assert torch.equal(with_knockout, tokens[:, inputs.n_tokens :])
     plain = generate(model, inputs, max_new_tokens=steps)
     first = int(plain[0, 0])
     assert generate(model, inputs, max_new_tokens=steps, stop_ids=[first]).tolist() == [[first]]

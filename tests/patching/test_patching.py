@@ -11,7 +11,8 @@ from models_under_test import loaded, logits_of, pairs_for, problems
 
 from mless_interp.ground_truth.planted import planted_model
 from mless_interp.heads import Head
-from mless_interp.models.base import Model, site
+from mless_interp.models.base import Model
+from mless_interp.models.sites import site
 from mless_interp.patching.interventions import INTERVENTIONS, Gate, MatchedMassKnockout
 from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.patching.scores import PatchScores

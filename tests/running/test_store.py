@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from mless_interp.heads import Head
-from mless_interp.models.base import ModelInfo
+from mless_interp.models.info import ModelInfo
 from mless_interp.patching.scores import PatchScores
 from mless_interp.running.checkpoint import Checkpoint
 from mless_interp.running.store import load, new_folder, provenance, refuse_existing, save

@@ -12,7 +12,7 @@ from models_under_test import loaded, pairs_for
 import mless_interp as mi
 from mless_interp.heads import Head
 from mless_interp.metrics.received import received_attention, uniform_received
-from mless_interp.models.base import site
+from mless_interp.models.sites import site
 from mless_interp.scores import AttentionProfile, attention_profile
 from mless_interp.views.plots import Picture
 
@@ -111,7 +111,7 @@ def test_profiles_equal_the_formula_on_whole_patterns(
     made = attention_profile(model, [pair], rows=rows, progress=False)
     for condition in ("base", "inserted"):
         inputs = pair.condition(condition)
-        n = inputs.tokens.shape[1]
+        n = inputs.n_tokens
         names = [site(layer, "attn.hook_pattern") for layer in range(3)]
         captured = model.run(inputs.tokens, capture=dict.fromkeys(names), logits_at="none").captured
         sink = torch.arange(n) == 0 if pair.base.segments[0] == "bos" else None

@@ -14,7 +14,9 @@ from mless_interp.ground_truth.planted import planted_model
 from mless_interp.heads import Head
 from mless_interp.metrics import attention, entropy, flow, outputs, received, segments
 from mless_interp.metrics import recovery as profiles
-from mless_interp.models.base import LeanAttentionError, Model, site
+from mless_interp.models.base import Model
+from mless_interp.models.info import LeanAttentionError
+from mless_interp.models.sites import site
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import PromptPair, make_pairs
 from mless_interp.prompts.problems import Problem
@@ -76,9 +78,7 @@ def patterns_of(model: Model, pair: PromptPair, condition: str) -> list[torch.Te
     names = [site(layer, "attn.hook_pattern") for layer in range(model.info.n_layers)]
     inputs = pair.condition(condition)
     captured = model.run(
-        inputs.tokens,
-        position_ids=inputs.position_ids,
-        attention_mask=inputs.attention_mask,
+        inputs,
         capture=dict.fromkeys(names),
         logits_at="none",
     ).captured

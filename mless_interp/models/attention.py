@@ -1,0 +1,69 @@
+"""The arithmetic of attention: who may see whom, scores from rotated queries and keys, values mixed by a pattern."""
+
+import torch
+from einops import rearrange, repeat
+from torch import Tensor
+
+from .info import AttentionRule
+
+
+def visibility(
+    n_tokens: int,
+    *,
+    window: int | None = None,
+    position_ids: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """Who may see whom in one layer: causality AND the layer's window AND the input's mask, boolean `[b, 1|H, T, T]`.
+
+    Causality is by index. A sliding window of `w` shows the query itself and the `w - 1` positions before it, counted on
+    position ids where they are given (methods: otherwise the gap condition would not equal the masked one). A query
+    that could see nothing sees itself, so that no row is empty.
+    """
+    index = torch.arange(n_tokens, device=device)
+    visible = (index[:, None] >= index[None, :])[None, None]
+    if window is not None:
+        positions = index[None] if position_ids is None else position_ids.to(device)
+        visible = visible & (positions[:, None, :, None] - positions[:, None, None, :] < window)
+    if attention_mask is not None:
+        visible = visible & attention_mask.to(device)
+    alone = ~visible.any(-1, keepdim=True)
+    return visible | (alone & torch.eye(n_tokens, dtype=torch.bool, device=device))
+
+
+def masked_scores(q: Tensor, k: Tensor, visible: Tensor, rule: AttentionRule) -> Tensor:
+    """Attention scores `[b, H, dest, src]` (-inf where not visible) from rotated q `[b, dest, H, d]`, k `[b, src, KV, d]`.
+
+    Grouped-query attention: query head h reads kv head h // (H / KV). `visible` is boolean `[b|1, H|1, dest, src]`.
+    """
+    grouped = rearrange(q, "b dest (kv group) d -> b kv (group dest) d", kv=k.shape[2])
+    scores = grouped @ rearrange(k, "b src kv d -> b kv d src")
+    return finished_scores(
+        rearrange(scores, "b kv (group dest) src -> b (kv group) dest src", dest=q.shape[1]), visible, rule
+    )
+
+
+def finished_scores(scores: Tensor, visible: Tensor, rule: AttentionRule) -> Tensor:
+    """Products of q and k, scaled, soft-capped, -inf where not visible."""
+    scores = scores * rule.scale
+    if rule.softcap is not None:
+        scores = torch.tanh(scores / rule.softcap) * rule.softcap
+    return scores.masked_fill(~visible, -torch.inf)
+
+
+def softmax(scores: Tensor) -> Tensor:
+    """Softmax over the last axis, in float32 for half precision."""
+    return torch.softmax(scores, -1, dtype=torch.float32 if scores.element_size() < 4 else None).to(scores.dtype)
+
+
+def mix_values(pattern: Tensor, v: Tensor) -> Tensor:
+    """Head outputs z `[b, dest, H, d]` = pattern `[b, H, dest, src]` times v `[b, src, KV, d]` of each head's kv group."""
+    grouped = rearrange(pattern, "b (kv group) dest src -> b kv (group dest) src", kv=v.shape[2])
+    z = grouped @ rearrange(v, "b src kv d -> b kv src d")
+    return rearrange(z, "b kv (group dest) d -> b dest (kv group) d", dest=pattern.shape[2])
+
+
+def values_of_heads(v: Tensor, n_heads: int) -> Tensor:
+    """Values `[H, src, d]` of every query head from those of its kv group, `[src, KV, d]`."""
+    return repeat(v, "src kv d -> (kv group) src d", group=n_heads // v.shape[1])

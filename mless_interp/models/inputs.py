@@ -1,0 +1,107 @@
+"""What goes into a model and what comes out: inputs, runs, recordings."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Reducer = Callable[[Tensor], Any] | None
+"""What to keep of an activation, computed inside the forward pass; None keeps all of it."""
+Edit = Callable[[Tensor], Tensor]
+"""A pure function from an activation to the one that takes its place."""
+LogitsAt = Literal["all", "last", "none"] | Sequence[int] | Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """One model input: token ids with the positions and visibility that a condition gives them.
+
+    `tokens` `[batch, token]`; `position_ids` `[batch, token]` (None: 0, 1, 2, ...); `attention_mask` boolean
+    `[batch, 1 or head, dest, src]`, True = visible (None: causal only).
+    """
+
+    tokens: Tensor
+    position_ids: Tensor | None = None
+    attention_mask: Tensor | None = None
+
+    @classmethod
+    def stacked(cls, inputs: Sequence["Inputs"]) -> "Inputs":
+        """Inputs of equal length and kind as one batch."""
+        join = lambda parts: None if parts[0] is None else torch.cat(parts)  # noqa: E731
+        return cls(
+            torch.cat([each.tokens for each in inputs]),
+            join([each.position_ids for each in inputs]),
+            join([each.attention_mask for each in inputs]),
+        )
+
+    @property
+    def batch(self) -> int:
+        return self.tokens.shape[0]
+
+    @property
+    def n_tokens(self) -> int:
+        return self.tokens.shape[-1]
+
+    @property
+    def plain(self) -> bool:
+        """Nothing but causal attention at positions 0, 1, 2, ..."""
+        return self.position_ids is None and self.attention_mask is None
+
+    @property
+    def positions(self) -> Tensor:
+        """Position ids `[batch, token]` as numbers."""
+        if self.position_ids is not None:
+            return self.position_ids
+        return torch.arange(self.n_tokens, device=self.tokens.device).expand(self.tokens.shape)
+
+    @property
+    def unmasked(self) -> "Inputs":
+        """The same tokens at the same positions, without the mask."""
+        return Inputs(self.tokens, self.position_ids)
+
+    def to(self, device: torch.device | str) -> "Inputs":
+        """The same input on another device."""
+        return self._each(lambda x: x.to(device))
+
+    def repeated(self, rows: int) -> "Inputs":
+        """Every prompt of the batch `rows` times, one beside the other."""
+        return self._each(lambda x: x.repeat_interleave(rows, 0) if len(x) == self.batch else x)
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Inputs":
+        known = lambda x: None if x is None else change(x)  # noqa: E731
+        return Inputs(change(self.tokens), known(self.position_ids), known(self.attention_mask))
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What a forward pass gave: `logits` `[batch, read, vocab]` (None if not asked for) and `captured[hook name]`."""
+
+    logits: Tensor | None
+    captured: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """Everything of a run that a replay from position `start` on needs, per layer.
+
+    `resid_pre`, `q`, `z` hold the positions from `start` on: `[batch, changed, ...]`; `k` (rotated) and `v` hold every
+    position: `[batch, token, kv_head, d_head]`. `masks[l]` is the boolean visibility `[batch, 1|head, changed, token]` of
+    layer `l`: causality, its own sliding window and the input's mask together. Where the backend does not show rotated
+    queries and keys, `resid_pre`, `q`, `k` and `v` are empty and a replay runs whole forward passes.
+    """
+
+    inputs: Inputs
+    start: int
+    logits: Tensor | None
+    resid_pre: tuple[Tensor, ...]
+    q: tuple[Tensor, ...]
+    k: tuple[Tensor, ...]
+    v: tuple[Tensor, ...]
+    z: tuple[Tensor, ...]
+    masks: tuple[Tensor, ...]
+
+    @property
+    def n_tokens(self) -> int:
+        return self.inputs.n_tokens
