@@ -6,13 +6,16 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm
 
-from ..statistics import Interval, cohen_dz, mcnemar, paired_bootstrap_difference, sample_size, sign_flip
+from ..running.registry import savable
+from ..running.results import Result
+from ..statistics import CONFIDENCE, Interval, cohen_dz, mcnemar, paired_bootstrap_difference, sample_size, sign_flip
 from .intervals import mean_run
 
 ALPHA, POWER = 0.05, 0.8
 NO_CHANGE = "no problem changed: exact bound"
 
 
+@savable
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """The second condition against the first.
@@ -102,7 +105,7 @@ def _points(share: float) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparisons:
+class Comparisons(Result):
     """Several conditions against one reference; `p_holm` are corrected over them."""
 
     reference: str
@@ -139,7 +142,7 @@ def compare_answers(
     grader: str,
     n_tests: int = 1,
     seed: int = 0,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
 ) -> Comparison:
     """Compare right (1) and wrong (0) answers `[problem, sample]`, NaN where not run, of two conditions.
 

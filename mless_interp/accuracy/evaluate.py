@@ -126,13 +126,14 @@ def evaluate_accuracy(
             stacklevel=2,
         )
     golds = {problem.id: problem.answer for problem in asked}
+    answers: dict[str, dict[str, Any]] = {}
     with progress_bar(len(asked) * len(chosen) * n_samples, "answers", enabled=progress) as bar:
         for run in runs:
-            _answer(model, run, golds, n_samples, running, batch_size, saved, bar)
+            answers |= _answer(model, run, golds, n_samples, running, batch_size, saved, bar)
     places = [(run.condition.name, problem, n) for run in runs for problem in golds for n in range(n_samples)]
     return AccuracyResults.from_rows(
         [
-            {"condition": condition, "problem": problem, "sample": n} | saved.get(_line(condition, problem, n))
+            {"condition": condition, "problem": problem, "sample": n} | answers[_line(condition, problem, n)]
             for condition, problem, n in places
         ],
         problem_ids=[problem.id for problem in asked],
@@ -162,11 +163,13 @@ def _answer(
     batch_size: int | None,
     saved: Checkpoint,
     bar: Any,
-) -> None:
-    """All answers of one condition, onto the disk as they end."""
+) -> dict[str, dict[str, Any]]:
+    """All answers of one condition by their line, onto the disk as they end."""
     name = run.condition.name
     keys = {_key(problem, n): (problem, n) for problem in golds for n in range(n_samples)}
-    done = {key for key, (problem, n) in keys.items() if saved.get(_line(name, problem, n)) is not None}
+    kept = {key: saved.get(_line(name, *place)) for key, place in keys.items()}
+    done = {key for key, answer in kept.items() if answer is not None}
+    found = {_line(name, *keys[key]): kept[key] for key in done}
     bar.update(len(done))
 
     def keep(finished: dict[str, Completion]) -> None:
@@ -174,7 +177,8 @@ def _answer(
         for key, completion in finished.items():
             problem, n = keys[key]
             lines[_line(name, problem, n)] = _graded(completion, model.tokenizer, golds[problem])
-        saved.put_many(lines)
+        saved.put(lines)
+        found.update(lines)
         bar.update(len(lines))
 
     requests = [
@@ -183,6 +187,7 @@ def _answer(
         for n in range(n_samples)
     ]
     complete_all(model, requests, run.decoding, engine, batch_size=batch_size, skip=done, on_finished=keep)
+    return found
 
 
 def _graded(completion: Completion, tokenizer: Any, gold: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..heads import Head
+from ..running.results import Result
 from ..statistics import TwoGroups, max_t_two_groups
 
 CHANGES = ("any", "lost", "gained")
@@ -14,7 +15,7 @@ _WORDS = {1.0: "gained", -1.0: "lost", 0.0: "same"}
 
 
 @dataclass(frozen=True, eq=False)
-class LinkedAccuracy:
+class LinkedAccuracy(Result):
     """Scores of heads on the problems whose answers were graded under a reference and other conditions.
 
     `scores[metric]` is `[problem, head]`; `right[condition]` `[problem]` is 1 where most samples are right, 0 where not, NaN

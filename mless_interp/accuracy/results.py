@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from ..grading.graders import GRADERS
-from ..statistics import Interval, holm, pass_at_k
+from ..running.results import Result
+from ..statistics import CONFIDENCE, Interval, holm, pass_at_k
 from .comparisons import Comparison, Comparisons, compare_answers
 from .intervals import accuracy_interval, mean_run
 from .linked import LinkedAccuracy, link
@@ -17,7 +18,7 @@ ROW = ("problem", "condition", "sample", "completion", *GRADERS, "boxed", "decid
 
 
 @dataclass(frozen=True, eq=False)
-class AccuracyResults:
+class AccuracyResults(Result):
     """Graded answers of the same problems under several conditions.
 
     `correct[grader]`, `boxed`, `cut_off` (1 or 0) and `n_tokens` (length of the completion) are `[problem, condition,
@@ -36,7 +37,7 @@ class AccuracyResults:
     golds: tuple[str, ...] = ()
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
-    confidence: float = 0.95
+    confidence: float = CONFIDENCE
 
     def __post_init__(self) -> None:
         check_names(self.problem_ids, "problem id")

@@ -16,6 +16,7 @@ from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, make_pairs
 from ..prompts.problems import Problem
 from ..running.progress import progress_bar
+from ..running.registry import savable
 from . import IDENTITIES, Case, Finding, Identity, tolerance_of, worst
 
 PASS, FAIL, NOT_APPLICABLE = "pass", "fail", "not applicable"
@@ -28,6 +29,7 @@ UNITS = (" /", "/", " ?", " .", "a")
 N_TOKENS = 12
 
 
+@savable
 @dataclass(frozen=True)
 class Verdict:
     """One line of a certificate; `error` and `tolerance` are shares of the largest value compared (NaN: not measured)."""
@@ -40,6 +42,7 @@ class Verdict:
     reason: str = ""
 
 
+@savable
 @dataclass(frozen=True, eq=False)
 class Certificate:
     """What `certify_model` found, line by line; `passed` if nothing failed."""

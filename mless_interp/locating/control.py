@@ -1,61 +1,23 @@
 """What a claim about heads is held against: other insertions, other attention, the gap alone, other heads."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..heads import Head
-from ..models.base import Model
 from ..patching.interventions import MatchedMassKnockout
-from ..patching.joint import JointKnockout, joint_knockout
-from ..patching.scores import PatchScores
+from ..patching.prepared import Prepared, prepare
+from ..patching.sweep import Sweep, sweep_heads
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, make_pairs
 from ..statistics import max_t_sign_flip
-from .located import MEASURES
+from .measure import MEASURES, SIGN, Measured, measure
 
-Sweep = Callable[..., PatchScores]
-"""`sweep(name, pairs, heads, **options)`: an exact sweep with its checkpoint."""
 LEAST_MATCHED = 8
 """A matched-mass knockout is tested where it is defined on this many problems and on half of them (on all if fewer)."""
-
-
-@dataclass(frozen=True, eq=False)
-class Measured:
-    """The four measures `[problem, head]`, each with the sign of the insertion's effect, and the total `[problem]`."""
-
-    values: dict[str, np.ndarray]
-    total: np.ndarray
-    patches: PatchScores
-
-
-def measures(sweep: Sweep, name: str, pairs: Sequence[PromptPair], heads: Sequence[Head]) -> Measured:
-    """Four exact sweeps, as `LocatedHeads` defines its measures; layer 0 mediates exactly nothing (I7)."""
-    layer, head = ([getattr(h, part) for h in heads] for part in ("layer", "head"))
-    runs = {
-        (edit, direction): sweep(f"{name}-{edit}-{direction}", pairs, heads, edit=edit, direction=direction)
-        for edit in ("knockout", "z")
-        for direction in ("denoising", "noising")
-    }
-    sign = {"denoising": -1.0, "noising": 1.0}
-    effect = {key: sign[key[1]] * run.effect[:, layer, head] for key, run in runs.items()}
-    first = np.array(layer) == 0
-    mediated = {d: effect["z", d] - effect["knockout", d] for d in sign}
-    for values in mediated.values():
-        values[:, first] = 0.0  # exactly, whatever rounding says
-    return Measured(
-        {
-            "knockout": effect["knockout", "denoising"],
-            "edge_noise": effect["knockout", "noising"],
-            "mediated_removed": mediated["denoising"],
-            "mediated_added": mediated["noising"],
-        },
-        runs["z", "noising"].total_effect,
-        runs["z", "denoising"],
-    )
 
 
 def check_controls(pairs: Sequence[PromptPair]) -> None:
@@ -73,91 +35,72 @@ def check_controls(pairs: Sequence[PromptPair]) -> None:
             )
 
 
-def gap_alone(sweep: Sweep, pairs: Sequence[PromptPair], named: Sequence[Head], spare: Head) -> dict[str, np.ndarray]:
-    """What the shift of positions does with nothing inserted (C0 -> C2), and each named head's part in it.
+class Controls:
+    """The controls of one experiment: the same problems under other circumstances; short-lived.
 
-    `shift_total` `[problem]`; `shift_removed`, `shift_added` `[problem, named]`: z patches under contrast "shift", denoising
-    and noising, in the sign of the shift's own effect. `spare` is patched where no head is named, for the total.
+    Every sweep has a file of its own in `folder`, if there is one.
     """
-    heads = tuple(named) or (spare,)
-    runs = {
-        direction: sweep(f"shift-z-{direction}", pairs, heads, contrast="shift", edit="z", direction=direction)
-        for direction in (("denoising", "noising") if named else ("noising",))
-    }
-    found = {"shift_total": runs["noising"].total_effect}
-    if named:
-        at = (slice(None), [head.layer for head in named], [head.head for head in named])
-        found |= {"shift_removed": -runs["denoising"].effect[at], "shift_added": runs["noising"].effect[at]}
-    return found
 
+    def __init__(self, prepared: Prepared, *, folder: Path | None, progress: bool, seed: int) -> None:
+        self.prepared, self.folder, self.progress, self.seed = prepared, folder, progress, seed
 
-def other_insertions(
-    model: Model, sweep: Sweep, pairs: Sequence[PromptPair], named: Sequence[Head], draws: int, seed: int
-) -> tuple[dict[str, np.ndarray], str | None]:
-    """Effects of the named heads `[problem, named]` where something else is inserted: same place, length and problems.
+    def _options(self, name: str) -> dict[str, Any]:
+        file = None if self.folder is None else self.folder / f"{name}.jsonl"
+        return {"checkpoint": file, "progress": self.progress, "seed": self.seed}
 
-    Random sentences (mean over draws within each problem), Mful, and as much attention taken elsewhere. The second value
-    says why Mful was left out, if it was.
-    """
-    first = pairs[0].insertion
-    n_tokens = pairs[0].n_inserted
-    place: dict[str, Any] = {"before": first.before, "after": first.after, "at": first.at}
-    problems = [pair.problem for pair in pairs]
-    template = pairs[0].template
+    def gap_alone(self, named: Sequence[Head], spare: Head) -> dict[str, np.ndarray]:
+        """What the shift of positions does with nothing inserted (C0 -> C2), and each named head's part in it.
 
-    def under(insertion: Insertion, name: str) -> Measured:
-        made = replace(insertion, **place)
-        return measures(sweep, name, make_pairs(model, problems, made, template=template), named)
+        `shift_total` `[problem]`; `shift_removed`, `shift_added` `[problem, named]`: z patches under contrast "shift",
+        denoising and noising, in the sign of the shift's own effect. `spare` is patched where no head is named, for the
+        total.
+        """
+        directions = ("denoising", "noising") if named else ("noising",)
+        sweeps = {direction: Sweep.named("shift", direction) for direction in directions}
+        runs = sweep_heads(self.prepared, sweeps, tuple(named) or (spare,), **self._options("shift"))
+        found = {"shift_total": runs["noising"].total_effect}
+        if named:
+            names = {"shift_removed": "denoising", "shift_added": "noising"}
+            found |= {name: SIGN[direction] * runs[direction].per_head for name, direction in names.items()}
+        return found
 
-    found: dict[str, np.ndarray] = {}
-    sentences = [
-        under(Insertion.random_sentence(n_tokens, seed=seed, draw=draw), f"random-{draw}").values
-        for draw in range(draws)
-    ]
-    for measure in MEASURES:
-        found[f"random_{measure}"] = np.mean([values[measure] for values in sentences], axis=0)
-    left_out = None
-    meaningful = Insertion.meaningful("he", n_tokens)
-    if (first.kind, first.unit) == (meaningful.kind, meaningful.unit):
-        left_out = "it is the insertion under study"
-    else:
-        try:
-            mful = under(meaningful, "mful").values
-            found |= {f"mful_{measure}": mful[measure] for measure in MEASURES}
-        except ValueError as error:
-            left_out = str(error)
-    at = (slice(None), [head.layer for head in named], [head.head for head in named])
-    matched = sweep("matched-mass", pairs, named, edit=MatchedMassKnockout(seed=seed))
-    found["matched_mass"] = -matched.effect[at]
-    return found, left_out
+    def other_insertions(self, named: Sequence[Head], draws: int) -> tuple[dict[str, np.ndarray], str | None]:
+        """Effects of the named heads `[problem, named]` where something else is inserted: same place and length.
 
+        Random sentences (mean over draws within each problem), Mful, and as much attention taken elsewhere. The second
+        value says why Mful was left out, if it was.
+        """
+        bare = self.prepared.bare
+        own, n_tokens = bare[0].insertion, bare[0].n_inserted
+        found: dict[str, np.ndarray] = {}
+        sentences = [
+            self._under(Insertion.random_sentence(n_tokens, seed=self.seed, draw=draw), f"random-{draw}", named).values
+            for draw in range(draws)
+        ]
+        for name in MEASURES:
+            found[f"random_{name}"] = np.mean([values[name] for values in sentences], axis=0)
+        left_out = None
+        meaningful = Insertion.meaningful("he", n_tokens)
+        if (own.kind, own.unit) == (meaningful.kind, meaningful.unit):
+            left_out = "it is the insertion under study"
+        else:
+            try:
+                values = self._under(meaningful, "mful", named).values
+                found |= {f"mful_{name}": values[name] for name in MEASURES}
+            except ValueError as error:
+                left_out = str(error)
+        sweeps = {"matched": Sweep.named(edit=MatchedMassKnockout(seed=self.seed))}
+        matched = sweep_heads(self.prepared, sweeps, named, **self._options("matched-mass"))["matched"]
+        found["matched_mass"] = SIGN["denoising"] * matched.per_head
+        return found, left_out
 
-def readers_together(
-    model: Model,
-    pairs: Sequence[PromptPair],
-    readers: Sequence[Head],
-    singles: np.ndarray,
-    *,
-    outcome: str,
-    n_random_sets: int,
-    folder: Path | None,
-    progress: bool,
-    seed: int,
-) -> JointKnockout | None:
-    """The named readers knocked out together, against random sets; None where there is no reader."""
-    if not readers:
-        return None
-    return joint_knockout(
-        model,
-        pairs,
-        readers,
-        outcome=outcome,
-        n_random_sets=n_random_sets,
-        singles=singles,
-        checkpoint=None if folder is None else folder / "random-sets.jsonl",
-        progress=progress,
-        seed=seed,
-    )
+    def _under(self, insertion: Insertion, name: str, named: Sequence[Head]) -> Measured:
+        """The four measures of the named heads with another insertion in the same place."""
+        model, bare = self.prepared.model, self.prepared.bare
+        own = bare[0].insertion
+        placed = replace(insertion, before=own.before, after=own.after, at=own.at)
+        pairs = make_pairs(model, [pair.problem for pair in bare], placed, template=bare[0].template)
+        return measure(prepare(model, pairs, self.prepared.outcome), named, **self._options(name))
 
 
 def specificity(

@@ -2,22 +2,23 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
-from ..heads import Head, check_heads
+from ..heads import Head
 from ..metrics.rankings import circuit_distance, circuit_performance
 from ..models.base import Model
-from ..patching.joint import gate_row, gated_outcomes
-from ..patching.outcomes import OUTCOMES, Outcome, named, resolution_of
-from ..patching.scores import interval_of
-from ..patching.sweep import checked_pairs, patch_heads
+from ..patching.joint import gate_row, gated_outcomes, single_knockouts
+from ..patching.outcomes import Outcome, resolution_of
+from ..patching.prepared import Prepared, prepare
 from ..prompts.pairs import PromptPair
-from ..running.progress import progress_bar
-from ..statistics import Interval, derive_generator, ratio_interval
-from .located import established
+from ..running.results import Result, tidy
+from ..statistics import Interval, derive_generator, mean_interval, ratio_interval
+from .judge import established
 
 FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """MIB's sizes of circuits, as shares of all heads."""
@@ -26,13 +27,14 @@ ABLATION = "attention to the span masked, renormalised"
 
 def circuit_curve(
     model: Model,
-    pairs: Iterable[PromptPair],
+    pairs: Iterable[PromptPair] | Prepared,
     ranking: Sequence[Head],
     *,
     outcome: str | Outcome = "answer_logprob",
     fractions: Sequence[float] = FRACTIONS,
     n_random: int = 20,
     joint_up_to: int = 32,
+    checkpoint: str | Path | None = None,
     progress: bool = True,
     seed: int = 0,
 ) -> "CircuitCurve":
@@ -50,20 +52,17 @@ def circuit_curve(
     ranking : best head first; heads that it leaves out follow in order of layer and head.
     fractions : sizes as shares of all heads, each in (0, 1]; those that give the same number of heads count once, and the
         empty and the whole set are always there.
+    checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
 
     Source: MIB, Mueller et al. 2025 (2504.13151), with attention to the span as what a circuit has or lacks; another
     ablation gives other curves (Miller et al. 2407.08734), so it is named in the result.
     """
-    read_outcome = named(outcome, OUTCOMES, "outcome", Outcome)
-    if read_outcome.needs_clean:
-        raise ValueError(f"a circuit curve needs a signed outcome such as 'answer_logprob', got {read_outcome.name!r}")
+    prepared = prepare(model, pairs, outcome, signed_for="a circuit curve")
     for what, number in (("n_random", n_random), ("joint_up_to", joint_up_to)):
         if number < 0:
             raise ValueError(f"{what} must be 0 or more, got {number}")
     info = model.info
-    given = check_heads(ranking, n_layers=info.n_layers, n_heads=info.n_heads)
-    if not given:
-        raise ValueError("the ranking is empty")
+    given = info.chosen(ranking, what="rank")
     order = (*given, *(head for head in info.heads if head not in set(given)))
     sizes = circuit_sizes(len(order), fractions)
     orders = {"ranking": order, "reversed": order[::-1]}
@@ -74,22 +73,28 @@ def circuit_curve(
     ends = [gate_row((), info, closed=False), gate_row(order, info, closed=False)]
     shut = [gate_row(order[:k], info, closed=True) for k in together]
     gates = torch.stack([*ends, *open_gates, *shut])
-    bare = checked_pairs(pairs)
-    values = np.full((len(bare), len(gates)), np.nan)
-    with progress_bar(len(bare), "growing circuits", enabled=progress) as bar:
-        for index, pair in enumerate(bare):
-            values[index] = gated_outcomes(model, pair.answered(read_outcome.appended), read_outcome, gates)
-            bar.update(1)
+    settings = {
+        "ablation": ABLATION,
+        "n_ranked": len(given),
+        "ranking": [str(head) for head in order],
+        "n_random": n_random,
+        "seed": seed,
+    }
+    values = gated_outcomes(
+        prepared,
+        gates,
+        label="growing circuits",
+        settings={**settings, "sizes": sizes.tolist(), "joint_sizes": together.tolist()},
+        checkpoint=checkpoint,
+        progress=progress,
+    )
     masked, inserted = values[:, 0], values[:, 1]
-    inner = values[:, 2 : 2 + len(open_gates)].reshape(len(bare), len(orders), -1)
+    inner = values[:, 2 : 2 + len(open_gates)].reshape(len(values), len(orders), -1)
     ends_of = [np.repeat(end[:, None, None], len(orders), 1) for end in (masked, inserted)]
     first = order[: int(together.max())] if len(together) else ()
-    singles = np.zeros((len(bare), 0))
-    if first:
-        run = patch_heads(model, bare, edit="knockout", outcome=read_outcome, heads=first, progress=progress, seed=seed)
-        singles = -run.effect[:, [head.layer for head in first], [head.head for head in first]]
+    singles = single_knockouts(prepared, first, progress=progress) if first else np.zeros((len(values), 0))
     return CircuitCurve(
-        problem_ids=tuple(pair.id for pair in bare),
+        problem_ids=prepared.ids,
         ranking=order,
         sizes=sizes,
         orders=tuple(orders),
@@ -97,16 +102,8 @@ def circuit_curve(
         joint_sizes=together,
         joint=inserted[:, None] - values[:, 2 + len(open_gates) :],
         singles=singles,
-        unit=read_outcome.unit,
-        settings={
-            "model": info.name,
-            "backend": info.backend,
-            "outcome": read_outcome.name,
-            "insertion": bare[0].insertion.label,
-            "ablation": ABLATION,
-            "n_ranked": len(given),
-            "resolution": resolution_of(info.dtype),
-        },
+        unit=prepared.outcome.unit,
+        settings={**settings, **prepared.settings, "resolution": resolution_of(info.dtype)},
         seed=seed,
     )
 
@@ -133,8 +130,8 @@ def same_layers(order: Sequence[Head], *, seed: int, draw: int) -> tuple[Head, .
     return tuple(shuffled[head.layer].pop() for head in order)
 
 
-@dataclass(frozen=True, eq=False)
-class CircuitCurve:
+@dataclass(frozen=True, eq=False, repr=False)
+class CircuitCurve(Result):
     """Outcomes of growing circuits, `values` `[problem, order, size]`, for the ranking, its reverse and random orders.
 
     `sizes` are numbers of heads that see the span, from 0 (masked) to all (inserted). `joint` `[problem, joint_size]` is
@@ -180,7 +177,7 @@ class CircuitCurve:
     def interval(self) -> Interval:
         """The ranking's faithfulness with its bootstrap interval over problems, `[size]` (no limits for one problem)."""
         if len(self.total) < 2:
-            return interval_of(self.faithfulness[None, 0], 0.95, self.seed)
+            return mean_interval(self.faithfulness[None, 0], seed=self.seed)
         return ratio_interval(self.values[:, 0] - self.values[:, 0, :1], self.total, seed=self.seed)
 
     @property
@@ -206,10 +203,8 @@ class CircuitCurve:
         """Joint knockout minus the sum of the single ones, `[problem, joint_size]`: above 0, they back each other up."""
         return self.joint - self.singles.cumsum(1)[:, self.joint_sizes - 1]
 
-    def summary(self) -> Any:
+    def summary(self) -> pd.DataFrame:
         """One row per size: the ranking's faithfulness with its interval, the reverse, the random orders' mean and range."""
-        import pandas as pd
-
         faithful, interval = self.faithfulness, self.interval
         random = faithful[2:] if len(faithful) > 2 else np.full((1, len(self.sizes)), np.nan)
         table = {
@@ -225,32 +220,24 @@ class CircuitCurve:
         }
         return pd.DataFrame(table)
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, order and size."""
-        import pandas as pd
+        axes = {"problem": self.problem_ids, "order": self.orders, "n_heads": self.sizes}
+        return tidy(axes, outcome=self.values)
 
-        grid = np.indices(self.values.shape).reshape(3, -1)
-        return pd.DataFrame(
-            {
-                "problem": np.array(self.problem_ids)[grid[0]],
-                "order": np.array(self.orders)[grid[1]],
-                "n_heads": self.sizes[grid[2]],
-                "outcome": self.values.ravel(),
-            }
-        )
-
-    def describe(self) -> str:
+    def sentences(self) -> list[str]:
         """What the first heads restore, against the reverse and random orders, and whether they add up."""
         s, total = self.settings, float(self.total.mean())
         words = [
             f"{s.get('insertion')}, {len(self.problem_ids)} problems, outcome {s.get('outcome')}; ablation: "
-            f"{s.get('ablation')}. Total effect {total:+.4f} {self.unit}."
+            f"{s.get('ablation')}.",
+            f"Total effect {total:+.4f} {self.unit}.",
         ]
         if not self.established:
             words.append(
                 "It is not established (its interval holds 0, or it is rounding), so there is no curve to draw."
             )
-            return " ".join(words)
+            return words
         cpr, cmd = self.cpr, self.cmd
         half = self.sizes[np.argmax(self.faithfulness[0] >= 0.5)]
         words.append(
@@ -268,8 +255,4 @@ class CircuitCurve:
                 f"Knocking out the first {k} together removes {self.joint[:, -1].mean():+.4f} {self.unit}, one by one "
                 f"{self.singles[:, :k].sum(1).mean():+.4f} in sum."
             )
-        return " ".join(words)
-
-    def __repr__(self) -> str:
-        table = self.summary().to_string(index=False, float_format=lambda x: f"{x:.4f}")
-        return f"{self.describe()}\n{table}"
+        return words

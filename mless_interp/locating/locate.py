@@ -1,34 +1,30 @@
-"""The experiment that names heads: exact sweeps in both directions, controls, corrected statistics."""
+"""The experiment that names heads: measured, judged, held against controls, put together."""
 
-import math
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..heads import Head, check_heads
+from ..heads import Head
 from ..models.base import Model
-from ..models.gradients import no_gradients_because, refuse_without_gradients
-from ..models.info import ModelError
-from ..patching.attribution import attribute_heads
-from ..patching.outcomes import OUTCOMES, resolution_of
-from ..patching.scores import PatchScores
-from ..patching.sweep import checked_pairs, patch_heads
+from ..patching.joint import JointKnockout, joint_knockout
+from ..patching.outcomes import outcome_named, resolution_of
+from ..patching.prepared import Prepared, prepare
+from ..prompts.conditions import one_of
 from ..prompts.pairs import PromptPair
-from ..statistics import max_t_sign_flip
-from .control import check_controls, gap_alone, measures, other_insertions, readers_together, specificity
-from .located import MEASURES, LocatedHeads, established
+from .control import Controls, check_controls, specificity
+from .judge import Judged, established, judge
+from .located import LocatedHeads
+from .measure import Measured, Way, chosen_way, measure, screened
 
-N_SCREENED = 64
-FEWEST_TO_SPLIT = 8
+MODES = ("auto", "exact", "screen")
 
 
 def locate_heads(
     model: Model,
-    pairs: Iterable[PromptPair],
+    pairs: Iterable[PromptPair] | Prepared,
     *,
     outcome: str = "answer_logprob",
     heads: Iterable[Head] | None = None,
@@ -73,263 +69,172 @@ def locate_heads(
     Source: methods §8; single-step max-T of Westfall & Young (1993). Differs from a plain patching sweep in that the
     problem is the unit of replication and every claim is about both directions.
     """
-    if mode not in ("auto", "exact", "screen"):
-        raise ValueError(f'mode must be "auto", "exact" or "screen", got {mode!r}')
-    allowed = ", ".join(name for name, known in OUTCOMES.items() if not known.needs_clean)
-    if outcome not in OUTCOMES:
-        raise ValueError(f"unknown outcome {outcome!r}; heads are located on one of {allowed}")
-    if OUTCOMES[outcome].needs_clean:
-        raise ValueError(
-            f"{outcome!r} is never negative, so its sign cannot be tested: locate heads on one of {allowed}"
-        )
-    if not 0 < alpha < 1 or smallest_effect < 0:
-        raise ValueError(
-            f"alpha must lie in (0, 1) and smallest_effect be 0 or more, got {alpha} and {smallest_effect}"
-        )
-    if controls and n_control_draws < 1:
-        raise ValueError(
-            f"n_control_draws must be 1 or more, got {n_control_draws}; controls=False leaves controls out"
-        )
-    if n_random_sets < 0:
-        raise ValueError(f"n_random_sets must be 0 or more, got {n_random_sets}")
+    rules = Rules(alpha, smallest_effect, n_permutations, n_control_draws, n_random_sets, controls, seed)
+    one_of(mode, dict.fromkeys(MODES), "mode")
     if not budget_seconds >= 0:
         raise ValueError(f"budget_seconds must be 0 or more, got {budget_seconds}")
-    bare = checked_pairs(pairs)
-    if len(bare) < 2:
-        raise ValueError(f"locating heads needs at least 2 problems (the unit of replication), got {len(bare)}")
+    prepared = prepare(model, pairs, outcome_named(outcome, signed_for="locating heads"))
+    if len(prepared.ids) < 2:
+        raise ValueError(f"locating heads needs at least 2 problems (the unit of replication), got {len(prepared.ids)}")
     if controls:
-        check_controls(bare)
-    family = check_heads(
-        model.info.heads if heads is None else heads, n_layers=model.info.n_layers, n_heads=model.info.n_heads
-    )
-    if not family:
-        raise ValueError("there are no heads to locate: heads is empty")
-    OUTCOMES[outcome].check([pair.answered(OUTCOMES[outcome].appended) for pair in bare])
+        check_controls(prepared.bare)
+    candidates = model.info.chosen(heads, what="locate")
     folder = None if checkpoint is None else Path(checkpoint)
-    exact, why, seconds = _chosen_mode(model, bare, family, outcome, mode, budget_seconds)
-    screened: tuple[Head, ...] | None = None
-    n_candidates = len(family)
-    if not exact:
-        discovery, bare = bare[::2], bare[1::2]
-        family = screened = _screen(model, discovery, family, outcome, progress)
+    way = chosen_way(prepared, candidates, mode=mode, budget_seconds=budget_seconds)
+    family = candidates
+    if not way.exact:
+        everything = range(len(prepared.ids))
+        discovery, prepared = prepared.only(everything[::2]), prepared.only(everything[1::2])
+        family = screened(discovery, candidates, progress=progress)
+    file = None if folder is None else folder / "mless.jsonl"
+    measured = measure(prepared, family, checkpoint=file, progress=progress, seed=seed)
+    judged = rules.judged(measured, family, resolution_of(model.info.dtype))
+    named = tuple(head for head, r, m in zip(family, judged.readers, judged.mediators, strict=True) if r or m)
+    held = rules.controlled(prepared, measured, judged, family, named, folder=folder, progress=progress)
+    settings = {
+        **prepared.settings,
+        **rules.settings,
+        **_way_settings(way, family, candidates, budget_seconds if mode == "auto" else None),
+        "mful_left_out": held.mful_left_out,
+        "resolution": resolution_of(model.info.dtype),
+    }
+    return _assembled(prepared, measured, judged, family, held, settings, seed)
 
-    def sweep(name: str, pairs: Sequence[PromptPair], over: Sequence[Head], **options: Any) -> PatchScores:
-        file = None if folder is None else folder / f"{name}.jsonl"
-        return patch_heads(
-            model, pairs, heads=over, outcome=outcome, checkpoint=file, progress=progress, seed=seed, **options
+
+@dataclass(frozen=True)
+class Rules:
+    """By what heads are named and what the named ones are held against; checked before anything runs."""
+
+    alpha: float
+    smallest_effect: float
+    n_permutations: int
+    n_control_draws: int
+    n_random_sets: int
+    controls: bool
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.alpha < 1 or not self.smallest_effect >= 0:
+            raise ValueError(
+                f"alpha must lie in (0, 1) and smallest_effect be 0 or more, got {self.alpha} and {self.smallest_effect}"
+            )
+        if self.controls and self.n_control_draws < 1:
+            raise ValueError(
+                f"n_control_draws must be 1 or more, got {self.n_control_draws}; controls=False leaves controls out"
+            )
+        if self.n_random_sets < 0:
+            raise ValueError(f"n_random_sets must be 0 or more, got {self.n_random_sets}")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {
+            "alpha": self.alpha,
+            "smallest_effect": self.smallest_effect,
+            "n_permutations": self.n_permutations,
+            "n_control_draws": self.n_control_draws if self.controls else 0,
+            "n_random_sets": self.n_random_sets if self.controls else 0,
+        }
+
+    def judged(self, measured: Measured, family: tuple[Head, ...], resolution: float) -> Judged:
+        """The verdicts; no head is named where the total effect is not established."""
+        found = judge(
+            measured.values,
+            family,
+            alpha=self.alpha,
+            smallest=self.smallest_effect * abs(float(measured.total.mean())),
+            n_permutations=self.n_permutations,
+            seed=self.seed,
         )
+        stands = established(measured.total, resolution=resolution, seed=self.seed)
+        return Judged(found.p, found.readers & stands, found.mediators & stands)
 
-    measured = measures(sweep, "mless", bare, family)
-    total = measured.total
-    stands = established(total, resolution=resolution_of(model.info.dtype), seed=seed)
-    verdict = judged(
-        measured.values,
-        family,
-        alpha=alpha,
-        smallest=smallest_effect * abs(float(total.mean())),
-        n_permutations=n_permutations,
-        seed=seed,
-    )
-    readers, mediators = verdict.readers & stands, verdict.mediators & stands
-    named = tuple(head for head, r, m in zip(family, readers, mediators, strict=True) if r or m)
-    controlled: dict[str, np.ndarray] = {}
-    mful_left_out, joint = None, None
-    if controls:
-        controlled = gap_alone(sweep, bare, named, family[0])
-    if controls and named:
-        others, mful_left_out = other_insertions(model, sweep, bare, named, n_control_draws, seed)
-        controlled |= others
-        joint = readers_together(
-            model,
-            bare,
-            [head for head, reads in zip(family, readers, strict=True) if reads],
-            measured.values["knockout"][:, readers],
-            outcome=outcome,
-            n_random_sets=n_random_sets,
-            folder=folder,
-            progress=progress,
-            seed=seed,
-        )
-    specific, p_specific = specificity(
-        measured.values,
-        family,
-        named,
-        readers,
-        controlled,
-        alpha=alpha,
-        n_permutations=n_permutations,
-        seed=seed,
-    )
-    return LocatedHeads(
-        problem_ids=tuple(pair.id for pair in bare),
-        heads=family,
-        values={name: measured.values[name] for name in MEASURES},
-        total=total,
-        readers=readers,
-        mediators=mediators,
-        p_reader=np.maximum(verdict.p["knockout"], verdict.p["edge_noise"]),
-        p_mediator=np.maximum(verdict.p["mediated_removed"], verdict.p["mediated_added"]),
-        tested=np.isfinite(verdict.p["knockout"]),
-        specific=specific,
-        patches=measured.patches,
-        controls=controlled,
-        unit=OUTCOMES[outcome].unit,
-        settings={
-            "model": model.info.name,
-            "backend": model.info.backend,
-            "outcome": outcome,
-            "insertion": bare[0].insertion.label,
-            "alpha": alpha,
-            "smallest_effect": smallest_effect,
-            "n_permutations": n_permutations,
-            "n_control_draws": n_control_draws if controls else 0,
-            "n_random_sets": n_random_sets if controls else 0,
-            "mful_left_out": mful_left_out,
-            "swept": "all heads on all problems, exactly"
-            if exact
-            else "heads screened on the other half of the problems",
-            "why": why,
-            "estimated_seconds": seconds,
-            "budget_seconds": budget_seconds if mode == "auto" else None,
-            "n_candidates": n_candidates,
-            "resolution": resolution_of(model.info.dtype),
-            "screened": None if screened is None else [str(head) for head in screened],
-        },
-        seed=seed,
-        p_specific=p_specific,
-        joint=joint,
-    )
-
-
-def _tested(values: np.ndarray, heads: Sequence[Head], measure: str) -> np.ndarray:
-    """Cells of the family: in layer 0 nothing can be mediated, and an effect that never varies cannot be tested."""
-    defined = np.isfinite(values).all(0)
-    deeper = (
-        np.array([head.layer > 0 for head in heads]) if measure.startswith("mediated") else np.ones(len(heads), bool)
-    )
-    varies = np.ptp(np.where(np.isfinite(values), values, 0), axis=0) > 0
-    return defined & deeper & varies
+    def controlled(
+        self,
+        prepared: Prepared,
+        measured: Measured,
+        judged: Judged,
+        family: tuple[Head, ...],
+        named: tuple[Head, ...],
+        *,
+        folder: Path | None,
+        progress: bool,
+    ) -> "Held":
+        """The named heads under other circumstances, and whether they are specific."""
+        values: dict[str, np.ndarray] = {}
+        left_out, joint = None, None
+        if self.controls:
+            made = Controls(prepared, folder=folder, progress=progress, seed=self.seed)
+            values = made.gap_alone(named, family[0])
+            if named:
+                others, left_out = made.other_insertions(named, self.n_control_draws)
+                values |= others
+            if judged.readers.any():
+                joint = joint_knockout(
+                    prepared.model,
+                    prepared,
+                    [head for head, reads in zip(family, judged.readers, strict=True) if reads],
+                    outcome=prepared.outcome,
+                    n_random_sets=self.n_random_sets,
+                    singles=measured.values["knockout"][:, judged.readers],
+                    checkpoint=None if folder is None else folder / "random-sets.jsonl",
+                    progress=progress,
+                    seed=self.seed,
+                )
+        options: dict[str, Any] = {"alpha": self.alpha, "n_permutations": self.n_permutations, "seed": self.seed}
+        specific, p = specificity(measured.values, family, named, judged.readers, values, **options)
+        return Held(values, specific, p, joint, left_out)
 
 
 @dataclass(frozen=True, eq=False)
-class Verdict:
-    """What the tests say of every head of a family: corrected p-values per measure (NaN: not tested) and the kinds."""
+class Held:
+    """What came of the controls: effects by name, whether each head is specific, the readers as a set."""
 
-    p: dict[str, np.ndarray]
-    readers: np.ndarray
-    mediators: np.ndarray
-
-
-def judged(
-    values: dict[str, np.ndarray],
-    heads: Sequence[Head],
-    *,
-    alpha: float = 0.05,
-    smallest: float = 0.0,
-    n_permutations: int = 10_000,
-    seed: int = 0,
-) -> Verdict:
-    """The statistics of `locate_heads`, from measures `[problem, head]` on: one max-T test each over the whole family."""
-    p = {}
-    for name in MEASURES:
-        tested = _tested(values[name], heads, name)
-        p[name] = np.full(len(heads), np.nan)
-        if tested.any():
-            test = max_t_sign_flip(values[name], n_permutations=n_permutations, seed=seed, alpha=alpha, tested=tested)
-            p[name] = test.p_corrected
-
-    def passing(first: str, second: str) -> np.ndarray:
-        means = values[first].mean(0), values[second].mean(0)
-        agree = np.sign(means[0]) == np.sign(means[1])
-        for name, mean in zip((first, second), means, strict=True):
-            agree = agree & (np.nan_to_num(p[name], nan=1.0) < alpha) & (np.abs(mean) >= smallest)
-        return agree
-
-    return Verdict(p, passing("knockout", "edge_noise"), passing("mediated_removed", "mediated_added"))
+    values: dict[str, np.ndarray]
+    specific: np.ndarray
+    p_specific: np.ndarray
+    joint: JointKnockout | None
+    mful_left_out: str | None
 
 
-def _chosen_mode(
-    model: Model, pairs: Sequence[PromptPair], heads: Sequence[Head], outcome: str, mode: str, budget: float
-) -> tuple[bool, str, float | None]:
-    """(whether to sweep exactly, why, the estimated seconds of the four sweeps if there was an estimate)."""
-    seconds = None
-    if mode == "exact":
-        return True, "as asked for", seconds
-    if mode == "auto":
-        if len(heads) <= N_SCREENED:
-            return True, f"{len(heads)} heads, no more than screening would keep ({N_SCREENED})", seconds
-        seconds = estimated_seconds(model, pairs, heads, outcome)
-        estimate = f"the four exact sweeps are estimated at {_duration(seconds)}"
-        if seconds <= budget:
-            return True, f"{estimate}, within the budget of {_duration(budget)}", seconds
-        why = f"{estimate}, above the budget of {_duration(budget)}"
-        ways = f"{why}; raise budget_seconds, or choose mode='exact' to sweep whatever it takes"
-        obstacle = no_gradients_because(model)
-        if obstacle is not None:
-            raise ModelError(f"heads cannot be screened: {obstacle}. But {ways}")
-    else:
-        refuse_without_gradients(model, 'locate_heads(mode="screen")')
-        why, ways = "as asked for", "choose mode='exact'"
-    if len(pairs) < FEWEST_TO_SPLIT:
-        raise ValueError(
-            f"screening splits the problems in two halves and needs at least {FEWEST_TO_SPLIT}, got {len(pairs)}: give "
-            f"more problems. {ways[0].upper()}{ways[1:]}"
-        )
-    return False, why, seconds
+def _way_settings(
+    way: Way, family: tuple[Head, ...], candidates: tuple[Head, ...], budget: float | None
+) -> dict[str, Any]:
+    exactly, halved = "all heads on all problems, exactly", "heads screened on the other half of the problems"
+    return {
+        "swept": exactly if way.exact else halved,
+        "why": way.why,
+        "estimated_seconds": way.estimated_seconds,
+        "budget_seconds": budget,
+        "n_candidates": len(candidates),
+        "screened": None if way.exact else [str(head) for head in family],
+    }
 
 
-def estimated_seconds(
-    model: Model,
-    pairs: Sequence[PromptPair],
-    heads: Sequence[Head],
-    outcome: str,
-    *,
-    clock: Callable[[], float] | None = None,
-) -> float:
-    """Seconds that the four exact sweeps over all problems would take, from small sweeps of the first problem.
-
-    The sweeps' arithmetic is rows times the layers that remain, so the sample has the same number of heads in each layer
-    (first one, then four): the line through the two times has the cost of the two runs as its intercept and that of a
-    head as its slope. Problems count by their tokens after the insertion.
-    """
-    now = clock or time.perf_counter
-    layers: dict[int, list[Head]] = {}
-    for head in heads:
-        layers.setdefault(head.layer, []).append(head)
-
-    def timed(per_layer: int) -> tuple[int, float]:
-        sample = [head for members in layers.values() for head in members[:per_layer]]
-        began = now()
-        patch_heads(model, pairs[:1], heads=sample, edit="knockout", outcome=outcome, progress=False)
-        return len(sample), now() - began
-
-    timed(1)  # first calls are slow
-    (few, short), (many, long) = timed(1), timed(4)
-    each = max(long - short, 0.0) / (many - few) if many > few else short / few
-    one = max(short - each * few, 0.0) + each * len(heads)
-    share = sum(pair.n_after for pair in pairs) / pairs[0].n_after
-    return 4 * one * share
-
-
-def _duration(seconds: float) -> str:
-    if not math.isfinite(seconds):
-        return "any length"
-    return (
-        f"{seconds:.3g} s"
-        if seconds < 120
-        else f"{seconds / 60:.3g} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.3g} h"
+def _assembled(
+    prepared: Prepared,
+    measured: Measured,
+    judged: Judged,
+    family: tuple[Head, ...],
+    held: Held,
+    settings: dict[str, Any],
+    seed: int,
+) -> LocatedHeads:
+    return LocatedHeads(
+        problem_ids=prepared.ids,
+        heads=family,
+        values=measured.values,
+        total=measured.total,
+        readers=judged.readers,
+        mediators=judged.mediators,
+        p_reader=np.maximum(judged.p["knockout"], judged.p["edge_noise"]),
+        p_mediator=np.maximum(judged.p["mediated_removed"], judged.p["mediated_added"]),
+        tested=np.isfinite(judged.p["knockout"]),
+        specific=held.specific,
+        patches=measured.patches,
+        controls=held.values,
+        unit=prepared.outcome.unit,
+        settings=settings,
+        seed=seed,
+        p_specific=held.p_specific,
+        joint=held.joint,
     )
-
-
-def _screen(
-    model: Model, pairs: Sequence[PromptPair], heads: Sequence[Head], outcome: str, progress: bool
-) -> tuple[Head, ...]:
-    """The union of the best by gate gradients (readers) and by attribution patching (mediators too), in order."""
-    chosen: set[Head] = set()
-    asked = set(heads)
-    for method in ("gate_ig", "atp"):
-        ranked = attribute_heads(model, pairs, method=method, outcome=outcome, verify=0, progress=progress).ranking()
-        chosen |= set([head for head in ranked if head in asked][: N_SCREENED // 2])
-    return tuple(sorted(chosen))

@@ -5,31 +5,30 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ..heads import Head
 from ..patching.joint import JointKnockout
-from ..patching.scores import PatchScores, interval_of
-from ..statistics import Interval, cohen_dz, sample_size
+from ..patching.scores import PatchScores
+from ..running.results import Result, Shown, ShownTable, as_text, head_map, interval_columns, tidy
+from ..statistics import Interval, cohen_dz, mean_interval, sample_size
+from .judge import established
+from .measure import MEASURES
 
-MEASURES = ("knockout", "edge_noise", "mediated_removed", "mediated_added")
 KINDS = ("reader", "mediator", "reader+mediator", "neither")
 CONTROLS = ("random", "mful", "matched_mass", "shift")
+READS = ("reader", "reader+mediator")
+NAMED_MARK = "outlined: named a reader or a mediator, corrected for testing many heads"
 CANNOT_SAY = (
     "What this cannot say: a teacher-forced log-probability is not generated accuracy; the content contrast does not see "
     "heads that only respond to the shift of positions (contrast='shift' in patch_heads is there for them); heads are "
     "edited one at a time, so those that stand in for each other may all go unnamed, and a head that is not named is not "
-    "shown to do nothing; all of it holds for this model, this insertion and problems like these."
+    "shown to do nothing; all of it holds for this model, this insertion and problems like these.",
 )
 
 
-def established(total: np.ndarray, *, resolution: float, seed: int = 0) -> bool:
-    """Whether the insertion's effect `[problem]` is there: larger than rounding, and its 95 % interval does not hold 0."""
-    interval = interval_of(total, 0.95, seed)
-    return abs(float(interval.estimate)) > resolution and float(interval.low) * float(interval.high) > 0
-
-
-@dataclass(frozen=True, eq=False)
-class LocatedHeads:
+@dataclass(frozen=True, eq=False, repr=False)
+class LocatedHeads(Result):
     """The heads that carry the insertion's content effect, with everything that the claim rests on.
 
     `values[measure]` `[problem, head]` for the four measures (sign of the insertion's effect), `total` `[problem]`,
@@ -75,17 +74,15 @@ class LocatedHeads:
     @property
     def total_interval(self) -> Interval:
         """Mean content effect (inserted - masked) with its interval over problems."""
-        return interval_of(self.total, 0.95, self.seed)
+        return mean_interval(self.total, seed=self.seed)
 
-    def summary(self) -> Any:
+    def summary(self) -> pd.DataFrame:
         """One row per tested head, the named ones first, then by size.
 
         The columns of `PatchScores.summary()` for the z sweep, then kind, specific, corrected p-values, the four measures
         with intervals (in the sign of the insertion's own effect), their fractions of the total effect (NaN where that
         is not established), and, of named heads, the controls of `control_table`.
         """
-        import pandas as pd
-
         total = float(self.total_interval.estimate) if self.established else np.nan
         unknown = np.full(len(self.heads), np.nan)
         columns: dict[str, Any] = dict(self.patches.summary()) | {
@@ -97,9 +94,7 @@ class LocatedHeads:
             "tested": self.tested,
         }
         for measure in MEASURES:
-            made = interval_of(self.values[measure], 0.95, self.seed)
-            name = f"{measure}_effect"
-            columns |= {name: made.estimate, f"{name}_ci_low": made.low, f"{name}_ci_high": made.high}
+            columns |= interval_columns(f"{measure}_effect", mean_interval(self.values[measure], seed=self.seed))
         columns["knockout_fraction"] = columns["knockout_effect"] / total
         columns["mediated_fraction"] = columns["mediated_removed_effect"] / total + 0.0  # no -0 in layer 0
         table = pd.DataFrame(columns)
@@ -111,7 +106,7 @@ class LocatedHeads:
         )
         return table.loc[order.index].reset_index(drop=True)
 
-    def control_table(self) -> Any:
+    def control_table(self) -> pd.DataFrame:
         """One row per named head: its effect and the same measure under each control, with intervals over problems.
 
         A head that reads is measured by its knockout, another mediator by its mediated part (`mediated_removed`).
@@ -119,24 +114,22 @@ class LocatedHeads:
         (readers; `matched_mass_n` problems have enough); `shift`: the head's part in what the gap alone does. NaN where a
         control was not run or does not apply.
         """
-        import pandas as pd
-
         rows = []
         for at, (head, kind) in enumerate(self.found.items()):
             i = self.heads.index(head)
-            measure = "knockout" if "reader" in kind else "mediated_removed"
+            measure = "knockout" if kind in READS else "mediated_removed"
             used = {
                 "effect": self.values[measure][:, i],
                 "random": self._control(f"random_{measure}", at),
                 "mful": self._control(f"mful_{measure}", at),
-                "matched_mass": self._control("matched_mass", at) if "reader" in kind else None,
+                "matched_mass": self._control("matched_mass", at) if kind in READS else None,
                 "shift": self._control("shift_removed", at),
             }
             row: dict[str, Any] = {"label": str(head), "kind": kind}
             for name, values in used.items():
                 shown = np.full(len(self.total), np.nan) if values is None else values
                 known = shown[np.isfinite(shown)]
-                made = interval_of(known, 0.95, self.seed) if len(known) else None
+                made = mean_interval(known, seed=self.seed) if len(known) else None
                 label = name if name == "effect" else f"{name}_effect"
                 row[label] = np.nan if made is None else float(made.estimate)
                 if name != "effect":
@@ -157,111 +150,108 @@ class LocatedHeads:
         found = self.controls.get(name)
         return None if found is None else found[:, at]
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem and head, with the four measures."""
-        import pandas as pd
+        return tidy({"problem": self.problem_ids, "label": [str(head) for head in self.heads]}, **self.values)
 
-        n = len(self.heads)
-        table = {
-            "problem": np.repeat(self.problem_ids, n),
-            "label": [str(head) for head in self.heads] * len(self.total),
-        }
-        table |= {measure: self.values[measure].ravel() for measure in MEASURES}
-        return pd.DataFrame(table)
-
-    def describe(self) -> str:
+    def sentences(self) -> list[str]:
         """What was found, what could not be told, how many problems more would be needed, what this cannot say."""
         s, total = self.settings, self.total_interval
         low, high = float(total.low), float(total.high)
-        words = [
+        found = [
             f"{s['insertion']}, {len(self.problem_ids)} problems, {len(self.heads)} heads tested ({s['swept']}), outcome "
-            f"{s['outcome']}. Total content effect {float(total.estimate):+.4f} {self.unit}, 95 % interval "
-            f"[{low:+.4f}, {high:+.4f}]. {self._mode_words()}".rstrip(),
+            f"{s['outcome']}.",
+            f"Total content effect {float(total.estimate):+.4f} {self.unit}, 95 % interval [{low:+.4f}, {high:+.4f}].",
+            *self._way_words(),
         ]
         if abs(float(total.estimate)) <= s["resolution"]:
-            words.append(
+            found.append(
                 f"That is no change at all (rounding reaches {s['resolution']:g}): the insertion's content does nothing to "
                 "this outcome, so no head is named."
             )
         elif not self.established:
-            words.append(
+            found.append(
                 "That interval holds 0: the insertion's content has no established effect here, so no head is named."
             )
-            words.append(self._total_power_words())
+            found += self._total_power_words()
         else:
-            words += self._named_words()
-        words.append(self._gap_words())
-        return "\n".join([word for word in words if word] + [CANNOT_SAY])
+            found += self._named_words()
+        return [*found, *self._gap_words(), *CANNOT_SAY]
 
-    def _mode_words(self) -> str:
+    def _way_words(self) -> list[str]:
         why, screened = self.settings.get("why"), self.settings.get("screened")
         if not why:
-            return ""
+            return []
         if screened is None:
-            return f"Swept exactly: {why}."
+            return [f"Swept exactly: {why}."]
         left = self.settings["n_candidates"] - len(screened)
-        return f"Screened by gradients: {why}. {left} heads ranked below and were not tested: nothing is known of them."
+        return [
+            f"Screened by gradients: {why}.",
+            f"{left} heads ranked below and were not tested: nothing is known of them.",
+        ]
 
     def _named_words(self) -> list[str]:
         s = self.settings
         smallest = s["smallest_effect"] * abs(float(self.total_interval.estimate))
-        found, words = self.found, []
-        if found:
-            named = [f"{head} ({head.paper_label} in the paper's counting): {kind}" for head, kind in found.items()]
-            words.append(f"Named: {'; '.join(named)}.")
-            words.append(self._specific_words())
+        if self.found:
+            named = [
+                f"{head} ({head.paper_label} in the paper's counting): {kind}" for head, kind in self.found.items()
+            ]
+            found = [f"Named: {'; '.join(named)}.", *self._specific_words()]
         else:
-            words.append("No head reaches significance and the smallest effect of interest in both directions.")
+            found = ["No head reaches significance and the smallest effect of interest in both directions."]
         if self.joint is not None:
-            words.append(f"Readers as a set: {self.joint.describe()}")
-        least = f"Smallest effect of interest: {smallest:.4f} {self.unit} ({s['smallest_effect']:.0%} of the total)."
-        words.append(f"{least} {self._power_words(smallest)}".rstrip())
-        return words
+            first, *rest = self.joint.sentences()
+            found += [f"Readers as a set: {first}", *rest]
+        found.append(
+            f"Smallest effect of interest: {smallest:.4f} {self.unit} ({s['smallest_effect']:.0%} of the total)."
+        )
+        return found + self._power_words(smallest)
 
-    def _specific_words(self) -> str:
+    def _specific_words(self) -> list[str]:
         if "matched_mass" not in self.controls:
-            return "Controls were not run, so whether they are specific is unknown."
+            return ["Controls were not run, so whether they are specific is unknown."]
         table = self.control_table()
         specific = table.loc[table["specific"] == 1, "label"]
-        words = f"Specific (more than random sentences of the same length): {', '.join(specific) or 'none'}."
-        reads = table["kind"].str.contains("reader")
+        found = [f"Specific (more than random sentences of the same length): {', '.join(specific) or 'none'}."]
+        reads = table["kind"].isin(READS)
         lacking = table.loc[reads & (table["matched_mass_n"] < len(self.total)), ["label", "matched_mass_n"]]
         if len(lacking):
             shown = ", ".join(f"{row.label} on {int(row.matched_mass_n)}" for row in lacking.itertuples())
-            words += (
-                f" Taking as much attention elsewhere is possible on fewer than all {len(self.total)} problems for {shown} "
+            found.append(
+                f"Taking as much attention elsewhere is possible on fewer than all {len(self.total)} problems for {shown} "
                 "(not enough other attention to take); where it is on too few, the random sentences alone decide."
             )
         if self.settings.get("mful_left_out"):
-            words += f" Mful was left out: {self.settings['mful_left_out'].rstrip('.')}."
-        return words
+            found.append(f"Mful was left out: {self.settings['mful_left_out'].rstrip('.')}.")
+        return found
 
-    def _gap_words(self) -> str:
+    def _gap_words(self) -> list[str]:
         """What the change of positions does with nothing inserted."""
         if "shift_total" not in self.controls:
-            return ""
+            return []
         shift = self.controls["shift_total"]
-        made = interval_of(shift, 0.95, self.seed)
+        made = mean_interval(shift, seed=self.seed)
         words = (
             f"Gap only (positions shifted as by the insertion, nothing inserted): {float(made.estimate):+.4f} {self.unit} "
             f"[{float(made.low):+.4f}, {float(made.high):+.4f}]"
         )
         if abs(float(made.estimate)) <= self.settings["resolution"]:
-            return f"{words}: no change at all."
-        return f"{words}{'' if established(shift, resolution=0.0, seed=self.seed) else ': not established'}."
+            return [f"{words}: no change at all."]
+        return [f"{words}{'' if established(shift, resolution=0.0, seed=self.seed) else ': not established'}."]
 
-    def _total_power_words(self) -> str:
+    def _total_power_words(self) -> list[str]:
         """For a total effect that is not established: the problems that 80 % power would take at this size."""
         d_z = float(cohen_dz(self.total))
         if not np.isfinite(d_z) or d_z == 0:
-            return ""
+            return []
         size = sample_size(d_z, method="t" if abs(d_z) > 0.02 else "normal")
-        return (
+        return [
             f"If it is as large as it looks, about {size} problems would establish it with 80 % power "
             f"({max(0, size - len(self.total))} more)."
-        )
+        ]
 
-    def _power_words(self, smallest: float) -> str:
+    def _power_words(self, smallest: float) -> list[str]:
         """For heads that are large enough but not significant: the problems that 80 % power would take."""
         needed = []
         for i, kind in enumerate(self._kinds()):
@@ -271,42 +261,41 @@ class LocatedHeads:
                 if kind == "neither" and spread > 0 and abs(values.mean()) >= smallest:
                     needed.append(sample_size(float(abs(values.mean()) / spread), n_tests=len(self.heads), method="t"))
         if not needed:
-            return ""
+            return []
         fewest, most = min(needed), max(needed)
         size = str(most) if fewest == most else f"{fewest} to {most}"
         effects = "1 effect is" if len(needed) == 1 else f"{len(needed)} effects are"
-        return (
+        return [
             f"{effects} large enough on average but not established in both directions; about {size} problems would tell "
             f"with 80 % power ({max(0, most - len(self.total))} more than here at most)."
+        ]
+
+    def printed(self) -> pd.DataFrame:
+        """The named heads and some more, with what the verdicts rest on."""
+        columns = ["label", "paper_label", "kind", "specific", "knockout_effect", "knockout_effect_ci_low"]
+        columns += ["knockout_effect_ci_high", "knockout_fraction", "mediated_fraction", "p_reader", "p_mediator"]
+        shorter = {f"knockout_effect_ci_{end}": end for end in ("low", "high")} | {"knockout_effect": "knockout"}
+        return self.summary().head(max(8, len(self.found)))[columns].rename(columns=shorter)
+
+    def shown(self) -> Shown:
+        """Each head's share of the effect as a map, the named ones outlined, and the tested heads as a table."""
+        columns = ["label", "paper_label", "kind", "specific", "knockout_fraction", "mediated_fraction", "p_reader"]
+        columns += ["p_mediator", "effect_fraction", "ci_low", "knockout_effect", "mediated_removed_effect", "n"]
+        table = self.summary()
+        marked = (table["kind"] != "neither").tolist()
+        caption = "Tested heads: named ones first, then by size. Effects have the sign of the insertion's own effect."
+        return Shown(
+            (ShownTable(table, caption, columns),),
+            head_map(table, ["effect_fraction", "effect"], columns, marked=marked, means=NAMED_MARK),
         )
 
     def __repr__(self) -> str:
-        columns = [
-            "label",
-            "paper_label",
-            "kind",
-            "specific",
-            "knockout_effect",
-            "knockout_effect_ci_low",
-            "knockout_effect_ci_high",
-            "knockout_fraction",
-            "mediated_fraction",
-            "p_reader",
-            "p_mediator",
-        ]
-        shorter = {f"knockout_effect_ci_{end}": end for end in ("low", "high")} | {"knockout_effect": "knockout"}
-        table = self.summary().head(max(8, len(self.found)))[columns].rename(columns=shorter)
-        shown = f"{self.describe()}\n{_as_text(table)}"
+        found = "\n".join([*self.sentences(), as_text(self.printed())])
         if "matched_mass" not in self.controls:
-            return shown
-        beside = self.control_table()
+            return found
         short = ["label", "effect", *(f"{name}_effect" for name in CONTROLS), "matched_mass_n", "p_specific"]
-        beside = beside[short].rename(columns={f"{name}_effect": name for name in CONTROLS})
-        return f"{shown}\nThe named heads' effect beside the same under each control ({self.unit}):\n{_as_text(beside)}"
-
-
-def _as_text(table: Any) -> str:
-    return table.to_string(index=False, na_rep="-", float_format=lambda x: f"{x:.4f}")
+        beside = self.control_table()[short].rename(columns={f"{name}_effect": name for name in CONTROLS})
+        return f"{found}\nThe named heads' effect beside the same under each control ({self.unit}):\n{as_text(beside)}"
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from ..patching.scores import interval_of
-from ..statistics import Interval, benjamini_hochberg, holm, mcnemar
+from ..running.results import Result
+from ..statistics import CONFIDENCE, Interval, benjamini_hochberg, holm, mcnemar, mean_interval
 from .activation_summaries import DISTANCES, VALUES
 
 CLAIMS: dict[str, tuple[str, int]] = {
@@ -21,7 +21,7 @@ SAME = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
-class ActivationShift:
+class ActivationShift(Result):
     """Metrics of one layer's gate activations `[problem, contrast, group, metric]` in the runs before and after.
 
     `groups` are all tokens and each token class; NaN where a problem has no token of a class (variance: fewer than two).
@@ -43,7 +43,7 @@ class ActivationShift:
     counts: np.ndarray
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
-    confidence: float = 0.95
+    confidence: float = CONFIDENCE
 
     def of(self, metric: str, *, contrast: str | None = None, token_class: str = "all") -> np.ndarray:
         """Differences (after - before; distances as they are) of one metric, `[problem]`."""
@@ -65,7 +65,7 @@ class ActivationShift:
             p = np.array([found.p for found in values])
             corrected = holm(p) if np.isfinite(p).any() else p
             for (claim, (metric, claimed)), found, p_corrected in zip(CLAIMS.items(), values, corrected, strict=True):
-                made = interval_of(self.of(metric, contrast=contrast), self.confidence, self.seed)
+                made = mean_interval(self.of(metric, contrast=contrast), confidence=self.confidence, seed=self.seed)
                 rows.append(
                     {
                         "contrast": contrast,
@@ -96,7 +96,7 @@ class ActivationShift:
         """
         import pandas as pd
 
-        made = interval_of(self.difference, self.confidence, self.seed)
+        made = mean_interval(self.difference, confidence=self.confidence, seed=self.seed)
         units = {**VALUES, **DISTANCES}
         rows = []
         for i, contrast in enumerate(self.contrasts):
@@ -152,7 +152,7 @@ class ActivationShift:
             p = np.array([found.p for found in signs])
             corrected = holm(p) if np.isfinite(p).any() else p
             for (name, gap), found, p_corrected in zip(gaps.items(), signs, corrected, strict=True):
-                made = interval_of(gap, self.confidence, self.seed)
+                made = mean_interval(gap, confidence=self.confidence, seed=self.seed)
                 rows.append(
                     {
                         "run": run,

@@ -14,10 +14,10 @@ from ..metrics.token_classes import CLASSES, token_classes, token_texts
 from ..models.base import Model
 from ..models.inputs import Inputs
 from ..models.sites import site
-from ..patching.sweep import CONTRASTS, checked_pairs, hash_ids
+from ..patching.prepared import fit_pairs, single
+from ..prompts.conditions import CONDITIONS, CONTRASTS
 from ..prompts.pairs import PromptPair
-from ..running.checkpoint import Checkpoint
-from ..running.progress import progress_bar
+from ..running.loop import over_problems
 from ..statistics.arguments import check_count
 from .activation_results import ActivationShift
 from .activation_summaries import (
@@ -59,7 +59,8 @@ def activation_shift(
     Parameters
     ----------
     layer : zero-based; the paper speaks of the first.
-    contrasts : "content" (masked -> inserted), "shift" (base -> gap: the positions alone), "total" (base -> inserted).
+    contrasts : "content" (masked -> inserted), "shift" (base -> gap: the positions alone), "total" (base -> inserted),
+        "held" (base -> held).
     positions : "shared" tokens, or those of the "question" (all after the insertion). Tokens before the insertion cannot
         change, so "shared" dilutes every difference by their share.
     c : width of near zero in ARM's form, 1.4826 MAD c of the *base* run's |a|, over all its tokens, used for every run and
@@ -83,13 +84,10 @@ def activation_shift(
         raise ValueError(f"positions must be one of {', '.join(POSITIONS)}, got {positions!r}")
     check_widths(c=c, q=q)
     check_count(bins, name="bins", at_least=2)
-    found = checked_pairs(pairs)
+    found = fit_pairs(pairs)
     classes = [_classes(model, pair, classify) for pair in found]
     read = _Reader(model, layer, gate.activation, positions)
     settings = {
-        "model": model.info.name,
-        "backend": model.info.backend,
-        "dtype": model.info.dtype,
         "layer": layer,
         "insertion": found[0].insertion.label,
         "template": found[0].base.template,
@@ -99,19 +97,17 @@ def activation_shift(
         "q": q,
         "bins": bins,
         "classes": "token text" if classify is None else "given",
+        **model.identity,
     }
-    prompts = [[pair.id, *pair.span, hash_ids(pair.inserted.ids)] for pair in found]
-    saved = Checkpoint(checkpoint, {**settings, "prompts": prompts, "token_classes": hash_ids(_numbers(classes))})
     edges = histogram_edges(read(found[0], "base"), bins=bins)
-    done = []
-    with progress_bar(len(found), f"activations of layer {layer}", enabled=progress) as bar:
-        for pair, kinds in zip(found, classes, strict=True):
-            value = saved.get(pair.id)
-            if value is None:
-                value = _one(read, pair, kinds, names, edges, c=c, q=q)
-                saved.put(pair.id, value if checkpoint is not None else {})
-            done.append(value)
-            bar.update(1)
+    done = over_problems(
+        [pair.id for pair in found],
+        single(lambda at: _one(read, found[at], classes[at], names, edges, c=c, q=q)),
+        label=f"activations of layer {layer}",
+        settings={**settings, "token_classes": classes, "prompts": [pair.fingerprint() for pair in found]},
+        checkpoint=checkpoint,
+        progress=progress,
+    )
     stacked = {key: np.array([value[key] for value in done], dtype=np.float64) for key in done[0]}
     return ActivationShift(
         problem_ids=tuple(pair.id for pair in found),
@@ -144,7 +140,7 @@ class _Reader:
 
     def __call__(self, pair: PromptPair, condition: str) -> Tensor:
         inputs: Inputs = pair.condition(condition)
-        places = torch.arange(len(pair.base)) if condition in ("base", "gap") else pair.shared
+        places = torch.arange(len(pair.base)) if not CONDITIONS[condition].has_span else pair.shared
         places = places[self.tokens(pair)]
         result = self.model.run(
             inputs,
@@ -181,10 +177,11 @@ def _one(
     thresholds = Thresholds.of(runs["base"], c=c, q=q)
     parts: dict[str, list[Any]] = {"before": [], "after": [], "difference": [], "counts": []}
     for contrast in contrasts:
-        for condition in CONTRASTS[contrast]:
+        ends = CONTRASTS[contrast].clean, CONTRASTS[contrast].corrupted
+        for condition in ends:
             if condition not in runs:
                 runs[condition] = read(pair, condition)
-        before, after = (runs[condition] for condition in CONTRASTS[contrast])
+        before, after = (runs[condition] for condition in ends)
         own = Thresholds.of(before, c=c, q=q).arm
         cells: dict[str, list[Any]] = {key: [] for key in parts}
         for mask in groups.values():
@@ -224,7 +221,3 @@ def _classes(model: Model, pair: PromptPair, classify: Classify | None) -> tuple
             f"got {len(found)} with the names {sorted(set(found))}"
         )
     return found
-
-
-def _numbers(classes: list[tuple[str, ...]]) -> list[int]:
-    return [CLASSES.index(kind) for kinds in classes for kind in kinds]

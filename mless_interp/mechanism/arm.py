@@ -19,6 +19,7 @@ from ..metrics.segments import widened
 from ..models.base import Model
 from ..models.gates import gate_edits
 from ..models.inputs import Edit, Inputs
+from ..running.registry import savable
 from ..statistics.arguments import derive_generator
 from .arm_published import published_arm
 
@@ -50,6 +51,7 @@ class ArmPlan:
     selected: Bool[Tensor, "token d_mlp"]
 
 
+@savable
 @dataclass(frozen=True)
 class ARM:
     r"""Move the activations nearest to zero away from it: arXiv 2510.01032, section 5 and its code.

@@ -10,16 +10,15 @@ from torch import Tensor
 
 from ..heads import Head
 from ..models.base import Model
-from ..models.inputs import Inputs
 from ..models.sites import site
-from ..patching.sweep import hash_ids
+from ..patching.prepared import single
+from ..prompts.conditions import CONTRASTS, HELD_POSITIONS, one_of
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, make_pairs
-from ..running.checkpoint import Checkpoint
-from ..running.progress import progress_bar
+from ..running.loop import over_problems
 from .decomposition import METRICS, AttentionDecomposition
 from .reduction import HeadNumbers, LayerNumbers, LayerRuns, PairReduction, layer_numbers
-from .runs import CONTRASTS, HELD, chosen_heads, fit_pairs, read_span
+from .runs import DECOMPOSED, read_span, readable_pairs
 
 
 def decompose_attention(
@@ -49,8 +48,9 @@ def decompose_attention(
     Parameters
     ----------
     heads, layers : which (zero-based), one or the other; default all. Shares are of all heads of a layer in any case.
-    contrasts : "content" (inserted against gap, C1 and C2), "total" (inserted against base, C1 and C0), "held" (held
-        against base, C4 and C0: content without any shift of positions). The first one is what is printed.
+    contrasts : "content" (masked -> inserted, C3 and C1; C3 equals the gap C2 on the tokens of both prompts), "total"
+        (base -> inserted, C0 and C1), "held" (base -> held, C0 and C4: content without any shift of positions). The first
+        one is what is printed.
     held_positions : the span's own positions in C4, "first" or "spread" (methods §2 asks to report both).
     control : another insertion of the same length and place, to compare lambda with: "random_sentence", an `Insertion`,
         or None. `n_control_draws` random sentences per problem are averaged within the problem.
@@ -62,15 +62,13 @@ def decompose_attention(
 
     Source: arXiv 2510.01032, Eq. 1-2; methods §3 (I1, I2, I9, I10). The paper calls lambda the drop and takes one number.
     """
-    found = fit_pairs(model, pairs, what="decompose")
+    found = readable_pairs(model, pairs, what="decompose")
     contrasts = _checked_contrasts(contrasts)
-    if held_positions not in HELD:
-        raise ValueError(f'held_positions must be "first" or "spread", got {held_positions!r}')
-    chosen = chosen_heads(model, heads, layers, what="decompose")
+    one_of(held_positions, dict.fromkeys(HELD_POSITIONS), "held_positions")
+    chosen = model.info.chosen(heads, layers, what="decompose")
     controls = _control_pairs(model, found, control, n_control_draws, seed)
     asked = sorted({head.layer for head in chosen})
-    for layer in asked:
-        model.attention_output(layer)
+    norms = [model.attention_output(layer).norm is not None for layer in asked]
     settings = {
         "contrasts": list(contrasts),
         "held_positions": held_positions,
@@ -79,29 +77,23 @@ def decompose_attention(
         "insertion": found[0].insertion.label,
         "control": None if controls is None else controls.label,
         "control_draws": 0 if controls is None else len(controls.draws),
-        "model": model.info.name,
-        "backend": model.info.backend,
-        "attention": model.info.attention,
-        "dtype": model.info.dtype,
-        "norms_attention_output": any(model.attention_output(layer).norm is not None for layer in asked),
+        "norms_attention_output": any(norms),
+        **model.identity,
     }
-    prompts = [[pair.id, *pair.span, hash_ids(pair.inserted.ids)] for pair in found]
-    saved = Checkpoint(checkpoint, {**settings, "prompts": prompts})
     one = _OnePair(model, contrasts, chosen, held_positions)
-    done: list[dict[str, Any]] = []
-    with progress_bar(len(found), "decomposing attention", enabled=progress) as bar:
-        for index, pair in enumerate(found):
-            kept = saved.get(pair.id)
-            if kept is None:
-                try:
-                    kept = one.measured(pair)
-                    if controls is not None:
-                        kept["control"] = one.control([draw[index] for draw in controls.draws])
-                except ValueError as error:
-                    raise type(error)(f"problem {pair.id!r}: {error}") from error
-                saved.put(pair.id, _lists(kept) if checkpoint is not None else {})
-            done.append(kept)
-            bar.update(1)
+
+    def measured(at: int) -> dict[str, Any]:
+        kept = one.measured(found[at])
+        return kept if controls is None else {**kept, "control": one.control([draw[at] for draw in controls.draws])}
+
+    done = over_problems(
+        [pair.id for pair in found],
+        single(measured),
+        label="decomposing attention",
+        settings={**settings, "seed": seed, "prompts": [pair.fingerprint() for pair in found]},
+        checkpoint=checkpoint,
+        progress=progress,
+    )
     return AttentionDecomposition(
         problem_ids=tuple(pair.id for pair in found),
         contrasts=contrasts,
@@ -152,15 +144,14 @@ def attention_parts(
 
     Source: methods §3.
     """
-    (pair,) = fit_pairs(model, [pair], what="decompose")
+    (pair,) = readable_pairs(model, [pair], what="decompose")
     (contrast,) = _checked_contrasts((contrast,))
-    if held_positions not in HELD:
-        raise ValueError(f'held_positions must be "first" or "spread", got {held_positions!r}')
-    chosen_heads(model, None, [layer], what="decompose")
+    one_of(held_positions, dict.fromkeys(HELD_POSITIONS), "held_positions")
+    model.info.check_layer(layer)
     made: list[AttentionParts] = []
 
     def visit(at: int, runs: LayerRuns, visible: Tensor) -> None:
-        new, reference = CONTRASTS[contrast]
+        new, reference = CONTRASTS[contrast].corrupted, CONTRASTS[contrast].clean
         parts, read = runs.parts(contrast), runs.read[new]
         made.append(
             AttentionParts(
@@ -229,7 +220,7 @@ class _OnePair:
     def _lam(self, pair: PromptPair) -> np.ndarray:
         grid = np.full(self.asked.shape, np.nan)
         inputs = pair.condition("inserted").to(self.model.info.device)
-        visible = self.model.visible(Inputs(inputs.tokens))
+        visible = self.model.visible(inputs)
         held: dict[str, Tensor] = {}
 
         def hold(part: str) -> Any:
@@ -248,16 +239,15 @@ class _OnePair:
         for layer in self.layers:
             capture |= {site(layer, f"attn.hook_{part}"): hold(part) for part in ("v", "rot_q")}
             capture[site(layer, "attn.hook_rot_k")] = reduce(layer)
-        self.model.run(inputs.tokens, capture=capture, logits_at="none")
+        self.model.run(inputs, capture=capture, logits_at="none")
         return grid
 
 
 def _checked_contrasts(contrasts: Sequence[str]) -> tuple[str, ...]:
     if isinstance(contrasts, str) or not contrasts or len(set(contrasts)) != len(contrasts):
-        raise ValueError(f"contrasts must be one or more different names of {', '.join(CONTRASTS)}, got {contrasts!r}")
+        raise ValueError(f"contrasts must be one or more different names of {', '.join(DECOMPOSED)}, got {contrasts!r}")
     for name in contrasts:
-        if name not in CONTRASTS:
-            raise ValueError(f"unknown contrast {name!r}; choose one of {', '.join(CONTRASTS)}")
+        one_of(name, DECOMPOSED, "contrast")
     return tuple(contrasts)
 
 
@@ -312,13 +302,3 @@ def _stacked(parts: list[Any], order: Sequence[str]) -> dict[str, dict[str, np.n
         for metric in order
         if metric in parts[0]
     }
-
-
-def _lists(done: dict[str, Any]) -> dict[str, Any]:
-    kept: dict[str, Any] = {
-        kind: {
-            metric: {contrast: array.tolist() for contrast, array in by.items()} for metric, by in done[kind].items()
-        }
-        for kind in ("heads", "layers")
-    }
-    return kept | ({"control": done["control"].tolist()} if "control" in done else {})

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from ..heads import Head
-from ..patching.scores import interval_of
-from ..statistics import SignFlipTest, max_t_sign_flip
+from ..running.results import Result
+from ..statistics import CONFIDENCE, SignFlipTest, max_t_sign_flip, mean_interval
 
 METRICS: dict[str, tuple[str, str]] = {
     "lam": ("probability", "retained mass lambda: attention kept outside the span, mean over queries"),
@@ -45,7 +45,7 @@ Found = dict[str, dict[str, np.ndarray]]
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionDecomposition:
+class AttentionDecomposition(Result):
     """Head outputs with a span as lambda z + Sigma, per problem, layer and head.
 
     `values[metric][contrast]` is `[problem, layer, head]` (metrics in `METRICS`; NaN where undefined or not asked for);
@@ -63,7 +63,7 @@ class AttentionDecomposition:
     control: np.ndarray | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
-    confidence: float = 0.95
+    confidence: float = CONFIDENCE
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -139,7 +139,7 @@ class AttentionDecomposition:
         for metric, found in self.values.items():
             if contrast not in found:
                 continue
-            made = interval_of(self._cells(found[contrast]), self.confidence, self.seed)
+            made = mean_interval(self._cells(found[contrast]), confidence=self.confidence, seed=self.seed)
             columns |= {metric: made.estimate, f"{metric}_ci_low": made.low, f"{metric}_ci_high": made.high}
             columns[f"{metric}_n"] = made.n
             if metric == "lam":
@@ -197,7 +197,7 @@ class AttentionDecomposition:
                 per_layer[metric] = np.where(defined, np.nansum(array, 2), np.nan)
         per_layer |= {name: found[contrast] for name, found in self.layer_values.items() if contrast in found}
         for metric, array in per_layer.items():
-            made = interval_of(array[:, layers], self.confidence, self.seed)
+            made = mean_interval(array[:, layers], confidence=self.confidence, seed=self.seed)
             columns |= {metric: made.estimate, f"{metric}_ci_low": made.low, f"{metric}_ci_high": made.high}
             columns[f"{metric}_n"] = made.n
         return pd.DataFrame(columns)

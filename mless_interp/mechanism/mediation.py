@@ -12,21 +12,22 @@ from ..metrics.activations import mean_absolute, median_variance, near_zero_frac
 from ..metrics.segments import widened
 from ..models.base import Model
 from ..models.sites import site
-from ..patching.outcomes import OUTCOMES, Outcome, named
-from ..patching.sweep import DIRECTIONS, hash_ids
+from ..patching.outcomes import Outcome
+from ..patching.prepared import Prepared, prepare, single
+from ..patching.sweep import DIRECTIONS
+from ..prompts.conditions import HELD_POSITIONS, Contrast, one_of
 from ..prompts.pairs import PromptPair
-from ..running.checkpoint import Checkpoint
-from ..running.progress import progress_bar
 from .activation_summaries import Thresholds, check_widths
 from .mediation_results import ARMS, EDITED, READINGS, Mediation
-from .runs import CONTRASTS, HELD, chosen_heads, fit_pairs, read_span, side_by_side
+from .runs import DECOMPOSED, read_span
 
-MEDIATED = ("content", "held")
+MEDIATED = {name: contrast for name, contrast in DECOMPOSED.items() if contrast.same_positions}
+"""Contrasts without any shift of positions: all of the change is scale and bias (and what upstream layers changed)."""
 
 
 def mediate(
     model: Model,
-    pairs: Iterable[PromptPair],
+    pairs: Iterable[PromptPair] | Prepared,
     *,
     layer: int = 0,
     heads: Iterable[Head] | None = None,
@@ -52,8 +53,7 @@ def mediate(
     Parameters
     ----------
     heads : of `layer`, edited together; default all of it. For one head's part give that head.
-    contrast : "content" (inserted against gap) or "held" (held against base); z' and Sigma are the first run's, z the
-        second's.
+    contrast : "content" (masked -> inserted) or "held" (base -> held); z is the first run's, z' and Sigma the second's.
     direction : the run that is edited. "noising": the one that cannot see the span, so that only what is added here
         acts; "denoising": the one with the span, so that what is *missing* here acts and later layers still read it.
     outcome : "answer_logprob", "solution_logprob", "logit_diff".
@@ -64,58 +64,44 @@ def mediate(
     Raises `ModelError` for a model without gated MLP or rotated queries and keys, `ValueError` for heads of other layers.
     Source: methods §5 (mediation); arXiv 2510.01032, section 3, whose claims are made of scale and bias together.
     """
-    read_outcome = named(outcome, OUTCOMES, "outcome", Outcome)
-    if read_outcome.needs_clean:
-        raise ValueError(f"mediation needs a signed outcome such as 'answer_logprob', got {read_outcome.name!r}")
-    for given, known, what in ((contrast, MEDIATED, "contrast"), (direction, DIRECTIONS, "direction")):
-        if given not in known:
-            raise ValueError(f"unknown {what} {given!r}; choose one of {', '.join(known)}")
-    if held_positions not in HELD:
-        raise ValueError(f'held_positions must be "first" or "spread", got {held_positions!r}')
+    between = one_of(contrast, MEDIATED, "contrast")
+    one_of(direction, dict.fromkeys(DIRECTIONS), "direction")
+    one_of(held_positions, dict.fromkeys(HELD_POSITIONS), "held_positions")
     check_widths(c=c, q=q)
-    chosen_heads(model, None, [layer], what="mediate")
-    chosen = chosen_heads(model, heads, None if heads is not None else [layer], what="mediate")
+    model.info.check_layer(layer)
+    chosen = model.info.chosen(heads, None if heads is not None else [layer], what="mediate")
     elsewhere = [head for head in chosen if head.layer != layer]
     if elsewhere:
         raise ValueError(f"{elsewhere[0]} is not in layer {layer} (zero-based): heads are edited together in one layer")
     gate = model.gated_mlp(layer)
-    bare = fit_pairs(model, pairs, what="mediate")
-    answered = [pair.answered(read_outcome.appended) for pair in bare]
-    read_outcome.check(answered)
+    model.need_rotated("lambda and Sigma")
+    prepared = prepare(model, pairs, outcome, signed_for="mediation")
     settings = {
         "layer": layer,
         "heads": [str(head) for head in chosen],
         "all_heads": len(chosen) == model.info.n_heads,
         "contrast": contrast,
         "direction": direction,
-        "outcome": read_outcome.name,
         "c": c,
         "q": q,
         "held_positions": held_positions,
-        "insertion": bare[0].insertion.label,
-        "model": model.info.name,
-        "backend": model.info.backend,
-        "dtype": model.info.dtype,
     }
-    prompts = [[pair.id, *pair.span, pair.n_answer, hash_ids(pair.inserted.ids)] for pair in answered]
-    saved = Checkpoint(checkpoint, {**settings, "prompts": prompts})
-    one = _OnePair(model, layer, chosen, contrast, direction, read_outcome, gate.activation, c, q, held_positions)
-    values = []
-    with progress_bar(len(bare), f"mediation in layer {layer}", enabled=progress) as bar:
-        for pair, longer in zip(bare, answered, strict=True):
-            done = saved.get(pair.id)
-            if done is None:
-                done = one.measured(pair, longer)
-                saved.put(pair.id, done.tolist() if checkpoint is not None else {})
-            values.append(np.asarray(done, dtype=float))
-            bar.update(1)
+    one = _OnePair(model, layer, chosen, between, direction, prepared.outcome, gate.activation, c, q, held_positions)
+    values = prepared.each(
+        single(lambda at: one.measured(prepared.bare[at], prepared.pairs[at])),
+        label=f"mediation in layer {layer}",
+        settings=settings,
+        checkpoint=checkpoint,
+        progress=progress,
+        alone=True,
+    )
     return Mediation(
-        problem_ids=tuple(pair.id for pair in bare),
+        problem_ids=prepared.ids,
         readings=(*READINGS, "outcome"),
         arms=ARMS,
-        values=np.stack(values),
-        unit=read_outcome.unit,
-        settings=settings,
+        values=np.array(values, dtype=float),
+        unit=prepared.outcome.unit,
+        settings={**settings, **prepared.settings},
         seed=seed,
     )
 
@@ -128,7 +114,7 @@ class _OnePair:
         model: Model,
         layer: int,
         heads: tuple[Head, ...],
-        contrast: str,
+        contrast: Contrast,
         direction: str,
         outcome: Outcome,
         activation: Callable[[Tensor], Tensor],
@@ -139,13 +125,13 @@ class _OnePair:
         self.model, self.layer, self.outcome, self.activation = model, layer, outcome, activation
         self.numbers = [head.head for head in heads]
         self.c, self.q, self.held_positions = c, q, held_positions
-        self.new, self.reference = CONTRASTS[contrast]
+        self.new, self.reference = contrast.corrupted, contrast.clean
         receiving = self.reference if direction == "noising" else self.new
         self.runs = (self.reference, self.new, "base", *(receiving,) * len(EDITED))
 
     def measured(self, pair: PromptPair, answered: PromptPair) -> np.ndarray:
         """`[reading, arm]` of one problem, from one forward pass: two ends, the base run, an edited run per arm."""
-        inputs = side_by_side(answered, self.runs, held_positions=self.held_positions).to(self.model.info.device)
+        inputs = answered.side_by_side(self.runs, held_positions=self.held_positions).to(self.model.info.device)
         visible = self.model.visible(inputs)[self.layer]
         stop = answered.span[1]
         held: dict[str, Tensor] = {}

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..patching.scores import interval_of
-from ..statistics import max_t_sign_flip
+from ..running.results import Result
+from ..statistics import CONFIDENCE, max_t_sign_flip, mean_interval
 
 EDITED = ("reference", "scale", "bias", "both", "patched")
 """The edited run with z, lambda z, z + Sigma, lambda z + Sigma, z'."""
@@ -24,7 +24,7 @@ EFFECTS = ("scale", "bias", "both", "interaction", "rest", "total")
 
 
 @dataclass(frozen=True, eq=False)
-class Mediation:
+class Mediation(Result):
     """Readings per problem, reading and arm: `values` `[problem, reading, arm]`.
 
     `readings` are numbers of the layer's gate activations and the "outcome"; `arms` are named in `ARMS`. `effect` gives,
@@ -38,7 +38,7 @@ class Mediation:
     unit: str
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
-    confidence: float = 0.95
+    confidence: float = CONFIDENCE
 
     def of(self, reading: str, arm: str) -> np.ndarray:
         """One reading of one arm, `[problem]`."""
@@ -76,7 +76,7 @@ class Mediation:
         noise = 1e-5 * np.abs(np.nanmean(np.stack([self.of(key[0], "without") for key in keys], 1), 0))
         # an exact 0, up to rounding, is no effect to test, nor is one that is the same in every problem
         real = (np.abs(cells).max(0) > noise) & (np.ptp(cells, 0) > 0)
-        made = interval_of(cells, self.confidence, self.seed)
+        made = mean_interval(cells, confidence=self.confidence, seed=self.seed)
         corrected = np.full(len(keys), np.nan)
         if len(cells) > 1 and real.any():
             with warnings.catch_warnings():

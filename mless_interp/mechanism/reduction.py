@@ -11,8 +11,9 @@ from ..metrics.attention import span_mass_null
 from ..metrics.outputs import direction_coherence, value_cosine, value_effective_rank, value_spectral_share
 from ..models.base import Model
 from ..models.sites import site
+from ..prompts.conditions import CONDITIONS, CONTRASTS
 from ..prompts.pairs import PromptPair
-from .runs import CONTRASTS, Read, read_span, rounding, runs_of, side_by_side
+from .runs import Read, at_inserted_positions, read_span, rounding, runs_of
 
 HeadNumbers = dict[tuple[str, str], Tensor]
 """(metric, contrast) -> `[head]`."""
@@ -36,17 +37,18 @@ class LayerRuns:
         """Fill `z` and `read`; `visible` is `[run, 1|head, token, token]`."""
         for row, run in enumerate(self.runs):
             self.z[run] = self._z[row, span[1] :].transpose(0, 1)
-            if run in ("inserted", "held"):
+            if CONDITIONS[run].has_span and CONDITIONS[run].hides is None:
                 one = slice(row, row + 1)
                 self.read[run] = read_span(self._q[one], self._k[one], self.v[one], visible[one], rule, span=span)
         return self
 
     def parts(self, contrast: str) -> AffineParts:
         """The change of this contrast, split."""
-        new, reference = CONTRASTS[contrast]
-        read = self.read[new]
-        matched = self.z["gap"] if contrast == "total" else None
-        return affine_parts(self.z[new], self.z[reference], lam=read.lam, sigma=read.sigma, matched=matched)
+        between = CONTRASTS[contrast]
+        read, shifted = self.read[between.corrupted], at_inserted_positions(between)
+        matched = None if shifted is None else self.z[shifted]
+        before, after = self.z[between.clean], self.z[between.corrupted]
+        return affine_parts(after, before, lam=read.lam, sigma=read.sigma, matched=matched)
 
 
 class PairReduction:
@@ -64,7 +66,7 @@ class PairReduction:
     ) -> None:
         self.model, self.pair, self.visit = model, pair, visit
         self.runs = runs_of(contrasts)
-        self.inputs = side_by_side(pair, self.runs, held_positions=held_positions).to(model.info.device)
+        self.inputs = pair.side_by_side(self.runs, held_positions=held_positions).to(model.info.device)
         self.visible = model.visible(self.inputs)
         self.layers = tuple(layers)
         self._held: dict[tuple[int, str], Tensor] = {}
@@ -108,7 +110,7 @@ def layer_numbers(
     inside = torch.ones(pair.n_inserted, dtype=torch.bool, device=visible.device)
     groups = model.info.n_heads // model.info.n_key_value_heads
     for contrast in contrasts:
-        new, reference = CONTRASTS[contrast]
+        new, reference = CONTRASTS[contrast].corrupted, CONTRASTS[contrast].clean
         read, parts = runs.read[new], runs.parts(contrast)
         before = runs.z[reference]
         row = runs.runs.index(new)

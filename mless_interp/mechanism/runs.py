@@ -1,59 +1,42 @@
-"""The runs of a contrast side by side in one forward pass, so that nothing has to outlive the layer that made it.
+"""The runs of a contrast side by side in one forward pass (`PromptPair.side_by_side`), reduced in the layer that made them."""
 
-Runs without the span are made at full length: with the span masked for everything outside it, shared tokens have exactly
-the activations of the shorter prompt at the same positions (methods §2: gap equals masked; in the same way base equals
-masked at held positions). So all runs of a pair are rows of one batch.
-"""
-
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..heads import Head, check_heads
 from ..metrics.attention import retained_mass, span_mass
 from ..metrics.outputs import span_output
 from ..models.attention import masked_scores, softmax, values_of_heads
 from ..models.base import Model
-from ..models.info import AttentionRule, ModelError
-from ..models.inputs import Inputs
-from ..patching.sweep import checked_pairs
+from ..models.info import AttentionRule
+from ..patching.prepared import fit_pairs
+from ..prompts.conditions import CONTRASTS, Contrast
 from ..prompts.pairs import PromptPair
 
-CONTRASTS: dict[str, tuple[str, str]] = {
-    "content": ("inserted", "gap"),
-    "total": ("inserted", "base"),
-    "held": ("held", "base"),
-}
-"""contrast -> (the run with the span, the run that it is compared with)."""
-HELD = ("first", "spread")
+DECOMPOSED = {name: contrast for name, contrast in CONTRASTS.items() if contrast.reads_span}
+"""Contrasts whose corrupted run reads the span: what it reads is lambda and Sigma."""
 BLOCK_ELEMENTS = 2**20
 """Largest heads x rows x keys of a pattern that is held at once."""
 
 
+def at_inserted_positions(contrast: Contrast) -> str | None:
+    """The run that stands where the corrupted one does and cannot see the span, where the clean run stands elsewhere.
+
+    What separates it from the clean run is the shift of positions alone.
+    """
+    return None if contrast.same_positions else CONTRASTS["content"].clean
+
+
 def runs_of(contrasts: Iterable[str]) -> tuple[str, ...]:
-    """The runs that these contrasts need, in the order of the batch."""
-    wanted = {run for contrast in contrasts for run in CONTRASTS[contrast]}
-    if "total" in contrasts:
-        wanted.add("gap")
-    return tuple(run for run in ("inserted", "gap", "held", "base") if run in wanted)
-
-
-def side_by_side(pair: PromptPair, runs: Sequence[str], *, held_positions: str = "first") -> Inputs:
-    """The runs as rows of one batch, all of the inserted prompt's length, each with its own mask and positions."""
-    n = len(pair.inserted)
-    held = pair.condition("held", held_positions=held_positions).position_ids  # type: ignore[arg-type]
-    assert held is not None
-    plain = torch.arange(n)[None].to(held)
-    masked = pair.condition("masked").attention_mask
-    assert masked is not None
-    everyone = torch.ones_like(masked)
-    return Inputs(
-        pair.inserted.tokens.expand(len(runs), n),
-        position_ids=torch.cat([held if run in ("held", "base") else plain for run in runs]),
-        attention_mask=torch.cat([masked if run in ("gap", "base") else everyone for run in runs]),
-    )
+    """The conditions that these contrasts need, in the order of the batch."""
+    wanted: set[str] = set()
+    for contrast in (CONTRASTS[name] for name in contrasts):
+        wanted |= {contrast.clean, contrast.corrupted}
+        shifted = at_inserted_positions(contrast)
+        wanted |= set() if shifted is None else {shifted}
+    return tuple(name for name in ("inserted", "masked", "held", "base") if name in wanted)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,44 +77,10 @@ def read_span(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, rule: AttentionR
     return Read(lam, drop, sigma)
 
 
-def fit_pairs(model: Model, pairs: Iterable[PromptPair], *, what: str) -> tuple[PromptPair, ...]:
-    """The pairs, fit for comparing runs with and without the span; errors name the reason before anything runs."""
-    found = tuple(pairs)
-    if not found:
-        raise ValueError(f"there are no prompt pairs to {what}")
-    found = checked_pairs(found)
-    if not model.shows_rotated:
-        raise ModelError(
-            f"{model.info.name} ({model.info.architecture}) shows no rotated queries and keys on backend "
-            f"{model.info.backend!r}, from which lambda and Sigma are computed: use another backend, or a model with "
-            "rotary positions"
-        )
-    return found
-
-
-def chosen_heads(
-    model: Model, heads: Iterable[Head] | None, layers: Iterable[int] | None, *, what: str
-) -> tuple[Head, ...]:
-    """The heads asked for by name or by layer (zero-based), in range and none twice; all of them for neither."""
-    info = model.info
-    if heads is not None and layers is not None:
-        raise ValueError("give heads or layers, not both")
-    if heads is not None:
-        chosen = check_heads(heads, n_layers=info.n_layers, n_heads=info.n_heads)
-        if not chosen:
-            raise ValueError(f"no heads to {what}")
-        return chosen
-    asked = list(range(info.n_layers)) if layers is None else list(layers)
-    if not asked:
-        raise ValueError(f"no layers to {what}")
-    for layer in asked:
-        if isinstance(layer, bool) or not isinstance(layer, int):
-            raise TypeError(f"a layer is a whole number (zero-based), got {layer!r}")
-        if not 0 <= layer < info.n_layers:
-            raise ValueError(f"layer {layer} is out of range (zero-based): 0 to {info.n_layers - 1}")
-        if asked.count(layer) > 1:
-            raise ValueError(f"layer {layer} is given twice")
-    return tuple(Head(layer, head) for layer in sorted(asked) for head in range(info.n_heads))
+def readable_pairs(model: Model, pairs: Iterable[PromptPair], *, what: str) -> tuple[PromptPair, ...]:
+    """The pairs, fit for comparing runs with and without the span on a model that shows what is read."""
+    model.need_rotated("lambda and Sigma")
+    return fit_pairs(pairs, what=what)
 
 
 def rounding(model: Model, dtype: torch.dtype) -> float:

@@ -43,6 +43,18 @@ class Model(ABC):
         `masks` (one `[b, 1|H, T, T]` per layer) is given if the input says more than plain causal attention does.
         """
 
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What numbers from this model depend on, beside the prompts: part of every checkpoint and every result."""
+        info = self.info
+        return {
+            "model": info.name,
+            "backend": info.backend,
+            "dtype": info.dtype,
+            "attention": info.attention,
+            "largest_logit": None if self.checks is None else round(self.checks.largest_logit, 3),  # same weights?
+        }
+
     @abstractmethod
     def attention_rule(self, layer: int) -> AttentionRule:
         """Scale and soft-cap of a layer's attention scores."""
@@ -52,7 +64,7 @@ class Model(ABC):
 
         Raises `ModelError` where the layer's MLP has no gate (or several, as experts have).
         """
-        self._check_layer(layer)
+        self.info.check_layer(layer)
         found = self._gated_mlp(layer)
         if found is None:
             raise ModelError(
@@ -74,7 +86,7 @@ class Model(ABC):
 
         Raises `ModelError` where this architecture's output projection is not one matrix per head.
         """
-        self._check_layer(layer)
+        self.info.check_layer(layer)
         found = self._attention_output(layer)
         expected = (self.info.n_heads, self.info.d_head, self.info.d_model)
         if found is None or not found.weights.is_floating_point() or tuple(found.weights.shape) != expected:
@@ -89,6 +101,15 @@ class Model(ABC):
     def _attention_output(self, layer: int) -> AttentionOutput | None:
         """The layer's output projection, or None where this backend knows of none."""
         return None
+
+    def need_rotated(self, what: str) -> None:
+        """`ModelError` if the queries and keys that enter the scores cannot be had, which `what` is computed from."""
+        if not self.shows_rotated:
+            info = self.info
+            raise ModelError(
+                f"{info.name} ({info.architecture}) shows no rotated queries and keys on backend {info.backend!r}, which "
+                f"{what} need: use another backend, or a model with rotary positions"
+            )
 
     def visible(self, inputs: Inputs) -> tuple[Tensor, ...]:
         """Each layer's visibility `[b, 1|H, T, T]` for this input (equal windows share one tensor)."""
@@ -285,10 +306,6 @@ class Model(ABC):
                     f"(True = visible), got {mask.dtype} {list(mask.shape)}"
                 )
         return Inputs(tokens, positions, mask).to(self.info.device)
-
-    def _check_layer(self, layer: int) -> None:
-        if not 0 <= layer < self.info.n_layers:
-            raise ValueError(f"layer {layer} is out of range (zero-based): 0 to {self.info.n_layers - 1}")
 
     def _check_name(self, name: str) -> None:
         found = parsed(name)

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
+from ..running.registry import savable
 from .base import Model
 from .info import ModelError
 from .inputs import Inputs
@@ -18,6 +19,7 @@ class FailedCheck(ModelError):
     """A model was loaded and its backend does not do what the seam promises."""
 
 
+@savable
 @dataclass(frozen=True)
 class ModelChecks:
     """The figures of the self-check at loading; they travel with every saved result.

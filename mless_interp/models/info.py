@@ -1,11 +1,12 @@
 """What is known of a loaded model: its geometry and origin, and how its layers make what no hook shows."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from ..heads import Head
+from ..heads import Head, check_heads
+from ..running.registry import savable
 
 
 class ModelError(ValueError):
@@ -16,6 +17,7 @@ class LeanAttentionError(ModelError):
     """Patterns or scores were asked of a model that runs fused attention, which never makes them."""
 
 
+@savable
 @dataclass(frozen=True)
 class ModelInfo:
     """The geometry and origin of a loaded model; `windows[l]` is layer `l`'s sliding window in tokens, or None."""
@@ -41,6 +43,40 @@ class ModelInfo:
     def heads(self) -> tuple[Head, ...]:
         """Every query head, layer by layer."""
         return tuple(Head(layer, head) for layer in range(self.n_layers) for head in range(self.n_heads))
+
+    def chosen(
+        self, heads: Iterable[Head] | None = None, layers: Iterable[int] | None = None, *, what: str
+    ) -> tuple[Head, ...]:
+        """The heads asked for, by themselves or by layer (zero-based), in range and none twice; all of them for neither.
+
+        `what` is done with them, for the error where there are none.
+        """
+        if heads is not None and layers is not None:
+            raise ValueError("give heads or layers, not both")
+        if layers is not None:
+            asked = self._checked_layers(layers, what)
+            return tuple(head for head in self.heads if head.layer in asked)
+        chosen = check_heads(self.heads if heads is None else heads, n_layers=self.n_layers, n_heads=self.n_heads)
+        if not chosen:
+            raise ValueError(f"no heads to {what}: name at least one")
+        return chosen
+
+    def check_layer(self, layer: int) -> int:
+        """A layer of this model (zero-based)."""
+        if isinstance(layer, bool) or not isinstance(layer, int):
+            raise TypeError(f"a layer is a whole number (zero-based), got {layer!r}")
+        if not 0 <= layer < self.n_layers:
+            raise ValueError(f"layer {layer} is out of range (zero-based): 0 to {self.n_layers - 1}")
+        return layer
+
+    def _checked_layers(self, layers: Iterable[int], what: str) -> list[int]:
+        asked = [self.check_layer(layer) for layer in layers]
+        if not asked:
+            raise ValueError(f"no layers to {what}: name at least one")
+        twice = {layer for layer in asked if asked.count(layer) > 1}
+        if twice:
+            raise ValueError(f"layer {min(twice)} is given twice")
+        return asked
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,35 @@
-"""When memory runs out: whoever batches halves the batch and goes on."""
+"""How much fits in one pass; when memory runs out all the same, whoever batches halves the batch and goes on."""
 
 import torch
+
+from .info import ModelInfo
+
+TOKENS_PER_PASS = {"cpu": 1024, "cuda": 16_384}
+"""Enough tokens in one pass for full matrix products; more would only leave the caches."""
+GRAPH_BYTES = 2e9
+"""What the graph of one pass with gradients may take on a CPU; on a GPU half of what is free."""
+
+
+def rows_per_pass(info: ModelInfo, *, batch: int, changed: int, length: int, read: int) -> int:
+    """Rows per problem of one pass: full matrix products, within 1 GB or a third of a GPU's free memory.
+
+    A first guess: halved whenever memory runs out.
+    """
+    widest = 8 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model)
+    per_row = changed * (widest + 4 * info.n_heads * length) + 3 * read * info.d_vocab
+    kind = "cuda" if "cuda" in info.device else "cpu"
+    budget = torch.cuda.mem_get_info(info.device)[0] / 3 if kind == "cuda" else 1e9
+    bytes_each = 8 if info.dtype == "float64" else 4
+    fitting = int(budget / (per_row * bytes_each * batch))
+    return max(1, min(-(-TOKENS_PER_PASS[kind] // (changed * batch)), fitting))
+
+
+def rows_per_graph(info: ModelInfo, *, changed: int, length: int, read: int, bytes_each: int) -> int:
+    """Rows of one pass whose graph over all layers fits the memory."""
+    width = 10 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model) + 3 * info.n_heads * length
+    numbers = info.n_layers * changed * width + 3 * read * info.d_vocab
+    budget = torch.cuda.mem_get_info(info.device)[0] / 2 if "cuda" in info.device else GRAPH_BYTES
+    return max(1, int(budget / (numbers * bytes_each)))
 
 
 def out_of_memory(error: BaseException) -> bool:

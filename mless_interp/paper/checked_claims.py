@@ -15,8 +15,9 @@ import torch
 from ..heads import Head
 from ..metrics.recovery import aligned_recovery, span_variation
 from ..metrics.spikes import timing_spearman
+from ..running.results import Result
 from ..scores import AttentionProfile
-from ..statistics import bootstrap_interval, derive_generator
+from ..statistics import CONFIDENCE, bootstrap_interval, derive_generator
 from .claims import CLAIMS, Claim
 
 N_SHIFTS = 100
@@ -41,7 +42,7 @@ class ClaimCheck:
 
 
 @dataclass(frozen=True, eq=False)
-class ClaimChecks:
+class ClaimChecks(Result):
     """The claims checked on one model; prints as a table."""
 
     checks: tuple[ClaimCheck, ...]
@@ -94,7 +95,7 @@ def check_claims(
     meaningful: AttentionProfile | None = None,
     claims: Iterable[str] | None = None,
     seed: int = 0,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
 ) -> ClaimChecks:
     """Check what the figures claim on a model's own profiles.
 

@@ -2,29 +2,34 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 from ..heads import Head
 from ..metrics.attention import span_log_odds
 from ..models.attention import masked_scores
 from ..models.base import Model
-from ..models.info import ModelError
 from ..models.sites import site
+from ..prompts.conditions import CONDITIONS, CONTRASTS, one_of
 from ..prompts.insertions import Insertion
-from ..prompts.pairs import PromptPair, make_pairs
+from ..prompts.pairs import make_pairs
 from ..prompts.problems import Problem
 from ..prompts.prompt import Template
-from ..running.progress import progress_bar
-from ..statistics import Interval
-from .outcomes import OUTCOMES, Outcome, named
-from .scores import interval_of
+from ..running.loop import Tick, Unit, over_problems
+from ..running.results import Result, Shown, ShownTable, head_columns, interval_columns, tidy
+from ..statistics import Interval, mean_interval
+from .outcomes import Outcome, outcome_named
+from .prepared import Runs, prepare
 
 DOSES = (1, 2, 4, 8, 16, 32, 55, 70, 110)
-READ_CONDITIONS = ("inserted", "held")
-ANSWERED_CONDITIONS = ("inserted", "held", "masked")
+READ = ("inserted", "held")
+"""Conditions in which the heads' reading of the span is measured."""
+ANSWERED = ("inserted", "held", "masked")
+"""Conditions in which the outcome is read at every dose; `base` once, as it has no dose, and `gap` as its twin `masked`."""
 
 
 def slope_in_log_dose(values: np.ndarray, doses: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -56,6 +61,7 @@ def dose_response(
     layer: int = 0,
     outcome: str | Outcome = "answer_logprob",
     template: str | Template = "raw",
+    checkpoint: str | Path | None = None,
     progress: bool = True,
     seed: int = 0,
 ) -> "DoseResponse":
@@ -73,82 +79,76 @@ def dose_response(
     ----------
     insertion : what to insert; its `n_tokens` is replaced by each of `doses`.
     layer : whose heads are read (zero-based).
+    checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
 
     The log odds are means over the rows after the insertion that see the span at every dose. Source: methods I12, E8.
     """
-    read_outcome = named(outcome, OUTCOMES, "outcome", Outcome)
-    if read_outcome.needs_clean:
-        raise ValueError(f"dose-response needs a signed outcome such as 'answer_logprob', got {read_outcome.name!r}")
+    read_outcome = outcome_named(outcome, signed_for="dose-response")
     doses = tuple(int(dose) for dose in doses)
     if len(doses) < 2 or min(doses) < 1 or list(doses) != sorted(set(doses)):
         raise ValueError(f"doses must be at least two increasing numbers of tokens from 1 up, got {list(doses)}")
     if insertion.n_tokens is None or insertion.kind == "text":
         raise ValueError(f"an insertion of kind {insertion.kind!r} has one length only, so it has no dose")
-    if not 0 <= layer < model.info.n_layers:
-        raise ValueError(
-            f"layer {layer} is out of range (zero-based): the model has layers 0 to {model.info.n_layers - 1}"
-        )
-    if not model.shows_rotated:
-        raise ModelError(f"{model.info.name} shows no rotated queries and keys on backend {model.info.backend!r}")
+    model.info.check_layer(layer)
+    model.need_rotated("the log odds of reading the span")
     asked = tuple(problems)
-    by_dose = [make_pairs(model, asked, replace(insertion, n_tokens=dose), template=template) for dose in doses]
-    n, n_heads = len(asked), model.info.n_heads
-    log_odds = {condition: np.full((n, len(doses), n_heads), np.nan) for condition in READ_CONDITIONS}
-    outcomes = {condition: np.full((n, len(doses)), np.nan) for condition in ANSWERED_CONDITIONS}
-    base = np.full(n, np.nan)
-    with progress_bar(n * len(doses), "doses", enabled=progress) as bar:
-        for index in range(n):
-            rows: dict[str, list[np.ndarray]] = {condition: [] for condition in READ_CONDITIONS}
-            for at, pairs in enumerate(by_dose):
-                pair = pairs[index].answered(read_outcome.appended)
-                for condition in ANSWERED_CONDITIONS:
-                    read, value = _one(model, pair, condition, layer, read_outcome)
-                    outcomes[condition][index, at] = value
-                    if condition in rows:
-                        rows[condition].append(read)
-                if at == 0:
-                    base[index] = _one(model, pair, "base", layer, read_outcome)[1]
-                bar.update(1)
-            for condition, read_rows in rows.items():
-                log_odds[condition][index] = _mean_of_common_rows(np.stack(read_rows))
+    by_dose = [
+        prepare(model, make_pairs(model, asked, replace(insertion, n_tokens=dose), template=template), read_outcome)
+        for dose in doses
+    ]
+
+    def measured(unit: Unit, tick: Tick) -> list[dict[str, Any]]:
+        found: dict[str, list[Any]] = {condition: [] for condition in ANSWERED}
+        for prepared in by_dose:
+            runs = prepared.runs(unit)
+            for condition in ANSWERED:
+                found[condition].append(_one(runs, condition, layer))
+            tick(1)
+        return [
+            {
+                "base": _one(by_dose[0].runs(unit), "base", layer)[1],
+                "outcomes": {condition: [value for _, value in found[condition]] for condition in ANSWERED},
+                "log_odds": {c: _mean_of_common_rows(np.stack([read for read, _ in found[c]])) for c in READ},
+            }
+        ]
+
+    last = by_dose[-1]
+    settings = {"doses": list(doses), "layer": layer, "template": last.pairs[0].template.name, **last.settings}
+    done = over_problems(
+        last.ids,
+        measured,
+        label="doses",
+        settings={**settings, "prompts": [pair.fingerprint() for prepared in by_dose for pair in prepared.pairs]},
+        checkpoint=checkpoint,
+        steps=len(doses),
+        progress=progress,
+    )
     return DoseResponse(
-        problem_ids=tuple(problem.id for problem in asked),
+        problem_ids=last.ids,
         doses=np.array(doses),
         layer=layer,
-        log_odds=log_odds,
-        outcomes=outcomes,
-        base=base,
+        log_odds={c: np.array([each["log_odds"][c] for each in done], dtype=float) for c in READ},
+        outcomes={c: np.array([each["outcomes"][c] for each in done], dtype=float) for c in ANSWERED},
+        base=np.array([each["base"] for each in done], dtype=float),
         unit=read_outcome.unit,
-        settings={
-            "model": model.info.name,
-            "backend": model.info.backend,
-            "outcome": read_outcome.name,
-            "insertion": replace(insertion, n_tokens=doses[-1]).label,
-            "template": by_dose[0][0].template.name,
-        },
+        settings=settings,
         seed=seed,
     )
 
 
-def _one(model: Model, pair: PromptPair, condition: str, layer: int, outcome: Outcome) -> tuple[np.ndarray, float]:
-    """Log odds of reading the span `[head, row after the span]` (empty where not asked), and the outcome."""
-    inputs = pair.condition(condition)
-    length = inputs.n_tokens
-    q_site, k_site = site(layer, "attn.hook_rot_q"), site(layer, "attn.hook_rot_k")
-    result = model.run(
-        inputs,
-        capture={q_site: None, k_site: None} if condition in READ_CONDITIONS else {},
-        logits_at=[length - back for back in outcome.reads(pair)],
-    )
-    assert result.logits is not None
-    value = float(outcome.value(result.logits, pair, None)[0])
-    if condition not in READ_CONDITIONS:
-        return np.zeros((0, 0)), value
-    q, k = (result.captured[name].double() for name in (q_site, k_site))
+def _one(runs: Runs, condition: str, layer: int) -> tuple[np.ndarray | None, float]:
+    """Log odds of reading the span `[head, row after the span]` (None where not asked), and the outcome."""
+    model, inputs, pair = runs.model, runs.inputs(condition), runs.first
+    names = [site(layer, f"attn.hook_rot_{part}") for part in "qk"] if condition in READ else []
+    result = model.run(inputs, capture=dict.fromkeys(names), logits_at=runs.read(condition))
+    value = float(runs.outcomes(result.logits)[0, 0])
+    if not names:
+        return None, value
+    q, k = (result.captured[name].double() for name in names)
     visible = model.visible(inputs)[layer]
-    after = slice(pair.span[1], length)
+    after = slice(pair.span[1], inputs.n_tokens)
     scores = masked_scores(q[:, after], k, visible[:, :, after], model.attention_rule(layer))
-    rows = torch.arange(length)[after].to(scores.device)
+    rows = torch.arange(inputs.n_tokens)[after].to(scores.device)
     span = pair.span_mask.to(scores.device)
     shown = visible[:, :, after].expand(scores.shape).contiguous()
     return span_log_odds(scores, span=span, visible=shown, dest_positions=rows)[0].cpu().numpy(), value
@@ -162,8 +162,8 @@ def _mean_of_common_rows(log_odds: np.ndarray) -> np.ndarray:
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
-@dataclass(frozen=True, eq=False)
-class DoseResponse:
+@dataclass(frozen=True, eq=False, repr=False)
+class DoseResponse(Result):
     """Log odds of reading the span per problem, dose and head of one layer, and the outcome per problem and dose.
 
     `log_odds[condition]` `[problem, dose, head]` for "inserted" and "held"; `outcomes[condition]` `[problem, dose]` for
@@ -192,85 +192,73 @@ class DoseResponse:
         return slope_in_log_dose(np.moveaxis(self.log_odds[condition], 1, -1), self.doses)
 
     def effects(self, contrast: str = "total") -> Interval:
-        """Mean effect of each dose on the outcome with its interval over problems, `[dose]`.
+        """Mean effect (corrupted - clean) of each dose on the outcome with its interval over problems, `[dose]`."""
+        found = one_of(contrast, CONTRASTS, "contrast")
+        return mean_interval(self._outcome(found.corrupted) - self._outcome(found.clean), seed=self.seed)
 
-        "total": inserted - base; "content": inserted - masked; "shift": masked - base; "held": held - base.
-        """
-        without = self.base[:, None]
-        inserted, held, masked = (self.outcomes[name] for name in ANSWERED_CONDITIONS)
-        known = {
-            "total": inserted - without,
-            "content": inserted - masked,
-            "shift": masked - without,
-            "held": held - without,
-        }
-        if contrast not in known:
-            raise ValueError(f"unknown contrast {contrast!r}; choose one of {', '.join(known)}")
-        return interval_of(known[contrast], 0.95, self.seed)
+    def _outcome(self, condition: str) -> np.ndarray:
+        """Outcomes `[problem, dose]` in a condition, or in its twin."""
+        if condition == "base":
+            return self.base[:, None]
+        twin = CONDITIONS[condition].twin
+        return self.outcomes[condition if condition in self.outcomes or twin is None else twin]
 
-    def summary(self) -> Any:
+    def summary(self) -> pd.DataFrame:
         """One row per head: both slopes with their intervals over problems, and the log odds at the largest dose."""
-        import pandas as pd
-
-        table: dict[str, Any] = {
-            "layer": [head.layer for head in self.heads],
-            "head": [head.head for head in self.heads],
-            "label": [str(head) for head in self.heads],
-            "paper_label": [head.paper_label for head in self.heads],
-        }
-        for condition in READ_CONDITIONS[::-1]:
-            made = interval_of(self.slopes(condition), 0.95, self.seed)
-            name = f"slope_{condition}"
-            table |= {name: made.estimate, f"{name}_ci_low": made.low, f"{name}_ci_high": made.high}
+        table: dict[str, Any] = dict(head_columns(self.heads))
+        for condition in READ[::-1]:
+            table |= interval_columns(f"slope_{condition}", mean_interval(self.slopes(condition), seed=self.seed))
         table[f"log_odds_at_{self.doses[-1]}"] = self.log_odds["inserted"][:, -1].mean(0)
         table["n"] = np.isfinite(self.slopes("inserted")).sum(0)
         return pd.DataFrame(table)
 
-    def outcome_table(self) -> Any:
+    def outcome_table(self) -> pd.DataFrame:
         """One row per dose: the mean outcome, and each contrast's effect with its interval over problems."""
-        import pandas as pd
-
         table: dict[str, Any] = {"n_tokens": self.doses, "outcome": self.outcomes["inserted"].mean(0)}
         for contrast in ("total", "content", "shift", "held"):
-            made = self.effects(contrast)
-            table |= {contrast: made.estimate, f"{contrast}_ci_low": made.low, f"{contrast}_ci_high": made.high}
+            table |= interval_columns(contrast, self.effects(contrast))
         return pd.DataFrame(table | {"n": np.isfinite(self.outcomes["inserted"]).sum(0)})
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, dose and head."""
-        import pandas as pd
+        axes = {"problem": self.problem_ids, "n_tokens": self.doses, "label": [str(head) for head in self.heads]}
+        read = {f"log_odds_{condition}": values for condition, values in self.log_odds.items()}
+        outcome = np.repeat(self.outcomes["inserted"][..., None], len(self.heads), -1)
+        return tidy(axes, **read, outcome=outcome)
 
-        shape = self.log_odds["held"].shape
-        grid = np.indices(shape).reshape(3, -1)
-        table = {
-            "problem": np.array(self.problem_ids)[grid[0]],
-            "n_tokens": self.doses[grid[1]],
-            "label": np.array([str(head) for head in self.heads])[grid[2]],
-        }
-        table |= {f"log_odds_{condition}": values.ravel() for condition, values in self.log_odds.items()}
-        return pd.DataFrame(table | {"outcome": self.outcomes["inserted"][grid[0], grid[1]]})
-
-    def describe(self) -> str:
+    def sentences(self) -> list[str]:
         """The slopes in both conditions, and the dose at which the outcome moves most."""
         held, inserted = self.slopes("held"), self.slopes("inserted")
         total = self.effects("total")
         most = int(np.argmax(np.abs(total.estimate)))
         low, high = float(total.low[most]), float(total.high[most])
-        words = (
+        known = " (1 for identical tokens in layer 0)" if self.layer == 0 else ""
+        return [
             f"{self.settings.get('insertion')} and fewer, {len(self.problem_ids)} problems, layer {self.layer} (zero-based), "
-            f"{len(self.heads)} heads. Slope of logit(1 - lambda) in log N: held positions {_range(held)}"
-        )
-        words += " (1 for identical tokens in layer 0)" if self.layer == 0 else ""
-        words += (
-            f"; inserted {_range(inserted)}. The outcome {self.settings.get('outcome')} moves most at "
-            f"{self.doses[most]} tokens: {float(total.estimate[most]):+.4f} {self.unit} against no insertion, 95 % interval "
-            f"[{low:+.4f}, {high:+.4f}]"
-        )
-        return words + ("." if low * high > 0 else ", which holds 0 or is undefined.")
+            f"{len(self.heads)} heads.",
+            f"Slope of logit(1 - lambda) in log N: held positions {_range(held)}{known}; inserted {_range(inserted)}.",
+            f"The outcome {self.settings.get('outcome')} moves most at {self.doses[most]} tokens: "
+            f"{float(total.estimate[most]):+.4f} {self.unit} against no insertion, 95 % interval [{low:+.4f}, {high:+.4f}]"
+            f"{'.' if low * high > 0 else ', which holds 0 or is undefined.'}",
+        ]
 
-    def __repr__(self) -> str:
-        table = self.outcome_table()[["n_tokens", "total", "total_ci_low", "total_ci_high", "content", "shift", "n"]]
-        return f"{self.describe()}\n{table.to_string(index=False, float_format=lambda x: f'{x:+.4f}')}"
+    signed = True
+
+    def printed(self) -> pd.DataFrame:
+        """The outcome's table, without what the picture shows better."""
+        return self.outcome_table()[["n_tokens", "total", "total_ci_low", "total_ci_high", "content", "shift", "n"]]
+
+    def shown(self) -> Shown:
+        """The outcome by dose, and the slopes by head."""
+        doses, table = self.outcome_table(), self.summary()
+        named = dict.fromkeys(doses.columns, "") | {"n_tokens": "inserted tokens"}
+        columns = [name for name in table.columns if name not in ("layer", "head")]
+        return Shown(
+            (
+                ShownTable(doses, f"Outcome by number of inserted tokens, in {self.unit}.", named),
+                ShownTable(table, "Slope of the log odds of reading the span in log N, per head.", columns),
+            )
+        )
 
 
 def _range(slopes: np.ndarray) -> str:

@@ -16,9 +16,10 @@ from torch import Tensor
 from ..heads import Head, check_heads
 from ..models.attention import masked_scores, mix_values, softmax
 from ..models.base import Model
-from ..models.info import AttentionRule, ModelError
+from ..models.info import AttentionRule
 from ..models.inputs import Edit, Inputs, Recording
 from ..models.sites import site
+from ..prompts.conditions import one_of
 from ..shapes import Z
 
 
@@ -47,11 +48,8 @@ class LayerState:
     ) -> "LayerState":
         """The state of `layer` of a recording; `span` is boolean `[b, src]` in the recording's own coordinates."""
         if not recording.q:
-            raise ModelError(
-                f"{model.info.architecture} on backend {model.info.backend!r} shows no rotated queries and keys, which "
-                "edits of attention need: use edit='z', or another backend"
-            )
-        plain = model.visible(Inputs(recording.inputs.tokens, recording.inputs.position_ids))[layer]
+            model.need_rotated("edits of attention (other than edit='z')")
+        plain = model.visible(recording.inputs.unmasked)[layer]
         span = span.to(recording.k[layer].device)
         return cls(
             q=recording.q[layer],
@@ -90,11 +88,22 @@ class LayerState:
 
 
 class Intervention(ABC):
-    """A named edit of head outputs; `needs_donor` and `needs_span` say what must be there."""
+    """A named edit of head outputs; what must be there for it is declared.
+
+    `needs_donor`: another run to take from. `needs_span`: a span that can be read. `needs_attention`: the receiving run's
+    queries and keys (without it, the donor's z is all that it takes).
+    """
 
     name: ClassVar[str]
     needs_donor: ClassVar[bool] = False
     needs_span: ClassVar[bool] = True
+    needs_attention: ClassVar[bool] = True
+
+    @property
+    def label(self) -> str:
+        """The name with its options: `gate(g=0.5)`."""
+        options = ", ".join(f"{key}={value}" for key, value in vars(self).items())
+        return f"{self.name}({options})" if options else self.name
 
     @abstractmethod
     def __call__(self, state: LayerState) -> Z:
@@ -108,6 +117,7 @@ class PatchZ(Intervention):
     name: ClassVar[str] = "z"
     needs_donor: ClassVar[bool] = True
     needs_span: ClassVar[bool] = False
+    needs_attention: ClassVar[bool] = False
 
     def __call__(self, state: LayerState) -> Z:
         assert state.donor is not None
@@ -285,7 +295,7 @@ def run_edits(
         raise ValueError("no heads to edit")
     if intervention.needs_donor and donor is None:
         raise ValueError(f"{intervention.name!r} takes activations from another run: give its recording as donor")
-    masks, plain = model.visible(inputs), model.visible(Inputs(inputs.tokens, inputs.position_ids))
+    masks, plain = model.visible(inputs), model.visible(inputs.unmasked)
     span = span.to(inputs.tokens.device).expand(inputs.tokens.shape)
     nowhere = torch.zeros_like(donor.inputs.tokens, dtype=torch.bool) if donor is not None else None
     edits: dict[str, Edit] = {}
@@ -385,3 +395,16 @@ INTERVENTIONS: dict[str, Intervention] = {
     )
 } | {part: PatchInput(part) for part in "qkv"}
 """The interventions that need no number, by name."""
+
+
+KNOCKOUTS: dict[str, Intervention] = {"denoising": Knockout(), "noising": EdgeNoise()}
+"""edit="knockout" in each direction: the head's sight of the span taken from it, or given to it alone."""
+
+
+def edit_named(edit: "str | Intervention", direction: str) -> Intervention:
+    """The intervention of a name in this direction, or the given one."""
+    if isinstance(edit, Intervention):
+        return edit
+    if not isinstance(edit, str):
+        raise TypeError(f"edit must be a name ({', '.join(INTERVENTIONS)}) or an Intervention, got {edit!r}")
+    return KNOCKOUTS[direction] if edit == "knockout" else one_of(edit, INTERVENTIONS, "edit")

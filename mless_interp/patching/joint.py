@@ -9,24 +9,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
-from ..heads import Head, check_heads
+from ..heads import Head
 from ..models.base import Model
 from ..models.info import ModelInfo
+from ..models.memory import rows_per_pass
+from ..prompts.conditions import CONTRASTS
 from ..prompts.pairs import PromptPair
-from ..running.checkpoint import Checkpoint
-from ..running.progress import progress_bar
-from ..statistics import Interval, derive_generator
+from ..running.results import Result, interval_columns
+from ..statistics import Interval, derive_generator, mean_interval
 from .interventions import Knockout, run_edits
-from .outcomes import OUTCOMES, Outcome, named
-from .scores import interval_of
-from .sweep import checked_pairs, default_rows, hash_ids, patch_heads, span_of
+from .outcomes import Outcome
+from .prepared import Prepared, Runs, prepare, single
+from .sweep import Sweep, sweep_heads
 
 
 def joint_knockout(
     model: Model,
-    pairs: Iterable[PromptPair],
+    pairs: Iterable[PromptPair] | Prepared,
     heads: Iterable[Head],
     *,
     outcome: str | Outcome = "answer_logprob",
@@ -54,63 +56,49 @@ def joint_knockout(
     Source: the necessity test of Shi et al. (2410.13032), methods §8 | differs in: attention to the span is knocked out,
     not the head; whole sets keep their layers; the effect itself comes with an interval over problems.
     """
-    read_outcome = named(outcome, OUTCOMES, "outcome", Outcome)
-    if read_outcome.needs_clean:
-        raise ValueError(f"a joint knockout needs a signed outcome such as 'answer_logprob', got {read_outcome.name!r}")
+    prepared = prepare(model, pairs, outcome, signed_for="a joint knockout")
     if n_random_sets < 0:
         raise ValueError(f"n_random_sets must be 0 or more, got {n_random_sets}")
     info = model.info
-    chosen = check_heads(heads, n_layers=info.n_layers, n_heads=info.n_heads)
-    if not chosen:
-        raise ValueError("the set of heads is empty: name at least one head to knock out")
-    bare = checked_pairs(pairs)
-    if singles is not None and singles.shape != (len(bare), len(chosen)):
+    chosen = info.chosen(heads, what="knock out")
+    n = len(prepared.ids)
+    if singles is not None and singles.shape != (n, len(chosen)):
         raise ValueError(
-            f"singles must be [problem, head] = [{len(bare)}, {len(chosen)}], got {list(singles.shape)}; leave it out to "
-            "have the single knockouts swept"
+            f"singles must be [problem, head] = [{n}, {len(chosen)}], got {list(singles.shape)}; leave it out to have the "
+            "single knockouts swept"
         )
-    answered = [pair.answered(read_outcome.appended) for pair in bare]
-    read_outcome.check(answered)
-    n_possible = count_sets(chosen, info)
     sets = random_sets(chosen, info, n_random_sets, seed=seed)
     gates = torch.stack([gate_row((), info), *(gate_row(members, info) for members in (chosen, *sets))])
-    settings = {
-        "outcome": read_outcome.name,
-        "heads": [str(head) for head in chosen],
-        "n_random_sets": n_random_sets,
-        "seed": seed,
-        "model": info.name,
-        "backend": info.backend,
-        "dtype": info.dtype,
-    }
-    saved = Checkpoint(checkpoint, {**settings, "prompts": [[p.id, hash_ids(p.inserted.ids)] for p in answered]})
-    values = np.full((len(bare), len(gates)), np.nan)
-    with progress_bar(len(bare), "knocking out sets of heads", enabled=progress) as bar:
-        for index, pair in enumerate(answered):
-            done = saved.get(pair.id)
-            if done is None:
-                done = gated_outcomes(model, pair, read_outcome, gates).tolist()
-                saved.put(pair.id, done)
-            values[index] = done
-            bar.update(1)
+    settings = {"heads": [str(head) for head in chosen], "n_random_sets": n_random_sets, "seed": seed}
+    values = gated_outcomes(
+        prepared,
+        gates,
+        label="knocking out sets of heads",
+        settings=settings,
+        checkpoint=checkpoint,
+        progress=progress,
+    )
     if singles is None:
-        run = patch_heads(
-            model, bare, edit="knockout", outcome=read_outcome, heads=chosen, progress=progress, seed=seed
-        )
-        singles = -run.effect[:, [head.layer for head in chosen], [head.head for head in chosen]]
+        singles = single_knockouts(prepared, chosen, progress=progress)
     removed = values[:, :1] - values[:, 1:]
     return JointKnockout(
-        problem_ids=tuple(pair.id for pair in bare),
+        problem_ids=prepared.ids,
         heads=chosen,
         effect=removed[:, 0],
         singles=singles,
         random=removed[:, 1:],
         sets=sets,
-        n_possible=n_possible,
-        unit=read_outcome.unit,
-        settings={**settings, "insertion": bare[0].insertion.label},
+        n_possible=count_sets(chosen, info),
+        unit=prepared.outcome.unit,
+        settings={**settings, **prepared.settings},
         seed=seed,
     )
+
+
+def single_knockouts(prepared: Prepared, heads: Sequence[Head], *, progress: bool) -> np.ndarray:
+    """What the knockout of each head alone removes, `[problem, head]`, in the sign of the insertion's own effect."""
+    sweeps = {"knockout": Sweep.named(edit="knockout")}
+    return -sweep_heads(prepared, sweeps, heads, progress=progress)["knockout"].per_head
 
 
 def count_sets(heads: Sequence[Head], info: ModelInfo) -> int:
@@ -147,40 +135,60 @@ def gate_row(heads: Iterable[Head], info: ModelInfo, *, closed: bool = True) -> 
     return gates
 
 
-def gated_outcomes(model: Model, pair: PromptPair, outcome: Outcome, gates: torch.Tensor) -> np.ndarray:
-    """The outcome `[row]` of one problem (its answer appended) under each row of gates `[row, layer, head]`, 0 or 1.
+def gated_outcomes(
+    prepared: Prepared,
+    gates: torch.Tensor,
+    *,
+    label: str,
+    settings: dict[str, Any],
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+) -> np.ndarray:
+    """The outcome `[problem, row]` under each row of gates `[row, layer, head]`, 0 (cannot see the span) or 1.
 
     One pass over the changed positions where the model can be continued layer by layer, else one whole forward pass per
     row: the same numbers.
     """
-    length = len(pair.inserted)
-    start = length - pair.n_after
-    read = [length - back for back in outcome.reads(pair)]
-    found = []
-    if model.stepper is None:
-        inputs = pair.condition("inserted")
-        for row in gates:
-            shut = [Head(int(layer), int(head)) for layer, head in (row == 0).nonzero().tolist()]
-            edits = {}
-            if shut:
-                edits = run_edits(model, inputs, Knockout(), shut, span=pair.span_mask[None], start=start)
-            logits = model.run(inputs.tokens, edits=edits, logits_at=read).logits
-            assert logits is not None
-            found.append(outcome.value(logits, pair, None))
-        return torch.cat(found).double().cpu().numpy()
-    recording = model.record(pair.condition("inserted"), start=start)
+    way = _by_replay if prepared.model.stepper is not None else _by_forward
+    found = prepared.each(
+        single(lambda at: way(prepared.runs((at,)), gates)),
+        label=label,
+        settings=settings,
+        checkpoint=checkpoint,
+        progress=progress,
+        alone=True,
+    )
+    return np.array(found, dtype=float)
+
+
+def _by_replay(runs: Runs, gates: torch.Tensor) -> np.ndarray:
+    contrast, length = CONTRASTS["content"], runs.length("inserted")
+    changed = contrast.n_changed(runs.first)
+    recording = runs.model.record(runs.inputs("inserted"), start=length - changed)
     z = recording.z[0]
-    span = span_of([pair], recording.inputs).to(z.device)
-    at = torch.tensor(read, device=z.device) - start
-    rows = default_rows(model, 1, length - start, length, len(read))
+    span = runs.span("inserted").to(z.device)
+    read = torch.tensor(runs.read("inserted"), device=z.device) - recording.start
+    rows = rows_per_pass(runs.model.info, batch=1, changed=changed, length=length, read=len(read))
     with torch.no_grad():
-        for part in gates.to(z).split(rows):
-            found.append(outcome.value(model.stepper.tail(recording, at, gates=part, span=span), pair, None))
-    return torch.cat(found).double().cpu().numpy()
+        parts = [runs.model.stepper.tail(recording, read, gates=part, span=span) for part in gates.to(z).split(rows)]
+    return np.concatenate([runs.outcomes(logits)[0] for logits in parts])
 
 
-@dataclass(frozen=True, eq=False)
-class JointKnockout:
+def _by_forward(runs: Runs, gates: torch.Tensor) -> np.ndarray:
+    inputs, pair = runs.inputs("inserted"), runs.first
+    start = len(pair.inserted) - pair.n_after
+    found = []
+    for row in gates:
+        shut = [Head(int(layer), int(head)) for layer, head in (row == 0).nonzero().tolist()]
+        edits = {}
+        if shut:
+            edits = run_edits(runs.model, inputs, Knockout(), shut, span=pair.span_mask[None], start=start)
+        found.append(runs.outcomes(runs.model.run(inputs, edits=edits, logits_at=runs.read("inserted")).logits)[0])
+    return np.concatenate(found)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class JointKnockout(Result):
     """A set of heads knocked out together: `effect` `[problem]`, what that removes, in the sign of the insertion's effect.
 
     `singles` `[problem, head]` is what each removes alone, `random` `[problem, set]` what each of `sets` (random sets of
@@ -201,7 +209,7 @@ class JointKnockout:
     @property
     def interval(self) -> Interval:
         """Mean joint effect with its interval over problems."""
-        return interval_of(self.effect, 0.95, self.seed)
+        return mean_interval(self.effect, seed=self.seed)
 
     @property
     def interaction(self) -> np.ndarray:
@@ -211,7 +219,7 @@ class JointKnockout:
     @property
     def interaction_interval(self) -> Interval:
         """Mean interaction with its interval over problems."""
-        return interval_of(self.interaction, 0.95, self.seed)
+        return mean_interval(self.interaction, seed=self.seed)
 
     @property
     def exact(self) -> bool:
@@ -230,28 +238,22 @@ class JointKnockout:
     def margin_interval(self) -> Interval:
         """The set's effect minus the random sets' mean, in the sign of the set's, paired over problems."""
         sign = np.sign(self.effect.mean())
-        return interval_of(sign * (self.effect - self.random.mean(1)), 0.95, self.seed)
+        return mean_interval(sign * (self.effect - self.random.mean(1)), seed=self.seed)
 
-    def summary(self) -> Any:
+    def summary(self) -> pd.DataFrame:
         """One row per set, the given one first: mean effect with its interval over problems."""
-        import pandas as pd
-
         values = np.column_stack([self.effect, self.random])
-        made = interval_of(values, 0.95, self.seed)
+        made = mean_interval(values, seed=self.seed)
         return pd.DataFrame(
             {
                 "set": ["given"] + [f"random {i}" for i in range(len(self.sets))],
                 "heads": [" ".join(map(str, members)) for members in (self.heads, *self.sets)],
-                "effect": made.estimate,
-                "effect_ci_low": made.low,
-                "effect_ci_high": made.high,
+                **interval_columns("effect", made),
             }
         )
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> pd.DataFrame:
         """One row per problem: joint effect, sum of the single ones, and the random sets' mean and range."""
-        import pandas as pd
-
         random = self.random if self.sets else np.full((len(self.effect), 1), np.nan)
         return pd.DataFrame(
             {
@@ -265,19 +267,19 @@ class JointKnockout:
             }
         )
 
-    def describe(self) -> str:
+    def sentences(self) -> list[str]:
         """What the set removes together, whether any heads of these layers would, and whether its heads add up."""
-        words = [
+        found = [
             f"Knocking out {', '.join(map(str, self.heads))} together removes {_shown(self.interval)} {self.unit}.",
             self._random_words(),
         ]
         if len(self.heads) > 1:
             made = self.interaction_interval
-            words.append(
+            found.append(
                 f"One by one they remove {self.singles.sum(1).mean():+.4f} in sum; interaction (joint minus sum) "
                 f"{_shown(made)}{self._interaction_word(made)}."
             )
-        return " ".join(word for word in words if word)
+        return [words for words in found if words]
 
     def _random_words(self) -> str:
         if not self.sets:

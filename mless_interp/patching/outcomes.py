@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..metrics.logits import answer_logprob, kl_divergence, logit_difference, mean_logprob
+from ..prompts.conditions import one_of
 from ..prompts.pairs import PromptPair
 
 
@@ -82,12 +83,14 @@ def resolution_of(dtype: str) -> float:
     return {"float64": 1e-9, "float32": 1e-5}.get(dtype, 1e-2)
 
 
-def named(given: Any, known: dict[str, Any], what: str, kind: Any) -> Any:
-    """The thing of that name, or the given one; `ValueError` lists the names."""
-    if isinstance(given, str):
-        if given not in known:
-            raise ValueError(f"unknown {what} {given!r}; choose one of {', '.join(known)}")
-        return known[given]
-    if kind is not None and not isinstance(given, kind):
-        raise TypeError(f"{what} must be a name or an {kind.__name__}, got {given!r}")
-    return given
+def outcome_named(given: "str | Outcome", *, signed_for: str = "") -> Outcome:
+    """The outcome of that name, or the given one; `signed_for` names what needs one with a sign."""
+    found = one_of(given, OUTCOMES, "outcome") if isinstance(given, str) else given
+    if not isinstance(found, Outcome):
+        raise TypeError(f"outcome must be a name or an Outcome, got {given!r}")
+    if signed_for and found.needs_clean:
+        allowed = ", ".join(name for name, known in OUTCOMES.items() if not known.needs_clean)
+        raise ValueError(
+            f"{signed_for} needs a signed outcome ({allowed}), and {found.name!r} is never negative, whatever is done"
+        )
+    return found

@@ -5,13 +5,17 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ..heads import Head
-from ..statistics import Interval, bootstrap_interval, ratio_interval
+from ..running.results import Result, Shown, ShownTable, head_columns, head_map, of_heads
+from ..statistics import CONFIDENCE, Interval, mean_interval, one_problem, ratio_interval
+
+INTERVAL_MARK = "outlined: the 95 % interval does not hold 0 (each head by itself, not corrected for testing many)"
 
 
-@dataclass(frozen=True, eq=False)
-class PatchScores:
+@dataclass(frozen=True, eq=False, repr=False)
+class PatchScores(Result):
     """Patched outcomes of an exact sweep, `[problem, layer, head]`; NaN for heads that were not patched.
 
     `effect` = patched - receiving. `effect_fraction` = mean effect / mean (donor - receiving): 0 nothing, 1 everything,
@@ -28,7 +32,9 @@ class PatchScores:
     unit: str
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
-    confidence: float = 0.95
+    confidence: float = CONFIDENCE
+
+    signed = True
 
     def __post_init__(self) -> None:
         n = len(self.problem_ids)
@@ -39,6 +45,11 @@ class PatchScores:
     def effect(self) -> np.ndarray:
         """patched - receiving, `[problem, layer, head]`, in `unit`."""
         return self.patched - self.receiving[:, None, None]
+
+    @property
+    def per_head(self) -> np.ndarray:
+        """`effect` of the patched heads, `[problem, head]` in the order of `heads`."""
+        return of_heads(self.effect, self.heads)
 
     @property
     def total_effect(self) -> np.ndarray:
@@ -52,37 +63,29 @@ class PatchScores:
     @cached_property
     def total_interval(self) -> Interval:
         """Mean total effect with its bootstrap interval over problems (NaN limits for a single problem)."""
-        return interval_of(self.total_effect, self.confidence, self.seed)
+        return mean_interval(self.total_effect, confidence=self.confidence, seed=self.seed)
 
     @cached_property
     def effect_interval(self) -> Interval:
         """Mean effect per head with its interval, cells in the order of `heads`."""
-        return interval_of(self._per_head(self.effect), self.confidence, self.seed)
+        return mean_interval(self.per_head, confidence=self.confidence, seed=self.seed)
 
     @cached_property
     def effect_fraction(self) -> Interval:
         """Ratio of means with its interval, cells in the order of `heads`."""
-        effect, total = self._per_head(self.effect), self.total_effect
+        effect, total = self.per_head, self.total_effect
         if len(total) == 1:
-            return _single(effect[0] / total[0] if total[0] else np.full(effect[0].shape, np.nan), self.confidence)
+            single = effect[0] / total[0] if total[0] else np.full(effect[0].shape, np.nan)
+            return one_problem(single, confidence=self.confidence)
         return ratio_interval(effect, total, confidence=self.confidence, seed=self.seed)
 
-    def _per_head(self, values: np.ndarray) -> np.ndarray:
-        layers, heads = zip(*((head.layer, head.head) for head in self.heads), strict=True)
-        return values[:, list(layers), list(heads)]
-
-    def summary(self) -> Any:
+    def summary(self) -> pd.DataFrame:
         """One row per head, in order of layer and head: effect, effect_fraction, recovered, interval, n, flag."""
-        import pandas as pd
-
         fraction, effect = self.effect_fraction, self.effect_interval
         noising = self.settings.get("direction") == "noising"
         return pd.DataFrame(
             {
-                "layer": [head.layer for head in self.heads],
-                "head": [head.head for head in self.heads],
-                "label": [str(head) for head in self.heads],
-                "paper_label": [head.paper_label for head in self.heads],
+                **head_columns(self.heads),
                 "effect": effect.estimate,
                 "effect_ci_low": effect.low,
                 "effect_ci_high": effect.high,
@@ -95,70 +98,57 @@ class PatchScores:
             }
         )
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem and head."""
-        import pandas as pd
-
         n, per_head = len(self.problem_ids), len(self.heads)
+        columns = head_columns(self.heads, times=n)
+        del columns["paper_label"]
         return pd.DataFrame(
             {
                 "problem": np.repeat(self.problem_ids, per_head),
-                "layer": [head.layer for head in self.heads] * n,
-                "head": [head.head for head in self.heads] * n,
-                "label": [str(head) for head in self.heads] * n,
+                **columns,
                 "receiving": np.repeat(self.receiving, per_head),
                 "donor": np.repeat(self.donor, per_head),
-                "patched": self._per_head(self.patched).ravel(),
-                "effect": self._per_head(self.effect).ravel(),
+                "patched": of_heads(self.patched, self.heads).ravel(),
+                "effect": self.per_head.ravel(),
             }
         )
 
-    def top(self, k: int = 10) -> Any:
+    def top(self, k: int = 10) -> pd.DataFrame:
         """The `k` heads of largest |effect_fraction| (largest |effect| where fractions are undefined)."""
         table = self.summary()
         key = "effect_fraction" if table["effect_fraction"].notna().any() else "effect"
         order = table[key].abs().sort_values(ascending=False, kind="stable").index
         return table.loc[order].head(k).reset_index(drop=True)
 
-    def describe(self) -> str:
-        """What was measured, in two sentences."""
+    def sentences(self) -> list[str]:
+        """What was measured."""
         s, total = self.settings, self.total_interval
-        words = (
-            f"{s.get('edit', 'z')} patch of {len(self.heads)} heads, contrast {s.get('contrast')}, {s.get('direction')}, "
-            f"outcome {s.get('outcome')}, {len(self.problem_ids)} problems."
-        )
         low, high = float(total.low), float(total.high)
-        words += f" Total effect (donor - receiving): {float(total.estimate):+.4f} {self.unit}, "
-        words += f"95 % interval [{low:.4f}, {high:.4f}]."
+        found = [
+            f"{s.get('edit', 'z')} patch of {len(self.heads)} heads, contrast {s.get('contrast')}, {s.get('direction')}, "
+            f"outcome {s.get('outcome')}, {len(self.problem_ids)} problems.",
+            f"Total effect (donor - receiving): {float(total.estimate):+.4f} {self.unit}, 95 % interval [{low:.4f}, "
+            f"{high:.4f}].",
+        ]
         if not low * high > 0:
-            words += " That interval holds 0 (or is undefined): effect_fraction is NaN, read the raw effects only."
-        undefined = int(np.isnan(self._per_head(self.patched)).any(0).sum())
-        return words + (f" {undefined} heads are undefined on some problem (NaN)." if undefined else "")
+            found.append("That interval holds 0 (or is undefined): effect_fraction is NaN, read the raw effects only.")
+        undefined = int(np.isnan(self.per_head).any(0).sum())
+        return [*found, f"{undefined} heads are undefined on some problem (NaN)."] if undefined else found
 
-    def __repr__(self) -> str:
-        columns = ["label", "paper_label", "effect", "effect_fraction", "ci_low", "ci_high", "n"]
-        table = self.top(10)[columns].to_string(index=False, float_format=lambda x: f"{x:+.4f}")
-        return f"{self.describe()}\n{table}"
+    def printed(self) -> pd.DataFrame:
+        """The ten heads of the largest share."""
+        return self.top(10)[["label", "paper_label", "effect", "effect_fraction", "ci_low", "ci_high", "n"]]
 
-
-def interval_of(values: np.ndarray, confidence: float, seed: int) -> Interval:
-    """Mean over problems with its bootstrap interval; one problem has an estimate without limits, flagged."""
-    if len(values) > 1:
-        return bootstrap_interval(values, confidence=confidence, seed=seed)
-    return _single(np.asarray(values[0]), confidence)
-
-
-def _single(estimate: np.ndarray, confidence: float) -> Interval:
-    """The "interval" of one problem: an estimate without limits, flagged."""
-    estimate = np.asarray(estimate, dtype=float)
-    unknown = np.full(estimate.shape, np.nan)
-    return Interval(
-        estimate=estimate,
-        low=unknown,
-        high=unknown,
-        standard_error=unknown,
-        n=np.asarray(np.isfinite(estimate), dtype=int),
-        flag=np.full(estimate.shape, "fewer than 2 problems"),
-        confidence=confidence,
-        method="none",
-    )
+    def shown(self) -> Shown:
+        """Every head's share as a map and a table."""
+        columns = ["label", "paper_label", "effect_fraction", "ci_low", "effect", "recovered", "n"]
+        table = self.summary()
+        key = "effect_fraction" if table["effect_fraction"].notna().any() else "effect"
+        low, high = ("ci_low", "ci_high") if key == "effect_fraction" else ("effect_ci_low", "effect_ci_high")
+        marked = (table[low] * table[high] > 0).tolist()
+        caption = f"Patched heads, the largest share first. Effects in {self.unit}."
+        return Shown(
+            (ShownTable(self.top(len(table)), caption, columns),),
+            head_map(table, [key], columns, marked=marked, means=INTERVAL_MARK),
+        )

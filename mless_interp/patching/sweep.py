@@ -1,7 +1,7 @@
 """Exact sweeps: patch one head at a time, every head, and see what the outcome does."""
 
-import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,30 +9,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..heads import Head, check_heads
+from ..heads import Head
 from ..models.base import Model
-from ..models.inputs import Inputs
-from ..models.memory import halved
+from ..models.memory import halved, rows_per_pass
+from ..prompts.conditions import CONTRASTS, Contrast, one_of
 from ..prompts.pairs import PromptPair
-from ..running.checkpoint import Checkpoint
-from ..running.progress import progress_bar
-from .interventions import INTERVENTIONS, EdgeNoise, Intervention, Knockout, LayerState, PatchZ
-from .outcomes import OUTCOMES, Outcome, named
+from ..running.loop import Tick, Unit
+from .interventions import Intervention, LayerState, edit_named
+from .outcomes import Outcome
+from .prepared import Prepared, Runs, prepare
 from .scores import PatchScores
 
-CONTRASTS: dict[str, tuple[str, str]] = {
-    "content": ("masked", "inserted"),
-    "shift": ("base", "gap"),
-    "total": ("base", "inserted"),
-}
-"""contrast -> (clean condition, corrupted condition)."""
 DIRECTIONS = ("denoising", "noising")
 POSITIONS = ("question", "last", "prefix", "span", "all")
 
 
 def patch_heads(
     model: Model,
-    pairs: Iterable[PromptPair],
+    pairs: Iterable[PromptPair] | Prepared,
     *,
     contrast: str = "content",
     direction: str = "denoising",
@@ -50,7 +44,8 @@ def patch_heads(
     Parameters
     ----------
     contrast : "content" (masked C3 -> inserted C1), "shift" (base C0 -> gap C2), "total" (base C0 -> inserted C1,
-        through the alignment). The first is the clean run, the second the corrupted one.
+        through the alignment), "held" (base C0 -> held C4, likewise). The first is the clean run, the second the
+        corrupted one.
     direction : "denoising" patches the clean run's activation into the corrupted run, "noising" the reverse.
     edit : "z" (the donor's head output), "knockout" (denoising: the head cannot see the span, renormalised; noising: in
         the run that cannot see the span this head alone sees it), another name of `INTERVENTIONS`, or an object.
@@ -67,194 +62,145 @@ def patch_heads(
     Source: activation patching as in Heimersheim & Nanda (2404.15255), methods §6; each value equals one whole forward
     pass with that edit, at a fraction of the cost (`Model.replay`).
     """
-    read_outcome = named(outcome, OUTCOMES, "outcome", Outcome)
-    bare = checked_pairs(pairs, contrast, direction, positions)
-    intervention = _chosen(edit, contrast, direction)
-    chosen = model.info.heads if heads is None else tuple(heads)
-    chosen = check_heads(chosen, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
-    if not chosen:
-        raise ValueError("no heads to patch")
-    answered = [pair.answered(read_outcome.appended) for pair in bare]
-    read_outcome.check(answered)
-    settings = {
-        "contrast": contrast,
-        "direction": direction,
-        "edit": _edit_label(intervention),
-        "outcome": read_outcome.name,
-        "positions": positions,
-        "heads": [str(head) for head in chosen],
-        "model": model.info.name,
-        "backend": model.info.backend,
-        "dtype": model.info.dtype,
-        "largest_logit": None if model.checks is None else round(model.checks.largest_logit, 3),  # same weights?
-    }
-    saved = Checkpoint(checkpoint, {**settings, "prompts": [_fingerprint(pair) for pair in answered]})
-    shape = (len(answered), model.info.n_layers, model.info.n_heads)
-    patched = np.full(shape, np.nan)
-    ends = np.full((len(answered), 2), np.nan)  # receiving, donor
-    with progress_bar(len(answered) * len(chosen), "patching heads", enabled=progress) as bar:
-        waiting: list[int] = []
-        for index, pair in enumerate(answered):
-            done = saved.get(pair.id)
-            if done is None:
-                waiting.append(index)
-            else:
-                ends[index], patched[index] = done["ends"], np.array(done["patched"], dtype=float)
-                bar.update(len(chosen))
-        for group in equal_geometry(waiting, answered, read_outcome):
-            batch = [answered[index] for index in group]
-            sweep = _Sweep(model, batch, contrast, direction, intervention, read_outcome, positions, max_rows)
-            values, group_ends = sweep.all_heads(chosen, bar)
-            for place, index in enumerate(group):
-                patched[index], ends[index] = values[place], group_ends[place]
-                saved.put(answered[index].id, {"ends": ends[index].tolist(), "patched": patched[index].tolist()})
-    return PatchScores(
-        problem_ids=tuple(pair.id for pair in answered),
-        patched=patched,
-        receiving=ends[:, 0],
-        donor=ends[:, 1],
-        heads=chosen,
-        unit=read_outcome.unit,
-        settings=settings,
-        seed=seed,
+    sweep = Sweep.named(contrast, direction, edit, positions)
+    prepared = prepare(model, pairs, outcome)
+    chosen = model.info.chosen(heads, what="patch")
+    options: dict[str, Any] = {"checkpoint": checkpoint, "max_rows": max_rows, "progress": progress, "seed": seed}
+    return sweep_heads(prepared, {"patch": sweep}, chosen, **options)["patch"]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What is patched: between which two conditions, which way, by which edit, at which positions."""
+
+    contrast: Contrast
+    direction: str
+    intervention: Intervention
+    positions: str = "question"
+
+    @classmethod
+    def named(
+        cls, contrast: str = "content", direction: str = "denoising", edit: Any = "z", positions: str = "question"
+    ) -> "Sweep":
+        """The sweep of these names; `ValueError` for what is unknown or does not go together."""
+        found = one_of(contrast, CONTRASTS, "contrast")
+        one_of(direction, dict.fromkeys(DIRECTIONS), "direction")
+        one_of(positions, dict.fromkeys(POSITIONS), "positions")
+        intervention = edit_named(edit, direction)
+        if intervention.needs_span and not (found.reads_span and found.equal_length):
+            raise ValueError(
+                f"edit {intervention.name!r} acts on attention to the inserted span, so it needs contrast='content', got "
+                f"{contrast!r}"
+            )
+        if not found.equal_length and positions not in ("question", "last"):
+            raise ValueError(
+                f"contrast {contrast!r} joins prompts of two lengths: positions must be 'question' or 'last'"
+            )
+        return cls(found, direction, intervention, positions)
+
+    @property
+    def donor(self) -> str:
+        """The condition that gives the activations."""
+        return self.contrast.clean if self.direction == "denoising" else self.contrast.corrupted
+
+    @property
+    def receiving(self) -> str:
+        """The condition that is patched."""
+        return self.contrast.corrupted if self.direction == "denoising" else self.contrast.clean
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What tells this sweep from others."""
+        return {
+            "contrast": self.contrast.name,
+            "direction": self.direction,
+            "edit": self.intervention.label,
+            "positions": self.positions,
+        }
+
+
+def sweep_heads(
+    prepared: Prepared,
+    sweeps: Mapping[str, Sweep],
+    heads: Sequence[Head],
+    *,
+    checkpoint: str | Path | None = None,
+    max_rows: int | None = None,
+    progress: bool = True,
+    seed: int = 0,
+) -> dict[str, PatchScores]:
+    """Several sweeps of the same heads and problems, by name: every run that they share is made once."""
+    chosen = tuple(heads)
+
+    def of_unit(unit: Unit, tick: Tick) -> list[Any]:
+        runs = prepared.runs(unit)
+        done = {name: _Swept(runs, sweep, max_rows).all_heads(chosen, tick) for name, sweep in sweeps.items()}
+        return [
+            {name: {"ends": ends[place], "patched": values[place]} for name, (values, ends) in done.items()}
+            for place in range(len(unit))
+        ]
+
+    found = prepared.each(
+        of_unit,
+        label="patching heads",
+        settings={"sweeps": {name: sweep.settings for name, sweep in sweeps.items()}, "heads": list(map(str, chosen))},
+        checkpoint=checkpoint,
+        progress=progress,
+        steps=len(chosen) * len(sweeps),
     )
 
-
-def _edit_label(intervention: Intervention) -> str:
-    options = {key: value for key, value in vars(intervention).items() if key != "name"}
-    return intervention.name + ("" if not options else "(" + ", ".join(f"{k}={v}" for k, v in options.items()) + ")")
-
-
-def _chosen(edit: str | Intervention, contrast: str, direction: str) -> Intervention:
-    if edit == "knockout":
-        intervention: Intervention = Knockout() if direction == "denoising" else EdgeNoise()
-    else:
-        intervention = named(edit, INTERVENTIONS, "edit", None)
-    if not callable(intervention) or not hasattr(intervention, "needs_span"):
-        raise TypeError(f"edit must be a name ({', '.join(INTERVENTIONS)}) or an Intervention, got {edit!r}")
-    if intervention.needs_span and contrast != "content":
-        raise ValueError(
-            f"edit {intervention.name!r} acts on attention to the inserted span, so it needs contrast='content', got "
-            f"{contrast!r}"
+    def scores(name: str, sweep: Sweep) -> PatchScores:
+        ends = np.array([each[name]["ends"] for each in found], dtype=float)
+        return PatchScores(
+            problem_ids=prepared.ids,
+            patched=np.array([each[name]["patched"] for each in found], dtype=float),
+            receiving=ends[:, 0],
+            donor=ends[:, 1],
+            heads=chosen,
+            unit=prepared.outcome.unit,
+            settings={**sweep.settings, "heads": list(map(str, chosen)), **prepared.settings},
+            seed=seed,
         )
-    return intervention
+
+    return {name: scores(name, sweep) for name, sweep in sweeps.items()}
 
 
-def checked_pairs(
-    pairs: Iterable[PromptPair], contrast: str = "content", direction: str = "denoising", positions: str = "question"
-) -> tuple[PromptPair, ...]:
-    """The pairs, fit for patching with these settings; `ValueError` with the reason and the count otherwise."""
-    for given, known, what in (
-        (contrast, tuple(CONTRASTS), "contrast"),
-        (direction, DIRECTIONS, "direction"),
-        (positions, POSITIONS, "positions"),
-    ):
-        if given not in known:
-            raise ValueError(f"unknown {what} {given!r}; choose one of {', '.join(known)}")
-    found = tuple(pairs)
-    if not found:
-        raise ValueError("there are no prompt pairs to patch")
-    merged = sum(pair.boundary_merge for pair in found)
-    if merged:
-        raise ValueError(
-            f"{merged} of {len(found)} pairs merged tokens at the border of a text-level insertion, so their positions "
-            'cannot be aligned: make them with template="raw" for patching'
+class _Swept:
+    """One sweep of one unit; short-lived."""
+
+    def __init__(self, runs: Runs, sweep: Sweep, max_rows: int | None) -> None:
+        self.runs, self.model, self.intervention = runs, runs.model, sweep.intervention
+        self.sweep = sweep
+        length = runs.length(sweep.receiving)
+        n_changed = {
+            "question": sweep.contrast.n_changed(runs.first),
+            "last": runs.outcome.reads(runs.first)[0],
+        }.get(sweep.positions, length)
+        self.donor = runs.recording(sweep.donor, n_changed)
+        self.receiving = runs.recording(sweep.receiving, n_changed)
+        self.clean_logits = runs.recording(sweep.contrast.clean, n_changed).logits
+        self.read = runs.read(sweep.receiving)
+        self.edited = self._edited_positions(sweep.positions, length - n_changed, length)
+        self.rows = max_rows or rows_per_pass(
+            self.model.info, batch=len(runs.pairs), changed=n_changed, length=length, read=len(self.read)
         )
-    empty = [pair.id for pair in found if pair.n_after == 0]
-    if empty:
-        raise ValueError(
-            f"{len(empty)} of {len(found)} pairs have no tokens after the insertion (first: {empty[0]!r}), so nothing can "
-            'change there: insert before="question"'
-        )
-    repeated = len(found) - len({pair.id for pair in found})
-    if repeated:
-        raise ValueError(f"{repeated} problem ids are given twice; the problem is the unit of replication")
-    if contrast == "total" and positions not in ("question", "last"):
-        raise ValueError("contrast 'total' joins prompts of two lengths: positions must be 'question' or 'last'")
-    return found
-
-
-def _fingerprint(pair: PromptPair) -> list[Any]:
-    return [pair.id, pair.span[0], pair.span[1], pair.n_answer, hash_ids(pair.inserted.ids)]
-
-
-def hash_ids(ids: Sequence[int]) -> str:
-    """A short fingerprint of token ids, the same in every process."""
-    return hashlib.sha256(",".join(map(str, ids)).encode()).hexdigest()[:16]
-
-
-def equal_geometry(indices: list[int], pairs: list[PromptPair], outcome: Outcome) -> Iterator[list[int]]:
-    """Problems of the same geometry, which can share a batch, in order of first appearance."""
-    found: dict[tuple[Any, ...], list[int]] = {}
-    for index in indices:
-        pair = pairs[index]
-        found.setdefault((len(pair.base), pair.span, pair.n_answer), []).append(index)
-    for members in found.values():
-        for at in range(0, len(members), 8):
-            yield members[at : at + 8]
-
-
-def stacked(inputs: list[Inputs]) -> Inputs:
-    """Inputs of equal length as one batch."""
-    join = lambda parts: None if parts[0] is None else torch.cat(parts)  # noqa: E731
-    return Inputs(
-        torch.cat([each.tokens for each in inputs]),
-        join([each.position_ids for each in inputs]),
-        join([each.attention_mask for each in inputs]),
-    )
-
-
-class _Sweep:
-    """One batch of problems of the same geometry; short-lived."""
-
-    def __init__(
-        self,
-        model: Model,
-        pairs: list[PromptPair],
-        contrast: str,
-        direction: str,
-        intervention: Intervention,
-        outcome: Outcome,
-        positions: str,
-        max_rows: int | None,
-    ) -> None:
-        self.model, self.pairs, self.outcome, self.intervention = model, pairs, outcome, intervention
-        clean_name, corrupted_name = CONTRASTS[contrast]
-        names = (clean_name, corrupted_name) if direction == "denoising" else (corrupted_name, clean_name)
-        donor_inputs, receiving_inputs = (stacked([pair.condition(name) for pair in pairs]) for name in names)
-        first = pairs[0]
-        from_end = outcome.reads(first)
-        n_after = first.n_after if positions in ("question",) else from_end[0]
-        length = receiving_inputs.n_tokens
-        start = 0 if positions in ("all", "prefix", "span") else length - n_after
-        self.read = [length - back for back in from_end]
-        donor_length = donor_inputs.n_tokens
-        read_donor = [donor_length - back for back in from_end]
-        self.donor = model.record(donor_inputs, start=start + donor_length - length, logits_at=read_donor)
-        self.receiving = model.record(receiving_inputs, start=start, logits_at=self.read)
-        self.clean_logits = (self.donor if direction == "denoising" else self.receiving).logits
-        self.span = span_of(pairs, receiving_inputs)
-        self.donor_span = span_of(pairs, donor_inputs)
-        self.edited = self._edited_positions(positions, start, length)
-        self.edited_z: dict[int, Tensor] = {}
-        self.rows = max_rows or default_rows(model, len(pairs), length - start, length, len(self.read))
+        self._newest: tuple[int, Tensor] | None = None
 
     def _edited_positions(self, positions: str, start: int, length: int) -> Tensor:
         """Boolean `[changed]`: where z is replaced."""
         at = torch.arange(start, length)
-        a, b = self.pairs[0].span
+        a, b = self.runs.first.span
         if positions == "prefix":
             return at < a
         if positions == "span":
             return (at >= a) & (at < b)
         return torch.ones(length - start, dtype=torch.bool)
 
-    def all_heads(self, heads: tuple[Head, ...], bar: Any) -> tuple[np.ndarray, np.ndarray]:
+    def all_heads(self, heads: Sequence[Head], tick: Tick) -> tuple[np.ndarray, np.ndarray]:
         """Patched outcomes `[problem, layer, head]` (NaN where not asked) and `[problem, (receiving, donor)]`."""
-        info = self.model.info
-        n = len(self.pairs)
+        info, n = self.model.info, len(self.runs.pairs)
         values = np.full((n, info.n_layers, info.n_heads), np.nan)
-        ends = np.stack([self._outcome(self.receiving.logits, 1), self._outcome(self.donor.logits, 1)], -1)[:, 0]
+        ends = np.stack([self._outcomes(run.logits) for run in (self.receiving, self.donor)], -1)[:, 0]
         ordered, at = sorted(heads), 0
         while at < len(ordered):
             some = ordered[at : at + self.rows]
@@ -265,20 +211,21 @@ class _Sweep:
                 continue
             values[:, [head.layer for head in some], [head.head for head in some]] = found
             at += len(some)
-            bar.update(len(some) * n)
+            tick(len(some) * n)
         return values, ends
 
     def _new_z(self, layer: int) -> Tensor:
-        if isinstance(self.intervention, PatchZ):
+        if not self.intervention.needs_attention:
             return self.donor.z[layer]
-        if layer not in self.edited_z:
+        if self._newest is None or self._newest[0] != layer:
             donor = None
             if self.intervention.needs_donor:
-                donor = LayerState.of(self.model, self.donor, layer, span=self.donor_span)
-            state = LayerState.of(self.model, self.receiving, layer, span=self.span, donor=donor)
+                donor = LayerState.of(self.model, self.donor, layer, span=self.runs.span(self.sweep.donor))
+            span = self.runs.span(self.sweep.receiving)
+            state = LayerState.of(self.model, self.receiving, layer, span=span, donor=donor)
             with torch.no_grad():
-                self.edited_z = {layer: self.intervention(state)}  # heads come in layer order: the last one is enough
-        return self.edited_z[layer]
+                self._newest = (layer, self.intervention(state))  # heads come in layer order: the last one is enough
+        return self._newest[1]
 
     def _patched(self, heads: list[Head]) -> np.ndarray:
         """Patched outcomes `[problem, head]` of one pass. An edit that changes nothing has an effect of exactly 0."""
@@ -303,45 +250,13 @@ class _Sweep:
                 same.append((z == old).flatten(1).all(1).cpu())
             layers += [layer] * (len(rows) - len(layers))
         logits = self.model.replay(self.receiving, layers, torch.stack(rows, 1).flatten(0, 1), logits_at=self.read)
-        outcomes = self._outcome(logits, len(rows))
-        receiving = self._outcome(self.receiving.logits, 1)
+        outcomes = self._outcomes(logits)
+        receiving = self._outcomes(self.receiving.logits)
         values = outcomes[:, [row_of[head] for head in heads]]
         if half:
             values = values - outcomes[:, [plain_of[head.layer] for head in heads]] + receiving
         return np.where(torch.stack(same, 1).numpy(), receiving, values)
 
-    def _outcome(self, logits: Tensor | None, rows: int) -> np.ndarray:
+    def _outcomes(self, logits: Tensor | None) -> np.ndarray:
         """Outcomes `[problem, row]`."""
-        assert logits is not None and self.clean_logits is not None
-        found = []
-        for place, pair in enumerate(self.pairs):
-            clean = self.clean_logits[place : place + 1] if self.outcome.needs_clean else None
-            found.append(self.outcome.value(logits[place * rows : (place + 1) * rows], pair, clean))
-        return torch.stack(found).double().cpu().numpy()
-
-
-def span_of(pairs: list[PromptPair], inputs: Inputs) -> Tensor:
-    """The inserted keys `[b, token]` in the coordinates of this input (none in a prompt without insertion)."""
-    length = inputs.n_tokens
-    if length != len(pairs[0].inserted):
-        return torch.zeros(len(pairs), length, dtype=torch.bool)
-    return torch.stack([pair.span_mask for pair in pairs])
-
-
-TOKENS_PER_PASS = {"cpu": 1024, "cuda": 16_384}
-"""Enough tokens in one pass for full matrix products; more would only leave the caches."""
-
-
-def default_rows(model: Model, batch: int, changed: int, length: int, read: int) -> int:
-    """Rows per problem of one pass: full matrix products, within 1 GB or a third of a GPU's free memory.
-
-    A first guess: halved whenever memory runs out.
-    """
-    info = model.info
-    widest = 8 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model)
-    per_row = changed * (widest + 4 * info.n_heads * length) + 3 * read * info.d_vocab
-    kind = "cuda" if "cuda" in info.device else "cpu"
-    budget = torch.cuda.mem_get_info(info.device)[0] / 3 if kind == "cuda" else 1e9
-    bytes_each = 8 if info.dtype == "float64" else 4
-    fitting = int(budget / (per_row * bytes_each * batch))
-    return max(1, min(-(-TOKENS_PER_PASS[kind] // (changed * batch)), fitting))
+        return self.runs.outcomes(logits, clean=self.clean_logits)

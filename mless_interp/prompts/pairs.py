@@ -1,9 +1,11 @@
-"""Prompt pairs with proved alignment, and the five conditions.
+"""Prompt pairs with proved alignment, and their inputs under each condition.
 
 A pair is the prompt without and with an insertion and the map between them; the paper's own text mode
 (`template="paper"`), which may merge tokens at the borders, is kept for accuracy and figures and flags every merged border.
 """
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -14,11 +16,10 @@ import torch
 from torch import Tensor
 
 from ..models.inputs import Inputs
+from .conditions import CONDITIONS, HELD_POSITIONS, Condition, one_of
 from .insertions import Insertion
 from .problems import Problem
 from .prompt import TEMPLATES, Prompt, Template, build_prompt, encode, prepends_bos, template_named, word_boundaries
-
-CONDITIONS = ("base", "inserted", "gap", "masked", "held")
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,40 +125,61 @@ class PromptPair:
             "answer_ids": list(self.answer_ids),
         }
 
-    def condition(self, name: str, *, held_positions: Literal["first", "spread"] = "first") -> Inputs:
-        """The input of one of the five conditions of methods §2.
+    def condition(self, name: str, *, held_positions: str = "first") -> Inputs:
+        """The input of one of the conditions of methods §2 (`CONDITIONS` says what each is).
 
-        base (C0): the prompt without insertion. inserted (C1): with it. gap (C2): without it, but the question keeps
-        the position ids it has with it. masked (C3): with it, but nobody outside the span may see the span. held (C4):
-        with it, but the question keeps the position ids it has without it; the span's own ids are all the insertion
-        point's ("first") or lie fractionally before it ("spread").
+        `held_positions`: of the span's own tokens in a condition whose question keeps its positions, all the insertion
+        point's ("first") or fractionally before it ("spread").
         """
-        if name not in CONDITIONS:
-            raise ValueError(f"unknown condition {name!r}; choose one of {', '.join(CONDITIONS)}")
+        chosen = one_of(name, CONDITIONS, "condition")
         if self.boundary_merge and name not in ("base", "inserted"):
             raise ValueError(
                 f"pair {self.id!r}: tokens merged at the border of a text-level insertion, so condition {name!r} is "
                 'not defined; make the pair with template="raw"'
             )
-        if name == "base":
-            return Inputs(self.base.tokens)
-        if name == "inserted":
-            return Inputs(self.inserted.tokens)
-        if name == "gap":
-            return Inputs(self.base.tokens, position_ids=torch.tensor([self.alignment]))
-        if name == "masked":
-            hidden = self.span_mask[None, :] & ~self.span_mask[:, None]
-            return Inputs(self.inserted.tokens, attention_mask=~hidden[None, None])
-        if held_positions not in ("first", "spread"):
-            raise ValueError(f'held_positions must be "first" or "spread", got {held_positions!r}')
+        if not chosen.has_span:
+            shifted = None if chosen.positions == "base" else torch.tensor([self.alignment])
+            return Inputs(self.base.tokens, position_ids=shifted)
+        positions = None if chosen.positions == "inserted" else self.held_positions(held_positions)
+        return Inputs(self.inserted.tokens, positions, self._mask(chosen))
+
+    def side_by_side(self, names: Sequence[str], *, held_positions: str = "first") -> Inputs:
+        """Conditions as rows of one batch, all of the inserted prompt's length, each with its own mask and positions.
+
+        One without the span is run with the span hidden from all other rows, which gives the tokens of both prompts the
+        activations that they have in the shorter prompt at the same positions (methods §2).
+        """
+        chosen = [one_of(name, CONDITIONS, "condition") for name in names]
+        held = self.held_positions(held_positions)
+        plain = torch.arange(len(self.inserted))[None].to(held)
+        everything = torch.ones(1, 1, len(self.inserted), len(self.inserted), dtype=torch.bool)
+        masks = [self._mask(each if each.has_span else CONDITIONS["masked"]) for each in chosen]
+        return Inputs(
+            self.inserted.tokens.expand(len(chosen), -1),
+            position_ids=torch.cat([held if each.positions == "base" else plain for each in chosen]),
+            attention_mask=torch.cat([everything if mask is None else mask for mask in masks]),
+        )
+
+    def held_positions(self, where: str = "first") -> Tensor:
+        """Position ids `[1, token]` of the inserted prompt at which the tokens of both prompts stay where they were."""
+        one_of(where, dict.fromkeys(HELD_POSITIONS), "held_positions")
         start, n = self.span[0], self.n_inserted
         positions = torch.empty(len(self.inserted), dtype=torch.float64)
         positions[self.shared] = torch.arange(len(self.base), dtype=torch.float64)
-        if held_positions == "first":
+        if where == "first":
             positions[self.span_mask] = float(start)
-            return Inputs(self.inserted.tokens, position_ids=positions.long()[None])
+            return positions.long()[None]
         positions[self.span_mask] = start - 1 + torch.arange(1, n + 1, dtype=torch.float64) / (n + 1)
-        return Inputs(self.inserted.tokens, position_ids=positions.to(torch.float32)[None])
+        return positions.to(torch.float32)[None]
+
+    def _mask(self, condition: Condition) -> Tensor | None:
+        return None if condition.hides is None else ~condition.hides(self.inserted)[None, None]
+
+    def fingerprint(self) -> list[Any]:
+        """What tells this pair's prompts, answer and distractor from any others, short and the same in every process."""
+        ids = (self.base.ids, self.inserted.ids, self.answer_ids, self.distractor_ids)
+        digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
+        return [self.id, *self.span, self.n_answer, digest]
 
     def answered(self, which: Literal["answer", "solution"] = "answer") -> "PromptPair":
         """This pair with the template's answer prefix and the teacher-forced answer (or solution) appended to both.

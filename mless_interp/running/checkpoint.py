@@ -3,12 +3,15 @@
 import contextlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 
 class Checkpoint:
-    """Finished problems of a long run, by id; `Checkpoint(None, ...)` keeps nothing.
+    """Finished problems of a long run, by id; `Checkpoint(None, ...)` keeps nothing at all.
 
     The first line holds the run's settings. A file made with other settings is refused with the difference named; a
     last line that was cut off is dropped and its problem done again.
@@ -20,7 +23,7 @@ class Checkpoint:
         self._done: dict[str, Any] = {}
         if self.path is None:
             return
-        settings = json.loads(json.dumps(settings))
+        settings = json.loads(json.dumps(plain(settings)))
         if self.path.exists() and self.path.stat().st_size:
             self._read(settings)
         else:
@@ -48,14 +51,13 @@ class Checkpoint:
         if not ours or not all(record.keys() >= {"id", "value"} for record in records[1:]):
             raise ValueError(f"{self.path} is no checkpoint of this toolkit; choose another file")
         before = records[0]["settings"]
-        changed = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
+        changed = _differences(before, settings)
         if changed:
-            first = changed[0]
-            others = f" (and {len(changed) - 1} more)" if len(changed) > 1 else ""
+            (first, was, now), *more = changed
+            others = f" (and {len(more)} more)" if more else ""
             raise ValueError(
-                f"{self.path} was made with other settings: {first} was {_short(before.get(first))}, now "
-                f"{_short(settings.get(first))}{others}; use the old settings, choose another file, "
-                "or delete this one to start again"
+                f"{self.path} was made with other settings: {first} was {_short(was)}, now {_short(now)}{others}; use the "
+                "old settings, choose another file, or delete this one to start again"
             )
         self._done = {record["id"]: record["value"] for record in records[1:]}
         if self.repaired:
@@ -68,17 +70,13 @@ class Checkpoint:
         """What was kept for this problem, or None."""
         return self._done.get(problem_id)
 
-    def put(self, problem_id: str, value: Any) -> None:
-        """Keep a finished problem, on disk before this returns."""
-        self.put_many({problem_id: value})
-
-    def put_many(self, values: dict[str, Any]) -> None:
-        """Keep what has finished at the same moment, a line each, on disk before this returns.
+    def put(self, values: dict[str, Any]) -> None:
+        """Keep the problems that have finished at the same moment, a line each, on disk before this returns.
 
         Raises `OSError` if it cannot be written (a full disk); the lines before stay whole.
         """
-        self._done.update(values)
         if self.path is not None and values:
+            self._done.update(values)
             self._append([{"id": problem_id, "value": value} for problem_id, value in values.items()])
 
     def _append(self, records: list[dict[str, Any]]) -> None:
@@ -117,7 +115,28 @@ class Checkpoint:
 
 
 def _lines(records: list[dict[str, Any]]) -> str:
-    return "".join(json.dumps(record) + "\n" for record in records)
+    return "".join(json.dumps(plain(record)) + "\n" for record in records)
+
+
+def plain(value: Any) -> Any:
+    """JSON's own types: arrays as lists, numbers of any library as numbers, all else as text."""
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(inner) for inner in value]
+    if isinstance(value, np.generic):
+        return value.item()
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
+
+
+def _differences(before: Any, now: Any, name: str = "") -> list[tuple[str, Any, Any]]:
+    """(where, what it was, what it is) of every setting that differs, those inside others by their own names."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        inner = {**before, **now}
+        return [found for key in inner for found in _differences(before.get(key), now.get(key), str(key))]
+    return [] if before == now else [(name, before, now)]
 
 
 def _short(value: Any) -> str:

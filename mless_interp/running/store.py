@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-import importlib
 import json
 import os
 import platform
@@ -18,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from ..heads import Head
+from .checkpoint import plain
+from .registry import SAVED
 
 PACKAGES = ("mless_interp", "torch", "transformers", "transformer-lens", "nnsight", "circuitsvis", "numpy")
 
@@ -75,9 +76,9 @@ def provenance(model: Any = None, *, command: list[str] | None = None, **more: A
         "versions": {name: _version(name) for name in PACKAGES},
     }
     if model is not None:
-        found["model"] = _plain(dataclasses.asdict(model.info))
+        found["model"] = plain(dataclasses.asdict(model.info))
         found["checks"] = None if model.checks is None else model.checks.to_dict()
-    return found | _plain(more)
+    return found | plain(more)
 
 
 def _version(name: str) -> str | None:
@@ -90,7 +91,7 @@ def _version(name: str) -> str | None:
 def save(path: str | Path, *results: Any, overwrite: bool = False, model: Any = None, **named: Any) -> Path:
     """Save results of this toolkit in one folder: arrays as `arrays.npz`, everything else as `results.json`.
 
-    `save("results/slashes", patches, scores)` keeps them under their class names, `save(path, first=a, second=b)` under
+    `save("results/slashes", patches, scores)` keeps them under their public names, `save(path, first=a, second=b)` under
     yours. `model` adds its geometry and check figures. Written whole or not at all; an existing folder needs
     `overwrite=True`.
     """
@@ -125,13 +126,14 @@ def load(path: str | Path) -> dict[str, Any]:
 
 def _describe(result: Any, name: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     kind = type(result)
-    if not dataclasses.is_dataclass(result) or not kind.__module__.startswith("mless_interp."):
+    if SAVED.get(kind.__name__) is not kind:
         raise TypeError(f"{name}: only results of this toolkit can be saved, got {kind.__name__}")
-    fields: dict[str, Any] = {}
-    for field in dataclasses.fields(result):
-        if field.init:
-            fields[field.name] = _encode(getattr(result, field.name), f"{name}.{field.name}", arrays)
-    return {"class": f"{kind.__module__}.{kind.__qualname__}", "fields": fields}
+    fields = {
+        field.name: _encode(getattr(result, field.name), f"{name}.{field.name}", arrays)
+        for field in dataclasses.fields(result)
+        if field.init
+    }
+    return {"class": kind.__name__, "fields": fields}
 
 
 def _encode(value: Any, key: str, arrays: dict[str, np.ndarray]) -> Any:
@@ -140,7 +142,7 @@ def _encode(value: Any, key: str, arrays: dict[str, np.ndarray]) -> Any:
         return {"array": key}
     if isinstance(value, Head):
         return {"head": [value.layer, value.head]}
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if SAVED.get(type(value).__name__) is type(value):
         return {"result": _describe(value, key, arrays)}
     if isinstance(value, tuple):
         return {"tuple": [_encode(v, f"{key}.{i}", arrays) for i, v in enumerate(value)]}
@@ -149,7 +151,7 @@ def _encode(value: Any, key: str, arrays: dict[str, np.ndarray]) -> Any:
     if isinstance(value, list):
         return [_encode(v, f"{key}.{i}", arrays) for i, v in enumerate(value)]
     if value is None or isinstance(value, bool | int | float | str | np.generic):
-        return _plain(value)
+        return plain(value)
     raise TypeError(
         f"{key}: a {type(value).__name__} cannot be saved and loaded unchanged; keep it as a numpy array or text"
     )
@@ -173,26 +175,18 @@ def _decode(value: Any, arrays: Any) -> Any:
 
 
 def _rebuild(part: dict[str, Any], arrays: Any) -> Any:
-    module, _, name = part["class"].rpartition(".")
-    if not module.startswith("mless_interp."):
-        raise ValueError(f"refusing to load class {part['class']!r}: it is not part of this toolkit")
-    try:
-        kind = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"this version of the toolkit has no class {part['class']!r}") from error
-    if not isinstance(kind, type) or not dataclasses.is_dataclass(kind) or kind.__module__ != module:
-        raise ValueError(f"refusing to load class {part['class']!r}: it is no result of this toolkit")
+    kind = _result_class(part["class"])
     return kind(**{key: _decode(value, arrays) for key, value in part["fields"].items()})
 
 
-def _plain(value: Any) -> Any:
-    """JSON's own types, whatever came."""
-    if isinstance(value, dict):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(v) for v in value]
-    if isinstance(value, np.generic):
-        return value.item()
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    return str(value)
+def _result_class(name: str) -> Any:
+    """The result class of that public name; folders written before 0.2 name its module as well, which may have moved."""
+    short = name.rpartition(".")[2]
+    if name not in (short, f"mless_interp.{name.partition('.')[2]}"):
+        raise ValueError(f"refusing to load class {name!r}: it is not part of this toolkit")
+    package = sys.modules["mless_interp"]
+    if short not in SAVED and short in package.__all__:
+        getattr(package, short)  # its module enters it there
+    if short not in SAVED:
+        raise ValueError(f"this version of the toolkit has no result {name!r}")
+    return SAVED[short]

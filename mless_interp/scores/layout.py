@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from ..metrics.segments import RowChoice, flanks, row_mask
+from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair
 from ..prompts.prompt import Prompt
 
 Reference = Literal["prefix", "flanks"]
-SHORT_CONDITIONS = ("base", "gap")
-"""Conditions whose prompt has no inserted tokens."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ def pair_layout(pair: PromptPair, condition: str, *, rows: RowChoice) -> Layout:
     """
     start, stop = pair.span
     kept = [token for token, position in enumerate(pair.alignment) if position >= 0]
-    if condition in SHORT_CONDITIONS:
+    if not CONDITIONS[condition].has_span:
         after = [token for token in kept if pair.alignment[token] >= stop]
         if not after:
             raise _nothing_after(pair.id)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,11 +11,13 @@ import torch
 from ..heads import Head
 from ..metrics.segments import RowChoice
 from ..models.base import Model
+from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair
-from ..running.progress import progress_bar
-from ..statistics import bootstrap_interval
-from .layout import SHORT_CONDITIONS, pair_layout
-from .score import checked_pairs, chosen_or_all
+from ..running.loop import Tick, in_context, over_problems
+from ..running.results import Result
+from ..statistics import CONFIDENCE, bootstrap_interval
+from .layout import pair_layout
+from .score import described_pairs
 from .streaming import Plan, PromptReduction, Source
 
 
@@ -30,6 +33,7 @@ def attention_profile(
     diag: bool = False,
     min_rows: int = 3,
     source: Source = "auto",
+    checkpoint: str | Path | None = None,
     progress: bool = True,
     seed: int = 0,
 ) -> "AttentionProfile":
@@ -43,56 +47,75 @@ def attention_profile(
         is what the paper does for Llama and Gemma but not for Qwen. `renorm` divides rows by their mass elsewhere.
     diag : count each token's attention to itself as well. `min_rows` : tokens read by fewer rows are undefined (NaN).
     source : see `score_heads`.
+    checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
 
     Everything else is as in `score_heads`; the formula is `metrics.received.received_attention`, its null
     `uniform_received`.
     """
-    found = checked_pairs(pairs, conditions, source)
-    chosen = chosen_or_all(model, heads)
+    found = described_pairs(pairs, conditions, source)
+    chosen = model.info.chosen(heads, what="describe")
     layers = sorted({head.layer for head in chosen})
-    received: dict[str, list[np.ndarray]] = {condition: [] for condition in conditions}
-    uniform: dict[str, list[np.ndarray]] = {condition: [] for condition in conditions}
-    with progress_bar(len(found) * len(conditions), "profiling attention", enabled=progress) as bar:
-        for pair in found:
-            drop = "bos" in pair.base.segments[:1] if exclude_sink is None else exclude_sink
-            plan = Plan(exclude_sink=drop, renorm=renorm, diag=diag)
-            for condition in conditions:
-                try:
-                    layout = pair_layout(pair, condition, rows=rows)
-                    run = PromptReduction(
-                        model, pair.condition(condition), layout, plan, layers=layers, source=source
-                    ).run()
-                    real = {layer: run.layers[layer].received_mean(min_rows).cpu() for layer in layers}
-                    null = {layer: run.nulls[layer].received_mean(min_rows).cpu() for layer in layers}
-                except ValueError as error:
-                    raise type(error)(f"problem {pair.id!r}, condition {condition}: {error}") from error
-                received[condition].append(torch.stack([real[h.layer][h.head] for h in chosen]).double().numpy())
-                uniform[condition].append(torch.stack([null[h.layer][0] for h in chosen]).double().numpy())
-                bar.update(1)
+    settings = {
+        **model.identity,
+        "insertion": found[0].insertion.label,
+        "template": found[0].base.template,
+        "rows": rows,
+        "exclude_sink": exclude_sink,
+        "renorm": renorm,
+        "diag": diag,
+        "min_rows": min_rows,
+    }
+
+    def profiled(pair: PromptPair, tick: Tick) -> dict[str, dict[str, np.ndarray]]:
+        drop = "bos" in pair.base.segments[:1] if exclude_sink is None else exclude_sink
+        plan = Plan(exclude_sink=drop, renorm=renorm, diag=diag)
+        made: dict[str, dict[str, np.ndarray]] = {}
+        for condition in conditions:
+            try:
+                layout = pair_layout(pair, condition, rows=rows)
+                inputs = pair.condition(condition)
+                run = PromptReduction(model, inputs, layout, plan, layers=layers, source=source).run()
+                real = {layer: run.layers[layer].received_mean(min_rows).cpu() for layer in layers}
+                null = {layer: run.nulls[layer].received_mean(min_rows).cpu() for layer in layers}
+            except ValueError as error:
+                raise in_context(error, f"condition {condition}") from error
+            made[condition] = {
+                "received": torch.stack([real[h.layer][h.head] for h in chosen]).double().numpy(),
+                "uniform": torch.stack([null[h.layer][0] for h in chosen]).double().numpy(),
+            }
+            tick(1)
+        return made
+
+    done = over_problems(
+        [pair.id for pair in found],
+        lambda unit, tick: [profiled(found[at], tick) for at in unit],
+        label="profiling attention",
+        settings={
+            **settings,
+            "conditions": list(conditions),
+            "heads": list(map(str, chosen)),
+            "prompts": [pair.fingerprint() for pair in found],
+        },
+        checkpoint=checkpoint,
+        steps=len(conditions),
+        progress=progress,
+    )
+
+    def per_problem(what: str) -> dict[str, tuple[np.ndarray, ...]]:
+        return {name: tuple(np.asarray(each[name][what], dtype=float) for each in done) for name in conditions}
+
     decode = model.tokenizer.decode
     return AttentionProfile(
         problem_ids=tuple(pair.id for pair in found),
         conditions=tuple(conditions),
         heads=chosen,
-        received={name: tuple(arrays) for name, arrays in received.items()},
-        uniform={name: tuple(arrays) for name, arrays in uniform.items()},
+        received=per_problem("received"),
+        uniform=per_problem("uniform"),
         alignment=tuple(np.array(pair.alignment) for pair in found),
         spans=tuple(pair.span for pair in found),
         base_texts=tuple(tuple(decode([i]) for i in pair.base.ids) for pair in found),
         inserted_texts=tuple(tuple(decode([i]) for i in pair.inserted.ids) for pair in found),
-        settings={
-            "model": model.info.name,
-            "backend": model.info.backend,
-            "attention": model.info.attention,
-            "dtype": model.info.dtype,
-            "insertion": found[0].insertion.label,
-            "template": found[0].base.template,
-            "rows": rows,
-            "exclude_sink": exclude_sink,
-            "renorm": renorm,
-            "diag": diag,
-            "min_rows": min_rows,
-        },
+        settings=settings,
         seed=seed,
     )
 
@@ -112,7 +135,7 @@ class Curve:
 
 
 @dataclass(frozen=True, eq=False)
-class AttentionProfile:
+class AttentionProfile(Result):
     """Received attention, a probability, per condition and problem `[head, token]` (heads in the order of `heads`).
 
     Prompts differ in length, so there is one array per problem. `received[condition][problem]` is the whole sequence,
@@ -131,7 +154,7 @@ class AttentionProfile:
     inserted_texts: tuple[tuple[str, ...], ...]
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
-    confidence: float = 0.95
+    confidence: float = CONFIDENCE
 
     def whole(self, condition: str, *, relative: bool = False) -> tuple[np.ndarray, ...]:
         """Every problem's profile `[head, token]` over its whole sequence; `relative` to uniform attention."""
@@ -148,7 +171,7 @@ class AttentionProfile:
     def aligned(self, condition: str, *, relative: bool = False) -> tuple[np.ndarray, ...]:
         """Every problem's profile at its base prompt's tokens `[head, base token]`, NaN where there is no match."""
         found = self.whole(condition, relative=relative)
-        if condition in SHORT_CONDITIONS:
+        if not CONDITIONS[condition].has_span:
             return found
         return tuple(
             np.where(at >= 0, values[:, at.clip(0)], np.nan) for values, at in zip(found, self.alignment, strict=True)
@@ -218,7 +241,7 @@ class AttentionProfile:
 
     def shaded(self, condition: str) -> tuple[int, int] | None:
         """First and last-but-one position of the span on a curve's axis (None without inserted tokens)."""
-        if condition in SHORT_CONDITIONS:
+        if not CONDITIONS[condition].has_span:
             return None
         first = max(start for start, _ in self.spans)
         return first, first + max(stop - start for start, stop in self.spans)
@@ -258,7 +281,7 @@ class AttentionProfile:
     def _tokens(self, condition: str, index: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """(base position, segment, text) of each token of one problem's prompt in a condition."""
         start, stop = self.spans[index]
-        if condition in SHORT_CONDITIONS:
+        if not CONDITIONS[condition].has_span:
             texts, at = self.base_texts[index], np.arange(len(self.base_texts[index]))
             return at, np.where(at < start, "before", "question"), np.array(texts, dtype=object)
         texts = self.inserted_texts[index]

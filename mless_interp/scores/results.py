@@ -8,7 +8,8 @@ import numpy as np
 from scipy.stats import binom
 
 from ..heads import Head
-from ..statistics import bootstrap_interval
+from ..running.results import Result
+from ..statistics import CONFIDENCE, bootstrap_interval
 from .catalogue import metric_named
 
 CENSORED = ("recovery_latency",)
@@ -16,7 +17,7 @@ CENSORED = ("recovery_latency",)
 
 
 @dataclass(frozen=True, eq=False)
-class HeadScores:
+class HeadScores(Result):
     """Attention metrics per problem and head.
 
     `values[metric][condition]` is `[problem, layer, head]`, NaN where undefined or not asked for; a metric of the span
@@ -32,7 +33,7 @@ class HeadScores:
     null: dict[str, dict[str, np.ndarray]]
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
-    confidence: float = 0.95
+    confidence: float = CONFIDENCE
     n_resamples: int = 2000
 
     def __post_init__(self) -> None:

@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ..heads import Head, check_heads
+from ..heads import Head
 from ..metrics.segments import RowChoice
 from ..models.base import Model
-from ..prompts.pairs import CONDITIONS, PromptPair
-from ..running.checkpoint import Checkpoint
-from ..running.progress import progress_bar
+from ..prompts.conditions import CONDITIONS, one_of
+from ..prompts.pairs import PromptPair
+from ..running.loop import Tick, in_context, over_problems
 from .catalogue import Profile, chosen_metrics, metric_named
 from .evaluation import layer_values, plan_for
 from .layout import Layout, Thresholds, pair_layout
@@ -58,9 +58,9 @@ def score_heads(
     short for `min_rows` or has no tokens after the insertion, and for heads out of range (zero-based).
     """
     names = chosen_metrics(metrics)
-    found = checked_pairs(pairs, conditions, source)
+    found = described_pairs(pairs, conditions, source)
     thresholds = thresholds or Thresholds()
-    chosen = chosen_or_all(model, heads)
+    chosen = model.info.chosen(heads, what="describe")
     settings = {
         "metrics": list(names),
         "conditions": list(conditions),
@@ -69,57 +69,41 @@ def score_heads(
         "exclude_sink": exclude_sink,
         "renorm": renorm,
         "thresholds": vars(thresholds),
-        "model": model.info.name,
-        "backend": model.info.backend,
-        "attention": model.info.attention,
-        "dtype": model.info.dtype,
+        **model.identity,
         "insertion": found[0].insertion.label,
         "sink_moved": sum(pair.sink_moved for pair in found),
         "boundary_merge": sum(pair.boundary_merge for pair in found),
     }
     if "span_output_weight" in {metric_named(name).name for name in names}:
         settings["span_output_weight"] = "after W_O"
-    saved = Checkpoint(checkpoint, {**settings, "prompts": [[p.id, *p.span, list(p.inserted.ids)] for p in found]})
     scorer = _Scorer(model, names, tuple(conditions), chosen, rows, exclude_sink, renorm, thresholds, source)
-    values: dict[str, Any] = {}
-    with progress_bar(len(found) * len(conditions), "scoring heads", enabled=progress) as bar:
-        for pair in found:
-            done = saved.get(pair.id)
-            if done is None:
-                done = scorer.problem(pair, bar)
-                saved.put(pair.id, _lists(done) if checkpoint is not None else {})
-            else:
-                bar.update(len(conditions))
-            values[pair.id] = done
+    done = over_problems(
+        [pair.id for pair in found],
+        lambda unit, tick: [scorer.problem(found[at], tick) for at in unit],
+        label="scoring heads",
+        settings={**settings, "prompts": [pair.fingerprint() for pair in found]},
+        checkpoint=checkpoint,
+        steps=len(conditions),
+        progress=progress,
+    )
     return HeadScores(
         problem_ids=tuple(pair.id for pair in found),
         conditions=tuple(conditions),
         heads=chosen,
-        values=_stacked([values[pair.id]["values"] for pair in found]),
-        null=_stacked([values[pair.id]["null"] for pair in found]),
+        values=_stacked([each["values"] for each in done]),
+        null=_stacked([each["null"] for each in done]),
         settings=settings,
         seed=seed,
     )
 
 
-def chosen_or_all(model: Model, heads: Iterable[Head] | None) -> tuple[Head, ...]:
-    """The heads asked for, in range and none twice; all of them for None."""
-    given = model.info.heads if heads is None else heads
-    chosen = check_heads(given, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
-    if not chosen:
-        raise ValueError("no heads to describe")
-    return chosen
-
-
-def checked_pairs(pairs: Iterable[PromptPair], conditions: Sequence[str], source: str) -> tuple[PromptPair, ...]:
+def described_pairs(pairs: Iterable[PromptPair], conditions: Sequence[str], source: str) -> tuple[PromptPair, ...]:
     """The pairs, and errors for unknown conditions, none, or repeated problems."""
     if isinstance(conditions, str) or not conditions or len(set(conditions)) != len(conditions):
         raise ValueError(f"conditions must be one or more different names, got {conditions!r}")
     for name in conditions:
-        if name not in CONDITIONS:
-            raise ValueError(f"unknown condition {name!r}; choose of {', '.join(CONDITIONS)}")
-    if source not in SOURCES:
-        raise ValueError(f"unknown source {source!r}; choose one of {', '.join(SOURCES)}")
+        one_of(name, CONDITIONS, "condition")
+    one_of(source, dict.fromkeys(SOURCES), "source")
     found = tuple(pairs)
     if not found:
         raise ValueError("there are no prompt pairs to describe")
@@ -151,7 +135,7 @@ class _Scorer:
         for head in heads:
             self.asked[head.layer, head.head] = True
 
-    def problem(self, pair: PromptPair, bar: Any) -> dict[str, Found]:
+    def problem(self, pair: PromptPair, tick: Tick) -> dict[str, Found]:
         """One problem in every condition: values `[layer, head]` and nulls `[layer]`."""
         values: Found = {}
         null: Found = {}
@@ -180,10 +164,10 @@ class _Scorer:
                     if number == 0 and len(self.conditions) > 1:
                         base[layer] = (profiles.profile, profiles.uniform)
             except ValueError as error:
-                raise type(error)(f"problem {pair.id!r}, condition {condition}: {error}") from error
+                raise in_context(error, f"condition {condition}") from error
             if keep:
                 other = run.kept
-            bar.update(1)
+            tick(1)
         return {"values": values, "null": null}
 
     def _plan(self, layout: Layout, *, first: bool) -> Plan:
@@ -216,11 +200,4 @@ def _stacked(parts: list[Any]) -> Found:
             for condition in found
         }
         for metric, found in parts[0].items()
-    }
-
-
-def _lists(done: dict[str, Found]) -> dict[str, Any]:
-    return {
-        kind: {metric: {c: array.tolist() for c, array in by.items()} for metric, by in found.items()}
-        for kind, found in done.items()
     }

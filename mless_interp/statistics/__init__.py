@@ -6,14 +6,22 @@ comes from `derive_generator(seed, ...)`, so the same seed gives the same result
 
 - testing: `max_t_sign_flip` (family-wise error over all heads at once), `sign_flip` (one cell at a time),
   `max_t_two_groups` (two groups of problems), `holm`, `benjamini_hochberg`, `tost` (absence of an effect)
-- intervals: `bootstrap_interval`, `ratio_interval`, `paired_bootstrap_difference`
+- intervals: `bootstrap_interval`, `mean_interval`, `ratio_interval`, `paired_bootstrap_difference`
 - ranking: `rank_intervals`, `split_half_spearman`, `jaccard_at_k`
 - accuracy: `mcnemar`, `wilson`, `pass_at_k`
 - planning and shape: `cohen_dz`, `sample_size`, `average_within_problem`, `derive_generator`
 """
 
 from .arguments import Cells, Effects, derive_generator
-from .bootstrap import Interval, bootstrap_interval, paired_bootstrap_difference, ratio_interval
+from .bootstrap import (
+    CONFIDENCE,
+    Interval,
+    bootstrap_interval,
+    mean_interval,
+    one_problem,
+    paired_bootstrap_difference,
+    ratio_interval,
+)
 from .effects import Equivalence, ProblemMeans, average_within_problem, cohen_dz, sample_size, tost
 from .groups import TwoGroups, max_t_two_groups
 from .multiplicity import benjamini_hochberg, holm
@@ -22,6 +30,7 @@ from .proportions import mcnemar, pass_at_k, wilson
 from .ranking import RankIntervals, SplitHalf, jaccard_at_k, rank_intervals, split_half_spearman
 
 __all__ = [
+    "CONFIDENCE",
     "Cells",
     "Effects",
     "Equivalence",
@@ -41,6 +50,8 @@ __all__ = [
     "max_t_sign_flip",
     "max_t_two_groups",
     "mcnemar",
+    "mean_interval",
+    "one_problem",
     "paired_bootstrap_difference",
     "pass_at_k",
     "rank_intervals",

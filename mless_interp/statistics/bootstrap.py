@@ -32,6 +32,10 @@ _CHUNK_VALUES = 2**22
 _TIE = 1e-13
 
 
+CONFIDENCE = 0.95
+"""Of every interval that is not asked for with another."""
+
+
 @dataclass(frozen=True, eq=False)
 class Interval:
     """Estimates with confidence intervals; every array has the shape of the cells (no axes for a single number).
@@ -67,7 +71,7 @@ class Interval:
 def bootstrap_interval(
     values: Effects,
     *,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
     n_resamples: int = 10_000,
     seed: int = 0,
     method: Method = "bca",
@@ -120,11 +124,38 @@ def bootstrap_interval(
     return out.interval(shape, confidence=confidence, method=method)
 
 
+def mean_interval(values: Effects, *, confidence: float = CONFIDENCE, seed: int = 0) -> Interval:
+    """Each cell's mean over problems with its BCa interval; one problem has an estimate without limits, flagged.
+
+    >>> mean_interval(np.array([3.0]))
+    3 [nan, nan] (95 % none, n = 1; fewer than 2 problems)
+    """
+    if len(values) > 1:
+        return bootstrap_interval(values, confidence=confidence, seed=seed)
+    return one_problem(np.asarray(values[0]), confidence=confidence)
+
+
+def one_problem(estimate: AnyArray, *, confidence: float = CONFIDENCE) -> Interval:
+    """The "interval" of one problem: its numbers without limits, flagged."""
+    estimate = np.asarray(estimate, dtype=float)
+    unknown = np.full(estimate.shape, np.nan)
+    return Interval(
+        estimate=estimate,
+        low=unknown,
+        high=unknown,
+        standard_error=unknown,
+        n=np.asarray(np.isfinite(estimate), dtype=int),
+        flag=np.full(estimate.shape, TOO_FEW),
+        confidence=confidence,
+        method="none",
+    )
+
+
 def paired_bootstrap_difference(
     first: Effects,
     second: AnyArray,
     *,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
     n_resamples: int = 10_000,
     seed: int = 0,
     method: Method = "bca",
@@ -146,7 +177,7 @@ def ratio_interval(
     numerator: Effects,
     denominator: AnyArray,
     *,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
     n_resamples: int = 10_000,
     seed: int = 0,
     method: Method = "bca",

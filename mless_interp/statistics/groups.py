@@ -10,6 +10,7 @@ from jaxtyping import Shaped
 from scipy import stats
 
 from .arguments import AnyArray, CellCounts, Cells, Effects, check_count, check_effects, check_share, derive_generator
+from .bootstrap import CONFIDENCE
 
 _CHUNK_VALUES = 2**21
 
@@ -51,7 +52,7 @@ def max_t_two_groups(
     *,
     n_permutations: int = 10_000,
     seed: int = 0,
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
 ) -> TwoGroups:
     r"""In which cells does a group of problems have another mean than the rest, corrected over all cells at once?
 

@@ -8,7 +8,7 @@ from scipy import stats
 from scipy.special import ndtri
 
 from .arguments import Cells, check_count, check_share
-from .bootstrap import Interval
+from .bootstrap import CONFIDENCE, Interval
 
 Counts = int | Shaped[np.ndarray, "*cells"]
 
@@ -31,7 +31,7 @@ def mcnemar(only_first: int, only_second: int) -> float:
     return float(stats.binomtest(int(only_first), n, 0.5).pvalue) if n else 1.0
 
 
-def wilson(successes: Counts, n: Counts, *, confidence: float = 0.95) -> Interval:
+def wilson(successes: Counts, n: Counts, *, confidence: float = CONFIDENCE) -> Interval:
     r"""Wilson score interval of a share of `n` independent problems.
 
     $$ \frac{\hat p + z^2 / 2n \pm z \sqrt{\hat p (1 - \hat p) / n + z^2 / 4n^2}}{1 + z^2 / n} $$

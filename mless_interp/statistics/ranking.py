@@ -17,7 +17,7 @@ from .arguments import (
     check_share,
     derive_generator,
 )
-from .bootstrap import resample_weights
+from .bootstrap import CONFIDENCE, resample_weights
 
 By = Literal["abs", "value"]
 _CHUNK_VALUES = 2**19
@@ -50,7 +50,7 @@ def rank_intervals(
     *,
     top_k: int = 10,
     by: By = "abs",
-    confidence: float = 0.95,
+    confidence: float = CONFIDENCE,
     n_resamples: int = 2_000,
     seed: int = 0,
 ) -> RankIntervals:

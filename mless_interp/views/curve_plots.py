@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from ..heads import Head
-from ..patching.scores import interval_of
 from ..scores import AttentionProfile, Curve
+from ..statistics import mean_interval
 from .plots import GREY, LINES, Picture, whole_numbers
 from .pooling import both_names
 
@@ -139,8 +139,8 @@ def dose_response(found: Any) -> Picture:
         for number, line in enumerate(curves.T):
             label = f"{curves.shape[1]} heads" if number == 0 else None
             axes.plot(doses, line, linewidth=0.6, color=colour, alpha=0.45, label=label)
-        over_heads = interval_of(found.log_odds[condition].mean(2), 0.95, found.seed)
-        slope = interval_of(found.slopes(condition).mean(1), 0.95, found.seed)
+        over_heads = mean_interval(found.log_odds[condition].mean(2), seed=found.seed)
+        slope = mean_interval(found.slopes(condition).mean(1), seed=found.seed)
         words = f"mean: slope {float(slope.estimate):.3f}"
         if np.isfinite(slope.low):
             words += f" [{float(slope.low):.3f}, {float(slope.high):.3f}]"

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from ..patching.scores import interval_of
+from ..statistics import mean_interval
 from .plots import GREY, HATCHES, LINES, Picture, draw_forest, whole_numbers
 
 PARTS = (
@@ -192,7 +192,7 @@ def near_zero(shift: Any, *, contrast: str | None = None, metric: str = "near_ze
     axes = picture.add_subplot()
     at = np.arange(len(shift.groups))
     for number, (run, values) in enumerate((("before", shift.before), ("after", shift.after))):
-        made = interval_of(values[:, i, :, k], shift.confidence, shift.seed)
+        made = mean_interval(values[:, i, :, k], confidence=shift.confidence, seed=shift.seed)
         reach = np.stack([made.estimate - made.low, made.high - made.estimate])
         colour, _, marker = LINES[number]
         axes.errorbar(

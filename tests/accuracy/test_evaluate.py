@@ -213,14 +213,14 @@ def test_each_answer_is_one_line_as_soon_as_it_ends(
 ) -> None:
     path = tmp_path / "a.jsonl"
     seen: list[int] = []
-    accept = evaluate_module.Checkpoint.put_many
+    accept = evaluate_module.Checkpoint.put
 
     def look(self: Any, values: dict[str, Any]) -> None:
         accept(self, values)
         seen.append(len(lines(path)) - 1)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluate_module.Checkpoint, "put_many", look)
+        patch.setattr(evaluate_module.Checkpoint, "put", look)
         found = evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
     assert same(found, whole) and seen[0] <= 4 and seen[-1] == 24 and seen == sorted(set(seen))
     line = lines(path)[1]
@@ -246,17 +246,17 @@ def test_stopping_in_the_middle_of_a_batch_keeps_what_had_ended(
     demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults, tmp_path: Path, made: list[str]
 ) -> None:
     path = tmp_path / "a.jsonl"
-    put_many, calls = evaluate_module.Checkpoint.put_many, 0
+    put, calls = evaluate_module.Checkpoint.put, 0
 
     def stop(self: Any, values: dict[str, Any]) -> None:
         nonlocal calls
         calls += 1
-        put_many(self, values)
+        put(self, values)
         if calls == 3:
             raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evaluate_module.Checkpoint, "put_many", stop)
+        patch.setattr(evaluate_module.Checkpoint, "put", stop)
         with pytest.raises(KeyboardInterrupt):
             evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
     n_kept = len(lines(path)) - 1
@@ -309,13 +309,12 @@ def test_two_processes_on_one_file_do_not_mix_their_lines(tmp_path: Path) -> Non
     path, n = tmp_path / "a.jsonl", 40
     evaluate_module.Checkpoint(path, {})
     script = (
-        "import sys; sys.path.insert(0, sys.argv[4]); from checkpoint import Checkpoint; "
+        "import sys; from mless_interp.running.checkpoint import Checkpoint; "
         "kept = Checkpoint(sys.argv[1], {}); "
-        "[kept.put(sys.argv[2] + str(i), sys.argv[2] * 50_000) for i in range(int(sys.argv[3]))]"
+        "[kept.put({sys.argv[2] + str(i): sys.argv[2] * 50_000}) for i in range(int(sys.argv[3]))]"
     )
-    package = str(Path(sys.modules["mless_interp.running.checkpoint"].__file__ or "").parent)
     command = [sys.executable, "-c", script, str(path)]
-    both = [subprocess.Popen([*command, name, str(n), package]) for name in "ab"]
+    both = [subprocess.Popen([*command, name, str(n)]) for name in "ab"]
     assert [process.wait(60) for process in both] == [0, 0]
     found = evaluate_module.Checkpoint(path, {})
     assert len(found) == 2 * n and not found.repaired

@@ -120,7 +120,7 @@ def test_the_curve_is_drawn(curve: CircuitCurve, tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("ranking", "options", "message"),
     [
-        ([], {}, "the ranking is empty"),
+        ([], {}, "no heads to rank"),
         ([Head(0, 1), Head(0, 1)], {}, "L0H1 is given twice"),
         ([Head(0, 9)], {}, r"head 9 is out of range \(zero-based\)"),
         ([Head(0, 1)], {"outcome": "kl"}, "a circuit curve needs a signed outcome"),

@@ -1,5 +1,6 @@
 """Locating heads: exactly the planted ones, their kinds, specificity, honest negatives, and what is said about it."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,12 +11,15 @@ from models_under_test import loaded, pairs_for, planted_here, planted_pairs, pl
 
 from mless_interp.ground_truth.planted import PlantedModel
 from mless_interp.heads import Head
-from mless_interp.locating import control as controls
-from mless_interp.locating import locate
+from mless_interp.locating import control
+from mless_interp.locating import measure as measuring
 from mless_interp.locating.control import specificity
-from mless_interp.locating.locate import N_SCREENED, judged, locate_heads
+from mless_interp.locating.judge import judge
+from mless_interp.locating.locate import locate_heads
 from mless_interp.locating.located import CANNOT_SAY, MEASURES, LocatedHeads, enrichment
+from mless_interp.locating.measure import N_SCREENED, estimated_seconds
 from mless_interp.models.info import ModelError
+from mless_interp.patching.prepared import prepare
 from mless_interp.patching.scores import PatchScores
 from mless_interp.patching.sweep import patch_heads
 from mless_interp.prompts.insertions import Insertion
@@ -329,7 +333,7 @@ STEADY = [1.0, 1.1, 0.9, 1.2, 1.0, 1.1, 0.9, 1.0]
     ],
 )
 def test_the_definitions_by_hand(values: Any, smallest: float, reader: bool, mediator: bool) -> None:
-    verdict = judged(values, HEAD, smallest=smallest)
+    verdict = judge(values, HEAD, smallest=smallest)
     assert (bool(verdict.readers[0]), bool(verdict.mediators[0])) == (reader, mediator)
     if reader:
         assert verdict.p["knockout"][0] == 2 / 2**8  # all 8 problems agree: only the identity and its mirror reach it
@@ -384,20 +388,20 @@ def test_the_estimate_is_a_line_through_two_small_sweeps(monkeypatch: Any) -> No
     clock, swept = [0.0], []
 
     def sweep(model: Any, pairs: Any, *, heads: Any, **options: Any) -> None:
-        swept.append((len(pairs), sorted(heads)))
+        swept.append((len(pairs.ids), sorted(heads)))
         clock[0] += 1 + 0.1 * len(heads)
 
-    monkeypatch.setattr(locate, "patch_heads", sweep)
-    seconds = locate.estimated_seconds(model, pairs, model.info.heads, "answer_logprob", clock=lambda: clock[0])
-    assert seconds == pytest.approx(4 * 5 * (1 + 0.1 * 84))
+    monkeypatch.setattr(measuring, "patch_heads", sweep)
+    seconds = estimated_seconds(prepare(model, pairs), model.info.heads, clock=lambda: clock[0])
+    assert seconds == pytest.approx(5 * (1 + 4 * 0.1 * 84))
     assert all(count == 1 for count, _ in swept)
     assert [len(heads) for _, heads in swept] == [3, 3, 12]
     assert {head.layer for head in swept[0][1]} == {0, 1, 2}
     one_layer = [Head(1, head) for head in range(3)]
-    seconds = locate.estimated_seconds(model, pairs, one_layer, "answer_logprob", clock=lambda: clock[0])
-    assert seconds == pytest.approx(4 * 5 * (1 + 0.1 * 3))
-    single = locate.estimated_seconds(model, pairs, [Head(1, 2)], "answer_logprob", clock=lambda: clock[0])
-    assert single == pytest.approx(4 * 5 * 1.1)
+    seconds = estimated_seconds(prepare(model, pairs), one_layer, clock=lambda: clock[0])
+    assert seconds == pytest.approx(5 * (1 + 4 * 0.1 * 3))
+    single = estimated_seconds(prepare(model, pairs), [Head(1, 2)], clock=lambda: clock[0])
+    assert single == pytest.approx(5 * 4 * 1.1)
 
 
 def test_longer_problems_count_for_more_in_the_estimate(monkeypatch: Any) -> None:
@@ -410,8 +414,8 @@ def test_longer_problems_count_for_more_in_the_estimate(monkeypatch: Any) -> Non
     def sweep(model: Any, pairs: Any, *, heads: Any, **options: Any) -> None:
         clock[0] += len(heads)
 
-    monkeypatch.setattr(locate, "patch_heads", sweep)
-    seconds = locate.estimated_seconds(model, pairs, model.info.heads, "answer_logprob", clock=lambda: clock[0])
+    monkeypatch.setattr(measuring, "patch_heads", sweep)
+    seconds = estimated_seconds(prepare(model, pairs), model.info.heads, clock=lambda: clock[0])
     assert seconds == pytest.approx(4 * 16 * sum(pair.n_after for pair in pairs) / pairs[0].n_after)
 
 
@@ -419,7 +423,7 @@ def test_a_model_without_gradients_is_not_screened_and_that_is_said_before_anyth
     made, model = planted_here(n_layers=3, n_heads=28, n_key_value_heads=4)
     closed = without_stepper(model)
     pairs = planted_pairs(made, model, 8)
-    monkeypatch.setattr(locate, "estimated_seconds", lambda *args: 7200.0)
+    monkeypatch.setattr(measuring, "estimated_seconds", lambda *args: 7200.0)
     with pytest.raises(
         ModelError,
         match=r"heads cannot be screened: .* layer by layer.* estimated at 2 h, above the budget of 60 min; ",
@@ -440,7 +444,7 @@ def test_the_description_says_what_was_found_and_what_it_cannot_say(found: Locat
     assert f"{first} ({first.paper_label} in the paper's counting): reader" in words
     assert "Mless ' /' x20, 10 problems, 16 heads tested (all heads on all problems, exactly)" in words
     assert "Smallest effect of interest" in words and "(5% of the total)" in words
-    assert words.endswith(CANNOT_SAY) and "contrast='shift'" in CANNOT_SAY
+    assert words.endswith(CANNOT_SAY[-1]) and "contrast='shift'" in words
     assert str(first) in repr(found) and "knockout_fraction" in repr(found)
 
 
@@ -451,7 +455,7 @@ def test_too_few_problems_name_nobody_and_say_how_many_would_do() -> None:
     assert not result.found and result.established
     assert "No head reaches significance and the smallest effect of interest in both directions." in result.describe()
     assert "effects are large enough on average but not established in both directions; about" in result.describe()
-    assert "problems would tell with 80 % power" in result.describe() and CANNOT_SAY in result.describe()
+    assert "problems would tell with 80 % power" in result.describe() and CANNOT_SAY[0] in result.describe()
 
 
 def test_a_threshold_out_of_reach_is_warned_about() -> None:
@@ -515,25 +519,29 @@ def test_a_run_that_was_stopped_goes_on_and_gives_the_same(
 
     put, done = Checkpoint.put, 0
 
-    def stop_later(self: Checkpoint, problem_id: str, value: Any) -> None:
+    def stop_later(self: Checkpoint, values: dict[str, Any]) -> None:
         nonlocal done
         done += 1
-        if done == 25:
+        if done == 2:
             raise KeyboardInterrupt
-        put(self, problem_id, value)
+        put(self, values)
 
     monkeypatch.setattr(Checkpoint, "put", stop_later)
     with pytest.raises(KeyboardInterrupt):
         located(made, model, **options)
-    assert {path.name for path in (tmp_path / "partial").iterdir()} == {
-        "mless-knockout-denoising.jsonl",
-        "mless-knockout-noising.jsonl",
-        "mless-z-denoising.jsonl",
-    }
-    computed = []
-    monkeypatch.setattr(Checkpoint, "put", lambda self, *a: (computed.append(self.path), put(self, *a))[1])
+    (file,) = (tmp_path / "partial").iterdir()
+    kept = {json.loads(line)["id"] for line in file.read_text().splitlines()[1:]}
+    assert file.name == "mless.jsonl" and 0 < len(kept) < 10
+    computed: list[tuple[str, set[str]]] = []
+
+    def watch(self: Checkpoint, values: dict[str, Any]) -> None:
+        computed.append((self.path.name, set(values)))
+        put(self, values)
+
+    monkeypatch.setattr(Checkpoint, "put", watch)
     resumed = located(made, model, **options)
-    assert not any(path.name == "mless-knockout-denoising.jsonl" for path in computed)
+    again = set().union(*(ids for name, ids in computed if name == "mless.jsonl"))
+    assert again and not again & kept
     assert resumed.found == found.found and np.array_equal(resumed.specific, found.specific, equal_nan=True)
     for measure in MEASURES:
         assert np.abs(resumed.values[measure] - found.values[measure]).max() < 1e-4
@@ -600,17 +608,17 @@ def test_enrichment_of_heads_that_were_not_tested_is_refused(found: LocatedHeads
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mode": "fast"}, 'mode must be "auto", "exact" or "screen", got \'fast\''),
+        ({"mode": "fast"}, "unknown mode 'fast'; choose one of auto, exact, screen"),
         (
             {"outcome": "kl"},
-            "'kl' is never negative, so its sign cannot be tested: locate heads on one of answer_logprob",
+            "locating heads needs a signed outcome \\(answer_logprob",
         ),
-        ({"outcome": "accuracy"}, "unknown outcome 'accuracy'; heads are located on one of answer_logprob"),
+        ({"outcome": "accuracy"}, "unknown outcome 'accuracy'; choose one of answer_logprob"),
         ({"alpha": 0.0}, r"alpha must lie in \(0, 1\)"),
         ({"smallest_effect": -0.1}, "smallest_effect be 0 or more"),
         ({"heads": [Head(0, 1), Head(0, 1)]}, "L0H1 is given twice"),
         ({"heads": [Head(5, 1)]}, r"layer 5 is out of range \(zero-based\)"),
-        ({"heads": []}, "there are no heads to locate: heads is empty"),
+        ({"heads": []}, "no heads to locate"),
         ({"mode": "screen"}, "needs at least 8, got 3: give more problems. Choose mode='exact'"),
         ({"n_random_sets": -1}, "n_random_sets must be 0 or more, got -1"),
         ({"budget_seconds": float("nan")}, "budget_seconds must be 0 or more, got nan"),
@@ -642,7 +650,7 @@ def test_controls_keep_place_and_length(monkeypatch: Any) -> None:
         seen.append((insertion.kind, {pair.span for pair in made_pairs}))
         return made_pairs
 
-    monkeypatch.setattr(controls, "make_pairs", spy)
+    monkeypatch.setattr(control, "make_pairs", spy)
     locate_heads(model, pairs, mode="exact", n_control_draws=2, n_permutations=2000, progress=False)
     assert [kind for kind, _ in seen] == ["random_sentence"] * 2 + ["meaningful"]
     assert all(spans == {(1, 13)} for _, spans in seen)

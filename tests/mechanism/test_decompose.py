@@ -11,13 +11,14 @@ from models_under_test import loaded, pairs_for, planted_here, planted_pairs, pr
 from mless_interp.heads import Head
 from mless_interp.mechanism import AttentionDecomposition, attention_parts, decompose_attention
 from mless_interp.mechanism.decomposition import METRICS
-from mless_interp.mechanism.runs import runs_of, side_by_side
+from mless_interp.mechanism.runs import runs_of
 from mless_interp.metrics.affine import affine_fit, affine_parts, affine_residual, frozen_gain, residual_share
 from mless_interp.metrics.attention import retained_mass, span_mass_null
 from mless_interp.models.base import Model
 from mless_interp.models.info import ModelError
 from mless_interp.models.inputs import Inputs
 from mless_interp.models.sites import site
+from mless_interp.prompts.conditions import CONDITIONS
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import PromptPair, make_pairs
 from mless_interp.running.store import load, save
@@ -133,14 +134,14 @@ def test_side_by_side_the_runs_are_the_conditions(
     model = loaded(tiny_model_dir(architecture), backend, "float64", attention)
     pair = pairs_for(model, n_tokens=21)[1]
     runs = runs_of(CONTRASTS)
-    assert runs == ("inserted", "gap", "held", "base")
-    batch = side_by_side(pair, runs, held_positions=held_positions)
+    assert runs == ("inserted", "masked", "held", "base")
+    batch = pair.side_by_side(runs, held_positions=held_positions)
     for layer in (0, 2):
         rows = layer_of(model, batch, layer, "attn.hook_z")
         for row, run in enumerate(runs):
             options = {"held_positions": held_positions} if run == "held" else {}
             own = layer_of(model, pair.condition(run, **options), layer, "attn.hook_z")[0]
-            there = rows[row] if run in ("inserted", "held") else rows[row, pair.shared]
+            there = rows[row] if CONDITIONS[run].has_span else rows[row, pair.shared]
             assert float((there - own).abs().max()) < max(tolerance, 1e-9), (layer, run)
 
 
@@ -387,7 +388,7 @@ def test_same_twice_after_saving_and_from_a_checkpoint(tiny: Any, tmp_path: Any)
         ({"heads": [Head(0, 0)], "layers": [0]}, "give heads or layers, not both"),
         ({"contrasts": ["shift"]}, "unknown contrast 'shift'; choose one of content, total, held"),
         ({"contrasts": "content"}, "one or more different names"),
-        ({"held_positions": "middle"}, 'held_positions must be "first" or "spread"'),
+        ({"held_positions": "middle"}, "unknown held_positions 'middle'; choose one of first, spread"),
         ({"control": "slashes"}, 'control must be "random_sentence", an Insertion or None'),
         ({"control": "random_sentence", "n_control_draws": 0}, "n_control_draws must be 1 or more, got 0"),
         ({"control": Insertion.meaningless(" /", 4)}, r"must insert as many tokens into the same prompt \(9\)"),

@@ -202,9 +202,9 @@ def test_same_twice_after_saving_and_from_a_checkpoint(tiny_model_dir: Any, tmp_
         ({"heads": [Head(0, 0), Head(0, 0)]}, "L0H0 is given twice"),
         ({"contrast": "total"}, "unknown contrast 'total'; choose one of content, held"),
         ({"direction": "both"}, "unknown direction 'both'; choose one of denoising, noising"),
-        ({"outcome": "kl"}, "needs a signed outcome such as 'answer_logprob', got 'kl'"),
+        ({"outcome": "kl"}, "mediation needs a signed outcome \\(answer_logprob"),
         ({"outcome": "speed"}, "unknown outcome 'speed'"),
-        ({"held_positions": "last"}, 'must be "first" or "spread"'),
+        ({"held_positions": "last"}, "unknown held_positions 'last'; choose one of first, spread"),
         ({"c": 0.0}, "c"),
         ({"q": 2.0}, "q"),
     ],
@@ -223,5 +223,5 @@ def test_a_model_without_gated_mlp_is_told_what_is_undefined(
     with pytest.raises(ModelError, match="is not gated"):
         mediate(model, pairs_for(model, n_tokens=9), progress=False)
     monkeypatch.undo()
-    with pytest.raises(ValueError, match="there are no prompt pairs to mediate"):
+    with pytest.raises(ValueError, match="there are no prompt pairs to patch"):
         mediate(model, [], progress=False)

@@ -120,7 +120,7 @@ def test_same_twice_and_after_saving(tiny_model_dir: Any, tmp_path: Any) -> None
         ({"doses": (0, 5)}, "from 1 up"),
         ({"doses": (5, 2)}, "increasing"),
         ({"doses": (2, 2)}, "increasing"),
-        ({"layer": 3}, r"layer 3 is out of range \(zero-based\): the model has layers 0 to 2"),
+        ({"layer": 3}, r"layer 3 is out of range \(zero-based\): 0 to 2"),
         ({"outcome": "kl"}, "dose-response needs a signed outcome"),
         ({"outcome": "x"}, "unknown outcome 'x'"),
         ({"insertion": Insertion.text(" / /")}, "of kind 'text' has one length only"),
@@ -140,7 +140,7 @@ def test_an_unknown_condition_or_contrast_is_named(tiny_model_dir: Any) -> None:
     found = dose_response(model, problems()[:1], SLASHES, doses=(1, 2), progress=False)
     with pytest.raises(ValueError, match="unknown condition 'gap'; choose one of inserted, held"):
         found.slopes("gap")
-    with pytest.raises(ValueError, match="unknown contrast 'x'; choose one of total, content, shift, held"):
+    with pytest.raises(ValueError, match="unknown contrast 'x'; choose one of content, shift, total, held"):
         found.effects("x")
 
 

@@ -204,11 +204,13 @@ def test_a_stopped_run_goes_on_and_singles_given_are_taken(
     lines = (tmp_path / "sets.jsonl").read_text().splitlines()
     assert len(lines) == 7
     (tmp_path / "sets.jsonl").write_text("\n".join(lines[:4]) + "\n")
-    computed = []
+    computed: list[str] = []
     from mless_interp.patching import joint
 
-    whole = joint.gated_outcomes
-    monkeypatch.setattr(joint, "gated_outcomes", lambda *args: (computed.append(args[1].id), whole(*args))[1])
+    whole = joint._by_replay
+    monkeypatch.setattr(
+        joint, "_by_replay", lambda runs, gates: (computed.append(runs.first.id), whole(runs, gates))[1]
+    )
     resumed = joint_knockout(model, pairs, made.readers, singles=readers.singles + 1, **options)
     assert computed == [pair.id for pair in pairs[3:]]
     assert np.array_equal(resumed.random, readers.random)
@@ -218,12 +220,12 @@ def test_a_stopped_run_goes_on_and_singles_given_are_taken(
 @pytest.mark.parametrize(
     ("heads", "options", "message"),
     [
-        ([], {}, "the set of heads is empty"),
+        ([], {}, "no heads to knock out"),
         ([Head(0, 1), Head(0, 1)], {}, "L0H1 is given twice"),
         ([Head(7, 1)], {}, r"layer 7 is out of range \(zero-based\)"),
         ([Head(0, 1)], {"n_random_sets": -1}, "n_random_sets must be 0 or more, got -1"),
         ([Head(0, 1)], {"outcome": "x"}, "unknown outcome 'x'"),
-        ([Head(0, 1)], {"outcome": "kl"}, "needs a signed outcome such as 'answer_logprob', got 'kl'"),
+        ([Head(0, 1)], {"outcome": "kl"}, r"a joint knockout needs a signed outcome \(answer_logprob"),
         ([Head(0, 1)], {"singles": np.zeros((1, 2))}, r"singles must be \[problem, head\] = \[1, 1\], got \[1, 2\]"),
     ],
 )

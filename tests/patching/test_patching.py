@@ -230,12 +230,12 @@ def test_a_sweep_that_was_stopped_goes_on_and_gives_the_same(
 
     put = Checkpoint.put
 
-    def stop_after_one(self: Checkpoint, problem_id: str, value: Any) -> None:
+    def stop_after_one(self: Checkpoint, values: dict[str, Any]) -> None:
         nonlocal done
         if done == 1:
             raise KeyboardInterrupt
         done += 1
-        put(self, problem_id, value)
+        put(self, values)
 
     monkeypatch.setattr(Checkpoint, "put", stop_after_one)
     with pytest.raises(KeyboardInterrupt):
@@ -353,5 +353,6 @@ def test_pairs_that_cannot_be_patched_are_counted(tiny_model_dir: Any) -> None:
 
 def test_contrasts_name_known_conditions(tiny_model_dir: Any) -> None:
     _, pairs = wrong(tiny_model_dir)
-    for clean, corrupted in CONTRASTS.values():
-        assert pairs[0].condition(clean).tokens.shape[0] == pairs[0].condition(corrupted).tokens.shape[0] == 1
+    for contrast in CONTRASTS.values():
+        lengths = {pairs[0].condition(name).n_tokens for name in (contrast.clean, contrast.corrupted)}
+        assert contrast.equal_length == (len(lengths) == 1)

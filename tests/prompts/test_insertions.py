@@ -507,7 +507,7 @@ def test_an_unknown_condition_is_refused_with_the_known_ones() -> None:
 
 @pytest.mark.usefixtures("as_users_run_it")
 def test_unknown_held_positions_are_refused() -> None:
-    with pytest.raises(ValueError, match='held_positions must be "first" or "spread", got \'last\''):
+    with pytest.raises(ValueError, match="unknown held_positions 'last'; choose one of first, spread"):
         hand_pair(3).condition("held", held_positions="last")
 
 

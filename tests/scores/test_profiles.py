@@ -170,5 +170,5 @@ def test_what_is_not_there_is_named() -> None:
 
 def test_a_prompt_shorter_than_min_rows_is_named(tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
-    with pytest.raises(ValueError, match="problem 'p0', condition base: no token is read by min_rows=500 rows"):
+    with pytest.raises(ValueError, match="problem 'p0': condition base: no token is read by min_rows=500 rows"):
         attention_profile(model, pairs_for(model), min_rows=500, progress=False)

@@ -437,9 +437,9 @@ def test_a_run_goes_on_from_its_checkpoint(
     whole = score_heads(model, pairs, progress=False)
     lines = []
 
-    def stop(self: Any, problem_id: str, value: Any) -> None:
-        put(self, problem_id, value)
-        lines.append(problem_id)
+    def stop(self: Any, values: dict[str, Any]) -> None:
+        put(self, values)
+        lines.extend(values)
         if len(lines) == 2:
             raise KeyboardInterrupt
 
@@ -472,12 +472,12 @@ def test_a_run_goes_on_from_its_checkpoint(
         ({"metrics": ["collapse_last"]}, "unknown metric 'collapse_last'"),
         ({"metrics": ["lam", "lam"]}, "a metric is given twice"),
         ({"metrics": []}, "no metrics to compute"),
-        ({"conditions": ("base", "other")}, "unknown condition 'other'; choose of base, inserted"),
+        ({"conditions": ("base", "other")}, "unknown condition 'other'; choose one of base, inserted"),
         ({"conditions": ()}, "one or more different names"),
         ({"conditions": ("base", "base")}, "one or more different names"),
         ({"rows": "some"}, 'rows must be "all", "shared", "question" or "last"'),
         ({"source": "cache"}, "unknown source 'cache'"),
-        ({"rows": "last"}, "problem 'p0', condition base: no token is read by min_rows=3 rows"),
+        ({"rows": "last"}, "problem 'p0': condition base: no token is read by min_rows=3 rows"),
         ({"thresholds": Thresholds(min_rows=200)}, "condition base: no token is read by min_rows=200"),
     ],
 )

@@ -1,0 +1,145 @@
+"""What is measured of every head: its direct read of the span, and the part that earlier heads cause, both ways."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..heads import Head
+from ..models.gradients import no_gradients_because, refuse_without_gradients
+from ..models.info import ModelError
+from ..patching.attribution import attribute_heads
+from ..patching.prepared import Prepared
+from ..patching.scores import PatchScores
+from ..patching.sweep import DIRECTIONS, Sweep, patch_heads, sweep_heads
+
+MEASURES = ("knockout", "edge_noise", "mediated_removed", "mediated_added")
+SIGN = {"denoising": -1.0, "noising": 1.0}
+"""Effects of a sweep, turned to the sign of the insertion's own effect."""
+N_SCREENED = 64
+FEWEST_TO_SPLIT = 8
+
+
+@dataclass(frozen=True, eq=False)
+class Measured:
+    """The four measures `[problem, head]`, each with the sign of the insertion's effect, and the total `[problem]`."""
+
+    values: dict[str, np.ndarray]
+    total: np.ndarray
+    patches: PatchScores
+
+
+def measure(
+    prepared: Prepared, heads: Sequence[Head], *, checkpoint: Path | None, progress: bool, seed: int
+) -> Measured:
+    """Four exact sweeps over runs that are made once; layer 0 mediates exactly nothing (methods §3, I7).
+
+    `knockout`: what cutting a head's sight of the span removes; `edge_noise`: what its sight alone adds to a run that cannot
+    see the span; `mediated_removed`, `mediated_added`: z patch minus direct read, denoising and noising.
+    """
+    sweeps = {
+        f"{edit}-{direction}": Sweep.named(edit=edit, direction=direction)
+        for edit in ("knockout", "z")
+        for direction in DIRECTIONS
+    }
+    options = {"checkpoint": checkpoint, "progress": progress, "seed": seed}
+    runs = sweep_heads(prepared, sweeps, heads, **options)  # type: ignore[arg-type]
+    effect = {name: SIGN[sweeps[name].direction] * run.per_head for name, run in runs.items()}
+    first = np.array([head.layer == 0 for head in heads])
+    mediated = {d: np.where(first, 0.0, effect[f"z-{d}"] - effect[f"knockout-{d}"]) for d in DIRECTIONS}
+    return Measured(
+        {
+            "knockout": effect["knockout-denoising"],
+            "edge_noise": effect["knockout-noising"],
+            "mediated_removed": mediated["denoising"],
+            "mediated_added": mediated["noising"],
+        },
+        runs["z-noising"].total_effect,
+        runs["z-denoising"],
+    )
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the family of heads is measured: all of them exactly, or the best of a screening; and why."""
+
+    exact: bool
+    why: str
+    estimated_seconds: float | None = None
+
+
+def chosen_way(prepared: Prepared, heads: Sequence[Head], *, mode: str, budget_seconds: float) -> Way:
+    """Exact where that was asked for, or is cheap; raises where heads would have to be screened and cannot be."""
+    model, seconds = prepared.model, None
+    if mode == "exact":
+        return Way(True, "as asked for")
+    if mode == "auto":
+        if len(heads) <= N_SCREENED:
+            return Way(True, f"{len(heads)} heads, no more than screening would keep ({N_SCREENED})")
+        seconds = estimated_seconds(prepared, heads)
+        estimate = f"the four exact sweeps are estimated at {_duration(seconds)}"
+        if seconds <= budget_seconds:
+            return Way(True, f"{estimate}, within the budget of {_duration(budget_seconds)}", seconds)
+        why = f"{estimate}, above the budget of {_duration(budget_seconds)}"
+        ways = f"{why}; raise budget_seconds, or choose mode='exact' to sweep whatever it takes"
+        obstacle = no_gradients_because(model)
+        if obstacle is not None:
+            raise ModelError(f"heads cannot be screened: {obstacle}. But {ways}")
+    else:
+        refuse_without_gradients(model, 'locate_heads(mode="screen")')
+        why, ways = "as asked for", "choose mode='exact'"
+    if len(prepared.ids) < FEWEST_TO_SPLIT:
+        raise ValueError(
+            f"screening splits the problems in two halves and needs at least {FEWEST_TO_SPLIT}, got {len(prepared.ids)}: "
+            f"give more problems. {ways[0].upper()}{ways[1:]}"
+        )
+    return Way(False, why, seconds)
+
+
+def estimated_seconds(prepared: Prepared, heads: Sequence[Head], *, clock: Callable[[], float] | None = None) -> float:
+    """Seconds that the four exact sweeps over all problems would take, from small sweeps of the first problem.
+
+    The sweeps' arithmetic is rows times the layers that remain, so the sample has the same number of heads in each layer
+    (first one, then four): the line through the two times has the cost of the two runs, which all four share, as its
+    intercept and that of a head as its slope. Problems count by their tokens after the insertion.
+    """
+    now = clock or time.perf_counter
+    first = prepared.only([0])
+    layers: dict[int, list[Head]] = {}
+    for head in heads:
+        layers.setdefault(head.layer, []).append(head)
+
+    def timed(per_layer: int) -> tuple[int, float]:
+        sample = [head for members in layers.values() for head in members[:per_layer]]
+        began = now()
+        options = {"edit": "knockout", "outcome": prepared.outcome, "progress": False}
+        patch_heads(prepared.model, first, heads=sample, **options)  # type: ignore[arg-type]
+        return len(sample), now() - began
+
+    timed(1)  # first calls are slow
+    (few, short), (many, long) = timed(1), timed(4)
+    each = max(long - short, 0.0) / (many - few) if many > few else short / few
+    one = max(short - each * few, 0.0) + 4 * each * len(heads)  # with a single head in all there is no line
+    return one * sum(pair.n_after for pair in prepared.bare) / prepared.bare[0].n_after
+
+
+def _duration(seconds: float) -> str:
+    if not math.isfinite(seconds):
+        return "any length"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
+
+
+def screened(prepared: Prepared, heads: Sequence[Head], *, progress: bool) -> tuple[Head, ...]:
+    """The union of the best by gate gradients (readers) and by attribution patching (mediators too), in order."""
+    chosen: set[Head] = set()
+    for method in ("gate_ig", "atp"):
+        estimates = attribute_heads(
+            prepared.model, prepared, method=method, outcome=prepared.outcome, verify=0, progress=progress
+        )
+        chosen |= set([head for head in estimates.ranking() if head in heads][: N_SCREENED // 2])
+    return tuple(sorted(chosen))

@@ -1,0 +1,193 @@
+"""Problems made ready once for everything that edits or reads their runs: checked, answered, grouped, run on demand."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..models.base import Model
+from ..models.inputs import Inputs, Recording
+from ..prompts.conditions import CONDITIONS
+from ..prompts.pairs import PromptPair
+from ..running.loop import Compute, Unit, over_problems
+from .outcomes import Outcome, outcome_named
+
+PER_UNIT = 8
+"""Problems of equal geometry that share a batch, at most."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Problems ready for a model and an outcome: `bare` pairs, and `pairs` with what the outcome appends.
+
+    `units`: problems of equal geometry, which can share a batch; planned from the whole list, so that what a problem is
+    computed beside depends on nothing but the list.
+    """
+
+    model: Model
+    outcome: Outcome
+    bare: tuple[PromptPair, ...]
+    pairs: tuple[PromptPair, ...]
+    units: tuple[Unit, ...]
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(pair.id for pair in self.bare)
+
+    @property
+    def insertion(self) -> str:
+        """The insertion's name in tables."""
+        return self.bare[0].insertion.label
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What every result of these problems says of its making."""
+        return {"outcome": self.outcome.name, "insertion": self.insertion, **self.model.identity}
+
+    def only(self, places: Sequence[int]) -> "Prepared":
+        """Some of the problems, in this order."""
+        pairs = tuple(self.pairs[at] for at in places)
+        return replace(self, bare=tuple(self.bare[at] for at in places), pairs=pairs, units=units_of(pairs))
+
+    def runs(self, unit: Unit) -> "Runs":
+        """The runs of one unit, recorded when they are first asked for."""
+        return Runs(self.model, self.outcome, [self.pairs[at] for at in unit])
+
+    def each(
+        self,
+        compute: Compute,
+        *,
+        label: str,
+        settings: dict[str, Any],
+        checkpoint: str | Path | None,
+        progress: bool,
+        alone: bool = False,
+        steps: int = 1,
+    ) -> list[Any]:
+        """`over_problems` for these: in their units, or every problem `alone`."""
+        fixed = {**settings, **self.settings, "prompts": [pair.fingerprint() for pair in self.pairs]}
+        units = None if alone else self.units
+        options: dict[str, Any] = {"label": label, "checkpoint": checkpoint, "progress": progress, "steps": steps}
+        return over_problems(self.ids, compute, settings=fixed, units=units, **options)
+
+
+def prepare(
+    model: Model,
+    pairs: "Iterable[PromptPair] | Prepared",
+    outcome: str | Outcome = "answer_logprob",
+    *,
+    signed_for: str = "",
+) -> Prepared:
+    """The pairs, fit for patching, with their answers, the outcome checked; what is prepared already is taken as it is.
+
+    `signed_for` names what needs an outcome with a sign. Raises `ValueError` with the reason and the count, before
+    anything runs, for no pairs, merged borders, nothing after the insertion, repeated problems, and problems that lack what
+    the outcome reads.
+    """
+    read = outcome_named(outcome, signed_for=signed_for)
+    if isinstance(pairs, Prepared):
+        if pairs.model is not model or pairs.outcome != read:
+            raise ValueError(
+                f"these problems were prepared for outcome {pairs.outcome.name!r} on {pairs.model.info.name}, not for "
+                f"{read.name!r} on {model.info.name}: prepare them anew from the pairs"
+            )
+        return pairs
+    bare = fit_pairs(pairs)
+    answered = tuple(pair.answered(read.appended) for pair in bare)
+    read.check(answered)
+    return Prepared(model, read, bare, answered, units_of(answered))
+
+
+def fit_pairs(pairs: Iterable[PromptPair], *, what: str = "patch") -> tuple[PromptPair, ...]:
+    """The pairs, fit for comparing runs with and without the span; `ValueError` with the reason and the count otherwise."""
+    found = tuple(pairs)
+    if not found:
+        raise ValueError(f"there are no prompt pairs to {what}")
+    merged = sum(pair.boundary_merge for pair in found)
+    if merged:
+        raise ValueError(
+            f"{merged} of {len(found)} pairs merged tokens at the border of a text-level insertion, so their positions "
+            'cannot be aligned: make them with template="raw" for patching'
+        )
+    empty = [pair.id for pair in found if pair.n_after == 0]
+    if empty:
+        raise ValueError(
+            f"{len(empty)} of {len(found)} pairs have no tokens after the insertion (first: {empty[0]!r}), so nothing can "
+            'change there: insert before="question"'
+        )
+    repeated = len(found) - len({pair.id for pair in found})
+    if repeated:
+        raise ValueError(f"{repeated} problem ids are given twice; the problem is the unit of replication")
+    return found
+
+
+def units_of(pairs: Sequence[PromptPair]) -> tuple[Unit, ...]:
+    """Problems of the same geometry, at most `PER_UNIT` together, in order of first appearance."""
+    alike: dict[tuple[Any, ...], list[int]] = {}
+    for at, pair in enumerate(pairs):
+        alike.setdefault((len(pair.base), pair.span, pair.n_answer), []).append(at)
+    return tuple(
+        tuple(members[at : at + PER_UNIT]) for members in alike.values() for at in range(0, len(members), PER_UNIT)
+    )
+
+
+class Runs:
+    """The runs of problems of equal geometry: each condition is run once, when first asked for. Short-lived."""
+
+    def __init__(self, model: Model, outcome: Outcome, pairs: Sequence[PromptPair]) -> None:
+        self.model, self.outcome, self.pairs = model, outcome, list(pairs)
+        self._recorded: dict[tuple[str, int], Recording] = {}
+
+    @cached_property
+    def first(self) -> PromptPair:
+        """Any of the problems: all have the same geometry."""
+        return self.pairs[0]
+
+    def length(self, condition: str) -> int:
+        return len(self.first.inserted if CONDITIONS[condition].has_span else self.first.base)
+
+    def inputs(self, condition: str) -> Inputs:
+        """The condition's inputs of all problems as one batch."""
+        return Inputs.stacked([pair.condition(condition) for pair in self.pairs])
+
+    def read(self, condition: str) -> list[int]:
+        """Positions at which the outcome reads logits."""
+        return [self.length(condition) - back for back in self.outcome.reads(self.first)]
+
+    def span(self, condition: str) -> Tensor:
+        """The inserted keys `[b, token]` (none in a prompt without insertion)."""
+        if not CONDITIONS[condition].has_span:
+            return torch.zeros(len(self.pairs), self.length(condition), dtype=torch.bool)
+        return torch.stack([pair.span_mask for pair in self.pairs])
+
+    def recording(self, condition: str, n_changed: int) -> Recording:
+        """The condition's run, with what a replay of its last `n_changed` rows needs and the outcome's logits."""
+        key = (condition, n_changed)
+        if key not in self._recorded:
+            start = self.length(condition) - n_changed
+            read = self.read(condition)
+            self._recorded[key] = self.model.record(self.inputs(condition), start=start, logits_at=read)
+        return self._recorded[key]
+
+    def outcomes(self, logits: Tensor | None, *, clean: Tensor | None = None) -> np.ndarray:
+        """Outcomes `[problem, row]` of logits `[problem x row, read, vocab]`; `clean`: those of the clean runs."""
+        assert logits is not None
+        by_problem = logits.unflatten(0, (len(self.pairs), -1))
+        found = []
+        for at, pair in enumerate(self.pairs):
+            reference = None
+            if self.outcome.needs_clean:
+                assert clean is not None
+                reference = clean[at : at + 1]
+            found.append(self.outcome.value(by_problem[at], pair, reference))
+        return torch.stack(found).double().cpu().numpy()
+
+
+def single(compute: Callable[[int], Any]) -> Compute:
+    """A computation of one problem at a time, as the loop wants it."""
+    return lambda unit, tick: [compute(at) for at in unit]

@@ -1,0 +1,131 @@
+"""What every result has: a table, tidy rows, sentences, how it wants to be shown, and a name under which it is saved."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+
+from ..heads import Head
+from ..statistics import Interval
+from .registry import savable
+
+savable(Interval)
+
+
+@dataclass(frozen=True, eq=False)
+class ShownTable:
+    """A table of a page; `columns` chooses and orders those of the frame, a mapping also names them."""
+
+    frame: pd.DataFrame
+    caption: str
+    columns: Sequence[str] | Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ShownMap:
+    """A column of a table with one row per head, drawn layer by head; `marked` heads are outlined, `means` says why."""
+
+    frame: pd.DataFrame
+    value: str
+    columns: Sequence[str]
+    marked: Sequence[bool] | None = None
+    means: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """How a result wants to be shown beside its sentences."""
+
+    tables: tuple[ShownTable, ...]
+    head_map: ShownMap | None = None
+
+
+class Result:
+    """A frozen outcome of an analysis. Subclasses are dataclasses; what is printed, drawn and saved comes from here."""
+
+    signed: ClassVar[bool] = False
+    """Whether its print shows the sign of every number."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        savable(cls)
+
+    def sentences(self) -> list[str]:
+        """What was found, sentence by sentence."""
+        raise NotImplementedError
+
+    def summary(self) -> pd.DataFrame:
+        """The numbers that the sentences rest on, with intervals."""
+        raise NotImplementedError
+
+    def to_frame(self) -> pd.DataFrame:
+        """One tidy row per problem and cell."""
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """The sentences as one text."""
+        return " ".join(self.sentences())
+
+    def printed(self) -> pd.DataFrame:
+        """The table under the print's sentences."""
+        return self.summary()
+
+    def shown(self) -> Shown:
+        """Its summary, and a head map of the first number where there is one row per head."""
+        table = self.summary()
+        columns = [name for name in table.columns if name not in ("layer", "head")]
+        numbers = [name for name in columns if table[name].dtype.kind == "f"]
+        drawn = head_map(table, numbers, columns) if {"layer", "head"} <= set(table.columns) else None
+        return Shown((ShownTable(table, f"Summary of {type(self).__name__}.", columns),), drawn)
+
+    def __repr__(self) -> str:
+        return f"{self.describe()}\n{as_text(self.printed(), signed=self.signed)}"
+
+
+def head_map(
+    table: pd.DataFrame,
+    values: Sequence[str],
+    columns: Sequence[str],
+    *,
+    marked: Sequence[bool] | None = None,
+    means: str = "",
+) -> ShownMap | None:
+    """A map of the first of `values` that is known of any head; none for fewer than two heads or several rows of one."""
+    known = [name for name in values if name in table and table[name].notna().any()]
+    if not known or len(table) < 2 or table.duplicated(["layer", "head"]).any():
+        return None
+    return ShownMap(table, known[0], [name for name in columns if name in table], marked, means)
+
+
+def as_text(table: pd.DataFrame, *, signed: bool = False) -> str:
+    """A table as a print shows it: no index, four decimals, a dash where a number is undefined."""
+    return table.to_string(index=False, na_rep="-", float_format=lambda x: f"{x:{'+' if signed else ''}.4f}")
+
+
+def head_columns(heads: Sequence[Head], *, times: int = 1) -> dict[str, list[Any]]:
+    """The columns that name heads, zero-based (`label`) and as the paper counts (`paper_label`)."""
+    return {
+        "layer": [head.layer for head in heads] * times,
+        "head": [head.head for head in heads] * times,
+        "label": [str(head) for head in heads] * times,
+        "paper_label": [head.paper_label for head in heads] * times,
+    }
+
+
+def of_heads(values: np.ndarray, heads: Sequence[Head]) -> np.ndarray:
+    """The cells of these heads, `[..., head]`, of an array `[..., layer, head]`."""
+    return values[..., [head.layer for head in heads], [head.head for head in heads]]
+
+
+def interval_columns(name: str, interval: Interval) -> dict[str, np.ndarray]:
+    """An estimate and its limits as the columns `name`, `name_ci_low`, `name_ci_high`."""
+    return {name: interval.estimate, f"{name}_ci_low": interval.low, f"{name}_ci_high": interval.high}
+
+
+def tidy(axes: Mapping[str, Any], **values: np.ndarray) -> pd.DataFrame:
+    """One row per cell of arrays over these axes (in this order), a column per axis and per array."""
+    grid = np.indices([len(labels) for labels in axes.values()]).reshape(len(axes), -1)
+    columns = {name: np.asarray(labels)[place] for (name, labels), place in zip(axes.items(), grid, strict=True)}
+    return pd.DataFrame(columns | {name: array.ravel() for name, array in values.items()})
