@@ -4,37 +4,55 @@ Arrays are `[problem, *cells]`: the first axis is the unit of replication and th
 `[problem, layer, head]`. NaN means undefined; it is left out, counted in `n`, and never read as 0. Every random number
 comes from `derive_generator(seed, ...)`, so the same seed gives the same result in every process.
 
-- testing: `max_t_sign_flip` (family-wise error over all heads at once), `sign_flip` (one cell at a time),
-  `max_t_two_groups` (two groups of problems), `holm`, `benjamini_hochberg`, `tost` (absence of an effect)
-- intervals: `bootstrap_interval`, `mean_interval`, `ratio_interval`, `paired_bootstrap_difference`
+- claims about most problems, exact for any distribution: `prevalence_test`, `within_test`, `sign_test`; how many problems
+  they take: `fewest_problems`, `detectable_prevalence`
+- medians and who carries a mean: `median_interval`, `concentration`
+- intervals of means: `mean_interval`, `share_interval` (t below 20 problems), `bootstrap_interval`, `ratio_interval`
+- tests of means, for symmetric data: `max_t_sign_flip`, `sign_flip`; of two groups: `max_t_two_groups`
+- many tests at once: `holm`, `benjamini_hochberg`; absence of an effect on average: `tost`
 - ranking: `rank_intervals`, `split_half_spearman`, `jaccard_at_k`
-- accuracy: `mcnemar`, `wilson`, `pass_at_k`
-- planning and shape: `cohen_dz`, `sample_size`, `average_within_problem`, `derive_generator`
+- accuracy: `mcnemar`, `paired_difference`, `wilson`, `pass_at_k`
 """
 
 from .arguments import Cells, Effects, derive_generator
 from .bootstrap import (
     CONFIDENCE,
+    FEW_PROBLEMS,
     Interval,
     bootstrap_interval,
     mean_interval,
     one_problem,
     paired_bootstrap_difference,
     ratio_interval,
+    share_interval,
 )
 from .effects import Equivalence, ProblemMeans, average_within_problem, cohen_dz, sample_size, tost
 from .groups import TwoGroups, max_t_two_groups
+from .medians import Concentration, concentration, median_interval, sign_test
 from .multiplicity import benjamini_hochberg, holm
 from .permutation import SignFlipTest, max_t_sign_flip, sign_flip
-from .proportions import mcnemar, pass_at_k, wilson
+from .prevalence import (
+    SENSES,
+    Prevalence,
+    detectable_prevalence,
+    exact_limits,
+    fewest_problems,
+    prevalence_test,
+    within_test,
+)
+from .proportions import mcnemar, paired_difference, pass_at_k, wilson
 from .ranking import RankIntervals, SplitHalf, jaccard_at_k, rank_intervals, split_half_spearman
 
 __all__ = [
     "CONFIDENCE",
+    "FEW_PROBLEMS",
+    "SENSES",
     "Cells",
+    "Concentration",
     "Effects",
     "Equivalence",
     "Interval",
+    "Prevalence",
     "ProblemMeans",
     "RankIntervals",
     "SignFlipTest",
@@ -44,21 +62,31 @@ __all__ = [
     "benjamini_hochberg",
     "bootstrap_interval",
     "cohen_dz",
+    "concentration",
     "derive_generator",
+    "detectable_prevalence",
+    "exact_limits",
+    "fewest_problems",
     "holm",
     "jaccard_at_k",
     "max_t_sign_flip",
     "max_t_two_groups",
     "mcnemar",
     "mean_interval",
+    "median_interval",
     "one_problem",
     "paired_bootstrap_difference",
+    "paired_difference",
     "pass_at_k",
+    "prevalence_test",
     "rank_intervals",
     "ratio_interval",
     "sample_size",
+    "share_interval",
     "sign_flip",
+    "sign_test",
     "split_half_spearman",
     "tost",
     "wilson",
+    "within_test",
 ]

@@ -59,7 +59,7 @@ def check_effects(values: object, *, name: str = "effects", min_problems: int = 
 def check_p_values(p_values: object) -> tuple[np.ndarray, np.ndarray]:
     """The p-values as float64 and the mask of those that are not NaN; there must be at least one."""
     p = np.asarray(p_values, dtype=np.float64)
-    defined = ~np.isnan(p)
+    defined = np.asarray(~np.isnan(p))
     if not defined.any():
         raise ValueError(f"no p-value is defined (shape {p.shape}): the family is empty")
     if ((p[defined] < 0) | (p[defined] > 1)).any():

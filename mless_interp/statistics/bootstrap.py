@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 from jaxtyping import Shaped
+from scipy import stats
 from scipy.special import ndtr, ndtri
 
 from .arguments import (
@@ -25,9 +26,12 @@ Flags = Shaped[np.ndarray, "*cells"]
 
 TOO_FEW = "fewer than 2 problems"
 ALL_EQUAL = "all values equal"
+FEW = "few problems"
 FELL_BACK = "BCa undefined: percentile"
 HOLDS_ZERO = "denominator interval holds 0"
 
+FEW_PROBLEMS = 20
+"""Below, means get Student's t intervals and a flag."""
 _CHUNK_VALUES = 2**22
 _TIE = 1e-13
 
@@ -125,14 +129,63 @@ def bootstrap_interval(
 
 
 def mean_interval(values: Effects, *, confidence: float = CONFIDENCE, seed: int = 0) -> Interval:
-    """Each cell's mean over problems with its BCa interval; one problem has an estimate without limits, flagged.
+    r"""Each cell's mean over problems with its interval: BCa from 20 problems on, Student's t below, flagged.
 
-    >>> mean_interval(np.array([3.0]))
-    3 [nan, nan] (95 % none, n = 1; fewer than 2 problems)
+    $$ \bar x \pm t_{n - 1}\, s / \sqrt n \qquad (n < 20) $$
+
+    Few problems hold too little of a distribution to resample: BCa's interval of a true zero mean then leaves out 0 in 46, 30,
+    18 and 16 % of data sets at n = 2, 3, 4 and 5. One problem has an estimate without limits. On very skewed values every
+    interval of a mean is too narrow: see `concentration`, and `median_interval` for what most problems show.
+
+    >>> mean_interval(np.array([1.0, 2.0, 3.0]))
+    2 [-0.4841, 4.484] (95 % t, n = 3; few problems)
     """
-    if len(values) > 1:
-        return bootstrap_interval(values, confidence=confidence, seed=seed)
-    return one_problem(np.asarray(values[0]), confidence=confidence)
+    if len(values) == 1:
+        return one_problem(np.asarray(values[0]), confidence=confidence)
+    array = check_effects(values, name="values")
+    counts = (~np.isnan(array)).sum(0)
+    few = counts < FEW_PROBLEMS
+    if not few.any():
+        return bootstrap_interval(array, confidence=confidence, seed=seed)
+    student = _student(array, confidence)
+    if few.all():
+        return student
+    resampled = bootstrap_interval(array, confidence=confidence, seed=seed)
+    return _chosen(few, student, resampled, "t below 20 problems, else bca")
+
+
+def _student(array: np.ndarray, confidence: float) -> Interval:
+    """Student's t interval of each cell's mean; all values equal: a point, flagged, as for the bootstrap."""
+    defined = ~np.isnan(array)
+    n = np.asarray(defined.sum(0))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(defined, array, 0.0).sum(0) / np.where(n > 0, n, np.nan)
+        squares = (np.where(defined, array - mean, 0.0) ** 2).sum(0)
+        error = np.sqrt(squares / np.where(n > 1, n - 1, np.nan) / n)
+        half = stats.t.isf((1 - confidence) / 2, np.maximum(n - 1, 1)) * error
+    low = np.min(array, axis=0, where=defined, initial=np.inf)
+    high = np.max(array, axis=0, where=defined, initial=-np.inf)
+    equal = (n > 1) & (low == high)
+    flag = np.where(n < 2, TOO_FEW, np.where(equal, ALL_EQUAL, FEW))
+    half, error = np.where(equal, 0.0, half), np.where(equal, 0.0, error)
+    estimate = np.where(equal, low, mean)
+    return Interval(
+        estimate=np.asarray(estimate),
+        low=np.asarray(estimate - half),
+        high=np.asarray(estimate + half),
+        standard_error=np.asarray(error),
+        n=n,
+        flag=np.asarray(flag),
+        confidence=confidence,
+        method="t",
+    )
+
+
+def _chosen(first: np.ndarray, yes: Interval, no: Interval, method: str) -> Interval:
+    """Cell by cell one of two intervals."""
+    fields = ("estimate", "low", "high", "standard_error", "n", "flag")
+    parts = {name: np.where(first, getattr(yes, name), getattr(no, name)) for name in fields}
+    return Interval(**parts, confidence=yes.confidence, method=method)
 
 
 def one_problem(estimate: AnyArray, *, confidence: float = CONFIDENCE) -> Interval:
@@ -171,6 +224,57 @@ def paired_bootstrap_difference(
     if before.shape != after.shape:
         raise ValueError(f"paired values need one shape, got first {before.shape} and second {after.shape}")
     return bootstrap_interval(after - before, confidence=confidence, n_resamples=n_resamples, seed=seed, method=method)
+
+
+def share_interval(
+    numerator: Effects, denominator: AnyArray, *, confidence: float = CONFIDENCE, seed: int = 0
+) -> Interval:
+    """A ratio of means over problems with its interval: `ratio_interval` from 20 problems on, Fieller's below, flagged.
+
+    NaN, flagged, where the denominator's own interval holds 0. One problem has an estimate without limits.
+
+    >>> share_interval(np.array([2.0, 2.6, 3.1, 2.4]), np.array([4.0, 5.0, 6.0, 5.0]))
+    0.505 [0.4706, 0.5329] (95 % fieller, n = 4; few problems)
+    """
+    above, below = np.asarray(numerator, dtype=float), np.asarray(denominator, dtype=float)
+    if len(above) >= FEW_PROBLEMS:
+        return ratio_interval(above, below, confidence=confidence, seed=seed)
+    below = np.broadcast_to(below.reshape(below.shape + (1,) * (above.ndim - below.ndim)), above.shape)
+    if len(above) == 1:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return one_problem(np.where(below[0] != 0, above[0] / below[0], np.nan), confidence=confidence)
+    return _fieller(check_effects(above, name="numerator"), check_effects(below, name="denominator"), confidence)
+
+
+def _fieller(x: np.ndarray, y: np.ndarray, confidence: float) -> Interval:
+    r"""All r with $|\bar x - r \bar y| \le t\, s(x - r y) / \sqrt n$. Source: Fieller 1954."""
+    defined = ~np.isnan(x + y)
+    n = np.asarray(defined.sum(0))
+    mean = lambda v: np.where(defined, v, 0.0).sum(0) / np.where(n > 0, n, np.nan)  # noqa: E731
+    x_mean, y_mean = mean(x), mean(y)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        of = lambda a, b: mean(a * b) / np.where(n > 1, n - 1, np.nan)  # noqa: E731  # variance of a mean
+        dx, dy = x - x_mean, y - y_mean
+        t2 = stats.t.isf((1 - confidence) / 2, np.maximum(n - 1, 1)) ** 2
+        a, b, c = y_mean**2 - t2 * of(dy, dy), x_mean * y_mean - t2 * of(dx, dy), x_mean**2 - t2 * of(dx, dx)
+        held = ~(a > 0)  # the denominator's own t interval holds 0
+        root = np.sqrt(np.maximum(b**2 - a * c, 0.0))
+        estimate = x_mean / y_mean
+        rest = of(dx, dx) - 2 * estimate * of(dx, dy) + estimate**2 * of(dy, dy)
+        error = np.sqrt(np.maximum(rest, 0.0)) / np.abs(y_mean)
+        low, high = (b - root) / a, (b + root) / a
+    undefined = held | (n < 2)
+    blank = lambda v: np.asarray(np.where(undefined, np.nan, v))  # noqa: E731
+    return Interval(
+        estimate=blank(estimate),
+        low=blank(low),
+        high=blank(high),
+        standard_error=blank(error),
+        n=n,
+        flag=np.asarray(np.where(n < 2, TOO_FEW, np.where(held, HOLDS_ZERO, FEW))),
+        confidence=confidence,
+        method="fieller",
+    )
 
 
 def ratio_interval(

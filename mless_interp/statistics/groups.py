@@ -13,6 +13,8 @@ from .arguments import AnyArray, CellCounts, Cells, Effects, check_count, check_
 from .bootstrap import CONFIDENCE
 
 _CHUNK_VALUES = 2**21
+_LEAST_SPREAD = 1e-24
+"""Of the squared standard error in units of the whole: groups without any spread differ by infinitely many of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,16 +58,17 @@ def max_t_two_groups(
 ) -> TwoGroups:
     r"""In which cells does a group of problems have another mean than the rest, corrected over all cells at once?
 
-    $$ T_h = \frac{\bar x_{h,in} - \bar x_{h,out}}{s_h \sqrt{1 / n_{in} + 1 / n_{out}}}, \qquad
+    $$ T_h = \frac{\bar x_{h,in} - \bar x_{h,out}}{\sqrt{s_{h,in}^2 / n_{in} + s_{h,out}^2 / n_{out}}}, \qquad
        p_h = \frac{1 + \#\{b : \max_g |T_g^{(b)}| \ge |T_h|\}}{B + 1} $$
 
     In division $b$ the same number of problems is drawn into the group, the same for all cells, so the dependence between
-    cells is kept; all divisions are counted when there are at most `n_permutations`, and $p = \# / B$. $s_h$ is the
-    standard deviation of all problems, which no division changes. Two-sided.
+    cells is kept; all divisions are counted when there are at most `n_permutations`, and $p = \# / B$. The two groups keep
+    their own spreads, in every division: with one for both, groups of different spread and size (9 problems against 91, sd
+    3 to 1) reject a true null in 40 % of data sets. Two-sided.
 
     group: `[problem]`, True for the problems in the group, for example those whose answer changed.
 
-    Source: Westfall & Young 1993; p-value of Phipson & Smyth 2010; limits of Welch 1947. As published.
+    Source: Westfall & Young 1993; studentised as by Janssen 1997; p-value of Phipson & Smyth 2010; limits of Welch 1947.
 
     >>> max_t_two_groups(np.array([[1.0], [2.0], [7.0], [9.0]]), np.array([False, False, True, True])).difference
     array([6.5])
@@ -146,17 +149,22 @@ def _count(
     n = defined.sum(0)
     centred = np.where(defined, values - np.where(defined, values, 0.0).sum(0) / n, 0.0)
     units = centred / np.sqrt((centred**2).sum(0) / (n - 1))
+    squares, known = units**2, defined.astype(float)
     whole = bool(defined.all())
 
     def statistic(members: Shaped[np.ndarray, "division problem"]) -> np.ndarray:
-        sums = members @ units
-        taken = np.asarray(members.sum(1, keepdims=True) if whole else members @ defined.astype(float))
+        taken = np.asarray(members.sum(1, keepdims=True) if whole else members @ known)
+        left = n - taken
+        sums, of_squares = members @ units, members @ squares
         with np.errstate(divide="ignore", invalid="ignore"):
-            found = np.abs(sums) * np.sqrt(1 / taken + 1 / (n - taken))
-        return np.where((taken > 0) & (taken < n), found, 0.0)
+            difference = sums / taken + sums / left  # the sums of both groups cancel
+            spread = (of_squares - sums**2 / taken) / (taken - 1) / taken
+            spread = spread + (squares.sum(0) - of_squares - sums**2 / left) / (left - 1) / left
+            found = np.abs(difference) / np.sqrt(np.maximum(spread, _LEAST_SPREAD))
+        return np.where((taken > 1) & (left > 1), found, 0.0)
 
     observed = statistic(inside[None].astype(float))[0]
-    threshold = observed * (1 - 1e-12) - 1e-12
+    threshold = observed * (1 - 1e-9) - 1e-12
     hits, joint = np.zeros(len(observed), dtype=np.int64), np.zeros(len(observed), dtype=np.int64)
     for members in _divisions(len(values), int(inside.sum()), n_permutations, len(observed), exact=exact, seed=seed):
         null = statistic(members)

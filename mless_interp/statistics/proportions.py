@@ -5,6 +5,7 @@ from math import comb
 import numpy as np
 from jaxtyping import Shaped
 from scipy import stats
+from scipy.optimize import brentq
 from scipy.special import ndtri
 
 from .arguments import Cells, check_count, check_share
@@ -63,6 +64,54 @@ def wilson(successes: Counts, n: Counts, *, confidence: float = CONFIDENCE) -> I
         flag=np.where(total == 0, "no problems", ""),
         confidence=confidence,
         method="wilson",
+    )
+
+
+def paired_difference(only_first: int, only_second: int, n: int, *, confidence: float = CONFIDENCE) -> Interval:
+    r"""Difference of two proportions on the same problems (second - first), with Tango's score interval.
+
+    $$ \left|\frac{c - b - n \Delta}{\sqrt{n (2 \tilde q(\Delta) + \Delta (1 - \Delta))}}\right| \le z, \qquad
+       \tilde q = \frac{\sqrt{B^2 - 4 A C} - B}{2 A} $$
+
+    with b problems right in the first only, c in the second only, $A = 2n$, $B = -b - c + (2n - c + b) \Delta$,
+    $C = -b \Delta (1 - \Delta)$. Never a point, also where nothing changed. A limit that would exclude 0 while the exact
+    McNemar test does not reject is drawn to 0, so that interval and test never contradict each other.
+
+    Source: Tango 1998, Statistics in Medicine 17:891 | differs in: the limits drawn to 0.
+
+    >>> paired_difference(3, 0, 30)
+    -0.1 [-0.2562, 0.02486] (95 % tango, n = 30)
+    """
+    check_share(confidence, name="confidence")
+    for name, value in (("only_first", only_first), ("only_second", only_second), ("n", n)):
+        check_count(value, name=name, at_least=0)
+    b, c, total = int(only_first), int(only_second), int(n)
+    if b + c > total or not total:
+        raise ValueError(f"{b} + {c} problems changed, but there are {total} in all")
+    z = float(ndtri((1 + confidence) / 2))
+
+    def excess(delta: float, side: int) -> float:
+        first = 2 * total
+        second = -b - c + (2 * total - c + b) * delta
+        third = -b * delta * (1 - delta)
+        q = (np.sqrt(max(second**2 - 4 * first * third, 0.0)) - second) / (2 * first)
+        spread = total * (2 * q + delta * (1 - delta))
+        return (c - b - total * delta) - side * z * np.sqrt(max(spread, 0.0))
+
+    estimate = (c - b) / total
+    limits = [brentq(excess, -1 + 1e-12, 1 - 1e-12, args=(side,), xtol=1e-12) for side in (1, -1)]
+    low, high = min(limits), max(limits)
+    if mcnemar(b, c) >= 1 - confidence:
+        low, high = min(low, 0.0), max(high, 0.0)
+    return Interval(
+        estimate=np.asarray(estimate),
+        low=np.asarray(low),
+        high=np.asarray(high),
+        standard_error=np.asarray(np.sqrt(b + c - (c - b) ** 2 / total) / total),
+        n=np.asarray(total),
+        flag=np.asarray(""),
+        confidence=confidence,
+        method="tango",
     )
 
 

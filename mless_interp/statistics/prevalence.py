@@ -1,0 +1,153 @@
+"""Claims about most problems: in how many does something exceed a smallest effect? Exact for any distribution."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Shaped
+from scipy import stats
+
+from .arguments import CellCounts, Cells, Effects, check_count, check_effects, check_share
+from .bootstrap import CONFIDENCE
+from .multiplicity import holm
+
+SENSES = (1, -1)
+"""With the effect, and against it."""
+Senses = Shaped[np.ndarray, "sense *cells"]
+
+
+@dataclass(frozen=True, eq=False)
+class Prevalence:
+    """In how many of `n` problems each cell exceeds `delta`, in each of `senses`: arrays `[sense, *cells]`.
+
+    `p` is one cell's own, `p_corrected` Holm's over the whole family (all tested cells, all senses); NaN: not tested.
+    `low` and `high` are the exact limits of the prevalence count / n.
+    """
+
+    senses: tuple[int, ...]
+    count: Senses
+    n: CellCounts
+    low: Senses
+    high: Senses
+    p: Senses
+    p_corrected: Senses
+    delta: float
+    confidence: float
+
+    @property
+    def share(self) -> Senses:
+        """count / n; NaN without problems."""
+        return np.asarray(self.count / np.where(self.n > 0, self.n, np.nan))
+
+    def in_sense(self, sense: int, values: Senses) -> Cells:
+        """The row of `values` that belongs to a sense."""
+        return np.asarray(values[self.senses.index(sense)])
+
+    def __repr__(self) -> str:
+        found = int((np.nan_to_num(self.p_corrected, nan=1.0) < 1 - self.confidence).sum())
+        return (
+            f"{self.p.size} tests of more than {self.delta:.4g} in most problems (n = {self.n.min()} to {self.n.max()}): "
+            f"{found} at corrected p < {1 - self.confidence:.3g}"
+        )
+
+
+def prevalence_test(
+    effects: Effects,
+    delta: float,
+    *,
+    senses: tuple[int, ...] = SENSES,
+    tested: np.ndarray | None = None,
+    confidence: float = CONFIDENCE,
+) -> Prevalence:
+    r"""Does a cell exceed a smallest effect in more than half of all problems?
+
+    $$ k = \#\{p : s\, d_p > \delta\}, \qquad p = P(\mathrm{Bin}(n, \tfrac12) \ge k), \qquad
+       H_0 : P(s\, d > \delta) \le \tfrac12 $$
+
+    for each sense $s$, Holm over all tested cells and senses. Exact for any skew and under any dependence between cells: no
+    permutations, no seed. Values equal to $\delta$ do not count. A problem in which a cell is NaN leaves its n; a cell
+    without problems is not tested.
+
+    Source: the sign test of a quantile (Conover 1999, section 3.2), at the smallest effect of interest; methods §9.
+
+    >>> prevalence_test(np.array([2.0, 3, 4, 5, 6, 0.5]), 1.0).count.tolist()
+    [5, 0]
+    >>> prevalence_test(np.array([2.0, 3, 4, 5, 6, 0.5]), 1.0).p.round(4).tolist()
+    [0.1094, 1.0]
+    """
+    array = check_effects(effects, min_problems=1)
+    if not (np.isfinite(delta) and delta >= 0):
+        raise ValueError(f"delta must be a finite number, 0 or more, in the unit of the effects, got {delta!r}")
+    defined = ~np.isnan(array)
+    n = np.asarray(defined.sum(0))
+    count = np.stack([np.asarray((defined & (sense * array > delta)).sum(0)) for sense in senses])
+    p, corrected = _most_of_all(count, n, tested)
+    low, high = exact_limits(count, np.broadcast_to(n, count.shape), confidence=confidence)
+    return Prevalence(senses, count, n, low, high, p, corrected, float(delta), confidence)
+
+
+def _most_of_all(count: np.ndarray, n: np.ndarray, tested: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    """P(Bin(n, 1/2) >= count), NaN where not tested, and the same after Holm."""
+    p = np.where(n > 0, stats.binom.sf(count - 1, n, 0.5), np.nan)
+    p = np.asarray(p if tested is None else np.where(tested, p, np.nan))
+    return p, holm(p) if np.isfinite(p).any() else p
+
+
+def exact_limits(count: np.ndarray, n: np.ndarray, *, confidence: float = CONFIDENCE) -> tuple[np.ndarray, np.ndarray]:
+    """Clopper and Pearson's limits of a share; NaN without problems. Source: Clopper & Pearson 1934. As published.
+
+    >>> [limit.round(4).tolist() for limit in exact_limits(np.array([0, 61]), np.array([10, 64]))]
+    [[0.0, 0.8691], [0.3085, 0.9902]]
+    """
+    check_share(confidence, name="confidence")
+    half = (1 - confidence) / 2
+    with np.errstate(invalid="ignore"):
+        low = np.where(count > 0, stats.beta.ppf(half, count, n - count + 1), 0.0)
+        high = np.where(count < n, stats.beta.isf(half, count + 1, n - count), 1.0)
+    return np.where(n > 0, low, np.nan), np.where(n > 0, high, np.nan)
+
+
+def within_test(effects: Effects, delta: float, *, tested: np.ndarray | None = None) -> tuple[Cells, Cells]:
+    r"""Is |d| below a smallest effect in more than half of all problems? (p, p after Holm) per cell.
+
+    $$ k = \#\{p : |d_p| < \delta\}, \qquad p = P(\mathrm{Bin}(n, \tfrac12) \ge k) $$
+
+    A small p is evidence that a cell does next to nothing in most problems, which no large p of another test is.
+
+    >>> within_test(np.array([0.1] * 6), 1.0)[0].round(4).item()
+    0.0156
+    """
+    array = check_effects(effects, min_problems=1)
+    if not (np.isfinite(delta) and delta > 0):
+        raise ValueError(f"delta must be a finite number above 0, in the unit of the effects, got {delta!r}")
+    defined = ~np.isnan(array)
+    n, count = defined.sum(0), (defined & (np.abs(array) < delta)).sum(0)
+    return _most_of_all(np.asarray(count), np.asarray(n), tested)
+
+
+def fewest_problems(n_cells: int, *, alpha: float = 0.05, n_senses: int = len(SENSES)) -> int:
+    """Problems with which a prevalence test of so many cells can reject at all: 2^-n <= alpha / (senses x cells).
+
+    >>> fewest_problems(784), fewest_problems(112)
+    (15, 13)
+    """
+    check_count(n_cells, name="n_cells")
+    check_share(alpha, name="alpha")
+    return int(np.ceil(np.log2(n_senses * n_cells / alpha) - 1e-12))
+
+
+def detectable_prevalence(
+    n: int, n_cells: int, *, power: float = 0.8, alpha: float = 0.05, n_senses: int = len(SENSES)
+) -> float:
+    """The true prevalence that `n` problems find with this power in a family of so many cells; NaN where none can be.
+
+    From the binomial alone, never from an observed effect. It is what the sharpest step of Holm needs (Bonferroni's).
+
+    >>> round(detectable_prevalence(64, 112), 3), detectable_prevalence(10, 112)
+    (0.77, nan)
+    """
+    check_share(power, name="power")
+    if n < fewest_problems(n_cells, alpha=alpha, n_senses=n_senses):
+        return float("nan")
+    level = alpha / (n_senses * n_cells)
+    least = next(k for k in range(n // 2, n + 1) if stats.binom.sf(k - 1, n, 0.5) <= level)
+    return float(stats.beta.ppf(power, least, n - least + 1))
