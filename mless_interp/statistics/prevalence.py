@@ -38,7 +38,7 @@ class Prevalence:
         """count / n; NaN without problems."""
         return np.asarray(self.count / np.where(self.n > 0, self.n, np.nan))
 
-    def in_sense(self, sense: int, values: Senses) -> Cells:
+    def in_sense(self, sense: int, values: Senses) -> CellCounts:
         """The row of `values` that belongs to a sense."""
         return np.asarray(values[self.senses.index(sense)])
 

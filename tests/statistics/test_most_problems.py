@@ -1,0 +1,225 @@
+"""Claims about most problems: by hand, against scipy, and at the stated rate on skewed data where tests of means fail."""
+
+from math import comb
+
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+from mless_interp.statistics import (
+    concentration,
+    detectable_prevalence,
+    exact_limits,
+    fewest_problems,
+    max_t_sign_flip,
+    max_t_two_groups,
+    mcnemar,
+    mean_interval,
+    median_interval,
+    paired_difference,
+    prevalence_test,
+    share_interval,
+    sign_test,
+    within_test,
+)
+
+
+def skewed(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Most values small, a few enormous, of one sign."""
+    return np.exp(2.5 * rng.normal(size=shape))
+
+
+# ------------------------------------------------------------------------------------------------------- prevalence
+
+
+def test_counts_and_p_by_hand() -> None:
+    d = np.array([[2.0, -2.0], [3.0, 0.0], [1.0, -3.0], [np.nan, -9.0]])
+    found = prevalence_test(d, 1.0)
+    assert found.count.tolist() == [[2, 0], [0, 3]]  # 1.0 is no more than delta
+    assert found.n.tolist() == [3, 4]
+    assert found.p == pytest.approx(np.array([[4 / 8, 1.0], [1.0, 5 / 16]]))
+    assert found.p_corrected == pytest.approx(np.array([[1.0, 1.0], [1.0, 1.0]]))
+    assert found.share == pytest.approx(np.array([[2 / 3, 0], [0, 3 / 4]]))
+    assert found.in_sense(-1, found.count).tolist() == [0, 3]
+
+
+def test_holm_is_over_all_cells_and_both_senses() -> None:
+    d = np.full((16, 3), 2.0)
+    d[:, 2] = 0.0
+    found = prevalence_test(d, 1.0)
+    assert found.p_corrected[0, 0] == pytest.approx(6 * 2.0**-16)
+    fewer = prevalence_test(d, 1.0, senses=(1,), tested=np.array([True, True, False]))
+    assert fewer.p_corrected[0, 0] == pytest.approx(2 * 2.0**-16) and np.isnan(fewer.p_corrected[0, 2])
+
+
+@pytest.mark.parametrize(("k", "n"), [(0, 7), (3, 7), (7, 7), (61, 64)])
+def test_exact_limits_agree_with_scipy(k: int, n: int) -> None:
+    expected = stats.binomtest(k, n).proportion_ci(0.95, "exact")
+    low, high = exact_limits(np.array(k), np.array(n))
+    assert (float(low), float(high)) == pytest.approx((expected.low, expected.high))
+
+
+@pytest.mark.parametrize("n", [16, 32, 64])
+def test_no_more_false_names_than_stated_where_the_test_of_the_mean_rejects_almost_always(n: int) -> None:
+    """Every head exceeds delta in just half of the problems: a true null, far from symmetric."""
+    rng = np.random.default_rng(n)
+    heads, sets = 40, 200
+    prevalence = mean = 0
+    for _ in range(sets):
+        d = skewed(rng, (n, heads)) - 1.0  # median 0
+        prevalence += bool((prevalence_test(d, 0.0).p_corrected < 0.05).any())
+        centred = d - np.exp(2.5**2 / 2) + 1.0  # true mean 0
+        mean += bool((max_t_sign_flip(centred, n_permutations=200, seed=0).p_corrected < 0.05).any())
+    assert prevalence / sets <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / sets)
+    assert mean / sets > 0.5  # it tests symmetry
+
+
+def test_it_finds_what_it_promises_to_find() -> None:
+    n, heads = 64, 112
+    truth = detectable_prevalence(n, heads)
+    rng = np.random.default_rng(0)
+    d = np.where(rng.random((4000, n)) < truth, 1.0, -0.1)
+    p = stats.binom.sf((d > 0).sum(1) - 1, n, 0.5)
+    assert (p <= 0.05 / (2 * heads)).mean() == pytest.approx(0.8, abs=0.03)
+
+
+def test_the_fewest_problems_are_the_first_that_can_reject() -> None:
+    for heads in (1, 16, 112, 784):
+        n = fewest_problems(heads)
+        everyone = np.ones((n, heads))
+        assert (prevalence_test(everyone, 0.5).p[0] * 2 * heads <= 0.05).all()
+        assert (prevalence_test(everyone[1:], 0.5).p[0] * 2 * heads > 0.05).all()
+        assert np.isfinite(detectable_prevalence(n, heads)) and np.isnan(detectable_prevalence(n - 1, heads))
+
+
+def test_small_effects_are_shown_to_be_small_and_nothing_else_is() -> None:
+    d = np.stack([np.full(20, 0.1), np.full(20, 2.0), np.r_[np.full(12, 0.1), np.full(8, 5.0)]], 1)
+    p, corrected = within_test(d, 1.0)
+    assert p == pytest.approx([2.0**-20, 1.0, sum(comb(20, i) for i in range(12, 21)) / 2**20])
+    assert (corrected < 0.05).tolist() == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("delta", "message"), [(-1.0, "0 or more"), (float("nan"), "finite number"), (float("inf"), "finite number")]
+)
+def test_a_smallest_effect_that_is_none_is_refused(delta: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        prevalence_test(np.ones(5), delta)
+    with pytest.raises(ValueError, match="above 0"):
+        within_test(np.ones(5), min(delta, 0.0))
+
+
+# ---------------------------------------------------------------------------------------------------------- medians
+
+
+@pytest.mark.parametrize("n", [6, 7, 16, 33, 128])
+def test_the_median_s_interval_covers_at_least_as_often_as_it_says(n: int) -> None:
+    rng = np.random.default_rng(n)
+    made = median_interval(skewed(rng, (n, 4000)))  # true median 1
+    covered = ((made.low <= 1) & (made.high >= 1)).mean()
+    k = next(k for k in range(n, 0, -1) if stats.binom.cdf(k - 1, n, 0.5) <= 0.025)
+    assert covered == pytest.approx(1 - 2 * stats.binom.cdf(k - 1, n, 0.5), abs=0.02)
+    assert covered > 0.94
+
+
+def test_the_median_s_interval_is_made_of_the_values_and_knows_when_there_are_too_few() -> None:
+    values = np.array([[5.0, 1.0], [1.0, np.nan], [2.0, 2.0], [9.0, 3.0], [4.0, np.nan], [3.0, 4.0]])
+    made = median_interval(values)
+    assert made.estimate.tolist() == [3.5, 2.5] and made.n.tolist() == [6, 4]
+    assert (made.low[0], made.high[0]) == (1.0, 9.0)
+    assert np.isnan(made.low[1]) and made.flag.tolist() == ["", "too few problems for a median's interval"]
+
+
+def test_the_sign_test_keeps_problems_without_an_effect() -> None:
+    assert float(sign_test(np.array([1.0] * 6))) == pytest.approx(2 / 64)
+    assert float(sign_test(np.array([1.0] * 6 + [0.0] * 6))) == 1.0
+    assert float(sign_test(np.array([1.0] * 6 + [1e-6] * 2), rounding=1e-3)) == pytest.approx(
+        2 * stats.binom.sf(5, 8, 0.5)
+    )
+
+
+def test_concentration_names_who_carries_the_mean() -> None:
+    x = np.r_[np.full(38, 0.01), [-4.0, -3.0]]
+    found = concentration(x)
+    assert found.problems == (38, 39) and found.concentrated
+    assert found.share == pytest.approx(7 / 7.38)
+    assert found.mean == pytest.approx(x.mean()) and found.high == pytest.approx(0.01)
+    assert found.low == pytest.approx(x.mean())
+    even = concentration(np.ones(40))
+    assert even.share == pytest.approx(0.05) and not even.concentrated and even.low == even.high == 1.0
+    assert np.isnan(concentration(np.zeros(5)).share) and not concentration(np.zeros(5)).concentrated
+
+
+# ----------------------------------------------------------------------------------------------- means of few problems
+
+
+def test_means_of_few_problems_get_student_s_interval_and_a_flag() -> None:
+    x = np.array([1.0, 2.0, 4.0, 7.0])
+    made = mean_interval(x)
+    expected = stats.ttest_1samp(x, 0).confidence_interval(0.95)
+    assert (float(made.low), float(made.high)) == pytest.approx((expected.low, expected.high))
+    assert str(made.flag) == "few problems" and made.method == "t"
+    many = mean_interval(np.arange(20.0))
+    assert many.method == "bca" and str(many.flag) == ""
+    mixed = np.stack([np.arange(20.0), np.r_[np.arange(4.0), np.full(16, np.nan)]], 1)
+    both = mean_interval(mixed)
+    assert both.flag.tolist() == ["", "few problems"] and both.low[0] == float(many.low)
+    assert float(mean_interval(np.full(3, 2.0)).high) == 2.0
+
+
+def test_ratios_of_few_problems_get_fieller_s_interval() -> None:
+    """Against its definition: the ends are where the t test of x - r y just rejects."""
+    rng = np.random.default_rng(1)
+    y = rng.normal(4, 1, 9)
+    x = 0.3 * y + rng.normal(0, 0.4, 9)
+    made = share_interval(x, y)
+    p = lambda r: stats.ttest_1samp(x - r * y, 0).pvalue - 0.05  # noqa: E731
+    ratio = x.mean() / y.mean()
+    assert float(made.estimate) == pytest.approx(ratio)
+    assert float(made.low) == pytest.approx(optimize.brentq(p, ratio - 2, ratio))
+    assert float(made.high) == pytest.approx(optimize.brentq(p, ratio, ratio + 2))
+    nothing = share_interval(x, y - y.mean())
+    assert np.isnan(float(nothing.estimate)) and str(nothing.flag) == "denominator interval holds 0"
+
+
+# ------------------------------------------------------------------------------------------------------- two proportions
+
+
+def score(b: int, c: int, n: int, delta: float) -> float:
+    """Tango's statistic from its definition: the nuisance parameter by numerical maximum likelihood."""
+
+    def loss(q: float) -> float:
+        terms = [(b, q), (c, q + delta), (n - b - c, 1 - 2 * q - delta)]
+        return -sum(count * np.log(share) for count, share in terms if count)
+
+    bounds = (max(0.0, -delta) + 1e-12, (1 - delta) / 2 - 1e-12)
+    q = optimize.minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-12}).x
+    return (c - b - n * delta) / np.sqrt(n * (2 * q + delta - delta**2))
+
+
+@pytest.mark.parametrize(("b", "c", "n"), [(2, 12, 50), (3, 0, 30), (7, 3, 40), (1, 1, 10), (20, 33, 500)])
+def test_the_score_interval_is_tango_s(b: int, c: int, n: int) -> None:
+    made = paired_difference(b, c, n)
+    ends = [optimize.brentq(lambda d, z=z: score(b, c, n, d) - z, -0.99, 0.99) for z in (1.959964, -1.959964)]
+    if mcnemar(b, c) >= 0.05:
+        ends = [min(*ends, 0.0), max(*ends, 0.0)]
+    assert (float(made.low), float(made.high)) == pytest.approx(tuple(sorted(ends)), abs=1e-4)
+
+
+def test_interval_and_exact_test_never_contradict_each_other() -> None:
+    for n in (5, 30, 61):
+        for b in range(0, n // 2, 2):
+            for c in range(0, n - b, 3):
+                made = paired_difference(b, c, n)
+                holds_zero = float(made.low) <= 0 <= float(made.high)
+                assert holds_zero == (mcnemar(b, c) >= 0.05), (b, c, n)
+
+
+def test_two_groups_of_different_spread_and_size_keep_the_rate() -> None:
+    rng, sets = np.random.default_rng(0), 200
+    group = np.arange(100) < 9
+    hits = 0
+    for seed in range(sets):
+        values = np.where(group, 3.0, 1.0)[:, None] * rng.normal(size=(100, 1))
+        hits += bool(max_t_two_groups(values, group, n_permutations=200, seed=seed).p_corrected[0] < 0.05)
+    assert hits / sets <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / sets)
