@@ -1,61 +1,195 @@
-"""From measures to verdicts: which heads carry the effect, as one test over the whole family says."""
+"""From measures to verdicts: which heads carry the effect, in how many problems, and how (methods §8)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from ..heads import Head
-from ..statistics import max_t_sign_flip, mean_interval
-from .measure import MEASURES
+from ..statistics import SENSES, Prevalence, prevalence_test, sign_test, within_test
+
+SIDES = {"removed": "z_removed", "added": "z_added"}
+"""What a claim about a head rests on: the patch of its output, denoising and noising."""
 
 
-def established(total: np.ndarray, *, resolution: float, seed: int = 0) -> bool:
-    """Whether the insertion's effect `[problem]` is there: larger than rounding, and its 95 % interval does not hold 0."""
-    interval = mean_interval(total, seed=seed)
-    return abs(float(interval.estimate)) > resolution and float(interval.low) * float(interval.high) > 0
+@dataclass(frozen=True)
+class Kind:
+    """A verdict on a head. `side`: on which side it passed; `reads`, `mediates`: by which measures of that side."""
+
+    name: str
+    side: str
+    reads: bool
+    mediates: bool
+    says: str
+
+
+KINDS: dict[str, Kind] = {
+    made.name: made
+    for made in (
+        Kind("reader", "both", True, False, "reads the span by itself, and what it reads carries the effect"),
+        Kind(
+            "conditional reader",
+            "both",
+            True,
+            True,
+            "reads the span only because an upstream head changed its query: both are needed (an AND circuit)",
+        ),
+        Kind("mediator", "both", False, True, "passes on what upstream heads read"),
+        Kind("reader+mediator", "both", True, True, "reads the span, and passes on what upstream heads read"),
+        Kind("carrier", "both", False, False, "carries the effect; whether by reading or passing on is not resolved"),
+        Kind("necessary reader", "removed", True, False, "its sight of the span is needed, and does not suffice"),
+        Kind("necessary mediator", "removed", False, True, "what it passes on is needed, and does not suffice"),
+        Kind("necessary reader+mediator", "removed", True, True, "both are needed, and do not suffice"),
+        Kind("necessary only", "removed", False, False, "needed, and does not suffice; how is not resolved"),
+        Kind("redundant reader", "added", True, False, "its sight of the span suffices; others read it as well"),
+        Kind("redundant mediator", "added", False, True, "what it passes on suffices; others pass it on as well"),
+        Kind("redundant reader+mediator", "added", True, True, "both suffice; others do the same"),
+        Kind("sufficient only", "added", False, False, "suffices, and is not needed; how is not resolved"),
+        Kind("negligible", "", False, False, "shown to do less than the smallest effect in most problems"),
+        Kind("undecided", "", False, False, "neither shown to carry the effect nor shown not to"),
+    )
+}
+"""Every verdict: carriers pass on both sides, other named heads on one."""
+_BY_PARTS = {
+    (kind.side, kind.reads, kind.mediates): name for name, kind in KINDS.items() if name != "conditional reader"
+}
+NAMED = tuple(name for name, kind in KINDS.items() if kind.side)
+READING = tuple(name for name, kind in KINDS.items() if kind.reads)
 
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """What the tests say of every head of a family: corrected p-values per measure (NaN: not tested) and the kinds."""
+    """The verdicts over a family of heads, from measures `[problem, head]` and the total effect `[problem]`.
 
-    p: dict[str, np.ndarray]
-    readers: np.ndarray
-    mediators: np.ndarray
+    `delta` is the smallest effect of interest, in the outcome's unit. All measures are turned so that the insertion's own
+    effect is positive; a head's sense is +1 with it, -1 against it. Everything is a prevalence test: more than delta in
+    more than half of all problems, exact, Holm over the family.
+    """
+
+    heads: tuple[Head, ...]
+    values: dict[str, np.ndarray]
+    total: np.ndarray
+    smallest_effect: float
+    alpha: float
+    rounding: float
+
+    @cached_property
+    def direction(self) -> float:
+        """The sign of the insertion's effect in most problems: of the median total."""
+        return -1.0 if float(np.median(self.total)) < 0 else 1.0
+
+    @cached_property
+    def delta(self) -> float:
+        """The smallest effect of interest: a share of the median total effect."""
+        return self.smallest_effect * abs(float(np.median(self.total)))
+
+    @cached_property
+    def p_total(self) -> float:
+        """Sign test of the total effect, beyond rounding."""
+        return float(sign_test(self.total, rounding=self.rounding))
+
+    @property
+    def established(self) -> bool:
+        """Whether the insertion does anything in most problems; where not, no head is named."""
+        return self.p_total < self.alpha and abs(float(np.median(self.total))) > self.rounding
+
+    def turned(self, measure: str) -> np.ndarray:
+        """A measure `[problem, head]`, positive with the insertion's effect."""
+        return self.direction * self.values[measure]
+
+    @cached_property
+    def sides(self) -> dict[str, Prevalence]:
+        """The tests of all heads: what patching their output removes, and what it adds, in both senses."""
+        return {side: self._test(measure, SENSES) for side, measure in SIDES.items()}
+
+    def _test(self, measure: str, senses: tuple[int, ...], tested: np.ndarray | None = None) -> Prevalence:
+        options = {"tested": tested, "confidence": 1 - self.alpha}
+        return prevalence_test(self.turned(measure), self.delta, senses=senses, **options)  # type: ignore[arg-type]
+
+    def _passed(self, test: Prevalence, sense: int) -> np.ndarray:
+        return np.nan_to_num(test.in_sense(sense, test.p_corrected), nan=1.0) < self.alpha
+
+    @cached_property
+    def passed(self) -> dict[str, np.ndarray]:
+        """side -> the sense in which each head passed, 0 for neither, `[head]`; nobody where no effect is established."""
+        found = {}
+        for side, test in self.sides.items():
+            with_it, against = (self._passed(test, sense) for sense in SENSES)
+            found[side] = (with_it.astype(int) - against.astype(int)) * int(self.established)
+        return found
+
+    @cached_property
+    def sense(self) -> np.ndarray:
+        """+1: with the insertion's effect, -1: against it, 0: not named, or each way on another side, `[head]`."""
+        removed, added = self.passed["removed"], self.passed["added"]
+        return np.where(removed * added < 0, 0, np.sign(removed + added))
+
+    @cached_property
+    def side(self) -> np.ndarray:
+        """ "both", "removed", "added" or "" for each head, `[head]`."""
+        removed, added = (self.passed[side] * self.sense > 0 for side in SIDES)
+        return np.where(removed & added, "both", np.where(removed, "removed", np.where(added, "added", "")))
+
+    @cached_property
+    def parts(self) -> dict[str, np.ndarray]:
+        """measure -> corrected p of each named head in its own sense, `[head]`; Holm over the heads it is asked of."""
+        asked = {
+            "knockout": np.isin(self.side, ("both", "removed")),
+            "edge_noise": np.isin(self.side, ("both", "added")),
+            "mediated_removed": np.isin(self.side, ("both", "removed")) & self._deeper,
+            "mediated_added": np.isin(self.side, ("both", "added")) & self._deeper,
+        }
+        sense = np.where(self.sense == 0, 1, self.sense)
+        found = {}
+        for measure, tested in asked.items():
+            turned = self.turned(measure) * sense
+            found[measure] = prevalence_test(turned, self.delta, senses=(1,), tested=tested).p_corrected[0]
+        return found
+
+    @property
+    def _deeper(self) -> np.ndarray:
+        """In layer 0 nothing can be mediated."""
+        return np.array([head.layer > 0 for head in self.heads])
+
+    @cached_property
+    def negligible(self) -> np.ndarray:
+        """Heads shown to remove and to add less than delta in most problems, `[head]`."""
+        if not self.established or not self.delta > 0:
+            return np.zeros(len(self.heads), dtype=bool)
+        both = [within_test(self.values[measure], self.delta)[1] for measure in SIDES.values()]
+        return np.nan_to_num(np.maximum(*both), nan=1.0) < self.alpha
+
+    @cached_property
+    def kinds(self) -> tuple[str, ...]:
+        """One of `KINDS` for each head."""
+        sure = {measure: np.nan_to_num(p, nan=1.0) < self.alpha for measure, p in self.parts.items()}
+        return tuple(
+            self._kind(str(self.side[at]), {measure: bool(passed[at]) for measure, passed in sure.items()}, at)
+            for at in range(len(self.heads))
+        )
+
+    def _kind(self, side: str, sure: dict[str, bool], at: int) -> str:
+        if not side:
+            return "negligible" if self.negligible[at] else "undecided"
+        removed, added = side != "added", side != "removed"
+        reads = all(sure[name] for name, asked in (("knockout", removed), ("edge_noise", added)) if asked)
+        mediates = all(
+            sure[name] for name, asked in (("mediated_removed", removed), ("mediated_added", added)) if asked
+        )
+        if side == "both" and not reads and not mediates and sure["knockout"] and sure["mediated_added"]:
+            return "conditional reader"
+        return _BY_PARTS[side, reads, mediates]
 
 
 def judge(
     values: dict[str, np.ndarray],
+    total: np.ndarray,
     heads: Sequence[Head],
     *,
     alpha: float = 0.05,
-    smallest: float = 0.0,
-    n_permutations: int = 10_000,
-    seed: int = 0,
+    smallest_effect: float = 0.05,
+    rounding: float = 0.0,
 ) -> Judged:
-    """The statistics of `locate_heads`, from measures `[problem, head]` on: one max-T test each over the whole family."""
-    p = {}
-    for name in MEASURES:
-        tested = _tested(values[name], heads, name)
-        p[name] = np.full(len(heads), np.nan)
-        if tested.any():
-            test = max_t_sign_flip(values[name], n_permutations=n_permutations, seed=seed, alpha=alpha, tested=tested)
-            p[name] = test.p_corrected
-
-    def passing(first: str, second: str) -> np.ndarray:
-        means = values[first].mean(0), values[second].mean(0)
-        agree = np.sign(means[0]) == np.sign(means[1])
-        for name, mean in zip((first, second), means, strict=True):
-            agree = agree & (np.nan_to_num(p[name], nan=1.0) < alpha) & (np.abs(mean) >= smallest)
-        return agree
-
-    return Judged(p, passing("knockout", "edge_noise"), passing("mediated_removed", "mediated_added"))
-
-
-def _tested(values: np.ndarray, heads: Sequence[Head], measure: str) -> np.ndarray:
-    """Cells of the family: in layer 0 nothing can be mediated, and an effect that never varies cannot be tested."""
-    defined = np.isfinite(values).all(0)
-    can_be = np.array([head.layer > 0 or not measure.startswith("mediated") for head in heads])
-    varies = np.ptp(np.where(np.isfinite(values), values, 0), axis=0) > 0
-    return defined & can_be & varies
+    """The statistics of `locate_heads`, from measures `[problem, head]` (`measure.MEASURES`) on."""
+    return Judged(tuple(heads), values, np.asarray(total, dtype=float), smallest_effect, alpha, rounding)

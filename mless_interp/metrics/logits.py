@@ -41,8 +41,24 @@ def mean_logprob(logits: Logits, answer: Int[Tensor, " read"]) -> PerRun:
     return answer_logprob(logits, answer) / answer.shape[0]
 
 
+def answer_probability(logits: Logits, answer: Int[Tensor, " read"]) -> PerRun:
+    r"""Geometric mean of the answer tokens' teacher-forced probabilities: a bounded outcome.
+
+    $$ Y = \exp\Big(\frac{1}{K} \sum_k \ln p(a_k \mid \text{prompt}, a_{<k})\Big) $$
+
+    1 means that the model is certain of the answer, 0 that it excludes it. A single problem can move it by 1 at most, where
+    a log-probability can fall without end.
+
+    Source: methods §9 (`answer_prob`).
+
+    >>> answer_probability(torch.zeros(1, 2, 4), torch.tensor([0, 1]))
+    tensor([0.2500])
+    """
+    return mean_logprob(logits, answer).exp()
+
+
 def logit_difference(logits: Logits, right: int, wrong: int) -> PerRun:
-    r"""Logit of the right answer's first token minus that of a wrong one, at the last position read, in logits.
+    r"""Logit of the right token minus that of a wrong one, at the last position read, in logits.
 
     $$ Y = \ell_{\text{right}} - \ell_{\text{wrong}} $$
 

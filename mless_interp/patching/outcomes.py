@@ -1,13 +1,13 @@
 """Outcomes: what is appended to a prompt, where its logits are read, and the number that they give."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ..metrics.logits import answer_logprob, kl_divergence, logit_difference, mean_logprob
+from ..metrics.logits import answer_logprob, answer_probability, kl_divergence, logit_difference, mean_logprob
 from ..prompts.conditions import one_of
 from ..prompts.pairs import PromptPair
 
@@ -27,7 +27,7 @@ class Outcome:
     needs_clean: bool = False
     needs_distractor: bool = False
 
-    def check(self, pairs: Iterable[PromptPair]) -> None:
+    def check(self, pairs: Sequence[PromptPair]) -> None:
         """`ValueError` if a problem lacks what this outcome reads."""
         lacking = [pair.id for pair in pairs if self.needs_distractor and not pair.distractor_ids]
         if lacking:
@@ -35,10 +35,30 @@ class Outcome:
                 f"problem {lacking[0]!r} has no distractor, which outcome {self.name!r} needs ({len(lacking)} have none): "
                 "give the problems one, or use 'answer_logprob'"
             )
+        same = [pair.id for pair in pairs if self.needs_distractor and _first_difference(pair) is None]
+        if same:
+            raise ValueError(
+                f"problem {same[0]!r}: its answer and its distractor are the same tokens, or one begins with the other, so "
+                f"outcome {self.name!r} has no token that tells them apart ({len(same)} such problems): give another "
+                "distractor, or use 'answer_logprob'"
+            )
 
 
 def _answer_reads(pair: PromptPair) -> list[int]:
     return [pair.n_answer + 1 - k for k in range(pair.n_answer)]
+
+
+def _first_difference(pair: PromptPair) -> int | None:
+    """The first token at which the answer and the distractor differ; None where there is none."""
+    both = zip(pair.answer_ids, pair.distractor_ids, strict=False)
+    return next((at for at, (right, wrong) in enumerate(both) if right != wrong), None)
+
+
+def _difference_read(pair: PromptPair) -> list[int]:
+    """Where the first token is predicted at which the answer and the distractor differ."""
+    at = _first_difference(pair)
+    assert at is not None  # checked before anything runs
+    return [pair.n_answer + 1 - at]
 
 
 def _first_answer_read(pair: PromptPair) -> list[int]:
@@ -53,12 +73,18 @@ def _answer_value(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Ten
     return answer_logprob(logits, torch.tensor(pair.answer_ids))
 
 
+def _probability_value(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
+    return answer_probability(logits, torch.tensor(pair.answer_ids))
+
+
 def _solution_value(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
     return mean_logprob(logits, torch.tensor(pair.solution_ids))
 
 
 def _difference_value(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
-    return logit_difference(logits, pair.answer_ids[0], pair.distractor_ids[0])
+    at = _first_difference(pair)
+    assert at is not None
+    return logit_difference(logits, pair.answer_ids[at], pair.distractor_ids[at])
 
 
 def _kl_value(logits: Tensor, pair: PromptPair, clean: Tensor | None) -> Tensor:
@@ -70,8 +96,9 @@ OUTCOMES = {
     made.name: made
     for made in (
         Outcome("answer_logprob", "answer", "nats", _answer_reads, _answer_value),
+        Outcome("answer_prob", "answer", "probability", _answer_reads, _probability_value),
         Outcome("solution_logprob", "solution", "nats per token", _answer_reads, _solution_value),
-        Outcome("logit_diff", "answer", "logits", _first_answer_read, _difference_value, needs_distractor=True),
+        Outcome("logit_diff", "answer", "logits", _difference_read, _difference_value, needs_distractor=True),
         Outcome("kl", "answer", "nats per position", _question_reads, _kl_value, needs_clean=True),
         Outcome("kl_last", "answer", "nats", _first_answer_read, _kl_value, needs_clean=True),
     )

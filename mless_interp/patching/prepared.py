@@ -52,7 +52,7 @@ class Prepared:
     def only(self, places: Sequence[int]) -> "Prepared":
         """Some of the problems, in this order."""
         pairs = tuple(self.pairs[at] for at in places)
-        return replace(self, bare=tuple(self.bare[at] for at in places), pairs=pairs, units=units_of(pairs))
+        return replace(self, bare=tuple(self.bare[at] for at in places), pairs=pairs, units=units_of(pairs, self.outcome))
 
     def runs(self, unit: Unit) -> "Runs":
         """The runs of one unit, recorded when they are first asked for."""
@@ -100,7 +100,7 @@ def prepare(
     bare = fit_pairs(pairs)
     answered = tuple(pair.answered(read.appended) for pair in bare)
     read.check(answered)
-    return Prepared(model, read, bare, answered, units_of(answered))
+    return Prepared(model, read, bare, answered, units_of(answered, read))
 
 
 def fit_pairs(pairs: Iterable[PromptPair], *, what: str = "patch") -> tuple[PromptPair, ...]:
@@ -126,11 +126,12 @@ def fit_pairs(pairs: Iterable[PromptPair], *, what: str = "patch") -> tuple[Prom
     return found
 
 
-def units_of(pairs: Sequence[PromptPair]) -> tuple[Unit, ...]:
-    """Problems of the same geometry, at most `PER_UNIT` together, in order of first appearance."""
+def units_of(pairs: Sequence[PromptPair], outcome: Outcome) -> tuple[Unit, ...]:
+    """Problems of the same geometry that are read at the same places, at most `PER_UNIT` together, in order of first appearance."""
     alike: dict[tuple[Any, ...], list[int]] = {}
     for at, pair in enumerate(pairs):
-        alike.setdefault((len(pair.base), pair.span, pair.n_answer), []).append(at)
+        read = tuple(outcome.reads(pair))
+        alike.setdefault((len(pair.base), pair.span, pair.n_answer, read), []).append(at)
     return tuple(
         tuple(members[at : at + PER_UNIT]) for members in alike.values() for at in range(0, len(members), PER_UNIT)
     )

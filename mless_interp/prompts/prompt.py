@@ -75,6 +75,8 @@ class Template:
 
     `raw`: system and question, one after the other with nothing between (the paper's string). `as_text` marks the
     paper's compatibility mode: insertion into the string, encoded in one piece. `chat`: the tokenizer's own template.
+    `text`: a problem's own parts and nothing else. `bos` puts the tokenizer's beginning-of-sequence token in front even where
+    the tokenizer would not (GPT-2's does not, and its models were trained with one).
     """
 
     name: str
@@ -82,12 +84,14 @@ class Template:
     answer_prefix: str = "\n" + ANSWER_PREFIX
     chat: bool = False
     as_text: bool = False
+    bos: bool = False
 
 
 TEMPLATES = {
     "raw": Template("raw", PAPER_SYSTEM),
     "raw_as_sent": Template("raw_as_sent", PAPER_SYSTEM_AS_SENT),
     "paper": Template("paper", PAPER_SYSTEM_AS_SENT, as_text=True),
+    "text": Template("text", "", answer_prefix="", bos=True),
     "chat": Template("chat", CHAT_SYSTEM, answer_prefix=ANSWER_PREFIX, chat=True),
 }
 
@@ -125,7 +129,7 @@ def build_prompt(tokenizer: Any, problem: Problem, template: str | Template = "r
         parts = _chat_parts(tokenizer, problem, system)
     ids: list[int] = []
     segments: list[str] = []
-    bos_added = not made.chat and prepends_bos(tokenizer)
+    bos_added = not made.chat and (prepends_bos(tokenizer) or (made.bos and tokenizer.bos_token_id is not None))
     if bos_added:
         ids, segments = [tokenizer.bos_token_id], ["bos"]
     for text, segment in parts:
