@@ -6,10 +6,11 @@ all; the sweep then puts each head's edited output into its own row.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +22,7 @@ from ..models.inputs import Edit, Inputs, Recording
 from ..models.sites import site
 from ..prompts.conditions import one_of
 from ..shapes import Z
+from ..statistics import derive_generator
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +31,8 @@ class LayerState:
 
     `q`, `z` `[b, dest, H, d]`; `k`, `v` `[b, src, KV, d]`; `visible` `[b, 1|H, dest, src]` under the run's own mask;
     `unmasked` the same without the input's mask; `span` `[b, src]` the inserted keys;
-    `donor` the same layer of the donor run (None if there is none).
+    `donor` the same layer of the donor run (None if there is none). `layer` and `names` (of the problems in the batch) key
+    what is drawn at random, so that a problem's draws do not depend on what it is computed beside.
     """
 
     q: Tensor
@@ -41,10 +44,19 @@ class LayerState:
     rule: AttentionRule
     span: Tensor
     donor: "LayerState | None" = None
+    layer: int = 0
+    names: tuple[str, ...] = ()
 
     @classmethod
     def of(
-        cls, model: Model, recording: Recording, layer: int, *, span: Tensor, donor: "LayerState | None" = None
+        cls,
+        model: Model,
+        recording: Recording,
+        layer: int,
+        *,
+        span: Tensor,
+        donor: "LayerState | None" = None,
+        names: Sequence[str] = (),
     ) -> "LayerState":
         """The state of `layer` of a recording; `span` is boolean `[b, src]` in the recording's own coordinates."""
         if not recording.q:
@@ -61,6 +73,8 @@ class LayerState:
             rule=model.attention_rule(layer),
             span=span,
             donor=donor,
+            layer=layer,
+            names=tuple(names),
         )
 
     @property
@@ -193,7 +207,10 @@ class Gate(Intervention):
 
 @dataclass(frozen=True)
 class RerouteToSink(Intervention):
-    """The span's attention goes to the first token outside the span: tests "just another sink"."""
+    """The span's attention goes to the first token outside the span: tests "just another sink".
+
+    NaN where a row cannot see that token (it lies outside the layer's window): nothing was tested there.
+    """
 
     name: ClassVar[str] = "reroute_to_sink"
 
@@ -203,7 +220,7 @@ class RerouteToSink(Intervention):
         mass = (pattern * state.span_keys).sum(-1, keepdim=True)
         sees_sink = (state.visible & state.sink[:, None, None, :]).any(-1, keepdim=True)
         moved = kept + mass * state.sink[:, None, None, :]
-        return state.mixed(torch.where(sees_sink, moved, pattern))
+        return state.mixed(torch.where(sees_sink, moved, torch.nan))
 
 
 @dataclass(frozen=True)
@@ -224,22 +241,21 @@ class MatchedMassKnockout(Intervention):
     """As much attention as the span holds is taken from random other keys instead (not the span, the sink or itself).
 
     The control for generic mask damage. Keys are gated down in a random order, the last one in part, until the removed
-    share equals the span's, and the row is renormalised. Rows where the others hold too little are NaN.
+    share equals the span's, and the row is renormalised. Rows where the others hold too little are NaN. The order is drawn
+    for each problem, layer and head from their names, `seed` and `draw`, never from the batch; average over draws.
     """
 
     seed: int = 0
+    draw: int = 0
     name: ClassVar[str] = "matched_mass"
 
     def __call__(self, state: LayerState) -> Z:
         pattern = state.pattern()
         n_dest, n_src = pattern.shape[-2:]
-        own = (
-            torch.arange(n_src, device=pattern.device)
-            == torch.arange(n_src - n_dest, n_src, device=pattern.device)[:, None]
-        )
+        at = torch.arange(n_src, device=pattern.device)
+        own = at == at[n_src - n_dest :, None]
         candidates = state.visible & ~state.span_keys & ~state.sink[:, None, None, :] & ~own
-        generator = torch.Generator().manual_seed(self.seed)
-        order = torch.rand(pattern.shape, generator=generator).to(pattern.device)
+        order = self._drawn(state, tuple(pattern.shape)).to(pattern.device)
         order = order.masked_fill(~candidates, 2.0).argsort(-1)
         available = (pattern * candidates).gather(-1, order)
         mass = (pattern * state.span_keys).sum(-1, keepdim=True)
@@ -249,6 +265,17 @@ class MatchedMassKnockout(Intervention):
         kept = pattern - torch.zeros_like(pattern).scatter(-1, order, removed)
         kept = kept / kept.sum(-1, keepdim=True)
         return state.mixed(torch.where(reachable, kept, torch.nan))
+
+    def _drawn(self, state: LayerState, shape: tuple[int, ...]) -> Tensor:
+        """A number in [0, 1) for every key of every row, `[b, H, dest, src]`."""
+        batch, n_heads, *rows = shape
+        names = state.names or tuple(map(str, range(batch)))
+        drawn = np.empty(shape)
+        for problem, name in enumerate(names):
+            for head in range(n_heads):
+                draw = derive_generator(self.seed, "matched mass", self.draw, name, Head(state.layer, head))
+                drawn[problem, head] = draw.random(rows)
+        return torch.from_numpy(drawn)
 
 
 @dataclass(frozen=True)
@@ -324,6 +351,7 @@ def run_edits(
                 rule=model.attention_rule(layer),
                 span=span,
                 donor=source,
+                layer=layer,
             )
             new, edited = intervention(state), z.clone()
             edited[:, start:, numbers] = new[:, :, numbers].to(z.dtype)

@@ -52,7 +52,9 @@ class Prepared:
     def only(self, places: Sequence[int]) -> "Prepared":
         """Some of the problems, in this order."""
         pairs = tuple(self.pairs[at] for at in places)
-        return replace(self, bare=tuple(self.bare[at] for at in places), pairs=pairs, units=units_of(pairs, self.outcome))
+        return replace(
+            self, bare=tuple(self.bare[at] for at in places), pairs=pairs, units=units_of(pairs, self.outcome)
+        )
 
     def runs(self, unit: Unit) -> "Runs":
         """The runs of one unit, recorded when they are first asked for."""
@@ -127,7 +129,7 @@ def fit_pairs(pairs: Iterable[PromptPair], *, what: str = "patch") -> tuple[Prom
 
 
 def units_of(pairs: Sequence[PromptPair], outcome: Outcome) -> tuple[Unit, ...]:
-    """Problems of the same geometry that are read at the same places, at most `PER_UNIT` together, in order of first appearance."""
+    """Problems of the same geometry that are read at the same places, at most `PER_UNIT` together, in order of appearance."""
     alike: dict[tuple[Any, ...], list[int]] = {}
     for at, pair in enumerate(pairs):
         read = tuple(outcome.reads(pair))

@@ -221,8 +221,8 @@ class _Swept:
             donor = None
             if self.intervention.needs_donor:
                 donor = LayerState.of(self.model, self.donor, layer, span=self.runs.span(self.sweep.donor))
-            span = self.runs.span(self.sweep.receiving)
-            state = LayerState.of(self.model, self.receiving, layer, span=span, donor=donor)
+            span, names = self.runs.span(self.sweep.receiving), [pair.id for pair in self.runs.pairs]
+            state = LayerState.of(self.model, self.receiving, layer, span=span, donor=donor, names=names)
             with torch.no_grad():
                 self._newest = (layer, self.intervention(state))  # heads come in layer order: the last one is enough
         return self._newest[1]

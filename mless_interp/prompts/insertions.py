@@ -5,14 +5,16 @@ They work on token ids: joining strings re-merges tokens at the seams and inside
 
 import hashlib
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any, Literal
 
+from .problems import Problem
 from .prompt import Prompt, encode
 
-Kind = Literal["meaningless", "meaningful", "random_sentence", "repeated_bos", "text"]
+Kind = Literal["meaningless", "meaningful", "random_sentence", "other_questions", "repeated_bos", "text"]
 Before = Literal["question", "system"]
 
 
@@ -32,6 +34,7 @@ class Insertion:
     at: int | None = None
     seed: int = 0
     draw: int = 0
+    pool: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         counted = self.n_tokens is not None or self.kind != "text"
@@ -63,12 +66,27 @@ class Insertion:
 
     @classmethod
     def random_sentence(cls, n_tokens: int = 55, seed: int = 0, *, draw: int = 0, **place: Any) -> "Insertion":
-        """Unrelated words, exactly `n_tokens` tokens without digits, drawn by seed, problem id and draw number.
+        """A bag of unrelated words, exactly `n_tokens` tokens without digits, drawn by seed, problem id and draw number.
 
-        Common English words that the tokenizer can encode; where it knows none of them, its own ordinary tokens
-        (recorded in `InsertedSpan.source`).
+        Common English words that the tokenizer can encode, in random order: no grammar holds them together. Where it knows
+        none of them, its own ordinary tokens (recorded in `InsertedSpan.source`). Sentences that were written by somebody
+        are `other_questions`.
         """
         return cls("random_sentence", "", n_tokens, seed=seed, draw=draw, **_place(place))
+
+    @classmethod
+    def other_questions(
+        cls, problems: Iterable[Problem], n_tokens: int = 55, seed: int = 0, *, draw: int = 0, **place: Any
+    ) -> "Insertion":
+        """Real sentences of the problems' own kind: questions of other problems, cut to exactly `n_tokens` tokens.
+
+        Which ones, and in which order, is drawn by seed, problem id and draw number; a problem's own question is never
+        among them. They have meaning, and numbers: a control for "any text", not for "no meaning".
+        """
+        pool = tuple((problem.id, problem.question.strip()) for problem in problems)
+        if len({question for _, question in pool}) < 2:
+            raise ValueError("other_questions draws from other problems: give at least 2 with different questions")
+        return cls("other_questions", "", n_tokens, seed=seed, draw=draw, pool=pool, **_place(place))
 
     @classmethod
     def repeated_bos(cls, n_tokens: int = 55, **place: Any) -> "Insertion":
@@ -103,7 +121,12 @@ class Insertion:
     @property
     def label(self) -> str:
         """A short name for tables and legends: `Mless ' /' x55`."""
-        name = {"meaningless": "Mless", "meaningful": "Mful", "random_sentence": "random sentence"}.get(self.kind)
+        name = {
+            "meaningless": "Mless",
+            "meaningful": "Mful",
+            "random_sentence": "random words",
+            "other_questions": "other questions",
+        }.get(self.kind)
         shown = f" {self.unit!r}" if self.unit else ""
         size = f" x{self.n_tokens}" if self.n_tokens is not None else ""
         return f"{name or self.kind}{shown}{size}"
@@ -123,6 +146,10 @@ class Insertion:
         if self.kind == "random_sentence":
             assert self.n_tokens is not None
             return _random_sentence(tokenizer, self.n_tokens, f"{self.seed}|{problem_id}|{self.draw}")
+        if self.kind == "other_questions":
+            assert self.n_tokens is not None
+            others = [text for other, text in self.pool if other != problem_id]
+            return _cut_questions(tokenizer, others, self.n_tokens, f"{self.seed}|{problem_id}|{self.draw}")
         ids = encode(tokenizer, self.unit)
         if not ids:
             raise ValueError(f"the insertion {self.unit!r} encodes to no tokens with this tokenizer")
@@ -195,8 +222,21 @@ def _ordinary_tokens(tokenizer: Any) -> tuple[tuple[int, ...], ...]:
     return tuple((i,) for i, text in texts if text.strip() and not any(c.isdigit() for c in text))
 
 
+def _keyed(key: str) -> random.Random:
+    return random.Random(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big"))
+
+
+def _cut_questions(tokenizer: Any, texts: list[str], n_tokens: int, key: str) -> InsertedSpan:
+    draw, ids = _keyed(key), []
+    for text in draw.sample(texts, len(texts)):
+        ids += encode(tokenizer, " " + text)
+        if len(ids) >= n_tokens:
+            return InsertedSpan(tuple(ids[:n_tokens]), "questions of other problems")
+    raise ValueError(f"all other questions together are {len(ids)} tokens, fewer than n_tokens={n_tokens}: give more")
+
+
 def _random_sentence(tokenizer: Any, n_tokens: int, key: str) -> InsertedSpan:
-    draw = random.Random(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big"))
+    draw = _keyed(key)
     words = _encodable_words(tokenizer)
     source = "words"
     if 1 not in words or len(words[1]) < 8:
