@@ -55,11 +55,11 @@ test-fast: $(VENV)/.installed-dev ## the test suite without what is slow
 test-tl4: $(VENV_TL4)/.installed-dev ## the whole test suite on TransformerLens 4.3, in an environment of its own
 	$(call PYTEST,$(VENV_TL4))
 
-check: $(VENV)/.installed-dev ## formatting, lint, types, links in the docs
+check: $(VENV)/.installed-dev ## formatting, lint, types, links of all Markdown files
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/python tools/check_links.py
+	$(VENV)/bin/rumdl check --no-cache .
 
 format: $(VENV)/.installed-dev ## format the code and repair what lint can repair
 	$(VENV)/bin/ruff format .
