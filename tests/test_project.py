@@ -10,6 +10,7 @@ from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
+import browser
 import jaxtyping
 import pytest
 import torch
@@ -136,6 +137,22 @@ def test_shapes_are_checked_in_every_test() -> None:
 
     with pytest.raises(jaxtyping.TypeCheckError):
         span_mass("no tensor", span=None)
+
+
+def test_without_a_browser_a_test_is_skipped_or_where_one_is_required_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("MLESS_BROWSER", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no headless browser here .* `make browser` installs one"):
+        browser.chromium()
+    monkeypatch.setenv("MLESS_BROWSER", "required")
+    with pytest.raises(pytest.fail.Exception, match="no headless browser here"):
+        browser.chromium()
+
+
+def test_make_and_the_tests_look_for_the_same_browsers() -> None:
+    assert f"for name in {' '.join(browser.NAMES)};" in (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -30,8 +30,14 @@ def executed(source: Path, folder: Path, *, timeout: float = 3 * SECONDS_PER_NOT
     progress and warnings of a run say nothing to a reader.
     """
     notebook = jupytext.read(source)
-    settings = {"timeout": timeout, "kernel_name": "python3", "record_timing": False, "coalesce_streams": True}
-    NotebookClient(notebook, resources={"metadata": {"path": folder}}, **settings).execute()
+    NotebookClient(
+        notebook,
+        timeout=timeout,
+        kernel_name="python3",
+        record_timing=False,
+        coalesce_streams=True,
+        resources={"metadata": {"path": folder}},
+    ).execute()
     notebook.metadata = {
         "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
         "language_info": {"name": "python"},
