@@ -1,7 +1,7 @@
 """Completions of many prompts, batched, greedy or sampled, with heads knocked out or activations redistributed.
 
 Prompts are token ids. A row's completion does not depend on the rows beside it (beyond rounding): padding is masked, and
-rows draw by themselves (`decoding.py`). The engines (`generation_engines.py`) drive the model.
+rows draw by themselves (`decoding.py`). The engines (`engines.py`) drive the model.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
