@@ -50,7 +50,7 @@ PUBLIC = {
     "locating.locate": ["locate_heads"],
     "locating.located": ["LocatedHeads", "enrichment"],
     "grading": ["grade_lenient", "grade_paper", "grade_strict"],
-    "accuracy": ["AccuracyResults", "Condition", "evaluate_accuracy"],
+    "accuracy": ["AccuracyResults", "Comparison", "Comparisons", "LinkedAccuracy", "Treatment", "evaluate_accuracy"],
     "running": ["store"],
     "running.store": ["load", "new_folder", "provenance", "refuse_existing"],
     "views.report": ["Report"],

@@ -436,11 +436,12 @@ class StopsHalfway:
 
     name = "halfway"
     rows_at_once = None
+    hides_under = ()
+    redraws = False
+    shows_logits = False
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
-
-    def check(self, decoding: Decoding) -> None: ...
 
     def run(self, rows: list[Row], decoding: Decoding, finished: Any) -> None:
         self.batches.append([row.request.key for row in rows])
@@ -583,8 +584,19 @@ def test_hooked_transformer_has_no_hugging_face_module(tiny_model_dir: Callable[
 def test_fused_attention_has_no_scores_for_the_forward_engine(tiny_model_dir: Callable[[str], Path]) -> None:
     model = loaded(tiny_model_dir("qwen2"), "nnsight", attention="sdpa")
     request = Request(tuple(range(5, 20)), "a", (2, 6))
-    with pytest.raises(ModelError, match="'sdpa' attention, which shows no scores"):
+    with pytest.raises(ModelError, match="'sdpa' attention, under which engine='forward' cannot keep heads from"):
         generate_completions(model, [request], max_new_tokens=2, knockout=[Head(0, 0)], engine="forward")
+
+
+def test_layers_without_attention_where_masks_are_put_are_refused_before_anything_runs(
+    demo: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Request(tuple(range(5, 20)), "a", (2, 6))
+    every = generation_engines.attentions_of(demo)
+    assert sorted(every) == [0, 1, 2, 3]
+    monkeypatch.setattr(generation_engines, "attentions_of", lambda _: {at: every[at] for at in (0, 1, 3)})
+    with pytest.raises(ModelError, match="engine='hugging_face' shows no heads of demo, .* use engine='forward'$"):
+        generate_completions(demo, [request], max_new_tokens=2, knockout=[Head(0, 0)])
 
 
 # ----------------------------------------------------------------------------------------------------------------- vLLM
@@ -650,8 +662,15 @@ def test_vllm_says_what_it_lacks(demo: Model, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ModelError, match=r"engine='vllm' needs the extra: pip install 'mless_interp\[vllm\]'"):
         generate_completions(demo, [request], max_new_tokens=2, engine="vllm")
     monkeypatch.setitem(sys.modules, "vllm", FakeVllm([[9, 9]]))
-    with pytest.raises(ModelError, match="vLLM shows neither heads, activations nor logits"):
+    with pytest.raises(ModelError, match=r"shows no heads of demo.*use engine='hugging_face' or engine='forward'"):
         generate_completions(demo, [request], max_new_tokens=2, engine="vllm", knockout=[Head(0, 0)])
+    for asked, lacks in (
+        ({"redistribution": ARM(0.1, 99.0)}, "no activations of"),
+        ({"keep_logits": True}, "no logits of"),
+        ({"keep_logits": True, "knockout": [Head(0, 0)]}, "no heads and no logits of"),
+    ):
+        with pytest.raises(ModelError, match=f"engine='vllm' shows {lacks} demo, which this asks for"):
+            generate_completions(demo, [request], max_new_tokens=2, engine="vllm", **asked)
     monkeypatch.setitem(sys.modules, "vllm", FakeVllm([[9]]))
     with pytest.raises(ModelError, match="vLLM ended 'a' after 1 tokens"):
         generate_completions(demo, [request], max_new_tokens=2, engine="vllm")

@@ -13,10 +13,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as texts
 
 import mless_interp as mi
-from mless_interp.accuracy import grade, has_closed_box, last_box
-from mless_interp.grading import equivalence
-from mless_interp.grading.answers import compare, number
+from mless_interp.grading import equivalence, grade, has_closed_box, last_box
 from mless_interp.grading.boxes import unboxed
+from mless_interp.grading.compare import compare, number
 from mless_interp.grading.graders import found_answer
 from mless_interp.grading.paper_grader import stripped
 
