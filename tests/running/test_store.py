@@ -1,6 +1,5 @@
 """Saved results: written whole or not at all, read back unchanged; and checkpoints: nothing finished is lost."""
 
-import dataclasses
 import json
 import os
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from results_under_test import same
 
 from mless_interp.heads import Head
 from mless_interp.models.info import ModelInfo
@@ -160,21 +160,6 @@ def made_scores(**changes: Any) -> PatchScores:
         "seed": 3,
     }
     return PatchScores(**(fields | changes))
-
-
-def same(one: Any, other: Any) -> bool:
-    """Equal in value and in type, all the way down; NaN equals NaN."""
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, np.ndarray):
-        return one.dtype == other.dtype and np.array_equal(one, other, equal_nan=one.dtype.kind == "f")
-    if dataclasses.is_dataclass(one):
-        return all(same(getattr(one, f.name), getattr(other, f.name)) for f in dataclasses.fields(one))
-    if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(same, one, other))
-    return one == other
 
 
 def test_patch_scores_come_back_unchanged(tmp_path: Path) -> None:
