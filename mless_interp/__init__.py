@@ -54,7 +54,14 @@ PUBLIC = {
     "running": ["store"],
     "running.store": ["load", "new_folder", "provenance", "refuse_existing"],
     "views.report": ["Report"],
-    "command_line": ["chosen_heads", "chosen_numbers", "chosen_problems", "one_line_errors", "repeat_command"],
+    "command_line": [
+        "chosen_heads",
+        "chosen_names",
+        "chosen_numbers",
+        "chosen_problems",
+        "one_line_errors",
+        "repeat_command",
+    ],
 }
 """module -> its public names."""
 ROOMS = [

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import norm
 
-from ..running.results import Result, Shown, ShownTable
+from ..running.results import Result, Shown, ShownTable, as_text
 from ..statistics import (
     CONFIDENCE,
     Interval,
@@ -138,11 +138,14 @@ class Comparisons(Result):
         """The same rows: there is nothing below a comparison."""
         return self.summary()
 
-    def sentences(self) -> list[str]:
-        """Each comparison in words; p-values after Holm's correction where there are several."""
+    def each(self) -> list[list[str]]:
+        """The sentences of each comparison; p-values after Holm's correction where there are several."""
         p_values = self.p_holm if len(self.comparisons) > 1 else [None]
-        pairs = zip(self.comparisons, p_values, strict=True)
-        return [sentence for one, p in pairs for sentence in one.sentences(p_corrected=p)]
+        return [one.sentences(p_corrected=p) for one, p in zip(self.comparisons, p_values, strict=True)]
+
+    def sentences(self) -> list[str]:
+        """Each comparison in words."""
+        return [sentence for told in self.each() for sentence in told]
 
     def printed(self) -> pd.DataFrame:
         """A row per comparison, without what its sentences say."""
@@ -153,6 +156,9 @@ class Comparisons(Result):
         """The comparisons as a table."""
         caption = f"Each treatment against {self.reference!r} on the same problems ({self.grader} grades)."
         return Shown((ShownTable(self.summary(), caption),))
+
+    def __repr__(self) -> str:
+        return "\n".join([*map(" ".join, self.each()), as_text(self.printed())])
 
 
 def compare_answers(
