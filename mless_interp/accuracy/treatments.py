@@ -26,9 +26,6 @@ class Treatment:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "knockout", tuple(self.knockout))
-        wrong = [head for head in self.knockout if not isinstance(head, Head)]
-        if wrong:
-            raise TypeError(f"knockout takes heads, got {wrong[0]!r}; write Head(layer, head) (zero-based)")
         if self.knockout and self.insertion is None:
             raise ValueError(
                 f"treatment {self.name or self.label!r}: a knockout hides the inserted tokens from heads, so it needs an "

@@ -3,6 +3,8 @@
 import json
 import re
 import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from conftest import needs_hooked_transformer
 from models_under_test import loaded
 from tokenizers_under_test import read_tokenizer
+from vllm_under_test import FakeVllm
 
 from mless_interp import store
 from mless_interp.accuracy import AccuracyResults, Treatment, evaluate_accuracy
@@ -304,9 +307,6 @@ def test_a_damaged_line_in_the_middle_is_named_and_can_be_taken_out(
 
 
 def test_two_processes_on_one_file_do_not_mix_their_lines(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
     path, n = tmp_path / "a.jsonl", 40
     evaluate_module.Checkpoint(path, {})
     script = (
@@ -429,6 +429,10 @@ def test_other_things_are_no_treatments(thing: Any, kind: type[Exception], messa
 def test_a_knockout_needs_an_insertion() -> None:
     with pytest.raises(ValueError, match="a knockout hides the inserted tokens from heads, so it needs an insertion"):
         Treatment(knockout=(Head(0, 1),), name="k")
+    with pytest.raises(ValueError, match="treatment 'without L0H1, L2H3': a knockout hides"):
+        Treatment(knockout=(Head(0, 1), Head(2, 3)))
+    with pytest.raises(ValueError, match=r"treatment 'ARM\(.*\) without L0H1': a knockout hides"):
+        Treatment(arm=ARM_HERE, knockout=(Head(0, 1),))
 
 
 # ------------------------------------------------------------------------------------------------------------- messages
@@ -490,12 +494,11 @@ def test_things_that_are_no_problems_are_refused(demo: Model) -> None:
 def test_vllm_is_refused_for_knockouts_before_any_treatment_runs(
     demo: Model, problems: tuple[Problem, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sys
-    from types import SimpleNamespace
-
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=lambda **_: SimpleNamespace()))
+    vllm = FakeVllm([])
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
     with pytest.raises(ModelError, match="engine='vllm' shows no heads of demo, which this asks for"):
         evaluate_accuracy(demo, problems, [None, HIDDEN], engine="vllm", **QUICK)
+    assert vllm.made and not vllm.prompts, "it is there, and was asked nothing"
 
 
 def test_the_default_length_is_the_papers_or_what_the_context_leaves(

@@ -4,13 +4,13 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from conftest import ARCHITECTURES, needs_hooked_transformer
 from models_under_test import loaded, pairs_for
+from vllm_under_test import FakeVllm
 
 from mless_interp.generation import engines as generation_engines
 from mless_interp.generation.complete import (
@@ -25,7 +25,7 @@ from mless_interp.heads import Head
 from mless_interp.mechanism.arm import ARM
 from mless_interp.models.base import Model
 from mless_interp.models.info import ModelError
-from mless_interp.models.inputs import Inputs
+from mless_interp.models.inputs import Inputs, Run
 from mless_interp.models.load import load_model
 from mless_interp.models.memory import out_of_memory
 from mless_interp.patching.interventions import Knockout
@@ -267,7 +267,7 @@ def test_greedy_logits_that_are_no_numbers_are_refused_too(
     try:
         monkeypatch.setattr(generation_engines.HuggingFaceEngine, "__init__", _without_check)
         if engine == "forward":
-            nothing = SimpleNamespace(logits=torch.full((1, 1, demo.info.d_vocab), float("nan")))
+            nothing = Run(torch.full((1, 1, demo.info.d_vocab), float("nan")), {})
             monkeypatch.setattr(type(demo), "run", lambda *_, **__: nothing)
         with pytest.raises(ValueError, match=r"'a'.*no numbers \(NaN\)"):
             generate_completions(demo, [Request((1, 2, 3), "a")], max_new_tokens=2, engine=engine)
@@ -352,7 +352,7 @@ def test_a_row_that_has_stopped_changes_nothing_for_the_others(demo: Model) -> N
     arm = ARM(0.5, 99.5, p_max=0.5)
     for options in ({}, {"redistribution": arm}, {"temperature": 0.8}):
         together = generate_completions(demo, requests, max_new_tokens=9, complete=boxed, **options)
-        assert len({len(completion.tokens) for completion in together.values()}) > 1 or options
+        assert len({len(completion.tokens) for completion in together.values()}) > 1
         for request in requests:
             alone = generate_completions(demo, [request], max_new_tokens=9, complete=boxed, **options)
             assert alone[request.key].tokens == together[request.key].tokens
@@ -460,7 +460,7 @@ def test_rows_that_had_ended_are_not_made_again(demo: Model) -> None:
     found = complete_all(
         demo, requests, decoding, engine, batch_size=5, skip={"b"}, on_finished=lambda new: told.extend(new)
     )
-    assert engine.batches == [["a", "c", "d", "e"], ["c"], ["d"], ["e"]] or engine.batches[0] == ["a", "c", "d", "e"]
+    assert engine.batches == [["a", "c", "d", "e"], ["c"], ["d"], ["e"]]
     assert sorted(told) == ["a", "c", "d", "e"] == sorted(found), "each once, and what is to be skipped not at all"
 
 
@@ -600,34 +600,6 @@ def test_layers_without_attention_where_masks_are_put_are_refused_before_anythin
 
 
 # ----------------------------------------------------------------------------------------------------------------- vLLM
-
-
-class FakeVllm:
-    """Stands for the vllm module: records what it is given and answers every prompt with the same ids."""
-
-    def __init__(self, answers: list[list[int]]) -> None:
-        self.made: dict[str, Any] = {}
-        self.parameters: list[dict[str, Any]] = []
-        self.prompts: list[Any] = []
-        fake = self
-
-        class LLM:
-            def __init__(self, **options: Any) -> None:
-                fake.made = options
-
-            def generate(self, prompts: Any, parameters: Any, use_tqdm: bool) -> list[Any]:
-                assert len(prompts) == len(parameters) and not use_tqdm
-                fake.prompts = prompts
-                return [
-                    SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids, finish_reason="stop")])
-                    for ids, _ in zip(answers, prompts, strict=True)
-                ]
-
-        def sampling_parameters(**options: Any) -> dict[str, Any]:
-            fake.parameters.append(options)
-            return options
-
-        self.LLM, self.SamplingParams = LLM, sampling_parameters
 
 
 def test_vllm_is_given_token_ids_and_its_answers_are_cut_after_the_box(
