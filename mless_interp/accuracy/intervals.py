@@ -32,7 +32,7 @@ def accuracy_interval(shares: np.ndarray, *, sampled: bool, confidence: float, s
     if not sampled:
         return by_wilson
     found = mean_interval(shares, confidence=confidence, seed=seed)
-    found = replace(found, estimate=mean_run(shares, axis=0))  # also of a single problem
+    found = replace(found, estimate=mean_run(shares, axis=0))  # also where a single problem was run
     if len(shares) < 2:
         return found
     certain = (n > 0) & ((right == 0) | (right == n))

@@ -1,6 +1,7 @@
 """AccuracyResults: numbers worked out by hand, laws of intervals and tests, planted heads, messages, saving."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,13 @@ def test_an_interval_over_samples_covers_and_is_never_a_point_at_the_ends() -> N
     assert np.isnan(results(np.ones((1, 1, 4)), ("none",)).summary()["low"].item())
 
 
+def test_a_treatment_of_a_single_problem_has_an_accuracy_without_an_interval() -> None:
+    right = np.array([[[1, 0], [1, 0]], [[0, 0], [np.nan, np.nan]], [[1, 1], [np.nan, np.nan]]])
+    table = results(right, ("a", "b")).summary()
+    assert table["accuracy"].tolist() == [0.5, 0.5] and table["n"].tolist() == [3, 1]
+    assert np.isfinite(table["low"][0]) and np.isnan(table["low"][1]) and np.isnan(table["high"][1])
+
+
 def test_nothing_run_is_nan_and_counted() -> None:
     right = one_sample(10, 0.5, 0.5)
     right[:, 1] = np.nan
@@ -219,6 +227,16 @@ def test_holm_is_over_the_comparisons_made() -> None:
     assert "after Holm's correction" in repr(found)
     single = results(one_sample(300, 0.5, 0.58, 0.62), TREATMENTS).compare("none", "mful")
     assert found.comparisons[1].n_needed > single.n_needed  # corrected tests need more problems
+
+
+def test_what_is_established_is_judged_after_the_correction(by_hand: mi.AccuracyResults) -> None:
+    found = replace(by_hand.compare("none", "mless"), p=0.03)
+    assert "no difference is established" not in found.describe()
+    corrected = found.sentences(p_corrected=0.06)
+    assert "p = 0.03 (exact McNemar test), 0.06 after Holm's correction: no difference is established." in corrected[0]
+    both = Comparisons("none", "strict", (found, found), np.array([0.06, 0.06]))
+    assert both.sentences() == corrected * 2 and repr(both).splitlines()[:2] == [" ".join(corrected)] * 2
+    assert both.shown().tables[0].caption.startswith("Each treatment against 'none' on the same problems")
 
 
 def test_several_samples_are_compared_by_problem() -> None:
@@ -376,6 +394,7 @@ def test_too_few_flips_are_undefined_and_said() -> None:
     for change in ("any", "lost", "gained"):
         assert linked.summary(change=change)["p"].isna().all()
     assert "too few to compare heads" in repr(linked)
+    assert repr(linked) == linked.describe() == " ".join(linked.sentences()), "no table where there is nothing to show"
 
 
 # ---------------------------------------------------------------------------------------------------------- two groups

@@ -148,7 +148,7 @@ class Drawn:
         path.write_text(self.text)
 
 
-TABLE = pd.DataFrame({"head": ["L0H0", "L0H1"], "effect": [0.1, np.nan]})
+TABLE = pd.DataFrame({"head": ["L0H0", "L0H1"], "effect": [0.1, np.nan]}, index=[7, 3])
 
 
 def page() -> Any:
@@ -170,8 +170,8 @@ def test_everything_is_written_and_said(
     assert [path.name for path in tmp_path.iterdir()] == ["found"], "what was left of a stopped run is gone"
     out = tmp_path / "found"
     assert {path.name for path in out.iterdir()} == {*files, "results", "run.json", "report.html"}
-    pd.testing.assert_frame_equal(pd.read_csv(out / "a.csv"), TABLE)
-    pd.testing.assert_frame_equal(pd.read_parquet(out / "b.parquet"), TABLE)
+    for table in (pd.read_csv(out / "a.csv"), pd.read_parquet(out / "b.parquet")):
+        pd.testing.assert_frame_equal(table, TABLE.reset_index(drop=True))
     assert [json.loads(line)["head"] for line in (out / "c.jsonl").read_text().splitlines()] == ["L0H0", "L0H1"]
     assert ((out / "d.png").read_text(), (out / "e.html").read_text()) == ("png", "html")
     assert same(mi.load(out / "results")["DoseResponse"], kept)
