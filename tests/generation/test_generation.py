@@ -26,7 +26,7 @@ from mless_interp.mechanism.arm import ARM
 from mless_interp.models.base import Model
 from mless_interp.models.info import ModelError
 from mless_interp.models.inputs import Inputs, Run
-from mless_interp.models.load import load_model
+from mless_interp.models.load import load_model, wrap_model
 from mless_interp.models.memory import out_of_memory
 from mless_interp.patching.interventions import Knockout
 from mless_interp.patching.interventions import generate as generate_slowly
@@ -115,7 +115,8 @@ def test_rows_of_padding_stay_finite_in_every_dtype(
         assert found.logits is not None and alone.logits is not None
         near = {"atol": 2e-4, "rtol": 1e-4} if dtype == "float64" else {"atol": 0.1, "rtol": 2e-2}
         torch.testing.assert_close(found.logits[0], alone.logits[0], **near)
-        assert dtype == "float16" or found.tokens == alone.tokens
+        if dtype == "float64":  # in half precision near-ties can fall either way
+            assert found.tokens == alone.tokens
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -626,6 +627,15 @@ def test_vllm_is_given_token_ids_and_its_answers_are_cut_after_the_box(
     fake.parameters.clear()
     generate_completions(demo, requests, complete=boxed, **options | {"temperature": 0.0})
     assert [parameters["seed"] for parameters in fake.parameters] == [None, None]
+
+
+def test_vllm_cannot_load_what_was_wrapped(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", FakeVllm([]))
+    wrapped = wrap_model(demo.underlying, tokenizer=demo.tokenizer)
+    with pytest.raises(
+        ModelError, match="engine='vllm' loads the weights itself, .* which a wrapped model does not tell"
+    ):
+        generate_completions(wrapped, [Request((5, 6), "a")], max_new_tokens=2, engine="vllm")
 
 
 def test_vllm_says_what_it_lacks(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
