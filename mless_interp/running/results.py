@@ -48,9 +48,10 @@ class Result:
     signed: ClassVar[bool] = False
     """Whether its print shows the sign of every number."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, *, renamed: Mapping[str, str] | None = None, **options: Any) -> None:
+        """`renamed`: fields that folders of an earlier version know under another name, old name to new."""
         super().__init_subclass__(**options)
-        savable(cls)
+        savable(cls, renamed=renamed)
 
     def sentences(self) -> list[str]:
         """What was found, sentence by sentence."""
@@ -81,7 +82,8 @@ class Result:
         return Shown((ShownTable(table, f"Summary of {type(self).__name__}.", columns),), drawn)
 
     def __repr__(self) -> str:
-        return f"{self.describe()}\n{as_text(self.printed(), signed=self.signed)}"
+        table = self.printed()
+        return self.describe() if table.empty else f"{self.describe()}\n{as_text(table, signed=self.signed)}"
 
 
 def head_map(

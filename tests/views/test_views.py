@@ -200,7 +200,7 @@ def test_before_and_after_share_one_scale_and_the_difference_is_on_shared_tokens
 def accuracy(first: float = 0.72) -> Any:
     table = pd.DataFrame(
         {
-            "condition": ["none", "Mless", "Mful"],
+            "treatment": ["none", "Mless", "Mful"],
             "accuracy": [first, 0.75, np.nan],
             "low": [first - 0.04, 0.71, np.nan],
             "high": [first + 0.04, 0.79, np.nan],
@@ -212,7 +212,7 @@ def accuracy(first: float = 0.72) -> Any:
 
 def test_bars_are_percent_with_intervals_and_published_numbers_are_marks() -> None:
     published = pd.DataFrame(
-        {"condition": ["none", "Mless", "ARM"], "percent": [72.4, 75.0, 73.4], "source": ["Table 3a"] * 3}
+        {"treatment": ["none", "Mless", "ARM"], "percent": [72.4, 75.0, 73.4], "source": ["Table 3a"] * 3}
     )
     axes = mi.views.accuracy_bars(accuracy(), published).axes[0]
     bars = [p for p in axes.patches if p.get_hatch() is not None or p.get_height() > 0]
@@ -225,7 +225,7 @@ def test_bars_are_percent_with_intervals_and_published_numbers_are_marks() -> No
     plain = mi.views.accuracy_bars(accuracy(), {"none": 0.724}).axes[0]
     (mark,) = [line for line in plain.lines if line.get_label().startswith("published")]
     assert mark.get_ydata().tolist() == pytest.approx([72.4])
-    with pytest.raises(ValueError, match="published must map conditions to shares"):
+    with pytest.raises(ValueError, match="published must map treatments to shares"):
         mi.views.accuracy_bars(accuracy(), published.rename(columns={"percent": "points"}))
 
 
