@@ -7,7 +7,7 @@ import numpy as np
 from scipy.stats import norm
 
 from ..running.registry import savable
-from ..running.results import Result
+from ..running.results import Result, Shown, ShownTable
 from ..statistics import CONFIDENCE, Interval, cohen_dz, mcnemar, paired_bootstrap_difference, sample_size, sign_flip
 from .intervals import mean_run
 
@@ -104,7 +104,7 @@ def _points(share: float) -> str:
     return f"{100 * share:+.1f}"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Comparisons(Result):
     """Several conditions against one reference; `p_holm` are corrected over them."""
 
@@ -113,7 +113,7 @@ class Comparisons(Result):
     comparisons: tuple[Comparison, ...]
     p_holm: np.ndarray
 
-    def to_frame(self) -> Any:
+    def summary(self) -> Any:
         """One row per comparison, with `p_holm` after `p`."""
         import pandas as pd
 
@@ -121,16 +121,24 @@ class Comparisons(Result):
         table.insert(list(table.columns).index("p") + 1, "p_holm", self.p_holm)
         return table
 
-    def __repr__(self) -> str:
-        wanted = ["second", "accuracy_second", "difference", "low", "high", "gained", "lost", "n", "p", "p_holm"]
-        table = self.to_frame()[wanted].rename(columns={"second": "condition", "accuracy_second": "accuracy"})
-        lines = [
-            f"Against {self.reference!r} ({self.grader} grades, differences in accuracy, the same problems):",
-            table.to_string(index=False, float_format=lambda x: f"{x:.3g}"),
-        ]
+    def to_frame(self) -> Any:
+        """The same rows: there is nothing below a comparison."""
+        return self.summary()
+
+    def sentences(self) -> list[str]:
+        """Each comparison in words; p-values after Holm's correction where there are several."""
         p_values = self.p_holm if len(self.comparisons) > 1 else [None]
-        lines += [one.describe(p_corrected=p) for one, p in zip(self.comparisons, p_values, strict=True)]
-        return "\n".join(lines)
+        return [one.describe(p_corrected=p) for one, p in zip(self.comparisons, p_values, strict=True)]
+
+    def shown(self) -> Shown:
+        """The comparisons as a table."""
+        caption = f"Each condition against {self.reference!r} on the same problems ({self.grader} grades)."
+        return Shown((ShownTable(self.summary(), caption),))
+
+    def printed(self) -> Any:
+        """A row per comparison, without what its sentences say."""
+        wanted = ["second", "accuracy_second", "difference", "low", "high", "gained", "lost", "n", "p", "p_holm"]
+        return self.summary()[wanted].rename(columns={"second": "condition", "accuracy_second": "accuracy"})
 
 
 def compare_answers(

@@ -14,7 +14,7 @@ CHANGES = ("any", "lost", "gained")
 _WORDS = {1.0: "gained", -1.0: "lost", 0.0: "same"}
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LinkedAccuracy(Result):
     """Scores of heads on the problems whose answers were graded under a reference and other conditions.
 
@@ -129,22 +129,22 @@ class LinkedAccuracy(Result):
             .reset_index(drop=True)
         )
 
-    def describe(self) -> str:
+    def sentences(self) -> list[str]:
         """What stands beside what, and how many answers changed: an association, not a cause."""
-        words = (
+        found = [
             f"{', '.join(self.scores)} of {len(self.heads)} heads beside the answers to {len(self.problem_ids)} problems "
             f"({self.grader} grades, reference {self.reference!r})."
-        )
+        ]
         for condition in self.conditions:
             moved = self.change(condition)
-            words += f" {condition!r}: {int((moved > 0).sum())} gained, {int((moved < 0).sum())} lost"
-            changed = int((np.abs(moved) > 0).sum())
-            words += " (too few to compare heads)." if changed < 2 else "."
+            few = " (too few to compare heads)" if (np.abs(moved) > 0).sum() < 2 else ""
+            found.append(f"{condition!r}: {int((moved > 0).sum())} gained, {int((moved < 0).sum())} lost{few}.")
         if self.left_out:
-            words += f" {self.left_out} problems were scored or graded only, and are left out."
-        return words + " A head that goes with changed answers need not cause them: patch it."
+            found.append(f"{self.left_out} problems were scored or graded only, and are left out.")
+        return [*found, "A head that goes with changed answers need not cause them: patch it."]
 
-    def __repr__(self) -> str:
+    def printed(self) -> Any:
+        """The five heads of each condition with the smallest p."""
         columns = [
             "condition",
             "metric",
@@ -156,10 +156,7 @@ class LinkedAccuracy(Result):
             "high",
             "p_corrected",
         ]
-        table = self.summary().dropna(subset="p").groupby("condition", sort=False).head(5)[columns]
-        if table.empty:
-            return self.describe()
-        return f"{self.describe()}\n{table.to_string(index=False, float_format=lambda x: f'{x:.4g}')}"
+        return self.summary().dropna(subset="p").groupby("condition", sort=False).head(5)[columns]
 
 
 def link(

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..grading.graders import GRADERS
-from ..running.results import Result
+from ..running.results import Result, Shown, ShownTable
 from ..statistics import CONFIDENCE, Interval, holm, pass_at_k
 from .comparisons import Comparison, Comparisons, compare_answers
 from .intervals import accuracy_interval, mean_run
@@ -17,7 +17,7 @@ ROW = ("problem", "condition", "sample", "completion", *GRADERS, "boxed", "decid
 """The keys of one finished answer, as `AccuracyResults.from_rows` reads them."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class AccuracyResults(Result):
     """Graded answers of the same problems under several conditions.
 
@@ -277,36 +277,46 @@ class AccuracyResults(Result):
         )
         return pd.concat([measured, printed], ignore_index=True)
 
-    def describe(self) -> str:
+    def sentences(self) -> list[str]:
         """What was run, and what is missing or suspicious."""
-        s, table = self.settings, self.summary()
+        table = self.summary()
         samples = f", {self.n_samples} samples each" if self.n_samples > 1 else ""
-        words = (
-            f"Accuracy of {s.get('model', 'a model')} on {len(self.problem_ids)} problems{samples}, strictly graded, with "
-            f"{100 * self.confidence:g} % intervals over problems."
-        )
+        found = [
+            f"Accuracy of {self.settings.get('model', 'a model')} on {len(self.problem_ids)} problems{samples}, strictly "
+            f"graded, with {100 * self.confidence:g} % intervals over problems."
+        ]
         missing, gave_up = int(table["n_missing"].sum()), int((self.decided == "gave up").sum())
         if missing:
-            words += f" {missing} answers were not run (left out)."
+            found.append(f"{missing} answers were not run (left out).")
         if gave_up:
-            words += f" {gave_up} grades ran out of time and count as wrong."
+            found.append(f"{gave_up} grades ran out of time and count as wrong.")
         cut = table.loc[table["cut_off"] > 0.05, ["condition", "cut_off"]]
         if len(cut):
             listed = ", ".join(f"{name} {100 * share:.0f} %" for name, share in cut.to_numpy())
-            words += f" Cut off before an end: {listed}; raise the number of new tokens, or these grades are too low."
-        return words
+            found.append(
+                f"Cut off before an end: {listed}; raise the number of new tokens, or these grades are too low."
+            )
+        return found
 
-    def __repr__(self) -> str:
+    def shown(self) -> Shown:
+        """The summary as a table."""
+        table = self.summary()
+        caption = (
+            "Answers by condition: shares of problems, strictly graded and beside it leniently and as the paper grades."
+        )
+        named = dict.fromkeys(table.columns, "") | {"n_tokens": "tokens of an answer"}
+        return Shown((ShownTable(table, caption, named),))
+
+    def printed(self) -> Any:
+        """The strict grades with their intervals, the other graders beside them."""
         table = self.summary()
         wanted = ["condition", "accuracy", "low", "high", "n", "lenient", "paper"]
         wanted += [c for c in table if c.startswith("pass_at_")] + ["boxed", "cut_off", "n_tokens"]
-        formats = {"n_tokens": "{:.1f}".format} | {
-            c: "{:.3f}".format for c in wanted if c not in ("condition", "n", "n_tokens")
-        }
-        lines = [self.describe(), table[wanted].to_string(index=False, formatters=formats)]
-        if len(self.conditions) > 1:
-            lines.append(repr(self.compare_all()))
-        return "\n".join(lines)
+        return table[wanted]
+
+    def __repr__(self) -> str:
+        shown = super().__repr__()
+        return f"{shown}\n{self.compare_all()!r}" if len(self.conditions) > 1 else shown
 
     def _graded(self, grader: str) -> np.ndarray:
         if grader not in self.correct:

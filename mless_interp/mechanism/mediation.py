@@ -17,7 +17,7 @@ from ..patching.prepared import Prepared, prepare, single
 from ..patching.sweep import DIRECTIONS
 from ..prompts.conditions import HELD_POSITIONS, Contrast, one_of
 from ..prompts.pairs import PromptPair
-from .activation_summaries import Thresholds, check_widths
+from .activation_summaries import NearZero, check_widths
 from .mediation_results import ARMS, EDITED, READINGS, Mediation
 from .runs import DECOMPOSED, read_span
 
@@ -160,7 +160,7 @@ class _OnePair:
 
         def summarise(pre: Tensor) -> Tensor:
             at = pair.shared.to(pre.device)
-            thresholds = Thresholds.of(self.activation(pre[2, at]), c=self.c, q=self.q)
+            thresholds = NearZero.of(self.activation(pre[2, at]), c=self.c, q=self.q)
             return torch.stack([_readings(self.activation(pre[row, at]), thresholds) for row in range(len(pre))])
 
         length = len(answered.inserted)
@@ -181,7 +181,7 @@ class _OnePair:
         return rows[kept].T.numpy()
 
 
-def _readings(activations: Tensor, thresholds: Thresholds) -> Tensor:
+def _readings(activations: Tensor, thresholds: NearZero) -> Tensor:
     """The numbers of `READINGS` of one run's gate activations `[token, d_mlp]`."""
     flat = widened(activations).flatten()
     near = [near_zero_fraction(flat, threshold=threshold) for threshold in (thresholds.arm, thresholds.quantile)]

@@ -307,8 +307,9 @@ class JointKnockout(Result):
         helps = np.sign(float(made.estimate)) == np.sign(self.effect.mean())
         return ": they back each other up" if helps else ": they overlap"
 
-    def __repr__(self) -> str:
-        return self.describe()
+    def printed(self) -> pd.DataFrame:
+        """Nothing more: the sentences have the numbers."""
+        return pd.DataFrame()
 
 
 def _shown(made: Interval) -> str:

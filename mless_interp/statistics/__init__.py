@@ -4,12 +4,13 @@ Arrays are `[problem, *cells]`: the first axis is the unit of replication and th
 `[problem, layer, head]`. NaN means undefined; it is left out, counted in `n`, and never read as 0. Every random number
 comes from `derive_generator(seed, ...)`, so the same seed gives the same result in every process.
 
-- testing: `max_t_sign_flip` (family-wise error over all heads at once), `sign_flip` (one cell at a time),
-  `max_t_two_groups` (two groups of problems), `holm`, `benjamini_hochberg`, `tost` (absence of an effect)
+- testing: `max_t_sign_flip` (family-wise error over all heads at once; `corrected_p` is its p-values alone), `sign_flip`
+  (one cell at a time), `max_t_two_groups` (two groups of problems), `holm`, `benjamini_hochberg`, `tost` (absence of an
+  effect)
 - intervals: `bootstrap_interval`, `mean_interval`, `ratio_interval`, `paired_bootstrap_difference`
 - ranking: `rank_intervals`, `split_half_spearman`, `jaccard_at_k`
 - accuracy: `mcnemar`, `wilson`, `pass_at_k`
-- planning and shape: `cohen_dz`, `sample_size`, `average_within_problem`, `derive_generator`
+- planning and shape: `cohen_dz`, `sample_size`, `average_within_problem`, `defined_mean`, `derive_generator`
 """
 
 from .arguments import Cells, Effects, derive_generator
@@ -24,8 +25,9 @@ from .bootstrap import (
 )
 from .effects import Equivalence, ProblemMeans, average_within_problem, cohen_dz, sample_size, tost
 from .groups import TwoGroups, max_t_two_groups
+from .means import defined_mean
 from .multiplicity import benjamini_hochberg, holm
-from .permutation import SignFlipTest, max_t_sign_flip, sign_flip
+from .permutation import SignFlipTest, corrected_p, max_t_sign_flip, sign_flip
 from .proportions import mcnemar, pass_at_k, wilson
 from .ranking import RankIntervals, SplitHalf, jaccard_at_k, rank_intervals, split_half_spearman
 
@@ -44,6 +46,8 @@ __all__ = [
     "benjamini_hochberg",
     "bootstrap_interval",
     "cohen_dz",
+    "corrected_p",
+    "defined_mean",
     "derive_generator",
     "holm",
     "jaccard_at_k",

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -168,6 +169,9 @@ def test_the_certificate_says_what_it_was_made_of(tiny_model_dir: Callable[[str]
     assert all(len(record["inserted_ids"]) - len(record["base_ids"]) == N_TOKENS for record in certificate.prompts)
     mi.save(tmp_path / "kept", certificate)
     assert repr(mi.load(tmp_path / "kept")["Certificate"]) == text
+    sentences = certificate.sentences()
+    assert sentences[0] == f"{text.splitlines()[0]}." and sentences[-1] == "14 passed, 0 failed, 3 not applicable."
+    assert certificate.summary().equals(frame)
 
 
 def test_own_pairs_are_used(tiny_model_dir: Callable[[str], Path]) -> None:
@@ -181,6 +185,9 @@ def test_pairs_that_cannot_be_certified_on_are_refused(tiny_model_dir: Callable[
     model = loaded(tiny_model_dir("llama"), "bridge")
     with pytest.raises(ValueError, match="no pairs to certify"):
         certify_model(model, [])
+    merged = replace(pairs_for(model, count=1)[0], boundary_merge=True)
+    with pytest.raises(ValueError, match='identities need pairs whose tokens align: make them with template="raw"'):
+        certify_model(model, [merged])
     with pytest.raises(mi.ModelError, match="has no tokenizer: give pairs"):
         short_pairs(with_tokenizer(model, None))
     poor = SimpleNamespace(
