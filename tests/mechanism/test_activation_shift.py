@@ -348,8 +348,7 @@ def test_no_activation_outlives_its_pair(bridge: Model, monkeypatch: pytest.Monk
 
     def counted(*args: Any, **options: Any) -> Any:
         assert options["logits_at"] == "none" and list(options["capture"]) == ["blocks.0.mlp.hook_pre"]
-        shapes = [x.shape for x in gc.get_objects() if type(x) is torch.Tensor and x.shape[-1:] == (128,)]
-        largest.append(len([shape for shape in shapes if len(shape) == 2]))
+        largest.append(sum(type(x) is torch.Tensor and x.shape[-1:] == (128,) for x in gc.get_objects()))
         return run(*args, **options)
 
     monkeypatch.setattr(bridge, "run", counted)

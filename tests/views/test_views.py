@@ -196,7 +196,7 @@ def test_a_forest_of_chosen_heads_and_of_other_results() -> None:
 @pytest.mark.parametrize("value", ["effect", "effect_fraction", "recovered"])
 def test_every_column_has_its_own_interval(value: str, direction: str) -> None:
     """What is recovered when noising is 1 minus the share, and so are its limits, the upper one first."""
-    found = patched(direction=direction)
+    found = patched(donor=np.full(4, 2.0), direction=direction)
     points, _, (bars,) = mi.views.forest(found, heads=[mi.Head(1, 2)], value=value).axes[0].containers[0].lines
     (ends,) = (segment[:, 0] for segment in bars.get_segments())
     row = found.summary().set_index("label").loc["L1H2"]
