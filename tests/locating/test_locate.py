@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-import results_under_test as results
+import small_results as results
 import torch
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs, planted_problems, without_stepper
 

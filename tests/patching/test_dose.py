@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from conftest import ARCHITECTURES, BACKENDS, ROOT
 from models_under_test import loaded, planted_here, planted_problems, problems
-from results_under_test import doses
 from scripts_under_test import Done, run_script
+from small_results import doses
 
 from mless_interp.ground_truth.planted import planted_model
 from mless_interp.heads import Head

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import ARCHITECTURES, BACKENDS, needs_hooked_transformer
 from models_under_test import loaded, logits_of, pairs_for, problems
-from results_under_test import patched
+from small_results import patched
 
 from mless_interp.ground_truth.planted import planted_model
 from mless_interp.heads import Head

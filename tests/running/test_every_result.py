@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import ROOT
-from results_under_test import RESULTS, located, patched
+from small_results import RESULTS, located, patched
 
 import mless_interp as mi
 from mless_interp.running import registry

@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import ARCHITECTURES, BACKENDS, word_tokenizer
 from models_under_test import loaded, pairs_for, problems
-from results_under_test import scored
+from small_results import scored
 
 import mless_interp as mi
 from mless_interp.ground_truth.planted import planted_model

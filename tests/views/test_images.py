@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from results_under_test import activations, answered, curve, decomposed, doses, located, mediated, patched, profiled
+from small_results import activations, answered, curve, decomposed, doses, located, mediated, patched, profiled
 
 import mless_interp as mi
 

@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from browser import Browser, Page, browser
 from models_under_test import loaded, pairs_for
-from results_under_test import activations, answered, checked, decomposed, doses, located, mediated, patched, scored
+from small_results import activations, answered, checked, decomposed, doses, located, mediated, patched, scored
 
 import mless_interp as mi
 from mless_interp.views.page_parts import HeadMap, Table, colour

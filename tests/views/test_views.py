@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from models_under_test import loaded, pairs_for
-from results_under_test import (
+from small_results import (
     activations,
     answered,
     attributed,
