@@ -25,7 +25,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo tutorials test test-fast test-tl4 check format bench docs clean
+.PHONY: help demo tutorials test test-fast test-tl4 browser check format bench docs clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -55,11 +55,16 @@ test-fast: $(VENV)/.installed-dev ## the test suite without what is slow
 test-tl4: $(VENV_TL4)/.installed-dev ## the whole test suite on TransformerLens 4.3, in an environment of its own
 	$(call PYTEST,$(VENV_TL4))
 
-check: $(VENV)/.installed-dev ## formatting, lint, types, links in the docs
+browser: ## see to it that the tests of pages find a headless Chromium or Chrome (installs one by apt-get, as root)
+	@found() { for name in chromium chromium-browser google-chrome chrome; do command -v $$name && return; done; return 1; }; \
+	found || { test "$$(id -u)" = 0 && apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y chromium; found; } || \
+	{ echo "NO HEADLESS BROWSER, and none could be installed: the tests of pages cannot run here"; exit 2; }
+
+check: $(VENV)/.installed-dev ## formatting, lint, types, links of all Markdown files
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
-	$(VENV)/bin/python tools/check_links.py
+	$(VENV)/bin/rumdl check --no-cache .
 
 format: $(VENV)/.installed-dev ## format the code and repair what lint can repair
 	$(VENV)/bin/ruff format .

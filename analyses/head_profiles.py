@@ -4,121 +4,104 @@ For any model, heads and insertions: how much attention every token receives wit
 collapses inside the span and recovers after it, as tables with intervals, curves, and all that is needed to repeat it.
 """
 
-import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import pandas as pd
-import typer
-from rich.console import Console
+from typer import Option
 
 import mless_interp as mi
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-Option = typer.Option
 
+@dataclass(frozen=True, kw_only=True)
+class Options(mi.command_line.Asking):
+    """What can be asked of this script."""
 
-@app.command()
-@mi.one_line_errors
-def main(
-    model: mi.command_line.ModelOption = "demo",
-    backend: mi.command_line.BackendOption = "auto",
-    attention: Annotated[
-        str, Option(help="eager, or sdpa (nnsight): fused and lean, for long prompts; the same numbers.")
-    ] = "eager",
-    problems: mi.command_line.ProblemsOption = None,
-    limit: mi.command_line.LimitOption = 32,
-    template: mi.command_line.TemplateOption = "raw",
+    attention: mi.command_line.AttentionOption = "eager"
     insertion: Annotated[
         list[str] | None,
         Option(
             help="KIND or KIND=UNIT, repeatable: meaningless, meaningful, random_sentence, repeated_bos, text=...; for "
             "example --insertion meaningless --insertion 'meaningful=she'. [default: meaningless]"
         ),
-    ] = None,
-    n_tokens: mi.command_line.NTokensOption = 55,
-    layers: mi.command_line.LayersOption = None,
-    heads: mi.command_line.HeadsOption = None,
-    metrics: Annotated[
-        str | None, Option(help="Names, separated by commas, or 'all'. [default: the usual ones]")
-    ] = None,
-    conditions: Annotated[
-        str, Option(help="Of base, inserted, gap, masked, held; compared with the first.")
-    ] = "base,inserted",
-    rows: Annotated[
-        str, Option(help="Rows averaged over: shared, all, question (of tokens after the span).")
-    ] = "shared",
-    dtype: mi.command_line.DtypeOption = "float32",
-    device: mi.command_line.DeviceOption = None,
-    show: Annotated[int, Option(help="How many heads to draw (those chosen first, or the most collapsed).")] = 3,
-    seed: mi.command_line.SeedOption = 0,
-    out: mi.command_line.OutOption = Path("results/head_profiles"),
-    report: mi.command_line.ReportOption = False,
-    overwrite: mi.command_line.OverwriteOption = False,
-    no_progress: mi.command_line.NoProgressOption = False,
-) -> None:
+    ] = None
+    n_tokens: mi.command_line.NTokensOption = 55
+    layers: mi.command_line.LayersOption = None
+    heads: mi.command_line.HeadsOption = None
+    metrics: Annotated[str | None, Option(help="Names, separated by commas, or 'all'. [default: the usual ones]")] = (
+        None
+    )
+    conditions: mi.command_line.ConditionsOption = "base,inserted"
+    rows: Annotated[str, Option(help="Rows averaged over: shared, all, question (of tokens after the span).")] = (
+        "shared"
+    )
+    show: Annotated[int, Option(help="How many heads to draw (those chosen first, or the most collapsed).")] = 3
+    out: mi.command_line.OutOption = Path("results/head_profiles")
+
+
+def main(options: Options) -> None:
     """Describe attention heads with and without insertions.
 
     Writes heads.csv (a row per insertion and head), scores.parquet (a row per problem, head and metric), curves.csv and
     profile_*.png (received attention per token, an insertion each), collapse_*.png (a map of all heads) and run.json;
     with --report also report.html.
     """
-    mi.refuse_existing(out, overwrite=overwrite)
-    fillers = [_insertion(text, n_tokens, seed) for text in insertion or ["meaningless"]]
-    questions = mi.chosen_problems(problems, model, limit=limit)
-    loaded = mi.load_model(model, backend=backend, dtype=dtype, device=device, attn_implementation=attention)
-    chosen = mi.chosen_heads(heads, layers, n_layers=loaded.info.n_layers, n_heads=loaded.info.n_heads)
-    wanted = metrics if metrics in (None, "all") else [name.strip() for name in metrics.split(",")]
-    runs = tuple(name.strip() for name in conditions.split(","))
-    tables, scores, curves, prompts = [], [], [], {}
-    question = (
-        f"How much attention does each token of {len(questions)} problems receive from the heads of {loaded.info.name}, "
-        f"conditions {', '.join(runs)}, for {', '.join(filler.label for filler in fillers)} (template {template})?"
-    )
-    page = mi.Report("What attention heads do with inserted tokens", question=question)
-    with mi.new_folder(out, overwrite=overwrite) as folder:
-        for number, filler in enumerate(fillers):
-            pairs = mi.make_pairs(loaded, questions, filler, template=template)
-            options = {"conditions": runs, "rows": rows, "progress": not no_progress, "seed": seed}
-            found = mi.score_heads(loaded, pairs, heads=chosen, metrics=wanted, **options)
-            drawn = _drawn(found, chosen, show)
-            profile = mi.attention_profile(loaded, pairs, heads=drawn, **options)
-            picture = _write(folder, number, filler, found, profile)
-            tables.append(found.summary().assign(insertion=filler.label))
-            scores.append(found.to_frame().assign(insertion=filler.label))
-            curves.append(profile.curves().assign(insertion=filler.label))
-            prompts[filler.label] = [pair.record() for pair in pairs]
-            if report:
-                caption = "Attention received per token; grey: uniform attention, shaded: inserted tokens."
-                page = page.result(found, heading=filler.label).figure(picture, caption)
-                if attention == "eager":
-                    page = page.view(mi.views.attention(loaded, pairs[0], drawn))
-                page = page.prompt(loaded, pairs[0])
-            _show(found)
-        pd.concat(tables).to_csv(folder / "heads.csv", index=False)
-        pd.concat(scores).to_parquet(folder / "scores.parquet", index=False)
-        pd.concat(curves).to_csv(folder / "curves.csv", index=False)
-        run = mi.provenance(
-            loaded,
-            repeat=mi.repeat_command(),
-            seed=seed,
-            settings=found.settings,
-            n_problems=len(questions),
-            prompts=prompts,
+    fillers = [_insertion(text, options) for text in options.insertion or ["meaningless"]]
+    questions = options.questions()
+    model = options.load(attn_implementation=options.attention)
+    heads = mi.chosen_heads(options.heads, options.layers, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
+    metrics = options.metrics if options.metrics in (None, "all") else mi.chosen_names(options.metrics)
+    conditions = mi.chosen_names(options.conditions)
+    common = {"conditions": conditions, "rows": options.rows, "progress": options.progress, "seed": options.seed}
+    parts, pictures = [], {}
+    for number, filler in enumerate(fillers):
+        pairs = mi.make_pairs(model, questions, filler, template=options.template)
+        found = mi.score_heads(model, pairs, heads=heads, metrics=metrics, **common)
+        drawn = _drawn(found, heads, options.show)
+        profile = mi.attention_profile(model, pairs, heads=drawn, **common)
+        pictures[f"profile_{number}_{filler.kind}.png"] = picture = mi.views.profiles(profile)
+        if "collapse_relative" in found.metrics:
+            pictures[f"collapse_{number}_{filler.kind}.png"] = mi.views.head_map(found, value="collapse_relative")
+        parts.append((filler.label, pairs, found, profile, picture))
+        print(found)
+
+    def page() -> mi.Report:
+        question = (
+            f"How much attention does each token of {len(questions)} problems receive from the heads of "
+            f"{model.info.name}, conditions {', '.join(conditions)}, for {', '.join(filler.label for filler in fillers)} "
+            f"(template {options.template})?"
         )
-        (folder / "run.json").write_text(json.dumps(run, indent=1), encoding="utf-8")
-        if report:
-            page.provenance(run).save(folder / "report.html")
-    files = f"heads.csv, curves.csv, profile_*.png, run.json{', report.html' if report else ''}"
-    Console(width=100).print(f"Results: {out}/{files}", soft_wrap=True)
+        made = mi.Report("What attention heads do with inserted tokens", question=question)
+        for label, pairs, found, profile, picture in parts:
+            caption = "Attention received per token; grey: uniform attention, shaded: inserted tokens."
+            made = made.result(found, heading=label).figure(picture, caption)
+            if options.attention == "eager":
+                made = made.view(mi.views.attention(model, pairs[0], profile.heads))
+            made = made.prompt(model, pairs[0])
+        return made
+
+    options.save(
+        {
+            "heads.csv": pd.concat(found.summary().assign(insertion=label) for label, _, found, _, _ in parts),
+            "scores.parquet": pd.concat(found.to_frame().assign(insertion=label) for label, _, found, _, _ in parts),
+            "curves.csv": pd.concat(profile.curves().assign(insertion=label) for label, _, _, profile, _ in parts),
+            **pictures,
+        },
+        model=model,
+        page=page,
+        settings=found.settings,
+        n_problems=len(questions),
+        prompts={label: [pair.record() for pair in pairs] for label, pairs, *_ in parts},
+    )
 
 
-def _insertion(text: str, n_tokens: int, seed: int) -> mi.Insertion:
+def _insertion(text: str, options: Options) -> "mi.Insertion":
     kind, _, unit = text.partition("=")
-    return mi.Insertion.named(kind, unit=unit or None, n_tokens=n_tokens, seed=seed)
+    return mi.Insertion.named(kind, unit=unit or None, n_tokens=options.n_tokens, seed=options.seed)
 
 
-def _drawn(scores: mi.HeadScores, chosen: tuple[mi.Head, ...] | None, show: int) -> list[mi.Head]:
+def _drawn(scores: "mi.HeadScores", chosen: Any, show: int) -> "list[mi.Head]":
     """The heads that were asked for by name, else those whose span is most collapsed (or most spiky)."""
     if show < 1:
         raise ValueError(f"--show must be 1 or more, got {show}")
@@ -128,18 +111,7 @@ def _drawn(scores: mi.HeadScores, chosen: tuple[mi.Head, ...] | None, show: int)
     return [mi.Head.parse(label) for label in scores.top(metric, show)["label"]]
 
 
-def _write(folder: Path, number: int, filler: mi.Insertion, scores: mi.HeadScores, profile: mi.AttentionProfile) -> Any:
-    name = f"{number}_{filler.kind}"
-    picture = mi.views.profiles(profile)
-    picture.save(folder / f"profile_{name}.png")
-    if "collapse_relative" in scores.metrics:
-        mi.views.head_map(scores, value="collapse_relative").save(folder / f"collapse_{name}.png")
-    return picture
-
-
-def _show(scores: mi.HeadScores) -> None:
-    Console(width=110, highlight=False, soft_wrap=True).print(repr(scores), markup=False)
-
+app = mi.command_line.analysis(main)
 
 if __name__ == "__main__":
     app()

@@ -5,155 +5,102 @@ mediators with corrected p-values and controls (`--mode locate`), or makes one s
 heads with intervals, a map, a page of attention patterns and everything needed to repeat the run.
 """
 
-import json
-import shutil
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-import typer
-from rich.console import Console
-from rich.table import Table
+from typer import Option
 
 import mless_interp as mi
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
-Option = typer.Option
+PROBLEMS = {"locate": 64, "sweep": 32}
+"""How many, by mode, where nothing else is asked for."""
 
 
-@app.command()
-@mi.one_line_errors
-def main(
-    model: mi.command_line.ModelOption = "demo",
+@dataclass(frozen=True, kw_only=True)
+class Options(mi.command_line.Inserting):
+    """What can be asked of this script."""
+
     mode: Annotated[
-        str,
-        Option(help="locate: both directions, controls, corrected p-values, heads named. sweep: one sweep."),
-    ] = "locate",
-    backend: mi.command_line.BackendOption = "auto",
-    problems: mi.command_line.ProblemsOption = None,
+        str, Option(help="locate: both directions, controls, corrected p-values, heads named. sweep: one sweep.")
+    ] = "locate"
     limit: Annotated[
         int | None, Option(help="How many problems, from the first. [default: 64 to locate, 32 to sweep]")
-    ] = None,
-    template: mi.command_line.TemplateOption = "raw",
-    insertion: mi.command_line.InsertionOption = "meaningless",
-    unit: mi.command_line.UnitOption = None,
-    n_tokens: mi.command_line.NTokensOption = 55,
-    layers: mi.command_line.LayersOption = None,
-    heads: mi.command_line.HeadsOption = None,
-    contrast: Annotated[
-        str | None,
-        Option(help="sweep: content (masked/inserted), shift (base/gap) or total (base/inserted). [default: content]"),
-    ] = None,
+    ] = None
+    layers: mi.command_line.LayersOption = None
+    heads: mi.command_line.HeadsOption = None
+    contrast: Annotated[str | None, Option(help=f"sweep: {mi.command_line.contrasts()}. [default: content]")] = None
     direction: Annotated[
         str | None, Option(help="sweep: denoising (clean into corrupted) or noising. [default: denoising]")
-    ] = None,
+    ] = None
     edit: Annotated[
         str | None,
         Option(help="sweep: z, knockout, knockout_zero, reroute_to_sink, matched_mass, q, k, v ... [default: z]"),
-    ] = None,
+    ] = None
     outcome: Annotated[
         str, Option(help="answer_logprob, solution_logprob, logit_diff; to sweep also kl or kl_last.")
-    ] = "answer_logprob",
-    dtype: mi.command_line.DtypeOption = "float32",
-    device: mi.command_line.DeviceOption = None,
-    seed: mi.command_line.SeedOption = 0,
-    out: mi.command_line.OutOption = Path("results/patch_heads"),
-    report: mi.command_line.ReportOption = False,
-    overwrite: mi.command_line.OverwriteOption = False,
-    no_progress: mi.command_line.NoProgressOption = False,
-) -> None:
+    ] = "answer_logprob"
+    out: mi.command_line.OutOption = Path("results/patch_heads")
+
+
+def main(options: Options) -> None:
     """Patch attention heads, one at a time and exactly, and rank them by the share of the insertion's effect they carry.
 
     Writes heads.csv and heads.parquet (a row per head), patches.parquet (a row per problem and head), head_map.png,
     attention.html (offline; the top heads with and without the insertion) and run.json; with --report also report.html. A
     run that is stopped goes on from where it was when it is started again with the same settings.
     """
-    only_sweep = {"--contrast": contrast, "--direction": direction, "--edit": edit}
-    given = [name for name, value in only_sweep.items() if value is not None]
-    if mode not in ("locate", "sweep"):
+    mode, outcome = options.mode, options.outcome
+    only_sweep = {"contrast": options.contrast, "direction": options.direction, "edit": options.edit}
+    sweep = {name: value for name, value in only_sweep.items() if value is not None}
+    if mode not in PROBLEMS:
         raise ValueError(f"unknown mode {mode!r}; choose locate or sweep")
-    if mode == "locate" and given:
-        raise ValueError(f"{', '.join(given)} only goes with --mode sweep; locating runs both directions of both edits")
-    mi.refuse_existing(out, overwrite=overwrite)
-    filler = mi.Insertion.named(insertion, unit=unit, n_tokens=n_tokens, seed=seed)
-    number = limit if limit is not None else {"locate": 64, "sweep": 32}[mode]
-    questions = mi.chosen_problems(problems, model, limit=number)
-    loaded = mi.load_model(model, backend=backend, dtype=dtype, device=device)
-    chosen = mi.chosen_heads(heads, layers, n_layers=loaded.info.n_layers, n_heads=loaded.info.n_heads)
-    pairs = mi.make_pairs(loaded, questions, filler, template=template)
-    partial = out.with_name(f".{out.name}.partial")
-    common = {"heads": chosen, "outcome": outcome, "progress": not no_progress, "seed": seed}
+    if mode == "locate" and sweep:
+        given = ", ".join(f"--{name}" for name in sweep)
+        raise ValueError(f"{given} only goes with --mode sweep; locating runs both directions of both edits")
+    if options.limit is None:
+        options = replace(options, limit=PROBLEMS[mode])
+    model, pairs = options.begin()
+    heads = mi.chosen_heads(options.heads, options.layers, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
+    common = {"heads": heads, "outcome": outcome, "progress": options.progress, "seed": options.seed}
     if mode == "locate":
-        found = mi.locate_heads(loaded, pairs, checkpoint=partial, **common)
-        patches, settings = found.patches, found.settings
+        found = mi.locate_heads(model, pairs, checkpoint=options.partial, **common)
+        patches = found.patches
     else:
-        found = patches = mi.patch_heads(
-            loaded,
-            pairs,
-            contrast=contrast or "content",
-            direction=direction or "denoising",
-            edit=edit or "z",
-            checkpoint=partial / "sweep.jsonl",
-            **common,
+        found = patches = mi.patch_heads(model, pairs, checkpoint=options.partial / "sweep.jsonl", **sweep, **common)
+    best = [mi.Head.parse(label) for label in patches.top(4)["label"]]
+    attention = mi.views.attention(model, pairs[0], best)
+
+    def page() -> mi.Report:
+        question = (
+            f"Which of {len(patches.heads)} heads of {model.info.name} carry the effect of {pairs[0].insertion.label} on "
+            f"{outcome}, patched one at a time on {len(pairs)} problems (template {options.template}, mode {mode})?"
         )
-        settings = patches.settings
-    with mi.new_folder(out, overwrite=overwrite) as folder:
-        table = found.summary()
-        table.to_csv(folder / "heads.csv", index=False)
-        table.to_parquet(folder / "heads.parquet", index=False)
-        patches.to_frame().to_parquet(folder / "patches.parquet", index=False)
-        mi.views.head_map(patches).save(folder / "head_map.png")
-        best = [mi.Head.parse(label) for label in patches.top(4)["label"]]
-        attention = mi.views.attention(loaded, pairs[0], best)
-        attention.save(folder / "attention.html")
-        prompts = [pair.record() for pair in pairs]
-        run = mi.provenance(
-            loaded,
-            repeat=mi.repeat_command(),
-            seed=seed,
-            mode=mode,
-            settings=settings,
-            conclusion=found.describe(),
-            n_problems=len(pairs),
-            prompts=prompts,
-        )
-        (folder / "run.json").write_text(json.dumps(run, indent=1), encoding="utf-8")
-        if report:
-            question = (
-                f"Which of {len(patches.heads)} heads of {loaded.info.name} carry the effect of {filler.label} on {outcome}, "
-                f"patched one at a time on {len(pairs)} problems (template {template}, mode {mode})?"
-            )
-            page = mi.Report("Heads that carry the insertion's effect", question=question).result(found)
-            page = page.figure(mi.views.forest(found), "Effects with 95 % intervals over problems, the largest heads.")
-            page = page.heading("Attention of the largest heads").view(attention)
-            page = page.heading("What the model reads").prompt(loaded, pairs[0])
-            page.provenance(run).save(folder / "report.html")
-    shutil.rmtree(partial, ignore_errors=True)
-    _show(found, out, report)
+        made = mi.Report("Heads that carry the insertion's effect", question=question).result(found)
+        made = made.figure(mi.views.forest(found), "Effects with 95 % intervals over problems, the largest heads.")
+        made = made.heading("Attention of the largest heads").view(attention)
+        return made.heading("What the model reads").prompt(model, pairs[0])
+
+    print(found)
+    options.save(
+        {
+            "heads.csv": found.summary(),
+            "heads.parquet": found.summary(),
+            "patches.parquet": patches.to_frame(),
+            "head_map.png": mi.views.head_map(patches),
+            "attention.html": attention,
+        },
+        model=model,
+        page=page,
+        mode=mode,
+        settings=found.settings,
+        conclusion=found.describe(),
+        n_problems=len(pairs),
+        prompts=[pair.record() for pair in pairs],
+    )
 
 
-def _show(found: mi.LocatedHeads | mi.PatchScores, out: Path, report: bool) -> None:
-    console = Console(width=130, highlight=False, markup=False)
-    console.print(found.describe())
-    located = isinstance(found, mi.LocatedHeads)
-    columns = ["head", "paper's counting", "effect", "fraction", "95 % interval"]
-    table = Table(*columns, *(["kind", "specific", "p reader", "p mediator"] if located else ["n"]))
-    for column in table.columns:
-        column.no_wrap = True
-    rows = found.summary().head(10) if located else found.top(10)
-    for row in rows.itertuples():
-        cells = [row.label, row.paper_label, f"{row.effect:+.4f}", f"{row.effect_fraction:+.3f}"]
-        cells.append(f"[{row.ci_low:+.3f}, {row.ci_high:+.3f}]")
-        if located:
-            specific = {True: "yes", False: "no"}.get(row.specific, "")
-            tested = ("-" if p != p else f"{p:.4f}" for p in (row.p_reader, row.p_mediator))
-            cells += [row.kind, specific, *tested]
-        else:
-            cells.append(str(row.n))
-        table.add_row(*cells)
-    console.print(table)
-    page = ", report.html" if report else ""
-    console.print(f"Results: {out}/heads.csv, head_map.png, attention.html, run.json{page}", soft_wrap=True)
-
+app = mi.command_line.analysis(main)
 
 if __name__ == "__main__":
     app()

@@ -1,6 +1,6 @@
 """Problems per second of `evaluate_accuracy` against the loop that the paper's code runs: one prompt at a time.
 
-One run, the demo model, the same prompts, conditions and limits: a plain `transformers` loop that tokenises, calls
+One run, the demo model, the same prompts, treatments and limits: a plain `transformers` loop that tokenises, calls
 `generate` with its key-value cache for one prompt, and decodes; and ours, batched, stopping after a whole box, graded and
 kept on disk. Answers must be equal up to the box. The loop that also stops after the box is shown as well, so that it is
 plain what batching gives and what stopping gives.
@@ -19,7 +19,7 @@ import torch
 import typer
 
 import mless_interp as mi
-from mless_interp.accuracy import has_closed_box
+from mless_interp.grading import has_closed_box
 
 PACKAGES = ("mless_interp", "torch", "transformers", "transformer-lens", "nnsight")
 
@@ -73,7 +73,7 @@ def main(
     torch.set_num_threads(threads)
     problems = mi.load_problems("demo", limit=limit)
     slashes = mi.Insertion.meaningless(" /", 55)
-    conditions = [None, slashes]
+    treatments = [None, slashes]
     sdpa = mi.load_model("demo", backend="nnsight", attn_implementation="sdpa")
     module, tokenizer = sdpa.hf_model, sdpa.tokenizer
     pairs = mi.make_pairs(sdpa, problems, slashes)
@@ -93,7 +93,7 @@ def main(
                 return mi.evaluate_accuracy(
                     model,
                     problems,
-                    conditions,
+                    treatments,
                     max_new_tokens=max_new_tokens,
                     checkpoint=Path(folder) / "answers.jsonl",
                     progress=False,

@@ -51,12 +51,19 @@ PUBLIC = {
     "locating.locate": ["locate_heads"],
     "locating.located": ["Enrichment", "LocatedHeads", "enrichment"],
     "grading": ["grade_lenient", "grade_paper", "grade_strict"],
-    "accuracy": ["AccuracyResults", "Comparisons", "Condition", "LinkedAccuracy", "evaluate_accuracy"],
+    "accuracy": ["AccuracyResults", "Comparison", "Comparisons", "LinkedAccuracy", "Treatment", "evaluate_accuracy"],
     "paper": ["ClaimChecks"],
     "running": ["store"],
     "running.store": ["load", "new_folder", "provenance", "refuse_existing"],
     "views.report": ["Report"],
-    "command_line": ["chosen_heads", "chosen_numbers", "chosen_problems", "one_line_errors", "repeat_command"],
+    "command_line": [
+        "chosen_heads",
+        "chosen_names",
+        "chosen_numbers",
+        "chosen_problems",
+        "one_line_errors",
+        "repeat_command",
+    ],
 }
 """module -> its public names."""
 ROOMS = [

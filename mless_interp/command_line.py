@@ -1,20 +1,28 @@
-"""What every analysis script shares: its options, one line for wrong input, lists of heads, a command to repeat.
+"""What every analysis script shares: options, how it begins and ends, one line for wrong input, a command to repeat.
 
-An option that several scripts take is an annotation here, so that it has one name and one explanation everywhere:
-`def main(model: mi.command_line.ModelOption = "demo")`; the default stands in the script.
+An analysis is a dataclass of options and a function of it, `app = analysis(main)`. The options that most of them take are
+fields of `Saving`, `Asking` and `Inserting`, to be inherited from; a field that is declared again has another default or
+another explanation. What single scripts share is an annotation: `heads: mi.command_line.HeadsOption = None`.
 """
 
+import dataclasses
 import functools
+import inspect
+import json
 import os
 import shlex
+import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_type_hints
 
+import typer
 from typer import Option
 
 from .heads import Head
+from .prompts.conditions import CONDITIONS, CONTRASTS, as_words
 from .prompts.problems import Problem, load_problems
 
 ModelOption = Annotated[str, Option(help="'demo' (bundled), a saved model's directory, or a hub id.")]
@@ -30,8 +38,12 @@ TemplateOption = Annotated[str, Option(help="raw, raw_as_sent (the paper's doubl
 InsertionOption = Annotated[str, Option(help="meaningless, meaningful, random_sentence, repeated_bos or text.")]
 UnitOption = Annotated[str | None, Option(help="The repeated unit, word, or the text. [default: ' /' or 'he']")]
 NTokensOption = Annotated[int, Option(help="Length of the insertion in tokens.")]
+AttentionOption = Annotated[
+    str, Option(help="eager, or sdpa (nnsight): fused and lean, for long prompts; the same numbers.")
+]
 LayersOption = Annotated[str | None, Option(help="Only these layers, zero-based: 0,2-4.")]
 HeadsOption = Annotated[str | None, Option(help="Only these heads, zero-based LAYER:HEAD: 0:13,0:21.")]
+ConditionsOption = Annotated[str, Option(help=f"{as_words(CONDITIONS)}. All are compared with the first.")]
 SeedOption = Annotated[int, Option(help="Seed of all that is drawn: random insertions, permutations, the bootstrap.")]
 OutOption = Annotated[Path, Option(help="Folder for the results; it appears only when they are whole.")]
 OverwriteOption = Annotated[bool, Option("--overwrite", help="Replace an existing folder.")]
@@ -43,6 +55,162 @@ ReportOption = Annotated[
         help="Also write report.html: findings, tables that sort, pictures, provenance; opens without network.",
     ),
 ]
+
+
+def contrasts(*names: str) -> str:
+    """These contrasts (all, when none is named) in words, for an option's help.
+
+    >>> contrasts("content", "held")
+    'content (masked -> inserted); held (base -> held)'
+    """
+    return as_words({name: CONTRASTS[name] for name in names or CONTRASTS})
+
+
+# ------------------------------------------------------------------------------------------------ beginning and ending
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving:
+    """The options of every analysis, and how it ends: `save`."""
+
+    seed: SeedOption = 0
+    out: OutOption = Path("results")
+    report: ReportOption = False
+    overwrite: OverwriteOption = False
+    no_progress: NoProgressOption = False
+
+    @property
+    def folder(self) -> Path:
+        """Where the results go."""
+        return self.out
+
+    @property
+    def partial(self) -> Path:
+        """Where a run that is stopped leaves what had finished, for when it is started again."""
+        return self.folder.with_name(f".{self.folder.name}.partial")
+
+    @property
+    def progress(self) -> bool:
+        return not self.no_progress
+
+    def save(self, files: Mapping[str, Any], *, page: Callable[[], Any], model: Any = None, **facts: Any) -> None:
+        """Write all files, or none, and say where they are: `run.json` last, and with `--report` the page.
+
+        `files`: by name, tables (.csv, .parquet, .jsonl), pictures and views (.png, .html), and results themselves (a
+        folder's name and a tuple of them). `facts` stand in run.json beside what `provenance` tells of `model`, and on the
+        page that `page` makes.
+        """
+        from .running.store import new_folder, provenance
+
+        run = provenance(model, repeat=repeat_command(), seed=self.seed, **facts)
+        with new_folder(self.folder, overwrite=self.overwrite) as folder:
+            for name, content in files.items():
+                _write(folder / name, content, model)
+            (folder / "run.json").write_text(json.dumps(run, indent=1), encoding="utf-8")
+            if self.report:
+                page().provenance(run).save(folder / "report.html")
+        shutil.rmtree(self.partial, ignore_errors=True)
+        written = [*files, "run.json"] + ["report.html"] * self.report
+        typer.echo(f"Results: {self.folder}/{', '.join(written)}")
+
+
+def _write(path: Path, content: Any, model: Any) -> None:
+    match path.suffix:
+        case ".csv":
+            content.to_csv(path, index=False)
+        case ".parquet":
+            content.to_parquet(path, index=False)
+        case ".jsonl":
+            content.to_json(path, orient="records", lines=True, force_ascii=False)
+        case ".png" | ".html":
+            content.save(path)
+        case "":
+            from .running.store import save
+
+            save(path, *content, model=model)
+        case other:
+            raise ValueError(f"{path.name}: an analysis writes no {other} files")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking(Saving):
+    """The options of an analysis that asks one model about problems, and how it begins."""
+
+    model: ModelOption = "demo"
+    backend: BackendOption = "auto"
+    problems: ProblemsOption = None
+    limit: LimitOption = 32
+    template: TemplateOption = "raw"
+    dtype: DtypeOption = "float32"
+    device: DeviceOption = None
+
+    def questions(self) -> tuple[Problem, ...]:
+        """The problems that were asked for."""
+        return chosen_problems(self.problems, self.model, limit=self.limit)
+
+    def load(self, **options: Any) -> Any:
+        """The model that was asked for; `options` are `load_model`'s."""
+        from .models.load import load_model
+
+        return load_model(self.model, backend=self.backend, dtype=self.dtype, device=self.device, **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inserting(Asking):
+    """The options of an analysis of one insertion."""
+
+    insertion: InsertionOption = "meaningless"
+    unit: UnitOption = None
+    n_tokens: NTokensOption = 55
+
+    def begin(self, **options: Any) -> tuple[Any, tuple[Any, ...]]:
+        """The model and the problems' pairs; wrong insertions and problems are told before the model is loaded."""
+        from .prompts.insertions import Insertion
+        from .prompts.pairs import make_pairs
+
+        filler = Insertion.named(self.insertion, unit=self.unit, n_tokens=self.n_tokens, seed=self.seed)
+        questions = self.questions()
+        model = self.load(**options)
+        return model, make_pairs(model, questions, filler, template=self.template)
+
+
+def analysis(main: Callable[[Any], None]) -> typer.Typer:
+    """The program of a function of one dataclass of options, `Saving` or what inherits from it.
+
+    Each field is an option, explained by its annotation; the function's docstring explains the program. A folder that may
+    not be replaced is refused before anything begins, and wrong input is one line.
+    """
+    (options,) = (hint for name, hint in get_type_hints(main).items() if name != "return")
+
+    @functools.wraps(main)
+    def command(**given: Any) -> None:
+        from .running.store import refuse_existing
+
+        asked = options(**given)
+        refuse_existing(asked.folder, overwrite=asked.overwrite)
+        main(asked)
+
+    command.__signature__ = inspect.Signature(list(_parameters(options)))  # type: ignore[attr-defined]
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command()(one_line_errors(command))
+    return app
+
+
+def _parameters(options: type) -> list[inspect.Parameter]:
+    """A keyword for each field, those of `Saving` at the end."""
+    ending = {field.name for field in dataclasses.fields(Saving)}
+    return [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
+            annotation=field.type,
+        )
+        for field in sorted(dataclasses.fields(options), key=lambda field: field.name in ending)
+    ]
+
+
+# ------------------------------------------------------------------------------------------------------- wrong input
 
 
 def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -90,6 +258,15 @@ def chosen_heads(heads: str | None, layers: str | None, *, n_layers: int, n_head
         if layer >= n_layers:
             raise ValueError(f"layer {layer} is out of range (zero-based): the model has layers 0 to {n_layers - 1}")
     return tuple(Head(layer, head) for layer in sorted(set(found)) for head in range(n_heads))
+
+
+def chosen_names(text: str) -> tuple[str, ...]:
+    """Names from an option such as `--conditions base,inserted`.
+
+    >>> chosen_names("base, inserted,")
+    ('base', 'inserted')
+    """
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def chosen_numbers(text: str, *, name: str) -> tuple[int, ...]:

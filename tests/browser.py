@@ -24,10 +24,11 @@ FLAGS = (
 
 
 def chromium() -> str:
-    """The browser's path; skips the test where there is none."""
+    """The browser's path; where there is none the test is skipped, or fails if MLESS_BROWSER says "required" (CI)."""
     found = next((path for name in NAMES if (path := shutil.which(name))), None)
     if found is None or os.name != "posix":
-        pytest.skip(f"no headless browser here ({', '.join(NAMES)})")
+        end = pytest.fail if os.environ.get("MLESS_BROWSER") == "required" else pytest.skip
+        end(f"no headless browser here ({', '.join(NAMES)}); `make browser` installs one where it can")
     return found
 
 
@@ -160,7 +161,7 @@ class Browser:
 
 @contextmanager
 def browser(folder: Path) -> Iterator[Browser]:
-    """A browser whose profile lives in `folder`; skips where there is none."""
+    """A browser whose profile lives in `folder`; without one, as `chromium` says."""
     chromium()
     running = Browser(folder)
     try:

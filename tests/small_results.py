@@ -324,6 +324,7 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "JointKnockout": knocked_out,
     "Enrichment": enriched,
     "AccuracyResults": answered,
+    "Comparison": lambda: answered(n=20).compare("none", "Mless"),
     "Comparisons": lambda: answered(n=20).compare_all(),
     "LinkedAccuracy": lambda: answered(n=4).linked(patched()),
     "ClaimChecks": checked,

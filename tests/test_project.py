@@ -1,16 +1,16 @@
 """What belongs to the project but is no code (pins, citation, links, commands), and what the tests share."""
 
-import importlib.util
 import json
 import os
 import re
 import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from types import ModuleType
 
+import browser
 import jaxtyping
 import pytest
 import torch
@@ -83,41 +83,31 @@ def test_contributing_is_short() -> None:
 # ------------------------------------------------------------------------------------------------------------ links
 
 
-@pytest.fixture(scope="module")
-def check_links() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("check_links", ROOT / "tools" / "check_links.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def broken_links(folder: Path) -> list[str]:
+    """The links that `make check` would refuse, by the project's settings."""
+    program = Path(sys.executable).with_name("rumdl")
+    command = [program, "check", "--no-cache", "--config", ROOT / "pyproject.toml", "--output-format", "json", "."]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return [f"{found['file']}: {found['message']}" for found in json.loads(done.stdout)]
 
 
-def test_all_links_lead_somewhere(check_links: ModuleType) -> None:
-    assert check_links.broken_links(ROOT) == []
+def test_all_links_lead_somewhere() -> None:
+    assert broken_links(ROOT) == []
 
 
-def test_broken_links_are_found(check_links: ModuleType, tmp_path: Path) -> None:
+def test_broken_links_are_found(tmp_path: Path) -> None:
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "b.md").write_text("# One `two`, three!\n\n# Same\n\n# Same\n\n<a id='here'></a>\n")
     (tmp_path / "a.md").write_text(
         "[ok](docs/b.md) [ok](docs/b.md#one-two-three) [ok](docs/b.md#same-1) [ok](docs/b.md#here) [ok](docs)\n"
         "[ok](https://example.org/none) [ok](mailto:a@example.org) [ok](#title) ![ok](docs/b.md) `[code](none)`\n"
-        "[1](none.md) [2](docs/b.md#none) [3](#none) ![4](none.png) [5](../out.md) [6](/docs/b.md) [7][later]\n\n"
-        "[later]: gone.md\n\n# Title\n\n<img src='none.svg'>\n\n| [9](table.md) |\n| --- |\n\n```\n[code](none)\n```\n"
+        "[1](none.md) [2](docs/b.md#nowhere) [3](#none) ![4](none.png) [5](../out.md) [6](/docs/b.md) [7][later]\n\n"
+        "[later]: gone.md\n\n# Title\n\n| [8](table.md) |\n| --- |\n\n[9][unknown]\n\n```\n[code](none)\n```\n"
     )
-    found = check_links.broken_links(tmp_path)
-    assert [line.split(": ")[1].split(" ")[0] for line in found] == [
-        *(
-            "none.md",
-            "docs/b.md#none",
-            "#none",
-            "none.png",
-            "../out.md",
-            "/docs/b.md",
-            "gone.md",
-            "none.svg",
-            "table.md",
-        )
-    ]
+    found = [re.search(r"'(.+?)'", line)[1] for line in broken_links(tmp_path)]
+    assert sorted(found) == sorted(
+        ["none.md", "nowhere", "#none", "none.png", "../out.md", "/docs/b.md", "gone.md", "table.md", "unknown"]
+    )
 
 
 # --------------------------------------------------------------------------------------------------------- commands
@@ -147,6 +137,22 @@ def test_shapes_are_checked_in_every_test() -> None:
 
     with pytest.raises(jaxtyping.TypeCheckError):
         span_mass("no tensor", span=None)
+
+
+def test_without_a_browser_a_test_is_skipped_or_where_one_is_required_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("MLESS_BROWSER", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="no headless browser here .* `make browser` installs one"):
+        browser.chromium()
+    monkeypatch.setenv("MLESS_BROWSER", "required")
+    with pytest.raises(pytest.fail.Exception, match="no headless browser here"):
+        browser.chromium()
+
+
+def test_make_and_the_tests_look_for_the_same_browsers() -> None:
+    assert f"for name in {' '.join(browser.NAMES)};" in (ROOT / "Makefile").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

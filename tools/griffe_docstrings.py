@@ -1,59 +1,33 @@
 """A griffe extension: the project's docstrings as Markdown.
 
 They are prose with at most one list under "Parameters", which may be followed by more prose, and doctests anywhere. The
-list becomes a Markdown list and each run of doctest lines a code block; everything else is Markdown already.
+list becomes a Markdown list and each run of doctest lines a code block; everything else is Markdown already. (griffe's
+own numpydoc parser takes the prose of "name : prose" for types and what follows for parameters, and knows no doctest
+outside an "Examples" section.)
 """
 
 import re
+from textwrap import dedent
 
 import griffe
 
-ITEM = re.compile(r"^(?:[*\w`\"]+(?:, [*\w`\"]+)*) : ")
+ITEM = re.compile(r"^([*\w`\"]+(?:, [*\w`\"]+)*) : (.*(?:\n {4}.*)*)", re.MULTILINE)
+PARAMETERS = re.compile(rf"^Parameters\n-+\n((?:{ITEM.pattern}\n?)+)", re.MULTILINE)
+DOCTEST = re.compile(r"^ *>>>.*(?:\n.*\S.*)*", re.MULTILINE)
 
 
 def as_markdown(text: str) -> str:
     """One docstring as Markdown.
 
-    >>> print(as_markdown("Add.\\n\\nParameters\\n----------\\na : first\\n    number\\n\\nMore.\\n\\n>>> 1\\n1"))
-    Add.
-    <BLANKLINE>
-    **Parameters**
-    <BLANKLINE>
-    - `a`: first number
-    <BLANKLINE>
-    More.
-    <BLANKLINE>
-    ```pycon
-    >>> 1
-    1
-    ```
+    >>> as_markdown("Add.\\n\\nParameters\\n----------\\na : first\\n    number\\n\\n>>> 1\\n1").splitlines()
+    ['Add.', '', '**Parameters**', '', '- `a`: first number', '', '```pycon', '>>> 1', '1', '```']
     """
-    lines = text.splitlines()
-    made: list[str] = []
-    at = 0
-    while at < len(lines):
-        line = lines[at]
-        if line.strip() == "Parameters" and at + 1 < len(lines) and set(lines[at + 1].strip()) == {"-"}:
-            made += ["**Parameters**", ""]
-            at += 2
-            while at < len(lines) and (ITEM.match(lines[at]) or (lines[at].startswith("    ") and made[-1])):
-                if ITEM.match(lines[at]):
-                    name, _, rest = lines[at].partition(" : ")
-                    made.append(f"- {', '.join(f'`{part.strip()}`' for part in name.split(','))}: {rest}")
-                else:
-                    made[-1] += f" {lines[at].strip()}"
-                at += 1
-            continue
-        if line.lstrip().startswith(">>>"):
-            made.append("```pycon")
-            while at < len(lines) and lines[at].strip():
-                made.append(lines[at].strip())
-                at += 1
-            made.append("```")
-            continue
-        made.append(line)
-        at += 1
-    return "\n".join(made)
+
+    def item(found: re.Match[str]) -> str:
+        return f"- `{found[1].replace(', ', '`, `')}`: {' '.join(found[2].split())}"
+
+    text = PARAMETERS.sub(lambda found: "**Parameters**\n\n" + ITEM.sub(item, found[1]), text)
+    return DOCTEST.sub(lambda found: f"```pycon\n{dedent(found[0])}\n```", text)
 
 
 class Docstrings(griffe.Extension):

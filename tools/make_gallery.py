@@ -33,8 +33,8 @@ def main() -> None:
     found = mi.locate_heads(model, mi.make_pairs(model, mi.load_problems(planted, limit=16), SLASHES), progress=False)
     mi.views.forest(found).save(IMAGES / "planted_forest.png", dpi=110)
 
-    conditions = [None, SLASHES, mi.Insertion.meaningful("he", 55), mi.Insertion.random_sentence(55)]
-    results = mi.evaluate_accuracy(demo, mi.load_problems("demo")[-500:], conditions, progress=False)
+    treatments = [None, SLASHES, mi.Insertion.meaningful("he", 55), mi.Insertion.random_sentence(55)]
+    results = mi.evaluate_accuracy(demo, mi.load_problems("demo")[-500:], treatments, progress=False)
     mi.views.accuracy_bars(results).save(IMAGES / "accuracy.png", dpi=110)
 
 

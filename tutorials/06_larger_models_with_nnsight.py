@@ -131,7 +131,7 @@ print(sorted(again["provenance"]), again["provenance"]["versions"]["torch"])
 # streamed metrics rely on functions that are sent with the request, which has not been tried against the live
 # service. Begin with a single `model.run` and compare it with a local run.
 
-# %% tags=["not-executed"]
+# %% tags=["skip-execution"]
 # Not executed here: needs a network, an NDIF key and a served model.
 import nnsight
 
@@ -139,7 +139,7 @@ nnsight.CONFIG.set_default_api_key("YOUR-KEY")
 remote_model = mi.load_model("meta-llama/Llama-3.1-8B", backend="nnsight", remote=True)
 remote_model.checks
 
-# %% tags=["not-executed"]
+# %% tags=["skip-execution"]
 # Not executed here.
 remote_pairs = mi.make_pairs(remote_model, problems, mi.Insertion.meaningless(" /", n_tokens=55))
 remote_model.run(remote_pairs[0].inserted.tokens, logits_at="last").logits.shape

@@ -1,24 +1,31 @@
-"""Two conditions on the same problems: how many answers changed, in which direction, and what that can tell."""
+"""Two treatments of the same problems: how many answers changed, in which direction, and what that can tell."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy.stats import norm
 
-from ..running.registry import savable
-from ..running.results import Result, Shown, ShownTable
-from ..statistics import CONFIDENCE, Interval, cohen_dz, mcnemar, paired_bootstrap_difference, sample_size, sign_flip
+from ..running.results import Result, Shown, ShownTable, as_text
+from ..statistics import (
+    CONFIDENCE,
+    Interval,
+    cohen_dz,
+    mcnemar,
+    one_problem,
+    paired_bootstrap_difference,
+    sample_size,
+    sign_flip,
+)
 from .intervals import mean_run
 
 ALPHA, POWER = 0.05, 0.8
 NO_CHANGE = "no problem changed: exact bound"
 
 
-@savable
-@dataclass(frozen=True, eq=False)
-class Comparison:
-    """The second condition against the first.
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(Result):
+    """The second treatment against the first.
 
     `difference` = second - first accuracy, with its interval over problems; `p` and the `test` behind it. `gained` are the
     problems right under the second alone, `lost` those right under the first alone (with several samples: whose share of
@@ -42,10 +49,8 @@ class Comparison:
     n_needed: float
     detectable: float
 
-    def to_frame(self) -> Any:
+    def summary(self) -> pd.DataFrame:
         """One row."""
-        import pandas as pd
-
         return pd.DataFrame(
             {
                 "first": [self.first],
@@ -66,14 +71,18 @@ class Comparison:
             }
         )
 
-    def describe(self, *, p_corrected: float | None = None) -> str:
-        """The result in words, and what it cannot tell."""
+    def to_frame(self) -> pd.DataFrame:
+        """The same row: there is nothing below a comparison."""
+        return self.summary()
+
+    def sentences(self, *, p_corrected: float | None = None) -> list[str]:
+        """The difference, and what it cannot tell; `p_corrected`: of the comparisons made together."""
         if not self.n:
-            return f"{self.second!r} against {self.first!r}: no problem was answered under both."
+            return [f"{self.second!r} against {self.first!r}: no problem was answered under both."]
         low, high = float(self.difference.low), float(self.difference.high)
         words = (
             f"{self.second!r} against {self.first!r}: {_percent(self.accuracy_second)} against "
-            f"{_percent(self.accuracy_first)} of {self.n} problems, a difference of "
+            f"{_percent(self.accuracy_first)} of {self.n} problems ({self.grader} grades), a difference of "
             f"{_points(float(self.difference.estimate))} points [{_points(low)}, {_points(high)}]; {len(self.gained)} gained, "
             f"{len(self.lost)} lost, p = {self.p:.3g} ({self.test})"
         )
@@ -82,18 +91,25 @@ class Comparison:
             words += f", {p_corrected:.3g} after Holm's correction"
             p = p_corrected
         if p < ALPHA:
-            return words + "."
-        words += ": no difference is established."
-        if np.isfinite(self.n_needed):
-            words += f" To show a true difference of this size, about {self.n_needed:,.0f} problems would be needed;"
-            words += f" with {self.n}, differences below {100 * self.detectable:.1f} points"
-            return words + f" are more likely missed than one time in five (power {100 * POWER:.0f} %)."
-        return (
-            words + f" With {self.n} problems, a true difference of up to {100 * self.detectable:.1f} points fits too."
-        )
+            return [f"{words}."]
+        found = [f"{words}: no difference is established."]
+        if not np.isfinite(self.n_needed):
+            fits = f"a true difference of up to {100 * self.detectable:.1f} points fits too"
+            return [*found, f"With {self.n} problems, {fits}."]
+        return [
+            *found,
+            f"To show a true difference of this size, about {self.n_needed:,.0f} problems would be needed; with {self.n}, "
+            f"differences below {100 * self.detectable:.1f} points are more likely missed than one time in five (power "
+            f"{100 * POWER:.0f} %).",
+        ]
 
-    def __repr__(self) -> str:
-        return self.describe()
+    def describe(self, *, p_corrected: float | None = None) -> str:
+        """The sentences as one text."""
+        return " ".join(self.sentences(p_corrected=p_corrected))
+
+    def printed(self) -> pd.DataFrame:
+        """Nothing more: the sentences have the numbers."""
+        return pd.DataFrame()
 
 
 def _percent(share: float) -> str:
@@ -106,39 +122,44 @@ def _points(share: float) -> str:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparisons(Result):
-    """Several conditions against one reference; `p_holm` are corrected over them."""
+    """Several treatments against one reference; `p_holm` are corrected over them."""
 
     reference: str
     grader: str
     comparisons: tuple[Comparison, ...]
     p_holm: np.ndarray
 
-    def summary(self) -> Any:
+    def summary(self) -> pd.DataFrame:
         """One row per comparison, with `p_holm` after `p`."""
-        import pandas as pd
-
-        table = pd.concat([one.to_frame() for one in self.comparisons], ignore_index=True)
+        table = pd.concat([one.summary() for one in self.comparisons], ignore_index=True)
         table.insert(list(table.columns).index("p") + 1, "p_holm", self.p_holm)
         return table
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> pd.DataFrame:
         """The same rows: there is nothing below a comparison."""
         return self.summary()
 
-    def sentences(self) -> list[str]:
-        """Each comparison in words; p-values after Holm's correction where there are several."""
+    def each(self) -> list[list[str]]:
+        """The sentences of each comparison; p-values after Holm's correction where there are several."""
         p_values = self.p_holm if len(self.comparisons) > 1 else [None]
-        return [one.describe(p_corrected=p) for one, p in zip(self.comparisons, p_values, strict=True)]
+        return [one.sentences(p_corrected=p) for one, p in zip(self.comparisons, p_values, strict=True)]
+
+    def sentences(self) -> list[str]:
+        """Each comparison in words."""
+        return [sentence for told in self.each() for sentence in told]
+
+    def printed(self) -> pd.DataFrame:
+        """A row per comparison, without what its sentences say."""
+        wanted = ["second", "accuracy_second", "difference", "low", "high", "gained", "lost", "n", "p", "p_holm"]
+        return self.summary()[wanted].rename(columns={"second": "treatment", "accuracy_second": "accuracy"})
 
     def shown(self) -> Shown:
         """The comparisons as a table."""
-        caption = f"Each condition against {self.reference!r} on the same problems ({self.grader} grades)."
+        caption = f"Each treatment against {self.reference!r} on the same problems ({self.grader} grades)."
         return Shown((ShownTable(self.summary(), caption),))
 
-    def printed(self) -> Any:
-        """A row per comparison, without what its sentences say."""
-        wanted = ["second", "accuracy_second", "difference", "low", "high", "gained", "lost", "n", "p", "p_holm"]
-        return self.summary()[wanted].rename(columns={"second": "condition", "accuracy_second": "accuracy"})
+    def __repr__(self) -> str:
+        return "\n".join([*map(" ".join, self.each()), as_text(self.printed())])
 
 
 def compare_answers(
@@ -152,7 +173,7 @@ def compare_answers(
     seed: int = 0,
     confidence: float = CONFIDENCE,
 ) -> Comparison:
-    """Compare right (1) and wrong (0) answers `[problem, sample]`, NaN where not run, of two conditions.
+    """Compare right (1) and wrong (0) answers `[problem, sample]`, NaN where not run, under two treatments.
 
     `n_tests`: how many comparisons will be corrected together; the numbers about power allow for it.
     """
@@ -207,17 +228,7 @@ def _difference(a: np.ndarray, b: np.ndarray, *, seed: int, confidence: float) -
         return replace(found, low=np.asarray(-bound), high=np.asarray(bound), flag=flag, method="exact bound")
     if n >= 2:
         return paired_bootstrap_difference(a, b, confidence=confidence, seed=seed)
-    unknown = np.asarray(np.nan)
-    return Interval(
-        estimate=np.asarray((b - a).mean() if n else np.nan),
-        low=unknown,
-        high=unknown,
-        standard_error=unknown,
-        n=np.asarray(n),
-        flag=np.asarray("fewer than 2 problems"),
-        confidence=confidence,
-        method="none",
-    )
+    return one_problem(np.asarray((b - a).mean() if n else np.nan), confidence=confidence)
 
 
 def _power(change: np.ndarray, difference: Interval, *, n_tests: int) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""`evaluate_accuracy`: the same problems answered under several conditions, graded, and kept on disk as they finish."""
+"""`evaluate_accuracy`: the same problems answered under several treatments, graded, and kept on disk as they finish."""
 
 import hashlib
 import json
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..generation.complete import check_requests, complete_all, decoding_for
-from ..generation.decoding import Completion, Decoding, Request
+from ..generation.complete import check_engine, check_requests, complete_all, decoding_for
+from ..generation.decoding import Completion, CompletionEngine, Decoding, Request
 from ..generation.engines import engine_for
 from ..grading.boxes import has_closed_box
 from ..grading.graders import GRADERS, grade
@@ -20,7 +20,7 @@ from ..prompts.prompt import Prompt, Template, build_prompt, encode, prepends_bo
 from ..running.checkpoint import Checkpoint
 from ..running.progress import progress_bar
 from .results import AccuracyResults
-from .treatments import Condition, as_conditions
+from .treatments import Treatment, as_treatments
 
 MAX_NEW_TOKENS = 2048
 """What the paper allows (methods §11)."""
@@ -29,7 +29,7 @@ MAX_NEW_TOKENS = 2048
 def evaluate_accuracy(
     model: Model,
     problems: Iterable[Problem],
-    conditions: Any = (None,),
+    treatments: Any = (None,),
     *,
     n_samples: int = 1,
     temperature: float = 0.0,
@@ -43,15 +43,15 @@ def evaluate_accuracy(
     seed: int = 0,
     engine: str = "auto",
 ) -> AccuracyResults:
-    """Answer every problem under every condition and grade the answers.
+    """Answer every problem under every treatment and grade the answers.
 
     Parameters
     ----------
-    conditions : one or several, each None (the plain prompt), an `Insertion`, an `ARM`, or a `Condition`, which names any
+    treatments : one or several, each None (the plain prompt), an `Insertion`, an `ARM`, or a `Treatment`, which names any
         of these together, with heads knocked out. The prompts are those of `make_pairs`, without the answer prefix: the
         model writes its answer itself.
     n_samples : answers to each problem; above 1 with a `temperature`. A problem's draws are the same under every
-        condition and in every batch: they depend on the seed, the problem's id and the number of the sample.
+        treatment and in every batch: they depend on the seed, the problem's id and the number of the sample.
     temperature, top_p : 0 is greedy. The paper's best-of-5 uses 0.5 and 0.95.
     max_new_tokens : default 2048 (the paper's), or what the context leaves after the longest prompt. Answers that reach it
         are counted as cut off.
@@ -65,24 +65,24 @@ def evaluate_accuracy(
     Graded by the completion alone, with the strict, the lenient and the paper's grader side by side. Batched and single
     answers are equal up to rounding: in half precision, near-ties can fall either way.
 
-    Raises `ValueError` before anything is generated for repeated ids or conditions, problems without an answer, prompts
+    Raises `ValueError` before anything is generated for repeated ids or treatments, problems without an answer, prompts
     that do not fit the context, and settings that make no sense together.
     """
     asked = _checked_problems(problems)
-    chosen = as_conditions(conditions)
+    chosen = as_treatments(treatments)
     for name, value in (("n_samples", n_samples), ("batch_size", batch_size)):
         if value is not None and value < 1:
             raise ValueError(f"{name} must be 1 or more, got {value}")
-    if n_samples > 1 and temperature == 0 and any(condition.arm is None for condition in chosen):
+    if n_samples > 1 and temperature == 0 and any(treatment.arm is None for treatment in chosen):
         raise ValueError(
             f"greedy answers are all the same, so n_samples={n_samples} needs a temperature above 0 (0.5, say)"
         )
     made = template_named(template)
-    prompts = [_prompts(model, asked, condition, made) for condition in chosen]
+    prompts = [_prompts(model, asked, treatment, made) for treatment in chosen]
     if max_new_tokens is None:
         max_new_tokens = _room(model, [prompt for requests in prompts for prompt in requests])
     runs = []
-    for condition, requests in zip(chosen, prompts, strict=True):
+    for treatment, requests in zip(chosen, prompts, strict=True):
         decoding = decoding_for(
             model,
             max_new_tokens=max_new_tokens,
@@ -90,19 +90,17 @@ def evaluate_accuracy(
             top_p=top_p,
             seed=seed,
             complete=has_closed_box if stop_after_box else None,
-            knockout=condition.knockout,
-            redistribution=condition.arm,
+            knockout=treatment.knockout,
+            redistribution=treatment.arm,
         )
         check_requests(model, requests, decoding)
-        runs.append(_Run(condition, requests, decoding))
+        runs.append(_Run(treatment.name, requests, decoding))
     running = engine_for(model, engine)
     for run in runs:
-        running.check(run.decoding)
+        check_engine(running, model, run.decoding)
     settings = {
-        "model": model.info.name,
-        "backend": model.info.backend,
+        **model.identity,
         "engine": running.name,
-        "dtype": model.info.dtype,
         "template": made.name,
         "n_problems": len(asked),
         "n_samples": n_samples,
@@ -110,15 +108,14 @@ def evaluate_accuracy(
         "top_p": top_p,
         "max_new_tokens": max_new_tokens,
         "stop_after_box": stop_after_box,
-        "conditions": {condition.name: condition.record() for condition in chosen},
+        "treatments": {treatment.name: treatment.record() for treatment in chosen},
     }
     identity = {
         "seed": seed,
-        "largest_logit": None if model.checks is None else round(model.checks.largest_logit, 3),  # same weights?
         "problems": _fingerprint([[problem.id, problem.answer] for problem in asked]),
-        "prompts": {run.condition.name: _fingerprint([request.prompt for request in run.requests]) for run in runs},
+        "prompts": {run.name: _fingerprint([request.prompt for request in run.requests]) for run in runs},
     }
-    saved = Checkpoint(checkpoint, _flat(settings | identity))
+    saved = Checkpoint(checkpoint, settings | identity)
     if saved.repaired:
         warnings.warn(
             f"{checkpoint}: the last line was cut off when the run was stopped; it was repaired, and what it may have lost "
@@ -126,20 +123,16 @@ def evaluate_accuracy(
             stacklevel=2,
         )
     golds = {problem.id: problem.answer for problem in asked}
-    answers: dict[str, dict[str, Any]] = {}
+    answers: list[dict[str, Any]] = []
     with progress_bar(len(asked) * len(chosen) * n_samples, "answers", enabled=progress) as bar:
         for run in runs:
-            answers |= _answer(model, run, golds, n_samples, running, batch_size, saved, bar)
-    places = [(run.condition.name, problem, n) for run in runs for problem in golds for n in range(n_samples)]
+            answers += _answer(model, run, golds, n_samples, running, batch_size, saved, bar)
     return AccuracyResults.from_rows(
-        [
-            {"condition": condition, "problem": problem, "sample": n} | answers[_line(condition, problem, n)]
-            for condition, problem, n in places
-        ],
-        problem_ids=[problem.id for problem in asked],
-        conditions=[condition.name for condition in chosen],
+        answers,
+        problem_ids=list(golds),
+        treatments=[treatment.name for treatment in chosen],
         n_samples=n_samples,
-        golds=[problem.answer for problem in asked],
+        golds=list(golds.values()),
         settings=settings,
         seed=seed,
     )
@@ -147,9 +140,9 @@ def evaluate_accuracy(
 
 @dataclass(frozen=True, eq=False)
 class _Run:
-    """One condition, ready: a request per problem, and how it is decoded."""
+    """One treatment by its name, ready: a request per problem, and how it is decoded."""
 
-    condition: Condition
+    name: str
     requests: tuple[Request, ...]
     decoding: Decoding
 
@@ -159,35 +152,38 @@ def _answer(
     run: _Run,
     golds: dict[str, str],
     n_samples: int,
-    engine: Any,
+    engine: CompletionEngine,
     batch_size: int | None,
     saved: Checkpoint,
     bar: Any,
-) -> dict[str, dict[str, Any]]:
-    """All answers of one condition by their line, onto the disk as they end."""
-    name = run.condition.name
-    keys = {_key(problem, n): (problem, n) for problem in golds for n in range(n_samples)}
-    kept = {key: saved.get(_line(name, *place)) for key, place in keys.items()}
-    done = {key for key, answer in kept.items() if answer is not None}
-    found = {_line(name, *keys[key]): kept[key] for key in done}
-    bar.update(len(done))
+) -> list[dict[str, Any]]:
+    """All answers under one treatment as rows, in any order, each onto the disk as it ends."""
+    rows: list[dict[str, Any]] = []
+    places = {_key(problem, n): (problem, n) for problem in golds for n in range(n_samples)}
+
+    def take(answers: dict[str, dict[str, Any]]) -> None:
+        for key, answer in answers.items():
+            problem, n = places[key]
+            rows.append({"treatment": run.name, "problem": problem, "sample": n, **answer})
+        bar.update(len(answers))
+
+    def line(key: str) -> str:
+        return json.dumps([run.name, *places[key]], ensure_ascii=False)
 
     def keep(finished: dict[str, Completion]) -> None:
-        lines = {}
-        for key, completion in finished.items():
-            problem, n = keys[key]
-            lines[_line(name, problem, n)] = _graded(completion, model.tokenizer, golds[problem])
-        saved.put(lines)
-        found.update(lines)
-        bar.update(len(lines))
+        answers = {key: _graded(found, model.tokenizer, golds[places[key][0]]) for key, found in finished.items()}
+        saved.put({line(key): answer for key, answer in answers.items()})
+        take(answers)
 
+    done = {key: kept for key in places if (kept := saved.get(line(key))) is not None}
+    take(done)
     requests = [
         Request(request.prompt, _key(request.key, n), request.span)
         for request in run.requests
         for n in range(n_samples)
     ]
     complete_all(model, requests, run.decoding, engine, batch_size=batch_size, skip=done, on_finished=keep)
-    return found
+    return rows
 
 
 def _graded(completion: Completion, tokenizer: Any, gold: str) -> dict[str, Any]:
@@ -211,11 +207,6 @@ def _key(problem: str, sample: int) -> str:
     return problem if sample == 0 else json.dumps([problem, sample])
 
 
-def _line(condition: str, problem: str, sample: int) -> str:
-    """The id of an answer's line on disk."""
-    return json.dumps([condition, problem, sample], ensure_ascii=False)
-
-
 def _checked_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     asked = tuple(problems)
     if not asked:
@@ -233,17 +224,17 @@ def _checked_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
 
 
 def _prompts(
-    model: Model, problems: tuple[Problem, ...], condition: Condition, template: Template
+    model: Model, problems: tuple[Problem, ...], treatment: Treatment, template: Template
 ) -> tuple[Request, ...]:
     """One request per problem, keyed by its id."""
-    if condition.insertion is None:
+    if treatment.insertion is None:
         bare = ((problem.id, _bare(model.tokenizer, problem, template)) for problem in problems)
         return tuple(Request(prompt.ids, problem_id) for problem_id, prompt in bare)
-    pairs = make_pairs(model, problems, condition.insertion, template=template)
+    pairs = make_pairs(model, problems, treatment.insertion, template=template)
     merged = sum(pair.boundary_merge for pair in pairs)
-    if condition.knockout and merged:
+    if treatment.knockout and merged:
         raise ValueError(
-            f"condition {condition.name!r}: in {merged} of {len(pairs)} prompts tokens merged at the border of the inserted "
+            f"treatment {treatment.name!r}: in {merged} of {len(pairs)} prompts tokens merged at the border of the inserted "
             'text, so heads cannot be kept from seeing it alone: use template="raw" for knockouts'
         )
     return tuple(Request(pair.inserted.ids, pair.id, pair.span) for pair in pairs)
@@ -269,14 +260,6 @@ def _room(model: Model, requests: Sequence[Request]) -> int:
             f"{model.info.name}'s context of {model.info.context_length}: insert fewer tokens or leave it out"
         )
     return min(MAX_NEW_TOKENS, room)
-
-
-def _flat(settings: dict[str, Any], above: str = "") -> dict[str, Any]:
-    """Nested settings by their path, so that a difference is named as `conditions.arm.arm.c`."""
-    flat: dict[str, Any] = {}
-    for key, value in settings.items():
-        flat |= _flat(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}": value}
-    return flat
 
 
 def _fingerprint(value: Any) -> str:

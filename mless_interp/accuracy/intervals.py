@@ -1,10 +1,10 @@
 """Means over what was run, and the interval of an accuracy."""
 
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 
-from ..statistics import Interval, bootstrap_interval, wilson
+from ..statistics import Interval, mean_interval, wilson
 
 ALL_EQUAL = "all problems equal: Wilson"
 
@@ -21,7 +21,7 @@ def mean_run(values: np.ndarray, *, axis: int) -> np.ndarray:
 
 
 def accuracy_interval(shares: np.ndarray, *, sampled: bool, confidence: float, seed: int) -> Interval:
-    """Accuracy of each condition from the problems' shares of right samples `[problem, condition]`, with its interval.
+    """Accuracy of each treatment from the problems' shares of right samples `[problem, treatment]`, with its interval.
 
     One sample per problem: Wilson's. Several (`sampled`): bootstrapped over problems, and Wilson's over problems where all
     of them are always right, or never, because a bootstrap would give a point there.
@@ -31,18 +31,15 @@ def accuracy_interval(shares: np.ndarray, *, sampled: bool, confidence: float, s
     by_wilson = wilson(np.round(right).astype(int), n, confidence=confidence)
     if not sampled:
         return by_wilson
-    parts: dict[str, Any] = {"estimate": mean_run(shares, axis=0), "n": n, "confidence": confidence}
+    found = mean_interval(shares, confidence=confidence, seed=seed)
+    found = replace(found, estimate=mean_run(shares, axis=0))  # also where a single problem was run
     if len(shares) < 2:
-        unknown = np.full(n.shape, np.nan)
-        flag = np.full(n.shape, "fewer than 2 problems")
-        return Interval(low=unknown, high=unknown, standard_error=unknown, flag=flag, method="none", **parts)
-    found = bootstrap_interval(shares, confidence=confidence, seed=seed)
+        return found
     certain = (n > 0) & ((right == 0) | (right == n))
-    return Interval(
+    return replace(
+        found,
         low=np.where(certain, by_wilson.low, found.low),
         high=np.where(certain, by_wilson.high, found.high),
-        standard_error=found.standard_error,
         flag=np.where(certain, ALL_EQUAL, found.flag.astype("<U40")),
         method="bootstrap over problems",
-        **parts,
     )

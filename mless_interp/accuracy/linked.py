@@ -5,9 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ..heads import Head
-from ..running.results import Result
+from ..locating.located import LocatedHeads
+from ..patching.attribution import HeadAttribution
+from ..patching.scores import PatchScores
+from ..running.results import Result, Shown, ShownTable, head_columns, of_heads
+from ..scores.results import HeadScores
 from ..statistics import TwoGroups, max_t_two_groups
 
 CHANGES = ("any", "lost", "gained")
@@ -16,9 +21,9 @@ _WORDS = {1.0: "gained", -1.0: "lost", 0.0: "same"}
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LinkedAccuracy(Result):
-    """Scores of heads on the problems whose answers were graded under a reference and other conditions.
+    """Scores of heads on the problems whose answers were graded under a reference and other treatments.
 
-    `scores[metric]` is `[problem, head]`; `right[condition]` `[problem]` is 1 where most samples are right, 0 where not, NaN
+    `scores[metric]` is `[problem, head]`; `right[treatment]` `[problem]` is 1 where most samples are right, 0 where not, NaN
     where nothing was run, with the reference first. `left_out` problems were scored or graded only.
     """
 
@@ -32,46 +37,41 @@ class LinkedAccuracy(Result):
 
     @property
     def reference(self) -> str:
-        """The condition that the others are compared with."""
+        """The treatment that the others are compared with."""
         return next(iter(self.right))
 
     @property
-    def conditions(self) -> tuple[str, ...]:
-        """The conditions that are compared with the reference."""
+    def treatments(self) -> tuple[str, ...]:
+        """The treatments that are compared with the reference."""
         return tuple(self.right)[1:]
 
-    def change(self, condition: str) -> np.ndarray:
+    def change(self, treatment: str) -> np.ndarray:
         """1 gained, -1 lost, 0 the same, NaN not run, `[problem]`."""
-        if condition not in self.conditions:
-            raise ValueError(f"no condition {condition!r} here; there are {', '.join(map(repr, self.conditions))}")
-        return self.right[condition] - self.right[self.reference]
+        if treatment not in self.treatments:
+            raise ValueError(f"no treatment {treatment!r} here; there are {', '.join(map(repr, self.treatments))}")
+        return self.right[treatment] - self.right[self.reference]
 
-    def to_frame(self) -> Any:
-        """One tidy row per problem, condition, head and metric: score, right under both conditions, and change."""
-        import pandas as pd
-
+    def to_frame(self) -> pd.DataFrame:
+        """One tidy row per problem, treatment, head and metric: score, right under both treatments, and change."""
         n, per_head = len(self.problem_ids), len(self.heads)
         parts = []
-        for condition in self.conditions:
-            words = [_WORDS.get(float(value), "not run") for value in self.change(condition)]
+        for treatment in self.treatments:
+            words = [_WORDS.get(float(value), "not run") for value in self.change(treatment)]
             for metric, values in self.scores.items():
                 columns = {
                     "problem": np.repeat(self.problem_ids, per_head),
-                    "condition": condition,
-                    "layer": [head.layer for head in self.heads] * n,
-                    "head": [head.head for head in self.heads] * n,
-                    "label": [str(head) for head in self.heads] * n,
-                    "paper_label": [head.paper_label for head in self.heads] * n,
+                    "treatment": treatment,
+                    **head_columns(self.heads, times=n),
                     "metric": metric,
                     "score": values.ravel(),
                     "right_reference": np.repeat(self.right[self.reference], per_head),
-                    "right": np.repeat(self.right[condition], per_head),
+                    "right": np.repeat(self.right[treatment], per_head),
                     "change": np.repeat(words, per_head),
                 }
                 parts.append(pd.DataFrame(columns))
         return pd.concat(parts, ignore_index=True)
 
-    def groups(self, condition: str, *, change: str = "any") -> TwoGroups:
+    def groups(self, treatment: str, *, change: str = "any") -> TwoGroups:
         """The scores `[metric, head]` of problems that changed against those that could have and did not.
 
         "any": changed against unchanged; "lost": lost against still right; "gained": gained against still wrong. Corrected
@@ -79,7 +79,7 @@ class LinkedAccuracy(Result):
         """
         if change not in CHANGES:
             raise ValueError(f"change must be one of {', '.join(map(repr, CHANGES))}, got {change!r}")
-        moved, before = self.change(condition), self.right[self.reference]
+        moved, before = self.change(treatment), self.right[self.reference]
         asked = ~np.isnan(moved)
         if change != "any":
             asked &= before == (1.0 if change == "lost" else 0.0)
@@ -89,45 +89,37 @@ class LinkedAccuracy(Result):
             return max_t_two_groups(values, np.array([True, False]), seed=self.seed)
         return max_t_two_groups(values, moved[asked] != 0, seed=self.seed)
 
-    def summary(self, *, change: str = "any") -> Any:
-        """One row per condition, metric and head, the smallest p first: `mean_changed`, `mean_same`, their difference with
-        a 95 % interval (uncorrected), `n_changed`, `n_same`, `p`, and `p_corrected` over the condition's heads and metrics.
+    def summary(self, *, change: str = "any") -> pd.DataFrame:
+        """One row per treatment, metric and head, the smallest p first: `mean_changed`, `mean_same`, their difference with
+        a 95 % interval (uncorrected), `n_changed`, `n_same`, `p`, and `p_corrected` over the treatment's heads and metrics.
 
         NaN where fewer than two problems changed, or fewer than two did not.
         """
-        import pandas as pd
-
         parts = []
-        for condition in self.conditions:
-            found = self.groups(condition, change=change)
-            for at, metric in enumerate(self.scores):
-                columns = {
-                    "condition": condition,
-                    "metric": metric,
-                    "change": change,
-                    "layer": [head.layer for head in self.heads],
-                    "head": [head.head for head in self.heads],
-                    "label": [str(head) for head in self.heads],
-                    "paper_label": [head.paper_label for head in self.heads],
-                    "mean_changed": found.mean_in[at],
-                    "mean_same": found.mean_out[at],
-                    "difference": found.difference[at],
-                    "low": found.low[at],
-                    "high": found.high[at],
-                    "n_changed": found.n_in[at],
-                    "n_same": found.n_out[at],
-                    "p": found.p[at],
-                    "p_corrected": found.p_corrected[at],
-                }
-                parts.append(pd.DataFrame(columns))
-        table = pd.concat(parts, ignore_index=True)
-        order = {condition: at for at, condition in enumerate(self.conditions)}
-        return (
-            table.assign(_order=table["condition"].map(order))
-            .sort_values(["_order", "p_corrected", "p"], kind="stable")
-            .drop(columns="_order")
-            .reset_index(drop=True)
-        )
+        for treatment in self.treatments:
+            found = self.groups(treatment, change=change)
+            by_metric = [
+                pd.DataFrame(
+                    {
+                        "treatment": treatment,
+                        "metric": metric,
+                        "change": change,
+                        **head_columns(self.heads),
+                        "mean_changed": found.mean_in[at],
+                        "mean_same": found.mean_out[at],
+                        "difference": found.difference[at],
+                        "low": found.low[at],
+                        "high": found.high[at],
+                        "n_changed": found.n_in[at],
+                        "n_same": found.n_out[at],
+                        "p": found.p[at],
+                        "p_corrected": found.p_corrected[at],
+                    }
+                )
+                for at, metric in enumerate(self.scores)
+            ]
+            parts.append(pd.concat(by_metric).sort_values(["p_corrected", "p"], kind="stable"))
+        return pd.concat(parts, ignore_index=True)
 
     def sentences(self) -> list[str]:
         """What stands beside what, and how many answers changed: an association, not a cause."""
@@ -135,18 +127,19 @@ class LinkedAccuracy(Result):
             f"{', '.join(self.scores)} of {len(self.heads)} heads beside the answers to {len(self.problem_ids)} problems "
             f"({self.grader} grades, reference {self.reference!r})."
         ]
-        for condition in self.conditions:
-            moved = self.change(condition)
-            few = " (too few to compare heads)" if (np.abs(moved) > 0).sum() < 2 else ""
-            found.append(f"{condition!r}: {int((moved > 0).sum())} gained, {int((moved < 0).sum())} lost{few}.")
+        for treatment in self.treatments:
+            moved = self.change(treatment)
+            few = " (too few to compare heads)" if int((np.abs(moved) > 0).sum()) < 2 else ""
+            gained, lost = int((moved > 0).sum()), int((moved < 0).sum())
+            found.append(f"{treatment!r}: {gained} gained, {lost} lost{few}.")
         if self.left_out:
             found.append(f"{self.left_out} problems were scored or graded only, and are left out.")
         return [*found, "A head that goes with changed answers need not cause them: patch it."]
 
-    def printed(self) -> Any:
-        """The five heads of each condition with the smallest p."""
+    def printed(self) -> pd.DataFrame:
+        """The five heads of each treatment that go most with changed answers."""
         columns = [
-            "condition",
+            "treatment",
             "metric",
             "label",
             "mean_changed",
@@ -156,7 +149,13 @@ class LinkedAccuracy(Result):
             "high",
             "p_corrected",
         ]
-        return self.summary().dropna(subset="p").groupby("condition", sort=False).head(5)[columns]
+        return self.summary().dropna(subset="p").groupby("treatment", sort=False).head(5)[columns]
+
+    def shown(self) -> Shown:
+        """Every head beside the changed answers, as a table."""
+        caption = "Scores of heads on problems whose answers changed and on the others, the smallest p first."
+        table = self.summary()
+        return Shown((ShownTable(table, caption, [name for name in table if name not in ("layer", "head")]),))
 
 
 def link(
@@ -168,7 +167,7 @@ def link(
     grader: str,
     seed: int,
 ) -> LinkedAccuracy:
-    """Join shares of right samples `[problem]` per condition, the reference first, with the scores of heads."""
+    """Join shares of right samples `[problem]` per treatment, the reference first, with the scores of heads."""
     scored_ids, heads, values = per_head(scores, metrics)
     place = {problem: at for at, problem in enumerate(scored_ids)}
     common = [problem for problem in problem_ids if problem in place]
@@ -199,43 +198,38 @@ def per_head(
     scores: Any, metrics: Sequence[str] | None = None
 ) -> tuple[tuple[str, ...], tuple[Head, ...], dict[str, np.ndarray]]:
     """Problem ids, heads, and `[problem, head]` per metric, of any of the toolkit's results that score heads."""
-    kind = type(scores).__name__
-    if kind == "HeadScores":
-        found = {metric: scores.of(metric) for metric in scores.metrics}
-        usual = ("span_mass",) if "span_mass" in found else tuple(found)
-    elif kind == "PatchScores":
-        s = scores.settings
-        name = " ".join(str(s[key]) for key in ("contrast", "direction", "edit") if key in s)
-        found = {f"{name} effect".strip(): scores.effect}
-        usual = tuple(found)
-    elif kind == "HeadAttribution":
-        method = str(scores.settings.get("method", "attribution"))
-        found = {method: scores.scores, "knockout": scores.knockout, "edge_noise": scores.edge_noise}
-        found = {name: array for name, array in found.items() if array is not None}
-        usual = (method,)
-    elif kind == "LocatedHeads":
-        found, usual = dict(scores.values), tuple(scores.values)
-    else:
-        raise TypeError(
-            f"linked takes HeadScores, PatchScores, HeadAttribution or LocatedHeads (results of score_heads, patch_heads, "
-            f"attribute_heads, locate_heads), got {kind}"
-        )
+    heads, found, usual = _scored(scores)
     chosen = tuple(usual if metrics is None else metrics)
     unknown = [metric for metric in chosen if metric not in found]
     if unknown or not chosen:
         raise ValueError(f"no metric {', '.join(map(repr, unknown)) or 'named'}; there are {', '.join(found)}")
-    heads = _heads_of(scores, found[chosen[0]])
-    layers, numbers = [head.layer for head in heads], [head.head for head in heads]
     values = {}
     for metric in chosen:
-        array = found[metric] if found[metric].ndim == 2 else found[metric][:, layers, numbers]
+        array = found[metric] if found[metric].ndim == 2 else of_heads(found[metric], heads)
         values[metric] = np.where(np.isfinite(array), array, np.nan)
     return tuple(scores.problem_ids), heads, values
 
 
-def _heads_of(scores: Any, array: np.ndarray) -> tuple[Head, ...]:
-    """The heads that were scored: those named, or all of `[problem, layer, head]`."""
-    named = getattr(scores, "heads", None)
-    if named is not None:
-        return tuple(named)
-    return tuple(Head(layer, head) for layer in range(array.shape[1]) for head in range(array.shape[2]))
+def _scored(scores: Any) -> tuple[tuple[Head, ...], dict[str, np.ndarray], tuple[str, ...]]:
+    """The heads that were scored, `[problem, head]` or `[problem, layer, head]` by metric, and the metrics usually taken."""
+    match scores:
+        case HeadScores():
+            found = {metric: scores.of(metric) for metric in scores.metrics}
+            return scores.heads, found, ("span_mass",) if "span_mass" in found else tuple(found)
+        case PatchScores():
+            s = scores.settings
+            name = " ".join(str(s[key]) for key in ("contrast", "direction", "edit") if key in s)
+            found = {f"{name} effect".strip(): scores.effect}
+            return scores.heads, found, tuple(found)
+        case HeadAttribution():
+            method = str(scores.settings.get("method", "attribution"))
+            every = {method: scores.scores, "knockout": scores.knockout, "edge_noise": scores.edge_noise}
+            _, n_layers, n_heads = scores.scores.shape
+            heads = tuple(Head(layer, head) for layer in range(n_layers) for head in range(n_heads))
+            return heads, {name: array for name, array in every.items() if array is not None}, (method,)
+        case LocatedHeads():
+            return scores.heads, dict(scores.values), tuple(scores.values)
+    raise TypeError(
+        f"linked takes HeadScores, PatchScores, HeadAttribution or LocatedHeads (results of score_heads, patch_heads, "
+        f"attribute_heads, locate_heads), got {type(scores).__name__}"
+    )

@@ -1,10 +1,11 @@
-"""`AccuracyResults`: what was answered under each condition, graded, `[problem, condition, sample]`."""
+"""`AccuracyResults`: what was answered under each treatment, graded, `[problem, treatment, sample]`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ..grading.graders import GRADERS
 from ..running.results import Result, Shown, ShownTable
@@ -13,21 +14,21 @@ from .comparisons import Comparison, Comparisons, compare_answers
 from .intervals import accuracy_interval, mean_run
 from .linked import LinkedAccuracy, link
 
-ROW = ("problem", "condition", "sample", "completion", *GRADERS, "boxed", "decided", "cut_off", "n_tokens")
+ROW = ("problem", "treatment", "sample", "completion", *GRADERS, "boxed", "decided", "cut_off", "n_tokens")
 """The keys of one finished answer, as `AccuracyResults.from_rows` reads them."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class AccuracyResults(Result):
-    """Graded answers of the same problems under several conditions.
+class AccuracyResults(Result, renamed={"conditions": "treatments"}):
+    """Graded answers of the same problems under several treatments.
 
-    `correct[grader]`, `boxed`, `cut_off` (1 or 0) and `n_tokens` (length of the completion) are `[problem, condition,
-    sample]`, NaN where nothing was run. `completions[problem][condition][sample]` is the text, None where not run;
+    `correct[grader]`, `boxed`, `cut_off` (1 or 0) and `n_tokens` (length of the completion) are `[problem, treatment,
+    sample]`, NaN where nothing was run. `completions[problem][treatment][sample]` is the text, None where not run;
     `decided` says what settled each strict grade ("" where not run). `golds` are the answer key's entries.
     """
 
     problem_ids: tuple[str, ...]
-    conditions: tuple[str, ...]
+    treatments: tuple[str, ...]
     correct: dict[str, np.ndarray]
     boxed: np.ndarray
     cut_off: np.ndarray
@@ -41,22 +42,22 @@ class AccuracyResults(Result):
 
     def __post_init__(self) -> None:
         check_names(self.problem_ids, "problem id")
-        check_names(self.conditions, "condition")
+        check_names(self.treatments, "treatment")
         if set(self.correct) != set(GRADERS):
             raise ValueError(f"correct needs the graders {', '.join(GRADERS)}, got {', '.join(self.correct) or 'none'}")
         arrays = self.correct | {"boxed": self.boxed, "cut_off": self.cut_off, "n_tokens": self.n_tokens}
-        expected = (len(self.problem_ids), len(self.conditions), self.n_samples)
+        expected = (len(self.problem_ids), len(self.treatments), self.n_samples)
         for name, array in (*arrays.items(), ("decided", self.decided)):
             if array.shape != expected:
-                raise ValueError(f"{name} must be [problem, condition, sample] = {expected}, got shape {array.shape}")
+                raise ValueError(f"{name} must be [problem, treatment, sample] = {expected}, got shape {array.shape}")
         for name in (*GRADERS, "boxed", "cut_off"):
             if not np.isin(arrays[name][~np.isnan(arrays[name])], (0.0, 1.0)).all():
                 raise ValueError(f"{name} must be 1, 0 or NaN (not run)")
         if self.golds and len(self.golds) != len(self.problem_ids):
             raise ValueError(f"{len(self.problem_ids)} problems but {len(self.golds)} gold answers")
         shape = {len(self.completions), len(self.problem_ids)}, {len(c) for c in self.completions}
-        if shape != ({len(self.problem_ids)}, {len(self.conditions)}):
-            raise ValueError("completions must be nested as [problem][condition][sample]")
+        if shape != ({len(self.problem_ids)}, {len(self.treatments)}):
+            raise ValueError("completions must be nested as [problem][treatment][sample]")
 
     @classmethod
     def from_rows(
@@ -64,7 +65,7 @@ class AccuracyResults(Result):
         rows: Iterable[Mapping[str, Any]],
         *,
         problem_ids: Sequence[str],
-        conditions: Sequence[str],
+        treatments: Sequence[str],
         n_samples: int = 1,
         golds: Sequence[str] = (),
         settings: dict[str, Any] | None = None,
@@ -72,22 +73,22 @@ class AccuracyResults(Result):
     ) -> "AccuracyResults":
         """Results from finished answers in any order, one mapping with the keys `ROW` each; the others count as not run."""
         check_names(problem_ids, "problem id")
-        check_names(conditions, "condition")
-        shape = (len(problem_ids), len(conditions), n_samples)
+        check_names(treatments, "treatment")
+        shape = (len(problem_ids), len(treatments), n_samples)
         numbers = {name: np.full(shape, np.nan) for name in (*GRADERS, "boxed", "cut_off", "n_tokens")}
         decided = np.full(shape, "", dtype="<U16")
-        texts: list[list[list[str | None]]] = [[[None] * n_samples for _ in conditions] for _ in problem_ids]
-        places = {p: i for i, p in enumerate(problem_ids)}, {c: i for i, c in enumerate(conditions)}
+        texts: list[list[list[str | None]]] = [[[None] * n_samples for _ in treatments] for _ in problem_ids]
+        places = {p: i for i, p in enumerate(problem_ids)}, {c: i for i, c in enumerate(treatments)}
         for number, row in enumerate(rows):
             missing = [key for key in ROW if key not in row]
             if missing:
                 raise ValueError(f"answer {number} lacks {', '.join(missing)}; an answer has the keys {', '.join(ROW)}")
-            where = f"answer {number} ({row['problem']!r}, {row['condition']!r}, sample {row['sample']!r})"
-            if row["problem"] not in places[0] or row["condition"] not in places[1]:
-                raise ValueError(f"{where} belongs to none of these problems and conditions ({', '.join(conditions)})")
+            where = f"answer {number} ({row['problem']!r}, {row['treatment']!r}, sample {row['sample']!r})"
+            if row["problem"] not in places[0] or row["treatment"] not in places[1]:
+                raise ValueError(f"{where} belongs to none of these problems and treatments ({', '.join(treatments)})")
             if row["sample"] not in range(n_samples):
                 raise ValueError(f"{where}: samples are counted from 0 to {n_samples - 1}")
-            at = places[0][row["problem"]], places[1][row["condition"]], int(row["sample"])
+            at = places[0][row["problem"]], places[1][row["treatment"]], int(row["sample"])
             if decided[at]:
                 raise ValueError(f"{where} is there twice")
             for name, array in numbers.items():
@@ -96,7 +97,7 @@ class AccuracyResults(Result):
             texts[at[0]][at[1]][at[2]] = str(row["completion"])
         return cls(
             problem_ids=tuple(problem_ids),
-            conditions=tuple(conditions),
+            treatments=tuple(treatments),
             correct={name: numbers[name] for name in GRADERS},
             boxed=numbers["boxed"],
             cut_off=numbers["cut_off"],
@@ -110,45 +111,43 @@ class AccuracyResults(Result):
 
     @property
     def n_samples(self) -> int:
-        """Answers per problem and condition."""
+        """Answers per problem and treatment."""
         return self.n_tokens.shape[2] if self.n_tokens.ndim == 3 else 0
 
     def share_right(self, *, grader: str = "strict") -> np.ndarray:
-        """Share of a problem's samples that are right, `[problem, condition]`; NaN where none was run."""
+        """Share of a problem's samples that are right, `[problem, treatment]`; NaN where none was run."""
         return mean_run(self._graded(grader), axis=2)
 
     def accuracy(self, *, grader: str = "strict") -> Interval:
-        """Accuracy of each condition with its interval: Wilson's with one sample per problem, else bootstrapped over
+        """Accuracy of each treatment with its interval: Wilson's with one sample per problem, else bootstrapped over
         problems (Wilson's over problems where all of them are always right, or never)."""
         shares = self.share_right(grader=grader)
         return accuracy_interval(shares, sampled=self.n_samples > 1, confidence=self.confidence, seed=self.seed)
 
     def pass_at(self, k: int, *, grader: str = "strict") -> np.ndarray:
-        """Unbiased pass@k of each condition (Chen et al. 2021), over the problems with at least k samples; NaN without."""
+        """Unbiased pass@k of each treatment (Chen et al. 2021), over the problems with at least k samples; NaN without."""
         graded = self._graded(grader)
         done = ~np.isnan(graded)
         n, right = done.sum(2), np.where(done, graded, 0.0).sum(2).astype(int)
         if not 1 <= k <= self.n_samples:
             raise ValueError(f"pass@{k} needs k from 1 to the {self.n_samples} samples of each problem")
-        found = np.full(len(self.conditions), np.nan)
-        for at in range(len(self.conditions)):
+        found = np.full(len(self.treatments), np.nan)
+        for at in range(len(self.treatments)):
             enough = n[:, at] >= k
             if enough.any():
                 found[at] = pass_at_k(right[enough, at], n[enough, at], k=k).mean()
         return found
 
-    def summary(self, *, pass_at: Sequence[int] | None = None) -> Any:
-        """One row per condition.
+    def summary(self, *, pass_at: Sequence[int] | None = None) -> pd.DataFrame:
+        """One row per treatment.
 
         `accuracy`, `low`, `high`, `n` (problems): strictly graded; `lenient` and `paper` with their own `_low`, `_high`;
         `pass_at_k` for each k of `pass_at` (all samples, when there are several); shares `boxed`, `cut_off`,
         `gave_up` (grades that ran out of time and count as wrong); mean `n_tokens`; `n_missing` answers not run; `flag`.
         """
-        import pandas as pd
-
         strict = self.accuracy()
         columns: dict[str, Any] = {
-            "condition": list(self.conditions),
+            "treatment": list(self.treatments),
             "accuracy": strict.estimate,
             "low": strict.low,
             "high": strict.high,
@@ -161,22 +160,20 @@ class AccuracyResults(Result):
             columns[f"pass_at_{k}"] = self.pass_at(k)
         run = ~np.isnan(self.correct["strict"])
         for name in ("boxed", "cut_off", "n_tokens"):
-            columns[name] = self._per_condition(getattr(self, name))
-        columns["gave_up"] = self._per_condition(np.where(run, (self.decided == "gave up").astype(float), np.nan))
+            columns[name] = self._per_treatment(getattr(self, name))
+        columns["gave_up"] = self._per_treatment(np.where(run, (self.decided == "gave up").astype(float), np.nan))
         columns["n_missing"] = (~run).sum((0, 2))
         columns["flag"] = strict.flag
         return pd.DataFrame(columns)
 
-    def to_frame(self) -> Any:
-        """One tidy row per problem, condition and sample: grades, boxed, cut_off, n_tokens, decided, completion, gold."""
-        import pandas as pd
-
-        n_problems, n_conditions, n_samples = self.boxed.shape
-        rows = n_conditions * n_samples
+    def to_frame(self) -> pd.DataFrame:
+        """One tidy row per problem, treatment and sample: grades, boxed, cut_off, n_tokens, decided, completion, gold."""
+        n_problems, n_treatments, n_samples = self.boxed.shape
+        rows = n_treatments * n_samples
         columns: dict[str, Any] = {
             "problem": np.repeat(self.problem_ids, rows),
-            "condition": np.tile(np.repeat(self.conditions, n_samples), n_problems),
-            "sample": np.tile(np.arange(n_samples), n_problems * n_conditions),
+            "treatment": np.tile(np.repeat(self.treatments, n_samples), n_problems),
+            "sample": np.tile(np.arange(n_samples), n_problems * n_treatments),
         }
         columns |= {grader: self.correct[grader].ravel() for grader in GRADERS}
         columns |= {name: getattr(self, name).ravel() for name in ("boxed", "cut_off", "n_tokens", "decided")}
@@ -186,7 +183,7 @@ class AccuracyResults(Result):
         return pd.DataFrame(columns)
 
     def compare(self, first: str, second: str, *, grader: str = "strict") -> Comparison:
-        """The second condition against the first, on the problems that both answered.
+        """The second treatment against the first, on the problems that both answered.
 
         One sample per problem: exact McNemar test; several: a sign-flip test of each problem's change in its share of
         right answers. The interval of the difference is a paired bootstrap over problems.
@@ -195,7 +192,7 @@ class AccuracyResults(Result):
 
     def _compared(self, first: str, second: str, *, grader: str, n_tests: int) -> Comparison:
         if first == second:
-            raise ValueError(f"two different conditions are compared, got {first!r} twice")
+            raise ValueError(f"two different treatments are compared, got {first!r} twice")
         graded = self._graded(grader)
         a, b = (graded[:, self._place(name)] for name in (first, second))
         return compare_answers(
@@ -210,12 +207,12 @@ class AccuracyResults(Result):
         )
 
     def compare_all(self, reference: str | None = None, *, grader: str = "strict") -> Comparisons:
-        """Every other condition against one (the first, when not named), with Holm's correction over them."""
-        reference = self.conditions[0] if reference is None else reference
+        """Every other treatment against one (the first, when not named), with Holm's correction over them."""
+        reference = self.treatments[0] if reference is None else reference
         self._place(reference)
-        others = [name for name in self.conditions if name != reference]
+        others = [name for name in self.treatments if name != reference]
         if not others:
-            raise ValueError(f"there is only one condition, {reference!r}: nothing to compare")
+            raise ValueError(f"there is only one treatment, {reference!r}: nothing to compare")
         found = [self._compared(reference, name, grader=grader, n_tests=len(others)) for name in others]
         p = np.array([one.p for one in found])
         corrected = holm(p) if not np.isnan(p).all() else p
@@ -226,24 +223,24 @@ class AccuracyResults(Result):
         scores: Any,
         *,
         reference: str | None = None,
-        conditions: Sequence[str] | None = None,
+        treatments: Sequence[str] | None = None,
         metrics: Sequence[str] | None = None,
         grader: str = "strict",
     ) -> LinkedAccuracy:
-        """Which heads' scores go with a changed answer: every problem and condition beside the scores of each head.
+        """Which heads' scores go with a changed answer: every problem and treatment beside the scores of each head.
 
         `scores`: `HeadScores` (`metrics`: span mass, when not named), `PatchScores`, `HeadAttribution` or `LocatedHeads`
         of the same problems. A problem changes where most of its samples are right under `reference` (the first
-        condition, when not named) and not under the other, or the reverse.
+        treatment, when not named) and not under the other, or the reverse.
         """
-        reference = self.conditions[0] if reference is None else reference
+        reference = self.treatments[0] if reference is None else reference
         self._place(reference)
-        chosen = [name for name in self.conditions if name != reference] if conditions is None else list(conditions)
-        check_names(chosen, "condition")
+        chosen = [name for name in self.treatments if name != reference] if treatments is None else list(treatments)
+        check_names(chosen, "treatment")
         for name in chosen:
             self._place(name)
         if not chosen or reference in chosen:
-            raise ValueError(f"name conditions other than the reference {reference!r}, got {chosen}")
+            raise ValueError(f"name treatments other than the reference {reference!r}, got {chosen}")
         shares = self.share_right(grader=grader)
         return link(
             scores,
@@ -254,20 +251,18 @@ class AccuracyResults(Result):
             seed=self.seed,
         )
 
-    def bars(self, published: Any = None) -> Any:
-        """What the bar chart shows: condition, accuracy, low, high, n, and source ("measured").
+    def bars(self, published: pd.DataFrame | None = None) -> pd.DataFrame:
+        """What the bar chart shows: treatment, accuracy, low, high, n, and source ("measured").
 
         `published`: a table of `mi.paper.published(model=..., benchmark=...)`, added as rows whose source is the paper's
         table, without intervals (the paper prints none).
         """
-        import pandas as pd
-
-        measured = self.summary()[["condition", "accuracy", "low", "high", "n"]].assign(source="measured")
+        measured = self.summary()[["treatment", "accuracy", "low", "high", "n"]].assign(source="measured")
         if published is None:
             return measured
         printed = pd.DataFrame(
             {
-                "condition": published["condition"],
+                "treatment": published["treatment"],
                 "accuracy": published["percent"] / 100,
                 "low": np.nan,
                 "high": np.nan,
@@ -290,7 +285,7 @@ class AccuracyResults(Result):
             found.append(f"{missing} answers were not run (left out).")
         if gave_up:
             found.append(f"{gave_up} grades ran out of time and count as wrong.")
-        cut = table.loc[table["cut_off"] > 0.05, ["condition", "cut_off"]]
+        cut = table.loc[table["cut_off"] > 0.05, ["treatment", "cut_off"]]
         if len(cut):
             listed = ", ".join(f"{name} {100 * share:.0f} %" for name, share in cut.to_numpy())
             found.append(
@@ -298,37 +293,49 @@ class AccuracyResults(Result):
             )
         return found
 
+    def printed(self) -> pd.DataFrame:
+        """The strict grades with their intervals, the other graders beside them."""
+        table = self.summary()
+        at_k = [name for name in table if name.startswith("pass_at_")]
+        wanted = [
+            "treatment",
+            "accuracy",
+            "low",
+            "high",
+            "n",
+            "lenient",
+            "paper",
+            *at_k,
+            "boxed",
+            "cut_off",
+            "n_tokens",
+        ]
+        return table[wanted]
+
     def shown(self) -> Shown:
         """The summary as a table."""
         table = self.summary()
         caption = (
-            "Answers by condition: shares of problems, strictly graded and beside it leniently and as the paper grades."
+            "Answers by treatment: shares of problems, strictly graded and beside it leniently and as the paper grades."
         )
         named = dict.fromkeys(table.columns, "") | {"n_tokens": "tokens of an answer"}
         return Shown((ShownTable(table, caption, named),))
 
-    def printed(self) -> Any:
-        """The strict grades with their intervals, the other graders beside them."""
-        table = self.summary()
-        wanted = ["condition", "accuracy", "low", "high", "n", "lenient", "paper"]
-        wanted += [c for c in table if c.startswith("pass_at_")] + ["boxed", "cut_off", "n_tokens"]
-        return table[wanted]
-
     def __repr__(self) -> str:
         shown = super().__repr__()
-        return f"{shown}\n{self.compare_all()!r}" if len(self.conditions) > 1 else shown
+        return f"{shown}\n{self.compare_all()!r}" if len(self.treatments) > 1 else shown
 
     def _graded(self, grader: str) -> np.ndarray:
         if grader not in self.correct:
             raise ValueError(f"no grader {grader!r}; there are {', '.join(self.correct)}")
         return self.correct[grader]
 
-    def _place(self, condition: str) -> int:
-        if condition not in self.conditions:
-            raise ValueError(f"no condition {condition!r} here; there are {', '.join(map(repr, self.conditions))}")
-        return self.conditions.index(condition)
+    def _place(self, treatment: str) -> int:
+        if treatment not in self.treatments:
+            raise ValueError(f"no treatment {treatment!r} here; there are {', '.join(map(repr, self.treatments))}")
+        return self.treatments.index(treatment)
 
-    def _per_condition(self, values: np.ndarray) -> np.ndarray:
+    def _per_treatment(self, values: np.ndarray) -> np.ndarray:
         """Mean over samples, then over problems."""
         return mean_run(mean_run(values, axis=2), axis=0)
 

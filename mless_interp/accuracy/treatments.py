@@ -11,7 +11,7 @@ from ..prompts.insertions import Insertion
 
 
 @dataclass(frozen=True)
-class Condition:
+class Treatment:
     """One way to answer: with an insertion, with ARM, with heads that cannot see the insertion, or any of these together.
 
     `knockout`: heads (zero-based) that cannot see the inserted span from any later position, their attention
@@ -26,12 +26,9 @@ class Condition:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "knockout", tuple(self.knockout))
-        wrong = [head for head in self.knockout if not isinstance(head, Head)]
-        if wrong:
-            raise TypeError(f"knockout takes heads, got {wrong[0]!r}; write Head(layer, head) (zero-based)")
         if self.knockout and self.insertion is None:
             raise ValueError(
-                f"condition {self.name or self.label!r}: a knockout hides the inserted tokens from heads, so it needs an "
+                f"treatment {self.name or self.label!r}: a knockout hides the inserted tokens from heads, so it needs an "
                 "insertion"
             )
         if not self.name:
@@ -44,11 +41,11 @@ class Condition:
         if self.knockout:
             shown = ", ".join(map(str, self.knockout[:4]))
             more = f" and {len(self.knockout) - 4} more heads" if len(self.knockout) > 4 else ""
-            parts[0] += f" without {shown}{more}"
+            parts[:1] = [" ".join([*parts[:1], f"without {shown}{more}"])]
         return " + ".join(parts) or "none"
 
     def record(self) -> dict[str, Any]:
-        """Everything that identifies the condition, ready for JSON."""
+        """Everything that identifies the treatment, ready for JSON."""
         return {
             "insertion": None if self.insertion is None else dataclasses.asdict(self.insertion),
             "arm": None if self.arm is None else dataclasses.asdict(self.arm),
@@ -56,33 +53,33 @@ class Condition:
         }
 
 
-def as_condition(thing: Any) -> Condition:
-    """A `Condition` from what users write: None (nothing is done), an insertion, ARM, or a condition itself."""
-    if isinstance(thing, Condition):
+def as_treatment(thing: Any) -> Treatment:
+    """A `Treatment` from what users write: None (nothing is done), an insertion, ARM, or a treatment itself."""
+    if isinstance(thing, Treatment):
         return thing
     if thing is None:
-        return Condition()
+        return Treatment()
     if isinstance(thing, Insertion):
-        return Condition(insertion=thing)
+        return Treatment(insertion=thing)
     if isinstance(thing, ARM):
-        return Condition(arm=thing)
+        return Treatment(arm=thing)
     raise TypeError(
-        f"a condition is None, an Insertion, an ARM or a Condition, got {thing!r}; heads are knocked out with "
-        "Condition(insertion=..., knockout=[Head(...)])"
+        f"a treatment is None, an Insertion, an ARM or a Treatment, got {thing!r}; heads are knocked out with "
+        "Treatment(insertion=..., knockout=[Head(...)])"
     )
 
 
-def as_conditions(things: Any) -> tuple[Condition, ...]:
-    """Conditions with different names, at least one; `things` is one of what `as_condition` takes, or several."""
-    if isinstance(things, Insertion | ARM | Condition) or things is None:
+def as_treatments(things: Any) -> tuple[Treatment, ...]:
+    """Treatments with different names, at least one; `things` is one of what `as_treatment` takes, or several."""
+    if isinstance(things, Insertion | ARM | Treatment) or things is None:
         things = (things,)
-    found = tuple(as_condition(thing) for thing in things)
+    found = tuple(as_treatment(thing) for thing in things)
     if not found:
-        raise ValueError("there are no conditions; [None] answers the plain problems")
-    names = [condition.name for condition in found]
+        raise ValueError("there are no treatments; [None] answers the plain problems")
+    names = [treatment.name for treatment in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ValueError(
-            f"the condition {twice!r} is named twice; tell them apart with Condition(insertion=..., name=...)"
+            f"the treatment {twice!r} is named twice; tell them apart with Treatment(insertion=..., name=...)"
         )
     return found

@@ -1,7 +1,7 @@
 """Completions of many prompts, batched, greedy or sampled, with heads knocked out or activations redistributed.
 
 Prompts are token ids. A row's completion does not depend on the rows beside it (beyond rounding): padding is masked, and
-rows draw by themselves (`decoding.py`). The engines (`generation_engines.py`) drive the model.
+rows draw by themselves (`decoding.py`). The engines (`engines.py`) drive the model.
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
@@ -13,7 +13,8 @@ from ..heads import Head, check_heads
 from ..models.base import Model
 from ..models.info import ModelError
 from ..models.memory import halved
-from .decoding import Completion, Decoding, Engine, Redistribution, Request, Row
+from .decoding import Completion, CompletionEngine, Decoding, Redistribution, Request, Row
+from .engines import engine_for
 
 
 def generate_completions(
@@ -53,8 +54,6 @@ def generate_completions(
 
     Batched equals one by one up to the rounding of the model's dtype: in half precision near-ties can fall either way.
     """
-    from .engines import engine_for
-
     asked = tuple(requests)
     decoding = decoding_for(
         model,
@@ -69,7 +68,7 @@ def generate_completions(
     )
     check_requests(model, asked, decoding)
     chosen = engine_for(model, engine)
-    chosen.check(decoding)
+    check_engine(chosen, model, decoding)
     return complete_all(
         model, asked, decoding, chosen, batch_size=batch_size, skip=skip, on_finished=on_finished or (lambda _: None)
     )
@@ -79,7 +78,7 @@ def complete_all(
     model: Model,
     requests: Sequence[Request],
     decoding: Decoding,
-    engine: Engine,
+    engine: CompletionEngine,
     *,
     batch_size: int | None,
     skip: Container[str],
@@ -135,6 +134,28 @@ def decoding_for(model: Model, **options: Any) -> Decoding:
         for layer in decoding.redistribution.layers:
             model.gated_mlp(layer)
     return decoding
+
+
+def check_engine(engine: CompletionEngine, model: Model, decoding: Decoding) -> None:
+    """Raise `ModelError` if the engine cannot decode this model in this way."""
+    asked = {
+        "heads": (bool(decoding.knockout), bool(engine.hides_under)),
+        "activations": (decoding.redistribution is not None, engine.redraws),
+        "logits": (decoding.keep_logits, engine.shows_logits),
+    }
+    lacks = [what for what, (wanted, able) in asked.items() if wanted and not able]
+    if lacks:
+        others = [f"engine={name!r}" for name in ("hugging_face", "forward") if name != engine.name]
+        raise ModelError(
+            f"engine={engine.name!r} shows no {' and no '.join(lacks)} of {model.info.name}, which this asks for; use "
+            f"{' or '.join(others)}"
+        )
+    if decoding.knockout and model.info.attention not in engine.hides_under:
+        raise ModelError(
+            f"{model.info.name} runs {model.info.attention!r} attention, under which engine={engine.name!r} cannot keep "
+            f"heads from seeing a span: load it with attn_implementation={' or '.join(map(repr, engine.hides_under))} to "
+            "knock heads out"
+        )
 
 
 def check_requests(model: Model, requests: Iterable[Request], decoding: Decoding) -> None:

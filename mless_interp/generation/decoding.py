@@ -144,17 +144,20 @@ Finished = Callable[[list[Row]], None]
 
 
 @runtime_checkable
-class Engine(Protocol):
-    """Drives a model: runs the rows of one batch to their ends, telling `finished` of each as soon as it has stopped."""
+class CompletionEngine(Protocol):
+    """Drives a model, and declares what it can do beside completing prompts; what it lacks is refused before it runs."""
 
     name: str
     rows_at_once: int | None
     """How many rows it likes at once; None: as many as memory holds."""
+    hides_under: tuple[str, ...]
+    """The kinds of attention under which it can keep heads from seeing a span."""
+    redraws: bool
+    """Whether it can redraw gate activations (ARM)."""
+    shows_logits: bool
 
-    def check(self, decoding: Decoding) -> None:
-        """Raise `ModelError` if it cannot decode in this way."""
-
-    def run(self, rows: list[Row], decoding: Decoding, finished: Finished) -> None: ...
+    def run(self, rows: list[Row], decoding: Decoding, finished: Finished) -> None:
+        """Run the rows of one batch to their ends, telling `finished` of each as soon as it has stopped."""
 
 
 def sampled(logits: Tensor, uniform: Tensor, *, temperature: float, top_p: float = 1.0) -> Tensor:

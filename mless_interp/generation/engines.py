@@ -14,12 +14,12 @@ from ..models.hugging_face import additive_mask, decoder_of, reference_logits, u
 from ..models.info import ModelError
 from ..models.inputs import Edit
 from ..models.sites import site
-from .decoding import Decoding, Engine, Finished, Row, accept_all, check_numbers, next_tokens
+from .decoding import CompletionEngine, Decoding, Finished, Row, accept_all, check_numbers, next_tokens
 
 ENGINES = ("auto", "hugging_face", "forward", "vllm")
 
 
-def engine_for(model: Model, name: str) -> Engine:
+def engine_for(model: Model, name: str) -> CompletionEngine:
     """The engine of that name for this model; "auto" takes Hugging Face's where the model has one that agrees with it."""
     if name not in ENGINES:
         raise ValueError(f"unknown engine {name!r}; choose one of {', '.join(ENGINES)}")
@@ -46,6 +46,9 @@ class HuggingFaceEngine:
 
     name = "hugging_face"
     rows_at_once: int | None = None
+    hides_under: tuple[str, ...] = ("eager", "sdpa")
+    redraws = True
+    shows_logits = True
 
     def __init__(self, model: Model) -> None:
         self.model, self.module = model, model.hf_model
@@ -59,19 +62,8 @@ class HuggingFaceEngine:
                 f"{model.info.name} on backend {model.info.backend!r}: the Hugging Face module underneath gives other "
                 f'logits (off by {difference:.1e} of the largest); use engine="forward", which runs the model itself'
             )
-
-    def check(self, decoding: Decoding) -> None:
-        if decoding.knockout and self.model.info.attention not in ("eager", "sdpa"):
-            raise ModelError(
-                f"{self.model.info.name} runs {self.model.info.attention!r} attention, which takes no mask per head: load "
-                "it with attn_implementation='eager' or 'sdpa' to knock heads out"
-            )
-        layers = getattr(decoder_of(self.module), "layers", [None])
-        if decoding.knockout and not hasattr(layers[0], "self_attn"):
-            raise ModelError(
-                f"{self.model.info.architecture} has no decoder layers with a self_attn, where masks per head are put: use "
-                "engine='forward' to knock heads out"
-            )
+        if len(attentions_of(model)) < model.info.n_layers:
+            self.hides_under = ()
 
     def run(self, rows: list[Row], decoding: Decoding, finished: Finished) -> None:
         from transformers import GenerationConfig
@@ -200,6 +192,12 @@ def _span_of(row: Row, shared: int, pad: int) -> tuple[int, int]:
     return start + pad * (start >= shared), last + pad * (last >= shared) + 1
 
 
+def attentions_of(model: Model) -> dict[int, Any]:
+    """The attention module of each decoder layer that has one by its usual name: where masks are put."""
+    layers = getattr(decoder_of(model.hf_model), "layers", ())
+    return {at: layer.self_attn for at, layer in enumerate(layers) if hasattr(layer, "self_attn")}
+
+
 @contextmanager
 def finite_masks(model: Model) -> Iterator[None]:
     """Keep rows that see nothing (padding's own) finite in eager attention, whose softmax is float32 in every dtype.
@@ -218,9 +216,8 @@ def finite_masks(model: Model) -> Iterator[None]:
 
     try:
         if model.info.attention == "eager" and model.info.dtype in ("float64", "float16"):
-            for layer in getattr(decoder_of(model.hf_model), "layers", ()):
-                if hasattr(layer, "self_attn"):
-                    handles.append(layer.self_attn.register_forward_pre_hook(clamp, with_kwargs=True))
+            for attention in attentions_of(model).values():
+                handles.append(attention.register_forward_pre_hook(clamp, with_kwargs=True))
         yield
     finally:
         for handle in handles:
@@ -236,7 +233,7 @@ def hidden_spans(model: Model, decoding: Decoding, spans: Tensor) -> Iterator[No
     model left that to the attention function, less the span. The keys' positions come from the cache, which holds only
     the last ones in a layer with a sliding window.
     """
-    layers = decoder_of(model.hf_model).layers
+    attentions = attentions_of(model)
     handles = []
 
     def override(layer: int) -> Any:
@@ -278,8 +275,7 @@ def hidden_spans(model: Model, decoding: Decoding, spans: Tensor) -> Iterator[No
 
     try:
         for layer in sorted({head.layer for head in decoding.knockout}):
-            attention = layers[layer].self_attn
-            handles.append(attention.register_forward_pre_hook(override(layer), with_kwargs=True))
+            handles.append(attentions[layer].register_forward_pre_hook(override(layer), with_kwargs=True))
         yield
     finally:
         for handle in handles:
@@ -323,16 +319,12 @@ class ForwardEngine:
 
     name = "forward"
     rows_at_once: int | None = None
+    hides_under: tuple[str, ...] = ("eager",)  # where there are scores to edit
+    redraws = True
+    shows_logits = True
 
     def __init__(self, model: Model) -> None:
         self.model = model
-
-    def check(self, decoding: Decoding) -> None:
-        if decoding.knockout and self.model.info.attention != "eager":
-            raise ModelError(
-                f"{self.model.info.name} runs {self.model.info.attention!r} attention, which shows no scores: load it with "
-                "attn_implementation='eager' to knock heads out with engine='forward'"
-            )
 
     def run(self, rows: list[Row], decoding: Decoding, finished: Finished) -> None:
         lengths = sorted({len(row.request.prompt) for row in rows})

@@ -5,6 +5,7 @@ from typing import Any
 
 from ..models.base import Model
 from ..models.info import ModelError
+from ..models.load import source_of
 from ..statistics.arguments import derive_generator
 from .decoding import Decoding, Finished, Row
 
@@ -19,11 +20,12 @@ class VllmEngine:
 
     name = "vllm"
     rows_at_once: int | None = 1024  # it batches by itself; finished rows are handed over once per so many
+    hides_under: tuple[str, ...] = ()
+    redraws = False
+    shows_logits = False
 
     def __init__(self, model: Model) -> None:
-        from ..models.load import DEMO_DIRECTORY
-
-        source = str(DEMO_DIRECTORY) if model.info.name == "demo" else model.info.name
+        source = source_of(model.info.name)
         if source.startswith("wrapped "):
             raise ModelError(
                 "engine='vllm' loads the weights itself, from a directory or a hub id, which a wrapped model does not "
@@ -42,13 +44,6 @@ class VllmEngine:
             max_model_len=model.info.context_length,
             skip_tokenizer_init=True,  # prompts are ids, and texts are made by the model's own tokenizer here
         )
-
-    def check(self, decoding: Decoding) -> None:
-        if decoding.knockout or decoding.redistribution is not None or decoding.keep_logits:
-            raise ModelError(
-                "vLLM shows neither heads, activations nor logits, so engine='vllm' runs insertions only; use "
-                "engine='hugging_face' for knockouts and ARM"
-            )
 
     def run(self, rows: list[Row], decoding: Decoding, finished: Finished) -> None:
         parameters = [

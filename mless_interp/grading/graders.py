@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from . import latex
-from .answers import NAME, Verdict, compare, number
 from .boxes import BOXED_OR_FBOX, last_box, unboxed
+from .compare import NAME, Equality, compare, number
 from .equivalence import equal_by_math_verify
 from .paper_grader import grade_paper
 from .units import without_unit
@@ -42,21 +42,21 @@ def grade(completion: str, gold: str) -> Grade:
     Grade(strict=True, lenient=True, paper=True, boxed=True, answer='7', decided='text')
     """
     answer = last_box(completion)
-    verdict = compare(answer, gold) if answer else Verdict(False, "no box" if answer is None else "empty box")
+    equality = compare(answer, gold) if answer else Equality(False, "no box" if answer is None else "empty box")
     return Grade(
-        strict=verdict.equal,
-        lenient=verdict.equal or _lenient(completion, gold, strict=verdict),
+        strict=equality.equal,
+        lenient=equality.equal or _lenient(completion, gold, strict=equality),
         paper=grade_paper(completion, gold),
         boxed=bool(answer),
         answer=answer,
-        decided=verdict.by,
+        decided=equality.by,
     )
 
 
 def grade_strict(completion: str, gold: str) -> bool:
     r"""Whether the last balanced `\boxed{...}` of the completion holds an answer equal to the gold one.
 
-    No box or an empty one is wrong. `answers.py` says what counts as equal (exact numbers, ordered tuples, kinds of
+    No box or an empty one is wrong. `compare.py` says what counts as equal (exact numbers, ordered tuples, kinds of
     brackets, unordered lists, units, words); what it cannot tell apart is math-verify's to decide, within a limit of
     time. On MATH-500, gold against gold is right 500 of 500 times, an empty box never, the constant answer "1" 12 times
     (the golds that are 1).
@@ -83,8 +83,8 @@ def grade_lenient(completion: str, gold: str) -> bool:
     (True, False)
     """
     answer = last_box(completion)
-    verdict = compare(answer, gold) if answer else Verdict(False, "no box")
-    return verdict.equal or _lenient(completion, gold, strict=verdict)
+    equality = compare(answer, gold) if answer else Equality(False, "no box")
+    return equality.equal or _lenient(completion, gold, strict=equality)
 
 
 _ANSWER_IS = re.compile(r"(?i)answer\s*(?:is|:|=)\s*:?\s*")
@@ -116,7 +116,7 @@ def found_answer(completion: str) -> str | None:
     return numbers[-1].rstrip(",") if numbers else None
 
 
-def _lenient(completion: str, gold: str, *, strict: Verdict) -> bool:
+def _lenient(completion: str, gold: str, *, strict: Equality) -> bool:
     answer = found_answer(completion)
     if answer is None or strict.by == "gave up":
         return False

@@ -13,7 +13,7 @@ from mless_interp.shapes import Pattern, PerHead, PerRow, Segment, Vectors, Visi
 def rollout(patterns: Float[Tensor, "layer *lead dest src"], *, visible: Visible | None = None) -> Pattern:
     r"""Share of each token's residual that comes from each token, if attention alone moved it: attention rollout.
 
-    $$ R_L = \bar A_L \cdots \bar A_1, \qquad \bar A_l = \tfrac12 A_l + \tfrac12 \mathbb 1 $$
+    $$ R_L = \bar A_L \cdots \bar A_1, \qquad \bar A_l = \tfrac12 A_l + \tfrac12 𝟙 $$
 
     Rows sum to 1. `patterns` are means over heads, one per layer, the first layer first. Ignores values, MLPs and
     norms: descriptive only. Padded rows are NaN.
@@ -54,7 +54,7 @@ def rollout_span_share(
 def residual_ratio(resid: Vectors, *, tokens: Segment) -> PerHead:
     r"""How far the vectors of some tokens are from being all the same, in [0, 1]: rank collapse.
 
-    $$ \lVert X - \mathbf 1 \bar x^\top \rVert_F / \lVert X \rVert_F $$
+    $$ \lVert X - 𝟏 \bar x^\top \rVert_F / \lVert X \rVert_F $$
 
     0: all tokens alike (rank collapse); 1: they cancel on average. Repeated tokens lower it trivially: take the shared
     tokens. NaN where all vectors are zero.

@@ -130,7 +130,7 @@ def value_effective_rank(values: Vectors, *, span: Segment) -> PerHead:
 def direction_coherence(vectors: Vectors, *, rows: Segment | None = None) -> PerHead:
     r"""How far vectors at different rows point the same way, whatever their lengths, in [0, 1].
 
-    $$ R = \Bigl\lVert \frac{1}{|Q|} \sum_{i \in Q} \frac{\Sigma_i}{\lVert \Sigma_i \rVert} \Bigr\rVert $$
+    $$ R = \left\lVert \frac{1}{|Q|} \sum_{i \in Q} \frac{\Sigma_i}{\lVert \Sigma_i \rVert} \right\rVert $$
 
     1: the span pushes every question token in one direction; 0: the pushes cancel. `vectors` are usually `span_output`
     rows. Zero and undefined vectors leave the mean; NaN where none is left.

@@ -62,13 +62,13 @@ def load_model(
             "eager attention on one device"
         )
     label = str(name)
-    directory = DEMO_DIRECTORY if label == "demo" else Path(name)
+    source = source_of(label)
+    directory = Path(source)
     if label != "demo" and not directory.is_dir() and _looks_like_path(label):
         raise ModelError(f"unknown model {label!r}: there is no such directory; give a directory, a hub id, or 'demo'")
     if directory.is_dir() and not (directory / "config.json").exists():
         raise ModelError(f"{label!r} holds no config.json: it is not a saved Hugging Face model")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    source = str(directory) if directory.is_dir() else label
     hf_model, tokenizer = load_hugging_face(
         source,
         dtype=wanted,
@@ -100,6 +100,11 @@ def load_model(
         model = bridge_from(hf_model, tokenizer, name=label, dtype=wanted, device=device)
     model.checks = check_model(model, reference)
     return model
+
+
+def source_of(name: str) -> str:
+    """The directory or hub id behind a model's name."""
+    return str(DEMO_DIRECTORY) if name == "demo" else name
 
 
 def wrap_model(thing: Any, *, name: str | None = None, tokenizer: Any = None) -> Model:

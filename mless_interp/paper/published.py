@@ -4,28 +4,28 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-CONDITIONS = ("none", "mless", "mful", "arm", "question_mark")
+TREATMENTS = ("none", "mless", "mful", "arm", "question_mark")
 
 
 @dataclass(frozen=True)
 class Published:
-    """One printed accuracy in percent. `condition`: none, mless (slashes), mful ("he"), arm, question_mark."""
+    """One printed accuracy in percent. `treatment`: none, mless (slashes), mful ("he"), arm, question_mark."""
 
     source: str
     model: str
     benchmark: str
-    condition: str
+    treatment: str
     percent: float
     approximate: bool = False
 
 
 def _rows(
-    source: str, benchmark: str, conditions: tuple[str, ...], table: dict[str, tuple[float, ...]]
+    source: str, benchmark: str, treatments: tuple[str, ...], table: dict[str, tuple[float, ...]]
 ) -> list[Published]:
     return [
-        Published(source, model, benchmark, condition, value)
+        Published(source, model, benchmark, treatment, value)
         for model, values in table.items()
-        for condition, value in zip(conditions, values, strict=True)
+        for treatment, value in zip(treatments, values, strict=True)
     ]
 
 
@@ -86,9 +86,9 @@ PUBLISHED: tuple[Published, ...] = (
         },
     ),
     *(
-        Published("Figure 10 (read off the bars)", model, "MATH-500", condition, value, approximate=True)
+        Published("Figure 10 (read off the bars)", model, "MATH-500", treatment, value, approximate=True)
         for model, values in _FIGURE_10.items()
-        for condition, value in zip(("none", "mless", "mful"), values, strict=True)
+        for treatment, value in zip(("none", "mless", "mful"), values, strict=True)
     ),
 )
 """Means of five runs where the paper says so (Table 1); no intervals are published."""

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from .prompt import Prompt
-
 Positions = Literal["inserted", "base"]
 HELD_POSITIONS = ("first", "spread")
 """Where the span itself stands when the question keeps its positions: all at the insertion point's, or just before it."""
@@ -28,12 +26,12 @@ class Condition:
     has_span: bool
     positions: Positions
     says: str
-    hides: Callable[[Prompt], Any] | None = None
+    hides: Callable[[Any], Any] | None = None
     twin: str | None = None
 
 
-def span_from_others(prompt: Prompt) -> Any:
-    """The span's keys, hidden from every row outside it."""
+def span_from_others(prompt: Any) -> Any:
+    """The span's keys, hidden from every row outside it, in a `Prompt` with an insertion."""
     span = prompt.mask("inserted")
     return span[None, :] & ~span[:, None]
 

@@ -132,10 +132,11 @@ def plain(value: Any) -> Any:
 
 
 def _differences(before: Any, now: Any, name: str = "") -> list[tuple[str, Any, Any]]:
-    """(where, what it was, what it is) of every setting that differs, those inside others by their own names."""
+    """(where, what it was, what it is) of every setting that differs, those inside others by their path."""
     if isinstance(before, dict) and isinstance(now, dict):
         inner = {**before, **now}
-        return [found for key in inner for found in _differences(before.get(key), now.get(key), str(key))]
+        path = {key: f"{name}.{key}" if name else str(key) for key in inner}
+        return [found for key in inner for found in _differences(before.get(key), now.get(key), path[key])]
     return [] if before == now else [(name, before, now)]
 
 

@@ -66,9 +66,10 @@ class Result:
     settings: Mapping[str, Any] = MappingProxyType({})
     """What it was made with."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, *, renamed: Mapping[str, str] | None = None, **options: Any) -> None:
+        """`renamed`: fields that folders of an earlier version know under another name, old name to new."""
         super().__init_subclass__(**options)
-        savable(cls)
+        savable(cls, renamed=renamed)
 
     def sentences(self) -> list[str]:
         """What was found, sentence by sentence."""

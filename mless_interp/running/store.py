@@ -18,7 +18,7 @@ import numpy as np
 
 from ..heads import Head
 from .checkpoint import plain
-from .registry import SAVED
+from .registry import RENAMED, SAVED
 
 PACKAGES = ("mless_interp", "torch", "transformers", "transformer-lens", "nnsight", "circuitsvis", "numpy")
 
@@ -176,7 +176,8 @@ def _decode(value: Any, arrays: Any) -> Any:
 
 def _rebuild(part: dict[str, Any], arrays: Any) -> Any:
     kind = _result_class(part["class"])
-    return kind(**{key: _decode(value, arrays) for key, value in part["fields"].items()})
+    renamed = RENAMED[kind.__name__]
+    return kind(**{renamed.get(key, key): _decode(value, arrays) for key, value in part["fields"].items()})
 
 
 def _result_class(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Pictures of outcomes: accuracy by condition, MLP activations before and after."""
+"""Pictures of outcomes: accuracy by treatment, MLP activations before and after."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,15 +16,15 @@ from .pooling import both_names
 
 
 def accuracy_bars(results: AccuracyResults, published: Mapping[str, float] | pd.DataFrame | None = None) -> Picture:
-    """Accuracy by condition in percent, with 95 % intervals over problems; the paper's numbers as marks beside them.
+    """Accuracy by treatment in percent, with 95 % intervals over problems; the paper's numbers as marks beside them.
 
-    `published` is a mapping from condition to a share, or a table with condition and percent (or accuracy, a share) and, if
-    there are several sources, source. Conditions that only the paper has get a place of their own. Bars are numbers of this
+    `published` is a mapping from treatment to a share, or a table with treatment and percent (or accuracy, a share) and, if
+    there are several sources, source. Treatments that only the paper has get a place of their own. Bars are numbers of this
     run, marks are not: other problems, other sampling.
     """
     table = results.summary()
     marks = _published(published)
-    names = [str(name) for name in table["condition"]]
+    names = [str(name) for name in table["treatment"]]
     places = {name: float(at) for at, name in enumerate(dict.fromkeys([*names, *(name for name, *_ in marks)]))}
     picture = Picture(figsize=(max(4.2, 1.1 * len(places) + 1.6), 3.6), layout="constrained")
     axes = picture.add_subplot()
@@ -69,7 +69,7 @@ _BOX = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
 
 
 def _published(published: Mapping[str, float] | pd.DataFrame | None) -> list[tuple[str, float, str]]:
-    """(condition, share, source) of the numbers that others have published."""
+    """(treatment, share, source) of the numbers that others have published."""
     if published is None:
         return []
     if isinstance(published, Mapping):
@@ -80,11 +80,11 @@ def _published(published: Mapping[str, float] | pd.DataFrame | None) -> list[tup
         shares = published["accuracy"].to_numpy(dtype=float)
     else:
         raise ValueError(
-            "published must map conditions to shares, or be a table with condition and percent (or accuracy); its columns "
+            "published must map treatments to shares, or be a table with treatment and percent (or accuracy); its columns "
             f"are {', '.join(map(str, published.columns))}"
         )
     sources = published["source"] if "source" in published else ["the paper"] * len(shares)
-    rows = zip(published["condition"], shares, sources, strict=True)
+    rows = zip(published["treatment"], shares, sources, strict=True)
     return [(str(name), float(share), str(source)) for name, share, source in rows if np.isfinite(share)]
 
 
@@ -154,23 +154,23 @@ def _by_class(axes: Any, shift: ActivationShift, contrast: str, metric: str) -> 
 def bars_and_profiles(
     bars: pd.DataFrame, named: Mapping[str, AttentionProfile], head: Head, *, bars_title: str, relative: bool = False
 ) -> Picture:
-    """Left, bars of accuracy (a table: model, condition, percent); right, one head without and with each insertion.
+    """Left, bars of accuracy (a table: model, treatment, percent); right, one head without and with each insertion.
 
-    Each model and condition has one row of `bars`. Above right all at the same tokens, with the base prompt of the first
+    Each model and treatment has one row of `bars`. Above right all at the same tokens, with the base prompt of the first
     profile; below right the whole sequences.
     """
     picture = Picture(figsize=(11.0, 6.0), layout="constrained")
     halves: Any = picture.subfigures(1, 2, width_ratios=(1.0, 1.3))
     left, right = halves
     axes = left.add_subplot()
-    models, conditions = list(dict.fromkeys(bars["model"])), list(dict.fromkeys(bars["condition"]))
-    percent = bars.pivot(index="model", columns="condition", values="percent").loc[models]
-    width = 0.8 / len(conditions)
-    for number, condition in enumerate(conditions):
-        places = np.arange(len(models)) + (number - (len(conditions) - 1) / 2) * width
+    models, treatments = list(dict.fromkeys(bars["model"])), list(dict.fromkeys(bars["treatment"]))
+    percent = bars.pivot(index="model", columns="treatment", values="percent").loc[models]
+    width = 0.8 / len(treatments)
+    for number, treatment in enumerate(treatments):
+        places = np.arange(len(models)) + (number - (len(treatments) - 1) / 2) * width
         hatch = ("", "//", "..", "xx")[number % 4]
         drawn = axes.bar(
-            places, percent[condition], width, color=LINES[number][0], label=condition, hatch=hatch, edgecolor="white"
+            places, percent[treatment], width, color=LINES[number][0], label=treatment, hatch=hatch, edgecolor="white"
         )
         axes.bar_label(drawn, fmt="%.0f", fontsize=7)
     axes.set_xticks(range(len(models)), [str(m) for m in models], fontsize=7)

@@ -3,6 +3,8 @@
 import json
 import re
 import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,14 @@ import pytest
 from conftest import needs_hooked_transformer
 from models_under_test import loaded
 from tokenizers_under_test import read_tokenizer
+from vllm_under_test import FakeVllm
 
 from mless_interp import store
-from mless_interp.accuracy import AccuracyResults, Condition, evaluate_accuracy, has_closed_box
+from mless_interp.accuracy import AccuracyResults, Treatment, evaluate_accuracy
 from mless_interp.accuracy import evaluate as evaluate_module
-from mless_interp.accuracy.treatments import as_condition, as_conditions
+from mless_interp.accuracy.treatments import as_treatment, as_treatments
 from mless_interp.generation.complete import Request, generate_completions
+from mless_interp.grading import has_closed_box
 from mless_interp.heads import Head
 from mless_interp.mechanism.arm import ARM
 from mless_interp.models.base import Model
@@ -30,10 +34,10 @@ from mless_interp.prompts.prompt import build_prompt
 
 SLASHES = Insertion.meaningless(" /", 55)
 ARM_HERE = ARM(0.5, 99.5, layers=(0, 1), p_max=0.6)
-HIDDEN = Condition(
+HIDDEN = Treatment(
     insertion=SLASHES, knockout=tuple(Head(layer, h) for layer in range(4) for h in range(28)), name="hidden"
 )
-CONDITIONS = [None, SLASHES, ARM_HERE, HIDDEN]
+TREATMENTS = [None, SLASHES, ARM_HERE, HIDDEN]
 QUICK: dict[str, Any] = {"max_new_tokens": 8, "progress": False, "batch_size": 4}
 
 
@@ -50,7 +54,7 @@ def problems() -> tuple[Problem, ...]:
 @pytest.fixture(scope="module")
 def whole(demo: Model, problems: tuple[Problem, ...]) -> AccuracyResults:
     """The evaluation that nothing interrupted."""
-    return evaluate_accuracy(demo, problems, CONDITIONS, **QUICK)
+    return evaluate_accuracy(demo, problems, TREATMENTS, **QUICK)
 
 
 def same(first: AccuracyResults, second: AccuracyResults) -> bool:
@@ -75,10 +79,10 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------- answers
 
 
-def test_every_condition_answers_its_own_prompts(
+def test_every_treatment_answers_its_own_prompts(
     demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults
 ) -> None:
-    assert whole.conditions == ("none", "Mless ' /' x55", ARM_HERE.label, "hidden")
+    assert whole.treatments == ("none", "Mless ' /' x55", ARM_HERE.label, "hidden")
     assert whole.problem_ids == tuple(problem.id for problem in problems)
     assert whole.golds == tuple(problem.answer for problem in problems)
     pairs = make_pairs(demo, problems, SLASHES)
@@ -120,7 +124,7 @@ def test_answers_run_to_the_end_of_sequence_where_boxes_do_not_stop_them(
 def test_hooked_transformer_gives_the_same_answers_without_a_cache(
     problems: tuple[Problem, ...], whole: AccuracyResults
 ) -> None:
-    found = evaluate_accuracy(load_model("demo", backend="hooked_transformer"), problems, CONDITIONS, **QUICK)
+    found = evaluate_accuracy(load_model("demo", backend="hooked_transformer"), problems, TREATMENTS, **QUICK)
     assert found.settings["engine"] == "forward" and whole.settings["engine"] == "hugging_face"
     assert found.to_frame().equals(whole.to_frame())
 
@@ -137,8 +141,8 @@ def test_a_problems_samples_depend_on_nothing_but_seed_and_id(demo: Model, probl
     assert both.n_samples == 3 and both.accuracy().method == "bootstrap over problems"
 
 
-def test_equal_draws_under_two_conditions_that_do_the_same(demo: Model, problems: tuple[Problem, ...]) -> None:
-    twins = [None, Condition(name="none again")]
+def test_equal_draws_under_two_treatments_that_do_the_same(demo: Model, problems: tuple[Problem, ...]) -> None:
+    twins = [None, Treatment(name="none again")]
     found = evaluate_accuracy(demo, problems[:3], twins, temperature=2.0, n_samples=2, **QUICK)
     assert all(first == second for first, second in found.completions)
 
@@ -151,13 +155,13 @@ def test_text_mode_takes_the_papers_string_in_one_piece(
     asked = [Problem("a", "How many apples ?", "3"), Problem("b", "Find x .", "4")]
     pairs = make_pairs(model, asked, Insertion.meaningless(" /", 5), template="paper")
     assert any(pair.boundary_merge for pair in pairs), "else this shows nothing"
-    found = evaluate_module._prompts(model, tuple(asked), Condition(), pairs[0].template)
+    found = evaluate_module._prompts(model, tuple(asked), Treatment(), pairs[0].template)
     assert [request.prompt for request in found] == [pair.base.ids for pair in pairs]
-    with pytest.raises(ValueError, match=r"condition 'k': in \d of 2 prompts tokens merged at the border"):
+    with pytest.raises(ValueError, match=r"treatment 'k': in \d of 2 prompts tokens merged at the border"):
         evaluate_accuracy(
             model,
             asked,
-            [Condition(Insertion.meaningless(" /", 5), knockout=(Head(0, 1),), name="k")],
+            [Treatment(Insertion.meaningless(" /", 5), knockout=(Head(0, 1),), name="k")],
             template="paper",
             progress=False,
         )
@@ -187,9 +191,9 @@ def test_math500_through_a_published_tokenizer(
     tokenizer.save_pretrained(tmp_path / "m")
     model = load_model(tmp_path / "m", backend="nnsight", attn_implementation="sdpa")
     asked = load_problems(math500_path, limit=12, seed=0)
-    conditions = [None, SLASHES, Condition(SLASHES, knockout=[Head(0, 1)], name="knockout"), ARM(0.1, 95.0)]
+    treatments = [None, SLASHES, Treatment(SLASHES, knockout=[Head(0, 1)], name="knockout"), ARM(0.1, 95.0)]
     for template in ("raw", "raw_as_sent", "chat"):
-        found = evaluate_accuracy(model, asked, conditions, template=template, max_new_tokens=6, progress=False)
+        found = evaluate_accuracy(model, asked, treatments, template=template, max_new_tokens=6, progress=False)
         assert found.cut_off.all() and not found.correct["strict"].any() and not found.boxed.any()
         assert (found.n_tokens == 6).all() and (found.summary()["n_missing"] == 0).all()
     text = evaluate_accuracy(model, asked, [None, SLASHES], template="paper", max_new_tokens=6, progress=False)
@@ -221,7 +225,7 @@ def test_each_answer_is_one_line_as_soon_as_it_ends(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluate_module.Checkpoint, "put", look)
-        found = evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+        found = evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
     assert same(found, whole) and seen[0] <= 4 and seen[-1] == 24 and seen == sorted(set(seen))
     line = lines(path)[1]
     assert json.loads(line["id"])[0] == "none" and line["value"]["strict"] is True and line["value"]["stop"] == "box"
@@ -233,11 +237,11 @@ def test_a_stopped_run_goes_on_and_repeats_nothing(
     kept: int, demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults, tmp_path: Path, made: list[str]
 ) -> None:
     path = tmp_path / "a.jsonl"
-    evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+    evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
     text = path.read_text().splitlines(keepends=True)
     path.write_text("".join(text[: 1 + kept]))
     made.clear()
-    found = evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+    found = evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
     assert same(found, whole) and len(made) == 24 - kept
     assert sorted(path.read_text().splitlines()) == sorted("".join(text).splitlines())
 
@@ -258,11 +262,11 @@ def test_stopping_in_the_middle_of_a_batch_keeps_what_had_ended(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(evaluate_module.Checkpoint, "put", stop)
         with pytest.raises(KeyboardInterrupt):
-            evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+            evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
     n_kept = len(lines(path)) - 1
     assert 0 < n_kept < 24
     made.clear()
-    found = evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+    found = evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
     assert same(found, whole) and len(made) == 24 - n_kept
 
 
@@ -270,13 +274,13 @@ def test_a_line_that_was_cut_off_is_repaired_and_said(
     demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults, tmp_path: Path, made: list[str]
 ) -> None:
     path = tmp_path / "a.jsonl"
-    evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+    evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
     path.write_bytes(path.read_bytes()[:-40])
     made.clear()
     with pytest.warns(
         UserWarning, match="a.jsonl: the last line was cut off when the run was stopped; it was repaired"
     ):
-        found = evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+        found = evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
     assert same(found, whole) and len(made) == 1 and len(lines(path)) == 25
 
 
@@ -290,22 +294,19 @@ def test_a_damaged_line_in_the_middle_is_named_and_can_be_taken_out(
     made: list[str],
 ) -> None:
     path = tmp_path / "a.jsonl"
-    evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+    evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
     kept = path.read_bytes().splitlines(keepends=True)
     damaged = b"".join([*kept[:4], garbage, *kept[5:]])
     path.write_bytes(damaged)
     made.clear()
     with pytest.raises(ValueError, match=r"a.jsonl, line 5: not valid JSON; delete the line .* or the file"):
-        evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+        evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
     assert made == [] and path.read_bytes() == damaged
     path.write_bytes(b"".join([*kept[:4], *kept[5:]]))
-    assert same(evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK), whole) and len(made) == 1
+    assert same(evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK), whole) and len(made) == 1
 
 
 def test_two_processes_on_one_file_do_not_mix_their_lines(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
     path, n = tmp_path / "a.jsonl", 40
     evaluate_module.Checkpoint(path, {})
     script = (
@@ -330,10 +331,10 @@ def test_two_processes_on_one_file_do_not_mix_their_lines(tmp_path: Path) -> Non
         ({"template": "raw_as_sent"}, "template was 'raw', now 'raw_as_sent'"),
         ({"stop_after_box": False}, "stop_after_box was True, now False"),
         ({"engine": "forward"}, "engine was 'hugging_face', now 'forward'"),
-        ({"conditions": [None]}, "conditions.Mless ' /' x55.insertion.kind was 'meaningless', now None (and"),
+        ({"treatments": [None]}, "treatments.Mless ' /' x55 was {'insertion': {'kind': 'meaningless', "),
         (
-            {"conditions": [None, Condition(Insertion.meaningless(" /", 54), name=SLASHES.label)]},
-            "conditions.Mless ' /' x55.insertion.n_tokens was 55, now 54 (and 1 more)",
+            {"treatments": [None, Treatment(Insertion.meaningless(" /", 54), name=SLASHES.label)]},
+            "treatments.Mless ' /' x55.insertion.n_tokens was 55, now 54 (and 1 more)",
         ),
         ({"problems": 4}, "n_problems was 6, now 4"),
         ({"problems": "other answer"}, "problems was '"),
@@ -351,9 +352,9 @@ def test_other_settings_are_refused_with_the_difference(
         asked = problems[:4]
     elif "problems" in changes:
         asked = (*problems[:5], Problem(problems[5].id, problems[5].question, "101", system=problems[5].system))
-    options = {**QUICK, **{key: value for key, value in changes.items() if key not in ("problems", "conditions")}}
+    options = {**QUICK, **{key: value for key, value in changes.items() if key not in ("problems", "treatments")}}
     with pytest.raises(ValueError, match="a.jsonl was made with other settings: ") as caught:
-        evaluate_accuracy(demo, asked, changes.get("conditions", [None, SLASHES]), checkpoint=path, **options)
+        evaluate_accuracy(demo, asked, changes.get("treatments", [None, SLASHES]), checkpoint=path, **options)
     assert message in str(caught.value) and made == [] and path.read_bytes() == before
 
 
@@ -361,9 +362,9 @@ def test_the_batch_size_may_change_between_runs(
     demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.jsonl"
-    evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+    evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:9]))
-    assert same(evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK | {"batch_size": 3}), whole)
+    assert same(evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK | {"batch_size": 3}), whole)
 
 
 def test_a_full_disk_is_said_and_leaves_the_earlier_lines_whole(
@@ -371,7 +372,7 @@ def test_a_full_disk_is_said_and_leaves_the_earlier_lines_whole(
 ) -> None:
     """A file size limit stands for the full disk: the write that meets it is partly done and then fails."""
     path = tmp_path / "a.jsonl"
-    evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+    evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
     text = path.read_text().splitlines(keepends=True)
     path.unlink()
     room = len("".join(text[:12])) + 30  # inside the 12th answer
@@ -381,53 +382,57 @@ def test_a_full_disk_is_said_and_leaves_the_earlier_lines_whole(
         with pytest.raises(
             OSError, match=r"cannot write .*a.jsonl \(File too large\); all that was finished before is kept"
         ):
-            evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK)
+            evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     kept = lines(path)
     assert 4 <= len(kept) <= 12 and path.read_text().endswith("\n")
-    assert same(evaluate_accuracy(demo, problems, CONDITIONS, checkpoint=path, **QUICK), whole)
+    assert same(evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK), whole)
 
 
-# ----------------------------------------------------------------------------------------------------------- conditions
+# ---------------------------------------------------------------------------------------------------------- treatments
 
 
-def test_conditions_are_what_users_write() -> None:
-    assert as_condition(None) == Condition() and as_condition(None).name == "none"
-    assert as_condition(SLASHES) == Condition(insertion=SLASHES) and as_condition(ARM_HERE).arm == ARM_HERE
-    both = Condition(SLASHES, ARM_HERE, (Head(0, 13), Head(0, 21)))
+def test_treatments_are_what_users_write() -> None:
+    assert as_treatment(None) == Treatment() and as_treatment(None).name == "none"
+    assert as_treatment(SLASHES) == Treatment(insertion=SLASHES) and as_treatment(ARM_HERE).arm == ARM_HERE
+    both = Treatment(SLASHES, ARM_HERE, (Head(0, 13), Head(0, 21)))
     assert both.name == f"Mless ' /' x55 without L0H13, L0H21 + {ARM_HERE.label}"
-    many = Condition(SLASHES, knockout=[Head(0, h) for h in range(6)])
+    many = Treatment(SLASHES, knockout=[Head(0, h) for h in range(6)])
     assert many.name == "Mless ' /' x55 without L0H0, L0H1, L0H2, L0H3 and 2 more heads"
-    assert as_conditions(SLASHES)[0].insertion == SLASHES
+    assert as_treatments(SLASHES)[0].insertion == SLASHES
     assert json.loads(json.dumps(both.record()))["knockout"] == ["L0H13", "L0H21"]
 
 
-def test_conditions_that_differ_in_nothing_but_a_seed_are_told_apart_by_name() -> None:
+def test_treatments_that_differ_in_nothing_but_a_seed_are_told_apart_by_name() -> None:
     first, second = (Insertion.random_sentence(9, seed=seed) for seed in (0, 1))
-    with pytest.raises(ValueError, match="the condition 'random sentence x9' is named twice; tell them apart with"):
-        as_conditions([first, second])
-    named = as_conditions([Condition(first, name="first"), Condition(second, name="second")])
+    with pytest.raises(ValueError, match="the treatment 'random sentence x9' is named twice; tell them apart with"):
+        as_treatments([first, second])
+    named = as_treatments([Treatment(first, name="first"), Treatment(second, name="second")])
     assert named[0].record() != named[1].record()
 
 
 @pytest.mark.parametrize(
     ("thing", "kind", "message"),
     [
-        ("mless", TypeError, "a condition is None, an Insertion, an ARM or a Condition, got 'mless'"),
-        ([], ValueError, "there are no conditions; [None] answers the plain problems"),
-        ([Head(0, 1)], TypeError, "heads are knocked out with Condition(insertion=..., knockout=[Head(...)])"),
+        ("mless", TypeError, "a treatment is None, an Insertion, an ARM or a Treatment, got 'mless'"),
+        ([], ValueError, "there are no treatments; [None] answers the plain problems"),
+        ([Head(0, 1)], TypeError, "heads are knocked out with Treatment(insertion=..., knockout=[Head(...)])"),
     ],
 )
-def test_other_things_are_no_conditions(thing: Any, kind: type[Exception], message: str) -> None:
+def test_other_things_are_no_treatments(thing: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind) as caught:
-        as_conditions(thing if isinstance(thing, list) else [thing])
+        as_treatments(thing if isinstance(thing, list) else [thing])
     assert message in str(caught.value)
 
 
 def test_a_knockout_needs_an_insertion() -> None:
     with pytest.raises(ValueError, match="a knockout hides the inserted tokens from heads, so it needs an insertion"):
-        Condition(knockout=(Head(0, 1),), name="k")
+        Treatment(knockout=(Head(0, 1),), name="k")
+    with pytest.raises(ValueError, match="treatment 'without L0H1, L2H3': a knockout hides"):
+        Treatment(knockout=(Head(0, 1), Head(2, 3)))
+    with pytest.raises(ValueError, match=r"treatment 'ARM\(.*\) without L0H1': a knockout hides"):
+        Treatment(arm=ARM_HERE, knockout=(Head(0, 1),))
 
 
 # ------------------------------------------------------------------------------------------------------------- messages
@@ -445,12 +450,12 @@ def test_a_knockout_needs_an_insertion() -> None:
         ("", {"n_samples": 0}, "n_samples must be 1 or more, got 0"),
         ("", {"n_samples": 3}, "greedy answers are all the same, so n_samples=3 needs a temperature"),
         ("", {"temperature": -0.1}, "temperature must be 0 (greedy) or more"),
-        ("", {"conditions": [None, None]}, "the condition 'none' is named twice"),
-        ("", {"conditions": [SLASHES, Insertion.meaningless(" /", 55, before="system")]}, "is named twice"),
-        ("", {"conditions": [Insertion.meaningless(" zzqx", 5)]}, "becomes the unknown token"),
-        ("", {"conditions": [Insertion.meaningless(" /", 900)]}, "has a context of 512"),
-        ("", {"conditions": [Condition(SLASHES, knockout=(Head(0, 28),))]}, "head 28 is out of range (zero-based)"),
-        ("", {"conditions": [ARM(0.1, 99.0, layers=(4,))]}, "layer 4 is out of range (zero-based)"),
+        ("", {"treatments": [None, None]}, "the treatment 'none' is named twice"),
+        ("", {"treatments": [SLASHES, Insertion.meaningless(" /", 55, before="system")]}, "is named twice"),
+        ("", {"treatments": [Insertion.meaningless(" zzqx", 5)]}, "becomes the unknown token"),
+        ("", {"treatments": [Insertion.meaningless(" /", 900)]}, "has a context of 512"),
+        ("", {"treatments": [Treatment(SLASHES, knockout=(Head(0, 28),))]}, "head 28 is out of range (zero-based)"),
+        ("", {"treatments": [ARM(0.1, 99.0, layers=(4,))]}, "layer 4 is out of range (zero-based)"),
         ("", {"template": "latex"}, "unknown template 'latex'"),
         ("", {"engine": "tgi"}, "unknown engine 'tgi'"),
         ("", {"batch_size": 0}, "batch_size must be 1 or more, got 0"),
@@ -475,7 +480,7 @@ def test_wrong_input_is_refused_before_anything_is_generated(
         "no answer": [problems[0], Problem("x", "how many ?", " ")],
         "long": [problems[0], Problem("y", "how many ? " * 333, "3", system=problems[0].system)],
     }.get(change, list(problems))
-    options = {"progress": False, "conditions": [None], "checkpoint": tmp_path / "a.jsonl", **options}
+    options = {"progress": False, "treatments": [None], "checkpoint": tmp_path / "a.jsonl", **options}
     with pytest.raises(ValueError, match=re.escape(message)):
         evaluate_accuracy(demo, asked, **options)
     assert not (tmp_path / "a.jsonl").exists(), "no file is begun"
@@ -486,15 +491,14 @@ def test_things_that_are_no_problems_are_refused(demo: Model) -> None:
         evaluate_accuracy(demo, iter(["how many"]), progress=False)
 
 
-def test_vllm_is_refused_for_knockouts_before_any_condition_runs(
+def test_vllm_is_refused_for_knockouts_before_any_treatment_runs(
     demo: Model, problems: tuple[Problem, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import sys
-    from types import SimpleNamespace
-
-    monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(LLM=lambda **_: SimpleNamespace()))
-    with pytest.raises(ModelError, match="engine='vllm' runs insertions only"):
+    vllm = FakeVllm([])
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    with pytest.raises(ModelError, match="engine='vllm' shows no heads of demo, which this asks for"):
         evaluate_accuracy(demo, problems, [None, HIDDEN], engine="vllm", **QUICK)
+    assert vllm.made and not vllm.prompts, "it is there, and was asked nothing"
 
 
 def test_the_default_length_is_the_papers_or_what_the_context_leaves(

@@ -1,6 +1,7 @@
 """AccuracyResults: numbers worked out by hand, laws of intervals and tests, planted heads, messages, saving."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -10,19 +11,20 @@ import pandas as pd
 import pytest
 
 import mless_interp as mi
-from mless_interp.accuracy import Comparison, Comparisons, grade
+from mless_interp.accuracy import Comparison, Comparisons
 from mless_interp.accuracy.results import ROW
+from mless_interp.grading import grade
 from mless_interp.patching.attribution import HeadAttribution
 from mless_interp.patching.scores import PatchScores
 from mless_interp.scores import HeadScores
 from mless_interp.statistics import max_t_two_groups
 
 graded = lru_cache(grade)
-CONDITIONS = ("none", "mless", "mful")
+TREATMENTS = ("none", "mless", "mful")
 
 
-def rows(right: np.ndarray, conditions: tuple[str, ...] = CONDITIONS, **more: Any) -> Iterator[dict[str, Any]]:
-    """One finished answer per cell of `right` `[problem, condition, sample]` that is not NaN, really graded."""
+def rows(right: np.ndarray, treatments: tuple[str, ...] = TREATMENTS, **more: Any) -> Iterator[dict[str, Any]]:
+    """One finished answer per cell of `right` `[problem, treatment, sample]` that is not NaN, really graded."""
     for i, c, s in np.ndindex(right.shape):
         if np.isnan(right[i, c, s]):
             continue
@@ -33,7 +35,7 @@ def rows(right: np.ndarray, conditions: tuple[str, ...] = CONDITIONS, **more: An
             row
             | {
                 "problem": f"p{i}",
-                "condition": conditions[c],
+                "treatment": treatments[c],
                 "sample": s,
                 "completion": text,
                 "cut_off": i == 0,
@@ -43,11 +45,11 @@ def rows(right: np.ndarray, conditions: tuple[str, ...] = CONDITIONS, **more: An
         )
 
 
-def results(right: np.ndarray, conditions: tuple[str, ...] = CONDITIONS, **more: Any) -> mi.AccuracyResults:
+def results(right: np.ndarray, treatments: tuple[str, ...] = TREATMENTS, **more: Any) -> mi.AccuracyResults:
     return mi.AccuracyResults.from_rows(
-        rows(right, conditions),
+        rows(right, treatments),
         problem_ids=[f"p{i}" for i in range(len(right))],
-        conditions=conditions,
+        treatments=treatments,
         n_samples=right.shape[2],
         golds=["7"] * len(right),
         settings={"model": "toy"},
@@ -78,8 +80,8 @@ def by_hand() -> mi.AccuracyResults:
 
 def test_accuracy_and_wilsons_interval_by_hand(by_hand: mi.AccuracyResults) -> None:
     table = by_hand.summary()
-    assert list(table.columns[:5]) == ["condition", "accuracy", "low", "high", "n"]
-    assert list(table["condition"]) == list(CONDITIONS)
+    assert list(table.columns[:5]) == ["treatment", "accuracy", "low", "high", "n"]
+    assert list(table["treatment"]) == list(TREATMENTS)
     np.testing.assert_allclose(table["accuracy"], [0.724, 0.75, 362 / 400])
     np.testing.assert_allclose(table.loc[0, ["low", "high"]].astype(float), [0.68322, 0.76136], atol=5e-6)
     assert list(table["n"]) == [500, 500, 400] and list(table["n_missing"]) == [0, 0, 100]
@@ -97,14 +99,14 @@ def test_graders_stand_side_by_side() -> None:
             {name: getattr(found, name) for name in ("strict", "lenient", "paper", "boxed", "decided")}
             | {
                 "problem": f"p{i}",
-                "condition": "none",
+                "treatment": "none",
                 "sample": 0,
                 "completion": text,
                 "cut_off": False,
                 "n_tokens": 3,
             }
         )
-    found = mi.AccuracyResults.from_rows(made, problem_ids=[f"p{i}" for i in range(4)], conditions=["none"])
+    found = mi.AccuracyResults.from_rows(made, problem_ids=[f"p{i}" for i in range(4)], treatments=["none"])
     (row,) = found.summary().to_dict("records")
     assert (row["accuracy"], row["lenient"], row["paper"], row["boxed"]) == (0.25, 0.5, 0.75, 0.5)
     assert list(found.to_frame()["decided"]) == ["empty box", "no box", "text", "number"]
@@ -140,6 +142,13 @@ def test_an_interval_over_samples_covers_and_is_never_a_point_at_the_ends() -> N
     assert np.isnan(results(np.ones((1, 1, 4)), ("none",)).summary()["low"].item())
 
 
+def test_a_treatment_of_a_single_problem_has_an_accuracy_without_an_interval() -> None:
+    right = np.array([[[1, 0], [1, 0]], [[0, 0], [np.nan, np.nan]], [[1, 1], [np.nan, np.nan]]])
+    table = results(right, ("a", "b")).summary()
+    assert table["accuracy"].tolist() == [0.5, 0.5] and table["n"].tolist() == [3, 1]
+    assert np.isfinite(table["low"][0]) and np.isnan(table["low"][1]) and np.isnan(table["high"][1])
+
+
 def test_nothing_run_is_nan_and_counted() -> None:
     right = one_sample(10, 0.5, 0.5)
     right[:, 1] = np.nan
@@ -152,7 +161,7 @@ def test_nothing_run_is_nan_and_counted() -> None:
 def test_cut_off_answers_and_grades_given_up_are_said() -> None:
     right = one_sample(10, 0.5)
     made = [row | {"cut_off": True, "decided": "gave up"} for row in rows(right, ("none",))]
-    found = mi.AccuracyResults.from_rows(made, problem_ids=[f"p{i}" for i in range(10)], conditions=["none"])
+    found = mi.AccuracyResults.from_rows(made, problem_ids=[f"p{i}" for i in range(10)], treatments=["none"])
     assert "none 100 %; raise the number of new tokens" in repr(found)
     assert "10 grades ran out of time and count as wrong" in repr(found)
     assert found.summary()["gave_up"].item() == 1
@@ -162,7 +171,7 @@ def test_the_tidy_frame_has_one_row_per_answer(by_hand: mi.AccuracyResults) -> N
     table = by_hand.to_frame()
     assert len(table) == 1500 and set(ROW) <= set(table.columns) and set(table["gold"]) == {"7"}
     assert table["completion"].isna().sum() == table["strict"].isna().sum() == 100
-    again = table.groupby("condition", sort=False)["strict"].mean()
+    again = table.groupby("treatment", sort=False)["strict"].mean()
     np.testing.assert_allclose(again, by_hand.summary()["accuracy"])
 
 
@@ -170,7 +179,7 @@ def test_bars_carry_the_published_numbers_beside_the_measured(by_hand: mi.Accura
     assert set(by_hand.bars()["source"]) == {"measured"}
     bars = by_hand.bars(mi.paper.published(model="llama-3.1-8b-instruct", benchmark="MATH-500"))
     printed = bars[bars["source"] != "measured"]
-    assert {0.418, 0.43, 0.354, 0.44} <= set(printed.loc[printed["condition"] == "none", "accuracy"].round(3))
+    assert {0.418, 0.43, 0.354, 0.44} <= set(printed.loc[printed["treatment"] == "none", "accuracy"].round(3))
     assert printed["low"].isna().all()
 
 
@@ -210,14 +219,24 @@ def test_a_clear_difference_is_called_one() -> None:
 
 
 def test_holm_is_over_the_comparisons_made() -> None:
-    found = results(one_sample(300, 0.5, 0.58, 0.62), CONDITIONS).compare_all("none")
+    found = results(one_sample(300, 0.5, 0.58, 0.62), TREATMENTS).compare_all("none")
     p = np.array([one.p for one in found.comparisons])
     np.testing.assert_allclose(np.sort(found.p_holm), np.maximum.accumulate(np.minimum(1, np.sort(p) * [2, 1])))
     table = found.to_frame()
     assert list(table["second"]) == ["mless", "mful"] and list(table["p_holm"]) == list(found.p_holm)
     assert "after Holm's correction" in repr(found)
-    single = results(one_sample(300, 0.5, 0.58, 0.62), CONDITIONS).compare("none", "mful")
+    single = results(one_sample(300, 0.5, 0.58, 0.62), TREATMENTS).compare("none", "mful")
     assert found.comparisons[1].n_needed > single.n_needed  # corrected tests need more problems
+
+
+def test_what_is_established_is_judged_after_the_correction(by_hand: mi.AccuracyResults) -> None:
+    found = replace(by_hand.compare("none", "mless"), p=0.03)
+    assert "no difference is established" not in found.describe()
+    corrected = found.sentences(p_corrected=0.06)
+    assert "p = 0.03 (exact McNemar test), 0.06 after Holm's correction: no difference is established." in corrected[0]
+    both = Comparisons("none", "strict", (found, found), np.array([0.06, 0.06]))
+    assert both.sentences() == corrected * 2 and repr(both).splitlines()[:2] == [" ".join(corrected)] * 2
+    assert both.shown().tables[0].caption.startswith("Each treatment against 'none' on the same problems")
 
 
 def test_several_samples_are_compared_by_problem() -> None:
@@ -229,7 +248,7 @@ def test_several_samples_are_compared_by_problem() -> None:
     assert results(right[:1], ("a", "b")).compare("a", "b").n == 1
 
 
-def test_equal_conditions_are_called_different_at_the_stated_rate() -> None:
+def test_equal_treatments_are_called_different_at_the_stated_rate() -> None:
     hits = 0
     for seed in range(200):
         draws = np.random.default_rng(seed)
@@ -311,7 +330,7 @@ def test_no_head_is_named_on_noise_more_often_than_stated() -> None:
 def test_the_linked_frame_is_tidy(flips: tuple[mi.AccuracyResults, np.ndarray, np.ndarray]) -> None:
     found, values, change = flips
     table = found.linked(head_scores(values, list(found.problem_ids))).to_frame()
-    assert len(table) == 150 * 12 and not table.duplicated(["problem", "condition", "label", "metric"]).any()
+    assert len(table) == 150 * 12 and not table.duplicated(["problem", "treatment", "label", "metric"]).any()
     one = table[(table["problem"] == "p65") & (table["label"] == "L1H0")].iloc[0]
     assert (one["change"], one["right_reference"], one["right"]) == ("lost", 1, 0)
     assert one["score"] == values[65, 1, 0] and one["paper_label"] == mi.Head(1, 0).paper_label
@@ -375,6 +394,7 @@ def test_too_few_flips_are_undefined_and_said() -> None:
     for change in ("any", "lost", "gained"):
         assert linked.summary(change=change)["p"].isna().all()
     assert "too few to compare heads" in repr(linked)
+    assert repr(linked) == linked.describe() == " ".join(linked.sentences()), "no table where there is nothing to show"
 
 
 # ---------------------------------------------------------------------------------------------------------- two groups
@@ -443,15 +463,15 @@ def test_the_same_seed_gives_the_same_result_and_nothing_global_is_touched(by_ha
     ("change", "message"),
     [
         ({"problem_ids": ["p0", "p0"]}, "every problem id is named once, but 'p0' came twice"),
-        ({"conditions": ["a", "b", "a"]}, "every condition is named once, but 'a' came twice"),
-        ({"conditions": []}, "at least one condition is needed"),
+        ({"treatments": ["a", "b", "a"]}, "every treatment is named once, but 'a' came twice"),
+        ({"treatments": []}, "at least one treatment is needed"),
         ({"problem_ids": ["p1", "p2"]}, "answer 0 .'p0', 'a', sample 0. belongs to none of these problems"),
         ({"n_samples": 1}, "answer 1 .'p0', 'a', sample 1.: samples are counted from 0 to 0"),
         ({"golds": ["7"]}, "2 problems but 1 gold answers"),
     ],
 )
 def test_bad_input_is_named(change: dict[str, Any], message: str) -> None:
-    given = {"problem_ids": ["p0", "p1"], "conditions": ["a", "b"], "n_samples": 2} | change
+    given = {"problem_ids": ["p0", "p1"], "treatments": ["a", "b"], "n_samples": 2} | change
     with pytest.raises(ValueError, match=message):
         mi.AccuracyResults.from_rows(rows(np.ones((2, 2, 2)), ("a", "b")), **given)
 
@@ -459,10 +479,10 @@ def test_bad_input_is_named(change: dict[str, Any], message: str) -> None:
 def test_bad_rows_are_named() -> None:
     made = list(rows(np.ones((2, 1, 1)), ("a",)))
     with pytest.raises(ValueError, match="answer 2 .'p0', 'a', sample 0. is there twice"):
-        mi.AccuracyResults.from_rows([*made, made[0]], problem_ids=["p0", "p1"], conditions=["a"])
+        mi.AccuracyResults.from_rows([*made, made[0]], problem_ids=["p0", "p1"], treatments=["a"])
     del made[1]["boxed"]
-    with pytest.raises(ValueError, match="answer 1 lacks boxed; an answer has the keys problem, condition"):
-        mi.AccuracyResults.from_rows(made, problem_ids=["p0", "p1"], conditions=["a"])
+    with pytest.raises(ValueError, match="answer 1 lacks boxed; an answer has the keys problem, treatment"):
+        mi.AccuracyResults.from_rows(made, problem_ids=["p0", "p1"], treatments=["a"])
 
 
 def test_unknown_names_are_answered_with_those_there_are(by_hand: mi.AccuracyResults) -> None:
@@ -470,15 +490,15 @@ def test_unknown_names_are_answered_with_those_there_are(by_hand: mi.AccuracyRes
         lambda: by_hand.compare("none", "arm"),
         lambda: by_hand.compare_all("arm"),
         lambda: by_hand.linked(None, reference="arm"),
-        lambda: by_hand.linked(None, conditions=["arm"]),
+        lambda: by_hand.linked(None, treatments=["arm"]),
     ):
-        with pytest.raises(ValueError, match="no condition 'arm' here; there are 'none', 'mless', 'mful'"):
+        with pytest.raises(ValueError, match="no treatment 'arm' here; there are 'none', 'mless', 'mful'"):
             call()
     with pytest.raises(ValueError, match="no grader 'kind'; there are strict, lenient, paper"):
         by_hand.compare("none", "mless", grader="kind")
-    with pytest.raises(ValueError, match="two different conditions are compared, got 'none' twice"):
+    with pytest.raises(ValueError, match="two different treatments are compared, got 'none' twice"):
         by_hand.compare("none", "none")
-    with pytest.raises(ValueError, match="name conditions other than the reference 'none'"):
-        by_hand.linked(None, conditions=["none"])
-    with pytest.raises(ValueError, match="only one condition, 'a': nothing to compare"):
+    with pytest.raises(ValueError, match="name treatments other than the reference 'none'"):
+        by_hand.linked(None, treatments=["none"])
+    with pytest.raises(ValueError, match="only one treatment, 'a': nothing to compare"):
         results(np.ones((3, 1, 1)), ("a",)).compare_all()

@@ -30,13 +30,13 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     return call
 
 
-def test_it_answers_under_every_condition_and_writes_everything(run: Any, tmp_path: Path) -> None:
+def test_it_answers_under_every_treatment_and_writes_everything(run: Any, tmp_path: Path) -> None:
     done = run(*QUICK, "--knockout", "0:1,0:2", "--published", "qwen2.5-math-7b", "--out", "found", "--report")
     assert done.returncode == 0, done.stderr
     out = tmp_path / "found"
     assert {path.name for path in out.iterdir()} == FILES | {"report.html"}
     assert [path.name for path in tmp_path.iterdir()] == ["found"], "no partial files stay"
-    table = pd.read_csv(out / "accuracy.csv").set_index("condition")
+    table = pd.read_csv(out / "accuracy.csv").set_index("treatment")
     assert list(table.index) == ["none", "mless", "mful", "random_sentence", "arm", "knockout"]
     assert (table["n"] == 6).all() and table.loc["none", "accuracy"] == 1.0
     assert (table["low"] <= table["accuracy"]).all() and (table["accuracy"] <= table["high"]).all()
@@ -44,22 +44,23 @@ def test_it_answers_under_every_condition_and_writes_everything(run: Any, tmp_pa
     assert list(compared["second"]) == list(table.index)[1:] and set(compared["first"]) == {"none"}
     answers = [json.loads(line) for line in (out / "completions.jsonl").read_text().splitlines()]
     assert len(answers) == 6 * 6
-    assert {"problem", "condition", "sample", "strict", "lenient", "paper", "completion", "gold"} <= set(answers[0])
+    assert {"problem", "treatment", "sample", "strict", "lenient", "paper", "completion", "gold"} <= set(answers[0])
     for answer in answers:
         assert (answer["completion"] == f"Answer : \\boxed{{ {answer['gold']} }}") == (answer["strict"] == 1.0)
     kept = json.loads((out / "run.json").read_text())
-    assert kept["settings"]["conditions"]["knockout"]["knockout"] == ["L0H1", "L0H2"]
+    assert kept["settings"]["treatments"]["knockout"]["knockout"] == ["L0H1", "L0H2"]
     assert kept["settings"]["engine"] == "hugging_face" and kept["n_problems"] == 6 and len(kept["comparisons"]) == 5
     assert (out / "accuracy.png").stat().st_size > 10_000
-    assert "100.0%" in done.stdout and "The paper prints: none 72.3 % (Table 1), mless 74.6 % (Table 1)" in done.stdout
+    assert "none    1.0000 0.6097 1.0000" in done.stdout
+    assert "The paper prints: none 72.3 % (Table 1), mless 74.6 % (Table 1)" in done.stdout
     assert "'mless' against 'none'" in done.stdout and "found/accuracy.csv" in done.stdout
     page = html.unescape((out / "report.html").read_text(encoding="utf-8"))
     assert "'mless' against 'none'" in page and page.count("<table") == 3 and page.count("<img") == 1
     assert answers[0]["completion"] in page and "--knockout 0:1,0:2" in page
 
 
-def test_same_seed_same_answers_and_one_condition_has_nothing_to_compare(run: Any, tmp_path: Path) -> None:
-    sampled = [*QUICK, "--conditions", "random_sentence", "--temperature", "2", "--top-p", "0.95", "--n-samples", "2"]
+def test_same_seed_same_answers_and_one_treatment_has_nothing_to_compare(run: Any, tmp_path: Path) -> None:
+    sampled = [*QUICK, "--treatments", "random_sentence", "--temperature", "2", "--top-p", "0.95", "--n-samples", "2"]
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         done = run(*sampled, "--seed", seed, "--out", name)
         assert done.returncode == 0, done.stderr
@@ -72,9 +73,9 @@ def test_same_seed_same_answers_and_one_condition_has_nothing_to_compare(run: An
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--conditions", "none,slashes"], "unknown condition 'slashes'; choose any of none, mless, mful"),
-        (["--conditions", "none,none"], "the condition 'none' is named twice"),
-        (["--conditions", ","], "there are no conditions"),
+        (["--treatments", "none,slashes"], "unknown treatment 'slashes'; choose any of none, mless, mful"),
+        (["--conditions", "none,none"], "the treatment 'none' is named twice"),
+        (["--treatments", ","], "there are no treatments"),
         (["--knockout", "0:28"], "head 28 is out of range (zero-based)"),
         (["--published", "gpt-2"], "the paper prints nothing for 'gpt-2' on 'MATH-500'"),
         (["--max-new-tokens", "500"], "do not fit demo's context of 512"),

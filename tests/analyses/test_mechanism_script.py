@@ -71,7 +71,7 @@ def test_the_script_writes_everything(planted_folder: Path, tmp_path: Path, run:
     run_record = json.loads((out / "run.json").read_text())
     assert run_record["n_problems"] == 4 and len(run_record["conclusion"]) == 3 and run_record["checks"]
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert page.count("<img") >= 6 and "Scale or bias" in page and page.count('class="mless-view"') == 1
+    assert page.count("<img") == 6 and "Scale or bias" in page and page.count('class="mless-view"') == 1
     assert "claims about gate activations" in page and len(page) < 4_000_000
     code, _, error = run(*common, "--out", "mechanism")
     assert code == 2 and "allow overwriting it (--overwrite)" in error
@@ -111,7 +111,7 @@ def test_chosen_layers_and_denoising(planted_folder: Path, tmp_path: Path, run: 
         (["--n-tokens", "9999"], "has a context of"),
         (["--outcome", "kl"], "mediation needs a signed outcome"),
         (["--direction", "up"], "unknown direction 'up'"),
-        (["--c", "0"], "c"),
+        (["--c", "0"], "and must be positive, got 0.0"),
         (["--limit", "0"], "limit must be 1 or more"),
     ],
 )

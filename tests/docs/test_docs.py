@@ -3,21 +3,24 @@
 import ast
 import base64
 import functools
-import html
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import docs_hooks
 import pytest
 import yaml
+from browser import browser
 from conftest import ROOT
+from mkdocs.exceptions import PluginError
+from refresh_docs import blocks
 
 import mless_interp as mi
 
@@ -33,76 +36,29 @@ def module_of(path: Path) -> ModuleType:
     return module
 
 
-@pytest.fixture(scope="module")
-def mathml() -> Any:
-    return module_of(ROOT / "tools" / "mathml.py").mathml
-
-
-@pytest.fixture(scope="module")
-def hooks() -> ModuleType:
-    return module_of(ROOT / "tools" / "docs_hooks.py")
-
-
 # ----------------------------------------------------------------------------------------------------------- formulas
 
 
 @pytest.mark.parametrize(
     ("tex", "inside"),
     [
-        (
-            "x_1^2",
-            "<msubsup><mi>x</mi><mrow><mrow><mn>1</mn></mrow></mrow><mrow><mrow><mn>2</mn></mrow></mrow></msubsup>",
-        ),
-        (
-            r"\tfrac12 x",
-            '<mstyle displaystyle="false"><mfrac><mrow><mn>1</mn></mrow><mrow><mn>2</mn></mrow></mfrac></mstyle><mi>x</mi>',
-        ),
-        ("x_12", "</msub><mn>2</mn>"),
-        (r"\frac{a}{b}", "<mfrac><mrow><mrow><mi>a</mi></mrow></mrow><mrow><mrow><mi>b</mi></mrow></mrow></mfrac>"),
-        (r"\sqrt[3]{x}", "<mroot>"),
-        (r"A'_{ij}", "<mo>′</mo>"),
-        (r"a < b", "<mo>&lt;</mo>"),
-        (r"\text{a <b}", "<mtext>a\u00a0&lt;b</mtext>"),
-        (r"\operatorname{logit}(x)", "<mi>logit</mi>"),
-        (r"\lVert x \rVert", '<mo stretchy="false">‖</mo>'),
-        (r"\bar I", '<mover accent="true">'),
+        ("x_1^2", "<msubsup><mi>x</mi><mn>1</mn><mn>2</mn></msubsup>"),
+        ("a < b", "<mo>&#x0003C;</mo>"),
         (r"\text{a\_b}", "<mtext>a_b</mtext>"),
-        (r"\operatorname{a\_b}", "<mi>a_b</mi>"),
-        (r"\begin{pmatrix} a & b \\ c & d \end{pmatrix}", "<mtr><mtd><mi>c</mi></mtd><mtd><mi>d</mi></mtd></mtr>"),
-        (r"\begin{cases} a & b \\ c & d \end{cases}", '<mtr><mtd style="text-align: left"><mi>c</mi></mtd>'),
-        (r"\mathbb{R}", "<mi>ℝ</mi>"),
+        (r"\operatorname{logit}(x)", "<mo>logit</mo>"),
+        (r"\begin{cases} a & b \\ c & d \end{cases}", '<mtr><mtd columnalign="left"><mi>c</mi></mtd>'),
+        (r"\mathbb{R}", "&#x0211D;"),
     ],
 )
-def test_tex_becomes_mathml(mathml: Any, tex: str, inside: str) -> None:
-    found = mathml(tex)
-    assert inside in found
-    parsed = WellFormed()
-    parsed.feed(found)
-    assert parsed.open == [] and found.startswith(f'<math aria-label="{html.escape(tex)}">')
+def test_tex_becomes_mathml(tex: str, inside: str) -> None:
+    assert inside in docs_hooks.drawn(tex, display=False)
+    assert inside in docs_hooks.drawn(tex, display=True).removeprefix('<div class="formula">')
 
 
-def test_scripts_of_sums_stand_above_and_below_in_a_display_only(mathml: Any) -> None:
-    assert "<munder>" in mathml(r"\sum_i x", display=True) and "<munder>" not in mathml(r"\sum_i x")
-
-
-@pytest.mark.parametrize("tex", [r"\unknown x", r"\frac{a}", "{a", r"\left( a", "a}", r"\text a", r"\begin{array} a"])
-def test_tex_that_is_not_understood_is_refused_by_name(mathml: Any, tex: str) -> None:
-    with pytest.raises(ValueError, match=r"^formula '"):
-        mathml(tex)
-
-
-class WellFormed(HTMLParser):
-    """Which elements are open; fails on one that closes another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
+@pytest.mark.parametrize("tex", [r"\unknown x", r"\mathbf{1}", r"\Bigl\lVert x"])
+def test_a_formula_that_would_be_half_right_is_refused(tex: str) -> None:
+    with pytest.raises(PluginError, match=re.escape(f"formula {tex!r}: latex2mathml makes")):
+        docs_hooks.drawn(tex, display=True)
 
 
 def formulas() -> Iterator[tuple[str, str, bool]]:
@@ -118,14 +74,14 @@ def formulas() -> Iterator[tuple[str, str, bool]]:
             yield str(path.relative_to(ROOT)), found.group(1) or found.group(2), bool(found.group(1))
 
 
-def test_every_formula_of_pages_and_docstrings_can_be_drawn(mathml: Any) -> None:
+def test_every_formula_of_pages_and_docstrings_can_be_drawn() -> None:
     seen = list(formulas())
     assert len(seen) > 200
     wrong = []
     for where, tex, display in seen:
         try:
-            mathml(tex, display=display)
-        except ValueError as error:
+            docs_hooks.drawn(tex, display=display)
+        except PluginError as error:
             wrong.append(f"{where}: {error}")
     assert wrong == []
 
@@ -136,57 +92,38 @@ def test_every_formula_of_pages_and_docstrings_can_be_drawn(mathml: Any) -> None
 PIXEL = base64.b64encode(b"\x89PNG not really").decode()
 
 
-def notebook(cells: list[dict[str, Any]]) -> str:
-    return json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5})
-
-
-def test_a_notebook_becomes_a_page_with_its_outputs(hooks: ModuleType, tmp_path: Path) -> None:
+def test_a_notebook_becomes_a_page_with_its_outputs(tmp_path: Path) -> None:
+    shown = {"metadata": {}, "output_type": "display_data"}
     outputs = [
-        {"output_type": "stream", "name": "stdout", "text": ["\x1b[31mred\x1b[0m ```\n"]},
-        {"output_type": "stream", "name": "stderr", "text": ["progress"]},
-        {"output_type": "display_data", "data": {"image/png": PIXEL, "text/plain": ["<Figure>"]}},
-        {"output_type": "execute_result", "data": {"text/html": ["<table>\n<tr></tr></table>"], "text/plain": ["t"]}},
-        {"output_type": "execute_result", "data": {"text/html": "<script>// a remark\nalert(1)</script>"}},
-        {"output_type": "execute_result", "data": {"text/plain": ["42"]}},
+        {"output_type": "stream", "name": "stdout", "text": ["two\n", "lines\n"]},
+        {**shown, "data": {"image/png": PIXEL, "text/plain": ["<Figure>"]}},
+        {**shown, "data": {"text/html": ["<table>\n<tr></tr></table>"], "text/plain": ["t"]}},
+        {**shown, "data": {"text/html": "<script>// a remark\nalert(1)</script>"}},
+        {**shown, "data": {"text/plain": ["42"]}},
     ]
     cells = [
+        {"id": "a", "metadata": {}, "cell_type": "markdown", "source": ["# A title\n", "\n", "[next](02_next.ipynb)"]},
         {
-            "cell_type": "markdown",
-            "source": ["# A title\n", "\n", "text, [next](02_next.ipynb), [file](../x/02_y.ipynb)"],
+            "id": "b",
+            "metadata": {},
+            "cell_type": "code",
+            "source": ["print(1)"],
+            "outputs": outputs,
+            "execution_count": 1,
         },
-        {"cell_type": "code", "source": ["print(1)\n"], "outputs": outputs},
-        {"cell_type": "code", "source": [""], "outputs": []},
     ]
+    metadata = {"language_info": {"name": "python"}}
     path = tmp_path / "01_first.ipynb"
-    path.write_text(notebook(cells), encoding="utf-8")
-    text, pictures = hooks.as_page(path)
-    assert hooks.title_of(text) == "A title"
+    path.write_text(json.dumps({"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}))
+    text, pictures = docs_hooks.as_page(path)
+    assert text.startswith("# A title\n\n[next](02_next.ipynb)\n")
     assert "```python\nprint(1)\n```" in text
-    assert "````text\nred ```\n````" in text and "progress" not in text
-    assert "![Output of the cell above](01_first-0.png)" in text and pictures == {
-        "01_first-0.png": b"\x89PNG not really"
-    }
+    assert "    two\n    lines\n" in text and "    42\n" in text
+    assert "![Output of the cell above](01_first_1_1.png)" in text
+    assert pictures == {"01_first_1_1.png": b"\x89PNG not really"}
     assert '<div class="output"><table> <tr></tr></table></div>' in text
     assert 'srcdoc="&lt;script&gt;// a remark&#10;alert(1)&lt;/script&gt;"' in text, "the remark ends before the code"
     assert "<script>" not in text
-    assert "text, [next](02_next.md), [file](../x/02_y.ipynb)" in text, "another notebook is another page here"
-    assert "```text\n42\n```" in text
-
-
-def test_a_tutorial_without_outputs_is_shown_as_its_script(hooks: ModuleType, tmp_path: Path) -> None:
-    (tmp_path / "02_x.py").write_text("# %% [markdown]\n# # Two\n# words\n\n# %%\nx = 1\n", encoding="utf-8")
-    (tmp_path / "01_x.py").write_text("# %%\n", encoding="utf-8")
-    (tmp_path / "01_x.ipynb").write_text(notebook([]), encoding="utf-8")
-    (tmp_path / "helper.py").write_text("", encoding="utf-8")
-    assert [path.name for path in hooks.notebooks(tmp_path)] == ["01_x.ipynb", "02_x.py"]
-    text, pictures = hooks.as_page(tmp_path / "02_x.py")
-    assert text.startswith("# Two\nwords") and "```python\nx = 1\n```" in text and not pictures
-    assert "run it to see them" in text
-
-
-def test_the_list_of_tutorials_works_without_any(hooks: ModuleType) -> None:
-    assert "There are no tutorials" in hooks.index_of([])
-    assert "- [One](01.md) (`tutorials/01.ipynb`)" in hooks.index_of([("One", "tutorials/01.md", "01.ipynb")])
 
 
 # ---------------------------------------------------------------------------------------------------------------- API
@@ -335,16 +272,10 @@ def test_commands_use_options_that_exist() -> None:
     assert wrong == []
 
 
-def blocks(page: str, language: str) -> list[str]:
-    return re.findall(
-        rf"^```{language}\n(.*?)^```$", (DOCS / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
-    )
-
-
 @pytest.mark.slow
 def test_the_first_page_shows_what_its_example_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = blocks("index.md", "python")
-    (shown,) = blocks("index.md", "text")
+    text = (DOCS / "index.md").read_text(encoding="utf-8")
+    (code,), (shown,) = blocks(text, "python"), blocks(text, "text")
     assert len([line for line in code.splitlines() if line.strip()]) <= 15
     exec(compile(code, "index.md", "exec"), {})
     rows, printed = (table_rows(text) for text in (shown, capsys.readouterr().out))
@@ -377,7 +308,8 @@ def test_rows_that_differ_would_be_noticed() -> None:
 @pytest.mark.slow
 def test_the_certificate_shown_is_the_one_that_is_printed() -> None:
     pattern = r"^([SI]\d+) +(pass|FAIL|-) +(?:\S+ / \S+)? +(.+)$"
-    shown, lie = (re.findall(pattern, block, re.MULTILINE) for block in blocks("how-to/check-your-model.md", "text"))
+    text = (DOCS / "how-to" / "check-your-model.md").read_text(encoding="utf-8")
+    shown, lie = (re.findall(pattern, block, re.MULTILINE) for block in blocks(text, "text"))
     model = mi.load_model("demo")
     certificate = mi.certify_model(model, progress=False)
     if model.info.backend == "hooked_transformer":
@@ -395,8 +327,9 @@ def configured() -> str:
 
 
 def test_every_page_has_its_place_in_the_navigation() -> None:
-    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")}
-    named = set(re.findall(r"[\w/-]+\.md", configured().split("\nnav:")[1]))
+    pages = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} | {"tutorials/README.md"}
+    pages |= {f"tutorials/{path.name}" for path in (ROOT / "tutorials").glob("*.ipynb")}
+    named = set(re.findall(r"[\w/-]+\.(?:md|ipynb)", configured().split("\nnav:")[1]))
     assert pages == named
 
 
@@ -440,22 +373,40 @@ def test_an_asset_from_elsewhere_would_be_found(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.slow
-def test_the_site_builds_strictly_and_without_a_network(tmp_path: Path) -> None:
-    blocked = tmp_path / "sitecustomize.py"
-    blocked.write_text(
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built strictly by a Python that has no network."""
+    folder = tmp_path_factory.mktemp("docs")
+    (folder / "sitecustomize.py").write_text(
         "import socket\n"
         "def refuse(*a, **k): raise OSError('the documentation must build without a network')\n"
         "socket.socket.connect = socket.create_connection = socket.getaddrinfo = refuse\n",
         encoding="utf-8",
     )
-    site = tmp_path / "site"
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)]
-    environment = {**__import__("os").environ, "PYTHONPATH": str(tmp_path), "NO_MKDOCS_2_WARNING": "1"}
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder / "site")]
+    environment = {**os.environ, "PYTHONPATH": str(folder), "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "site"
+
+
+@pytest.mark.slow
+def test_the_site_builds_strictly_and_without_a_network(site: Path) -> None:
     assert fetched_from_elsewhere(site) == []
-    methods = (site / "methods.html").read_text(encoding="utf-8")
-    assert methods.count("<math") > 90 and "arithmatex" not in methods
-    assert "<math" in (site / "api" / "metrics.html").read_text(encoding="utf-8")
-    assert (site / "tutorials" / "index.html").is_file() and (site / "search" / "search_index.js").is_file()
+    texts = {path.relative_to(site).as_posix(): path.read_text(encoding="utf-8") for path in site.rglob("*.html")}
+    assert [name for name, text in texts.items() if "arithmatex" in text] == [], "every formula is drawn"
+    assert texts["methods.html"].count("<math") > 90 and "<math" in texts["api/metrics.html"]
+    assert 'href="01_insertions_and_alignment.html"' in texts["tutorials/index.html"], "a notebook is a page here"
+    assert (site / "search" / "search_index.js").is_file()
+
+
+@pytest.mark.slow
+def test_a_browser_opens_every_page_shows_every_formula_and_asks_nobody(site: Path, tmp_path: Path) -> None:
+    shown = "[...document.querySelectorAll('math')].map(math => math.getBoundingClientRect())"
+    with browser(tmp_path) as running:
+        for path in sorted(set(site.rglob("*.html")) - {site / "404.html"}):  # that one is for servers only
+            page = running.open(path)
+            assert page.run(f"{shown}.filter(box => !(box.width && box.height)).length") == 0, path.name
+            assert page.errors == [], path.name
+            assert [url for url in page.requests if not url.startswith(("file:", "data:", "blob:", "about:"))] == []
+            page.call("Page.close")

@@ -4,13 +4,13 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from conftest import ARCHITECTURES, needs_hooked_transformer
 from models_under_test import loaded, pairs_for
+from vllm_under_test import FakeVllm
 
 from mless_interp.generation import engines as generation_engines
 from mless_interp.generation.complete import (
@@ -25,8 +25,8 @@ from mless_interp.heads import Head
 from mless_interp.mechanism.arm import ARM
 from mless_interp.models.base import Model
 from mless_interp.models.info import ModelError
-from mless_interp.models.inputs import Inputs
-from mless_interp.models.load import load_model
+from mless_interp.models.inputs import Inputs, Run
+from mless_interp.models.load import load_model, wrap_model
 from mless_interp.models.memory import out_of_memory
 from mless_interp.patching.interventions import Knockout
 from mless_interp.patching.interventions import generate as generate_slowly
@@ -115,7 +115,8 @@ def test_rows_of_padding_stay_finite_in_every_dtype(
         assert found.logits is not None and alone.logits is not None
         near = {"atol": 2e-4, "rtol": 1e-4} if dtype == "float64" else {"atol": 0.1, "rtol": 2e-2}
         torch.testing.assert_close(found.logits[0], alone.logits[0], **near)
-        assert dtype == "float16" or found.tokens == alone.tokens
+        if dtype == "float64":  # in half precision near-ties can fall either way
+            assert found.tokens == alone.tokens
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -267,7 +268,7 @@ def test_greedy_logits_that_are_no_numbers_are_refused_too(
     try:
         monkeypatch.setattr(generation_engines.HuggingFaceEngine, "__init__", _without_check)
         if engine == "forward":
-            nothing = SimpleNamespace(logits=torch.full((1, 1, demo.info.d_vocab), float("nan")))
+            nothing = Run(torch.full((1, 1, demo.info.d_vocab), float("nan")), {})
             monkeypatch.setattr(type(demo), "run", lambda *_, **__: nothing)
         with pytest.raises(ValueError, match=r"'a'.*no numbers \(NaN\)"):
             generate_completions(demo, [Request((1, 2, 3), "a")], max_new_tokens=2, engine=engine)
@@ -352,7 +353,7 @@ def test_a_row_that_has_stopped_changes_nothing_for_the_others(demo: Model) -> N
     arm = ARM(0.5, 99.5, p_max=0.5)
     for options in ({}, {"redistribution": arm}, {"temperature": 0.8}):
         together = generate_completions(demo, requests, max_new_tokens=9, complete=boxed, **options)
-        assert len({len(completion.tokens) for completion in together.values()}) > 1 or options
+        assert len({len(completion.tokens) for completion in together.values()}) > 1
         for request in requests:
             alone = generate_completions(demo, [request], max_new_tokens=9, complete=boxed, **options)
             assert alone[request.key].tokens == together[request.key].tokens
@@ -436,11 +437,12 @@ class StopsHalfway:
 
     name = "halfway"
     rows_at_once = None
+    hides_under = ()
+    redraws = False
+    shows_logits = False
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
-
-    def check(self, decoding: Decoding) -> None: ...
 
     def run(self, rows: list[Row], decoding: Decoding, finished: Any) -> None:
         self.batches.append([row.request.key for row in rows])
@@ -459,7 +461,7 @@ def test_rows_that_had_ended_are_not_made_again(demo: Model) -> None:
     found = complete_all(
         demo, requests, decoding, engine, batch_size=5, skip={"b"}, on_finished=lambda new: told.extend(new)
     )
-    assert engine.batches == [["a", "c", "d", "e"], ["c"], ["d"], ["e"]] or engine.batches[0] == ["a", "c", "d", "e"]
+    assert engine.batches == [["a", "c", "d", "e"], ["c"], ["d"], ["e"]]
     assert sorted(told) == ["a", "c", "d", "e"] == sorted(found), "each once, and what is to be skipped not at all"
 
 
@@ -583,39 +585,22 @@ def test_hooked_transformer_has_no_hugging_face_module(tiny_model_dir: Callable[
 def test_fused_attention_has_no_scores_for_the_forward_engine(tiny_model_dir: Callable[[str], Path]) -> None:
     model = loaded(tiny_model_dir("qwen2"), "nnsight", attention="sdpa")
     request = Request(tuple(range(5, 20)), "a", (2, 6))
-    with pytest.raises(ModelError, match="'sdpa' attention, which shows no scores"):
+    with pytest.raises(ModelError, match="'sdpa' attention, under which engine='forward' cannot keep heads from"):
         generate_completions(model, [request], max_new_tokens=2, knockout=[Head(0, 0)], engine="forward")
 
 
+def test_layers_without_attention_where_masks_are_put_are_refused_before_anything_runs(
+    demo: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Request(tuple(range(5, 20)), "a", (2, 6))
+    every = generation_engines.attentions_of(demo)
+    assert sorted(every) == [0, 1, 2, 3]
+    monkeypatch.setattr(generation_engines, "attentions_of", lambda _: {at: every[at] for at in (0, 1, 3)})
+    with pytest.raises(ModelError, match="engine='hugging_face' shows no heads of demo, .* use engine='forward'$"):
+        generate_completions(demo, [request], max_new_tokens=2, knockout=[Head(0, 0)])
+
+
 # ----------------------------------------------------------------------------------------------------------------- vLLM
-
-
-class FakeVllm:
-    """Stands for the vllm module: records what it is given and answers every prompt with the same ids."""
-
-    def __init__(self, answers: list[list[int]]) -> None:
-        self.made: dict[str, Any] = {}
-        self.parameters: list[dict[str, Any]] = []
-        self.prompts: list[Any] = []
-        fake = self
-
-        class LLM:
-            def __init__(self, **options: Any) -> None:
-                fake.made = options
-
-            def generate(self, prompts: Any, parameters: Any, use_tqdm: bool) -> list[Any]:
-                assert len(prompts) == len(parameters) and not use_tqdm
-                fake.prompts = prompts
-                return [
-                    SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids, finish_reason="stop")])
-                    for ids, _ in zip(answers, prompts, strict=True)
-                ]
-
-        def sampling_parameters(**options: Any) -> dict[str, Any]:
-            fake.parameters.append(options)
-            return options
-
-        self.LLM, self.SamplingParams = LLM, sampling_parameters
 
 
 def test_vllm_is_given_token_ids_and_its_answers_are_cut_after_the_box(
@@ -644,14 +629,30 @@ def test_vllm_is_given_token_ids_and_its_answers_are_cut_after_the_box(
     assert [parameters["seed"] for parameters in fake.parameters] == [None, None]
 
 
+def test_vllm_cannot_load_what_was_wrapped(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", FakeVllm([]))
+    wrapped = wrap_model(demo.underlying, tokenizer=demo.tokenizer)
+    with pytest.raises(
+        ModelError, match="engine='vllm' loads the weights itself, .* which a wrapped model does not tell"
+    ):
+        generate_completions(wrapped, [Request((5, 6), "a")], max_new_tokens=2, engine="vllm")
+
+
 def test_vllm_says_what_it_lacks(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     request = Request((5, 6, 7), "a", (1, 2))
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ModelError, match=r"engine='vllm' needs the extra: pip install 'mless_interp\[vllm\]'"):
         generate_completions(demo, [request], max_new_tokens=2, engine="vllm")
     monkeypatch.setitem(sys.modules, "vllm", FakeVllm([[9, 9]]))
-    with pytest.raises(ModelError, match="vLLM shows neither heads, activations nor logits"):
+    with pytest.raises(ModelError, match=r"shows no heads of demo.*use engine='hugging_face' or engine='forward'"):
         generate_completions(demo, [request], max_new_tokens=2, engine="vllm", knockout=[Head(0, 0)])
+    for asked, lacks in (
+        ({"redistribution": ARM(0.1, 99.0)}, "no activations of"),
+        ({"keep_logits": True}, "no logits of"),
+        ({"keep_logits": True, "knockout": [Head(0, 0)]}, "no heads and no logits of"),
+    ):
+        with pytest.raises(ModelError, match=f"engine='vllm' shows {lacks} demo, which this asks for"):
+            generate_completions(demo, [request], max_new_tokens=2, engine="vllm", **asked)
     monkeypatch.setitem(sys.modules, "vllm", FakeVllm([[9]]))
     with pytest.raises(ModelError, match="vLLM ended 'a' after 1 tokens"):
         generate_completions(demo, [request], max_new_tokens=2, engine="vllm")

@@ -13,10 +13,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as texts
 
 import mless_interp as mi
-from mless_interp.accuracy import grade, has_closed_box, last_box
-from mless_interp.grading import equivalence
-from mless_interp.grading.answers import compare, number
-from mless_interp.grading.boxes import unboxed
+from mless_interp.grading import equivalence, grade, has_closed_box, last_box
+from mless_interp.grading.compare import compare, number
 from mless_interp.grading.graders import found_answer
 from mless_interp.grading.paper_grader import stripped
 
@@ -80,7 +78,7 @@ noise = texts.lists(texts.sampled_from(["{", "}", r"\{", r"\}", "\\", r"\boxed{"
 @settings(max_examples=300, deadline=None)
 def test_a_balanced_box_is_found_whole_after_anything(before: str, inside: str) -> None:
     before = before.rstrip("\\")  # a backslash at the end would belong to the box's own
-    assert last_box(before + "\\boxed{" + inside + "}") in (inside.strip(), unboxed(before + "\\boxed{" + inside + "}"))
+    assert last_box(before + "\\boxed{" + inside + "}") == inside.strip()
 
 
 @given(inside=balanced, after=balanced)
@@ -298,7 +296,7 @@ def test_malformed_latex_is_wrong_and_never_an_error(answer: str) -> None:
     started = time.perf_counter()
     for grader in (mi.grade_strict, mi.grade_lenient):
         assert not grader(f"\\boxed{{{answer}}}", "7")
-    assert mi.grade_paper(f"\\boxed{{{answer}}}", "7") in (True, False)
+    assert type(mi.grade_paper(f"\\boxed{{{answer}}}", "7")) is bool
     assert not mi.grade_strict(r"\boxed{7}", answer)
     assert time.perf_counter() - started < 60  # it ends
 
@@ -357,11 +355,7 @@ def test_the_prompt_itself_is_no_answer(math500_path: Path) -> None:
 def test_another_problems_answer_is_wrong(golds: list[str]) -> None:
     """Against the next problem's: only 3 neighbours of the 500 have the same answer, and the text says so."""
     found = [(golds[i - 1], gold) for i, gold in enumerate(golds) if compare(golds[i - 1], gold).equal]
-    assert sorted(found) == [("3", "3"), ("5", "x=5"), ("7", "7")] or sorted(found) == [
-        ("3", "3"),
-        ("7", "7"),
-        ("x=5", "5"),
-    ]
+    assert sorted(found) == [("3", "3"), ("5", "x=5"), ("7", "7")]
 
 
 @pytest.mark.slow
@@ -424,7 +418,7 @@ def test_the_papers_grader_is_the_papers() -> None:
     assert mi.grade_paper(r"\boxed{\frac}", r"\frac") and not mi.grade_paper(r"\boxed{\frac}", r"\frac{1}{2}")
     assert stripped(r"\tfrac12") == r"\frac{1}{2}" == stripped("0.5") == stripped("1/2")
     assert stripped(r"x=\sqrt3\text{ cm}") == r"\sqrt{3}"
-    with pytest.raises(IndexError):
+    with pytest.raises(IndexError, match="string index out of range"):
         stripped(r"\frac")
     assert "UNSOUND" in (mi.grade_paper.__doc__ or "") and '"1" 200' in (mi.grade_paper.__doc__ or "")
 

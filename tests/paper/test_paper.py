@@ -145,7 +145,7 @@ def test_figures_show_the_heads_of_the_methods_zero_based() -> None:
 
 
 def test_published_numbers_keep_their_source_and_their_contradictions() -> None:
-    table = paper.published(benchmark="MATH-500", model="llama-3.1-8b-instruct", condition="none")
+    table = paper.published(benchmark="MATH-500", model="llama-3.1-8b-instruct", treatment="none")
     printed = dict(zip(table["source"], table["percent"], strict=True))
     assert printed["Table 1"] == 41.8 and printed["Table 5"] == 35.4 and printed["Table 3a"] == 43.0
     assert bool(table[table["source"].str.startswith("Figure 10")]["approximate"].all())

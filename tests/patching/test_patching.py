@@ -259,7 +259,9 @@ def test_a_sweep_that_was_stopped_goes_on_and_gives_the_same(
     monkeypatch.setattr(Checkpoint, "put", put)
     resumed = patch_heads(model, pairs, checkpoint=file, progress=False)
     assert np.array_equal(resumed.patched, whole.patched)
-    with pytest.raises(ValueError, match="made with other settings: direction was 'denoising', now 'noising'"):
+    with pytest.raises(
+        ValueError, match="made with other settings: sweeps.patch.direction was 'denoising', now 'noising'"
+    ):
         patch_heads(model, pairs, checkpoint=file, direction="noising", progress=False)
 
 

@@ -229,7 +229,7 @@ def test_before_and_after_share_one_scale_and_the_difference_is_on_shared_tokens
 
 def test_bars_are_percent_with_intervals_and_published_numbers_are_marks() -> None:
     published = pd.DataFrame(
-        {"condition": ["none", "Mless", "ARM"], "percent": [72.4, 75.0, 73.4], "source": ["Table 3a"] * 3}
+        {"treatment": ["none", "Mless", "ARM"], "percent": [72.4, 75.0, 73.4], "source": ["Table 3a"] * 3}
     )
     axes = mi.views.accuracy_bars(answered(), published).axes[0]
     bars = [p for p in axes.patches if p.get_hatch() is not None or p.get_height() > 0]
@@ -242,13 +242,13 @@ def test_bars_are_percent_with_intervals_and_published_numbers_are_marks() -> No
     plain = mi.views.accuracy_bars(answered(), {"none": 0.724}).axes[0]
     (mark,) = [line for line in plain.lines if line.get_label().startswith("published")]
     assert mark.get_ydata().tolist() == pytest.approx([72.4])
-    with pytest.raises(ValueError, match="published must map conditions to shares"):
+    with pytest.raises(ValueError, match="published must map treatments to shares"):
         mi.views.accuracy_bars(answered(), published.rename(columns={"percent": "points"}))
 
 
-def test_bars_stand_beside_profiles_one_for_each_model_and_condition() -> None:
+def test_bars_stand_beside_profiles_one_for_each_model_and_treatment() -> None:
     bars = pd.DataFrame(
-        {"model": ["b", "b", "a", "a"], "condition": ["none", "mless"] * 2, "percent": [64.0, 66.0, 73.0, 76.0]}
+        {"model": ["b", "b", "a", "a"], "treatment": ["none", "mless"] * 2, "percent": [64.0, 66.0, 73.0, 76.0]}
     )
     picture = mi.views.bars_and_profiles(bars, {"Mless": profiled()}, mi.Head(0, 13), bars_title="printed")
     left = picture.subfigs[0].axes[0]

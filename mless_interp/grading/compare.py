@@ -38,29 +38,29 @@ _MATRIX = re.compile(r"\\begin\{([bBp]?matrix|smallmatrix|array|vmatrix)\}(?:\{[
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Equality:
     """Whether two answers are equal, and what decided: "text", "number", "parts", "math-verify" or "gave up"."""
 
     equal: bool
     by: str
 
 
-Leaf = Callable[[str, str], Verdict]
+Leaf = Callable[[str, str], Equality]
 
 
-def compare(answer: str, gold: str) -> Verdict:
+def compare(answer: str, gold: str) -> Equality:
     r"""Whether an answer equals the gold one, strictly; see the module for what counts as the same.
 
     >>> compare(r"\dfrac{3}{6}", "0.5"), compare("(1,2]", "(1,2)").equal
-    (Verdict(equal=True, by='number'), False)
+    (Equality(equal=True, by='number'), False)
     """
     first, second = latex.plain(answer[: LONGEST + 1]), latex.plain(gold[: LONGEST + 1])
     if not first or not second:
-        return Verdict(False, "text")
+        return Equality(False, "text")
     if latex.compact(first) == latex.compact(second) and max(len(answer), len(gold)) <= LONGEST:
-        return Verdict(True, "text")
+        return Equality(True, "text")
     if max(len(answer), len(gold)) > LONGEST:
-        return Verdict(answer.strip() == gold.strip(), "text")
+        return Equality(answer.strip() == gold.strip(), "text")
     return _compare(first, second, depth=0)
 
 
@@ -153,9 +153,9 @@ def _both_signs(pieces: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _compare(answer: str, gold: str, *, depth: int) -> Verdict:
+def _compare(answer: str, gold: str, *, depth: int) -> Equality:
     if depth > 8:
-        return Verdict(latex.compact(answer) == latex.compact(gold), "text")
+        return Equality(latex.compact(answer) == latex.compact(gold), "text")
     answer, gold = _unwrapped(answer), _unwrapped(gold)
     first, second = _parts(answer), _parts(gold)
     values = _value(answer, gold), _value(gold, answer)
@@ -173,25 +173,25 @@ def _compare(answer: str, gold: str, *, depth: int) -> Verdict:
     if first is None or second is None:
         if _is_relation(answer) != _is_relation(gold):
             return _by_math_verify(answer, gold)
-        return Verdict(False, "parts")
+        return Equality(False, "parts")
     if first.kind != second.kind or len(first.parts) != len(second.parts) or len(first.parts) > MOST_PARTS:
-        return Verdict(False, "parts")
+        return Equality(False, "parts")
     return _compare_parts(first.parts, second.parts, any_order=first.kind in ("list", "union"), depth=depth)
 
 
-def _compare_parts(first: tuple[str, ...], second: tuple[str, ...], *, any_order: bool, depth: int) -> Verdict:
+def _compare_parts(first: tuple[str, ...], second: tuple[str, ...], *, any_order: bool, depth: int) -> Equality:
     """Equal part by part; in any order, each gold part takes the first answer part that equals it and is still free."""
     gave_up = False
     free = list(range(len(first)))
     for place, gold in enumerate(second):
         tried = [_compare(first[i], gold, depth=depth + 1) for i in (free if any_order else [place])]
-        gave_up |= any(verdict.by == "gave up" for verdict in tried)
-        hit = next((i for i, verdict in enumerate(tried) if verdict.equal), None)
+        gave_up |= any(each.by == "gave up" for each in tried)
+        hit = next((i for i, each in enumerate(tried) if each.equal), None)
         if hit is None:
-            return Verdict(False, "gave up" if gave_up else "parts")
+            return Equality(False, "gave up" if gave_up else "parts")
         if any_order:
             free.pop(hit)
-    return Verdict(True, "parts")
+    return Equality(True, "parts")
 
 
 def _unwrapped(text: str) -> str:
@@ -260,25 +260,25 @@ def _signed(sign: str, size: Fraction) -> Fraction:
     return -size if sign == "-" else size
 
 
-def _compare_leaves(answer: str, gold: str) -> Verdict:
+def _compare_leaves(answer: str, gold: str) -> Equality:
     answer, gold = _value(answer, gold), _value(gold, answer)
     first, answer_unit = without_unit(answer)
     second, gold_unit = without_unit(gold)
     if answer_unit and gold_unit and answer_unit != gold_unit:
-        return Verdict(False, "text")
+        return Equality(False, "text")
     first, second = (_choice(_unwrapped(text)) for text in (first, second))
     if latex.compact(first) == latex.compact(second):
-        return Verdict(bool(first), "text")
+        return Equality(bool(first), "text")
     left, right = number(first), number(second)
     if left is not None and right is not None:
-        return Verdict(left == right, "number")
+        return Equality(left == right, "number")
     if latex.holds_words(first) or latex.holds_words(second):
-        return Verdict(_words(first) == _words(second), "text")
+        return Equality(_words(first) == _words(second), "text")
     bases = [_BASE.fullmatch(latex.compact(text)) for text in (first, second)]
     if all(bases):
-        return Verdict(len({(b[1].lower(), b[2]) for b in bases if b}) == 1, "number")
+        return Equality(len({(b[1].lower(), b[2]) for b in bases if b}) == 1, "number")
     if any(bases):
-        return Verdict(False, "number")
+        return Equality(False, "number")
     return _by_math_verify(first, second)
 
 
@@ -314,15 +314,15 @@ def _is_relation(text: str) -> bool:
     return bool(re.search(r"[<>]|\\(?:[lg]eq|neq)(?![a-z])", text))
 
 
-def _by_math_verify(answer: str, gold: str) -> Verdict:
+def _by_math_verify(answer: str, gold: str) -> Equality:
     """Decimals go as fractions, so that nothing is rounded; what it would misread is not asked (`7 8`, unclosed braces)."""
     first, second = (_exact(latex.without_text(text)) for text in (answer, gold))
     if first is None or second is None or ("=" in first) != ("=" in second):
-        return Verdict(False, "text")
+        return Equality(False, "text")
     equal = equal_by_math_verify(first, second)
     if not equal and _is_relation(second) != _is_relation(first):
         equal = equal or equal_by_math_verify(second, first)
-    return Verdict(bool(equal), "gave up" if equal is None else "math-verify")
+    return Equality(bool(equal), "gave up" if equal is None else "math-verify")
 
 
 def _exact(text: str) -> str | None:
