@@ -31,7 +31,7 @@ def loaded(directory: Path, backend: str, dtype: str = "float32", attention: str
 def without_stepper(model: Model) -> Model:
     """The same model, as if it could not be continued layer by layer; the original is not changed."""
     closed = object.__new__(type(model))
-    closed.__dict__ = {**model.__dict__, "stepper": None}
+    closed.__dict__ = {**model.__dict__, "layers": None}
     return closed
 
 
@@ -69,13 +69,12 @@ def planted_here(seed: int = 1, **settings: Any) -> tuple[PlantedModel, Model]:
         made = random_planted(seed, **settings)
     else:
         made = planted_model(**{"n_heads": 8, "n_key_value_heads": 2, "seed": seed, **settings})
-    dtype = made.hf_model.dtype
-    return made, bridge_from(made.hf_model, made.tokenizer, name=f"planted {seed}", dtype=dtype, device="cpu")
+    return made, bridge_from(made.hf_model, made.tokenizer, name=f"planted {seed}")
 
 
 def planted_problems(made: PlantedModel, count: int, **options: Any) -> list[Problem]:
     """Short problems of a planted model, all of one length, so that they share a batch."""
-    drawn = [Problem.from_dict(record) for record in made.problems(12 * count, **{"n_clauses": (0, 0), **options})]
+    drawn = made.problems(12 * count, **{"n_clauses": (0, 0), **options})
     lengths = [(len((problem.system or "").split()), len(problem.question.split())) for problem in drawn]
     usual = Counter(lengths).most_common(1)[0][0]
     chosen = [problem for problem, length in zip(drawn, lengths, strict=True) if length == usual]

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,14 +170,36 @@ def test_a_model_that_disagrees_with_hugging_face_is_refused(tiny_model_dir: Any
         check_model(model, wrong)
 
 
-def test_a_replay_that_disagrees_is_switched_off_and_reported(tiny_model_dir: Any) -> None:
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_check_gives_its_figures_again_and_leaves_the_model_as_it_was(
+    architecture: str, backend: str, tiny_model_dir: Any
+) -> None:
+    model = loaded(tiny_model_dir(architecture), backend)
+    before = dict(vars(model))
+    first, second = check_model(model), check_model(model)
+    assert first == second == replace(model.checks, logits_difference=None)
+    assert vars(model).keys() == before.keys() and all(vars(model)[name] is value for name, value in before.items())
+
+
+def test_a_replay_that_disagrees_is_reported_and_switched_off_where_the_figures_are_taken_over(
+    tiny_model_dir: Any,
+) -> None:
     model = mi.load_model(tiny_model_dir("llama"), backend="bridge")
-    finish = model.stepper.finish
-    model.stepper.finish = lambda layer, resid, z: finish(layer, resid, z) * 1.1
+    finish = model.layers.finish
+    model.layers.finish = lambda layer, resid, z: finish(layer, resid, z) * 1.1
     figures = check_model(model)
-    assert model.stepper is None and figures.replay.startswith(
-        "whole forward passes (continuing layer by layer was off by"
-    )
+    assert figures.replay.startswith("whole forward passes (continuing layer by layer was off by")
+    assert model.stepper is not None, "the model is left as it was"
+    slow = model.checked(figures)
+    assert slow.stepper is None and check_model(slow) == figures
+    assert slow.checked(None).stepper is not None
+
+
+def test_a_model_that_shows_no_rotated_queries_stays_so_when_it_is_checked_again(other_architecture: Path) -> None:
+    model = mi.load_model(other_architecture, backend="bridge")
+    assert not model.shows_rotated and model.stepper is None
+    assert check_model(model) == replace(model.checks, logits_difference=None)
 
 
 def test_a_saved_word_level_tokenizer_survives_loading(tmp_path: Path, tiny_model_dir: Any) -> None:
@@ -211,25 +234,12 @@ def test_inputs_move_together() -> None:
     assert inputs.attention_mask is None and inputs.position_ids.tolist() == [[0, 1]]
 
 
-def test_a_planted_model_is_loaded_as_it_is() -> None:
-    planted = mi.planted_model(
-        readers=[mi.Head(0, 3)], mediators=[], n_layers=2, n_heads=8, n_key_value_heads=2, seed=1
-    )
-    model = mi.load_model(planted, backend="bridge")
-    problems = mi.load_problems(planted, limit=4)
-    assert model.info.n_heads == 8 and len(problems) == 4
-    found = mi.patch_heads(model, mi.make_pairs(model, problems, mi.Insertion.meaningless(" /", 20)), progress=False)
-    assert found.top(1)["label"][0] == "L0H3"
-
-
-def test_a_planted_model_is_named_by_its_seed_not_by_a_folder_that_is_gone() -> None:
-    planted = mi.planted_model(readers=[mi.Head(0, 1)], n_heads=4, n_key_value_heads=2, seed=3)
-    assert mi.load_model(planted, backend="bridge").info.name == "planted-3"
-
-
-@pytest.mark.parametrize("backend", ["nnsight", pytest.param("hooked_transformer", marks=needs_hooked_transformer)])
-def test_a_model_taken_out_and_wrapped_again_keeps_its_tokenizer(tiny_model_dir: Any, backend: str) -> None:
-    model = mi.load_model(tiny_model_dir("qwen2"), backend=backend)
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_model_taken_out_and_wrapped_again_keeps_its_tokenizer(
+    architecture: str, backend: str, tiny_model_dir: Any
+) -> None:
+    model = mi.load_model(tiny_model_dir(architecture), backend=backend)
     again = mi.wrap_model(model.underlying)
     text = "reason about / the question"
     assert again.tokenizer is not None
