@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from mless_interp.__main__ import app
 from mless_interp.identities import IDENTITIES
 from mless_interp.identities.certificate import FAIL, N_TOKENS, NOT_APPLICABLE, certify_model, short_pairs
 from mless_interp.models.checks import FailedCheck
+from mless_interp.models.inputs import Inputs
 
 
 def check(*arguments: Any) -> Any:
@@ -89,38 +91,39 @@ def test_a_wrapped_model_whose_pattern_is_perturbed_fails(tiny_model_dir: Callab
 
 
 def lying(model: Any, lie: Callable[..., Any]) -> Any:
-    """The same model, but `run` goes through `lie(run, tokens, options)`."""
+    """The same model, but `run` goes through `lie(run, inputs, options)`."""
 
     class Liar(type(model)):  # type: ignore[misc]
-        def run(self, tokens: Any, **options: Any) -> Any:
-            return lie(super().run, tokens, options)
+        def run(self, inputs: Any, *, position_ids: Any = None, attention_mask: Any = None, **options: Any) -> Any:
+            given = inputs if isinstance(inputs, Inputs) else Inputs(inputs, position_ids, attention_mask)
+            return lie(super().run, given, options)
 
     liar = object.__new__(Liar)
     liar.__dict__.update(model.__dict__)
     return liar
 
 
-def shows_another_pattern(run: Any, tokens: Any, options: dict[str, Any]) -> Any:
-    done = run(tokens, **options)
+def shows_another_pattern(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
+    done = run(inputs, **options)
     shown = {k: v.mT.tril().mT if k.endswith("pattern") and v is not None else v for k, v in done.captured.items()}
     return SimpleNamespace(captured=shown, logits=done.logits)
 
 
-def ignores_positions(run: Any, tokens: Any, options: dict[str, Any]) -> Any:
-    return run(tokens, **{**options, "position_ids": None})
+def ignores_positions(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
+    return run(replace(inputs, position_ids=None), **options)
 
 
-def ignores_the_mask(run: Any, tokens: Any, options: dict[str, Any]) -> Any:
-    return run(tokens, **{**options, "attention_mask": None})
+def ignores_the_mask(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
+    return run(inputs.unmasked, **options)
 
 
-def ignores_edits(run: Any, tokens: Any, options: dict[str, Any]) -> Any:
-    return run(tokens, **{**options, "edits": None})
+def ignores_edits(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
+    return run(inputs, **{**options, "edits": None})
 
 
-def looks_ahead(run: Any, tokens: Any, options: dict[str, Any]) -> Any:
+def looks_ahead(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
     """The residual stream of every token holds a little of the last one's."""
-    done = run(tokens, **options)
+    done = run(inputs, **options)
     resid = {k: v + 0.01 * v[:, -1:] if k.endswith("hook_resid_post") else v for k, v in done.captured.items()}
     return SimpleNamespace(captured=resid, logits=done.logits)
 
@@ -146,8 +149,7 @@ def test_each_way_of_lying_is_named(
 
 
 def test_a_failed_self_check_is_a_line_and_not_an_error(tiny_model_dir: Callable[[str], Path]) -> None:
-    model = lying(loaded(tiny_model_dir("qwen2"), "bridge"), ignores_positions)
-    model.checks = None
+    model = lying(loaded(tiny_model_dir("qwen2"), "bridge"), ignores_positions).checked(None)
     certificate = certify_model(model, progress=False)
     assert status(certificate)["self-check"] == FAIL
     assert "gap condition differs from the masked one" in repr(certificate)
