@@ -64,8 +64,11 @@ class HookedTransformerModel(Model):
         return hooked_rule(self.underlying, layer)
 
     def _gated_mlp(self, layer: int) -> GatedMlp | None:
-        mlp: Any = getattr(self.underlying.blocks[layer], "mlp", None)
-        return GatedMlp(mlp.act_fn, mlp.b_in) if hasattr(mlp, "W_gate") and hasattr(mlp, "hook_pre_linear") else None
+        cfg = self.underlying.cfg
+        if not cfg.gated_mlp or cfg.attn_only or cfg.num_experts:
+            return None
+        mlp = self.underlying.blocks[layer].mlp
+        return GatedMlp(mlp.act_fn, mlp.b_in)
 
     def _attention_output(self, layer: int) -> AttentionOutput | None:
         block = self.underlying.blocks[layer]

@@ -230,8 +230,10 @@ def test_visibility_by_hand() -> None:
 
 
 def test_inputs_move_together() -> None:
-    inputs = Inputs(torch.ones(1, 2, dtype=torch.long), torch.arange(2)[None]).to("cpu")
-    assert inputs.attention_mask is None and inputs.position_ids.tolist() == [[0, 1]]
+    inputs = Inputs(torch.ones(1, 2, dtype=torch.long), torch.arange(2)[None])
+    moved = inputs.to("meta")
+    assert moved.tokens.is_meta and moved.position_ids.is_meta and moved.attention_mask is None
+    assert not inputs.tokens.is_meta and inputs.position_ids.tolist() == [[0, 1]]
 
 
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])
