@@ -1,6 +1,8 @@
 """Loaded tiny models and prompt pairs, made once per process and shared by the tests that compare backends."""
 
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,23 @@ def without_stepper(model: Model) -> Model:
     closed = object.__new__(type(model))
     closed.__dict__ = {**model.__dict__, "layers": None}
     return closed
+
+
+def lying(model: Any, lie: Callable[..., Any]) -> Any:
+    """The same model, but `run` goes through `lie(run, inputs, options)`."""
+
+    class Liar(type(model)):  # type: ignore[misc]
+        def run(self, inputs: Any, *, position_ids: Any = None, attention_mask: Any = None, **options: Any) -> Any:
+            given = inputs if isinstance(inputs, Inputs) else Inputs(inputs, position_ids, attention_mask)
+            return lie(super().run, given, options)
+
+    liar = object.__new__(Liar)
+    liar.__dict__.update(model.__dict__)
+    return liar
+
+
+def ignores_positions(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
+    return run(replace(inputs, position_ids=None), **options)
 
 
 def problems() -> list[Problem]:

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ARCHITECTURES, BACKENDS, ROOT, needs_hooked_transformer
-from models_under_test import loaded, pairs_for
+from models_under_test import ignores_positions, loaded, lying, pairs_for
 from typer.testing import CliRunner
 
 import mless_interp as mi
@@ -90,27 +89,10 @@ def test_a_wrapped_model_whose_pattern_is_perturbed_fails(tiny_model_dir: Callab
     assert "Do not trust results of this model on this backend: I0, I1" in repr(certificate)
 
 
-def lying(model: Any, lie: Callable[..., Any]) -> Any:
-    """The same model, but `run` goes through `lie(run, inputs, options)`."""
-
-    class Liar(type(model)):  # type: ignore[misc]
-        def run(self, inputs: Any, *, position_ids: Any = None, attention_mask: Any = None, **options: Any) -> Any:
-            given = inputs if isinstance(inputs, Inputs) else Inputs(inputs, position_ids, attention_mask)
-            return lie(super().run, given, options)
-
-    liar = object.__new__(Liar)
-    liar.__dict__.update(model.__dict__)
-    return liar
-
-
 def shows_another_pattern(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
     done = run(inputs, **options)
     shown = {k: v.mT.tril().mT if k.endswith("pattern") and v is not None else v for k, v in done.captured.items()}
     return SimpleNamespace(captured=shown, logits=done.logits)
-
-
-def ignores_positions(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
-    return run(replace(inputs, position_ids=None), **options)
 
 
 def ignores_the_mask(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:

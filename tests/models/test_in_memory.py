@@ -42,11 +42,13 @@ def test_it_gives_the_same_numbers_bit_for_bit_as_from_a_folder(
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_the_object_stays_as_it_was(architecture: str, backend: str) -> None:
     mine = in_memory(architecture)
+    mine.hf_model.generation_config.repetition_penalty = 1.5
     weights, config = copy.deepcopy(mine.hf_model.state_dict()), mine.hf_model.config.to_dict()
     parts = {name: type(part) for name, part in mine.hf_model.named_modules()}
     said, special = copy.deepcopy(mine.tokenizer.init_kwargs), mine.tokenizer.special_tokens_map
     model = mi.load_model(mine, backend=backend)
     before = model.run(TOKENS).logits
+    assert model.hf_model is None or model.hf_model.generation_config.repetition_penalty == 1.5
     assert mine.hf_model.config.to_dict() == config
     assert {name: type(part) for name, part in mine.hf_model.named_modules()} == parts
     assert mine.hf_model.state_dict().keys() == weights.keys()

@@ -10,10 +10,13 @@ import pytest
 import torch
 from conftest import ARCHITECTURES, BACKENDS, needs_hooked_transformer, tiny_model, word_tokenizer
 from models_under_test import loaded, pairs_for
+from transformers import AutoModelForCausalLM
 
 import mless_interp as mi
 from mless_interp.models.attention import visibility
 from mless_interp.models.checks import check_model
+from mless_interp.models.hooked import HookedTransformerModel
+from mless_interp.models.hugging_face import reference_logits
 from mless_interp.models.info import ModelError
 from mless_interp.models.inputs import Inputs
 from mless_interp.models.transformer_lens import has_hooked_transformer
@@ -95,9 +98,20 @@ def test_a_hooked_transformer_of_your_own_is_welcome(tiny_model_dir: Any) -> Non
     assert model.info.name == "mine" and model.checks.gap_difference < 1e-4, "learned positions follow position ids too"
     assert all(torch.equal(before[key], value) for key, value in hooked.state_dict().items())
     assert not any(point.fwd_hooks for point in hooked.hook_dict.values())
+    assert model.quantised == "" and model.layers is None, "its positions are not rotary"
+    with pytest.raises(ModelError, match="the MLP of layer 0 is not gated"):
+        model.gated_mlp(0)
     fraction = torch.linspace(0, 3, 5)[None]
     with pytest.raises(ValueError, match="have no fractional position ids"):
         model.run(torch.ones(1, 5, dtype=torch.long), position_ids=fraction)
+
+
+@needs_hooked_transformer
+def test_a_quantised_hooked_transformer_says_so(tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooked = mi.load_model(tiny_model_dir("llama"), backend="hooked_transformer").underlying
+    monkeypatch.setattr(hooked.cfg, "load_in_4bit", True)
+    model = HookedTransformerModel(hooked, name="small")
+    assert model.quantised == "4bit" and model.layers is None
 
 
 def test_a_bridge_and_an_nnsight_model_of_your_own_are_welcome(tiny_model_dir: Any) -> None:
@@ -163,39 +177,6 @@ def test_nan_in_the_weights_is_found_at_loading(backend: str, tiny_model_dir: An
         mi.load_model(folder, backend=backend)
 
 
-def test_a_model_that_disagrees_with_hugging_face_is_refused(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("llama"), "bridge")
-    wrong = model.run(torch.zeros(1, 12, dtype=torch.long)).logits
-    with pytest.raises(ModelError, match="its logits differ from the plain Hugging Face forward pass by"):
-        check_model(model, wrong)
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_check_gives_its_figures_again_and_leaves_the_model_as_it_was(
-    architecture: str, backend: str, tiny_model_dir: Any
-) -> None:
-    model = loaded(tiny_model_dir(architecture), backend)
-    before = dict(vars(model))
-    first, second = check_model(model), check_model(model)
-    assert first == second == replace(model.checks, logits_difference=None)
-    assert vars(model).keys() == before.keys() and all(vars(model)[name] is value for name, value in before.items())
-
-
-def test_a_replay_that_disagrees_is_reported_and_switched_off_where_the_figures_are_taken_over(
-    tiny_model_dir: Any,
-) -> None:
-    model = mi.load_model(tiny_model_dir("llama"), backend="bridge")
-    finish = model.layers.finish
-    model.layers.finish = lambda layer, resid, z: finish(layer, resid, z) * 1.1
-    figures = check_model(model)
-    assert figures.replay.startswith("whole forward passes (continuing layer by layer was off by")
-    assert model.stepper is not None, "the model is left as it was"
-    slow = model.checked(figures)
-    assert slow.stepper is None and check_model(slow) == figures
-    assert slow.checked(None).stepper is not None
-
-
 def test_a_model_that_shows_no_rotated_queries_stays_so_when_it_is_checked_again(other_architecture: Path) -> None:
     model = mi.load_model(other_architecture, backend="bridge")
     assert not model.shows_rotated and model.stepper is None
@@ -215,6 +196,16 @@ def test_a_saved_word_level_tokenizer_survives_loading(tmp_path: Path, tiny_mode
     model = mi.load_model(folder, backend="bridge")
     text = "Anna has 3 apples"
     assert model.tokenizer.encode(text) == tokenizer.encode(text)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_padding_token_inside_a_prompt_is_a_token_like_any_other(backend: str, tiny_model_dir: Any) -> None:
+    model = mi.load_model(tiny_model_dir("llama"), backend=backend)
+    pad = model.underlying.tokenizer.pad_token_id
+    model.underlying.tokenizer.padding_side = "left"
+    tokens = torch.tensor([[pad, pad, 5, pad, 7, 8]])
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model_dir("llama"), attn_implementation="eager").eval()
+    torch.testing.assert_close(model.run(tokens).logits, reference_logits(plain, tokens), rtol=1e-4, atol=1e-5)
 
 
 def test_visibility_by_hand() -> None:
