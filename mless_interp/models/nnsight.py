@@ -43,7 +43,10 @@ class NnsightModel(HuggingFaceModel):
             attention=hf_model.config.get_text_config()._attn_implementation or "eager",
             remote=remote,
         )
-        info, self.decoder = self.info, _find_envoy(traced, decoder_of(hf_model))
+        info = self.info
+        if not self.parts or any(part.attention is None for part in self.parts):
+            raise ModelError(f'{info.architecture} has no decoder layers with a self_attn each; use backend="bridge"')
+        self.decoder = _find_envoy(traced, decoder_of(hf_model))
         for layer in range(info.n_layers):  # instrumented now: inside a trace it would come after the layer began
             _ = self.decoder.layers[layer].self_attn.source
         operations = _find_attention_ops(

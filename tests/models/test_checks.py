@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ARCHITECTURES, BACKENDS
+from conftest import ARCHITECTURES, BACKENDS, needs_hooked_transformer
 from models_under_test import ignores_positions, loaded, lying
 
 import mless_interp as mi
@@ -48,6 +48,16 @@ def gives_nan(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
 def test_a_broken_promise_is_named(lie: Any, message: str, tiny_model_dir: Any) -> None:
     with pytest.raises(FailedCheck, match=rf"on backend 'bridge' failed its check: {message}"):
         check_model(lying(loaded(tiny_model_dir("qwen2"), "bridge"), lie))
+
+
+@needs_hooked_transformer
+def test_positions_follow_a_rotation_that_also_scales(tiny_model_dir: Any) -> None:
+    """As YaRN's does: turning on to another position must not scale once more."""
+    model = mi.load_model(tiny_model_dir("qwen2"), backend="hooked_transformer")
+    for block in model.underlying.blocks:
+        block.attn.rotary_cos *= 1.3
+        block.attn.rotary_sin *= 1.3
+    assert check_model(model).gap_difference < 1e-4
 
 
 def test_a_model_that_runs_elsewhere_is_not_asked_for_the_gap(tiny_model_dir: Any) -> None:

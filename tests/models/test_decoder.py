@@ -7,7 +7,7 @@ import torch
 import transformers
 from conftest import ARCHITECTURES, tiny_model, word_tokenizer
 
-from mless_interp.models.decoder import NORMS, HuggingFaceLayers, decoder_layers
+from mless_interp.models.decoder import NORMS, HuggingFaceLayers, decoder_layers, linear
 from mless_interp.models.held import Held
 from mless_interp.models.info import ModelError
 
@@ -95,6 +95,19 @@ def test_norms_in_a_layout_that_is_not_known_are_not_guessed() -> None:
     first, second = decoder_layers(model)[:2]
     assert first.norms is None and first.attention_output(d_head=8) is None
     assert second.norms is not None and second.attention_output(d_head=8) is not None
+
+
+def test_the_fast_product_of_a_linear_layer_is_the_layer_s_own() -> None:
+    """Which it is not in float64, with gradients or with hooks: there the layer itself is asked."""
+    layer, x = torch.nn.Linear(4, 3), torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+    gradients = [torch.autograd.grad(made.square().sum(), layer.weight)[0] for made in (linear(layer, x), layer(x))]
+    assert torch.equal(*gradients)
+    with torch.no_grad():
+        torch.testing.assert_close(linear(layer, x), layer(x))
+        hook = layer.register_forward_hook(lambda module, args, output: output * 0)
+        assert not linear(layer, x).any()
+        hook.remove()
+        assert torch.equal(linear(layer.double(), x.double()), layer(x.double()))
 
 
 def test_held_activations_are_given_once_and_in_the_order_asked_for() -> None:

@@ -73,6 +73,42 @@ def test_an_architecture_without_a_converter_is_refused_with_the_way_out(other_a
         mi.load_model(other_architecture, backend="hooked_transformer")
 
 
+@needs_hooked_transformer
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda state: state.pop("blocks.1.attn.W_O"),
+            "1 weights without a value and 0 without a place, first blocks.1",
+        ),
+        (
+            lambda state: state.update(other=torch.ones(1)),
+            "0 weights without a value and 1 without a place, first other",
+        ),
+    ],
+)
+def test_a_conversion_that_leaves_weights_over_is_refused(
+    change: Any, message: str, tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformer_lens.pretrained import weight_conversions
+
+    convert = weight_conversions.convert_llama_weights
+
+    def changed(*arguments: Any) -> Any:
+        state = convert(*arguments)
+        change(state)
+        return state
+
+    monkeypatch.setattr(weight_conversions, "convert_llama_weights", changed)
+    with pytest.raises(ModelError, match=f"converting LlamaForCausalLM left {message}"):
+        mi.load_model(tiny_model_dir("llama"), backend="hooked_transformer")
+
+
+def test_layers_without_a_self_attention_are_refused_by_nnsight_with_the_way_out(other_architecture: Path) -> None:
+    with pytest.raises(ModelError, match=r'GPTNeoXForCausalLM has no decoder layers with a self_attn .*"bridge"'):
+        mi.load_model(other_architecture, backend="nnsight")
+
+
 def test_auto_falls_back_to_the_bridge_which_replays_by_whole_passes(other_architecture: Path) -> None:
     model = mi.load_model(other_architecture)
     assert model.info.backend == "bridge" and model.checks.replay.startswith("whole forward passes")
@@ -218,6 +254,13 @@ def test_visibility_by_hand() -> None:
     hidden = torch.ones(1, 1, 4, 4, dtype=torch.bool)
     hidden[..., 2, :] = False
     assert visibility(4, attention_mask=hidden)[0, 0, 2].tolist() == [False, False, True, False], "it sees itself"
+
+
+def test_inputs_are_repeated_prompt_by_prompt_and_one_mask_serves_all() -> None:
+    mask = torch.ones(1, 1, 2, 2, dtype=torch.bool)
+    rows = Inputs(torch.tensor([[1, 2], [3, 4]]), torch.tensor([[0, 1], [0, 5]]), mask).repeated(2)
+    assert rows.tokens.tolist() == [[1, 2], [1, 2], [3, 4], [3, 4]]
+    assert rows.position_ids[:, 1].tolist() == [1, 1, 5, 5] and rows.attention_mask is mask
 
 
 def test_inputs_move_together() -> None:
