@@ -92,6 +92,10 @@ class HuggingFaceModel(Model):
         return self.parts[layer].attention_output(d_head=self.info.d_head) if self.parts else None
 
 
+CACHE_LINE = 64
+"""Bytes; what PyTorch allocates lies on one, and the kernel that a matrix product takes depends on whether its factors do."""
+
+
 @dataclass(frozen=True)
 class Placement:
     """How weights are loaded: their dtype, where they go, which attention runs on them."""
@@ -107,6 +111,11 @@ class Placement:
             options["device_map"] = self.device_map
         with _quiet_loading():
             model = kind.from_pretrained(source, dtype=self.dtype, attn_implementation=self.attention, **options)
+        for (
+            weight
+        ) in model.parameters():  # left where a file has them, products would round by the length of its header
+            if weight.data_ptr() % CACHE_LINE:
+                weight.data = weight.data.clone()
         if model.config.architectures is None:
             model.config.architectures = [type(model).__name__]
         return (model if self.device_map is not None else model.to(self.device)).eval()

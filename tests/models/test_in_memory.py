@@ -5,9 +5,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import ARCHITECTURES, BACKENDS, qwen2_tokenizer, tiny_model, word_tokenizer
+from safetensors.torch import load_file, save_file
 
 import mless_interp as mi
 from mless_interp.models.load import InMemory
@@ -36,6 +38,21 @@ def test_it_gives_the_same_numbers_bit_for_bit_as_from_a_folder(
     assert all(torch.equal(ours.captured[name], theirs.captured[name]) for name in names)
     text = "Anna has 3 apples / 4 plums ."
     assert held.tokenizer(text)["input_ids"] == saved.tokenizer(text)["input_ids"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_numbers_do_not_depend_on_where_a_file_has_the_weights(backend: str, tmp_path: Path) -> None:
+    """A weight that lies across cache lines is multiplied by another kernel, which rounds otherwise."""
+    planted = mi.planted_model(n_heads=8, n_key_value_heads=4)
+    held = mi.load_model(planted, backend=backend)
+    pairs = mi.make_pairs(held, planted.problems(3), mi.Insertion.meaningless(" /", 12))
+    expected = mi.patch_heads(held, pairs, edit="knockout", progress=False)
+    folder = planted.save(tmp_path / "planted", n_problems=1)
+    for more in ("", "x", "more in the header"):
+        save_file(load_file(folder / "model.safetensors"), folder / "model.safetensors", {"format": "pt", "more": more})
+        saved = mi.load_model(folder, backend=backend)
+        assert all(weight.data_ptr() % 64 == 0 for weight in saved.weights.parameters())
+        assert np.array_equal(mi.patch_heads(saved, pairs, edit="knockout", progress=False).patched, expected.patched)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
