@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from ..models.base import Model
-from ..models.checks import TOLERANCE, FailedCheck, ModelChecks, check_model
-from ..models.info import ModelError, ModelInfo
+from ..models.checks import TOLERANCE, FailedCheck, check_model
+from ..models.info import ModelChecks, ModelError, ModelInfo
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, make_pairs
 from ..prompts.problems import Problem
@@ -150,7 +150,8 @@ def certify_model(
     if any(pair.boundary_merge for pair in chosen):
         raise ValueError('identities need pairs whose tokens align: make them with template="raw"')
     verdicts, checks = _self_check(model)
-    tolerance = tolerance_of(model.info)
+    model = model.checked(checks)
+    tolerance = tolerance_of(model)
     seen = {identity.name: _Seen() for identity in identities}
     with progress_bar(len(identities) * len(chosen), "identities", enabled=progress) as bar:
         for pair in chosen:

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from ..heads import Head
 from ..models.base import Model
-from ..models.sites import site
+from ..models.held import Held
+from ..models.inputs import Reducer
+from ..models.sites import attention_sites, site
 from ..patching.prepared import single
 from ..prompts.conditions import CONTRASTS, HELD_POSITIONS, one_of
 from ..prompts.insertions import Insertion
@@ -255,23 +257,20 @@ class _OnePair:
         grid = np.full(self.asked.shape, np.nan)
         inputs = pair.condition("inserted").to(self.model.info.device)
         visible = self.model.visible(inputs)
-        held: dict[str, Tensor] = {}
+        held = Held()
 
-        def hold(part: str) -> Any:
-            return lambda value: held.__setitem__(part, value)
-
-        def reduce(layer: int) -> Any:
+        def reduce(layer: int) -> Reducer:
             def take(k: Tensor) -> None:
-                q, v = held.pop("rot_q"), held.pop("v")
+                q, v = held.take(*attention_sites(layer, "rot_q", "v"))
                 shown = visible[layer].to(k.device)
                 read = read_span(q, k, v, shown, self.model.attention_rule(layer), span=pair.span)
                 grid[layer] = np.where(self.asked[layer], _numbers(read.lam.mean(-1)), np.nan)
 
             return take
 
-        capture: dict[str, Any] = {}
+        capture: dict[str, Reducer] = {}
         for layer in self.layers:
-            capture |= {site(layer, f"attn.hook_{part}"): hold(part) for part in ("v", "rot_q")}
+            capture |= held.captures(*attention_sites(layer, "rot_q", "v"))
             capture[site(layer, "attn.hook_rot_k")] = reduce(layer)
         self.model.run(inputs, capture=capture, logits_at="none")
         return grid

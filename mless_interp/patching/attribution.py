@@ -145,6 +145,7 @@ class _Gradients:
 
     def tail(self, **options: Any) -> Tensor:
         """Logits of the changed rows, through every layer, with their graph."""
+        assert self.model.stepper is not None  # refused before anything ran
         return self.model.stepper.tail(self.recording, self.read, **options)
 
     def values(self, logits: Tensor) -> Tensor:

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ARCHITECTURES, BACKENDS, ROOT, needs_hooked_transformer
-from models_under_test import loaded, pairs_for
+from models_under_test import ignores_positions, loaded, lying, pairs_for
 from typer.testing import CliRunner
 
 import mless_interp as mi
@@ -90,31 +89,14 @@ def test_a_wrapped_model_whose_pattern_is_perturbed_fails(tiny_model_dir: Callab
     assert "Do not trust results of this model on this backend: I0, I1" in repr(certificate)
 
 
-def lying(model: Any, lie: Callable[..., Any]) -> Any:
-    """The same model, but `run` goes through `lie(run, inputs, options)`."""
-
-    class Liar(type(model)):  # type: ignore[misc]
-        def run(self, inputs: Any, *, position_ids: Any = None, attention_mask: Any = None, **options: Any) -> Any:
-            given = inputs if isinstance(inputs, Inputs) else Inputs(inputs, position_ids, attention_mask)
-            return lie(super().run, given, options)
-
-    liar = object.__new__(Liar)
-    liar.__dict__.update(model.__dict__)
-    return liar
-
-
 def shows_another_pattern(run: Any, inputs: Inputs, options: dict[str, Any]) -> Run:
     done = run(inputs, **options)
     shown = {k: v.mT.tril().mT if k.endswith("pattern") and v is not None else v for k, v in done.captured.items()}
     return Run(done.logits, shown)
 
 
-def ignores_positions(run: Any, inputs: Inputs, options: dict[str, Any]) -> Run:
-    return run(replace(inputs, position_ids=None), **options)
-
-
 def ignores_the_mask(run: Any, inputs: Inputs, options: dict[str, Any]) -> Run:
-    return run(replace(inputs, attention_mask=None), **options)
+    return run(inputs.unmasked, **options)
 
 
 def ignores_edits(run: Any, inputs: Inputs, options: dict[str, Any]) -> Run:
@@ -149,8 +131,7 @@ def test_each_way_of_lying_is_named(
 
 
 def test_a_failed_self_check_is_a_line_and_not_an_error(tiny_model_dir: Callable[[str], Path]) -> None:
-    model = lying(loaded(tiny_model_dir("qwen2"), "bridge"), ignores_positions)
-    model.checks = None
+    model = lying(loaded(tiny_model_dir("qwen2"), "bridge"), ignores_positions).checked(None)
     certificate = certify_model(model, progress=False)
     assert status(certificate)["self-check"] == FAIL
     assert "gap condition differs from the masked one" in repr(certificate)
@@ -171,9 +152,6 @@ def test_the_certificate_says_what_it_was_made_of(tiny_model_dir: Callable[[str]
     assert all(len(record["inserted_ids"]) - len(record["base_ids"]) == N_TOKENS for record in certificate.prompts)
     mi.save(tmp_path / "kept", certificate)
     assert repr(mi.load(tmp_path / "kept")["Certificate"]) == text
-    sentences = certificate.sentences()
-    assert sentences[0] == f"{text.splitlines()[0]}." and sentences[-1] == "14 passed, 0 failed, 3 not applicable."
-    assert certificate.summary().equals(frame)
 
 
 def test_own_pairs_are_used(tiny_model_dir: Callable[[str], Path]) -> None:
@@ -187,9 +165,6 @@ def test_pairs_that_cannot_be_certified_on_are_refused(tiny_model_dir: Callable[
     model = loaded(tiny_model_dir("llama"), "bridge")
     with pytest.raises(ValueError, match="no pairs to certify"):
         certify_model(model, [])
-    merged = replace(pairs_for(model, count=1)[0], boundary_merge=True)
-    with pytest.raises(ValueError, match='identities need pairs whose tokens align: make them with template="raw"'):
-        certify_model(model, [merged])
     with pytest.raises(mi.ModelError, match="has no tokenizer: give pairs"):
         short_pairs(with_tokenizer(model, None))
     poor = SimpleNamespace(

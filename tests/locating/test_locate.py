@@ -25,7 +25,6 @@ from mless_interp.patching.scores import PatchScores
 from mless_interp.patching.sweep import patch_heads
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
-from mless_interp.prompts.problems import Problem
 from mless_interp.running.store import load, save
 
 
@@ -407,7 +406,7 @@ def test_the_estimate_is_a_line_through_two_small_sweeps(monkeypatch: Any) -> No
 
 def test_longer_problems_count_for_more_in_the_estimate(monkeypatch: Any) -> None:
     made, model = planted_here()
-    problems = [Problem.from_dict(record) for record in made.problems(12, n_clauses=(0, 3))]
+    problems = made.problems(12, n_clauses=(0, 3))
     pairs = make_pairs(model, problems, Insertion.meaningless(" /", 20))
     assert len({pair.n_after for pair in pairs}) > 1
     clock = [0.0]

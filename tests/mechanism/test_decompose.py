@@ -1,5 +1,6 @@
 """Attention as lambda z + Sigma: exact in the first layer on every backend, open in deeper ones, shares that add up."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -221,7 +222,7 @@ def test_gemma_s_norm_of_attention_is_crossed_with_its_scale_frozen(contrast: st
         weights = model.output_weights(layer)
         # by hand: rms of what all heads write together, the norm's weight, one head at a time
         summed = torch.einsum("rhd,hdm->rm", z[0], weights)
-        gain = (1 + model.stepper.layers[layer].post_attention_layernorm.weight.detach()).double()
+        gain = (1 + model.parts[layer].norm("post_attention_layernorm").weight.detach()).double()
         scale = summed.square().mean(-1, keepdim=True).add(model.underlying.original_model.config.rms_norm_eps).sqrt()
         per_head = torch.einsum("rhd,hdm->hrm", z[0] - z[1], weights) * gain / scale
         expected = (per_head * change).sum((1, 2)) / change.square().sum()
@@ -408,7 +409,7 @@ def test_bad_options_are_refused_with_the_remedy(options: dict[str, Any], messag
         decompose_attention(*tiny, progress=False, **options)
 
 
-def test_bad_pairs_and_models_are_refused_before_anything_runs(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_pairs_and_models_are_refused_before_anything_runs(tiny: Any) -> None:
     model, pairs = tiny
     with pytest.raises(ValueError, match="there are no prompt pairs to decompose"):
         decompose_attention(model, [], progress=False)
@@ -427,6 +428,6 @@ def test_bad_pairs_and_models_are_refused_before_anything_runs(tiny: Any, monkey
     for table in (found.summary, found.layer_table):
         with pytest.raises(ValueError, match="no contrast 'held' here; there are content"):
             table("held")
-    monkeypatch.setattr(model, "shows_rotated", False)
+    blind = model.checked(replace(model.checks, shows_rotated=False))
     with pytest.raises(ModelError, match=r"shows no rotated queries and keys on backend 'bridge'"):
-        decompose_attention(model, pairs, progress=False)
+        decompose_attention(blind, pairs, progress=False)

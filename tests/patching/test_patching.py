@@ -20,7 +20,6 @@ from mless_interp.patching.scores import PatchScores
 from mless_interp.patching.sweep import CONTRASTS, patch_heads
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
-from mless_interp.prompts.problems import Problem
 from mless_interp.statistics import max_t_sign_flip
 
 SWEEPS = [
@@ -68,7 +67,7 @@ def test_z_sweep_equals_transformer_lens_patching(architecture: str, tiny_model_
     ours = patch_heads(model, bare, progress=False)
     pair = bare[0].answered()
     hooked, masked, inserted = model.underlying, pair.condition("masked"), pair.condition("inserted")
-    masks = model._position_hooks(masked, model.visible(masked))
+    masks = model.position_hooks(masked, model.visible(masked))
     with hooked.hooks(fwd_hooks=masks):
         _, cache = hooked.run_with_cache(masked.tokens)
     read, answer = len(pair.inserted) - 2, pair.answer_ids[0]
@@ -130,7 +129,7 @@ def planted_directory(planted: Any, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_planted_heads_and_no_others_carry_the_effect(planted: Any, planted_directory: Any, backend: str) -> None:
     model = loaded(planted_directory, backend)
-    asked = [Problem.from_dict(record) for record in planted.problems(8)]
+    asked = planted.problems(8)
     pairs = make_pairs(model, asked, Insertion.meaningless(" /", 55))
     true = {*planted.readers, *planted.mediators}
     for direction in ("denoising", "noising"):
