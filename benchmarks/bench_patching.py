@@ -133,7 +133,7 @@ def with_transformer_lens(model: Any, pair: mi.PromptPair, sample: list[mi.Head]
     from transformer_lens import patching
 
     hooked, masked, inserted = model.underlying, pair.condition("masked"), pair.condition("inserted")
-    masks = model._position_hooks(masked, model.visible(masked))
+    masks = model.position_hooks(masked, model.visible(masked))
     with torch.no_grad(), hooked.hooks(fwd_hooks=masks):
         _, cache = hooked.run_with_cache(masked.tokens, names_filter=lambda name: name.endswith("hook_z"))
     read, answer = len(pair.inserted) - 2, pair.answer_ids[0]
@@ -198,24 +198,21 @@ def main(
     throughput = matrix_throughput(geometry)
     print(f"{geometry}; {length} tokens; {threads} threads; matrix product {throughput / 1e9:.0f} GFLOP/s")
 
-    options: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}
     peers: dict[str, float] = {}
     expected: list[float] = []
     hf_model = random_model(geometry)
-    ours: dict[str, Any] = {"nnsight (sdpa)": NnsightModel(wrapped(hf_model, _tokenizer()), name="random")}
-    ours["nnsight (sdpa)"].checks = check_model(ours["nnsight (sdpa)"])
+    traced = NnsightModel(wrapped(hf_model, _tokenizer()), name="random")
+    ours: dict[str, Any] = {"nnsight (sdpa)": traced.checked(check_model(traced))}
     peers["nnsight, one trace per head"], from_nnsight = with_nnsight(ours["nnsight (sdpa)"], answered, sample)
     if has_hooked_transformer():
-        hooked = hooked_transformer_from(random_model(geometry), None, name="random", **options)
-        hooked.checks = check_model(hooked)
-        ours["HookedTransformer"] = hooked
+        hooked = hooked_transformer_from(random_model(geometry), None, name="random")
+        ours["HookedTransformer"] = hooked.checked(check_model(hooked))
         peers["TransformerLens patching"], expected = with_transformer_lens(hooked, answered, sample)
         worst = max(abs(a - b) for a, b in zip(expected, from_nnsight, strict=True))
         print(f"the two peers' outcomes differ by at most {worst:.1e} nats")
     expected = expected or from_nnsight
-    bridge = bridge_from(random_model(geometry), _tokenizer(), name="random", **options)
-    bridge.checks = check_model(bridge)
-    ours["TransformerBridge"] = bridge
+    bridge = bridge_from(random_model(geometry), _tokenizer(), name="random")
+    ours["TransformerBridge"] = bridge.checked(check_model(bridge))
     for name, spent in peers.items():
         print(f"{name}: {spent:.3f} s a head ({len(sample)} heads over all layers)")
     reference = min(spent for name, spent in peers.items() if "patching" in name or len(peers) == 1)
@@ -253,7 +250,7 @@ def main(
 
 
 def _tokenizer() -> Any:
-    """The bridge wants a tokenizer that was saved; any will do, prompts here are ids."""
+    """Any will do: prompts here are ids."""
     from mless_interp.models.hugging_face import load_tokenizer
     from mless_interp.models.load import DEMO_DIRECTORY
 

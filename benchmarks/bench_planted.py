@@ -30,8 +30,7 @@ CLAIMED = ("both knockouts", "both mediated", "reader named", "mediator named")
 
 def pairs_of(planted: Any, model: Any, count: int, n_tokens: int, **options: Any) -> Any:
     """`count` short problems of one length, so that they share batches, with slashes inserted."""
-    records = planted.problems(12 * count, n_clauses=(0, 0), **options)
-    drawn = [mi.Problem.from_dict(record) for record in records]
+    drawn = planted.problems(12 * count, n_clauses=(0, 0), **options)
     by_length: dict[tuple[int, int], list[Any]] = {}
     for problem in drawn:
         by_length.setdefault((len(problem.system.split()), len(problem.question.split())), []).append(problem)

@@ -118,15 +118,14 @@ def planted(seed: int, n_problems: int) -> tuple[str, mi.Model, Any]:
     """A random planted model with slashes inserted in its own problems."""
     made = mi.random_planted(seed)
     model = mi.load_model(made, backend="bridge")
-    problems = [mi.Problem.from_dict(record) for record in made.problems(n_problems)]
     label = f"planted {seed} ({len(made.readers)} readers, {len(made.mediators)} mediators)"
-    return label, model, mi.make_pairs(model, problems, mi.Insertion.meaningless(" /", 30))
+    return label, model, mi.make_pairs(model, made.problems(n_problems), mi.Insertion.meaningless(" /", 30))
 
 
 def random_geometry(geometry: Geometry, n_problems: int) -> tuple[str, mi.Model, Any]:
     """The 24-layer geometry with random weights; 18 + 55 + 42 tokens."""
-    model = bridge_from(random_model(geometry), _tokenizer(), name="random", dtype=torch.float32, device="cpu")
-    model.checks = check_model(model)
+    model = bridge_from(random_model(geometry), _tokenizer(), name="random")
+    model = model.checked(check_model(model))
     g = geometry
     label = f"random {g.layers} x {g.heads} ({g.kv_heads} kv), width {g.hidden}/{g.intermediate}, {g.vocabulary} words"
     return label, model, [random_pair(geometry, number) for number in range(n_problems)]

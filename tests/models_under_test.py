@@ -1,6 +1,8 @@
 """Loaded tiny models and prompt pairs, made once per process and shared by the tests that compare backends."""
 
 from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -31,8 +33,25 @@ def loaded(directory: Path, backend: str, dtype: str = "float32", attention: str
 def without_stepper(model: Model) -> Model:
     """The same model, as if it could not be continued layer by layer; the original is not changed."""
     closed = object.__new__(type(model))
-    closed.__dict__ = {**model.__dict__, "stepper": None}
+    closed.__dict__ = {**model.__dict__, "layers": None}
     return closed
+
+
+def lying(model: Any, lie: Callable[..., Any]) -> Any:
+    """The same model, but `run` goes through `lie(run, inputs, options)`."""
+
+    class Liar(type(model)):  # type: ignore[misc]
+        def run(self, inputs: Any, *, position_ids: Any = None, attention_mask: Any = None, **options: Any) -> Any:
+            given = inputs if isinstance(inputs, Inputs) else Inputs(inputs, position_ids, attention_mask)
+            return lie(super().run, given, options)
+
+    liar = object.__new__(Liar)
+    liar.__dict__.update(model.__dict__)
+    return liar
+
+
+def ignores_positions(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
+    return run(replace(inputs, position_ids=None), **options)
 
 
 def problems() -> list[Problem]:
@@ -69,13 +88,12 @@ def planted_here(seed: int = 1, **settings: Any) -> tuple[PlantedModel, Model]:
         made = random_planted(seed, **settings)
     else:
         made = planted_model(**{"n_heads": 8, "n_key_value_heads": 2, "seed": seed, **settings})
-    dtype = made.hf_model.dtype
-    return made, bridge_from(made.hf_model, made.tokenizer, name=f"planted {seed}", dtype=dtype, device="cpu")
+    return made, bridge_from(made.hf_model, made.tokenizer, name=f"planted {seed}")
 
 
 def planted_problems(made: PlantedModel, count: int, **options: Any) -> list[Problem]:
     """Short problems of a planted model, all of one length, so that they share a batch."""
-    drawn = [Problem.from_dict(record) for record in made.problems(12 * count, **{"n_clauses": (0, 0), **options})]
+    drawn = made.problems(12 * count, **{"n_clauses": (0, 0), **options})
     lengths = [(len((problem.system or "").split()), len(problem.question.split())) for problem in drawn]
     usual = Counter(lengths).most_common(1)[0][0]
     chosen = [problem for problem, length in zip(drawn, lengths, strict=True) if length == usual]

@@ -1,6 +1,7 @@
 """The laws of the source tree: each a function from a tree to its violations, shown to hold and shown able to fail."""
 
 import ast
+import graphlib
 import json
 import re
 import subprocess
@@ -78,6 +79,71 @@ def imports_against_the_order(package: Path) -> list[str]:
                 wrong.append(f"{path}:{line}: imports {name}: import from the module that defines it")
             elif ORDER.index(other) > ORDER.index(own):
                 wrong.append(f"{path}:{line}: {own} imports {other}, which comes after it")
+    return wrong
+
+
+def import_cycles(package: Path) -> list[str]:
+    """Modules that need each other to be understood, wherever in their files the imports stand; the first ring found."""
+    modules = {dotted(path): (path, tree) for path, tree in sources(package)}
+
+    def module_of(name: str) -> str | None:
+        """The module behind a dotted name: itself, or the one that defines what it ends with."""
+        inside = name.removeprefix(PACKAGE).removeprefix(".")
+        found = (inside, inside.rpartition(".")[0])
+        return next((each for each in found if each in modules), None) if name.startswith(PACKAGE) else None
+
+    graph = {
+        own: {module_of(name) for _, name in imported(path, tree)} - {None, own}
+        for own, (path, tree) in modules.items()
+    }
+    try:
+        graphlib.TopologicalSorter(graph).prepare()
+    except graphlib.CycleError as error:
+        return [" -> ".join(each or PACKAGE for each in error.args[1])]
+    return []
+
+
+def dotted(path: Path) -> str:
+    """`a.b` for a/b.py and for a/b/__init__.py."""
+    return ".".join(path.with_suffix("").parts).removesuffix("__init__").removesuffix(".")
+
+
+def results_that_are_not_whole(package: Path, public: Iterable[str]) -> list[str]:
+    """Every result is a frozen dataclass that prints as results do, has a public name, and tells and tables itself."""
+    classes = {
+        node.name: (path, node)
+        for path, tree in sources(package)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+    }
+
+    def ancestors(name: str) -> list[str]:
+        above = [base.id for base in classes[name][1].bases if isinstance(base, ast.Name)] if name in classes else []
+        return above + [further for base in above for further in ancestors(base)]
+
+    def defined(name: str) -> set[str]:
+        own = [each for each in (name, *ancestors(name)) if each != "Result" and each in classes]
+        return {part.name for each in own for part in classes[each][1].body if isinstance(part, ast.FunctionDef)}
+
+    public, wrong = set(public), []
+    for name, (path, node) in classes.items():
+        if "Result" not in ancestors(name):
+            continue
+        options = {
+            word.arg: ast.literal_eval(word.value)
+            for made in node.decorator_list
+            if isinstance(made, ast.Call) and isinstance(made.func, ast.Name) and made.func.id == "dataclass"
+            for word in made.keywords
+        }
+        where = f"{path}:{node.lineno}: {name}"
+        if not options.get("frozen"):
+            wrong.append(f"{where} is no frozen dataclass")
+        elif options.get("repr", True) and "__repr__" not in defined(name):
+            wrong.append(f"{where} prints as its fields: say repr=False")
+        if name not in public:
+            wrong.append(f"{where} is not public, so nothing finds it when it is loaded: give it to PUBLIC")
+        missing = [part for part in ("sentences", "summary", "to_frame") if part not in defined(name)]
+        wrong += [f"{where} has no {part}" for part in missing]
     return wrong
 
 
@@ -187,6 +253,7 @@ def project_files() -> list[Path]:
 
 PACKAGE_LAWS = [
     imports_against_the_order,
+    import_cycles,
     heavy_imports_beside_their_door,
     postponed_annotations,
     prints,
@@ -215,6 +282,12 @@ def test_public_names_exist_and_are_listed_once() -> None:
     names = mless_interp.__all__
     assert len(set(names)) == len(names)
     assert [name for name in names if not hasattr(mless_interp, name)] == []
+
+
+def test_every_result_is_whole_and_public() -> None:
+    import mless_interp
+
+    assert results_that_are_not_whole(ROOT / PACKAGE, mless_interp.__all__) == []
 
 
 def test_no_file_names_a_place_on_one_machine() -> None:
@@ -272,6 +345,69 @@ def test_imports_along_the_order_are_allowed(tree: Callable[..., Path]) -> None:
         },
     )
     assert imports_against_the_order(package) == []
+
+
+@pytest.mark.parametrize(
+    ("back", "ring"),
+    [
+        ("from .b import g", "scores.a -> scores.b -> scores.a"),
+        ("def f():\n    from .b import g", "scores.a -> scores.b -> scores.a"),
+        ("if TYPE_CHECKING:\n    from . import b", "scores.a -> scores.b -> scores.a"),
+        ("from .c import h", "scores.a -> scores.b -> scores.c -> scores.a"),
+        ("from . import g", "scores -> scores.b -> scores.a -> scores"),
+    ],
+)
+def test_modules_that_import_each_other_are_found(tree: Callable[..., Path], back: str, ring: str) -> None:
+    files = {"scores/__init__.py": "from .b import g", "scores/a.py": back, "scores/c.py": "from .b import g"}
+    (found,) = import_cycles(tree(PACKAGE, files | {"scores/b.py": "import os\nfrom mless_interp.scores.a import f"}))
+    members = found.split(" -> ")
+    assert members[0] == members[-1] and set(members) == set(ring.split(" -> "))
+
+
+def test_modules_that_import_one_way_are_allowed(tree: Callable[..., Path]) -> None:
+    files = {
+        "__init__.py": "def save():\n    from .scores.a import f",
+        "scores/__init__.py": "from .a import f\nfrom .b import g",
+        "scores/a.py": "from .b import g\nfrom ..heads import Head",
+        "scores/b.py": "from ..heads import Head\nimport torch",
+        "heads.py": "",
+    }
+    assert import_cycles(tree(PACKAGE, files)) == []
+
+
+WHOLE = """
+@dataclass(frozen=True, eq=False, repr=False)
+class Found(Result):
+    def sentences(self): ...
+    def summary(self): ...
+    def to_frame(self): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "public", "names"),
+    [
+        (WHOLE.replace("@dataclass", "# @dataclass"), ["Found"], "Found is no frozen dataclass"),
+        (WHOLE.replace("frozen=True, ", ""), ["Found"], "Found is no frozen dataclass"),
+        (WHOLE.replace(", repr=False", ""), ["Found"], "prints as its fields"),
+        (WHOLE, [], "Found is not public"),
+        (WHOLE.replace("sentences", "words"), ["Found"], "Found has no sentences"),
+        (WHOLE.replace("summary", "table"), ["Found"], "Found has no summary"),
+        (WHOLE.replace("to_frame", "frame"), ["Found"], "Found has no to_frame"),
+        (f"{WHOLE}\nclass More(Found): ...", ["Found", "More"], "More is no frozen dataclass"),
+    ],
+)
+def test_a_result_that_is_not_whole_is_found(
+    tree: Callable[..., Path], text: str, public: list[str], names: str
+) -> None:
+    (found,) = results_that_are_not_whole(tree(PACKAGE, {"scores/a.py": text, "b.py": "class Result: ..."}), public)
+    assert found.startswith("scores/a.py:") and names in found
+
+
+def test_whole_results_and_other_classes_are_allowed(tree: Callable[..., Path]) -> None:
+    more = "@dataclass(frozen=True)\nclass More(Found):\n    def __repr__(self): ...\n\nclass Other(Base): ..."
+    package = tree(PACKAGE, {"scores/a.py": f"{WHOLE}\n{more}", "b.py": "class Result: ..."})
+    assert results_that_are_not_whole(package, ["Found", "More"]) == []
 
 
 @pytest.mark.parametrize(

@@ -107,8 +107,9 @@ class Comparison(Result):
         """The sentences as one text."""
         return " ".join(self.sentences(p_corrected=p_corrected))
 
-    def __repr__(self) -> str:
-        return self.describe()
+    def printed(self) -> pd.DataFrame:
+        """Nothing more: the sentences have the numbers."""
+        return pd.DataFrame()
 
 
 def _percent(share: float) -> str:

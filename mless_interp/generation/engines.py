@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ..models.base import Model
 from ..models.checks import TOLERANCE, probe_tokens
+from ..models.decoder import decoder_of, unwrapped
 from ..models.gates import gate_edits
-from ..models.hugging_face import additive_mask, decoder_of, reference_logits, unwrapped
+from ..models.hugging_face import additive_mask, reference_logits
 from ..models.info import ModelError
 from ..models.inputs import Edit
 from ..models.sites import site
@@ -51,7 +52,9 @@ class HuggingFaceEngine:
     shows_logits = True
 
     def __init__(self, model: Model) -> None:
-        self.model, self.module = model, model.hf_model
+        assert model.hf_model is not None  # `engine_for` sees to that
+        self.model = model
+        self.module: Any = model.hf_model
         tokens = probe_tokens(model.info.d_vocab).to(model.info.device)
         ours = model.run(tokens).logits
         assert ours is not None

@@ -32,8 +32,9 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ..heads import Head
+from ..prompts.problems import Problem
 from .roles import DECOY_KINDS, Roles, fair_shares, kinds_of, output_gains
-from .tokenizer import EOS, PAD, Vocabulary, build_tokenizer, draw_problems, draw_vocabulary
+from .tokenizer import EOS, PAD, Vocabulary, build_tokenizer, draw_records, draw_vocabulary
 from .weights import ROPE_THETA, PlantedWeights, head_size
 
 MAX_POSITIONS = 2048
@@ -63,22 +64,31 @@ class PlantedModel:
         """Each planted head's kind: reader, mediator, silent, unread, avoids or copier."""
         return kinds_of(self.readers, self.mediators, self.decoys, self.copier)
 
+    @property
+    def name(self) -> str:
+        """What results call a model of this seed."""
+        return f"planted-{self.settings['seed']}"
+
     def problems(
         self, n: int, *, seed: int = 0, n_clauses: tuple[int, int] = (0, 3), swap: bool = False
-    ) -> list[dict[str, str | int]]:
-        """`n` problems with MATH-500's keys, and `system` and `distractor`; problem i depends on `seed` and i only.
+    ) -> tuple[Problem, ...]:
+        """`n` problems with `system` and `distractor`; problem i depends on `seed` and i only.
 
         A question names 2 or 3 of the numbers 2 to 13 and, by `n_clauses` (fewest, most), other clauses; the answer is
         the largest number, the distractor the second largest. With `swap` the two are exchanged in half of the
         problems, at random: a null for outcomes that compare them (`logit_diff`), whose effects then have either sign
         with equal chance, however strong they are (methods section 8).
         """
+        return tuple(map(Problem.from_dict, self._records(n, seed=seed, n_clauses=n_clauses, swap=swap)))
+
+    def _records(
+        self, n: int, *, seed: int = 0, n_clauses: tuple[int, int] = (0, 3), swap: bool = False
+    ) -> list[dict[str, str | int]]:
         if n < 1:
             raise ValueError(f"n must be 1 or more, got {n}")
         if not 0 <= n_clauses[0] <= n_clauses[1]:
             raise ValueError(f"n_clauses must be (fewest, most) with 0 <= fewest <= most, got {n_clauses}")
-        name = f"planted-{self.settings['seed']}"
-        return draw_problems(self.vocabulary, n, seed=seed, name=name, n_clauses=n_clauses, swap=swap)
+        return draw_records(self.vocabulary, n, seed=seed, name=self.name, n_clauses=n_clauses, swap=swap)
 
     def save(self, directory: str | Path, *, n_problems: int = 128) -> Path:
         """Write the model (safetensors), the tokenizer, `problems.jsonl` and `planted.json`; the folder must be new."""
@@ -88,7 +98,7 @@ class PlantedModel:
         directory.mkdir(parents=True, exist_ok=True)
         self.hf_model.save_pretrained(directory)
         self.tokenizer.save_pretrained(directory)
-        lines = [json.dumps(problem) for problem in self.problems(n_problems)]
+        lines = [json.dumps(record) for record in self._records(n_problems)]
         (directory / "problems.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         facts = {
             "truth": {str(head): kind for head, kind in self.truth.items()},

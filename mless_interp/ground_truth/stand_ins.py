@@ -4,11 +4,7 @@ Their attention means nothing. Each has the architecture, the query and key-valu
 beginning-of-sequence token of the model that it stands in for, but few layers and a head size of 8.
 """
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from tokenizers import processors
@@ -17,21 +13,29 @@ from transformers import (
     Gemma3TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
 )
-from transformers.utils import logging
 
 from ..models.base import Model
 from ..models.load import load_model
 from ..prompts.problems import Problem
-from .tokenizer import build_tokenizer, draw_problems, draw_vocabulary
+from .tokenizer import build_tokenizer, draw_records, draw_vocabulary
 
 Architecture = Literal["qwen2", "llama", "gemma3"]
 D_HEAD = 8
 CONTEXT = 1024
 BOS = "<bos>"
+
+
+class StandIn(NamedTuple):
+    """A random model in memory, as `load_model` takes it."""
+
+    name: str
+    hf_model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerFast
 
 
 def stand_in(
@@ -49,32 +53,16 @@ def stand_in(
     if architecture not in ("qwen2", "llama", "gemma3"):
         raise ValueError(f"no stand-in of architecture {architecture!r}; there are qwen2, llama, gemma3")
     tokenizer = _tokenizer(bos=architecture != "qwen2")
-    hf_model = _random_model(architecture, tokenizer, n_heads, n_key_value_heads, n_layers, seed)
-    with tempfile.TemporaryDirectory(prefix="stand-in-") as folder, _no_bars():
-        hf_model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        model = load_model(folder, backend=backend, device="cpu", attn_implementation=attn_implementation)
-    model.info = replace(model.info, name=f"stand-in for {name} (random weights)")
-    return model
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    """Silence the progress bars that transformers shows even for a model of a few kilobytes."""
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
+    made = _random_model(architecture, tokenizer, n_heads, n_key_value_heads, n_layers, seed)
+    random_one = StandIn(f"stand-in for {name} (random weights)", made, tokenizer)
+    return load_model(random_one, backend=backend, device="cpu", attn_implementation=attn_implementation)
 
 
 def stand_in_problems(n: int, *, seed: int = 0) -> tuple[Problem, ...]:
     """Problems in the words that the stand-ins' tokenizer knows, 40 to 60 tokens long."""
     if n < 1:
         raise ValueError(f"n must be 1 or more, got {n}")
-    drawn = draw_problems(draw_vocabulary(0), n, seed=seed, name="stand-in", n_clauses=(4, 5), swap=False)
+    drawn = draw_records(draw_vocabulary(0), n, seed=seed, name="stand-in", n_clauses=(4, 5), swap=False)
     return tuple(Problem.from_dict({key: value for key, value in found.items() if key != "system"}) for found in drawn)
 
 
@@ -92,7 +80,7 @@ def _tokenizer(*, bos: bool) -> PreTrainedTokenizerFast:
 
 def _random_model(
     architecture: str, tokenizer: PreTrainedTokenizerFast, n_heads: int, n_kv: int, n_layers: int, seed: int
-) -> Any:
+) -> PreTrainedModel:
     shape: dict[str, Any] = {
         "vocab_size": len(tokenizer),
         "hidden_size": D_HEAD * n_heads,

@@ -116,17 +116,17 @@ def build_tokenizer(tokens: Sequence[str], *, model_max_length: int) -> PreTrain
     )
 
 
-def draw_problems(
+def draw_records(
     vocabulary: Vocabulary, n: int, *, seed: int, name: str, n_clauses: tuple[int, int], swap: bool
 ) -> list[dict[str, str | int]]:
-    """`n` problems; problem i depends on `seed` and i only. Keys and options: `PlantedModel.problems`."""
+    """`n` problems as a problem file has them (`Problem.from_dict`); problem i depends on `seed` and i only."""
     return [
-        _draw_problem(vocabulary, random.Random(f"planted problem {seed} {i}"), f"{name}/{seed}/{i}", n_clauses, swap)
+        _draw_record(vocabulary, random.Random(f"planted problem {seed} {i}"), f"{name}/{seed}/{i}", n_clauses, swap)
         for i in range(n)
     ]
 
 
-def _draw_problem(
+def _draw_record(
     vocabulary: Vocabulary, rng: random.Random, unique_id: str, n_clauses: tuple[int, int], swap: bool
 ) -> dict[str, str | int]:
     values = rng.sample([int(number) for number in NUMBERS], rng.choice((2, 2, 3)))

@@ -7,12 +7,9 @@ weights. `certificate.py` runs them on a user's model; the tests run them on eve
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..models.info import ModelInfo
+from ..models.base import Model
 from . import formulas
 from .case import Case, Finding, Layer, apart, worst
-
-NORMED_OUTPUT = ("Gemma2", "Gemma3", "Glm4", "Olmo2", "Olmo3")
-"""Architectures that norm what attention writes before adding it, so that heads do not add up after the norm."""
 
 
 def _rotated(case: Case) -> str | None:
@@ -33,7 +30,7 @@ def _identical(case: Case) -> str | None:
 
 
 def _adds(case: Case) -> str | None:
-    if case.model.info.architecture.startswith(NORMED_OUTPUT):
+    if case.model.norms_attention:
         return f"{case.model.info.architecture} norms attention's output before it is added, so heads do not add up"
     return None
 
@@ -79,15 +76,15 @@ IDENTITIES: tuple[Identity, ...] = (
 """I0 to I12: I1 to I12 of methods §3, and before them that the backend's own pattern is the one that acts."""
 
 
-def tolerance_of(info: ModelInfo) -> float:
+def tolerance_of(model: Model) -> float:
     """Largest relative error allowed to a first-layer identity: methods §6.
 
     1e-10 in float64 where attention is float64 too; 1e-5 in float64 behind Hugging Face's eager softmax, which is
     float32; 1e-4 in float32; 2e-2 in half precision.
     """
-    if info.dtype == "float64":
-        return 1e-10 if info.backend == "hooked_transformer" or info.attention != "eager" else 1e-5
-    return 1e-4 if info.dtype == "float32" else 2e-2
+    if model.info.dtype == "float64":
+        return 1e-5 if model.float32_softmax else 1e-10
+    return 1e-4 if model.info.dtype == "float32" else 2e-2
 
 
 def named(name: str) -> Identity:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,13 +11,14 @@ import numpy as np
 import pandas as pd
 
 from ..models.base import Model
-from ..models.checks import TOLERANCE, FailedCheck, ModelChecks, check_model
-from ..models.info import ModelError, ModelInfo
+from ..models.checks import TOLERANCE, FailedCheck, check_model
+from ..models.info import ModelChecks, ModelError, ModelInfo
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, make_pairs
 from ..prompts.problems import Problem
 from ..running.progress import progress_bar
 from ..running.registry import savable
+from ..running.results import Result, Shown, ShownTable
 from . import IDENTITIES, Case, Finding, Identity, tolerance_of, worst
 
 PASS, FAIL, NOT_APPLICABLE = "pass", "fail", "not applicable"
@@ -42,9 +44,8 @@ class Verdict:
     reason: str = ""
 
 
-@savable
-@dataclass(frozen=True, eq=False)
-class Certificate:
+@dataclass(frozen=True, eq=False, repr=False)
+class Certificate(Result):
     """What `certify_model` found, line by line; `passed` if nothing failed."""
 
     info: ModelInfo
@@ -62,9 +63,13 @@ class Certificate:
         """The lines that failed."""
         return tuple(verdict for verdict in self.verdicts if verdict.status == FAIL)
 
-    def to_frame(self) -> pd.DataFrame:
+    def summary(self) -> pd.DataFrame:
         """One row per line."""
         return pd.DataFrame([dataclasses.asdict(verdict) for verdict in self.verdicts])
+
+    def to_frame(self) -> pd.DataFrame:
+        """The same as `summary`: of all prompts a line keeps the largest error."""
+        return self.summary()
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON (what was not measured is None)."""
@@ -79,21 +84,41 @@ class Certificate:
             "prompts": list(self.prompts),
         }
 
-    def __repr__(self) -> str:
+    def sentences(self) -> list[str]:
+        """What was certified with what, and how many lines passed."""
+        model, geometry, versions, prompts = self._made_of()
+        return [f"{words}." for words in (model, geometry, f"With {versions}", prompts, *self._outcome())]
+
+    def _made_of(self) -> tuple[str, str, str, str]:
+        """The model and its backend, its geometry, versions, prompts."""
         i = self.info
         windows = sorted({w for w in i.windows if w is not None})
-        versions = ", ".join(f"{name} {number}" for name, number in i.versions.items())
-        head = [
+        return (
             f"Certificate of {i.name!r} ({i.architecture}) on backend {i.backend!r}, {i.dtype} on {i.device}, "
             f"{i.attention} attention",
             f"{i.n_layers} layers of {i.n_heads} query heads over {i.n_key_value_heads} key-value heads, d_head {i.d_head}, "
             f"d_model {i.d_model}, context {i.context_length}"
             + (f", sliding windows of {', '.join(map(str, windows))}" if windows else ""),
-            versions,
+            ", ".join(f"{name} {number}" for name, number in i.versions.items()),
             f"{len(self.prompts)} prompts of {', '.join(str(len(p['inserted_ids'])) for p in self.prompts)} tokens with "
             f"{self.prompts[0]['insertion']}; errors are shares of the largest value compared",
-            "",
-        ]
+        )
+
+    def _outcome(self) -> list[str]:
+        n = Counter(verdict.status for verdict in self.verdicts)
+        words = [f"{n[PASS]} passed, {n[FAIL]} failed, {n[NOT_APPLICABLE]} not applicable"]
+        if not self.passed:
+            names = ", ".join(verdict.name for verdict in self.failed)
+            words.append(f"Do not trust results of this model on this backend: {names}")
+        return words
+
+    def shown(self) -> Shown:
+        """Every line with its error."""
+        columns = {"name": "", "says": "", "status": "", "error": "largest error", "tolerance": "allowed", "reason": ""}
+        caption = "Self-check and exact identities; errors are shares of the largest value compared."
+        return Shown((ShownTable(self.summary(), caption, columns),))
+
+    def __repr__(self) -> str:
         width = max(len(verdict.name) for verdict in self.verdicts)
         lines = []
         for verdict in self.verdicts:
@@ -102,12 +127,7 @@ class Certificate:
             lines.append(f"{verdict.name:<{width}} {status:<4} {figures} {verdict.says}")
             if verdict.reason:
                 lines.append(f"{'':<{width}}      {verdict.reason}")
-        n = {status: sum(v.status == status for v in self.verdicts) for status in (PASS, FAIL, NOT_APPLICABLE)}
-        end = f"{n[PASS]} passed, {n[FAIL]} failed, {n[NOT_APPLICABLE]} not applicable"
-        if not self.passed:
-            names = ", ".join(verdict.name for verdict in self.failed)
-            end += f". Do not trust results of this model on this backend: {names}"
-        return "\n".join([*head, *lines, "", end])
+        return "\n".join([*self._made_of(), "", *lines, "", ". ".join(self._outcome())])
 
 
 def certify_model(
@@ -130,7 +150,8 @@ def certify_model(
     if any(pair.boundary_merge for pair in chosen):
         raise ValueError('identities need pairs whose tokens align: make them with template="raw"')
     verdicts, checks = _self_check(model)
-    tolerance = tolerance_of(model.info)
+    model = model.checked(checks)
+    tolerance = tolerance_of(model)
     seen = {identity.name: _Seen() for identity in identities}
     with progress_bar(len(identities) * len(chosen), "identities", enabled=progress) as bar:
         for pair in chosen:

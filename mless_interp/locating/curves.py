@@ -240,10 +240,8 @@ class CircuitCurve(Result):
             return words
         cpr, cmd = self.cpr, self.cmd
         half = self.sizes[np.argmax(self.faithfulness[0] >= 0.5)]
-        words.append(
-            f"Half of it is back with {half} of {len(self.ranking)} heads. CPR {cpr[0]:.3f}, CMD {cmd[0]:.3f}; reversed "
-            f"{cpr[1]:.3f}, {cmd[1]:.3f}."
-        )
+        words.append(f"Half of it is back with {half} of {len(self.ranking)} heads.")
+        words.append(f"CPR {cpr[0]:.3f}, CMD {cmd[0]:.3f}; reversed {cpr[1]:.3f}, {cmd[1]:.3f}.")
         if len(self.orders) > 2:
             words.append(
                 f"{len(self.orders) - 2} random orders with the same layers: CPR {cpr[2:].mean():.3f}, CMD "

@@ -1,7 +1,7 @@
 """What locating heads gives: the heads named, what the claim rests on, and what could not be told."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -9,8 +9,18 @@ import pandas as pd
 
 from ..heads import Head
 from ..patching.joint import JointKnockout
-from ..patching.scores import PatchScores
-from ..running.results import Result, Shown, ShownTable, as_text, head_map, interval_columns, tidy
+from ..patching.scores import WHOLE, PatchScores
+from ..running.results import (
+    Quantity,
+    Result,
+    Shown,
+    ShownTable,
+    as_text,
+    head_columns,
+    head_map,
+    interval_columns,
+    tidy,
+)
 from ..statistics import Interval, cohen_dz, mean_interval, sample_size
 from .judge import established
 from .measure import MEASURES
@@ -57,6 +67,8 @@ class LocatedHeads(Result):
     p_specific: np.ndarray | None = None
     joint: JointKnockout | None = None
 
+    drawn = ("knockout_fraction", "effect_fraction", "effect")
+
     @property
     def found(self) -> dict[Head, str]:
         """Named heads and their kind: reader, mediator or reader+mediator."""
@@ -76,12 +88,19 @@ class LocatedHeads(Result):
         """Mean content effect (inserted - masked) with its interval over problems."""
         return mean_interval(self.total, seed=self.seed)
 
+    @property
+    def smallest_effect(self) -> float:
+        """The smallest effect of interest in the outcome's unit; NaN where the total is not established."""
+        total = abs(float(self.total_interval.estimate)) if self.established else np.nan
+        return float(self.settings["smallest_effect"] * total)
+
     def summary(self) -> pd.DataFrame:
         """One row per tested head, the named ones first, then by size.
 
-        The columns of `PatchScores.summary()` for the z sweep, then kind, specific, corrected p-values, the four measures
-        with intervals (in the sign of the insertion's own effect), their fractions of the total effect (NaN where that
-        is not established), and, of named heads, the controls of `control_table`.
+        The columns of `PatchScores.summary()` for the z sweep, then kind, specific, corrected p-values (`p_either`: the
+        smaller of a reader's and a mediator's), the four measures with intervals (in the sign of the insertion's own
+        effect), their fractions of the total effect (NaN where that is not established), and, of named heads, the
+        controls of `control_table`.
         """
         total = float(self.total_interval.estimate) if self.established else np.nan
         unknown = np.full(len(self.heads), np.nan)
@@ -90,6 +109,7 @@ class LocatedHeads(Result):
             "specific": pd.array([None if np.isnan(s) else bool(s) for s in self.specific], dtype="boolean"),
             "p_reader": self.p_reader,
             "p_mediator": self.p_mediator,
+            "p_either": np.fmin(self.p_reader, self.p_mediator),
             "p_specific": unknown if self.p_specific is None else self.p_specific,
             "tested": self.tested,
         }
@@ -105,6 +125,12 @@ class LocatedHeads(Result):
             ["named", "size"], kind="stable"
         )
         return table.loc[order.index].reset_index(drop=True)
+
+    def quantity(self, column: str) -> Quantity:
+        """A share of the whole effect or a part of it; strokes mark heads that are significant either way."""
+        if column in ("knockout_fraction", "mediated_fraction"):
+            return Quantity(WHOLE, True, None, "p_either")
+        return replace(self.patches.quantity(column), p="p_either")
 
     def control_table(self) -> pd.DataFrame:
         """One row per named head: its effect and the same measure under each control, with intervals over problems.
@@ -191,8 +217,7 @@ class LocatedHeads(Result):
         ]
 
     def _named_words(self) -> list[str]:
-        s = self.settings
-        smallest = s["smallest_effect"] * abs(float(self.total_interval.estimate))
+        smallest = self.smallest_effect
         if self.found:
             named = [
                 f"{head} ({head.paper_label} in the paper's counting): {kind}" for head, kind in self.found.items()
@@ -204,7 +229,7 @@ class LocatedHeads(Result):
             first, *rest = self.joint.sentences()
             found += [f"Readers as a set: {first}", *rest]
         found.append(
-            f"Smallest effect of interest: {smallest:.4f} {self.unit} ({s['smallest_effect']:.0%} of the total)."
+            f"Smallest effect of interest: {smallest:.4f} {self.unit} ({self.settings['smallest_effect']:.0%} of the total)."
         )
         return found + self._power_words(smallest)
 
@@ -298,8 +323,8 @@ class LocatedHeads(Result):
         return f"{found}\nThe named heads' effect beside the same under each control ({self.unit}):\n{as_text(beside)}"
 
 
-@dataclass(frozen=True)
-class Enrichment:
+@dataclass(frozen=True, eq=False, repr=False)
+class Enrichment(Result):
     """Whether given heads rank higher than random ones of the same layer: mean rank, its null mean, one-sided p."""
 
     heads: tuple[Head, ...]
@@ -308,11 +333,37 @@ class Enrichment:
     p: float
     ranks: dict[str, int]
 
-    def __repr__(self) -> str:
-        ranks = ", ".join(f"{head} {rank}" for head, rank in self.ranks.items())
-        return (
-            f"mean rank {self.mean_rank:.1f} (random heads: {self.expected_rank:.1f}), p = {self.p:.4f}; ranks: {ranks}"
+    def summary(self) -> pd.DataFrame:
+        """One row: the mean rank, that of random heads, p, and of how many heads."""
+        return pd.DataFrame(
+            {
+                "mean_rank": [self.mean_rank],
+                "expected_rank": [self.expected_rank],
+                "p": [self.p],
+                "n_heads": [len(self.heads)],
+            }
         )
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per head: its rank in its layer, 1 for the largest."""
+        return pd.DataFrame(head_columns(self.heads) | {"rank": [self.ranks[str(head)] for head in self.heads]})
+
+    def sentences(self) -> list[str]:
+        """The mean rank against random heads, and each head's."""
+        ranks = ", ".join(f"{head} {rank}" for head, rank in self.ranks.items())
+        return [
+            f"Mean rank {self.mean_rank:.1f} (random heads: {self.expected_rank:.1f}), p = {self.p:.4f}.",
+            f"Ranks: {ranks}.",
+        ]
+
+    def printed(self) -> pd.DataFrame:
+        """Nothing more: the sentences have every rank."""
+        return pd.DataFrame()
+
+    def shown(self) -> Shown:
+        """Every head's rank."""
+        columns = ["label", "paper_label", "rank"]
+        return Shown((ShownTable(self.to_frame(), "Rank of each head in its layer; 1: the largest effect.", columns),))
 
 
 def enrichment(found: LocatedHeads, heads: Iterable[Head], *, n_draws: int = 10_000, seed: int = 0) -> Enrichment:

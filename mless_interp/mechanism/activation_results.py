@@ -4,9 +4,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from ..running.results import Result
-from ..statistics import CONFIDENCE, Interval, benjamini_hochberg, holm, mcnemar, mean_interval
+from ..running.results import Result, Shown, ShownTable, tidy
+from ..statistics import CONFIDENCE, Interval, benjamini_hochberg, defined_mean, holm, mcnemar, mean_interval
 from .activation_summaries import DISTANCES, VALUES
 
 CLAIMS: dict[str, tuple[str, int]] = {
@@ -18,9 +19,11 @@ CLAIMS: dict[str, tuple[str, int]] = {
 ALPHA = 0.05
 SAME = 1e-6
 """Differences smaller than this part of the values are rounding and count as ties."""
+UNITS = VALUES | DISTANCES
+"""Metric -> unit."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ActivationShift(Result):
     """Metrics of one layer's gate activations `[problem, contrast, group, metric]` in the runs before and after.
 
@@ -45,11 +48,13 @@ class ActivationShift(Result):
     seed: int = 0
     confidence: float = CONFIDENCE
 
+    number = ".4g"
+
     def of(self, metric: str, *, contrast: str | None = None, token_class: str = "all") -> np.ndarray:
         """Differences (after - before; distances as they are) of one metric, `[problem]`."""
         return self.difference[:, self._contrast(contrast), self._group(token_class), self._metric(metric)]
 
-    def claims(self) -> Any:
+    def claims(self) -> pd.DataFrame:
         """The paper's three claims, each tested by itself over problems: one row per contrast and claim, all tokens.
 
         `estimate` is the mean difference with its bootstrap interval. `p` is the exact two-sided sign test of problems
@@ -57,8 +62,6 @@ class ActivationShift(Result):
         of the contrast. The first contrast is the primary one. A claim is "supported" or "contradicted" only if the sign
         test and the interval agree; "undecided" is no evidence that nothing changes.
         """
-        import pandas as pd
-
         rows = []
         for at, contrast in enumerate(self.contrasts):
             values = [self._signs(metric, contrast, "all") for metric, _ in CLAIMS.values()]
@@ -87,17 +90,21 @@ class ActivationShift(Result):
                 )
         return pd.DataFrame(rows)
 
-    def by_class(self) -> Any:
-        """One row per contrast, token class and metric: means over problems before and after, the mean difference with
-        its interval, how many problems have such tokens (`n`) and not (`n_undefined`), and the sign test.
+    def summary(self) -> pd.DataFrame:
+        """The three claims (`claims`)."""
+        return self.claims()
+
+    def by_class(self) -> pd.DataFrame:
+        """One row per contrast, token class and metric: means over problems before and after and the mean difference,
+        with intervals, how many problems have such tokens (`n`) and not (`n_undefined`), and the sign test.
 
         `p_fdr` is corrected over all rows of a contrast (Benjamini-Hochberg): a map to explore, not a test of a claim.
         Distances have no sign, so no test (`n_up` is 0).
         """
-        import pandas as pd
-
-        made = mean_interval(self.difference, confidence=self.confidence, seed=self.seed)
-        units = {**VALUES, **DISTANCES}
+        made, before, after = (
+            mean_interval(values, confidence=self.confidence, seed=self.seed)
+            for values in (self.difference, self.before, self.after)
+        )
         rows = []
         for i, contrast in enumerate(self.contrasts):
             for j, group in enumerate(self.groups):
@@ -108,9 +115,13 @@ class ActivationShift(Result):
                             "contrast": contrast,
                             "token_class": group,
                             "metric": metric,
-                            "unit": units[metric],
-                            "before": _mean(self.before[:, i, j, k]),
-                            "after": _mean(self.after[:, i, j, k]),
+                            "unit": UNITS[metric],
+                            "before": float(defined_mean(self.before[:, i, j, k])),
+                            "before_ci_low": before.low[i, j, k],
+                            "before_ci_high": before.high[i, j, k],
+                            "after": float(defined_mean(self.after[:, i, j, k])),
+                            "after_ci_low": after.low[i, j, k],
+                            "after_ci_high": after.high[i, j, k],
                             "difference": made.estimate[i, j, k],
                             "ci_low": made.low[i, j, k],
                             "ci_high": made.high[i, j, k],
@@ -131,14 +142,12 @@ class ActivationShift(Result):
                 table.loc[here, "p_fdr"] = benjamini_hochberg(table.loc[here, "p"].to_numpy())
         return table
 
-    def class_gaps(self, metric: str = "near_zero_arm", *, contrast: str | None = None) -> Any:
+    def class_gaps(self, metric: str = "near_zero_arm", *, contrast: str | None = None) -> pd.DataFrame:
         """How each token class differs from the other tokens of the same problems, in the run before and after.
 
         The paper says that digits, operators and conjunctions have the largest near-zero share. One row per run and class:
         mean of class - other over problems with both, its interval, the sign test, Holm's correction over the classes.
         """
-        import pandas as pd
-
         if metric in DISTANCES:
             raise ValueError(f"{metric!r} compares runs and has no value of its own; choose one of {', '.join(VALUES)}")
         i, k = self._contrast(contrast), self._metric(metric)
@@ -170,89 +179,87 @@ class ActivationShift(Result):
                 )
         return pd.DataFrame(rows)
 
-    def histograms(self) -> Any:
-        """One row per contrast, token class and bin: its edges, and how many activations of all problems fell into it.
+    def histograms(self) -> pd.DataFrame:
+        """One row per contrast, token class and bin: its edges, how many activations of all problems fell into it before
+        and after, the same as a share per unit of activation (`_density`), and how that changes (`density_change`).
 
         The outer bins hold everything beyond them. Elements are no replicates: a picture, not a test.
         """
-        import pandas as pd
-
-        n_bins = len(self.edges) - 1
-        parts = [
-            pd.DataFrame(
-                {
+        widths = np.diff(self.edges)
+        parts = []
+        for i, contrast in enumerate(self.contrasts):
+            for j, group in enumerate(self.groups):
+                density = [n / max(n.sum(), 1.0) / widths for n in self.counts[i, j]]
+                table = {
                     "contrast": contrast,
                     "token_class": group,
                     "bin_low": self.edges[:-1],
                     "bin_high": self.edges[1:],
                     "before": self.counts[i, j, 0].astype(np.int64),
                     "after": self.counts[i, j, 1].astype(np.int64),
-                },
-                index=range(n_bins),
-            )
-            for i, contrast in enumerate(self.contrasts)
-            for j, group in enumerate(self.groups)
-        ]
+                    "before_density": density[0],
+                    "after_density": density[1],
+                    "density_change": density[1] - density[0],
+                }
+                parts.append(pd.DataFrame(table))
         return pd.concat(parts, ignore_index=True)
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, contrast, token class and metric: before, after, difference, tokens, unit."""
-        import pandas as pd
-
-        grid = np.indices(self.difference.shape).reshape(4, -1)
-        units = {**VALUES, **DISTANCES}
-        return pd.DataFrame(
-            {
-                "problem": np.array(self.problem_ids)[grid[0]],
-                "layer": self.layer,
-                "contrast": np.array(self.contrasts)[grid[1]],
-                "token_class": np.array(self.groups)[grid[2]],
-                "metric": np.array(self.metrics)[grid[3]],
-                "before": self.before.ravel(),
-                "after": self.after.ravel(),
-                "difference": self.difference.ravel(),
-                "n_tokens": self.n_tokens[grid[0], grid[2]],
-                "unit": np.array([units[metric] for metric in self.metrics])[grid[3]],
-            }
+        axes = {
+            "problem": self.problem_ids,
+            "contrast": self.contrasts,
+            "token_class": self.groups,
+            "metric": self.metrics,
+        }
+        shape = self.difference.shape
+        table = tidy(
+            axes,
+            before=self.before,
+            after=self.after,
+            difference=self.difference,
+            n_tokens=np.broadcast_to(self.n_tokens[:, None, :, None], shape),
+            unit=np.broadcast_to([UNITS[metric] for metric in self.metrics], shape),
         )
+        table.insert(1, "layer", self.layer)
+        return table
 
-    def describe(self) -> str:
-        """What was measured, the three claims, and what they do not say."""
+    def sentences(self) -> list[str]:
+        """What was measured, and what the three claims do not say."""
         s = self.settings
-        missing = [f"{name} in {(self.n_tokens[:, j] == 0).sum()}" for j, name in enumerate(self.groups)]
-        missing = [
-            word for word, j in zip(missing, range(len(self.groups)), strict=True) if (self.n_tokens[:, j] == 0).any()
-        ]
-        words = (
+        found = [
             f"Gate activations of the MLP of layer {self.layer} (zero-based), {s.get('insertion')}, "
             f"{len(self.problem_ids)} problems, {s.get('positions')} tokens ({self.n_tokens[:, 0].mean():.0f} a problem), "
             f"contrasts {', '.join(self.contrasts)}; near zero: |a| < 1.4826 MAD x {s.get('c')}."
-        )
-        words += f" No token of a class (NaN): {', '.join(missing)} problems." if missing else ""
-        words += (
-            " This says how the distribution moves, in this layer and for this c: not which part of attention moves it "
+        ]
+        absent = (self.n_tokens == 0).sum(0)
+        missing = [f"{name} in {n}" for name, n in zip(self.groups, absent, strict=True) if n]
+        if missing:
+            found.append(f"No token of a class (NaN): {', '.join(missing)} problems.")
+        found.append(
+            "This says how the distribution moves, in this layer and for this c: not which part of attention moves it "
             "(decompose_attention, mediation), not that answers change, nor that other layers do not move; "
             '"undecided" is no evidence of no change.'
         )
         if s.get("positions") == "shared":
-            words += " Tokens before the insertion cannot change and dilute every difference."
-        return words
+            found.append("Tokens before the insertion cannot change and dilute every difference.")
+        return found
 
-    def __repr__(self) -> str:
-        columns = [
-            "contrast",
-            "claim",
-            "estimate",
-            "ci_low",
-            "ci_high",
-            "n_up",
-            "n_down",
-            "n_tied",
-            "p_corrected",
-            "verdict",
-        ]
-        table = self.claims()[columns].to_string(index=False, float_format=lambda x: f"{x:.4g}")
-        return f"{self.describe()}\n{table}"
+    def printed(self) -> pd.DataFrame:
+        """The three claims, without what repeats."""
+        columns = ["contrast", "claim", "estimate", "ci_low", "ci_high"]
+        return self.claims()[[*columns, "n_up", "n_down", "n_tied", "p_corrected", "verdict"]]
+
+    def shown(self) -> Shown:
+        """The three claims, and every metric by class of token."""
+        by_class = self.by_class()
+        ends = {f"{run}_ci_{end}" for run in ("before", "after") for end in ("low", "high")}
+        return Shown(
+            (
+                ShownTable(self.claims(), "The paper's claims about gate activations, over problems."),
+                ShownTable(by_class.drop(columns=list(ends)), "Every metric, by class of token."),
+            )
+        )
 
     def _signs(self, metric: str, contrast: str, group: str) -> "_Signs":
         i, j, k = self._contrast(contrast), self._group(group), self._metric(metric)
@@ -304,11 +311,6 @@ def _verdict(found: _Signs, p_corrected: float, made: Interval, claimed: int) ->
     if not (float(made.low) > 0 if most > 0 else float(made.high) < 0):
         return "undecided (most problems move one way, the mean's interval does not follow)"
     return "supported" if most == claimed else "contradicted"
-
-
-def _mean(values: np.ndarray) -> float:
-    defined = values[np.isfinite(values)]
-    return float(defined.mean()) if defined.size else float("nan")
 
 
 def _place(names: tuple[str, ...], name: str, what: str) -> int:

@@ -38,14 +38,14 @@ GROUPS = ("all", *CLASSES)
 
 
 @dataclass(frozen=True)
-class Thresholds:
+class NearZero:
     """What counts as near zero, in the activations' unit: ARM's form and the quantile form, from one base run."""
 
     arm: float
     quantile: float
 
     @classmethod
-    def of(cls, activations: Float[Tensor, "token d_mlp"], *, c: float, q: float) -> "Thresholds":
+    def of(cls, activations: Float[Tensor, "token d_mlp"], *, c: float, q: float) -> "NearZero":
         """The thresholds of a run, over all its tokens."""
         flat = activations.flatten()
         return cls(
@@ -57,7 +57,7 @@ class Thresholds:
 def summarise(
     activations: Float[Tensor, "token d_mlp"],
     *,
-    thresholds: Thresholds,
+    thresholds: NearZero,
     own_threshold: float,
     edges: Float[Tensor, " edge"],
 ) -> dict[str, float]:

@@ -24,7 +24,7 @@ from .activation_summaries import (
     DISTANCES,
     GROUPS,
     VALUES,
-    Thresholds,
+    NearZero,
     check_widths,
     distances,
     groups_of,
@@ -174,7 +174,7 @@ def _one(
     wanted = read.tokens(pair).tolist()
     groups = groups_of(tuple(kind for kind, here in zip(kinds, wanted, strict=True) if here))
     runs = {"base": read(pair, "base")}
-    thresholds = Thresholds.of(runs["base"], c=c, q=q)
+    thresholds = NearZero.of(runs["base"], c=c, q=q)
     parts: dict[str, list[Any]] = {"before": [], "after": [], "difference": [], "counts": []}
     for contrast in contrasts:
         ends = CONTRASTS[contrast].clean, CONTRASTS[contrast].corrupted
@@ -182,7 +182,7 @@ def _one(
             if condition not in runs:
                 runs[condition] = read(pair, condition)
         before, after = (runs[condition] for condition in ends)
-        own = Thresholds.of(before, c=c, q=q).arm
+        own = NearZero.of(before, c=c, q=q).arm
         cells: dict[str, list[Any]] = {key: [] for key in parts}
         for mask in groups.values():
             a, b = (run[mask.to(run.device)] for run in (before, after))

@@ -6,16 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from torch import Tensor
 
 from ..heads import Head
 from ..models.base import Model
-from ..models.sites import site
+from ..models.held import Held
+from ..models.inputs import Reducer
+from ..models.sites import attention_sites, site
 from ..patching.prepared import single
 from ..prompts.conditions import CONTRASTS, HELD_POSITIONS, one_of
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, make_pairs
 from ..running.loop import over_problems
+from ..running.results import Result, head_columns, tidy
 from .decomposition import METRICS, AttentionDecomposition
 from .reduction import HeadNumbers, LayerNumbers, LayerRuns, PairReduction, layer_numbers
 from .runs import DECOMPOSED, read_span, readable_pairs
@@ -106,8 +110,8 @@ def decompose_attention(
     )
 
 
-@dataclass(frozen=True, eq=False)
-class AttentionParts:
+@dataclass(frozen=True, eq=False, repr=False)
+class AttentionParts(Result):
     """One pair, one layer, one contrast, every query: `lam`, `drop` `[head, query]`; the rest `[head, query, d_head]`.
 
     `queries` are the positions in the inserted prompt. `after` = `before` + `scale` + `bias` (+ `shift`) + `rest`, where
@@ -127,14 +131,46 @@ class AttentionParts:
     shift: np.ndarray | None
     rest: np.ndarray
 
-    def __repr__(self) -> str:
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        """The heads of the layer, in order."""
+        return tuple(Head(self.layer, head) for head in range(len(self.lam)))
+
+    def _lengths(self) -> dict[str, np.ndarray]:
+        """Norm of every part, `[head, query]`."""
+        parts = {name: getattr(self, name) for name in ("before", "after", "scale", "bias", "shift", "rest")}
+        return {name: np.linalg.norm(part, axis=-1) for name, part in parts.items() if part is not None}
+
+    def summary(self) -> pd.DataFrame:
+        """One row per head: mean lambda over queries, its ends, and the mean length of every part."""
+        return pd.DataFrame(
+            {
+                **head_columns(self.heads),
+                "lam": self.lam.mean(1),
+                "lam_low": self.lam.min(1),
+                "lam_high": self.lam.max(1),
+                **{name: length.mean(1) for name, length in self._lengths().items()},
+            }
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """One tidy row per head and query: lambda, drop, and the length of every part."""
+        axes = {"label": [str(head) for head in self.heads], "query": self.queries}
+        return tidy(axes, lam=self.lam, drop=self.drop, **self._lengths())
+
+    def sentences(self) -> list[str]:
+        """Where lambda lies, and what the affine form leaves open."""
         change = np.linalg.norm(self.after - self.before)
         left = np.linalg.norm(self.rest) / change if change > 0 else np.nan
-        return (
-            f"problem {self.problem_id!r}, layer {self.layer} (zero-based), contrast {self.contrast!r}: lambda of "
+        return [
+            f"Problem {self.problem_id!r}, layer {self.layer} (zero-based), contrast {self.contrast!r}: lambda of "
             f"{len(self.lam)} heads at {len(self.queries)} queries, {self.lam.min():.4f} to {self.lam.max():.4f}; the "
-            f"affine form leaves {left:.2g} of the change open"
-        )
+            f"affine form leaves {left:.2g} of the change open."
+        ]
+
+    def printed(self) -> pd.DataFrame:
+        """The ten heads of smallest lambda."""
+        return self.summary().sort_values("lam", kind="stable").head(10).drop(columns=["layer", "head"])
 
 
 def attention_parts(
@@ -221,23 +257,20 @@ class _OnePair:
         grid = np.full(self.asked.shape, np.nan)
         inputs = pair.condition("inserted").to(self.model.info.device)
         visible = self.model.visible(inputs)
-        held: dict[str, Tensor] = {}
+        held = Held()
 
-        def hold(part: str) -> Any:
-            return lambda value: held.__setitem__(part, value)
-
-        def reduce(layer: int) -> Any:
+        def reduce(layer: int) -> Reducer:
             def take(k: Tensor) -> None:
-                q, v = held.pop("rot_q"), held.pop("v")
+                q, v = held.take(*attention_sites(layer, "rot_q", "v"))
                 shown = visible[layer].to(k.device)
                 read = read_span(q, k, v, shown, self.model.attention_rule(layer), span=pair.span)
                 grid[layer] = np.where(self.asked[layer], _numbers(read.lam.mean(-1)), np.nan)
 
             return take
 
-        capture: dict[str, Any] = {}
+        capture: dict[str, Reducer] = {}
         for layer in self.layers:
-            capture |= {site(layer, f"attn.hook_{part}"): hold(part) for part in ("v", "rot_q")}
+            capture |= held.captures(*attention_sites(layer, "rot_q", "v"))
             capture[site(layer, "attn.hook_rot_k")] = reduce(layer)
         self.model.run(inputs, capture=capture, logits_at="none")
         return grid

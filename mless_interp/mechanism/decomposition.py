@@ -1,14 +1,16 @@
 """What `decompose_attention` gives: numbers per problem, layer and head, intervals, tests against a null, words."""
 
 import warnings
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ..heads import Head
-from ..running.results import Result
-from ..statistics import CONFIDENCE, SignFlipTest, max_t_sign_flip, mean_interval
+from ..running.results import Quantity, Result, Shown, ShownTable, head_columns, head_map, interval_columns, of_heads
+from ..statistics import CONFIDENCE, SignFlipTest, defined_mean, max_t_sign_flip, mean_interval
 
 METRICS: dict[str, tuple[str, str]] = {
     "lam": ("probability", "retained mass lambda: attention kept outside the span, mean over queries"),
@@ -36,7 +38,30 @@ METRICS: dict[str, tuple[str, str]] = {
     "rest_share_after_norm": ("share", "of it, upstream"),
 }
 """metric -> (unit, what it is)."""
-NULLS = ("uniform", "control")
+PARTS = ("", "scale_", "bias_", "shift_", "rest_")
+SHARES = tuple(f"{part}share{after}" for after in ("", "_after_norm") for part in PARTS)
+"""Metrics whose sum over heads is the layer's."""
+NULLS = {"uniform": ("lam_null", "lam_p"), "control": ("lam_control", "lam_control_p")}
+"""What lambda is compared with -> the columns of a summary with its mean and with the corrected p-values."""
+ALPHA = 0.05
+NULL_MARK = "outlined: differs from uniform attention, p < 0.05 corrected for testing many heads"
+TOLD = {
+    "label": "",
+    "paper_label": "",
+    "lam": "lambda",
+    "lam_null": "uniform attention's",
+    "lam_p": "p, corrected",
+    "lam_control": "random sentence's",
+    "lam_control_p": "p against it, corrected",
+    "residual": "residual (0: affine)",
+    "fit_slope": "slope of the fit (not lambda)",
+    "fit_r2": "R² of the fit",
+    "share": "share of the layer's change",
+    "scale_share": "by scale",
+    "bias_share": "by bias",
+    "lam_n": "n",
+}
+"""Columns of a page's first table, as people read them; all others are further measures."""
 SAME = 1e-6
 """Attention masses that are no further apart than this are the same up to rounding."""
 
@@ -44,7 +69,7 @@ Found = dict[str, dict[str, np.ndarray]]
 """metric -> contrast -> values."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class AttentionDecomposition(Result):
     """Head outputs with a span as lambda z + Sigma, per problem, layer and head.
 
@@ -64,6 +89,8 @@ class AttentionDecomposition(Result):
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     confidence: float = CONFIDENCE
+
+    drawn = ("lam",)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -87,7 +114,7 @@ class AttentionDecomposition(Result):
 
     def mean(self, metric: str, contrast: str | None = None) -> np.ndarray:
         """Mean over the problems where it is defined, `[layer, head]`; NaN where there is none (see `count`)."""
-        return _mean(self.of(metric, contrast))
+        return defined_mean(self.of(metric, contrast))
 
     def count(self, metric: str, contrast: str | None = None) -> np.ndarray:
         """Problems where the metric is defined, `[layer, head]`."""
@@ -111,7 +138,7 @@ class AttentionDecomposition(Result):
         Heads that differ by rounding alone are left out (p = NaN). None with a single problem (nothing replicates), or
         where no head differs.
         """
-        difference = self._cells(self.of("lam", contrast) - self.null(against, contrast))
+        difference = of_heads(self.of("lam", contrast) - self.null(against, contrast), self.heads)
         differs = (np.abs(difference).max(0) > SAME) & (np.ptp(difference, 0) > 0)
         if len(difference) < 2 or not differs.any():
             return None
@@ -119,112 +146,235 @@ class AttentionDecomposition(Result):
             warnings.simplefilter("ignore")
             return max_t_sign_flip(difference, tested=differs, seed=self.seed)
 
-    def summary(self, contrast: str | None = None) -> Any:
+    def summary(self, contrast: str | None = None) -> pd.DataFrame:
         """One row per head: every metric's mean over problems with its interval `_ci_low`, `_ci_high` and `_n`; lambda
-        beside `lam_null` and `lam_p` (and `lam_control`, `lam_control_p`), p-values corrected over all heads.
+        beside `lam_null` and `lam_p` (and `lam_control`, `lam_control_p`), p-values corrected over all heads, and
+        `lam_minus_uniform`.
 
         `fit_slope` is the slope of the best affine fit, not lambda.
         """
-        import pandas as pd
-
-        contrast = self.contrasts[0] if contrast is None else contrast
-        if contrast not in self.contrasts:
-            raise ValueError(f"no contrast {contrast!r} here; there are {', '.join(self.contrasts)}")
-        columns: dict[str, Any] = {
-            "layer": [head.layer for head in self.heads],
-            "head": [head.head for head in self.heads],
-            "label": [str(head) for head in self.heads],
-            "paper_label": [head.paper_label for head in self.heads],
-        }
+        contrast = self._contrast(contrast)
+        columns: dict[str, Any] = dict(head_columns(self.heads))
         for metric, found in self.values.items():
             if contrast not in found:
                 continue
-            made = mean_interval(self._cells(found[contrast]), confidence=self.confidence, seed=self.seed)
-            columns |= {metric: made.estimate, f"{metric}_ci_low": made.low, f"{metric}_ci_high": made.high}
-            columns[f"{metric}_n"] = made.n
+            columns |= self._with_n(metric, of_heads(found[contrast], self.heads))
             if metric == "lam":
-                for against in NULLS if self.control is not None and contrast != "held" else NULLS[:1]:
-                    name = {"uniform": "lam_null", "control": "lam_control"}[against]
+                for against in self._nulls(contrast):
+                    null, p = NULLS[against]
                     test = self.null_test(against, contrast)
-                    columns[name] = _mean(self._cells(self.null(against, contrast)))
-                    p_name = "lam_p" if against == "uniform" else "lam_control_p"
-                    columns[p_name] = np.nan if test is None else test.p_corrected
+                    columns[null] = defined_mean(of_heads(self.null(against, contrast), self.heads))
+                    columns[p] = np.nan if test is None else test.p_corrected
+                columns["lam_minus_uniform"] = columns["lam"] - columns["lam_null"]
         return pd.DataFrame(columns)
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, contrast, head and metric: value, unit, what it is."""
-        import pandas as pd
-
-        n, per_head = len(self.problem_ids), len(self.heads)
+        places = head_columns(self.heads, times=len(self.problem_ids))
+        del places["paper_label"]
         parts = []
         for metric, found in self.values.items():
             unit, what = METRICS[metric]
             for contrast, array in found.items():
                 table = {
-                    "problem": np.repeat(self.problem_ids, per_head),
+                    "problem": np.repeat(self.problem_ids, len(self.heads)),
                     "contrast": contrast,
-                    "layer": [head.layer for head in self.heads] * n,
-                    "head": [head.head for head in self.heads] * n,
-                    "label": [str(head) for head in self.heads] * n,
+                    **places,
                     "metric": metric,
-                    "value": self._cells(array).ravel(),
+                    "value": of_heads(array, self.heads).ravel(),
                     "unit": unit,
                     "what": what,
                 }
                 parts.append(pd.DataFrame(table))
         return pd.concat(parts, ignore_index=True)
 
-    def layer_table(self, contrast: str | None = None) -> Any:
+    def layer_table(self, contrast: str | None = None) -> pd.DataFrame:
         """One row per layer: mean over heads and problems of what says how far attention is affine there.
 
         `residual` is 0 in layer 0 (an identity); `lam`, `lam_null`, `fit_slope`, `fit_r2`; shares of the layer's change
         summed over heads (`scale_share`, `bias_share`, `shift_share`, `rest_share`), `norm_share`; intervals are over
         problems.
         """
-        import pandas as pd
-
-        contrast = self.contrasts[0] if contrast is None else contrast
+        contrast = self._contrast(contrast)
         layers = list(self.layers)
         columns: dict[str, Any] = {"layer": layers, "paper_layer": [layer + 1 for layer in layers]}
         per_layer: dict[str, np.ndarray] = {}
         for metric in ("lam", "residual", "shift_left_out", "fit_slope", "fit_r2"):
             if contrast in self.values.get(metric, {}):
-                per_layer[metric] = _mean(np.moveaxis(self.of(metric, contrast), 2, 0))
-        for metric in self.values:
-            if metric.partition("share")[1] and contrast in self.values[metric] and metric != "value_spectral_share":
+                per_layer[metric] = defined_mean(np.moveaxis(self.of(metric, contrast), 2, 0))
+        for metric in SHARES:
+            if contrast in self.values.get(metric, {}):
                 array = self.of(metric, contrast)
                 defined = np.isfinite(array).any(2)
                 per_layer[metric] = np.where(defined, np.nansum(array, 2), np.nan)
         per_layer |= {name: found[contrast] for name, found in self.layer_values.items() if contrast in found}
         for metric, array in per_layer.items():
-            made = mean_interval(array[:, layers], confidence=self.confidence, seed=self.seed)
-            columns |= {metric: made.estimate, f"{metric}_ci_low": made.low, f"{metric}_ci_high": made.high}
-            columns[f"{metric}_n"] = made.n
+            columns |= self._with_n(metric, array[:, layers])
         return pd.DataFrame(columns)
 
-    def top(self, k: int = 10, contrast: str | None = None) -> Any:
+    def _with_n(self, metric: str, values: np.ndarray) -> dict[str, np.ndarray]:
+        """The columns of a metric `[problem, row]`: mean over problems, limits, n."""
+        made = mean_interval(values, confidence=self.confidence, seed=self.seed)
+        return interval_columns(metric, made) | {f"{metric}_n": made.n}
+
+    def _contrast(self, contrast: str | None) -> str:
+        contrast = self.contrasts[0] if contrast is None else contrast
+        if contrast not in self.contrasts:
+            raise ValueError(f"no contrast {contrast!r} here; there are {', '.join(self.contrasts)}")
+        return contrast
+
+    def _nulls(self, contrast: str) -> Sequence[str]:
+        """What lambda is compared with in a contrast: the control stands where the insertion does, not at held positions."""
+        return tuple(NULLS) if self.control is not None and contrast != "held" else ("uniform",)
+
+    def top(self, k: int = 10, contrast: str | None = None) -> pd.DataFrame:
         """The `k` heads with the largest share (by magnitude) in the residual change, as rows of `summary`."""
-        table = self.summary(contrast)
-        order = table["share"].abs().sort_values(ascending=False, kind="stable").index
-        return table.loc[order].head(k).reset_index(drop=True)
+        return _largest_shares(self.summary(contrast), k).reset_index(drop=True)
 
-    def describe(self) -> str:
+    def quantity(self, column: str) -> Quantity:
+        """A metric in its unit; lambda is tested against uniform attention."""
+        made = super().quantity(column)
+        if column == "lam_minus_uniform":
+            return replace(made, unit="share", signed=True, p="lam_p")
+        unit = METRICS[column][0] if column in METRICS else ""
+        return replace(made, unit=unit, p="lam_p" if column == "lam" else None)
+
+    def sentences(self) -> list[str]:
         """What was found, what is arithmetic, what cannot be said."""
-        from .words import described
+        contrast = self.contrasts[0]
+        return [
+            f"{len(self.heads)} heads in {len(self.layers)} layers (zero-based), {len(self.problem_ids)} problems, "
+            f"{self.settings.get('insertion', 'an insertion')}, contrast {contrast!r}.",
+            *self._identity_words(contrast),
+            self._lambda_words(contrast),
+            *self._fit_words(contrast),
+            *self._share_words(contrast),
+            *self._shift_words(),
+            *self._undefined_words(),
+        ]
 
-        return described(self)
+    def _identity_words(self, contrast: str) -> list[str]:
+        residual = self.of("residual", contrast)
+        words = []
+        if 0 in self.layers and np.isfinite(residual[:, 0]).any():
+            words.append(
+                f"In layer 0 z' = lambda z + Sigma leaves {np.nanmax(residual[:, 0]):.1e} of the change open at most: that "
+                "form is an identity there, for any inserted text, not a finding."
+            )
+        deeper = [layer for layer in self.layers if layer and np.isfinite(residual[:, layer]).any()]
+        if deeper:
+            known = {layer: float(np.nanmedian(residual[:, layer])) for layer in deeper}
+            low, high = min(known, key=known.__getitem__), max(known, key=known.__getitem__)
+            where = f"(layer {low}) to {known[high]:.2f} (layer {high})" if low != high else f"(layer {low})"
+            words.append(
+                f"In deeper layers it leaves a residual of {known[low]:.2f} {where} of the change, median over heads and "
+                "problems: what upstream layers changed."
+            )
+        return words
 
-    def __repr__(self) -> str:
-        from .words import small_table
+    def _lambda_words(self, contrast: str) -> str:
+        lam = self.mean("lam", contrast)
+        null = self.layer_values["lam_null"][contrast][:, list(self.layers)].mean(0)
+        low, high = float(np.nanmin(null)), float(np.nanmax(null))
+        words = (
+            f"Lambda runs from {np.nanmin(lam):.3f} to {np.nanmax(lam):.3f} over heads; uniform attention would keep "
+        )
+        words += f"{low:.3f}" if high - low < 5e-4 else f"{low:.3f} to {high:.3f}, by layer"
+        for against in self._nulls(contrast):
+            name = str(self.settings.get("control")) if against == "control" else against
+            test = self.null_test(against, contrast)
+            if test is None:
+                alone = len(self.problem_ids) < 2
+                words += "; a single problem tests nothing" if alone else f"; no head differs from {name}"
+                continue
+            with np.errstate(invalid="ignore"):
+                sure = test.p_corrected < ALPHA
+            above, below = int((sure & (test.statistic > 0)).sum()), int((sure & (test.statistic < 0)).sum())
+            words += f"; against {name} {above} heads keep more and {below} less (corrected p < {ALPHA:g}"
+            words += f", smallest reachable {test.smallest_p:.2g})" if test.smallest_p >= ALPHA else ")"
+        return words + "."
 
-        return f"{self.describe()}\n{small_table(self)}"
+    def _fit_words(self, contrast: str) -> list[str]:
+        slope, r2, lam = (self.mean(name, contrast) for name in ("fit_slope", "fit_r2", "lam"))
+        if not np.isfinite(slope).any():
+            return []
+        apart = np.abs(slope - lam)
+        outside = int(((slope < 0) | (slope > 1)).sum())
+        return [
+            "The slope of the best global affine fit is another number than lambda: median difference "
+            f"{np.nanmedian(apart):.3f}, largest {np.nanmax(apart):.3f}, {outside} heads outside [0, 1], where lambda "
+            f"always lies; its R squared has median {np.nanmedian(r2):.3f}."
+        ]
 
-    def _cells(self, array: np.ndarray) -> np.ndarray:
-        return array[:, [head.layer for head in self.heads], [head.head for head in self.heads]]
+    def _share_words(self, contrast: str) -> list[str]:
+        layer = self.layers[0]
+        row = self.layer_table(contrast).set_index("layer").loc[layer]
+        if not np.isfinite(row["share"]):
+            return []
+        words = (
+            f"In layer {layer} the change of attention's output is {row['scale_share']:+.2f} scale and "
+            f"{row['bias_share']:+.2f} bias"
+        )
+        words += "" if layer == 0 else f" and {row['rest_share']:+.2f} from upstream"
+        complete = len([head for head in self.heads if head.layer == layer]) == self.settings.get("n_heads")
+        words += " of the whole (shares are signed)" if complete else " (of the asked heads; shares are signed)"
+        if "norm_share" in row and np.isfinite(row["norm_share"]):
+            words += (
+                f"; this model norms what attention writes, so shares are exact before that norm, and after it "
+                f"(scale frozen) {row['scale_share_after_norm']:+.2f} and {row['bias_share_after_norm']:+.2f} with "
+                f"{row['norm_share']:+.2f} for the norm's own rescaling"
+            )
+        return [
+            f"{words}.",
+            "That a head writes something does not say whether anything reads it: that needs patching.",
+        ]
+
+    def _shift_words(self) -> list[str]:
+        left_out = self.values.get("shift_left_out", {}).get("total")
+        if left_out is None or 0 not in self.layers or not np.isfinite(left_out[:, 0]).any():
+            return []
+        return [
+            "Against the plain prompt the paper's Eq. 2 leaves out the shift of positions, lambda (z_gap - z_base): in "
+            f"layer 0 a median of {np.nanmedian(left_out[:, 0]):.2f} of the change."
+        ]
+
+    def _undefined_words(self) -> list[str]:
+        counted = []
+        for metric, by_contrast in self.values.items():
+            cells = np.stack([of_heads(array, self.heads) for array in by_contrast.values()])
+            if np.isnan(cells).any():
+                counted.append(f"{metric} {int(np.isnan(cells).sum())}/{cells.size}")
+        if not counted:
+            return []
+        return [f"Undefined (NaN; no change beyond rounding, or too few rows): {', '.join(counted)}."]
+
+    def printed(self) -> pd.DataFrame:
+        """The ten heads with the largest share, with both numbers that are called lambda (without the cost of intervals)."""
+        contrast = self.contrasts[0]
+        table = pd.DataFrame(head_columns(self.heads)).drop(columns=["layer", "head"])
+        for name in ("lam", "residual", "fit_slope", "fit_r2", "share", "scale_share", "bias_share"):
+            table[name] = of_heads(self.mean(name, contrast), self.heads)
+        null = self.layer_values["lam_null"][contrast].mean(0)
+        table.insert(3, "lam_null", null[[head.layer for head in self.heads]])
+        return _largest_shares(table, 10).rename(columns={"fit_slope": "fit_slope(not_lam)"})
+
+    def shown(self) -> Shown:
+        """Lambda against uniform attention as a map, with what each head adds to its layer's change; further measures."""
+        table = self.summary()
+        told = ["label", "paper_label", "lam_minus_uniform", "lam", "lam_null", "lam_control", "residual", "share"]
+        caption = (
+            "Lambda, the share of attention that stays outside of the span, and what each head adds to its layer's "
+            "change."
+        )
+        first = {name: words for name, words in TOLD.items() if name in table}
+        rest = [metric for metric in self.values if metric in table and metric not in TOLD]
+        tables = [ShownTable(table, caption, first)]
+        if rest:
+            tables.append(ShownTable(table, "Further measures of each head.", ["label", "paper_label", *rest]))
+        marked = (table["lam_p"] < ALPHA).tolist()
+        return Shown(tuple(tables), head_map(table, ["lam_minus_uniform"], told, marked=marked, means=NULL_MARK))
 
 
-def _mean(values: np.ndarray) -> np.ndarray:
-    """Mean over the first axis of what is defined; NaN where nothing is."""
-    defined = np.isfinite(values)
-    count = defined.sum(0)
-    return np.where(count > 0, np.where(defined, values, 0.0).sum(0) / np.maximum(count, 1), np.nan)
+def _largest_shares(table: pd.DataFrame, k: int) -> pd.DataFrame:
+    """The `k` rows with the largest share, by magnitude."""
+    return table.loc[table["share"].abs().sort_values(ascending=False, kind="stable").index].head(k)

@@ -11,13 +11,14 @@ from ..heads import Head
 from ..metrics.activations import mean_absolute, median_variance, near_zero_fraction
 from ..metrics.segments import widened
 from ..models.base import Model
-from ..models.sites import site
+from ..models.held import Held
+from ..models.sites import attention_sites, site
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, prepare, single
 from ..patching.sweep import DIRECTIONS
 from ..prompts.conditions import HELD_POSITIONS, Contrast, one_of
 from ..prompts.pairs import PromptPair
-from .activation_summaries import Thresholds, check_widths
+from .activation_summaries import NearZero, check_widths
 from .mediation_results import ARMS, EDITED, READINGS, Mediation
 from .runs import DECOMPOSED, read_span
 
@@ -134,13 +135,10 @@ class _OnePair:
         inputs = answered.side_by_side(self.runs, held_positions=self.held_positions).to(self.model.info.device)
         visible = self.model.visible(inputs)[self.layer]
         stop = answered.span[1]
-        held: dict[str, Tensor] = {}
-
-        def hold(part: str) -> Callable[[Tensor], None]:
-            return lambda value: held.__setitem__(part, value)
+        held, parts = Held(), attention_sites(self.layer, "rot_q", "rot_k", "v")
 
         def edit(z: Tensor) -> Tensor:
-            q, k, v = (held.pop(part)[1:2] for part in ("rot_q", "rot_k", "v"))
+            q, k, v = (whole[1:2] for whole in held.take(*parts))
             rule = self.model.attention_rule(self.layer)
             read = read_span(q, k, v, visible[1:2].to(z.device), rule, span=answered.span)
             old, new = (widened(z[row, stop:].transpose(0, 1)) for row in (0, 1))
@@ -160,17 +158,14 @@ class _OnePair:
 
         def summarise(pre: Tensor) -> Tensor:
             at = pair.shared.to(pre.device)
-            thresholds = Thresholds.of(self.activation(pre[2, at]), c=self.c, q=self.q)
+            thresholds = NearZero.of(self.activation(pre[2, at]), c=self.c, q=self.q)
             return torch.stack([_readings(self.activation(pre[row, at]), thresholds) for row in range(len(pre))])
 
         length = len(answered.inserted)
         mlp = site(self.layer, "mlp.hook_pre")
         result = self.model.run(
             inputs,
-            capture={
-                **{site(self.layer, f"attn.hook_{part}"): hold(part) for part in ("v", "rot_q", "rot_k")},
-                mlp: summarise,
-            },
+            capture={**held.captures(*parts), mlp: summarise},
             edits={site(self.layer, "attn.hook_z"): edit},
             logits_at=[length - back for back in self.outcome.reads(answered)],
         )
@@ -181,7 +176,7 @@ class _OnePair:
         return rows[kept].T.numpy()
 
 
-def _readings(activations: Tensor, thresholds: Thresholds) -> Tensor:
+def _readings(activations: Tensor, thresholds: NearZero) -> Tensor:
     """The numbers of `READINGS` of one run's gate activations `[token, d_mlp]`."""
     flat = widened(activations).flatten()
     near = [near_zero_fraction(flat, threshold=threshold) for threshold in (thresholds.arm, thresholds.quantile)]

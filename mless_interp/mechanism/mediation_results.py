@@ -1,29 +1,30 @@
 """What `mediate` gives: every arm's readings per problem, effects with intervals, words."""
 
-import warnings
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from ..running.results import Result
-from ..statistics import CONFIDENCE, max_t_sign_flip, mean_interval
+from ..running.results import Result, Shown, ShownTable, tidy
+from ..statistics import CONFIDENCE, corrected_p, mean_interval
 
 EDITED = ("reference", "scale", "bias", "both", "patched")
 """The edited run with z, lambda z, z + Sigma, lambda z + Sigma, z'."""
 ARMS = ("without", "with", *EDITED)
 """Both unedited runs, and the edited ones."""
 READINGS = {
-    "near_zero_arm": "share of gate activations near zero (ARM's form)",
-    "near_zero_quantile": "share of gate activations near zero (quantile form)",
-    "mean": "mean gate activation",
-    "mean_absolute": "mean absolute gate activation",
-    "variance": "variance over tokens, median over neurons",
+    "near_zero_arm": ("share", "share of gate activations near zero (ARM's form)"),
+    "near_zero_quantile": ("share", "share of gate activations near zero (quantile form)"),
+    "mean": ("activation", "mean gate activation"),
+    "mean_absolute": ("activation", "mean absolute gate activation"),
+    "variance": ("activation squared", "variance over tokens, median over neurons"),
 }
+"""reading -> (unit, what it is)."""
 EFFECTS = ("scale", "bias", "both", "interaction", "rest", "total")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Mediation(Result):
     """Readings per problem, reading and arm: `values` `[problem, reading, arm]`.
 
@@ -64,24 +65,15 @@ class Mediation(Result):
             return arm("both") - arm("scale") - arm("bias") + arm("reference")
         return arm(effect) - arm("reference")
 
-    def summary(self) -> Any:
+    def summary(self) -> pd.DataFrame:
         """One row per reading and effect: mean over problems with its interval, d_z, p corrected over all rows, n.
 
         `before` is the reading's mean without the span. p is NaN where nothing varies or there is a single problem.
         """
-        import pandas as pd
-
         keys = [(reading, effect) for reading in self.readings for effect in EFFECTS]
         cells = np.stack([self.effect(*key) for key in keys], 1)
         noise = 1e-5 * np.abs(np.nanmean(np.stack([self.of(key[0], "without") for key in keys], 1), 0))
-        # an exact 0, up to rounding, is no effect to test, nor is one that is the same in every problem
-        real = (np.abs(cells).max(0) > noise) & (np.ptp(cells, 0) > 0)
         made = mean_interval(cells, confidence=self.confidence, seed=self.seed)
-        corrected = np.full(len(keys), np.nan)
-        if len(cells) > 1 and real.any():
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # how small a p-value can get is known from n
-                corrected = max_t_sign_flip(cells, tested=real, seed=self.seed).p_corrected
         return pd.DataFrame(
             {
                 "reading": [reading for reading, _ in keys],
@@ -90,66 +82,63 @@ class Mediation(Result):
                 "mean": made.estimate,
                 "ci_low": made.low,
                 "ci_high": made.high,
-                "p_corrected": corrected,
+                # an exact 0, up to rounding, is no effect to test
+                "p_corrected": corrected_p(cells, tested=np.abs(cells).max(0) > noise, seed=self.seed),
                 "n": made.n,
-                "unit": [self._unit(reading) for reading, _ in keys],
+                "unit": [self.unit if reading == "outcome" else READINGS[reading][0] for reading, _ in keys],
             }
         )
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, reading and arm."""
-        import pandas as pd
+        axes = {"problem": self.problem_ids, "reading": self.readings, "arm": self.arms}
+        return tidy(axes, value=self.values)
 
-        grid = np.indices(self.values.shape).reshape(3, -1)
-        return pd.DataFrame(
-            {
-                "problem": np.array(self.problem_ids)[grid[0]],
-                "reading": np.array(self.readings)[grid[1]],
-                "arm": np.array(self.arms)[grid[2]],
-                "value": self.values.ravel(),
-            }
-        )
-
-    def describe(self) -> str:
+    def sentences(self) -> list[str]:
         """What scale and bias do to near-zero activations and to the outcome, and whether they add up."""
         s = self.settings
         heads = "all heads" if s.get("all_heads") else ", ".join(s.get("heads", []))
-        words = (
+        found = [
             f"Mediation through {heads} of layer {s.get('layer')} (zero-based), {s.get('insertion')}, contrast "
             f"{s.get('contrast')!r}, {s.get('direction')}, {len(self.problem_ids)} problems."
-        )
+        ]
         table = self.summary().set_index(["reading", "effect"])
         for reading, name in (("near_zero_arm", "Near-zero share"), ("outcome", f"Outcome {s.get('outcome')}")):
+            if reading not in self.readings:
+                continue
             row = table.loc[reading]
             shown = [f"{effect} {_with_interval(row.loc[effect])}" for effect in ("scale", "bias", "both")]
-            words += f" {name} ({row['before'].iloc[0]:.4f} without the span): {'; '.join(shown)}"
+            words = f"{name} ({row['before'].iloc[0]:.4f} without the span): {'; '.join(shown)}"
             apart = row.loc["interaction"]
             if apart["ci_low"] * apart["ci_high"] > 0:
-                words += f"; they do not add up (interaction {_with_interval(apart)})."
+                found.append(f"{words}; they do not add up (interaction {_with_interval(apart)}).")
             else:
-                words += f"; no interaction is shown ({_with_interval(apart)})."
+                found.append(f"{words}; no interaction is shown ({_with_interval(apart)}).")
         if s.get("layer"):
-            words += " In this layer z' is not lambda z + Sigma: what upstream layers changed is the 'rest', not scale or bias."
+            found.append(
+                "In this layer z' is not lambda z + Sigma: what upstream layers changed is the 'rest', not scale or bias."
+            )
         if len(self.problem_ids) < 2:
-            words += " A single problem has no interval."
-        return words
+            found.append("A single problem has no interval.")
+        return found
 
-    def __repr__(self) -> str:
-        import pandas as pd
-
+    def printed(self) -> pd.DataFrame:
+        """One row per reading, every effect with its interval."""
         rows = []
         for reading, table in self.summary().groupby("reading", sort=False):
             cells = {row["effect"]: _with_interval(row) for row in table.to_dict("records")}
             rows.append({"reading": reading, "before": f"{table['before'].iloc[0]:.4f}"} | cells)
-        shown = pd.DataFrame(rows).drop(columns=[] if self.settings.get("layer") else ["rest"])
-        return f"{self.describe()}\n{shown.to_string(index=False)}"
+        return pd.DataFrame(rows).drop(columns=[] if self.settings.get("layer") else ["rest"])
 
-    def _unit(self, reading: str) -> str:
-        if reading == "outcome":
-            return self.unit
-        if reading.startswith("near_zero"):
-            return "share"
-        return "activation squared" if reading == "variance" else "activation"
+    def shown(self) -> Shown:
+        """Every effect on every reading."""
+        table = self.summary()
+        caption = (
+            "Change of each reading when attention's outputs get only their scale, only their bias, or both; interaction "
+            "is both minus their sum, total the change by the insertion itself."
+        )
+        named = dict.fromkeys(table.columns, "") | {"mean": "change", "before": "without the span"}
+        return Shown((ShownTable(table, caption, named),))
 
 
 def _with_interval(row: Any) -> str:

@@ -10,7 +10,9 @@ from ..metrics.affine import AffineParts, affine_fit, affine_parts, affine_resid
 from ..metrics.attention import span_mass_null
 from ..metrics.outputs import direction_coherence, value_cosine, value_effective_rank, value_spectral_share
 from ..models.base import Model
-from ..models.sites import site
+from ..models.held import Held
+from ..models.inputs import Reducer
+from ..models.sites import attention_sites, site
 from ..prompts.conditions import CONDITIONS, CONTRASTS
 from ..prompts.pairs import PromptPair
 from .runs import Read, at_inserted_positions, read_span, rounding, runs_of
@@ -69,30 +71,19 @@ class PairReduction:
         self.inputs = pair.side_by_side(self.runs, held_positions=held_positions).to(model.info.device)
         self.visible = model.visible(self.inputs)
         self.layers = tuple(layers)
-        self._held: dict[tuple[int, str], Tensor] = {}
+        self._held = Held()
 
     def run(self) -> None:
         """The forward pass: no logits, nothing outlives its layer."""
-        capture: dict[str, Callable[[Tensor], None]] = {}
+        capture: dict[str, Reducer] = {}
         for layer in self.layers:
-            for part in ("v", "rot_q", "rot_k"):
-                capture[site(layer, f"attn.hook_{part}")] = self._hold(layer, part)
+            capture |= self._held.captures(*attention_sites(layer, "rot_q", "rot_k", "v"))
             capture[site(layer, "attn.hook_z")] = self._reduce(layer)
-        self.model.run(
-            self.inputs,
-            capture=capture,
-            logits_at="none",
-        )
-
-    def _hold(self, layer: int, part: str) -> Callable[[Tensor], None]:
-        def hold(value: Tensor) -> None:
-            self._held[layer, part] = value
-
-        return hold
+        self.model.run(self.inputs, capture=capture, logits_at="none")
 
     def _reduce(self, layer: int) -> Callable[[Tensor], None]:
         def reduce(z: Tensor) -> None:
-            q, k, v = (self._held.pop((layer, part)) for part in ("rot_q", "rot_k", "v"))
+            q, k, v = self._held.take(*attention_sites(layer, "rot_q", "rot_k", "v"))
             visible = self.visible[layer].to(z.device)
             runs = LayerRuns(self.runs, q, k, v, z).reduce(visible, self.model.attention_rule(layer), self.pair.span)
             self.visit(layer, runs, visible)

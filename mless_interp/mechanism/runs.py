@@ -84,11 +84,8 @@ def readable_pairs(model: Model, pairs: Iterable[PromptPair], *, what: str) -> t
 
 
 def rounding(model: Model, dtype: torch.dtype) -> float:
-    """Relative error that rounding alone may leave in a head's output: four units in the last place.
-
-    Hugging Face's eager softmax is float32 even in a float64 model.
-    """
+    """Relative error that rounding alone may leave in a head's output: four units in the last place."""
     eps = torch.finfo(dtype).eps
-    if model.info.attention == "eager" and model.info.backend != "hooked_transformer":
+    if model.float32_softmax:
         eps = max(eps, torch.finfo(torch.float32).eps)
     return 4 * eps

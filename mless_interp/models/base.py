@@ -1,47 +1,75 @@
 """The seam: `Model.run` and `Model.replay`, and nothing else, know which library runs the model."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .attention import visibility
-from .info import AttentionOutput, AttentionRule, GatedMlp, LeanAttentionError, ModelError, ModelInfo
-from .inputs import Edit, Inputs, LogitsAt, Recording, Reducer, Run
+from .info import AttentionOutput, AttentionRule, GatedMlp, LeanAttentionError, ModelChecks, ModelError, ModelInfo
+from .inputs import Edit, Inputs, LogitsAt, Recording, Reducer, Run, Tap, Taps
+from .replay import Layers, Stepper
 from .sites import EAGER_SITES, SITES, parsed, site
+
+if TYPE_CHECKING:  # importing transformers takes seconds, and whoever loads a model does
+    from transformers import PreTrainedModel
 
 
 class Model(ABC):
     """One language model behind one of the backends; made by `load_model` or `wrap_model`.
 
     `info` holds geometry and origin, `tokenizer` the Hugging Face tokenizer, `checks` the figures of the self-check at
-    loading, `underlying` the library's own object. Subclasses implement `_forward`; a fast `stepper` is optional.
+    loading, `underlying` the library's own object. Subclasses implement `_forward` and declare what else they can do.
     """
 
     info: ModelInfo
     tokenizer: Any
     underlying: Any
-    hf_model: Any = None
+    hf_model: "PreTrainedModel | None" = None
     """The Hugging Face module that runs underneath, here; None for HookedTransformer and for models run elsewhere."""
-    checks: Any = None
-    stepper: Any = None
-    shows_rotated: bool = True
-    """Whether the backend shows rotated queries and keys of this architecture (found out by the self-check)."""
+    remote: bool | str = False
+    """Whether it runs elsewhere, and how (nnsight)."""
+    float32_softmax: bool = False
+    """Whether attention's softmax is float32 even in a float64 model, as in Hugging Face's eager attention."""
+    quantised: str = ""
+    """How the weights are quantised, in a word; empty where they are not."""
+    checks: ModelChecks | None = None
+    layers: Layers | None = None
+    """How the library computes one layer after the other; None where this architecture's are built in a way not known."""
 
     @abstractmethod
     def _forward(
-        self,
-        inputs: Inputs,
-        masks: tuple[Tensor, ...] | None,
-        taps: dict[str, tuple[Edit | None, Callable[[Tensor], None] | None]],
-        read: Tensor | None,
+        self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None
     ) -> Tensor | None:
-        """Run once; at every hook name of `taps` first edit, then tap; logits at the positions `read` (None: none).
+        """Run once, with what `taps` does at each hook name; logits at the positions `read` (None: none).
 
         `masks` (one `[b, 1|H, T, T]` per layer) is given if the input says more than plain causal attention does.
         """
+
+    def checked(self, checks: ModelChecks | None) -> "Model":
+        """This model with these figures, able to do what they say; None is the model as it was before any check."""
+        model = copy.copy(self)
+        model.checks = checks
+        return model
+
+    @property
+    def stepper(self) -> Stepper | None:
+        """Continues a run layer by layer; None where nothing can, or where the self-check found that it disagrees."""
+        trusted = self.checks is None or self.checks.by_layers
+        return Stepper(self.layers) if self.layers is not None and trusted else None
+
+    @property
+    def shows_rotated(self) -> bool:
+        """Whether the backend shows rotated queries and keys of this architecture (found out by the self-check)."""
+        return self.checks is None or self.checks.shows_rotated
+
+    @property
+    def weights(self) -> nn.Module | None:
+        """The module that holds the weights, here; None for models run elsewhere."""
+        return self.hf_model
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -101,6 +129,12 @@ class Model(ABC):
     def _attention_output(self, layer: int) -> AttentionOutput | None:
         """The layer's output projection, or None where this backend knows of none."""
         return None
+
+    @property
+    def norms_attention(self) -> bool:
+        """Whether what attention writes is normed before it is added, so that its heads do not add up (Gemma 2 and 3)."""
+        found = self._attention_output(0)
+        return found is not None and found.norm is not None
 
     def need_rotated(self, what: str) -> None:
         """`ModelError` if the queries and keys that enter the scores cannot be had, which `what` is computed from."""
@@ -163,12 +197,13 @@ class Model(ABC):
             self._check_name(name)
         read = self._read_positions(logits_at, inputs.n_tokens)
         captured: dict[str, Any] = {}
-        taps: dict[str, tuple[Edit | None, Callable[[Tensor], None] | None]] = {}
-        for name in {**capture, **edits}:
-            taps[name] = (
+        taps = {
+            name: Tap(
                 _checked_edit(name, edits[name]) if name in edits else None,
                 _keeper(captured, name, capture[name], grad) if name in capture else None,
             )
+            for name in {**capture, **edits}
+        }
         masks = None if inputs.plain else self.visible(inputs)
         with torch.set_grad_enabled(grad):
             logits = self._forward(inputs, masks, taps, read)
@@ -183,18 +218,15 @@ class Model(ABC):
         if not 0 <= start < inputs.n_tokens:
             raise ValueError(f"start must be a position of the prompt, 0 to {inputs.n_tokens - 1}, got {start}")
         tail = lambda x: x[:, start:].clone()  # noqa: E731
-        reducers: dict[str, Reducer] = {}
-        for layer in range(self.info.n_layers):
-            reducers[site(layer, "attn.hook_z")] = tail
-            if self.shows_rotated:
-                reducers[site(layer, "hook_resid_pre")] = tail
-                reducers[site(layer, "attn.hook_rot_q")] = tail
-                reducers[site(layer, "attn.hook_rot_k")] = torch.clone
-                reducers[site(layer, "attn.hook_v")] = torch.clone
-        result = self.run(inputs, capture=reducers, logits_at=logits_at)
+        kept: dict[str, Reducer] = {"attn.hook_z": tail}
+        if self.shows_rotated:
+            kept |= {"hook_resid_pre": tail, "attn.hook_rot_q": tail}
+            kept |= {"attn.hook_rot_k": torch.clone, "attn.hook_v": torch.clone}
         layers = range(self.info.n_layers)
+        reducers = {site(layer, name): reducer for layer in layers for name, reducer in kept.items()}
+        result = self.run(inputs, capture=reducers, logits_at=logits_at)
         per_layer = lambda name: tuple(  # noqa: E731
-            result.captured[site(layer, name)] for layer in layers if site(layer, name) in reducers
+            result.captured[site(layer, name)] for layer in layers if name in kept
         )
         return Recording(
             inputs=inputs,
@@ -251,9 +283,10 @@ class Model(ABC):
                 f"a replay from position {receiving.start} on has no logits before it; asked for {logits_at!r}"
             )
         with torch.no_grad():
-            if self.stepper is None or exact_forward:
+            stepper = self.stepper
+            if stepper is None or exact_forward:
                 return self._replay_by_forward(receiving, layers, z, read)
-            return self.stepper.replay(receiving, layers, z, read - receiving.start)
+            return stepper.replay(receiving, layers, z, read - receiving.start)
 
     def _replay_by_forward(self, receiving: Recording, layers: list[int], z: Tensor, read: Tensor) -> Tensor:
         batch, start = receiving.inputs.batch, receiving.start

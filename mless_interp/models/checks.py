@@ -1,13 +1,10 @@
 """A loaded model proves that its backend does what the seam promises."""
 
-from dataclasses import asdict, dataclass
-
 import torch
 from torch import Tensor
 
-from ..running.registry import savable
 from .base import Model
-from .info import ModelError
+from .info import BY_LAYERS, ModelChecks, ModelError
 from .inputs import Inputs
 from .sites import site
 
@@ -19,32 +16,6 @@ class FailedCheck(ModelError):
     """A model was loaded and its backend does not do what the seam promises."""
 
 
-@savable
-@dataclass(frozen=True)
-class ModelChecks:
-    """The figures of the self-check at loading; they travel with every saved result.
-
-    `row_sum_error`: largest |row sum of a pattern - 1|. `edit_effect`: largest change of a logit when every token
-    of layer 0 is made to look at itself. `logits_difference`: largest difference to the plain Hugging Face forward pass.
-    `gap_difference`: largest difference between the gap and the masked condition on shared tokens (methods: C2 = C3).
-    `replay_difference`: replay against one whole forward pass. All in logits, except the first; None = does not apply
-    (fused attention has no patterns; a wrapped object has no Hugging Face model beside it).
-    """
-
-    largest_logit: float
-    row_sum_error: float | None
-    edit_effect: float | None
-    logits_difference: float | None
-    gap_difference: float | None
-    replay_difference: float | None
-    tolerance: float
-    replay: str
-
-    def to_dict(self) -> dict[str, float | str | None]:
-        """The figures, ready for JSON."""
-        return asdict(self)
-
-
 def probe_tokens(d_vocab: int, *, n_tokens: int = 12, seed: int = 0) -> Tensor:
     """A fixed prompt of random token ids `[1, n_tokens]` for checks."""
     return torch.randint(0, d_vocab, (1, n_tokens), generator=torch.Generator().manual_seed(seed))
@@ -53,10 +24,10 @@ def probe_tokens(d_vocab: int, *, n_tokens: int = 12, seed: int = 0) -> Tensor:
 def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
     """Run the self-check; `reference` is `[1, token, vocab]` of the plain Hugging Face pass on `probe_tokens`.
 
-    Raises `ModelError` with the reason if the model fails. A replay that disagrees is switched off, not refused: the
-    model then replays by whole forward passes, and `replay` says so.
+    The model is left as it is: `model.checked(figures)` is the one that goes by them. Raises `ModelError` with the reason
+    if the model fails. A replay that disagrees is no failure: `replay` says that whole forward passes take its place.
     """
-    info = model.info
+    model, info = model.checked(None), model.info
     tokens = probe_tokens(info.d_vocab)
     size = tokens.shape[1]
     tolerance = TOLERANCE.get(info.dtype, 1e-3)
@@ -95,19 +66,22 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
             raise fail("an edit of its attention pattern does not change the logits")
 
     gap = None
-    if not getattr(model, "remote", False):
+    if not model.remote:
         gap = _gap_difference(model, tokens)
         if gap > allowed:
             raise fail(f"the gap condition differs from the masked one on shared tokens by {gap:.3g} logits")
+    shows_rotated = _shows_rotated(model, tokens)
+    replayed, reason = _check_replay(model, tokens, allowed) if shows_rotated else (None, _UNKNOWN)
     return ModelChecks(
         largest_logit=largest,
         row_sum_error=row_error,
         edit_effect=effect,
         logits_difference=difference,
         gap_difference=gap,
-        replay_difference=(replayed := _check_replay(model, tokens, allowed))[0],
+        replay_difference=replayed,
         tolerance=tolerance,
-        replay=replayed[1],
+        replay=BY_LAYERS if reason is None else f"whole forward passes ({reason})",
+        shows_rotated=shows_rotated,
     )
 
 
@@ -128,15 +102,22 @@ def _gap_difference(model: Model, tokens: Tensor) -> float:
     return _distance(masked, gapped)
 
 
-def _check_replay(model: Model, tokens: Tensor, allowed: float) -> tuple[float | None, str]:
+def _shows_rotated(model: Model, tokens: Tensor) -> bool:
+    names = [site(0, "attn.hook_rot_q"), site(0, "attn.hook_rot_k")]
     try:
-        model.run(
-            tokens, capture={site(0, "attn.hook_rot_q"): None, site(0, "attn.hook_rot_k"): None}, logits_at="none"
-        )
+        model.run(tokens, capture=dict.fromkeys(names), logits_at="none")
     except (ModelError, AttributeError, KeyError, ValueError):
-        model.shows_rotated, model.stepper = False, None
+        return False
+    return True
+
+
+_UNKNOWN = "this architecture cannot be continued layer by layer"
+
+
+def _check_replay(model: Model, tokens: Tensor, allowed: float) -> tuple[float | None, str | None]:
+    """How far a replay of three layers at once is off, and why runs are not to be continued so (None: they are)."""
     if model.stepper is None:
-        return None, "whole forward passes (this architecture cannot be continued layer by layer)"
+        return None, _UNKNOWN
     layers, start = sorted({0, model.info.n_layers // 2, model.info.n_layers - 1}), tokens.shape[1] // 2
     recording = model.record(Inputs(tokens), start=start)
     generator = torch.Generator().manual_seed(1)
@@ -145,10 +126,6 @@ def _check_replay(model: Model, tokens: Tensor, allowed: float) -> tuple[float |
     try:
         fast = model.replay(recording, layers, z, logits_at="all")
     except (AttributeError, TypeError, RuntimeError) as error:
-        model.stepper = None
-        return None, f"whole forward passes (continuing layer by layer failed: {str(error).splitlines()[0]})"
+        return None, f"continuing layer by layer failed: {str(error).splitlines()[0]}"
     difference = _distance(fast, model.replay(recording, layers, z, logits_at="all", exact_forward=True))
-    if difference > allowed:
-        model.stepper = None
-        return difference, f"whole forward passes (continuing layer by layer was off by {difference:.3g} logits)"
-    return difference, "layer by layer"
+    return difference, f"continuing layer by layer was off by {difference:.3g} logits" if difference > allowed else None

@@ -1,24 +1,158 @@
-"""The arithmetic of a HookedTransformer, layer by layer: its rotation, its rule of attention, its unembedding, its replay."""
+"""A HookedTransformer behind the seam: its rotation, its rule of attention, its unembedding, its layers."""
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from .info import AttentionRule
-from .replay import Stepper
+from .attention import masked_scores
+from .base import Model
+from .held import Held
+from .info import AttentionOutput, AttentionRule, GatedMlp, ModelInfo, versions_of
+from .inputs import Edit, Inputs, Tap, Taps
+from .sites import attention_sites, site
+
+Hook = Callable[..., Tensor | None]
+"""A function of an activation and, by name, its hook point."""
 
 
-class HookedTransformerStepper(Stepper):
-    """A TransformerLens HookedTransformer with rotary positions."""
+def as_hook(tap: Tap) -> Hook:
+    """A TransformerLens hook; without an edit it gives nothing back, and the run goes on with what it had."""
+
+    def hook(value: Tensor, hook: Any = None) -> Tensor | None:
+        new = tap(value)
+        return None if tap.edit is None else new
+
+    return hook
+
+
+class HookedTransformerModel(Model):
+    """A HookedTransformer. It takes neither 4D masks nor position ids: they are realised at its hooks."""
+
+    def __init__(self, hooked: Any, *, name: str, tokenizer: Any = None) -> None:
+        cfg = hooked.cfg
+        self.underlying = hooked.eval()
+        self.layers = HookedLayers.of(hooked)
+        self.quantised = "4bit" if cfg.load_in_4bit else ""
+        self.tokenizer = tokenizer if tokenizer is not None else hooked.tokenizer
+        local = [kind == "local" for kind in (cfg.attn_types or ["global"] * cfg.n_layers)]
+        self.info = ModelInfo(
+            name=name,
+            backend="hooked_transformer",
+            architecture=cfg.original_architecture or "HookedTransformer",
+            n_layers=cfg.n_layers,
+            n_heads=cfg.n_heads,
+            n_key_value_heads=cfg.n_key_value_heads or cfg.n_heads,
+            d_head=cfg.d_head,
+            d_model=cfg.d_model,
+            d_mlp=cfg.d_mlp,
+            d_vocab=cfg.d_vocab,
+            context_length=cfg.n_ctx,
+            windows=tuple(cfg.window_size if is_local else None for is_local in local),
+            dtype=str(cfg.dtype).removeprefix("torch."),
+            device=str(cfg.device),
+            attention="eager",
+            versions=versions_of("transformer-lens", "transformers", "torch"),
+        )
+
+    @property
+    def weights(self) -> nn.Module:
+        return self.underlying
+
+    def attention_rule(self, layer: int) -> AttentionRule:
+        return hooked_rule(self.underlying, layer)
+
+    def _gated_mlp(self, layer: int) -> GatedMlp | None:
+        cfg = self.underlying.cfg
+        if not cfg.gated_mlp or cfg.attn_only or cfg.num_experts:
+            return None
+        mlp = self.underlying.blocks[layer].mlp
+        return GatedMlp(mlp.act_fn, mlp.b_in)
+
+    def _attention_output(self, layer: int) -> AttentionOutput | None:
+        block = self.underlying.blocks[layer]
+        attn, norms = block.attn, self.underlying.cfg.use_normalization_before_and_after
+        return AttentionOutput(attn.W_O.detach(), attn.b_O.detach(), block.ln1_post.forward if norms else None)
+
+    def _forward(
+        self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None
+    ) -> Tensor | None:
+        hooked = self.underlying
+        hooks = [] if masks is None else self.position_hooks(inputs, masks)
+        hooks += [(name, as_hook(tap)) for name, tap in taps.items()]
+        whole = torch.ones_like(inputs.tokens)  # else a left-padding tokenizer would have its pad tokens masked
+        with hooked.hooks(fwd_hooks=hooks):
+            resid = hooked(inputs.tokens, attention_mask=whole, stop_at_layer=hooked.cfg.n_layers)
+            return None if read is None else hooked_unembed(hooked, resid[:, read])
+
+    def position_hooks(self, inputs: Inputs, masks: tuple[Tensor, ...]) -> list[tuple[str, Hook]]:
+        """TransformerLens hooks that make a plain run one with these masks and this input's position ids."""
+        return [(name, as_hook(Tap(edit))) for name, edit in self._realised(inputs, masks)]
+
+    def _realised(self, inputs: Inputs, masks: tuple[Tensor, ...]) -> Iterator[tuple[str, Edit]]:
+        """Edits that give each layer its mask and, where the input has position ids, its positions."""
+        if inputs.position_ids is not None:
+            yield from self._positions(inputs.position_ids)
+        for layer, mask in enumerate(masks):
+            if inputs.position_ids is not None and self.info.windows[layer] is not None:
+                yield from self._rebuilt_scores(layer, mask)  # the layer's own window counts indices: too narrow here
+            else:
+                fill = lambda scores, mask=mask: scores.masked_fill(~mask, -torch.inf)  # noqa: E731
+                yield site(layer, "attn.hook_attn_scores"), fill
+
+    def _positions(self, positions: Tensor) -> Iterator[tuple[str, Edit]]:
+        cfg = self.underlying.cfg
+        kind = cfg.positional_embedding_type
+        if kind == "standard":
+            if positions.is_floating_point() and not bool((positions == positions.round()).all()):
+                raise ValueError("learned absolute positions have no fractional position ids; use whole numbers")
+            table = self.underlying.pos_embed.W_pos
+            yield "hook_pos_embed", lambda value: table[positions.long()].to(value.dtype)
+            return
+        if kind != "rotary":
+            raise ValueError(f"position_ids are not supported for {kind!r} positions; supported: rotary, standard")
+        # RoPE composes: turn what has been turned for its index on to its new position
+        delta = positions - torch.arange(positions.shape[1], device=positions.device)
+        delta = delta if delta.is_floating_point() else delta.to(torch.float64)
+
+        def turn(attn: Any) -> Edit:
+            def edit(value: Tensor) -> Tensor:
+                cos, sin = rotary_tables(attn, delta)
+                size = torch.hypot(attn.rotary_sin[1].double(), attn.rotary_cos[1].double()).to(cos)
+                return turned(attn, value, cos / size, sin / size)
+
+            return edit
+
+        for layer in range(cfg.n_layers):
+            for name in attention_sites(layer, "rot_q", "rot_k"):
+                yield name, turn(self.underlying.blocks[layer].attn)
+
+    def _rebuilt_scores(self, layer: int, mask: Tensor) -> Iterator[tuple[str, Edit]]:
+        held, names = Held(), attention_sites(layer, "rot_q", "rot_k")
+
+        def rebuild(scores: Tensor) -> Tensor:
+            q, k = held.take(*names)
+            return masked_scores(q, k, mask, self.attention_rule(layer))
+
+        yield from held.edits(*names).items()
+        yield site(layer, "attn.hook_attn_scores"), rebuild
+
+
+class HookedLayers:
+    """A HookedTransformer with rotary positions and its default hooks, layer by layer; each method: see `Layers`."""
 
     def __init__(self, hooked: Any) -> None:
+        self.hooked = hooked
+        self.n_layers = hooked.cfg.n_layers
+
+    @classmethod
+    def of(cls, hooked: Any) -> "HookedLayers | None":
+        """None for one of another build, which is then replayed by whole forward passes."""
         cfg = hooked.cfg
         plain = not (cfg.use_attn_in or cfg.use_split_qkv_input or cfg.use_hook_mlp_in or cfg.use_attn_result)
-        if cfg.positional_embedding_type != "rotary" or not plain or cfg.load_in_4bit or cfg.use_attention_sinks:
-            raise TypeError("replay by layers needs a HookedTransformer with rotary positions and its default hooks")
-        self.hooked = hooked
-        self.n_layers = cfg.n_layers
+        known = cfg.positional_embedding_type == "rotary" and not cfg.load_in_4bit and not cfg.use_attention_sinks
+        return cls(hooked) if plain and known else None
 
     def _rotate(self, attn: Any, x: Tensor, positions: Tensor) -> Tensor:
         return turned(attn, x, *rotary_tables(attn, positions))

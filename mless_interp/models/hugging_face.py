@@ -1,36 +1,25 @@
-"""What the bridge and nnsight share: loading Hugging Face models, their geometry, their masks."""
+"""What every backend takes from Hugging Face: models by name or from memory, their geometry and weights, their masks."""
 
+import copy
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import logging
 
-from .info import AttentionOutput, GatedMlp, ModelError, ModelInfo
-
-
-def unwrapped(module: Any) -> Any:
-    """The Hugging Face module inside a TransformerBridge component (itself if it is none)."""
-    while getattr(module, "original_component", None) is not None:
-        module = module.original_component
-    return module
-
-
-def decoder_of(hf_model: nn.Module) -> Any:
-    """The text decoder of a causal language model: the module that holds the decoder layers."""
-    decoder = unwrapped(hf_model)
-    for name in ("model", "language_model", "model"):
-        inner = unwrapped(getattr(decoder, name, None))
-        if inner is not None and not hasattr(decoder, "layers"):
-            decoder = inner
-    return decoder
+from .base import Model
+from .decoder import HuggingFaceLayers, attention_rule_of, decoder_layers, unwrapped
+from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
 
 
 def hugging_face_info(
-    hf_model: Any, *, name: str, backend: str, attention: str, versions: Mapping[str, str]
+    hf_model: PreTrainedModel, *, name: str, backend: str, attention: str, versions: Mapping[str, str]
 ) -> ModelInfo:
     """Geometry from the Hugging Face config (its text part for multimodal models)."""
     config = hf_model.config.get_text_config()
@@ -63,37 +52,99 @@ def hugging_face_info(
     )
 
 
-def load_hugging_face(
-    name: str, *, dtype: torch.dtype, device: str, device_map: Any, attention: str, trust_remote_code: bool
-) -> tuple[Any, Any]:
-    """(model, tokenizer) from a directory, without the network, or from the hub; weights as safetensors only."""
-    from transformers import AutoModelForCausalLM
+class HuggingFaceModel(Model):
+    """A model whose layers are those of a Hugging Face decoder, whatever runs them."""
 
+    def __init__(
+        self,
+        underlying: Any,
+        hf_model: PreTrainedModel,
+        *,
+        name: str,
+        tokenizer: Any,
+        backend: str,
+        library: str,
+        attention: str,
+        remote: bool | str = False,
+    ) -> None:
+        self.underlying, self.tokenizer, self.remote = underlying, tokenizer, remote
+        versions = versions_of(library, "transformers", "torch")
+        self.info = hugging_face_info(hf_model, name=name, backend=backend, attention=attention, versions=versions)
+        self.float32_softmax = attention == "eager"
+        self.quantised = quantisation_of(hf_model)
+        self.parts = decoder_layers(hf_model)
+        if not remote:
+            self.hf_model = hf_model
+            self.layers = HuggingFaceLayers.of(hf_model, self.parts, d_head=self.info.d_head)
+
+    def _attention(self, layer: int) -> nn.Module:
+        found = self.parts[layer].attention
+        assert found is not None
+        return found
+
+    def attention_rule(self, layer: int) -> AttentionRule:
+        return attention_rule_of(self._attention(layer), d_head=self.info.d_head)
+
+    def _gated_mlp(self, layer: int) -> GatedMlp | None:
+        return self.parts[layer].gated_mlp if self.parts else None
+
+    def _attention_output(self, layer: int) -> AttentionOutput | None:
+        return self.parts[layer].attention_output(d_head=self.info.d_head) if self.parts else None
+
+
+CACHE_LINE = 64
+"""Bytes; what PyTorch allocates lies on one, and the kernel that a matrix product takes depends on whether its factors do."""
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How weights are loaded: their dtype, where they go, which attention runs on them."""
+
+    dtype: torch.dtype
+    device: str
+    device_map: Any = None
+    attention: str = "eager"
+
+    def load(self, kind: Any, source: str | None, **options: Any) -> PreTrainedModel:
+        """The model that `kind.from_pretrained` makes of `source`, in evaluation mode."""
+        if self.device_map is not None:
+            options["device_map"] = self.device_map
+        with _quiet_loading():
+            model = kind.from_pretrained(source, dtype=self.dtype, attn_implementation=self.attention, **options)
+        for (
+            weight
+        ) in model.parameters():  # left where a file has them, products would round by the length of its header
+            if weight.data_ptr() % CACHE_LINE:
+                weight.data = weight.data.clone()
+        if model.config.architectures is None:
+            model.config.architectures = [type(model).__name__]
+        return (model if self.device_map is not None else model.to(self.device)).eval()
+
+
+def load_hugging_face(name: str, placed: Placement, *, trust_remote_code: bool) -> tuple[PreTrainedModel, Any]:
+    """(model, tokenizer) from a directory, without the network, or from the hub; weights as safetensors only."""
     local = Path(name).is_dir()
     options = {"local_files_only": local, "trust_remote_code": trust_remote_code}
     try:
         tokenizer = load_tokenizer(name, **options)
-        placed = {"device_map": device_map} if device_map is not None else {}
-        with _quiet_loading():
-            hf_model = AutoModelForCausalLM.from_pretrained(
-                name, dtype=dtype, attn_implementation=attention, use_safetensors=True, **placed, **options
-            )
+        return placed.load(AutoModelForCausalLM, name, use_safetensors=True, **options), tokenizer
     except (OSError, ValueError, KeyError) as error:
         where = "this directory" if local else "a local directory, 'demo', or a hub id that could be reached"
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ModelError(f"cannot load model {name!r} from {where}: {first}") from error
-    if getattr(hf_model.config, "architectures", None) is None:
-        hf_model.config.architectures = [type(hf_model).__name__]
-    if device_map is None:
-        hf_model.to(device)  # type: ignore[arg-type]  # transformers' own annotation is wrong
-    return hf_model.eval(), tokenizer
+
+
+def copied(hf_model: PreTrainedModel, placed: Placement) -> PreTrainedModel:
+    """A model's weights under its config, as if it had been saved and loaded; nothing is shared with it."""
+    config, weights = copy.deepcopy(hf_model.config), copy.deepcopy(hf_model.state_dict())
+    made = placed.load(type(hf_model), None, config=config, state_dict=weights)
+    made.generation_config = copy.deepcopy(hf_model.generation_config)
+    return made
 
 
 @contextmanager
 def _quiet_loading() -> Iterator[None]:
     """No bar for every weight; as it was afterwards."""
-    from transformers.utils import logging
-
     before = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
@@ -109,8 +160,6 @@ def load_tokenizer(name: str, **options: Any) -> Any:
     For some model types (Qwen2 among them) transformers 5 ignores the class that a saved tokenizer names and rebuilds a
     byte-level one, silently wrong for any other kind. A directory that says "a plain fast tokenizer" is taken at its word.
     """
-    from transformers import AutoTokenizer, PreTrainedTokenizerFast
-
     config = Path(name) / "tokenizer_config.json"
     if config.is_file():
         named = json.loads(config.read_text(encoding="utf-8")).get("tokenizer_class")
@@ -119,8 +168,27 @@ def load_tokenizer(name: str, **options: Any) -> Any:
     return AutoTokenizer.from_pretrained(name, **options)
 
 
+def quantisation_of(module: nn.Module) -> str:
+    """How the weights are quantised, in a word; empty where they are not."""
+    for bits in ("8bit", "4bit"):
+        if getattr(module, f"is_loaded_in_{bits}", False):
+            return bits
+    config = getattr(getattr(module, "config", None), "quantization_config", None)
+    if config is not None:
+        method = config.get("quant_method") if isinstance(config, dict) else getattr(config, "quant_method", None)
+        return str(getattr(method, "value", method) or "quantization_config in its config")
+    for label, parameter in module.named_parameters():
+        if not parameter.is_floating_point() or parameter.element_size() < 2:  # whole numbers, float8
+            return f"{label} is {str(parameter.dtype).removeprefix('torch.')}"
+    for part in module.modules():
+        library = type(part).__module__.partition(".")[0]
+        if library in ("bitsandbytes", "auto_gptq", "gptqmodel", "awq", "hqq") or ".quantized" in type(part).__module__:
+            return type(part).__name__
+    return ""
+
+
 @torch.no_grad()
-def reference_logits(hf_model: Any, tokens: Tensor) -> Tensor:
+def reference_logits(hf_model: nn.Module, tokens: Tensor) -> Tensor:
     """Logits of the plain Hugging Face forward pass, `[batch, token, vocab]`."""
     tokens = tokens.to(next(hf_model.parameters()).device)
     return hf_model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits
@@ -129,34 +197,6 @@ def reference_logits(hf_model: Any, tokens: Tensor) -> Tensor:
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """0 where visible, the dtype's lowest number elsewhere: what Hugging Face's eager and sdpa attention add."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)
-
-
-def gated_mlp_of(hf_model: nn.Module, layer: int) -> GatedMlp | None:
-    """The gate of a decoder layer whose MLP is down_proj(act_fn(gate_proj(x)) * up_proj(x)); None for any other."""
-    layers = getattr(decoder_of(hf_model), "layers", None)
-    mlp: Any = None if layers is None else unwrapped(getattr(unwrapped(layers[layer]), "mlp", None))
-    if not all(hasattr(mlp, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn")):
-        return None
-    return GatedMlp(unwrapped(mlp.act_fn))
-
-
-def attention_output_of(hf_model: nn.Module, layer: int, *, d_head: int) -> AttentionOutput | None:
-    """The output projection of a decoder layer whose attention ends in `o_proj`; None for any other."""
-    layers = getattr(decoder_of(hf_model), "layers", None)
-    block = None if layers is None else unwrapped(layers[layer])
-    projection = unwrapped(getattr(unwrapped(getattr(block, "self_attn", None)), "o_proj", None))
-    weight = getattr(projection, "weight", None)
-    if not isinstance(weight, Tensor) or weight.dim() != 2 or weight.shape[1] % d_head:
-        return None
-    norm = getattr(block, "post_self_attn_layernorm", None)  # GLM 4
-    if norm is None and hasattr(block, "post_feedforward_layernorm"):  # Gemma 2 and 3, OLMo 2 and 3
-        norm = getattr(block, "post_attention_layernorm", None)
-    bias = getattr(projection, "bias", None)
-    return AttentionOutput(
-        weight.detach().T.unflatten(0, (-1, d_head)),
-        None if bias is None else bias.detach(),
-        None if norm is None else unwrapped(norm).forward,  # not its hooks: it is asked in the middle of a run
-    )
 
 
 @contextmanager

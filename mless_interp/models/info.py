@@ -1,7 +1,8 @@
 """What is known of a loaded model: its geometry and origin, and how its layers make what no hook shows."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 
 from torch import Tensor
 
@@ -77,6 +78,47 @@ class ModelInfo:
         if twice:
             raise ValueError(f"layer {min(twice)} is given twice")
         return asked
+
+
+def versions_of(*packages: str) -> dict[str, str]:
+    """The installed versions of these packages."""
+    return {package: version(package) for package in packages}
+
+
+BY_LAYERS = "layer by layer"
+
+
+@savable
+@dataclass(frozen=True)
+class ModelChecks:
+    """The figures of the self-check at loading, and what it found the model able to do; they travel with every saved result.
+
+    `row_sum_error`: largest |row sum of a pattern - 1|. `edit_effect`: largest change of a logit when every token
+    of layer 0 is made to look at itself. `logits_difference`: largest difference to the plain Hugging Face forward pass.
+    `gap_difference`: largest difference between the gap and the masked condition on shared tokens (methods: C2 = C3).
+    `replay_difference`: replay against one whole forward pass. All in logits, except the first; None = does not apply
+    (fused attention has no patterns; a wrapped object has no Hugging Face model beside it). `replay` says how runs are
+    continued, `shows_rotated` whether the backend shows this architecture's rotated queries and keys.
+    """
+
+    largest_logit: float
+    row_sum_error: float | None
+    edit_effect: float | None
+    logits_difference: float | None
+    gap_difference: float | None
+    replay_difference: float | None
+    tolerance: float
+    replay: str
+    shows_rotated: bool = True
+
+    @property
+    def by_layers(self) -> bool:
+        """Whether runs may be continued layer by layer, not only by whole forward passes."""
+        return self.replay == BY_LAYERS
+
+    def to_dict(self) -> dict[str, float | str | None]:
+        """The figures, ready for JSON."""
+        return asdict(self)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What goes into a model and what comes out: inputs, runs, recordings."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +12,26 @@ Reducer = Callable[[Tensor], Any] | None
 Edit = Callable[[Tensor], Tensor]
 """A pure function from an activation to the one that takes its place."""
 LogitsAt = Literal["all", "last", "none"] | Sequence[int] | Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Tap:
+    """What a run does at one site: first the edit, then `keep` is shown what came of it."""
+
+    edit: Edit | None = None
+    keep: Callable[[Tensor], None] | None = None
+
+    def __call__(self, value: Tensor) -> Tensor:
+        """The activation that the run goes on with."""
+        if self.edit is not None:
+            value = self.edit(value)
+        if self.keep is not None:
+            self.keep(value)
+        return value
+
+
+Taps = Mapping[str, Tap]
+"""What a run does, by hook name."""
 
 
 @dataclass(frozen=True, eq=False)

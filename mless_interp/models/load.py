@@ -1,23 +1,42 @@
 """`load_model` and `wrap_model`: from a name or an object to a checked `Model`."""
 
-from dataclasses import replace
+import copy
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from .base import Model
 from .checks import check_model, probe_tokens
-from .hugging_face import load_hugging_face, reference_logits
 from .info import ModelError
+
+if TYPE_CHECKING:  # importing transformers takes seconds
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 BACKENDS = ("auto", "hooked_transformer", "bridge", "nnsight")
 DEMO_DIRECTORY = Path(__file__).parents[1] / "data" / "demo"
 
 
+@runtime_checkable
+class InMemory(Protocol):
+    """A model that is already here: whatever has these three can be loaded, and is left as it is (a `PlantedModel` has)."""
+
+    @property
+    def name(self) -> str:
+        """What results will call it."""
+
+    @property
+    def hf_model(self) -> "PreTrainedModel":
+        """Its weights and config, which are copied; its hooks and replaced modules are not."""
+
+    @property
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
+        """Its tokenizer, which is copied."""
+
+
 def load_model(
-    name: Any,
+    name: str | Path | InMemory,
     *,
     backend: str = "auto",
     dtype: str | torch.dtype = "float32",
@@ -32,7 +51,8 @@ def load_model(
     Parameters
     ----------
     name : "demo" (bundled), a local directory (nothing is fetched), or a hub id where there is a network. Weights are
-        read from safetensors only. A `PlantedModel` is taken as it is.
+        read from safetensors only. Or a model in memory: a `PlantedModel`, or anything with `name`, `hf_model` and
+        `tokenizer` (`models.load.InMemory`), which is copied.
     backend : "hooked_transformer" (TransformerLens 3.9), "bridge" (3.9 and 4.x), "nnsight"; "auto" takes
         HookedTransformer where it is installed and reproduces the model, else the bridge; nnsight if `device_map` or
         `remote` is given.
@@ -47,13 +67,6 @@ def load_model(
     if backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
     wanted = _dtype(dtype)
-    if hasattr(name, "hf_model") and hasattr(name, "save"):  # a planted model
-        with TemporaryDirectory() as folder:
-            options = {"backend": backend, "dtype": dtype, "device": device, "device_map": device_map}
-            saved = name.save(Path(folder) / "planted", n_problems=1)
-            loaded = load_model(saved, attn_implementation=attn_implementation, remote=remote, **options)
-        loaded.info = replace(loaded.info, name=f"planted-{name.settings['seed']}")  # the folder is gone
-        return loaded
     if backend == "auto" and (device_map is not None or remote):
         backend = "nnsight"
     if backend != "nnsight" and (device_map is not None or remote or attn_implementation != "eager"):
@@ -61,50 +74,32 @@ def load_model(
             f"device_map, remote and attn_implementation need backend='nnsight', got {backend!r}: TransformerLens runs "
             "eager attention on one device"
         )
-    label = str(name)
-    source = source_of(label)
-    directory = Path(source)
-    if label != "demo" and not directory.is_dir() and _looks_like_path(label):
-        raise ModelError(f"unknown model {label!r}: there is no such directory; give a directory, a hub id, or 'demo'")
-    if directory.is_dir() and not (directory / "config.json").exists():
-        raise ModelError(f"{label!r} holds no config.json: it is not a saved Hugging Face model")
+    from .hugging_face import Placement, copied, load_hugging_face, reference_logits
+
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    hf_model, tokenizer = load_hugging_face(
-        source,
-        dtype=wanted,
-        device=device,
-        device_map=device_map,
-        attention=attn_implementation,
-        trust_remote_code=trust_remote_code,
-    )
+    placed = Placement(wanted, device, device_map, attn_implementation)
+    if isinstance(name, InMemory):
+        label = name.name
+        hf_model, tokenizer = copied(name.hf_model, placed), copy.deepcopy(name.tokenizer)
+    else:
+        label = str(name)
+        hf_model, tokenizer = load_hugging_face(source_of(label), placed, trust_remote_code=trust_remote_code)
     vocabulary = hf_model.config.get_text_config().vocab_size
     reference = reference_logits(hf_model, probe_tokens(vocabulary)).cpu()
-    if backend in ("auto", "hooked_transformer"):
-        from .transformer_lens import has_hooked_transformer, hooked_transformer_from
-
-        if backend == "hooked_transformer" or has_hooked_transformer():
-            try:
-                model: Model = hooked_transformer_from(hf_model, tokenizer, name=label, dtype=wanted, device=device)
-                model.checks = check_model(model, reference)
-                return model
-            except ModelError:
-                if backend == "hooked_transformer":
-                    raise
     if backend == "nnsight":
         from .nnsight import NnsightModel, wrapped
 
-        model = NnsightModel(wrapped(hf_model, tokenizer), name=label, tokenizer=tokenizer, remote=remote)
-    else:
-        from .transformer_lens import bridge_from
+        traced = wrapped(hf_model, tokenizer)
+        return _checked(NnsightModel(traced, name=label, tokenizer=tokenizer, remote=remote), reference)
+    from .transformer_lens import bridge_from, has_hooked_transformer, hooked_transformer_from
 
-        model = bridge_from(hf_model, tokenizer, name=label, dtype=wanted, device=device)
-    model.checks = check_model(model, reference)
-    return model
-
-
-def source_of(name: str) -> str:
-    """The directory or hub id behind a model's name."""
-    return str(DEMO_DIRECTORY) if name == "demo" else name
+    if backend == "hooked_transformer" or (backend == "auto" and has_hooked_transformer()):
+        try:
+            return _checked(hooked_transformer_from(hf_model, tokenizer, name=label), reference)
+        except ModelError:
+            if backend == "hooked_transformer":
+                raise
+    return _checked(bridge_from(hf_model, tokenizer, name=label), reference)
 
 
 def wrap_model(thing: Any, *, name: str | None = None, tokenizer: Any = None) -> Model:
@@ -127,8 +122,25 @@ def wrap_model(thing: Any, *, name: str | None = None, tokenizer: Any = None) ->
             f"wrap_model takes a HookedTransformer, a TransformerBridge or an nnsight model, got {type(thing).__name__}; "
             "for a plain Hugging Face model use nnsight.TransformersModel(model, tokenizer=...) or load_model(directory)"
         )
-    model.checks = check_model(model)
-    return model
+    return _checked(model)
+
+
+def _checked(model: Model, reference: Tensor | None = None) -> Model:
+    return model.checked(check_model(model, reference))
+
+
+def source_of(label: str) -> str:
+    """The directory or hub id behind a model's name; `ModelError` for a directory that is not there or holds no model."""
+    directory = DEMO_DIRECTORY if label == "demo" else Path(label)
+    if not directory.is_dir():
+        if _looks_like_path(label):
+            raise ModelError(
+                f"unknown model {label!r}: there is no such directory; give a directory, a hub id, or 'demo'"
+            )
+        return label
+    if not (directory / "config.json").exists():
+        raise ModelError(f"{label!r} holds no config.json: it is not a saved Hugging Face model")
+    return str(directory)
 
 
 def _dtype(dtype: str | torch.dtype) -> torch.dtype:

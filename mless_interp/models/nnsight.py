@@ -4,75 +4,59 @@ The only file that imports nnsight. Attention internals are operations inside th
 on library versions, so they are found by what they carry (shapes, row sums, an edit that changes the logits).
 """
 
+import copy
 from collections.abc import Callable
 from functools import partial
-from importlib.metadata import version
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import nnsight
 import torch
 from torch import Tensor
 
-from .base import Model
-from .hugging_face import additive_mask, attention_output_of, decoder_of, gated_mlp_of, hugging_face_info
-from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError
-from .inputs import Edit, Inputs
-from .replay import HuggingFaceStepper
+from .decoder import Norms, decoder_of
+from .hugging_face import HuggingFaceModel, additive_mask
+from .info import ModelError
+from .inputs import Inputs, Taps
 from .sites import SITES, site
 
 _PROBE = 7  # tokens of the prompt on which the operations are found
-Taps = dict[str, tuple[Edit | None, Callable[[Tensor], None] | None]]
 
 
 def wrapped(hf_model: Any, tokenizer: Any) -> Any:
-    """An nnsight model around a loaded Hugging Face model."""
-    return nnsight.TransformersModel(hf_model, tokenizer=tokenizer, task="text-generation")
+    """An nnsight model around a loaded Hugging Face model, with a tokenizer of its own: it sets the side of its padding."""
+    return nnsight.TransformersModel(hf_model, tokenizer=copy.deepcopy(tokenizer), task="text-generation")
 
 
-class NnsightModel(Model):
+class NnsightModel(HuggingFaceModel):
     """A causal language model traced with nnsight."""
 
     def __init__(self, traced: Any, *, name: str, tokenizer: Any = None, remote: bool | str = False) -> None:
-        self.underlying = traced
-        self.remote = remote
-        self.tokenizer = tokenizer if tokenizer is not None else traced.tokenizer
         hf_model = traced._module
-        self.hf_model = None if remote else hf_model
-        attention = getattr(hf_model.config.get_text_config(), "_attn_implementation", None) or "eager"
-        packages = ("nnsight", "transformers", "torch")
-        self.info = hugging_face_info(
+        super().__init__(
+            traced,
             hf_model,
             name=name,
+            tokenizer=tokenizer if tokenizer is not None else traced.tokenizer,
             backend="nnsight",
-            attention=attention,
-            versions={package: version(package) for package in packages},
+            library="nnsight",
+            attention=hf_model.config.get_text_config()._attn_implementation or "eager",
+            remote=remote,
         )
+        info = self.info
+        if not self.parts or any(part.attention is None for part in self.parts):
+            raise ModelError(f'{info.architecture} has no decoder layers with a self_attn each; use backend="bridge"')
         self.decoder = _find_envoy(traced, decoder_of(hf_model))
-        for layer in range(self.info.n_layers):  # instrumented now: inside a trace it would come after the layer began
+        for layer in range(info.n_layers):  # instrumented now: inside a trace it would come after the layer began
             _ = self.decoder.layers[layer].self_attn.source
-        self.attention_op, self.scores_op, self.pattern_op = _find_attention_ops(
-            traced,
-            self.decoder,
-            n_heads=self.info.n_heads,
-            n_kv=self.info.n_key_value_heads,
-            eager=attention == "eager",
+        operations = _find_attention_ops(
+            traced, self.decoder, n_heads=info.n_heads, n_kv=info.n_key_value_heads, eager=info.attention == "eager"
         )
-        try:
-            self.stepper = None if remote else HuggingFaceStepper(hf_model)
-        except TypeError:
-            self.stepper = None
+        self.places = _places(operations, self.parts[0].norms, d_head=info.d_head)
 
-    def attention_rule(self, layer: int) -> AttentionRule:
-        attn = decoder_of(self.underlying._module).layers[layer].self_attn
-        return AttentionRule(float(attn.scaling), getattr(attn, "attn_logit_softcapping", None))
-
-    def _gated_mlp(self, layer: int) -> GatedMlp | None:
-        return gated_mlp_of(self.underlying._module, layer)
-
-    def _attention_output(self, layer: int) -> AttentionOutput | None:
-        return attention_output_of(self.underlying._module, layer, d_head=self.info.d_head)
-
-    def _forward(self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None) -> Any:
+    def _forward(
+        self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None
+    ) -> Tensor | None:
         traced, decoder, info = self.underlying, self.decoder, self.info
         last = torch.tensor([inputs.n_tokens - 1], device=inputs.tokens.device)
         options: dict[str, Any] = {"use_cache": False, "logits_to_keep": last if read is None else read}
@@ -94,101 +78,101 @@ class NnsightModel(Model):
                         mask = additive_mask(masks[layer].to(kwargs["hidden_states"].device), dtype)
                         at.self_attn.inputs = (args, {**kwargs, "attention_mask": mask})
                         continue
-                    value = self._read(at, name)
-                    edit, tap = wanted[layer][name]
-                    if edit is not None:
-                        value = edit(value)
-                        self._write(at, name, value)
-                    if tap is not None:
-                        tap(value)
+                    place, tap = self._place(name), wanted[layer][name]
+                    whole = place.read(at)
+                    value = tap(place.part.get(whole))
+                    if tap.edit is not None:
+                        place.write(at, place.part.put(whole, value))
             shown["logits"] = traced.lm_head.output if read is None else traced.output.logits
             nnsight.save(shown)
         return None if read is None else shown["logits"]
 
-    def _inside(self, attn: Any, path: tuple[str, ...]) -> Any:
-        return _operation(attn, (self.attention_op, *path))
+    def _place(self, name: str) -> "Place":
+        if name not in self.places:
+            raise ModelError(f"nnsight has no site {name} in {self.info.architecture}")
+        return self.places[name]
 
-    def _heads(self, flat: Tensor) -> Tensor:
-        return flat.view(*flat.shape[:-1], -1, self.info.d_head)
 
-    def _read(self, at: Any, name: str) -> Tensor:
-        attn, mlp = at.self_attn, at.mlp
-        match name:
-            case "hook_resid_pre":
-                return at.input
-            case "attn.hook_q":
-                return self._heads(attn.q_proj.output)
-            case "attn.hook_k":
-                return self._heads(attn.k_proj.output)
-            case "attn.hook_v":
-                return self._heads(attn.v_proj.output)
-            case "attn.hook_rot_q" | "attn.hook_rot_k":
-                args, _ = getattr(attn.source, self.attention_op).inputs
-                return args[_first_query(args) + name.endswith("k")].transpose(1, 2)
-            case "attn.hook_attn_scores":
-                return self._inside(attn, self.scores_op).input
-            case "attn.hook_pattern":
-                return self._inside(attn, self.pattern_op).output
-            case "attn.hook_z":
-                return self._heads(attn.o_proj.input)
-            case "hook_attn_out":
-                return at.post_attention_layernorm.output if _norms_its_outputs(at) else attn.output[0]
-            case "hook_resid_mid":
-                return (at.pre_feedforward_layernorm if _norms_its_outputs(at) else at.post_attention_layernorm).input
-            case "mlp.hook_pre":
-                return mlp.gate_proj.output
-            case "mlp.hook_pre_linear":
-                return mlp.up_proj.output
-            case "mlp.hook_post":
-                return mlp.down_proj.input
-            case "hook_mlp_out":
-                return at.post_feedforward_layernorm.output if _norms_its_outputs(at) else mlp.output
-            case "hook_resid_post":
-                return at.output
-        raise ModelError(f"nnsight has no site {name}")
+class Part(NamedTuple):
+    """An activation in what a module is given or gives: how to get it out, and how to put another in its place."""
 
-    def _write(self, at: Any, name: str, value: Tensor) -> None:
-        attn, mlp = at.self_attn, at.mlp
-        match name:
-            case "hook_resid_pre":
-                at.input = value
-            case "attn.hook_q":
-                attn.q_proj.output = value.flatten(-2)
-            case "attn.hook_k":
-                attn.k_proj.output = value.flatten(-2)
-            case "attn.hook_v":
-                attn.v_proj.output = value.flatten(-2)
-            case "attn.hook_rot_q" | "attn.hook_rot_k":
-                op = getattr(attn.source, self.attention_op)
-                args, kwargs = op.inputs
-                which = _first_query(args) + name.endswith("k")
-                op.inputs = ((*args[:which], value.transpose(1, 2), *args[which + 1 :]), kwargs)
-            case "attn.hook_attn_scores":
-                self._inside(attn, self.scores_op).input = value
-            case "attn.hook_pattern":
-                self._inside(attn, self.pattern_op).output = value
-            case "attn.hook_z":
-                attn.o_proj.input = value.flatten(-2)
-            case "hook_attn_out":
-                if _norms_its_outputs(at):
-                    at.post_attention_layernorm.output = value
-                else:
-                    attn.output = (value, *attn.output[1:])
-            case "hook_resid_mid":
-                raise ModelError("hook_resid_mid can be captured but not edited in nnsight: edit hook_attn_out instead")
-            case "mlp.hook_pre":
-                mlp.gate_proj.output = value
-            case "mlp.hook_pre_linear":
-                mlp.up_proj.output = value
-            case "mlp.hook_post":
-                mlp.down_proj.input = value
-            case "hook_mlp_out":
-                if _norms_its_outputs(at):
-                    at.post_feedforward_layernorm.output = value
-                else:
-                    mlp.output = value
-            case "hook_resid_post":
-                at.output = value
+    get: Callable[[Any], Tensor]
+    put: Callable[[Any, Tensor], Any]
+
+
+class Place(NamedTuple):
+    """Where a site is: the input or the output of what `owner` finds in a traced layer, and which part of it."""
+
+    owner: Callable[[Any], Any]
+    side: str
+    part: Part = Part(lambda whole: whole, lambda whole, new: new)
+
+    def read(self, layer: Any) -> Any:
+        return getattr(self.owner(layer), self.side)
+
+    def write(self, layer: Any, whole: Any) -> None:
+        setattr(self.owner(layer), self.side, whole)
+
+
+class Operations(NamedTuple):
+    """Labels of the attention call, and the ways from it to the softmax and the pattern (empty: fused attention)."""
+
+    call: str
+    scores: tuple[str, ...] = ()
+    pattern: tuple[str, ...] = ()
+
+
+def _places(found: Operations, norms: Norms | None, *, d_head: int) -> dict[str, Place]:
+    """Where the sites of a layer are."""
+    heads = Part(lambda flat: flat.view(*flat.shape[:-1], -1, d_head), lambda flat, new: new.flatten(-2))
+    inside = lambda path: lambda layer: _operation(layer.self_attn, (found.call, *path))  # noqa: E731
+    made = {
+        "hook_resid_pre": Place(lambda layer: layer, "input"),
+        "attn.hook_q": Place(attrgetter("self_attn.q_proj"), "output", heads),
+        "attn.hook_k": Place(attrgetter("self_attn.k_proj"), "output", heads),
+        "attn.hook_v": Place(attrgetter("self_attn.v_proj"), "output", heads),
+        "attn.hook_rot_q": Place(inside(()), "inputs", _argument(0)),
+        "attn.hook_rot_k": Place(inside(()), "inputs", _argument(1)),
+        "attn.hook_attn_scores": Place(inside(found.scores), "input"),
+        "attn.hook_pattern": Place(inside(found.pattern), "output"),
+        "attn.hook_z": Place(attrgetter("self_attn.o_proj"), "input", heads),
+        "mlp.hook_pre": Place(attrgetter("mlp.gate_proj"), "output"),
+        "mlp.hook_pre_linear": Place(attrgetter("mlp.up_proj"), "output"),
+        "mlp.hook_post": Place(attrgetter("mlp.down_proj"), "input"),
+        "hook_resid_post": Place(lambda layer: layer, "output"),
+    }
+    if norms is not None:
+        first = Part(lambda outputs: outputs[0], lambda outputs, new: (new, *outputs[1:]))
+        made["hook_attn_out"] = (
+            Place(attrgetter(norms.after_attention), "output")
+            if norms.after_attention
+            else Place(attrgetter("self_attn"), "output", first)
+        )
+        made["hook_mlp_out"] = Place(attrgetter(norms.after_mlp or "mlp"), "output")
+    if norms is not None and norms.before_mlp is not None:
+        made["hook_resid_mid"] = Place(attrgetter(norms.before_mlp), "input", Part(lambda whole: whole, _refused))
+    return made
+
+
+def _argument(which: int) -> Part:
+    """The queries (0) or keys (1) of the attention call, `[batch, head, token, d_head]` there."""
+
+    def at(args: tuple[Any, ...]) -> int:
+        return which + next(i for i, arg in enumerate(args) if isinstance(arg, Tensor) and arg.dim() == 4)
+
+    def get(inputs: Any) -> Tensor:
+        args, _ = inputs
+        return args[at(args)].transpose(1, 2)
+
+    def put(inputs: Any, new: Tensor) -> Any:
+        args, kwargs = inputs
+        return (*args[: at(args)], new.transpose(1, 2), *args[at(args) + 1 :]), kwargs
+
+    return Part(get, put)
+
+
+def _refused(whole: Any, new: Tensor) -> Any:
+    raise ModelError("hook_resid_mid can be captured but not edited in nnsight: edit hook_attn_out instead")
 
 
 def _layer_taps(taps: Taps, layer: int) -> Taps:
@@ -201,14 +185,6 @@ def _order(wanted: Taps, mask: bool) -> list[str]:
     if mask:
         names.insert(1 if "hook_resid_pre" in wanted else 0, "mask")
     return names
-
-
-def _norms_its_outputs(at: Any) -> bool:
-    return hasattr(at._module, "pre_feedforward_layernorm")
-
-
-def _first_query(args: tuple[Any, ...]) -> int:
-    return next(i for i, arg in enumerate(args) if isinstance(arg, Tensor) and arg.dim() == 4)
 
 
 def _find_envoy(traced: Any, module: Any) -> Any:
@@ -230,9 +206,7 @@ def _operation(attn: Any, path: tuple[str, ...]) -> Any:
     return found
 
 
-def _find_attention_ops(
-    traced: Any, decoder: Any, *, n_heads: int, n_kv: int, eager: bool
-) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+def _find_attention_ops(traced: Any, decoder: Any, *, n_heads: int, n_kv: int, eager: bool) -> Operations:
     """Where the attention call is, and inside it the softmax and the pattern that multiplies the values.
 
     The attention call is the operation that is handed queries, keys and values; the pattern is the last operation inside
@@ -269,7 +243,7 @@ def _find_attention_ops(
             'needs another backend ("bridge")'
         )
     if not eager:
-        return call, (), ()
+        return Operations(call)
 
     def is_pattern(value: Any) -> bool:
         if not isinstance(value, Tensor) or value.shape != shape:
@@ -307,5 +281,5 @@ def _find_attention_ops(
         _, edited = probe(look_at_self)
         if not torch.equal(edited, plain):
             first = next(other for other in patterns if other[:-1] == path[:-1])
-            return call, first[1:], path[1:]
+            return Operations(call, first[1:], path[1:])
     raise ModelError("found no attention pattern whose edit changes the logits; load with attn_implementation='eager'")

@@ -30,6 +30,11 @@ def site(layer: int, name: str) -> str:
     return f"blocks.{layer}.{name}"
 
 
+def attention_sites(layer: int, *parts: str) -> tuple[str, ...]:
+    """Full hook names inside a layer's attention: `attention_sites(0, "z", "v")` are `blocks.0.attn.hook_z` and `..hook_v`."""
+    return tuple(site(layer, f"attn.hook_{part}") for part in parts)
+
+
 def parsed(name: str) -> tuple[int, str] | None:
     """Layer and site of a full hook name; None for a name that no layer has."""
     match = _NAME.match(name)

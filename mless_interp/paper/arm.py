@@ -3,21 +3,19 @@
 The data stand in `mechanism/arm_published.py`, because `ARM.from_paper` reads them and imports go one way.
 """
 
-from typing import Any
+import pandas as pd
 
 from ..mechanism.arm_published import PUBLISHED_ARM, PublishedArm, published_arm
 
 __all__ = ["PUBLISHED_ARM", "PublishedArm", "arm_settings", "published_arm"]
 
 
-def arm_settings() -> Any:
+def arm_settings() -> pd.DataFrame:
     """One row per model and benchmark: c (Gemma: the share itself) and p1 (percentile) of table and code.
 
     `disagrees` marks rows where they differ; `code_known` those whose code values are on record (elsewhere no difference
     is recorded and the code's columns repeat the table). NaN: not known.
     """
-    import pandas as pd
-
     nothing = (None, None)
     rows = []
     for found in PUBLISHED_ARM:

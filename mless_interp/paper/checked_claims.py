@@ -5,19 +5,22 @@ intervals are not corrected for testing several claims, and a claim that holds o
 first layer at held positions, methods section 3) is compared with a null that obeys the same arithmetic.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 from ..heads import Head
 from ..metrics.recovery import aligned_recovery, span_variation
 from ..metrics.spikes import timing_spearman
-from ..running.results import Result
+from ..running.registry import savable
+from ..running.results import Result, Shown, ShownTable
 from ..scores import AttentionProfile
-from ..statistics import CONFIDENCE, bootstrap_interval, derive_generator
+from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean, derive_generator
 from .claims import CLAIMS, Claim
 
 N_SHIFTS = 100
@@ -25,6 +28,7 @@ SAME = 0.05
 """Layers whose retention differs by less than this, with confidence, count as alike."""
 
 
+@savable
 @dataclass(frozen=True)
 class ClaimCheck:
     """One claim on one model: measured mean with interval, null mean, interval of their difference, verdict."""
@@ -41,12 +45,14 @@ class ClaimCheck:
     reason: str = ""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ClaimChecks(Result):
-    """The claims checked on one model; prints as a table."""
+    """The claims checked on one model."""
 
     checks: tuple[ClaimCheck, ...]
     settings: dict[str, Any] = field(default_factory=dict)
+
+    number = ".3f"
 
     def __getitem__(self, key: str) -> ClaimCheck:
         for check in self.checks:
@@ -54,10 +60,8 @@ class ClaimChecks(Result):
                 return check
         raise KeyError(f"no check of {key!r}; there are {', '.join(check.claim.key for check in self.checks)}")
 
-    def to_frame(self) -> Any:
-        """One row per claim."""
-        import pandas as pd
-
+    def summary(self) -> pd.DataFrame:
+        """One row per claim: measured against its null, with the interval of the difference, and the verdict."""
         return pd.DataFrame(
             [
                 {
@@ -80,11 +84,29 @@ class ClaimChecks(Result):
             ]
         )
 
-    def __repr__(self) -> str:
+    def to_frame(self) -> pd.DataFrame:
+        """The same as `summary`: what is kept of a claim is one row."""
+        return self.summary()
+
+    def sentences(self) -> list[str]:
+        """On what the claims were checked, and how many agree."""
         s = self.settings
-        table = self.to_frame()[["claim", "measured", "ci_low", "ci_high", "null", "null_is", "n", "verdict"]]
-        head = f"Claims of the paper on {s.get('model')}, heads {s.get('heads')} (zero-based), {s.get('insertion')}:"
-        return f"{head}\n{table.to_string(index=False, float_format=lambda x: f'{x:.3f}')}"
+        plural = {"agrees": "agree", "disagrees": "disagree"}
+        counted = Counter(plural.get(check.verdict, check.verdict) for check in self.checks)
+        return [
+            f"{len(self.checks)} claims checked on {s.get('model')}, heads {s.get('heads')} (zero-based), "
+            f"{s.get('insertion')}, {s.get('n_problems')} problems: "
+            f"{', '.join(f'{number} {verdict}' for verdict, number in counted.items())}."
+        ]
+
+    def printed(self) -> pd.DataFrame:
+        """Every claim, without its details."""
+        return self.summary()[["claim", "measured", "ci_low", "ci_high", "null", "null_is", "n", "verdict"]]
+
+    def shown(self) -> Shown:
+        """Every claim against its null."""
+        columns = ["claim", "measured", "ci_low", "null", "null_is", "difference_ci_low", "n", "verdict", "reason"]
+        return Shown((ShownTable(self.summary(), "The paper's claims, each against its null.", columns),))
 
 
 def check_claims(
@@ -177,7 +199,7 @@ class _Measures:
     def no_draws(self) -> str:
         return "" if self.draws else "no profile with a random sentence"
 
-    def over_draws(self, measure: Any) -> np.ndarray | None:
+    def over_draws(self, measure: Callable[[AttentionProfile], np.ndarray]) -> np.ndarray | None:
         return np.mean([measure(draw) for draw in self.draws], 0) if self.draws else None
 
     def rows(self, profile: AttentionProfile, heads: Sequence[Head]) -> list[int]:
@@ -199,16 +221,20 @@ class _Measures:
         for base, other in zip(profile.aligned("base"), profile.aligned(condition), strict=True):
             tokens = torch.ones(base.shape[1], dtype=torch.bool)
             kept = aligned_recovery(torch.from_numpy(base[rows]), torch.from_numpy(other[rows]), tokens=tokens)
-            found.append(_mean(kept.numpy()))
+            found.append(defined_mean(kept.numpy()))
         return np.array(found)
 
     def span_level(self, profile: AttentionProfile) -> np.ndarray:
         rows = self.rows(profile, self.heads)
-        return np.array([_mean(level) for level in profile.level("inserted", "inserted", relative=True)[:, rows]])
+        return np.array(
+            [defined_mean(level) for level in profile.level("inserted", "inserted", relative=True)[:, rows]]
+        )
 
     def level(self, segment: str) -> np.ndarray:
         rows = self.rows(self.profile, self.heads)
-        return np.array([_mean(level) for level in self.profile.level("inserted", segment, relative=True)[:, rows]])
+        return np.array(
+            [defined_mean(level) for level in self.profile.level("inserted", segment, relative=True)[:, rows]]
+        )
 
     def variation(self, profile: AttentionProfile) -> np.ndarray:
         rows = self.rows(profile, self.heads)
@@ -216,7 +242,7 @@ class _Measures:
         for values, (start, stop) in zip(profile.whole("inserted"), profile.spans, strict=True):
             inside = torch.zeros(values.shape[1], dtype=torch.bool)
             inside[start:stop] = True
-            found.append(_mean(span_variation(torch.from_numpy(values[rows]), span=inside).numpy()))
+            found.append(defined_mean(span_variation(torch.from_numpy(values[rows]), span=inside).numpy()))
         return np.array(found)
 
     def timing(self) -> tuple[np.ndarray, np.ndarray]:
@@ -228,7 +254,7 @@ class _Measures:
             x, y = torch.from_numpy(base[rows]), torch.from_numpy(other[rows])
             defined = ~(x.isnan() | y.isnan()).any(0)
             x, y, first = x[:, defined], y[:, defined], int(defined[:start].sum())
-            measured.append(_mean(timing_spearman(x, y).numpy()))
+            measured.append(defined_mean(timing_spearman(x, y).numpy()))
             draw = derive_generator(self.seed, "claim timing", index)
             turned = []
             for _ in range(N_SHIFTS):
@@ -237,7 +263,7 @@ class _Measures:
                 ]
                 turned.append(torch.cat(parts, 1))
             shifted = timing_spearman(x.expand(N_SHIFTS, *x.shape), torch.stack(turned))
-            null.append(_mean(shifted.numpy().ravel()))
+            null.append(defined_mean(shifted.numpy().ravel()))
         return np.array(measured), np.array(null)
 
     def layers(self) -> tuple[np.ndarray | None, np.ndarray | None, str]:
@@ -252,7 +278,10 @@ class _Measures:
         own, their = self.rows(self.profile, self.heads), self.rows(other, self.heads)
         pairs = zip(self.profile.aligned("inserted"), other.aligned("inserted"), strict=True)
         return np.array(
-            [_mean(timing_spearman(torch.from_numpy(a[own]), torch.from_numpy(b[their])).numpy()) for a, b in pairs]
+            [
+                defined_mean(timing_spearman(torch.from_numpy(a[own]), torch.from_numpy(b[their])).numpy())
+                for a, b in pairs
+            ]
         )
 
 
@@ -274,7 +303,7 @@ def _judged(
         return ClaimCheck(claim, mean, low, high, nan, nan, nan, n, "cannot tell", why)
     difference = measured - null
     _, below, above, n = _interval(difference, seed, confidence)
-    reference = float(_mean(np.asarray(np.broadcast_to(null, measured.shape), dtype=float)))
+    reference = float(defined_mean(np.asarray(np.broadcast_to(null, measured.shape), dtype=float)))
     if n < 2:
         return ClaimCheck(claim, mean, low, high, reference, nan, nan, n, "cannot tell", "fewer than 2 problems")
     if claim.direction == 0:
@@ -290,12 +319,6 @@ def _judged(
 def _interval(values: np.ndarray, seed: int, confidence: float) -> tuple[float, float, float, int]:
     n = int(np.isfinite(values).sum())
     if len(values) < 2:
-        return float(_mean(values)), float("nan"), float("nan"), n
+        return float(defined_mean(values)), float("nan"), float("nan"), n
     found = bootstrap_interval(values, seed=seed, confidence=confidence)
-    return float(_mean(values)), float(found.low), float(found.high), n
-
-
-def _mean(values: np.ndarray) -> float:
-    """Mean of what is finite; NaN of nothing."""
-    finite = values[np.isfinite(values)]
-    return float(finite.mean()) if finite.size else float("nan")
+    return float(defined_mean(values)), float(found.low), float(found.high), n

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass
 
+from ..running.registry import savable
 
+
+@savable
 @dataclass(frozen=True)
 class Claim:
     """A claim of the figures, what is measured for it, what it is compared with, and which way the claim says it goes.

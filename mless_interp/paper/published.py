@@ -1,7 +1,8 @@
 """Accuracies that the paper prints, each with the table that prints it. Where tables differ, see `CONTRADICTIONS`."""
 
 from dataclasses import dataclass
-from typing import Any
+
+import pandas as pd
 
 TREATMENTS = ("none", "mless", "mful", "arm", "question_mark")
 
@@ -93,10 +94,8 @@ PUBLISHED: tuple[Published, ...] = (
 """Means of five runs where the paper says so (Table 1); no intervals are published."""
 
 
-def published(**wanted: str) -> Any:
+def published(**wanted: str) -> pd.DataFrame:
     """The printed numbers as a table; `published(benchmark="MATH-500", model="llama-3.1-8b-instruct")` filters."""
-    import pandas as pd
-
     table = pd.DataFrame([vars(number) for number in PUBLISHED])
     for column, value in wanted.items():
         if column not in table:

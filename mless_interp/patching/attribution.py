@@ -18,7 +18,7 @@ from ..models.memory import halved, out_of_memory, rows_per_graph
 from ..prompts.conditions import CONTRASTS
 from ..prompts.pairs import PromptPair
 from ..running.loop import Tick, Unit
-from ..running.results import Result, head_columns, of_heads, tidy
+from ..running.results import Quantity, Result, head_columns, of_heads, tidy
 from .interventions import EdgeNoise, Knockout, LayerState
 from .outcomes import Outcome, outcome_named, resolution_of
 from .prepared import Prepared, Runs, prepare
@@ -145,6 +145,7 @@ class _Gradients:
 
     def tail(self, **options: Any) -> Tensor:
         """Logits of the changed rows, through every layer, with their graph."""
+        assert self.model.stepper is not None  # refused before anything ran
         return self.model.stepper.tail(self.recording, self.read, **options)
 
     def values(self, logits: Tensor) -> Tensor:
@@ -303,6 +304,10 @@ class HeadAttribution(Result):
         }
         means = {name: of_heads(values.mean(0), ranked) for name, values in given.items() if values is not None}
         return pd.DataFrame({**head_columns(ranked), **means})
+
+    def quantity(self, column: str) -> Quantity:
+        """A contribution in the outcome's unit; estimates have no intervals."""
+        return Quantity(self.unit, signed=True)
 
     def sentences(self) -> list[str]:
         """What was estimated, how well the integral adds up, what was verified, and what an estimate is for."""

@@ -187,9 +187,17 @@ class DoseResponse(Result):
 
     def slopes(self, condition: str = "held") -> np.ndarray:
         """Slope of logit(1 - lambda) in log N, `[problem, head]`: 1 for N identical tokens at held positions in layer 0."""
+        return slope_in_log_dose(np.moveaxis(self._read(condition), 1, -1), self.doses)
+
+    def _read(self, condition: str) -> np.ndarray:
+        """Log odds of reading the span in a condition, `[problem, dose, head]`."""
         if condition not in self.log_odds:
             raise ValueError(f"unknown condition {condition!r}; choose one of {', '.join(self.log_odds)}")
-        return slope_in_log_dose(np.moveaxis(self.log_odds[condition], 1, -1), self.doses)
+        return self.log_odds[condition]
+
+    def mean_slope(self, condition: str = "held") -> Interval:
+        """Slope of the heads' mean log odds in log N with its interval over problems."""
+        return mean_interval(self.slopes(condition).mean(1), seed=self.seed)
 
     def effects(self, contrast: str = "total") -> Interval:
         """Mean effect (corrupted - clean) of each dose on the outcome with its interval over problems, `[dose]`."""
@@ -218,6 +226,18 @@ class DoseResponse(Result):
         for contrast in ("total", "content", "shift", "held"):
             table |= interval_columns(contrast, self.effects(contrast))
         return pd.DataFrame(table | {"n": np.isfinite(self.outcomes["inserted"]).sum(0)})
+
+    def reading_table(self, condition: str = "held") -> pd.DataFrame:
+        """One row per dose: the log odds of reading the span of each head (a column by its label), their mean with its
+        interval over problems, and `slope_1`, the line of slope 1 through the middle of the heads."""
+        log_odds = self._read(condition)
+        heads = log_odds.mean(0)
+        above = heads - np.log(self.doses)[:, None]
+        middle = np.median(above[np.isfinite(above)]) if np.isfinite(above).any() else 0.0
+        table: dict[str, Any] = {"n_tokens": self.doses}
+        table |= {str(head): heads[:, at] for at, head in enumerate(self.heads)}
+        table |= interval_columns("mean", mean_interval(log_odds.mean(2), seed=self.seed))
+        return pd.DataFrame(table | {"slope_1": np.log(self.doses) + middle})
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, dose and head."""

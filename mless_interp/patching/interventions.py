@@ -17,9 +17,10 @@ from torch import Tensor
 from ..heads import Head, check_heads
 from ..models.attention import masked_scores, mix_values, softmax
 from ..models.base import Model
+from ..models.held import Held
 from ..models.info import AttentionRule
 from ..models.inputs import Edit, Inputs, Recording
-from ..models.sites import site
+from ..models.sites import attention_sites, site
 from ..prompts.conditions import one_of
 from ..shapes import Z
 from ..statistics import derive_generator
@@ -328,23 +329,17 @@ def run_edits(
     edits: dict[str, Edit] = {}
 
     def of_layer(layer: int, numbers: list[int]) -> None:
-        held: dict[str, Tensor] = {}
-
-        def hold(part: str) -> Edit:
-            def edit(value: Tensor) -> Tensor:
-                held[part] = value
-                return value
-
-            return edit
+        held, parts = Held(), attention_sites(layer, "rot_q", "rot_k", "v")
 
         def edit_z(z: Tensor) -> Tensor:
             source = None
             if donor is not None and nowhere is not None:
                 source = LayerState.of(model, donor, layer, span=span if span.shape == nowhere.shape else nowhere)
+            q, k, v = held.take(*parts)
             state = LayerState(
-                q=held.pop("rot_q")[:, start:],
-                k=held.pop("rot_k"),
-                v=held.pop("v"),
+                q=q[:, start:],
+                k=k,
+                v=v,
                 z=z[:, start:],
                 visible=masks[layer][:, :, start:],
                 unmasked=plain[layer][:, :, start:],
@@ -357,8 +352,7 @@ def run_edits(
             edited[:, start:, numbers] = new[:, :, numbers].to(z.dtype)
             return edited
 
-        for part in ("rot_q", "rot_k", "v"):
-            edits[site(layer, f"attn.hook_{part}")] = hold(part)
+        edits.update(held.edits(*parts))
         edits[site(layer, "attn.hook_z")] = edit_z
 
     for layer in sorted({head.layer for head in chosen}):

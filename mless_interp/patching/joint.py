@@ -168,9 +168,11 @@ def _by_replay(runs: Runs, gates: torch.Tensor) -> np.ndarray:
     z = recording.z[0]
     span = runs.span("inserted").to(z.device)
     read = torch.tensor(runs.read("inserted"), device=z.device) - recording.start
+    stepper = runs.model.stepper
+    assert stepper is not None
     rows = rows_per_pass(runs.model.info, batch=1, changed=changed, length=length, read=len(read))
     with torch.no_grad():
-        parts = [runs.model.stepper.tail(recording, read, gates=part, span=span) for part in gates.to(z).split(rows)]
+        parts = [stepper.tail(recording, read, gates=part, span=span) for part in gates.to(z).split(rows)]
     return np.concatenate([runs.outcomes(logits)[0] for logits in parts])
 
 
@@ -307,8 +309,9 @@ class JointKnockout(Result):
         helps = np.sign(float(made.estimate)) == np.sign(self.effect.mean())
         return ": they back each other up" if helps else ": they overlap"
 
-    def __repr__(self) -> str:
-        return self.describe()
+    def printed(self) -> pd.DataFrame:
+        """Nothing more: the sentences have the numbers."""
+        return pd.DataFrame()
 
 
 def _shown(made: Interval) -> str:

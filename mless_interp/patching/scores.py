@@ -8,9 +8,11 @@ import numpy as np
 import pandas as pd
 
 from ..heads import Head
-from ..running.results import Result, Shown, ShownTable, head_columns, head_map, of_heads
-from ..statistics import CONFIDENCE, Interval, mean_interval, one_problem, ratio_interval
+from ..running.results import Quantity, Result, Shown, ShownTable, head_columns, head_map, interval_columns, of_heads
+from ..statistics import CONFIDENCE, Interval, corrected_p, mean_interval, one_problem, ratio_interval
 
+WHOLE = "1: everything"
+"""How an axis says what a share is of."""
 INTERVAL_MARK = "outlined: the 95 % interval does not hold 0 (each head by itself, not corrected for testing many)"
 
 
@@ -35,6 +37,7 @@ class PatchScores(Result):
     confidence: float = CONFIDENCE
 
     signed = True
+    drawn = ("effect_fraction", "effect")
 
     def __post_init__(self) -> None:
         n = len(self.problem_ids)
@@ -79,24 +82,45 @@ class PatchScores(Result):
             return one_problem(single, confidence=self.confidence)
         return ratio_interval(effect, total, confidence=self.confidence, seed=self.seed)
 
+    @cached_property
+    def effect_p(self) -> np.ndarray:
+        """p of no mean effect, corrected over all patched heads (max-T sign flips of whole problems), in their order.
+
+        NaN where nothing can be tested: a single problem, a head that is undefined on one, one that never varies.
+        """
+        return corrected_p(self.per_head, seed=self.seed)
+
     def summary(self) -> pd.DataFrame:
-        """One row per head, in order of layer and head: effect, effect_fraction, recovered, interval, n, flag."""
+        """One row per head, in order of layer and head: effect, its corrected p, effect_fraction, recovered, n, flag.
+
+        `ci_low` and `ci_high` are the limits of `effect_fraction`.
+        """
         fraction, effect = self.effect_fraction, self.effect_interval
-        noising = self.settings.get("direction") == "noising"
+        recovered = fraction.estimate, fraction.low, fraction.high
+        if self.settings.get("direction") == "noising":
+            recovered = 1 - fraction.estimate, 1 - fraction.high, 1 - fraction.low
         return pd.DataFrame(
             {
                 **head_columns(self.heads),
-                "effect": effect.estimate,
-                "effect_ci_low": effect.low,
-                "effect_ci_high": effect.high,
+                **interval_columns("effect", effect),
+                "effect_p": self.effect_p,
                 "effect_fraction": fraction.estimate,
-                "recovered": 1 - fraction.estimate if noising else fraction.estimate,
+                "recovered": recovered[0],
                 "ci_low": fraction.low,
                 "ci_high": fraction.high,
+                "recovered_ci_low": recovered[1],
+                "recovered_ci_high": recovered[2],
                 "n": fraction.n,
                 "flag": fraction.flag,
             }
         )
+
+    def quantity(self, column: str) -> Quantity:
+        """An effect in the outcome's unit, or a share of the whole one; all of them rest on the same test."""
+        if column == "effect_fraction":
+            return Quantity(WHOLE, True, ("ci_low", "ci_high"), "effect_p")
+        unit = WHOLE if column == "recovered" else self.unit
+        return Quantity(unit, True, (f"{column}_ci_low", f"{column}_ci_high"), "effect_p")
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem and head."""
@@ -117,7 +141,7 @@ class PatchScores(Result):
     def top(self, k: int = 10) -> pd.DataFrame:
         """The `k` heads of largest |effect_fraction| (largest |effect| where fractions are undefined)."""
         table = self.summary()
-        key = "effect_fraction" if table["effect_fraction"].notna().any() else "effect"
+        key = self.default_column(table)
         order = table[key].abs().sort_values(ascending=False, kind="stable").index
         return table.loc[order].head(k).reset_index(drop=True)
 
@@ -144,8 +168,8 @@ class PatchScores(Result):
         """Every head's share as a map and a table."""
         columns = ["label", "paper_label", "effect_fraction", "ci_low", "effect", "recovered", "n"]
         table = self.summary()
-        key = "effect_fraction" if table["effect_fraction"].notna().any() else "effect"
-        low, high = ("ci_low", "ci_high") if key == "effect_fraction" else ("effect_ci_low", "effect_ci_high")
+        key = self.default_column(table)
+        low, high = self.quantity(key).limits or ("", "")
         marked = (table[low] * table[high] > 0).tolist()
         caption = f"Patched heads, the largest share first. Effects in {self.unit}."
         return Shown(

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 DEMO_PROBLEMS = Path(__file__).parents[1] / "data" / "demo" / "problems.jsonl"
 MATH500_HUB_ID = "HuggingFaceH4/MATH-500"
@@ -58,6 +58,14 @@ class Problem:
         )
 
 
+@runtime_checkable
+class DrawsProblems(Protocol):
+    """What has problems of its own, as many as are asked for (a `PlantedModel`)."""
+
+    def problems(self, n: int, *, seed: int = 0) -> tuple[Problem, ...]:
+        """`n` problems."""
+
+
 def load_problems(source: Any = "demo", *, limit: int | None = None, seed: int | None = None) -> tuple[Problem, ...]:
     """Problems from "demo" (bundled), a .jsonl file with MATH-500's keys, or "math500" (from the hub, needs a network).
 
@@ -69,8 +77,8 @@ def load_problems(source: Any = "demo", *, limit: int | None = None, seed: int |
     """
     if limit is not None and limit <= 0:
         raise ValueError(f"limit must be 1 or more, got {limit}")
-    if hasattr(source, "problems"):
-        return tuple(Problem.from_dict(record) for record in source.problems(limit or 64, seed=seed or 0))
+    if isinstance(source, DrawsProblems):
+        return source.problems(limit or 64, seed=seed or 0)
     label = str(source)
     if label == "math500":
         problems = _from_hub()

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -42,11 +43,28 @@ class Shown:
     head_map: ShownMap | None = None
 
 
+@dataclass(frozen=True)
+class Quantity:
+    """What a picture must know of a column of a summary: its `unit`, whether 0 is the middle of its colours (`signed`),
+    and the columns where its interval's `limits` and its corrected p-values stand, if there are any."""
+
+    unit: str = ""
+    signed: bool = False
+    limits: tuple[str, str] | None = None
+    p: str | None = None
+
+
 class Result:
     """A frozen outcome of an analysis. Subclasses are dataclasses; what is printed, drawn and saved comes from here."""
 
     signed: ClassVar[bool] = False
     """Whether its print shows the sign of every number."""
+    number: ClassVar[str] = ".4f"
+    """How its print shows a number."""
+    drawn: ClassVar[tuple[str, ...]] = ()
+    """Columns of its summary that a picture shows unless told otherwise: the first that is known of any row."""
+    settings: Mapping[str, Any] = MappingProxyType({})
+    """What it was made with."""
 
     def __init_subclass__(cls, *, renamed: Mapping[str, str] | None = None, **options: Any) -> None:
         """`renamed`: fields that folders of an earlier version know under another name, old name to new."""
@@ -73,6 +91,18 @@ class Result:
         """The table under the print's sentences."""
         return self.summary()
 
+    def quantity(self, column: str) -> Quantity:
+        """What a column of its summary is."""
+        return Quantity(signed=self.signed, limits=(f"{column}_ci_low", f"{column}_ci_high"))
+
+    def default_column(self, table: pd.DataFrame) -> str:
+        """The column of its summary that a picture shows unless told otherwise: of `drawn`, else the first number."""
+        others = [name for name in table.columns if name not in ("layer", "head") and table[name].dtype.kind == "f"]
+        named = [name for name in (*self.drawn, *others) if name in table]
+        if not named:
+            raise ValueError(f"there is no number to draw; there are {', '.join(table.columns)}")
+        return next((name for name in named if table[name].notna().any()), named[0])
+
     def shown(self) -> Shown:
         """Its summary, and a head map of the first number where there is one row per head."""
         table = self.summary()
@@ -83,7 +113,9 @@ class Result:
 
     def __repr__(self) -> str:
         table = self.printed()
-        return self.describe() if table.empty else f"{self.describe()}\n{as_text(table, signed=self.signed)}"
+        if table.empty:
+            return self.describe()
+        return f"{self.describe()}\n{as_text(table, signed=self.signed, number=self.number)}"
 
 
 def head_map(
@@ -101,9 +133,9 @@ def head_map(
     return ShownMap(table, known[0], [name for name in columns if name in table], marked, means)
 
 
-def as_text(table: pd.DataFrame, *, signed: bool = False) -> str:
+def as_text(table: pd.DataFrame, *, signed: bool = False, number: str = ".4f") -> str:
     """A table as a print shows it: no index, four decimals, a dash where a number is undefined."""
-    return table.to_string(index=False, na_rep="-", float_format=lambda x: f"{x:{'+' if signed else ''}.4f}")
+    return table.to_string(index=False, na_rep="-", float_format=lambda x: f"{x:{'+' if signed else ''}{number}}")
 
 
 def head_columns(heads: Sequence[Head], *, times: int = 1) -> dict[str, list[Any]]:

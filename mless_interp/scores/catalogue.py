@@ -43,7 +43,7 @@ class Profile:
 
 
 @dataclass(frozen=True, eq=False)
-class Comparison:
+class TwoProfiles:
     """Two runs' profiles at the tokens that both have: `base` and `inserted` `[head, shared]`, raw and relative."""
 
     base: Tensor
@@ -56,7 +56,10 @@ class Comparison:
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """One entry of the catalogue. `needs`: "span", "values", "flow", "other" (the run to compare with), or nothing."""
+    """One entry of the catalogue. `needs`: "span", "values", "flow", "other" (the run to compare with), or nothing.
+
+    `signed`: 0 is its middle (no difference, no correlation), not its lower end.
+    """
 
     name: str
     kind: Kind
@@ -65,10 +68,13 @@ class Metric:
     formula: Callable[[Any], Tensor]
     needs: tuple[str, ...] = ()
     default: bool = True
+    signed: bool = False
 
 
-def _row(name: str, unit: str, meaning: str, formula: RowFormula, *needs: str, default: bool = True) -> Metric:
-    return Metric(name, "row", unit, meaning, formula, needs, default)
+def _row(
+    name: str, unit: str, meaning: str, formula: RowFormula, *needs: str, default: bool = True, signed: bool = False
+) -> Metric:
+    return Metric(name, "row", unit, meaning, formula, needs, default, signed)
 
 
 def _from_pattern(formula: Callable[..., Tensor], *masks: str) -> RowFormula:
@@ -133,6 +139,7 @@ ROWS = (
         "attention per span token against another token's; 0 is even",
         _from_pattern(attention.log_density_ratio, "span", "sink"),
         "span",
+        signed=True,
     ),
     _row(
         "within_span_entropy",
@@ -175,8 +182,10 @@ ROWS = (
 )
 
 
-def _profile(name: str, unit: str, meaning: str, formula: Callable[[Profile], Tensor], *needs: str) -> Metric:
-    return Metric(name, "profile", unit, meaning, formula, needs)
+def _profile(
+    name: str, unit: str, meaning: str, formula: Callable[[Profile], Tensor], *needs: str, signed: bool = False
+) -> Metric:
+    return Metric(name, "profile", unit, meaning, formula, needs, signed=signed)
 
 
 def _collapse(of: str) -> Callable[[Profile], Tensor]:
@@ -224,13 +233,16 @@ PROFILES = (
         lambda p: segment_mean(p.relative, p.span),
         "span",
     ),
-    _profile("collapse", "share", "drop of the span below its reference, raw", _collapse("received"), "span"),
+    _profile(
+        "collapse", "share", "drop of the span below its reference, raw", _collapse("received"), "span", signed=True
+    ),
     _profile(
         "collapse_relative",
         "share",
         "drop of the span below its reference, relative to uniform",
         _collapse("relative"),
         "span",
+        signed=True,
     ),
     _profile(
         "collapsed_share",
@@ -247,6 +259,7 @@ PROFILES = (
             p.relative.masked_fill(p.layout.sink, torch.nan), span=p.span, width=p.thresholds.width
         ),
         "span",
+        signed=True,
     ),
     _profile(
         "span_variation",
@@ -271,11 +284,12 @@ PROFILES = (
             p.relative, before=p.layout.before, span=p.span, after=p.layout.question, tolerance=p.thresholds.step
         ),
         "span",
+        signed=True,
     ),
 )
 
 
-def _latency(c: Comparison) -> Tensor:
+def _latency(c: TwoProfiles) -> Tensor:
     return profiles.recovery_latency(
         c.inserted_relative[:, c.question],
         c.base_relative[:, c.question],
@@ -284,22 +298,24 @@ def _latency(c: Comparison) -> Tensor:
     )
 
 
-def _recovered(c: Comparison) -> Tensor:
+def _recovered(c: TwoProfiles) -> Tensor:
     latency = _latency(c)
     return torch.where(latency.isnan(), torch.nan, latency.isfinite().to(latency.dtype))
 
 
-def _tau(c: Comparison) -> Tensor:
+def _tau(c: TwoProfiles) -> Tensor:
     ratio = profiles.aligned_ratio(c.base, c.inserted)[:, c.question]
     return profiles.recovery_time_constant(profiles.running_median(ratio)).tau
 
 
-def _peaks(c: Comparison) -> tuple[Tensor, Tensor]:
+def _peaks(c: TwoProfiles) -> tuple[Tensor, Tensor]:
     return spikes.spike_peaks(c.base), spikes.spike_peaks(c.inserted)
 
 
-def _paired(name: str, unit: str, meaning: str, formula: Callable[[Comparison], Tensor]) -> Metric:
-    return Metric(name, "paired", unit, meaning, formula, ("other",))
+def _paired(
+    name: str, unit: str, meaning: str, formula: Callable[[TwoProfiles], Tensor], *, signed: bool = False
+) -> Metric:
+    return Metric(name, "paired", unit, meaning, formula, ("other",), signed=signed)
 
 
 PAIRED = (
@@ -318,8 +334,14 @@ PAIRED = (
     _paired("recovery_latency", "tokens", "tokens until attention is back; inf: never", _latency),
     _paired("recovered", "share", "whether attention comes back at all", _recovered),
     _paired("recovery_tau", "tokens", "time constant of the recovery", _tau),
-    _paired("spike_spearman", "", "do the same tokens rank high", lambda c: spikes.timing_spearman(c.base, c.inserted)),
-    _paired("spike_pearson", "", "the same, linear", lambda c: spikes.timing_pearson(c.base, c.inserted)),
+    _paired(
+        "spike_spearman",
+        "",
+        "do the same tokens rank high",
+        lambda c: spikes.timing_spearman(c.base, c.inserted),
+        signed=True,
+    ),
+    _paired("spike_pearson", "", "the same, linear", lambda c: spikes.timing_pearson(c.base, c.inserted), signed=True),
     _paired(
         "spike_slope",
         "ratio",

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..metrics.received import relative_received
 from ..metrics.segments import segment_mean
-from .catalogue import METRICS, Comparison, Profile, metric_named
+from .catalogue import METRICS, Profile, TwoProfiles, metric_named
 from .layout import Layout, Thresholds
 from .streaming import Plan, Reduced
 
@@ -56,10 +56,10 @@ def head_values(names: Sequence[str], reduced: Reduced, profile: Profile, base: 
     return values
 
 
-def compared(base: Profile, inserted: Profile) -> Comparison:
+def compared(base: Profile, inserted: Profile) -> TwoProfiles:
     """Two profiles at the tokens that both prompts have."""
     left, right = base.layout.shared, inserted.layout.shared
-    return Comparison(
+    return TwoProfiles(
         base=base.received[:, left],
         inserted=inserted.received[:, right],
         base_relative=base.relative[:, left],

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 from ..heads import Head
@@ -14,8 +15,8 @@ from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair
 from ..running.loop import Tick, in_context, over_problems
-from ..running.results import Result
-from ..statistics import CONFIDENCE, bootstrap_interval
+from ..running.results import Result, Shown, ShownTable, head_columns, head_map
+from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean
 from .layout import pair_layout
 from .score import described_pairs
 from .streaming import Plan, PromptReduction, Source
@@ -52,7 +53,7 @@ def attention_profile(
     Everything else is as in `score_heads`; the formula is `metrics.received.received_attention`, its null
     `uniform_received`.
     """
-    found = described_pairs(pairs, conditions, source)
+    found = described_pairs(pairs, conditions, source, rows)
     chosen = model.info.chosen(heads, what="describe")
     layers = sorted({head.layer for head in chosen})
     settings = {
@@ -120,6 +121,10 @@ def attention_profile(
     )
 
 
+SEGMENTS = ("before", "inserted", "question")
+"""Of a prompt, by where they stand to the insertion."""
+
+
 @dataclass(frozen=True, eq=False)
 class Curve:
     """A mean over problems, token by token, with the interval over problems: every array is `[token]`.
@@ -134,7 +139,7 @@ class Curve:
     n: np.ndarray
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class AttentionProfile(Result):
     """Received attention, a probability, per condition and problem `[head, token]` (heads in the order of `heads`).
 
@@ -210,8 +215,7 @@ class AttentionProfile(Result):
         grid = np.full((len(found), max(first - s + len(v) for s, v in zip(starts, found, strict=True))), np.nan)
         for line, values, start in zip(grid, found, starts, strict=True):
             line[first - start : first - start + len(values)] = values
-        n = np.isfinite(grid).sum(0)
-        mean = np.where(n > 0, np.nansum(grid, 0) / np.maximum(n, 1), np.nan)
+        n, mean = np.isfinite(grid).sum(0), defined_mean(grid)
         low, high = np.full(len(mean), np.nan), np.full(len(mean), np.nan)
         if len(found) > 1:
             interval = bootstrap_interval(grid, confidence=self.confidence, seed=self.seed, n_resamples=n_resamples)
@@ -220,10 +224,8 @@ class AttentionProfile(Result):
         mean, low, high = (np.where(shown, values, np.nan) for values in (mean, low, high))
         return Curve(np.arange(len(mean)), mean, low, high, n)
 
-    def curves(self, *, heads: Iterable[Head] | None = None) -> Any:
+    def curves(self, *, heads: Iterable[Head] | None = None) -> pd.DataFrame:
         """Every curve as numbers, one row per head, condition, tokens ("shared" or "whole") and position."""
-        import pandas as pd
-
         parts = []
         for head in self.heads if heads is None else heads:
             for condition in self.conditions:
@@ -246,11 +248,11 @@ class AttentionProfile(Result):
         first = max(start for start, _ in self.spans)
         return first, first + max(stop - start for start, stop in self.spans)
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, condition, head and token: position, base_position (-1 inside the span), segment,
         text, received, uniform, relative."""
-        import pandas as pd
-
+        places = head_columns(self.heads)
+        del places["paper_label"]
         parts = []
         for condition in self.conditions:
             relative = self.whole(condition, relative=True)
@@ -263,9 +265,7 @@ class AttentionProfile(Result):
                         {
                             "problem": problem,
                             "condition": condition,
-                            "layer": np.repeat([head.layer for head in self.heads], n_tokens),
-                            "head": np.repeat([head.head for head in self.heads], n_tokens),
-                            "label": np.repeat([str(head) for head in self.heads], n_tokens),
+                            **{name: np.repeat(of_head, n_tokens) for name, of_head in places.items()},
                             "position": np.tile(np.arange(n_tokens), n_heads),
                             "base_position": np.tile(base, n_heads),
                             "segment": np.tile(segments, n_heads),
@@ -296,42 +296,38 @@ class AttentionProfile(Result):
         """Mean over a segment's tokens ("before", "inserted" or "question"), `[problem, head]`; NaN if it has none."""
         rows = []
         for index, values in enumerate(self.whole(condition, relative=relative)):
-            inside = values[:, self._tokens(condition, index)[1] == segment]
-            n = np.isfinite(inside).sum(1)
-            rows.append(np.where(n > 0, np.nansum(inside, 1) / np.maximum(n, 1), np.nan))
+            rows.append(defined_mean(values[:, self._tokens(condition, index)[1] == segment], axis=1))
         return np.stack(rows)
 
-    def summary(self) -> Any:
+    def summary(self) -> pd.DataFrame:
         """One row per head and condition: mean received attention and its ratio to uniform, by segment."""
-        import pandas as pd
-
-        rows: list[dict[str, Any]] = []
+        parts = []
         for condition in self.conditions:
-            levels = {
-                (segment, relative): _nanmean(self.level(condition, segment, relative=relative))
-                for segment in ("before", "inserted", "question")
-                for relative in (False, True)
-            }
-            for place, head in enumerate(self.heads):
-                row = {"layer": head.layer, "head": head.head, "label": str(head), "paper_label": head.paper_label}
-                row["condition"] = condition
-                for (segment, relative), level in levels.items():
-                    row[f"{segment}_{'relative' if relative else 'received'}"] = level[place]
-                rows.append(row)
-        return pd.DataFrame(rows)
+            columns: dict[str, Any] = {**head_columns(self.heads), "condition": condition}
+            for segment in SEGMENTS:
+                for name, relative in (("received", False), ("relative", True)):
+                    columns[f"{segment}_{name}"] = defined_mean(self.level(condition, segment, relative=relative))
+            parts.append(pd.DataFrame(columns))
+        return pd.concat(parts, ignore_index=True)
 
-    def __repr__(self) -> str:
+    def sentences(self) -> list[str]:
+        """What was profiled."""
         s = self.settings
         lengths = [len(texts) for texts in self.inserted_texts]
-        words = (
+        return [
             f"Attention received per token: {len(self.heads)} heads of {s.get('model')}, "
             f"{len(self.problem_ids)} problems of {min(lengths)} to {max(lengths)} tokens, {s.get('insertion')}, "
             f"conditions {', '.join(self.conditions)}, rows {s.get('rows')!r}."
-        )
-        table = self.summary().drop(columns=["layer", "head"]).head(12)
-        return f"{words}\n{table.to_string(index=False, float_format=lambda x: f'{x:.4f}')}"
+        ]
 
+    def printed(self) -> pd.DataFrame:
+        """The first twelve rows."""
+        return self.summary().drop(columns=["layer", "head"]).head(12)
 
-def _nanmean(values: np.ndarray) -> np.ndarray:
-    n = np.isfinite(values).sum(0)
-    return np.where(n > 0, np.nansum(values, 0) / np.maximum(n, 1), np.nan)
+    def shown(self) -> Shown:
+        """Levels by segment; the curves are a picture (`mi.views.profiles`)."""
+        caption = "Attention that a token receives, by segment of the prompt, and its ratio to uniform attention's."
+        table = self.summary()
+        columns = [name for name in table if name not in ("layer", "head")]
+        drawn = head_map(table, ["inserted_relative", "question_relative"], columns)
+        return Shown((ShownTable(table, caption, columns),), drawn)

@@ -5,18 +5,23 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from scipy.stats import binom
 
 from ..heads import Head
-from ..running.results import Result
-from ..statistics import CONFIDENCE, bootstrap_interval
-from .catalogue import metric_named
+from ..running.results import Quantity, Result, Shown, ShownTable, head_columns, head_map, of_heads
+from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean
+from .catalogue import METRICS, metric_named
 
 CENSORED = ("recovery_latency",)
 """Metrics that may be infinite ("never"): summarised by their median, not by their mean."""
+USUAL = ("collapse_relative", "recovery_aligned", "span_mass", "log_density_ratio", "entropy")
+"""Metrics whose intervals a page shows; of all others it shows the means."""
+PRINTED = ("span_mass", "log_density_ratio", "collapse_relative", "recovery_aligned")
+"""Metrics that a print shows, where they are here."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class HeadScores(Result):
     """Attention metrics per problem and head.
 
@@ -35,6 +40,8 @@ class HeadScores(Result):
     seed: int = 0
     confidence: float = CONFIDENCE
     n_resamples: int = 2000
+
+    drawn = ("collapse_relative", "lam")
 
     def __post_init__(self) -> None:
         for metric, found in self.values.items():
@@ -60,32 +67,24 @@ class HeadScores(Result):
 
     def mean(self, metric: str, condition: str | None = None) -> np.ndarray:
         """Mean over the problems where it is finite, `[layer, head]`; NaN where there is none (see `count`)."""
-        return _mean(self.of(metric, condition))
+        return defined_mean(self.of(metric, condition))
 
     def count(self, metric: str, condition: str | None = None) -> np.ndarray:
         """Problems where the metric is finite, `[layer, head]`."""
         return np.isfinite(self.of(metric, condition)).sum(0)
 
-    def summary(self, condition: str | None = None) -> Any:
+    def summary(self, condition: str | None = None) -> pd.DataFrame:
         """One row per head: layer, head, label, paper_label, and for each metric its mean over problems (median for
         latencies), interval `_ci_low`, `_ci_high`, the number of problems `_n`, and uniform attention's `_null`.
 
         Intervals are bootstrapped over problems; for medians they are those of order statistics.
         """
-        import pandas as pd
-
         condition = self._condition(condition)
-        layers, heads = _places(self.heads)
-        columns: dict[str, Any] = {
-            "layer": list(layers),
-            "head": list(heads),
-            "label": [str(head) for head in self.heads],
-            "paper_label": [head.paper_label for head in self.heads],
-        }
+        columns: dict[str, Any] = dict(head_columns(self.heads))
         for metric, found in self.values.items():
             if condition not in found:
                 continue
-            cells = found[condition][:, layers, heads]
+            cells = of_heads(found[condition], self.heads)
             if metric in CENSORED:
                 estimate, low, high = _median_interval(cells, self.confidence)
             else:
@@ -93,37 +92,33 @@ class HeadScores(Result):
             columns |= {metric: estimate, f"{metric}_ci_low": low, f"{metric}_ci_high": high}
             columns[f"{metric}_n"] = (~np.isnan(cells) if metric in CENSORED else np.isfinite(cells)).sum(0)
             if condition in self.null.get(metric, {}):
-                columns[f"{metric}_null"] = _mean(self.null[metric][condition])[list(layers)]
+                null = defined_mean(self.null[metric][condition])
+                columns[f"{metric}_null"] = null[[head.layer for head in self.heads]]
         return pd.DataFrame(columns)
 
-    def to_frame(self) -> Any:
+    def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, condition, head and metric: value, null, unit."""
-        import pandas as pd
-
-        layers, heads = _places(self.heads)
-        n_problems, n_heads = len(self.problem_ids), len(self.heads)
+        n_heads = len(self.heads)
+        places = head_columns(self.heads, times=len(self.problem_ids))
+        del places["paper_label"]
+        layers = [head.layer for head in self.heads]
         parts = []
         for metric, found in self.values.items():
             for condition, array in found.items():
                 null = self.null.get(metric, {}).get(condition)
-                parts.append(
-                    pd.DataFrame(
-                        {
-                            "problem": np.repeat(self.problem_ids, n_heads),
-                            "condition": condition,
-                            "layer": list(layers) * n_problems,
-                            "head": list(heads) * n_problems,
-                            "label": [str(head) for head in self.heads] * n_problems,
-                            "metric": metric,
-                            "value": array[:, layers, heads].ravel(),
-                            "null": np.nan if null is None else null[:, layers].ravel(),
-                            "unit": metric_named(metric).unit,
-                        }
-                    )
-                )
+                table = {
+                    "problem": np.repeat(self.problem_ids, n_heads),
+                    "condition": condition,
+                    **places,
+                    "metric": metric,
+                    "value": of_heads(array, self.heads).ravel(),
+                    "null": np.nan if null is None else null[:, layers].ravel(),
+                    "unit": metric_named(metric).unit,
+                }
+                parts.append(pd.DataFrame(table))
         return pd.concat(parts, ignore_index=True)
 
-    def top(self, metric: str, k: int = 10, condition: str | None = None) -> Any:
+    def top(self, metric: str, k: int = 10, condition: str | None = None) -> pd.DataFrame:
         """The `k` heads with the largest mean of a metric, as rows of `summary`."""
         self.of(metric, condition)
         if condition is None:
@@ -132,43 +127,62 @@ class HeadScores(Result):
             self.summary(condition).sort_values(metric, ascending=False, kind="stable").head(k).reset_index(drop=True)
         )
 
-    def describe(self) -> str:
+    def sentences(self) -> list[str]:
         """What was measured, and how much of it is undefined."""
         s = self.settings
-        cells = {m: [array[:, *_places(self.heads)] for array in found.values()] for m, found in self.values.items()}
-        missing = {m: sum(int(np.isnan(a).sum()) for a in arrays) for m, arrays in cells.items()}
-        total = {m: sum(a.size for a in arrays) for m, arrays in cells.items()}
-        words = (
+        found = [
             f"{len(self.values)} attention metrics of {len(self.heads)} heads on {len(self.problem_ids)} problems, "
             f"{s.get('insertion', 'no insertion')}, conditions {', '.join(self.conditions)}, rows {s.get('rows')!r}."
-        )
+        ]
         if s.get("sink_moved"):
-            words += f" On {s['sink_moved']} the span holds the first token: their sink is the first token after it."
+            found.append(
+                f"On {s['sink_moved']} the span holds the first token: their sink is the first token after it."
+            )
         if s.get("boundary_merge"):
-            words += f" On {s['boundary_merge']} tokens merged at a border of the span and are left out of comparisons."
-        undefined = [f"{m} {missing[m]}/{total[m]}" for m in cells if missing[m]]
-        return words + (f" Undefined (NaN): {', '.join(undefined)}." if undefined else "")
+            found.append(
+                f"On {s['boundary_merge']} tokens merged at a border of the span and are left out of comparisons."
+            )
+        undefined = []
+        for metric, by_condition in self.values.items():
+            cells = np.stack([of_heads(array, self.heads) for array in by_condition.values()])
+            if np.isnan(cells).any():
+                undefined.append(f"{metric} {int(np.isnan(cells).sum())}/{cells.size}")
+        return [*found, f"Undefined (NaN): {', '.join(undefined)}."] if undefined else found
 
-    def __repr__(self) -> str:
-        condition = self.conditions[-1]
-        here = [m for m, found in self.values.items() if condition in found]
-        usual = [m for m in ("span_mass", "log_density_ratio", "collapse_relative", "recovery_aligned") if m in here]
-        shown: list[str] = [*(usual or here)][:5]
-        if not shown:
-            return self.describe()
-        table = self._narrow(condition, shown)
-        return f"{self.describe()}\n{table.to_string(index=False, float_format=lambda x: f'{x:.4f}')}"
-
-    def _narrow(self, condition: str, metrics: list[str]) -> Any:
+    def printed(self) -> pd.DataFrame:
         """Means of a few metrics, ten heads, the largest of the first metric first (without the cost of intervals)."""
-        import pandas as pd
+        condition = self.conditions[-1]
+        here = [metric for metric, found in self.values.items() if condition in found]
+        shown = [metric for metric in PRINTED if metric in here] or here[:5]
+        if not shown:
+            return pd.DataFrame()
+        table = pd.DataFrame(head_columns(self.heads)).drop(columns=["layer", "head"])
+        for metric in shown:
+            table[metric] = of_heads(self.mean(metric, condition), self.heads)
+        return table.sort_values(shown[0], ascending=False, kind="stable").head(10)
 
-        layers, heads = _places(self.heads)
-        table = pd.DataFrame(
-            {"label": map(str, self.heads), "paper_label": [head.paper_label for head in self.heads]}
-            | {metric: self.mean(metric, condition)[layers, heads] for metric in metrics}
-        )
-        return table.sort_values(metrics[0], ascending=False, kind="stable").head(10)
+    def quantity(self, column: str) -> Quantity:
+        """A metric in its unit, around 0 where it has a sign."""
+        if column.removesuffix("_last") not in METRICS:
+            return super().quantity(column)
+        metric = metric_named(column)
+        return Quantity(metric.unit, metric.signed, (f"{column}_ci_low", f"{column}_ci_high"))
+
+    def shown(self) -> Shown:
+        """The usual metrics with intervals and nulls as a table, the first of them as a map, and the means of all."""
+        table = self.summary()
+        here = [metric for metric in self.metrics if metric in table]
+        first = [metric for metric in USUAL if metric in here] or here[:5]
+        columns = ["label", "paper_label"]
+        for metric in first:
+            columns += [name for name in (metric, f"{metric}_null", f"{metric}_n") if name in table]
+        where = f"condition {self.conditions[-1]!r}"
+        caption = f"Attention per head, {where}: means over problems; null: uniform attention on the same prompts; n: problems."
+        tables = [ShownTable(table, caption, columns)]
+        if len(here) > len(first):
+            means = f"All {len(here)} metrics, {where}: means over problems (latencies: medians)."
+            tables.append(ShownTable(table[["label", "paper_label", *here]], means))
+        return Shown(tuple(tables), head_map(table, first, columns))
 
     def _condition(self, condition: str | None) -> str:
         condition = condition or self.conditions[-1]
@@ -182,18 +196,7 @@ class HeadScores(Result):
             unknown = np.full(cells.shape[1:], np.nan)
             return cells[0], unknown, unknown
         found = bootstrap_interval(cells, confidence=self.confidence, seed=self.seed, n_resamples=self.n_resamples)
-        return np.where(found.n > 0, _mean(cells), np.nan), found.low, found.high
-
-
-def _places(heads: tuple[Head, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    return tuple(head.layer for head in heads), tuple(head.head for head in heads)
-
-
-def _mean(values: np.ndarray) -> np.ndarray:
-    """Mean over the first axis of what is finite."""
-    finite = np.isfinite(values)
-    count = finite.sum(0)
-    return np.where(count > 0, np.where(finite, values, 0.0).sum(0) / np.maximum(count, 1), np.nan)
+        return np.where(found.n > 0, defined_mean(cells), np.nan), found.low, found.high
 
 
 def _median_interval(cells: np.ndarray, confidence: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from torch import Tensor
@@ -58,7 +58,7 @@ def score_heads(
     short for `min_rows` or has no tokens after the insertion, and for heads out of range (zero-based).
     """
     names = chosen_metrics(metrics)
-    found = described_pairs(pairs, conditions, source)
+    found = described_pairs(pairs, conditions, source, rows)
     thresholds = thresholds or Thresholds()
     chosen = model.info.chosen(heads, what="describe")
     settings = {
@@ -97,13 +97,16 @@ def score_heads(
     )
 
 
-def described_pairs(pairs: Iterable[PromptPair], conditions: Sequence[str], source: str) -> tuple[PromptPair, ...]:
-    """The pairs, and errors for unknown conditions, none, or repeated problems."""
+def described_pairs(
+    pairs: Iterable[PromptPair], conditions: Sequence[str], source: str, rows: str
+) -> tuple[PromptPair, ...]:
+    """The pairs, and errors for unknown conditions, sources or rows, for no pairs, or repeated problems."""
     if isinstance(conditions, str) or not conditions or len(set(conditions)) != len(conditions):
         raise ValueError(f"conditions must be one or more different names, got {conditions!r}")
     for name in conditions:
         one_of(name, CONDITIONS, "condition")
     one_of(source, dict.fromkeys(SOURCES), "source")
+    one_of(rows, dict.fromkeys(get_args(RowChoice)), "rows")
     found = tuple(pairs)
     if not found:
         raise ValueError("there are no prompt pairs to describe")

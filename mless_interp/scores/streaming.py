@@ -15,8 +15,9 @@ from ..metrics.patterns import uniform_pattern
 from ..metrics.received import received_from_sums, received_sums
 from ..models.attention import masked_scores, softmax, values_of_heads
 from ..models.base import Model
+from ..models.held import Held
 from ..models.info import AttentionRule
-from ..models.inputs import Inputs
+from ..models.inputs import Inputs, Reducer
 from ..models.sites import site
 from .layout import Layout
 
@@ -244,36 +245,26 @@ class PromptReduction:
         self.layers: dict[int, Reduced] = {}
         self.nulls: dict[int, Reduced] = {}
         self.kept: dict[int, Other] = {}
-        self._held: dict[tuple[int, str], Tensor] = {}
+        self._held = Held()
 
     def run(self) -> "PromptReduction":
         """The forward pass: no logits, no pattern outlives its layer."""
-        capture = {}
+        capture: dict[str, Reducer] = {}
         for layer in range(self.model.info.n_layers) if self.flow is not None else self.asked:
             if self.plan.needs_values:
-                capture[site(layer, "attn.hook_v")] = self._hold(layer, "v")
+                capture |= self._held.captures(site(layer, "attn.hook_v"))
             if self.recompute or self.keep:
-                capture[site(layer, "attn.hook_rot_q")] = self._hold(layer, "q")
+                capture |= self._held.captures(site(layer, "attn.hook_rot_q"))
                 capture[site(layer, "attn.hook_rot_k")] = self._keys(layer)
             if not self.recompute:
                 capture[site(layer, "attn.hook_pattern")] = self._pattern(layer)
-        self.model.run(
-            self.inputs,
-            capture=capture,
-            logits_at="none",
-        )
+        self.model.run(self.inputs, capture=capture, logits_at="none")
         self._null_plan()
         return self
 
-    def _hold(self, layer: int, name: str) -> Callable[[Tensor], None]:
-        def hold(value: Tensor) -> None:
-            self._held[layer, name] = value
-
-        return hold
-
     def _keys(self, layer: int) -> Callable[[Tensor], None]:
         def reduce(k: Tensor) -> None:
-            q, rule = self._held.pop((layer, "q")), self.model.attention_rule(layer)
+            (q,), rule = self._held.take(site(layer, "attn.hook_rot_q")), self.model.attention_rule(layer)
             if self.keep and layer in self.asked:
                 wide = [x.float() if x.element_size() < 4 else x.clone() for x in (q, k)]
                 self.kept[layer] = Other(wide[0], wide[1], self._seen(layer, q.device), rule, self.layout)
@@ -290,8 +281,8 @@ class PromptReduction:
 
     def _reduce(self, layer: int, blocks: Iterator[Block]) -> None:
         extras: dict[str, Any] = {}
-        values = self._held.pop((layer, "v"), None)
-        if values is not None:
+        if self.plan.needs_values:
+            (values,) = self._held.take(site(layer, "attn.hook_v"))
             extras["values"] = values_of_heads(values[0], self.model.info.n_heads)
             if "span_output_weight" in self.plan.rows:
                 extras["output_weights"] = self.model.output_weights(layer)

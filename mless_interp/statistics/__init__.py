@@ -7,8 +7,9 @@ comes from `derive_generator(seed, ...)`, so the same seed gives the same result
 - claims about most problems, exact for any distribution: `prevalence_test`, `within_test`, `sign_test`; how many problems
   they take: `fewest_problems`, `detectable_prevalence`
 - medians and who carries a mean: `median_interval`, `concentration`
+- planning and shape: `cohen_dz`, `sample_size`, `average_within_problem`, `defined_mean`, `derive_generator`
 - intervals of means: `mean_interval`, `share_interval` (t below 20 problems), `bootstrap_interval`, `ratio_interval`
-- tests of means, for symmetric data: `max_t_sign_flip`, `sign_flip`; of two groups: `max_t_two_groups`
+- tests of means, for symmetric data: `max_t_sign_flip` (`corrected_p` is its p-values alone), `sign_flip`; of two groups: `max_t_two_groups`
 - many tests at once: `holm`, `benjamini_hochberg`; absence of an effect on average: `tost`
 - ranking: `rank_intervals`, `split_half_spearman`, `jaccard_at_k`
 - accuracy: `mcnemar`, `paired_difference`, `wilson`, `pass_at_k`
@@ -28,9 +29,10 @@ from .bootstrap import (
 )
 from .effects import Equivalence, ProblemMeans, average_within_problem, cohen_dz, sample_size, tost
 from .groups import TwoGroups, max_t_two_groups
+from .means import defined_mean
 from .medians import Concentration, concentration, median_interval, sign_test
 from .multiplicity import benjamini_hochberg, holm
-from .permutation import SignFlipTest, max_t_sign_flip, sign_flip
+from .permutation import SignFlipTest, corrected_p, max_t_sign_flip, sign_flip
 from .prevalence import (
     SENSES,
     Prevalence,
@@ -63,6 +65,8 @@ __all__ = [
     "bootstrap_interval",
     "cohen_dz",
     "concentration",
+    "corrected_p",
+    "defined_mean",
     "derive_generator",
     "detectable_prevalence",
     "exact_limits",

@@ -155,6 +155,24 @@ def max_t_sign_flip(
     )
 
 
+def corrected_p(effects: Effects, *, tested: AnyArray | None = None, seed: int = 0) -> Cells:
+    """`max_t_sign_flip(...).p_corrected` for a table: NaN in every cell that cannot be tested (a single problem, undefined
+    or infinite in one, no spread), and no warning about few problems, which show as p-values that are not small.
+
+    >>> corrected_p(np.array([[1.0, 0.0], [2.0, 0.0], [3.0, 0.0]]))
+    array([0.25,  nan])
+    """
+    family = np.isfinite(effects).all(axis=0)
+    if tested is not None:
+        family &= tested
+    values = np.where(family, effects, np.nan)
+    if len(values) < 2 or not (np.ptp(values, axis=0) > 0).any():
+        return np.full(values.shape[1:], np.nan)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return max_t_sign_flip(values, seed=seed).p_corrected
+
+
 def sign_flip(
     effects: Effects,
     *,

@@ -33,9 +33,7 @@ from ..models.base import Model
 from ..prompts.pairs import PromptPair
 from ..scores import AttentionProfile
 from .packing import packed, scale_of
-from .pooling import MARK, Patterns, both_names, chosen_heads, head_patterns, read_patterns, readable, seams
-
-__all__ = ["POLICY", "View", "attention", "head_patterns", "shared_script", "tokens"]
+from .pooling import MARK, Patterns, both_names, read_patterns, readable, seams
 
 COLOURS = ("#B2182B", "#2166AC", "#F4E9A0")
 """More, less, inserted: the ends of the still pictures' colours, told apart by colour-blind people."""
@@ -131,7 +129,7 @@ def attention(
         below `scale`: an error of at most 1/382 of the colour scale (twice that in the difference). Where that does not
         fit, to 128, 64 or 32 steps (1/46), then neighbouring tokens are pooled; the page and `View.precision` say so.
     """
-    chosen = chosen_heads(model, heads)
+    chosen = model.info.chosen(heads, what="show")
     if not conditions:
         raise ValueError("no conditions to show; give at least one, such as 'base'")
     if len(set(conditions)) != len(conditions):
@@ -272,7 +270,7 @@ def tokens(
     """
     chosen = tuple(profile.heads if heads is None else heads)
     if not chosen:
-        raise ValueError("no heads to show: give at least one Head(layer, head) (zero-based)")
+        raise ValueError("no heads to show: name at least one")
     index = _problem_index(profile, problem)
     names = tuple(conditions or profile.conditions)
     strips = {name: _strip(profile, name, index, max_span, relative) for name in names}

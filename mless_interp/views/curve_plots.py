@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 
 from ..heads import Head
+from ..locating.curves import CircuitCurve
+from ..patching.dose import DoseResponse
 from ..scores import AttentionProfile, Curve
-from ..statistics import mean_interval
-from .plots import GREY, LINES, Picture, whole_numbers
+from .plots import GREY, LINES, Picture, whole_numbers, words_of
 from .pooling import both_names
 
 SERIES = {"base": "without insertion", "inserted": "with insertion"}
@@ -83,7 +84,7 @@ def compare_profiles(
     return picture
 
 
-def circuit_curve(found: Any) -> Picture:
+def circuit_curve(found: CircuitCurve) -> Picture:
     """A `CircuitCurve`: the share of the effect restored against the number of heads that see the span.
 
     The ranking with its 95 % interval over problems, its reverse, and the range of the random orders (hatched grey). 0:
@@ -113,14 +114,13 @@ def circuit_curve(found: Any) -> Picture:
     if not table["faithfulness"].notna().any():
         undefined = "undefined: the whole effect is not established\n(its interval holds 0, or there is one problem)"
         axes.text(0.5, 0.5, undefined, transform=axes.transAxes, ha="center", va="center", fontsize=8)
-    words = [str(found.settings[name]) for name in ("model", "insertion", "outcome") if found.settings.get(name)]
-    axes.set_title(", ".join(words), fontsize=8)
+    axes.set_title(words_of(found, "model", "insertion", "outcome"), fontsize=8)
     axes.tick_params(labelsize=7)
     axes.legend(fontsize=6.5, loc="upper left")
     return picture
 
 
-def dose_response(found: Any) -> Picture:
+def dose_response(found: DoseResponse) -> Picture:
     """A `DoseResponse`: attention to the span, and the outcome, against the number of inserted tokens.
 
     Left at held positions, middle as inserted: every head's log odds of reading the span (thin), their mean with its 95 %
@@ -131,35 +131,32 @@ def dose_response(found: Any) -> Picture:
     doses = found.doses
     for column, (condition, title) in enumerate((("held", "positions held"), ("inserted", "as inserted"))):
         axes = picture.add_subplot(1, 3, column + 1)
-        curves = found.log_odds[condition].mean(0)
-        above = curves - np.log(doses)[:, None]
-        middle = np.median(above[np.isfinite(above)]) if np.isfinite(above).any() else 0.0
-        axes.plot(doses, np.log(doses) + middle, color="0.8", linewidth=5, label="slope 1", zorder=0)
+        table = found.reading_table(condition)
+        axes.plot(doses, table["slope_1"], color="0.8", linewidth=5, label="slope 1", zorder=0)
         colour, dashes, marker = LINES[column]
-        for number, line in enumerate(curves.T):
-            label = f"{curves.shape[1]} heads" if number == 0 else None
-            axes.plot(doses, line, linewidth=0.6, color=colour, alpha=0.45, label=label)
-        over_heads = mean_interval(found.log_odds[condition].mean(2), seed=found.seed)
-        slope = mean_interval(found.slopes(condition).mean(1), seed=found.seed)
+        for number, head in enumerate(found.heads):
+            label = f"{len(found.heads)} heads" if number == 0 else None
+            axes.plot(doses, table[str(head)], linewidth=0.6, color=colour, alpha=0.45, label=label)
+        slope = found.mean_slope(condition)
         words = f"mean: slope {float(slope.estimate):.3f}"
         if np.isfinite(slope.low):
             words += f" [{float(slope.low):.3f}, {float(slope.high):.3f}]"
-        axes.plot(
-            doses, over_heads.estimate, color="black", linestyle=dashes, marker=marker, markersize=3.5, label=words
-        )
-        if np.isfinite(over_heads.low).any():
-            axes.fill_between(doses, over_heads.low, over_heads.high, color="black", alpha=0.15, linewidth=0)
+        axes.plot(doses, table["mean"], color="black", linestyle=dashes, marker=marker, markersize=3.5, label=words)
+        if table["mean_ci_low"].notna().any():
+            low, high = table["mean_ci_low"], table["mean_ci_high"]
+            axes.fill_between(doses, low, high, color="black", alpha=0.15, linewidth=0)
         axes.set_ylabel("log odds of reading the span (nats)", fontsize=8)
         axes.set_title(f"layer {found.layer} (paper: layer {found.layer + 1}), {title}", fontsize=8)
         axes.legend(fontsize=6.5)
     axes = picture.add_subplot(1, 3, 3)
+    table = found.outcome_table()
     for number, (contrast, name) in enumerate(
         (("total", "total"), ("content", "content"), ("shift", "shift of positions"))
     ):
-        made = found.effects(contrast)
         colour, dashes, marker = LINES[number]
-        axes.plot(doses, made.estimate, color=colour, linestyle=dashes, marker=marker, markersize=3.5, label=name)
-        axes.fill_between(doses, made.low, made.high, color=colour, alpha=0.2, linewidth=0)
+        axes.plot(doses, table[contrast], color=colour, linestyle=dashes, marker=marker, markersize=3.5, label=name)
+        low, high = table[f"{contrast}_ci_low"], table[f"{contrast}_ci_high"]
+        axes.fill_between(doses, low, high, color=colour, alpha=0.2, linewidth=0)
     axes.axhline(0, color="0.5", linewidth=0.8)
     axes.set_ylabel(f"effect on {found.settings.get('outcome', 'the outcome')} ({found.unit})", fontsize=8)
     axes.set_title(f"{found.settings.get('model', '')}, bands: 95 % intervals over problems", fontsize=8)

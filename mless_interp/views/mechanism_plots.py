@@ -1,11 +1,10 @@
 """Pictures of the mechanism: lambda and its null per head, shares of scale and bias, layers, mediation, near zero."""
 
-from typing import Any
-
 import numpy as np
+import pandas as pd
 
-from ..statistics import mean_interval
-from .plots import GREY, HATCHES, LINES, Picture, draw_forest, whole_numbers
+from ..mechanism import ActivationShift, AttentionDecomposition, Mediation
+from .plots import GREY, HATCHES, LINES, Picture, draw_forest, whole_numbers, words_of
 
 PARTS = (
     ("scale_share", "scale"),
@@ -14,6 +13,7 @@ PARTS = (
     ("rest_share", "upstream"),
 )
 SHOWN_EFFECTS = ("scale", "bias", "both", "interaction", "total")
+NEAR_ZERO = ("near_zero_arm", "near_zero_quantile", "relative_sparsity")
 READING_NAMES = {
     "near_zero_arm": "near-zero share (ARM's form)",
     "near_zero_quantile": "near-zero share (quantile)",
@@ -23,7 +23,7 @@ READING_NAMES = {
 }
 
 
-def lambda_heads(found: Any, *, layer: int = 0, contrast: str | None = None) -> Picture:
+def lambda_heads(found: AttentionDecomposition, *, layer: int = 0, contrast: str | None = None) -> Picture:
     """Lambda of each head of a layer with its 95 % interval over problems, its null, and what it is not.
 
     Grey line: what uniform attention would retain, crosses: the control insertion. Open squares: the slope of the best
@@ -33,7 +33,8 @@ def lambda_heads(found: Any, *, layer: int = 0, contrast: str | None = None) -> 
     picture = Picture(figsize=(max(5.0, 0.3 * len(table) + 2.0), 3.6), layout="constrained")
     axes = picture.add_subplot()
     at = np.arange(len(table))
-    axes.axhline(float(table["lam_null"].mean()), color=GREY, linewidth=1.6, label="uniform attention", zorder=1)
+    null = found.layer_table(contrast).set_index("layer").loc[layer, "lam_null"]
+    axes.axhline(null, color=GREY, linewidth=1.6, label="uniform attention", zorder=1)
     if "lam_control" in table:
         axes.plot(at, table["lam_control"], "x", color="0.2", markersize=6, label=str(found.settings.get("control")))
     axes.plot(
@@ -61,11 +62,13 @@ def lambda_heads(found: Any, *, layer: int = 0, contrast: str | None = None) -> 
     axes.set_ylim(min(0.0, float(np.nanmin(table["fit_slope"].fillna(0))) - 0.05), None)
     axes.tick_params(axis="y", labelsize=7)
     axes.set_title(_words(found, contrast), fontsize=8)
-    picture.legend(loc="outside lower center", ncols=3, fontsize=7, frameon=False)
+    picture.legend(loc="outside lower center", ncols=2, fontsize=7, frameon=False)
     return picture
 
 
-def shares(found: Any, *, layer: int = 0, contrast: str | None = None, after_norm: bool = False) -> Picture:
+def shares(
+    found: AttentionDecomposition, *, layer: int = 0, contrast: str | None = None, after_norm: bool = False
+) -> Picture:
     """Each head's share in what a layer's attention changes in the residual stream, split into its parts.
 
     Bars: scale, bias, shift of positions, upstream (they may have different signs); points: their sum with its 95 %
@@ -119,7 +122,7 @@ def shares(found: Any, *, layer: int = 0, contrast: str | None = None, after_nor
     return picture
 
 
-def affine_layers(found: Any, *, contrast: str | None = None) -> Picture:
+def affine_layers(found: AttentionDecomposition, *, contrast: str | None = None) -> Picture:
     """How far attention is affine in each layer: what lambda z + Sigma leaves open, and the best fit's R squared.
 
     Means over heads with 95 % intervals over problems. 0 in layer 0 is an identity, not a finding.
@@ -146,7 +149,7 @@ def affine_layers(found: Any, *, contrast: str | None = None) -> Picture:
     return picture
 
 
-def mediation(found: Any) -> Picture:
+def mediation(found: Mediation) -> Picture:
     """What scale alone, bias alone and both do to each reading, their interaction, and the whole effect.
 
     95 % intervals over problems; filled: corrected p < 0.05 over all readings and effects.
@@ -171,12 +174,12 @@ def mediation(found: Any) -> Picture:
             axes.set_yticklabels([])
     s = found.settings
     heads = "all heads" if s.get("all_heads") else ", ".join(s.get("heads", []))
-    words = [str(s[name]) for name in ("model", "insertion", "contrast", "direction") if s.get(name)]
-    picture.suptitle(f"{', '.join(words)}: {heads} of layer {s.get('layer')} (zero-based)", fontsize=9)
+    words = words_of(found, "model", "insertion", "contrast", "direction")
+    picture.suptitle(f"{words}: {heads} of layer {s.get('layer')} (zero-based)", fontsize=9)
     return picture
 
 
-def near_zero(shift: Any, *, contrast: str | None = None, metric: str = "near_zero_arm") -> Picture:
+def near_zero(shift: ActivationShift, *, contrast: str | None = None, metric: str = "near_zero_arm") -> Picture:
     """The share of activations near zero by token class, before and after, with 95 % intervals over problems.
 
     Classes without tokens in a problem leave that problem out (n at the class).
@@ -187,49 +190,47 @@ def near_zero(shift: Any, *, contrast: str | None = None, metric: str = "near_ze
             f"no {metric!r} for contrast {contrast!r} here; there are {', '.join(shift.metrics)} for "
             f"{', '.join(shift.contrasts)}"
         )
-    i, k = shift.contrasts.index(contrast), shift.metrics.index(metric)
+    table = shift.by_class()
+    table = table[(table["contrast"] == contrast) & (table["metric"] == metric)]
     picture = Picture(figsize=(5.6, 3.4), layout="constrained")
     axes = picture.add_subplot()
-    at = np.arange(len(shift.groups))
-    for number, (run, values) in enumerate((("before", shift.before), ("after", shift.after))):
-        made = mean_interval(values[:, i, :, k], confidence=shift.confidence, seed=shift.seed)
-        reach = np.stack([made.estimate - made.low, made.high - made.estimate])
+    at = np.arange(len(table))
+    for number, run in enumerate(("before", "after")):
         colour, _, marker = LINES[number]
         axes.errorbar(
             at + (number - 0.5) * 0.22,
-            made.estimate,
-            yerr=np.where(np.isfinite(reach), np.maximum(reach, 0), 0),
+            table[run],
+            yerr=np.stack([_reach(table, run, side) for side in ("low", "high")]),
             fmt=marker,
             color=colour,
             markersize=5,
             capsize=3,
             label=run,
         )
-    n = np.isfinite(shift.before[:, i, :, k]).sum(0)
-    names = [f"{group}\nn = {count}" for group, count in zip(shift.groups, n, strict=True)]
+    names = [f"{group}\nn = {n}" for group, n in zip(table["token_class"], table["n"], strict=True)]
     axes.set_xticks(at, names, fontsize=8)
-    axes.set_ylabel("share of activations near zero" if metric.startswith("near_zero") else metric, fontsize=8)
+    axes.set_ylabel("share of activations near zero" if metric in NEAR_ZERO else metric, fontsize=8)
     axes.tick_params(axis="y", labelsize=7)
-    words = ", ".join(str(shift.settings[name]) for name in ("model", "insertion") if shift.settings.get(name))
+    words = words_of(shift, "model", "insertion")
     axes.set_title(f"{words}, contrast {contrast}\nMLP of layer {shift.layer} (zero-based)", fontsize=8)
     axes.legend(fontsize=7)
     return picture
 
 
-def _of_layer(table: Any, layer: int) -> Any:
+def _of_layer(table: pd.DataFrame, layer: int) -> pd.DataFrame:
     found = table[table["layer"] == layer].sort_values("head").reset_index(drop=True)
     if not len(found):
         raise ValueError(f"layer {layer} (zero-based) is not in this result; there are {sorted(set(table['layer']))}")
     return found
 
 
-def _reach(table: Any, column: str, side: str) -> np.ndarray:
+def _reach(table: pd.DataFrame, column: str, side: str) -> np.ndarray:
     """How far the interval reaches from the estimate; 0 where there is none."""
     sign = -1 if side == "low" else 1
     reach = sign * (table[f"{column}_ci_{side}"] - table[column]).to_numpy(dtype=float)
     return np.where(np.isfinite(reach), np.maximum(reach, 0.0), 0.0)
 
 
-def _words(found: Any, contrast: str | None) -> str:
-    words = [str(found.settings[name]) for name in ("model", "insertion") if found.settings.get(name)]
-    return ", ".join([*words, f"contrast {contrast or found.contrasts[0]}", f"{len(found.problem_ids)} problems"])
+def _words(found: AttentionDecomposition, contrast: str | None) -> str:
+    where = [f"contrast {contrast or found.contrasts[0]}", f"{len(found.problem_ids)} problems"]
+    return ", ".join(filter(None, [words_of(found, "model", "insertion"), *where]))

@@ -4,21 +4,23 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
+from ..accuracy import AccuracyResults
 from ..heads import Head
+from ..mechanism import ActivationShift
 from ..scores import AttentionProfile
 from .curve_plots import draw_curve, label_curve, shade_span
-from .plots import HATCHES, LINES, Picture, draw_forest
+from .plots import HATCHES, LINES, Picture, draw_forest, words_of
 from .pooling import both_names
 
 
-def accuracy_bars(results: Any, published: Any = None) -> Picture:
+def accuracy_bars(results: AccuracyResults, published: Mapping[str, float] | pd.DataFrame | None = None) -> Picture:
     """Accuracy by treatment in percent, with 95 % intervals over problems; the paper's numbers as marks beside them.
 
-    `results` is anything whose `.summary()` has treatment, accuracy, low, high (shares) and n. `published` is a mapping from
-    treatment to a share, or a table with treatment and percent (or accuracy, a share) and, if there are several sources,
-    source. Treatments that only the paper has get a place of their own. Bars are numbers of this run, marks are not: other
-    problems, other sampling.
+    `published` is a mapping from treatment to a share, or a table with treatment and percent (or accuracy, a share) and, if
+    there are several sources, source. Treatments that only the paper has get a place of their own. Bars are numbers of this
+    run, marks are not: other problems, other sampling.
     """
     table = results.summary()
     marks = _published(published)
@@ -56,10 +58,7 @@ def accuracy_bars(results: Any, published: Any = None) -> Picture:
     tops = [*percent[np.isfinite(percent)], *(100 * share for _, share, _ in marks), 1.0]
     axes.set_ylim(0, min(100.0, 1.15 * max(tops)))
     axes.set_ylabel("accuracy (%), bars: 95 % interval", fontsize=8)
-    settings = getattr(results, "settings", {})
-    axes.set_title(
-        ", ".join(str(settings[k]) for k in ("model", "benchmark", "problems") if settings.get(k)), fontsize=9
-    )
+    axes.set_title(words_of(results, "model", "benchmark", "problems"), fontsize=9)
     axes.tick_params(axis="y", labelsize=7)
     if sources:
         axes.legend(fontsize=7, loc="upper right")
@@ -69,7 +68,7 @@ def accuracy_bars(results: Any, published: Any = None) -> Picture:
 _BOX = {"facecolor": "white", "alpha": 0.8, "linewidth": 0, "pad": 1}
 
 
-def _published(published: Any) -> list[tuple[str, float, str]]:
+def _published(published: Mapping[str, float] | pd.DataFrame | None) -> list[tuple[str, float, str]]:
     """(treatment, share, source) of the numbers that others have published."""
     if published is None:
         return []
@@ -90,7 +89,11 @@ def _published(published: Any) -> list[tuple[str, float, str]]:
 
 
 def activation_histograms(
-    shift: Any, *, contrast: str | None = None, token_class: str = "all", metric: str | None = "near_zero_arm"
+    shift: ActivationShift,
+    *,
+    contrast: str | None = None,
+    token_class: str = "all",
+    metric: str | None = "near_zero_arm",
 ) -> Picture:
     """MLP activations before and after, as shares per unit of activation (log scale), and what changes.
 
@@ -106,10 +109,8 @@ def activation_histograms(
             f"{c}/{g}" for c, g in counts[["contrast", "token_class"]].drop_duplicates().itertuples(index=False)
         )
         raise ValueError(f"no histogram of contrast {contrast!r}, token class {token_class!r}; there are {known}")
-    edges = np.append(here["bin_low"].to_numpy(dtype=float), float(here["bin_high"].iloc[-1]))
-    widths = np.diff(edges)
-    shares = {run: here[run].to_numpy(dtype=float) for run in ("before", "after")}
-    shares = {run: n / max(n.sum(), 1.0) / widths for run, n in shares.items()}
+    edges = np.append(here["bin_low"], here["bin_high"].iloc[-1])
+    shares = {run: here[f"{run}_density"].to_numpy() for run in ("before", "after")}
     picture = Picture(figsize=(9.6 if metric else 5.4, 4.6), layout="constrained")
     halves: Any = picture.add_gridspec(2, 2 if metric else 1, height_ratios=(2.0, 1.0))
     above, below = picture.add_subplot(halves[0, 0]), picture.add_subplot(halves[1, 0])
@@ -123,14 +124,12 @@ def activation_histograms(
         above.set_ylim(bottom=positive.min() / 2)
     above.set_ylabel("share of activations\nper unit", fontsize=8)
     above.legend(fontsize=7)
-    change = shares["after"] - shares["before"]
-    below.stairs(change, edges, fill=True, color="0.45", hatch="//", edgecolor="white")
+    below.stairs(here["density_change"], edges, fill=True, color="0.45", hatch="//", edgecolor="white")
     below.axhline(0, color="0.4", linewidth=0.8)
     below.set_ylabel("after − before", fontsize=8)
     below.set_xlabel("activation (the outer bins hold everything beyond)", fontsize=8)
-    words = ", ".join(str(shift.settings[k]) for k in ("model", "insertion") if shift.settings.get(k))
-    layer = getattr(shift, "layer", shift.settings.get("layer"))
-    where = f"MLP of layer {layer} (paper: layer {layer + 1})" if isinstance(layer, int) else "MLP"
+    words, layer = words_of(shift, "model", "insertion"), shift.layer
+    where = f"MLP of layer {layer} (paper: layer {layer + 1})"
     above.set_title(f"{words}\n{where}, contrast {contrast}, {token_class} tokens", fontsize=8)
     if metric:
         _by_class(picture.add_subplot(halves[:, 1]), shift, contrast, metric)
@@ -139,7 +138,7 @@ def activation_histograms(
     return picture
 
 
-def _by_class(axes: Any, shift: Any, contrast: str, metric: str) -> None:
+def _by_class(axes: Any, shift: ActivationShift, contrast: str, metric: str) -> None:
     table = shift.by_class()
     if metric not in set(table["metric"]):
         raise ValueError(f"no metric {metric!r} by token class; there are {', '.join(dict.fromkeys(table['metric']))}")
@@ -147,30 +146,31 @@ def _by_class(axes: Any, shift: Any, contrast: str, metric: str) -> None:
     names = [f"{row.token_class} (n = {int(row.n)})" for row in rows.itertuples()]
     style = {"fmt": "o", "color": LINES[0][0]}
     draw_forest(axes, names, [(metric, rows["difference"], rows["ci_low"], rows["ci_high"], style)])
-    unit = f" ({rows['unit'].iloc[0]})" if "unit" in rows and len(rows) else ""
+    unit = f" ({rows['unit'].iloc[0]})" if len(rows) else ""
     axes.set_xlabel(f"{metric.replace('_', ' ')}: after − before{unit}", fontsize=8)
     axes.set_title("by token class, n problems, 95 % intervals", fontsize=8)
 
 
 def bars_and_profiles(
-    bars: Any, named: Mapping[str, AttentionProfile], head: Head, *, bars_title: str, relative: bool = False
+    bars: pd.DataFrame, named: Mapping[str, AttentionProfile], head: Head, *, bars_title: str, relative: bool = False
 ) -> Picture:
     """Left, bars of accuracy (a table: model, treatment, percent); right, one head without and with each insertion.
 
-    Above right all at the same tokens, with the base prompt of the first profile; below right the whole sequences.
+    Each model and treatment has one row of `bars`. Above right all at the same tokens, with the base prompt of the first
+    profile; below right the whole sequences.
     """
     picture = Picture(figsize=(11.0, 6.0), layout="constrained")
     halves: Any = picture.subfigures(1, 2, width_ratios=(1.0, 1.3))
     left, right = halves
     axes = left.add_subplot()
     models, treatments = list(dict.fromkeys(bars["model"])), list(dict.fromkeys(bars["treatment"]))
+    percent = bars.pivot(index="model", columns="treatment", values="percent").loc[models]
     width = 0.8 / len(treatments)
     for number, treatment in enumerate(treatments):
-        heights = [bars[(bars["model"] == m) & (bars["treatment"] == treatment)]["percent"].mean() for m in models]
         places = np.arange(len(models)) + (number - (len(treatments) - 1) / 2) * width
         hatch = ("", "//", "..", "xx")[number % 4]
         drawn = axes.bar(
-            places, heights, width, color=LINES[number][0], label=treatment, hatch=hatch, edgecolor="white"
+            places, percent[treatment], width, color=LINES[number][0], label=treatment, hatch=hatch, edgecolor="white"
         )
         axes.bar_label(drawn, fmt="%.0f", fontsize=7)
     axes.set_xticks(range(len(models)), [str(m) for m in models], fontsize=7)

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import pandas as pd
+
 COLUMNS = {
     "label": ("head", "layer and query head, zero-based"),
     "paper_label": ("in the paper's counting", "one-based"),
@@ -20,6 +22,7 @@ COLUMNS = {
     "mediated_removed_effect": ("mediated effect", "the part of the head's effect that earlier heads cause"),
     "mediated_fraction": ("mediated, share", "mediated effect / total effect"),
     "lam": ("lambda", "share of attention left to the tokens that are not inserted"),
+    "lam_minus_uniform": ("lambda minus uniform", "more than 0: the inserted tokens are read less than evenly"),
     "accuracy": ("right", "share of right answers, strictly graded"),
     "difference": ("difference", "in the share of right answers, on the same problems"),
     "p_holm": ("p, corrected", "Holm's correction over the comparisons"),
@@ -76,7 +79,9 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...]
 
     @classmethod
-    def of(cls, frame: Any, caption: str, *, columns: Sequence[str] | Mapping[str, str] | None = None) -> "Table":
+    def of(
+        cls, frame: pd.DataFrame, caption: str, *, columns: Sequence[str] | Mapping[str, str] | None = None
+    ) -> "Table":
         """A table of a data frame; `columns` chooses and orders them, as a mapping also names them.
 
         `x_ci_low` and `x_ci_high` (or `x_low` and `x_high`) become one column beside `x`, sorted by its lower end.
@@ -109,7 +114,7 @@ class Table:
         return "; ".join(f"{column.label} {cell.text}" for column, cell in cells)
 
 
-def _with_intervals(names: Mapping[str, str], frame: Any) -> Iterable[tuple[str, str]]:
+def _with_intervals(names: Mapping[str, str], frame: pd.DataFrame) -> Iterable[tuple[str, str]]:
     """Columns in order; each lower end stands for the whole interval and follows what it belongs to, upper ends go."""
     follow = {name: low for name in names for low in (f"{name}_ci_low", f"{name}_low") if _upper(low, frame)}
     ends = {_upper(str(name), frame) for name in frame.columns}
@@ -121,30 +126,22 @@ def _with_intervals(names: Mapping[str, str], frame: Any) -> Iterable[tuple[str,
             yield follow[name], ""
 
 
-def _upper(name: str, frame: Any) -> str | None:
+def _upper(name: str, frame: pd.DataFrame) -> str | None:
     """The column with the upper end of the interval whose lower end is `name`; None if that is no lower end."""
     high = f"{name.removesuffix('low')}high"
     ends = name == "low" or name.endswith("_low")
     return high if ends and name in frame.columns and high in frame.columns else None
 
 
-def _undefined(value: Any) -> bool:
-    if value is None:
-        return True
-    if isinstance(value, float):
-        return math.isnan(value)
-    return type(value).__name__ in ("NAType", "NaTType")
-
-
 def _numbers(values: Sequence[Any]) -> list[Cell]:
     """Numbers of one column with the same number of decimals, signed if any is negative."""
-    whole = all(isinstance(value, int) or _undefined(value) for value in values)
-    known = [float(value) for value in values if not _undefined(value)]
+    whole = all(isinstance(value, int) or pd.isna(value) for value in values)
+    known = [float(value) for value in values if not pd.isna(value)]
     signed = any(value < 0 for value in known)
     decimals = 0 if whole else _decimals(known)
     cells = []
     for value in values:
-        if _undefined(value):
+        if pd.isna(value):
             cells.append(Cell(MISSING, ""))
         else:
             cells.append(Cell(_number(float(value), decimals, signed), _key(float(value))))
@@ -152,11 +149,11 @@ def _numbers(values: Sequence[Any]) -> list[Cell]:
 
 
 def _intervals(low: Sequence[Any], high: Sequence[Any]) -> list[Cell]:
-    known = [float(value) for value in (*low, *high) if not _undefined(value)]
+    known = [float(value) for value in (*low, *high) if not pd.isna(value)]
     signed, decimals = any(value < 0 for value in known), _decimals(known)
     cells = []
     for a, b in zip(low, high, strict=True):
-        if _undefined(a) or _undefined(b):
+        if pd.isna(a) or pd.isna(b):
             cells.append(Cell(MISSING, ""))
         else:
             ends = (_number(float(end), decimals, signed) for end in (a, b))
@@ -165,7 +162,7 @@ def _intervals(low: Sequence[Any], high: Sequence[Any]) -> list[Cell]:
 
 
 def _other(value: Any) -> Cell:
-    if _undefined(value):
+    if pd.isna(value):
         return Cell(MISSING, "")
     text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
     return Cell(text, text)
@@ -220,7 +217,7 @@ class HeadMap:
     @classmethod
     def of(
         cls,
-        frame: Any,
+        frame: pd.DataFrame,
         caption: str,
         *,
         value: str,
@@ -236,7 +233,7 @@ class HeadMap:
         if len(set(zip(layers, heads, strict=True))) != len(layers):
             raise ValueError("a head map needs one row per head; this table has several rows of the same head")
         table = Table.of(frame, "", columns=columns)
-        numbers = [float("nan") if _undefined(number) else float(number) for number in frame[value].tolist()]
+        numbers = [float("nan") if pd.isna(number) else float(number) for number in frame[value].tolist()]
         finite = [abs(number) for number in numbers if math.isfinite(number)]
         limit = max(finite, default=0.0) or 1.0
         shown = [False] * len(numbers) if marked is None else list(marked)

@@ -15,6 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
 
+from ..running.results import Result
+
 DIVERGING = "RdBu_r"
 """A map that stays readable for colour-blind people; white is 0. In grey print a small minus tells the signs apart."""
 NEGATIVE = 0.1
@@ -167,6 +169,11 @@ def key(entries: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Any]:
         Patch(label=words, **style) if "facecolor" in style else Line2D([], [], label=words, **style)
         for words, style in entries
     ]
+
+
+def words_of(result: Result, *names: str) -> str:
+    """What a result was made with, as far as it says, for the title of its picture."""
+    return ", ".join(str(result.settings[name]) for name in names if result.settings.get(name))
 
 
 def whole_numbers(axis: Any, values: Any) -> None:

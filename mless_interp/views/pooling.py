@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..heads import Head, check_heads
+from ..heads import Head
 from ..models.base import Model
 from ..models.sites import site
 from ..prompts.pairs import PromptPair
@@ -106,8 +106,8 @@ class Patterns:
 
 def read_patterns(model: Model, pair: PromptPair, condition: str, heads: Iterable[Head]) -> Patterns:
     """The patterns of chosen heads in one condition of a pair, with texts and the map to the base prompt's tokens."""
-    chosen = chosen_heads(model, heads)
-    values = head_patterns(model, pair, condition, chosen).double().numpy()
+    chosen = model.info.chosen(heads, what="show")
+    values = patterns_of(model, pair, condition, chosen).double().numpy()
     short = values.shape[-1] == len(pair.base)
     ids = pair.base.ids if short else pair.inserted.ids
     base = np.arange(len(ids)) if short else np.full(len(ids), -1)
@@ -120,15 +120,7 @@ def read_patterns(model: Model, pair: PromptPair, condition: str, heads: Iterabl
     return Patterns(condition, values, texts, base, inserted, np.ones(len(ids), dtype=int))
 
 
-def chosen_heads(model: Model, heads: Iterable[Head]) -> tuple[Head, ...]:
-    """The heads to show, at least one, each in the model."""
-    chosen = check_heads(heads, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
-    if not chosen:
-        raise ValueError("no heads to show: give at least one Head(layer, head) (zero-based)")
-    return chosen
-
-
-def head_patterns(model: Model, pair: PromptPair, condition: str, heads: Sequence[Head]) -> Tensor:
+def patterns_of(model: Model, pair: PromptPair, condition: str, heads: Sequence[Head]) -> Tensor:
     """Patterns `[head, dest, src]` of chosen heads in one condition; only these leave their layer."""
     inputs = pair.condition(condition)
     wanted = {

@@ -11,14 +11,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
+import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
-from .findings import layout_of
+from ..running.results import Result, ShownMap
 from .page_parts import HeadMap, Table
+
+
+@runtime_checkable
+class Drawable(Protocol):
+    """A matplotlib figure, as far as a page needs it."""
+
+    def savefig(self, target: Any, /, **options: Any) -> Any: ...
+
+
+@runtime_checkable
+class Embeddable(Protocol):
+    """A view that gives its part of a page."""
+
+    def fragment(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -38,7 +53,7 @@ class Text:
 
 
 @dataclass(frozen=True)
-class Picture:
+class Still:
     """A still picture as PNG, base64, and its width in pixels."""
 
     kind: ClassVar[str] = "picture"
@@ -77,7 +92,7 @@ class Provenance:
     groups: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 
 
-Part = Heading | Text | Table | HeadMap | Picture | Interactive | ShownPrompt | Provenance
+Part = Heading | Text | Table | HeadMap | Still | Interactive | ShownPrompt | Provenance
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,11 +116,13 @@ class Report:
         """Paragraphs of plain text."""
         return self._with(*(Text(text) for text in texts))
 
-    def table(self, frame: Any, caption: str, *, columns: Sequence[str] | Mapping[str, str] | None = None) -> "Report":
+    def table(
+        self, frame: pd.DataFrame, caption: str, *, columns: Sequence[str] | Mapping[str, str] | None = None
+    ) -> "Report":
         """A data frame as a table that sorts; `columns` chooses and orders its columns, a mapping also names them."""
         return self._with(Table.of(frame, caption, columns=columns))
 
-    def head_map(self, frame: Any, caption: str, *, value: str, **options: Any) -> "Report":
+    def head_map(self, frame: pd.DataFrame, caption: str, *, value: str, **options: Any) -> "Report":
         """A layer × head map of a column of a table with one row per head; options: see `HeadMap.of`."""
         return self._with(HeadMap.of(frame, caption, value=value, **options))
 
@@ -113,7 +130,7 @@ class Report:
         """A matplotlib figure (or a file's path) as PNG; `alt` says in words what it shows (default: the caption)."""
         if isinstance(picture, str | Path):
             png = Path(picture).read_bytes()
-        elif hasattr(picture, "savefig"):
+        elif isinstance(picture, Drawable):
             buffer = io.BytesIO()
             picture.savefig(buffer, format="png", dpi=150, bbox_inches="tight")
             png = buffer.getvalue()
@@ -122,11 +139,11 @@ class Report:
         if not png.startswith(b"\x89PNG"):
             raise ValueError(f"figure: {str(picture)!r} is no PNG picture")
         width = int.from_bytes(png[16:20], "big")  # where a PNG says so
-        return self._with(Picture(caption, alt or caption, base64.b64encode(png).decode(), width))
+        return self._with(Still(caption, alt or caption, base64.b64encode(png).decode(), width))
 
     def view(self, view: Any, caption: str = "") -> "Report":
         """A view such as `mi.views.attention` gives; however many there are, CircuitsVis' script stands on the page once."""
-        if not hasattr(view, "fragment"):
+        if not isinstance(view, Embeddable):
             raise TypeError(f"view: a view such as mi.views.attention gives expected, got {type(view).__name__}")
         return self._with(Interactive(caption, view.fragment()))
 
@@ -144,10 +161,13 @@ class Report:
 
     def result(self, result: Any, *, heading: str | None = "What was found") -> "Report":
         """A result in its own words, as a head map where it has one row per head, and as a table."""
-        layout = layout_of(result)
+        if not isinstance(result, Result):
+            raise TypeError(f"a result of this toolkit expected, got {type(result).__name__}")
+        shown = result.shown()
+        maps = [] if shown.head_map is None else [_map_of(shown.head_map)]
+        tables = [Table.of(table.frame, table.caption, columns=table.columns) for table in shown.tables]
         page = self if heading is None else self.heading(heading)
-        maps = [] if layout.head_map is None else [layout.head_map]
-        return page.sentence(*layout.sentences)._with(*maps, *layout.tables)
+        return page.sentence(*result.sentences())._with(*maps, *tables)
 
     def provenance(self, run: Mapping[str, Any], *, heading: str | None = "How to repeat it") -> "Report":
         """How to repeat the run and where it comes from: what `mi.provenance` gives, as saved in run.json."""
@@ -182,6 +202,18 @@ class Report:
 
     def _with(self, *parts: Part) -> "Report":
         return replace(self, parts=self.parts + parts)
+
+
+def _map_of(shown: ShownMap) -> HeadMap:
+    caption = "Grey is undefined or was not measured."
+    return HeadMap.of(
+        shown.frame,
+        caption,
+        value=shown.value,
+        columns=shown.columns,
+        marked=shown.marked,
+        marked_means=shown.means,
+    )
 
 
 def _policy(script: str, views: bool) -> str:

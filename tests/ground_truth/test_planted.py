@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from mless_interp.ground_truth.planted import PlantedModel, planted_model, planted_truth, random_planted
 from mless_interp.ground_truth.weights import still_dimensions
 from mless_interp.heads import Head
+from mless_interp.prompts.problems import Problem, load_problems
 
 CARRIES, NOTHING, NEARLY_NOTHING = 0.08, 0.02, 0.03
 
@@ -34,11 +35,11 @@ def encode(planted: PlantedModel, text: str) -> list[int]:
     return planted.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def make_prompt(planted: PlantedModel, problem: dict, span: list[int]) -> Prompt:
+def make_prompt(planted: PlantedModel, problem: Problem, span: list[int]) -> Prompt:
     """System, span, question, answer prefix and answer, tokenised apart and joined."""
-    system = encode(planted, problem["system"])
-    head = system + span + encode(planted, problem["problem"]) + encode(planted, r" Answer : \boxed{")
-    (answer,) = encode(planted, problem["answer"])
+    system = encode(planted, problem.system)
+    head = system + span + encode(planted, problem.question) + encode(planted, r" Answer : \boxed{")
+    (answer,) = encode(planted, problem.answer)
     return Prompt([*head, answer], slice(len(system), len(system) + len(span)), len(head) - 1, answer)
 
 
@@ -303,12 +304,12 @@ def test_the_model_answers_and_stops() -> None:
     planted = planted_model(n_heads=8)
     right = 0
     for problem in planted.problems(8, seed=5):
-        prompt = torch.tensor([encode(planted, problem["system"]) + encode(planted, problem["problem"])])
+        prompt = torch.tensor([encode(planted, problem.system) + encode(planted, problem.question)])
         out = planted.hf_model.generate(
             prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, do_sample=False
         )
         text = planted.tokenizer.decode(out[0, prompt.shape[1] :])
-        right += text == f"Answer : \\boxed{{ {problem['answer']} }} <eos>"
+        right += text == f"Answer : \\boxed{{ {problem.answer} }} <eos>"
     assert right >= 7
 
 
@@ -331,13 +332,13 @@ def test_tokens_of_the_prompts_are_known_and_single() -> None:
         paper = r"Please reason step by step and put your final answer within \boxed{{}}."
         assert unknown not in encode(planted, paper)
         for problem in planted.problems(50, n_clauses=(0, 6)):
-            for key in ("problem", "solution", "system"):
-                assert unknown not in encode(planted, problem[key])
-            assert len(encode(planted, problem["answer"])) == len(encode(planted, problem["distractor"])) == 1
-            numbers = [int(word) for word in problem["problem"].split() if word.isdigit()]
-            assert sorted(numbers)[-2:] == [int(problem["distractor"]), int(problem["answer"])]
-            assert 1 <= problem["level"] <= 5
-            questions = set(problem["problem"].split()) - {".", ",", "?"}
+            for text in (problem.question, problem.solution, problem.system):
+                assert unknown not in encode(planted, text)
+            assert len(encode(planted, problem.answer)) == len(encode(planted, problem.distractor)) == 1
+            numbers = [int(word) for word in problem.question.split() if word.isdigit()]
+            assert sorted(numbers)[-2:] == [int(problem.distractor), int(problem.answer)]
+            assert 1 <= int(problem.level) <= 5
+            questions = set(problem.question.split()) - {".", ",", "?"}
             assert not any(planted.vocabulary.is_system(word) for word in questions)
 
 
@@ -345,16 +346,13 @@ def test_problems_depend_on_their_seed_and_number_only() -> None:
     planted = planted_model(n_heads=8)
     assert planted.problems(3, seed=1) == planted.problems(5, seed=1)[:3]
     assert planted.problems(3, seed=1) != planted.problems(3, seed=2)
-    assert len({problem["unique_id"] for problem in planted.problems(40)}) == 40
-    assert set(planted.problems(1)[0]) == set(
-        "problem solution answer subject level unique_id system distractor answer_prefix".split()
-    )
+    assert len({problem.id for problem in planted.problems(40)}) == 40
 
 
 def test_swap_exchanges_answer_and_distractor_in_about_half() -> None:
     plain, swapped = (planted_model(n_heads=8).problems(200, swap=swap) for swap in (False, True))
-    assert [p["problem"] for p in plain] == [p["problem"] for p in swapped]
-    exchanged = [p["answer"] == s["distractor"] for p, s in zip(plain, swapped, strict=True)]
+    assert [p.question for p in plain] == [p.question for p in swapped]
+    exchanged = [p.answer == s.distractor for p, s in zip(plain, swapped, strict=True)]
     assert 70 < sum(exchanged) < 130
 
 
@@ -403,10 +401,12 @@ def test_a_saved_model_loads_with_equal_logits(tmp_path) -> None:
     ids = torch.tensor([prompt.ids])
     with torch.no_grad():
         assert torch.equal(model(ids).logits, planted.hf_model(ids).logits)
-    for text in (planted.problems(1)[0]["problem"], " / / / he", r"Answer : \boxed{7} unheard"):
+    for text in (planted.problems(1)[0].question, " / / / he", r"Answer : \boxed{7} unheard"):
         assert tokenizer(text)["input_ids"] == encode(planted, text)
+    assert load_problems(directory) == planted.problems(5) == load_problems(planted, limit=5)
+    keys = set("problem solution answer subject level unique_id system distractor answer_prefix".split())
     lines = (directory / "problems.jsonl").read_text(encoding="utf-8").splitlines()
-    assert [json.loads(line) for line in lines] == planted.problems(5)
+    assert all(set(record := json.loads(line)) == keys and isinstance(record["level"], int) for line in lines)
     assert planted_truth(directory) == planted.truth
     with pytest.raises(ValueError, match="not an empty folder"):
         planted.save(directory)

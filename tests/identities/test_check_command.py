@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ARCHITECTURES, BACKENDS, ROOT, needs_hooked_transformer
-from models_under_test import loaded, pairs_for
+from models_under_test import ignores_positions, loaded, lying, pairs_for
 from typer.testing import CliRunner
 
 import mless_interp as mi
@@ -20,6 +20,7 @@ from mless_interp.__main__ import app
 from mless_interp.identities import IDENTITIES
 from mless_interp.identities.certificate import FAIL, N_TOKENS, NOT_APPLICABLE, certify_model, short_pairs
 from mless_interp.models.checks import FailedCheck
+from mless_interp.models.inputs import Inputs, Run
 
 
 def check(*arguments: Any) -> Any:
@@ -88,41 +89,25 @@ def test_a_wrapped_model_whose_pattern_is_perturbed_fails(tiny_model_dir: Callab
     assert "Do not trust results of this model on this backend: I0, I1" in repr(certificate)
 
 
-def lying(model: Any, lie: Callable[..., Any]) -> Any:
-    """The same model, but `run` goes through `lie(run, tokens, options)`."""
-
-    class Liar(type(model)):  # type: ignore[misc]
-        def run(self, tokens: Any, **options: Any) -> Any:
-            return lie(super().run, tokens, options)
-
-    liar = object.__new__(Liar)
-    liar.__dict__.update(model.__dict__)
-    return liar
-
-
-def shows_another_pattern(run: Any, tokens: Any, options: dict[str, Any]) -> Any:
-    done = run(tokens, **options)
+def shows_another_pattern(run: Any, inputs: Inputs, options: dict[str, Any]) -> Run:
+    done = run(inputs, **options)
     shown = {k: v.mT.tril().mT if k.endswith("pattern") and v is not None else v for k, v in done.captured.items()}
-    return SimpleNamespace(captured=shown, logits=done.logits)
+    return Run(done.logits, shown)
 
 
-def ignores_positions(run: Any, tokens: Any, options: dict[str, Any]) -> Any:
-    return run(tokens, **{**options, "position_ids": None})
+def ignores_the_mask(run: Any, inputs: Inputs, options: dict[str, Any]) -> Run:
+    return run(inputs.unmasked, **options)
 
 
-def ignores_the_mask(run: Any, tokens: Any, options: dict[str, Any]) -> Any:
-    return run(tokens, **{**options, "attention_mask": None})
+def ignores_edits(run: Any, inputs: Inputs, options: dict[str, Any]) -> Run:
+    return run(inputs, **{**options, "edits": None})
 
 
-def ignores_edits(run: Any, tokens: Any, options: dict[str, Any]) -> Any:
-    return run(tokens, **{**options, "edits": None})
-
-
-def looks_ahead(run: Any, tokens: Any, options: dict[str, Any]) -> Any:
+def looks_ahead(run: Any, inputs: Inputs, options: dict[str, Any]) -> Run:
     """The residual stream of every token holds a little of the last one's."""
-    done = run(tokens, **options)
+    done = run(inputs, **options)
     resid = {k: v + 0.01 * v[:, -1:] if k.endswith("hook_resid_post") else v for k, v in done.captured.items()}
-    return SimpleNamespace(captured=resid, logits=done.logits)
+    return Run(done.logits, resid)
 
 
 @pytest.mark.slow
@@ -146,8 +131,7 @@ def test_each_way_of_lying_is_named(
 
 
 def test_a_failed_self_check_is_a_line_and_not_an_error(tiny_model_dir: Callable[[str], Path]) -> None:
-    model = lying(loaded(tiny_model_dir("qwen2"), "bridge"), ignores_positions)
-    model.checks = None
+    model = lying(loaded(tiny_model_dir("qwen2"), "bridge"), ignores_positions).checked(None)
     certificate = certify_model(model, progress=False)
     assert status(certificate)["self-check"] == FAIL
     assert "gap condition differs from the masked one" in repr(certificate)

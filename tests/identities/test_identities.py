@@ -72,7 +72,7 @@ def test_the_identity_holds(name: str, here: Setting) -> None:
         allowed = max(allowed, 1e-6)  # the library's own eager pattern is float32
     found = identity.formula(here.case)
     assert found.error < allowed * max(found.scale, 1.0)
-    assert found.relative <= identity.factor * tolerance_of(here.case.model.info)
+    assert found.relative <= identity.factor * tolerance_of(here.case.model)
 
 
 def test_only_what_an_architecture_cannot_have_is_left_out(case: Case) -> None:
@@ -113,9 +113,7 @@ def output_weights(model: Model) -> torch.Tensor:
     """W_O of the first layer, `[H, d_head, d_model]`."""
     if model.info.backend == "hooked_transformer":
         return model.underlying.blocks[0].attn.W_O.detach()
-    weight = model.stepper.layers[0].self_attn.o_proj
-    weight = getattr(weight, "original_component", weight).weight.detach()
-    return weight.T.reshape(model.info.n_heads, model.info.d_head, model.info.d_model)
+    return model.parts[0].output.weight.detach().T.reshape(model.info.n_heads, model.info.d_head, model.info.d_model)
 
 
 # ------------------------------------------------------------------------------------------------- each notices a lie
@@ -157,7 +155,7 @@ def test_one_wrong_token_is_noticed(name: str, condition: str, where: str, tiny_
         return new
 
     right, wrong = case, spoiled(case, condition, site(0, where), change)
-    allowed = named(name).factor * tolerance_of(case.model.info)
+    allowed = named(name).factor * tolerance_of(case.model)
     assert named(name).formula(right).relative <= allowed < named(name).formula(wrong).relative
 
 
@@ -178,7 +176,7 @@ def test_the_entropy_chain_and_the_slope_notice_another_score_rule(tiny_model_di
     model = object.__new__(Lying)
     model.__dict__.update(case.model.__dict__)
     broken = Case(model, case.pair)
-    assert named("I12").formula(broken).relative > 10 * named("I12").factor * tolerance_of(case.model.info)
+    assert named("I12").formula(broken).relative > 10 * named("I12").factor * tolerance_of(case.model)
 
 
 def test_differences_are_found_and_nan_is_never_small() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import small_results as results
 import torch
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs, planted_problems, without_stepper
 
@@ -24,7 +25,6 @@ from mless_interp.patching.scores import PatchScores
 from mless_interp.patching.sweep import patch_heads
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
-from mless_interp.prompts.problems import Problem
 from mless_interp.running.store import load, save
 
 
@@ -406,7 +406,7 @@ def test_the_estimate_is_a_line_through_two_small_sweeps(monkeypatch: Any) -> No
 
 def test_longer_problems_count_for_more_in_the_estimate(monkeypatch: Any) -> None:
     made, model = planted_here()
-    problems = [Problem.from_dict(record) for record in made.problems(12, n_clauses=(0, 3))]
+    problems = made.problems(12, n_clauses=(0, 3))
     pairs = make_pairs(model, problems, Insertion.meaningless(" /", 20))
     assert len({pair.n_after for pair in pairs}) > 1
     clock = [0.0]
@@ -554,6 +554,24 @@ def test_saving_and_loading_keeps_everything(found: LocatedHeads, tmp_path: Any)
     assert kept.settings == found.settings and set(kept.controls) == set(found.controls)
 
 
+def test_a_map_marks_heads_that_are_significant_either_way() -> None:
+    made = results.located()
+    table = made.summary().set_index("label")
+    assert table["p_either"].to_dict() == {"L0H1": 0.01, "L1H0": 0.03, "L0H0": 0.02}
+    assert made.quantity("knockout_fraction").p == "p_either"
+    unknown = replace(made, p_reader=np.array([np.nan, 0.9, np.nan]), p_mediator=np.array([np.nan, 0.03, 0.5]))
+    assert unknown.summary().set_index("label")["p_either"].to_dict() == pytest.approx(
+        {"L0H1": np.nan, "L1H0": 0.03, "L0H0": 0.5}, nan_ok=True
+    )
+
+
+def test_the_smallest_effect_of_interest_is_a_share_of_an_effect_that_is_there() -> None:
+    made = results.located()
+    assert made.smallest_effect == pytest.approx(0.05)
+    assert "Smallest effect of interest: 0.0500 nats (5% of the total)." in made.sentences()
+    assert np.isnan(replace(made, total=made.total - made.total.mean()).smallest_effect)
+
+
 # ----------------------------------------------------------------------------------------------------------- enrichment
 
 
@@ -576,7 +594,14 @@ def test_enrichment_by_hand() -> None:
     assert best.p == pytest.approx(1 / 6, abs=0.015)  # one of the six pairs is as good
     worst = enrichment(made, [Head(0, 0), Head(0, 3)])
     assert worst.mean_rank == 3.5 and worst.p == 1.0
-    assert "mean rank 3.5 (random heads: 2.5), p = 1.0000; ranks: L0H0 4, L0H3 3" in repr(worst)
+    assert repr(worst) == "Mean rank 3.5 (random heads: 2.5), p = 1.0000. Ranks: L0H0 4, L0H3 3."
+    assert worst.to_frame()[["label", "rank"]].to_dict("list") == {"label": ["L0H0", "L0H3"], "rank": [4, 3]}
+    assert worst.summary().to_dict("list") == {
+        "mean_rank": [3.5],
+        "expected_rank": [worst.expected_rank],
+        "p": [1.0],
+        "n_heads": [2],
+    }
 
 
 def test_enrichment_draws_from_the_layers_of_the_given_heads() -> None:

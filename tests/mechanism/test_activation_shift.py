@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import ARCHITECTURES, BACKENDS, tiny_model, word_tokenizer
-from models_under_test import loaded, pairs_for, problems
+from models_under_test import loaded, pairs_for
 from scipy import stats
 from tokenizers_under_test import read_problems, read_tokenizer
 
@@ -19,6 +19,7 @@ from mless_interp.models.base import Model
 from mless_interp.models.info import GatedMlp, ModelError
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
+from mless_interp.statistics import mean_interval
 
 VALUES = (
     "near_zero_arm near_zero_quantile relative_sparsity mean variance deviation l1 mean_absolute l2 root_mean_square gini "
@@ -145,6 +146,7 @@ def test_content_and_shift_add_up_to_the_total(found: ActivationShift) -> None:
         k = found.metrics.index(name)
         scale = 1e-4 * (1 + np.abs(found.before[:, 2, :, k]))
         apart = np.abs(content[..., k] + shift[..., k] - total[..., k])
+        assert np.isfinite(apart[:, 0]).all(), name
         if "near_zero" in name or name == "histogram_gini":
             scale = scale + 0.02
         assert (apart <= scale)[np.isfinite(apart)].all(), name
@@ -287,6 +289,30 @@ def test_tables_hold_every_cell_and_say_how_many(found: ActivationShift) -> None
     assert (whole["bin_low"].to_numpy()[1:] == whole["bin_high"].to_numpy()[:-1]).all()
 
 
+def test_histograms_are_densities_too(found: ActivationShift) -> None:
+    table = found.histograms().query("contrast == 'content' and token_class == 'all'")
+    widths = table["bin_high"] - table["bin_low"]
+    for run in ("before", "after"):
+        assert (table[f"{run}_density"] * widths).sum() == pytest.approx(1)
+        share = table[run] / table[run].sum() / widths
+        np.testing.assert_allclose(table[f"{run}_density"], share)
+    np.testing.assert_allclose(table["density_change"], table["after_density"] - table["before_density"])
+
+
+def test_means_before_and_after_have_intervals_where_there_is_more_than_one_problem(found: ActivationShift) -> None:
+    table = found.by_class().query("contrast == 'content' and token_class == 'all'").set_index("metric")
+    values = found.before[:, 0, 0, found.metrics.index("mean")]
+    expected = mean_interval(values, seed=found.seed)
+    row = table.loc["mean"]
+    assert (row["before_ci_low"], row["before_ci_high"]) == (float(expected.low), float(expected.high))
+    assert row["after_ci_low"] < row["after"] < row["after_ci_high"]
+    assert table.loc[DISTANCES, ["before_ci_low", "after_ci_high"]].isna().all(axis=None)
+
+
+def test_its_summary_is_the_three_claims(found: ActivationShift) -> None:
+    assert found.summary().equals(found.claims())
+
+
 def test_it_prints_what_it_cannot_say(found: ActivationShift) -> None:
     text = repr(found)
     assert "layer 0 (zero-based)" in text and "near-zero share falls" in text and "too few to tell" in text
@@ -322,8 +348,7 @@ def test_no_activation_outlives_its_pair(bridge: Model, monkeypatch: pytest.Monk
 
     def counted(*args: Any, **options: Any) -> Any:
         assert options["logits_at"] == "none" and list(options["capture"]) == ["blocks.0.mlp.hook_pre"]
-        shapes = [x.shape for x in gc.get_objects() if type(x) is torch.Tensor and x.shape[-1:] == (128,)]
-        largest.append(len([shape for shape in shapes if len(shape) == 2]))
+        largest.append(sum(type(x) is torch.Tensor and x.shape[-1:] == (128,) for x in gc.get_objects()))
         return run(*args, **options)
 
     monkeypatch.setattr(bridge, "run", counted)
@@ -385,10 +410,10 @@ def test_what_cannot_be_measured_is_said(bridge: Model, options: dict, words: st
 
 
 def test_pairs_that_cannot_be_aligned_are_refused(bridge: Model) -> None:
-    merged = make_pairs(bridge, problems(), Insertion.meaningless("/", 5), template="paper")
-    if any(pair.boundary_merge for pair in merged):
-        with pytest.raises(ValueError, match="merged tokens at the border"):
-            activation_shift(bridge, merged, progress=False)
+    whole = pairs_for(bridge)
+    merged = replace(whole[0], boundary_merge=True)
+    with pytest.raises(ValueError, match="1 of 3 pairs merged tokens at the border"):
+        activation_shift(bridge, [merged, *whole[1:]], progress=False)
     with pytest.raises(ValueError, match="no prompt pairs"):
         activation_shift(bridge, [], progress=False)
 
@@ -413,4 +438,5 @@ def test_published_tokenizers_on_math_500(
     table = shift.by_class().query("contrast == 'content' and metric == 'near_zero_arm'").set_index("token_class")
     assert (table.loc[["digit", "operator", "conjunction", "other"], "n"] >= [8, 5, 10, 10]).all()
     assert table["before"].between(0, 1).all()
-    assert not any("nothing" in verdict for verdict in shift.claims()["verdict"])
+    claims = shift.claims()
+    assert (claims["n"] == 10).all() and not claims["verdict"].str.startswith("undefined").any()

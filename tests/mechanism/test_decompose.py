@@ -1,5 +1,6 @@
 """Attention as lambda z + Sigma: exact in the first layer on every backend, open in deeper ones, shares that add up."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -221,7 +222,7 @@ def test_gemma_s_norm_of_attention_is_crossed_with_its_scale_frozen(contrast: st
         weights = model.output_weights(layer)
         # by hand: rms of what all heads write together, the norm's weight, one head at a time
         summed = torch.einsum("rhd,hdm->rm", z[0], weights)
-        gain = (1 + model.stepper.layers[layer].post_attention_layernorm.weight.detach()).double()
+        gain = (1 + model.parts[layer].norm("post_attention_layernorm").weight.detach()).double()
         scale = summed.square().mean(-1, keepdim=True).add(model.underlying.original_model.config.rms_norm_eps).sqrt()
         per_head = torch.einsum("rhd,hdm->hrm", z[0] - z[1], weights) * gain / scale
         expected = (per_head * change).sum((1, 2)) / change.square().sum()
@@ -257,6 +258,13 @@ def test_every_query_of_one_pair(tiny_model_dir: Any) -> None:
         assert total == pytest.approx(parts.after, abs=1e-6)
         assert np.abs(parts.rest).max() < 1e-5 and (parts.shift is None) == (contrast != "total")
     assert "leaves" in repr(parts) and "lambda of 8 heads" in repr(parts)
+    rows = parts.to_frame()
+    assert len(rows) == 8 * pair.n_after and list(rows.columns[:4]) == ["label", "query", "lam", "drop"]
+    one = rows[(rows["label"] == "L0H3") & (rows["query"] == pair.span[1] + 1)].iloc[0]
+    assert one["lam"] == parts.lam[3, 1] and one["bias"] == pytest.approx(np.linalg.norm(parts.bias[3, 1]))
+    table = parts.summary().set_index("label")
+    assert table.loc["L0H3", "lam"] == pytest.approx(parts.lam[3].mean())
+    assert "shift" not in table and "shift" in attention_parts(model, pair, 0, contrast="total").summary()
 
 
 # ----------------------------------------------------------------------------------------------------------- planted
@@ -267,6 +275,7 @@ def test_planted_heads_show_what_each_kind_does(case: dict[str, Any]) -> None:
     """Readers write Sigma, mediators only what came from upstream, a silent decoy attends and writes nothing; a share is
     no proof that anybody reads it: the unread decoy has one too."""
     made, model = planted_here(**case)
+    assert "random" in case or all(made.decoys[kind] for kind in ("silent", "unread", "avoids")), "every kind once"
     pairs = planted_pairs(made, model, 8)
     layers = sorted({head.layer for head in (*made.readers, *made.mediators, *sum(made.decoys.values(), ()))})
     found = decompose_attention(
@@ -312,6 +321,7 @@ def test_the_slope_of_a_fit_is_never_called_lambda(tiny: Any) -> None:
     assert list(table.columns[:5]) == ["layer", "head", "label", "paper_label", "lam"]
     assert {"fit_slope", "fit_r2", "fit_slope_ci_low", "lam_null", "lam_p", "residual_n"} <= set(table.columns)
     assert (table["lam_ci_low"] <= table["lam"]).all() and (table["lam"] <= table["lam_ci_high"]).all()
+    assert table["lam_minus_uniform"].equals(table["lam"] - table["lam_null"])
     assert found.top(3)["share"].abs().is_monotonic_decreasing
     by_layer = found.layer_table()
     assert by_layer["share"].to_numpy() == pytest.approx(1, abs=1e-5)
@@ -399,7 +409,7 @@ def test_bad_options_are_refused_with_the_remedy(options: dict[str, Any], messag
         decompose_attention(*tiny, progress=False, **options)
 
 
-def test_bad_pairs_and_models_are_refused_before_anything_runs(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_pairs_and_models_are_refused_before_anything_runs(tiny: Any) -> None:
     model, pairs = tiny
     with pytest.raises(ValueError, match="there are no prompt pairs to decompose"):
         decompose_attention(model, [], progress=False)
@@ -415,6 +425,9 @@ def test_bad_pairs_and_models_are_refused_before_anything_runs(tiny: Any, monkey
         found.of("lambda")
     with pytest.raises(ValueError, match="'lam' is not defined for contrast 'held', only for content"):
         found.of("lam", "held")
-    monkeypatch.setattr(model, "shows_rotated", False)
+    for table in (found.summary, found.layer_table):
+        with pytest.raises(ValueError, match="no contrast 'held' here; there are content"):
+            table("held")
+    blind = model.checked(replace(model.checks, shows_rotated=False))
     with pytest.raises(ModelError, match=r"shows no rotated queries and keys on backend 'bridge'"):
-        decompose_attention(model, pairs, progress=False)
+        decompose_attention(blind, pairs, progress=False)

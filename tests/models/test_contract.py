@@ -1,7 +1,5 @@
 """The same tests on every backend: what the seam promises, whatever library runs the model."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from conftest import ARCHITECTURES, BACKENDS
@@ -136,6 +134,24 @@ def test_captures_are_reduced_inside_and_see_the_edit(model: Model) -> None:
 
 
 @EITHER
+def test_an_edit_may_compute_in_another_precision_and_keep_a_graph(model: Model) -> None:
+    inputs, name = pairs_for(model)[0].condition("base"), site(1, "attn.hook_z")
+    for edit in (torch.Tensor.double, lambda z: z.clone().requires_grad_()):
+        run = model.run(inputs, edits={name: edit}, capture={name: None})
+        assert torch.equal(run.logits, logits_of(model, inputs))
+        assert run.captured[name].dtype == torch.float32 and not run.captured[name].requires_grad
+
+
+@EITHER
+def test_a_recording_holds_no_more_than_it_shows(model: Model) -> None:
+    inputs = pairs_for(model)[0].condition("inserted")
+    recording = model.record(inputs, start=inputs.n_tokens - 3)
+    for held in (recording.resid_pre, recording.q, recording.k, recording.v, recording.z):
+        assert len(held) == 3
+        assert all(part.untyped_storage().nbytes() == part.numel() * part.element_size() for part in held)
+
+
+@EITHER
 def test_logits_are_unembedded_where_asked(model: Model) -> None:
     inputs = pairs_for(model)[0].condition("inserted")
     whole = logits_of(model, inputs)
@@ -154,9 +170,11 @@ def test_an_error_inside_an_edit_leaves_no_hook_behind(model: Model) -> None:
     def broken(value: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("broken on purpose")
 
+    level = getattr(model.underlying, "context_level", None)  # of TransformerLens' hooks
     with pytest.raises(RuntimeError, match="broken on purpose"):
         model.run(inputs.tokens, attention_mask=inputs.attention_mask, edits={site(1, "attn.hook_z"): broken})
     assert torch.equal(logits_of(model, inputs), before)
+    assert getattr(model.underlying, "context_level", None) == level
     with pytest.raises(ValueError, match="must return a tensor of shape"):
         model.run(inputs.tokens, edits={site(0, "attn.hook_z"): lambda z: z[:, :2]})
 
@@ -230,8 +248,12 @@ def test_wrong_inputs_are_named(model: Model) -> None:
         model.run(tokens, capture={"blocks.3.attn.hook_z": None})
     with pytest.raises(ValueError, match="was the text encoded with another model's tokenizer"):
         model.run(torch.tensor([[model.info.d_vocab]]))
+    with pytest.raises(ValueError, match="token ids must lie in 0 to .* got -1 to 2"):
+        model.run(torch.tensor([[-1, 2]]))
     with pytest.raises(ValueError, match="has a context of 512"):
         model.run(torch.ones(1, 513, dtype=torch.long))
+    with pytest.raises(ValueError, match="needs 513 positions"):
+        model.run(tokens, position_ids=torch.tensor([[0, 1, 512]]))
     with pytest.raises(ValueError, match="attention_mask must be boolean"):
         model.run(tokens, attention_mask=torch.ones(1, 1, 3, 3))
     with pytest.raises(ValueError, match="position_ids must be"):
@@ -256,18 +278,23 @@ def test_fused_attention_has_no_pattern_and_says_so(architecture: str, tiny_mode
         assert close(logits_of(lean, inputs), logits_of(bridge, inputs), 5e-5)
 
 
-def test_a_per_head_mask_reaches_only_its_head(tiny_model_dir: Path) -> None:
-    for backend in BACKENDS:
-        if not isinstance(backend, str):
-            continue
-        model = loaded(tiny_model_dir("qwen2"), backend)
-        inputs = pairs_for(model)[0].condition("inserted")
-        t = inputs.n_tokens
-        mask = torch.ones(1, 8, t, t, dtype=torch.bool)
-        mask[:, 3, -1, : t - 2] = False
-        name = site(0, "attn.hook_pattern")
-        free = model.run(inputs.tokens, capture={name: None}).captured[name]
-        held = model.run(inputs.tokens, attention_mask=mask, capture={name: None}).captured[name]
-        assert float(held[0, 3, -1, : t - 2].sum()) == 0
-        others = [h for h in range(8) if h != 3]
-        assert close(held[:, others], free[:, others])
+@EITHER
+def test_a_per_head_mask_reaches_only_its_head(model: Model) -> None:
+    inputs = pairs_for(model)[0].condition("inserted")
+    t = inputs.n_tokens
+    mask = torch.ones(1, 8, t, t, dtype=torch.bool)
+    mask[:, 3, -1, : t - 2] = False
+    name = site(0, "attn.hook_pattern")
+    free = model.run(inputs.tokens, capture={name: None}).captured[name]
+    held = model.run(inputs.tokens, attention_mask=mask, capture={name: None}).captured[name]
+    assert float(held[0, 3, -1, : t - 2].sum()) == 0 and float(free[0, 3, -1, : t - 2].sum()) > 0.1
+    others = [h for h in range(8) if h != 3]
+    assert close(held[:, others], free[:, others])
+
+
+@EITHER
+def test_what_a_backend_says_of_its_softmax_is_so(backend: str, architecture: str, tiny_model_dir) -> None:
+    """In float64 a row's sum is 1 to float64's precision, or only to float32's."""
+    model, name = loaded(tiny_model_dir(architecture), backend, "float64"), site(1, "attn.hook_pattern")
+    pattern = model.run(torch.arange(4, 30)[None], capture={name: None}, logits_at="none").captured[name]
+    assert (float((pattern.sum(-1) - 1).abs().max()) > 1e-10) == model.float32_softmax

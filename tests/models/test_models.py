@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,13 @@ import pytest
 import torch
 from conftest import ARCHITECTURES, BACKENDS, needs_hooked_transformer, tiny_model, word_tokenizer
 from models_under_test import loaded, pairs_for
+from transformers import AutoModelForCausalLM
 
 import mless_interp as mi
 from mless_interp.models.attention import visibility
 from mless_interp.models.checks import check_model
+from mless_interp.models.hooked import HookedTransformerModel
+from mless_interp.models.hugging_face import reference_logits
 from mless_interp.models.info import ModelError
 from mless_interp.models.inputs import Inputs
 from mless_interp.models.transformer_lens import has_hooked_transformer
@@ -69,6 +73,42 @@ def test_an_architecture_without_a_converter_is_refused_with_the_way_out(other_a
         mi.load_model(other_architecture, backend="hooked_transformer")
 
 
+@needs_hooked_transformer
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda state: state.pop("blocks.1.attn.W_O"),
+            "1 weights without a value and 0 without a place, first blocks.1",
+        ),
+        (
+            lambda state: state.update(other=torch.ones(1)),
+            "0 weights without a value and 1 without a place, first other",
+        ),
+    ],
+)
+def test_a_conversion_that_leaves_weights_over_is_refused(
+    change: Any, message: str, tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformer_lens.pretrained import weight_conversions
+
+    convert = weight_conversions.convert_llama_weights
+
+    def changed(*arguments: Any) -> Any:
+        state = convert(*arguments)
+        change(state)
+        return state
+
+    monkeypatch.setattr(weight_conversions, "convert_llama_weights", changed)
+    with pytest.raises(ModelError, match=f"converting LlamaForCausalLM left {message}"):
+        mi.load_model(tiny_model_dir("llama"), backend="hooked_transformer")
+
+
+def test_layers_without_a_self_attention_are_refused_by_nnsight_with_the_way_out(other_architecture: Path) -> None:
+    with pytest.raises(ModelError, match=r'GPTNeoXForCausalLM has no decoder layers with a self_attn .*"bridge"'):
+        mi.load_model(other_architecture, backend="nnsight")
+
+
 def test_auto_falls_back_to_the_bridge_which_replays_by_whole_passes(other_architecture: Path) -> None:
     model = mi.load_model(other_architecture)
     assert model.info.backend == "bridge" and model.checks.replay.startswith("whole forward passes")
@@ -94,9 +134,20 @@ def test_a_hooked_transformer_of_your_own_is_welcome(tiny_model_dir: Any) -> Non
     assert model.info.name == "mine" and model.checks.gap_difference < 1e-4, "learned positions follow position ids too"
     assert all(torch.equal(before[key], value) for key, value in hooked.state_dict().items())
     assert not any(point.fwd_hooks for point in hooked.hook_dict.values())
+    assert model.quantised == "" and model.layers is None, "its positions are not rotary"
+    with pytest.raises(ModelError, match="the MLP of layer 0 is not gated"):
+        model.gated_mlp(0)
     fraction = torch.linspace(0, 3, 5)[None]
     with pytest.raises(ValueError, match="have no fractional position ids"):
         model.run(torch.ones(1, 5, dtype=torch.long), position_ids=fraction)
+
+
+@needs_hooked_transformer
+def test_a_quantised_hooked_transformer_says_so(tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    hooked = mi.load_model(tiny_model_dir("llama"), backend="hooked_transformer").underlying
+    monkeypatch.setattr(hooked.cfg, "load_in_4bit", True)
+    model = HookedTransformerModel(hooked, name="small")
+    assert model.quantised == "4bit" and model.layers is None
 
 
 def test_a_bridge_and_an_nnsight_model_of_your_own_are_welcome(tiny_model_dir: Any) -> None:
@@ -162,21 +213,10 @@ def test_nan_in_the_weights_is_found_at_loading(backend: str, tiny_model_dir: An
         mi.load_model(folder, backend=backend)
 
 
-def test_a_model_that_disagrees_with_hugging_face_is_refused(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("llama"), "bridge")
-    wrong = model.run(torch.zeros(1, 12, dtype=torch.long)).logits
-    with pytest.raises(ModelError, match="its logits differ from the plain Hugging Face forward pass by"):
-        check_model(model, wrong)
-
-
-def test_a_replay_that_disagrees_is_switched_off_and_reported(tiny_model_dir: Any) -> None:
-    model = mi.load_model(tiny_model_dir("llama"), backend="bridge")
-    finish = model.stepper.finish
-    model.stepper.finish = lambda layer, resid, z: finish(layer, resid, z) * 1.1
-    figures = check_model(model)
-    assert model.stepper is None and figures.replay.startswith(
-        "whole forward passes (continuing layer by layer was off by"
-    )
+def test_a_model_that_shows_no_rotated_queries_stays_so_when_it_is_checked_again(other_architecture: Path) -> None:
+    model = mi.load_model(other_architecture, backend="bridge")
+    assert not model.shows_rotated and model.stepper is None
+    assert check_model(model) == replace(model.checks, logits_difference=None)
 
 
 def test_a_saved_word_level_tokenizer_survives_loading(tmp_path: Path, tiny_model_dir: Any) -> None:
@@ -194,6 +234,16 @@ def test_a_saved_word_level_tokenizer_survives_loading(tmp_path: Path, tiny_mode
     assert model.tokenizer.encode(text) == tokenizer.encode(text)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_padding_token_inside_a_prompt_is_a_token_like_any_other(backend: str, tiny_model_dir: Any) -> None:
+    model = mi.load_model(tiny_model_dir("llama"), backend=backend)
+    pad = model.underlying.tokenizer.pad_token_id
+    model.underlying.tokenizer.padding_side = "left"
+    tokens = torch.tensor([[pad, pad, 5, pad, 7, 8]])
+    plain = AutoModelForCausalLM.from_pretrained(tiny_model_dir("llama"), attn_implementation="eager").eval()
+    torch.testing.assert_close(model.run(tokens).logits, reference_logits(plain, tokens), rtol=1e-4, atol=1e-5)
+
+
 def test_visibility_by_hand() -> None:
     plain = visibility(4)[0, 0]
     assert plain.tolist() == torch.ones(4, 4).tril().bool().tolist()
@@ -206,30 +256,26 @@ def test_visibility_by_hand() -> None:
     assert visibility(4, attention_mask=hidden)[0, 0, 2].tolist() == [False, False, True, False], "it sees itself"
 
 
+def test_inputs_are_repeated_prompt_by_prompt_and_one_mask_serves_all() -> None:
+    mask = torch.ones(1, 1, 2, 2, dtype=torch.bool)
+    rows = Inputs(torch.tensor([[1, 2], [3, 4]]), torch.tensor([[0, 1], [0, 5]]), mask).repeated(2)
+    assert rows.tokens.tolist() == [[1, 2], [1, 2], [3, 4], [3, 4]]
+    assert rows.position_ids[:, 1].tolist() == [1, 1, 5, 5] and rows.attention_mask is mask
+
+
 def test_inputs_move_together() -> None:
-    inputs = Inputs(torch.ones(1, 2, dtype=torch.long), torch.arange(2)[None]).to("cpu")
-    assert inputs.attention_mask is None and inputs.position_ids.tolist() == [[0, 1]]
+    inputs = Inputs(torch.ones(1, 2, dtype=torch.long), torch.arange(2)[None])
+    moved = inputs.to("meta")
+    assert moved.tokens.is_meta and moved.position_ids.is_meta and moved.attention_mask is None
+    assert not inputs.tokens.is_meta and inputs.position_ids.tolist() == [[0, 1]]
 
 
-def test_a_planted_model_is_loaded_as_it_is() -> None:
-    planted = mi.planted_model(
-        readers=[mi.Head(0, 3)], mediators=[], n_layers=2, n_heads=8, n_key_value_heads=2, seed=1
-    )
-    model = mi.load_model(planted, backend="bridge")
-    problems = mi.load_problems(planted, limit=4)
-    assert model.info.n_heads == 8 and len(problems) == 4
-    found = mi.patch_heads(model, mi.make_pairs(model, problems, mi.Insertion.meaningless(" /", 20)), progress=False)
-    assert found.top(1)["label"][0] == "L0H3"
-
-
-def test_a_planted_model_is_named_by_its_seed_not_by_a_folder_that_is_gone() -> None:
-    planted = mi.planted_model(readers=[mi.Head(0, 1)], n_heads=4, n_key_value_heads=2, seed=3)
-    assert mi.load_model(planted, backend="bridge").info.name == "planted-3"
-
-
-@pytest.mark.parametrize("backend", ["nnsight", pytest.param("hooked_transformer", marks=needs_hooked_transformer)])
-def test_a_model_taken_out_and_wrapped_again_keeps_its_tokenizer(tiny_model_dir: Any, backend: str) -> None:
-    model = mi.load_model(tiny_model_dir("qwen2"), backend=backend)
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_model_taken_out_and_wrapped_again_keeps_its_tokenizer(
+    architecture: str, backend: str, tiny_model_dir: Any
+) -> None:
+    model = mi.load_model(tiny_model_dir(architecture), backend=backend)
     again = mi.wrap_model(model.underlying)
     text = "reason about / the question"
     assert again.tokenizer is not None

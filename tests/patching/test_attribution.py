@@ -12,7 +12,7 @@ from models_under_test import loaded, pairs_for, planted_here, planted_pairs, wi
 from mless_interp.heads import Head
 from mless_interp.models import memory
 from mless_interp.models.base import Model
-from mless_interp.models.gradients import _quantised
+from mless_interp.models.hugging_face import quantisation_of
 from mless_interp.models.info import ModelError
 from mless_interp.patching.attribution import attribute_heads
 from mless_interp.patching.interventions import EdgeNoise, Gate, Knockout, LayerState
@@ -351,40 +351,43 @@ Linear4bit = type("Linear4bit", (torch.nn.Linear,), {"__module__": "bitsandbytes
 
 
 @pytest.mark.parametrize(
-    ("weights", "marks", "message"),
+    ("weights", "said"),
     [
-        (Weights(is_loaded_in_8bit=True), {}, r"is quantised \(8bit\); gradients need weights of 16 bits or more"),
-        (Weights(is_loaded_in_4bit=True), {}, r"is quantised \(4bit\)"),
-        (Weights(cfg=SimpleNamespace(load_in_4bit=True)), {}, r"is quantised \(4bit\)"),
-        (Weights(config=SimpleNamespace(quantization_config={"quant_method": "gptq"})), {}, r"is quantised \(gptq\)"),
-        (Weights(torch.int8), {}, r"is quantised \(weight is int8\)"),
-        (Weights(torch.float8_e4m3fn), {}, r"is quantised \(weight is float8_e4m3fn\)"),
-        (Weights(inner=Linear4bit(2, 2)), {}, r"is quantised \(Linear4bit\)"),
+        (Weights(is_loaded_in_8bit=True), "8bit"),
+        (Weights(is_loaded_in_4bit=True), "4bit"),
+        (Weights(config=SimpleNamespace(quantization_config={"quant_method": "gptq"})), "gptq"),
+        (Weights(torch.int8), "weight is int8"),
+        (Weights(torch.float8_e4m3fn), "weight is float8_e4m3fn"),
+        (Weights(inner=Linear4bit(2, 2)), "Linear4bit"),
+        (Weights(), ""),
+        (Weights(torch.bfloat16), ""),
+        (Weights(torch.float16), ""),
+    ],
+)
+def test_how_weights_are_quantised_is_said_in_a_word(weights: Any, said: str) -> None:
+    assert quantisation_of(weights) == said
+
+
+@pytest.mark.parametrize(
+    ("declared", "message"),
+    [
+        ({"quantised": "8bit"}, r"is quantised \(8bit\); gradients need weights of 16 bits or more"),
         (
-            in_inference_mode(),
-            {},
-            r"was made inside torch.inference_mode\(\), so its weights can never enter a gradient",
+            {"hf_model": in_inference_mode()},
+            r"was made inside torch.inference_mode\(\), so its weights can never enter",
         ),
-        (
-            Weights(),
-            {"remote": True},
-            "runs remotely, where its gradients cannot be fetched: load it here, or use exact",
-        ),
+        ({"remote": True}, "runs remotely, where its gradients cannot be fetched: load it here, or use exact"),
     ],
 )
 @pytest.mark.parametrize("method", ["gate_ig", "atp"])
-def test_quantised_and_inference_only_models_are_refused_before_anything_runs(
-    weights: Any, marks: dict[str, Any], message: str, method: str, tiny_model_dir: Any, monkeypatch: Any
+def test_models_without_gradients_are_refused_before_anything_runs(
+    declared: dict[str, Any], message: str, method: str, tiny_model_dir: Any, monkeypatch: Any
 ) -> None:
     model = without_stepper(loaded(tiny_model_dir("qwen2"), "bridge"))
-    model.__dict__.update({"hf_model": weights, **marks})
+    model.__dict__.update(declared)
     monkeypatch.setattr(type(model), "record", lambda *args, **options: pytest.fail("something ran"))
     with pytest.raises(ModelError, match=rf"attribute_heads\(method='{method}'\) needs gradients, but .*{message}"):
         attribute_heads(model, pairs_for(model, count=1), method=method, progress=False)
-
-
-def test_a_model_in_half_precision_is_not_taken_for_quantised() -> None:
-    assert _quantised(Weights(torch.bfloat16)) == "" == _quantised(Weights(torch.float16))
 
 
 def test_a_forward_pass_without_a_backward_pass_says_so(tiny_model_dir: Any, monkeypatch: Any) -> None:

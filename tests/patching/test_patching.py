@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import ARCHITECTURES, BACKENDS, needs_hooked_transformer
 from models_under_test import loaded, logits_of, pairs_for, problems
+from small_results import patched
 
 from mless_interp.ground_truth.planted import planted_model
 from mless_interp.heads import Head
@@ -19,7 +20,7 @@ from mless_interp.patching.scores import PatchScores
 from mless_interp.patching.sweep import CONTRASTS, patch_heads
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
-from mless_interp.prompts.problems import Problem
+from mless_interp.statistics import max_t_sign_flip
 
 SWEEPS = [
     ("content", "denoising", "z"),
@@ -66,7 +67,7 @@ def test_z_sweep_equals_transformer_lens_patching(architecture: str, tiny_model_
     ours = patch_heads(model, bare, progress=False)
     pair = bare[0].answered()
     hooked, masked, inserted = model.underlying, pair.condition("masked"), pair.condition("inserted")
-    masks = model._position_hooks(masked, model.visible(masked))
+    masks = model.position_hooks(masked, model.visible(masked))
     with hooked.hooks(fwd_hooks=masks):
         _, cache = hooked.run_with_cache(masked.tokens)
     read, answer = len(pair.inserted) - 2, pair.answer_ids[0]
@@ -128,7 +129,7 @@ def planted_directory(planted: Any, tmp_path_factory: pytest.TempPathFactory) ->
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_planted_heads_and_no_others_carry_the_effect(planted: Any, planted_directory: Any, backend: str) -> None:
     model = loaded(planted_directory, backend)
-    asked = [Problem.from_dict(record) for record in planted.problems(8)]
+    asked = planted.problems(8)
     pairs = make_pairs(model, asked, Insertion.meaningless(" /", 55))
     true = {*planted.readers, *planted.mediators}
     for direction in ("denoising", "noising"):
@@ -169,6 +170,20 @@ def test_a_total_effect_around_zero_gives_nan_and_a_flag_not_a_number() -> None:
     assert np.isnan(row["effect_fraction"]) and np.isnan(row["recovered"]) and row["effect"] == 1
     assert "denominator interval holds 0" in row["flag"]
     assert "effect_fraction is NaN" in repr(made)
+
+
+def test_heads_are_tested_together_and_a_share_recovered_has_its_own_limits() -> None:
+    one, few = patched(12), patched(4)
+    table = one.summary().set_index("label")
+    assert table["effect_p"].dropna().to_dict() == {"L1H2": 2**-11}, "the others never change: there is nothing to test"
+    assert few.summary()["effect_p"].dropna().tolist() == [2**-3]
+    moved = replace(one, patched=one.patched + np.random.default_rng(0).normal(size=one.patched.shape))
+    expected = max_t_sign_flip(moved.per_head, seed=moved.seed).p_corrected
+    assert moved.summary()["effect_p"].to_numpy() == pytest.approx(expected) and len(set(expected)) > 3
+    assert one.summary()["recovered_ci_low"].equals(one.summary()["ci_low"])
+    noising = patched(12, direction="noising").summary()
+    assert noising["recovered_ci_low"].to_numpy() == pytest.approx(1 - noising["ci_high"].to_numpy())
+    assert noising["recovered_ci_high"].to_numpy() == pytest.approx(1 - noising["ci_low"].to_numpy())
 
 
 def test_one_problem_has_an_estimate_without_an_interval() -> None:

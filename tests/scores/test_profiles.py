@@ -1,5 +1,6 @@
 """Attention profiles: alignment, curves and levels by hand, the formulas as oracle, pictures, messages."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,20 @@ def test_a_profile_prints_and_survives_saving(tmp_path: Path) -> None:
     back = mi.load(mi.save(tmp_path / "kept", made))["AttentionProfile"]
     assert back.alignment[1].tolist() == [0, 1, 4, 5] and back.heads == made.heads
     np.testing.assert_array_equal(back.received["inserted"][1], made.received["inserted"][1])
+
+
+def test_a_profile_of_one_condition_has_a_map_of_its_heads_and_several_have_none() -> None:
+    whole = by_hand()
+    two = replace(
+        whole,
+        heads=(Head(0, 0), Head(0, 1)),
+        received={name: tuple(np.repeat(r, 2, 0) for r in found) for name, found in whole.received.items()},
+        uniform={name: tuple(np.repeat(u, 2, 0) for u in found) for name, found in whole.uniform.items()},
+    )
+    assert two.shown().head_map is None
+    shown = replace(two, conditions=("inserted",)).shown()
+    assert shown.head_map is not None and shown.head_map.value == "inserted_relative"
+    assert len(shown.tables[0].frame) == 2
 
 
 def test_profiles_are_drawn_with_both_ways_of_counting(tmp_path: Path) -> None:

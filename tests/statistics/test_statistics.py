@@ -37,6 +37,22 @@ def brute_force(d: np.ndarray, statistic, *, alternative: str = "two-sided") -> 
 # ------------------------------------------------------------------------------------------ the sign-flip test
 
 
+def test_p_values_of_a_table_are_those_of_the_test_and_undefined_where_there_is_none():
+    d = normal(6, 4, shift=0.5)
+    d[2, 1] = np.nan
+    d[:, 2] = 0.25
+    d[0, 3] = np.inf
+    found = st.corrected_p(d)
+    assert np.isnan(found).tolist() == [False, True, True, True]
+    assert found[0] == st.max_t_sign_flip(d[:, :1]).p_corrected[0]
+    both = normal(12, 2, shift=0.5)
+    np.testing.assert_array_equal(st.corrected_p(both), st.max_t_sign_flip(both).p_corrected)
+    alone = st.corrected_p(both, tested=np.array([True, False]))
+    assert alone[0] == st.max_t_sign_flip(both[:, :1]).p_corrected[0] and np.isnan(alone[1])
+    assert np.isnan(st.corrected_p(both[:1])).all() and np.isnan(st.corrected_p(np.zeros((5, 2)))).all()
+    assert st.corrected_p(normal(3, 1, shift=5.0))[0] == 0.25, "few problems: no small p, and no warning"
+
+
 def test_max_mean_sign_flip_of_the_hand_checked_vector():
     d = np.array([[1.0, 2.0, 3.0], [1.0, -1.0, 2.0]]).T
     found = st.max_t_sign_flip(d, statistic="mean", alpha=0.3)
@@ -733,6 +749,21 @@ def test_tost_keeps_its_level_at_the_border_and_has_no_p_without_spread():
     assert np.isnan(flat.p).all() and not flat.equivalent.any()
     with pytest.raises(ValueError, match="delta must be a finite number above 0, in the unit of the effects"):
         st.tost(normal(5), 0.0)
+
+
+def test_the_mean_of_what_is_defined_by_hand():
+    values = np.array([[1.0, np.nan, np.inf], [3.0, np.nan, 5.0], [np.nan, np.nan, 7.0]])
+    np.testing.assert_array_equal(st.defined_mean(values), [2.0, np.nan, 6.0])
+    np.testing.assert_array_equal(st.defined_mean(values, axis=1), [1.0, 4.0, 7.0])
+    assert st.defined_mean(values[:, 0]) == 2.0 and np.isnan(st.defined_mean(np.array([])))
+
+
+def test_gaps_do_not_change_the_last_digit_of_a_mean():
+    values = normal(1000)
+    gaps = np.insert(values, np.arange(0, 1000, 3), np.nan)
+    assert st.defined_mean(gaps) == values.mean()
+    columns = np.stack([gaps, gaps], 1)
+    assert st.defined_mean(columns)[0] == np.add.accumulate(values)[-1] / 1000, "row by row, as NumPy adds a first axis"
 
 
 def test_average_within_problem_makes_the_problem_the_unit():

@@ -17,7 +17,7 @@ from models_under_test import loaded, pairs_for, problems
 
 import mless_interp as mi
 from mless_interp.views import circuitsvis as circuits
-from mless_interp.views.pooling import Patterns, head_patterns, read_patterns, seams
+from mless_interp.views.pooling import Patterns, patterns_of, read_patterns, seams
 
 # What React gave to the CircuitsVis element behind a canvas: the numbers that are really drawn.
 PROPS = """
@@ -88,7 +88,7 @@ def test_what_is_drawn_is_the_pattern_without_with_and_their_difference(
         page.run("new Promise((done) => setTimeout(done, 300))")
         without, with_it, difference = panels_of(page)
         assert page.run("document.querySelector('.mless-head-name').textContent").startswith(f"{head} (paper: layer")
-        before, after = (head_patterns(model, pair, name, [head])[0].numpy() for name in ("base", "inserted"))
+        before, after = (patterns_of(model, pair, name, [head])[0].numpy() for name in ("base", "inserted"))
         worst = 0.004  # 256 steps of probabilities up to 1, and three digits
         assert np.allclose(lower(without), before, atol=worst)
         assert len(with_it["tokens"]) == len(pair.base) + 7, "21 inserted tokens are pooled into 7"
@@ -230,7 +230,7 @@ def test_28_heads_and_512_tokens_fit_into_3_megabytes(
     assert time.perf_counter() - begun < 60, "seconds, not minutes"
     assert path.stat().st_size < 3_000_000
     page = opened(chrome, path)
-    base = head_patterns(model, pair, "base", heads[:1])[0].double().numpy()
+    base = patterns_of(model, pair, "base", heads[:1])[0].double().numpy()
     blocks = panels_of(page)[0]
     assert len(blocks["tokens"]) <= 165 < len(pair.base), "a chart draws blocks of a long prompt"
     rows = page.run("document.querySelectorAll('.mless-window option').length")

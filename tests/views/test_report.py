@@ -14,11 +14,9 @@ import pandas as pd
 import pytest
 from browser import Browser, Page, browser
 from models_under_test import loaded, pairs_for
+from small_results import activations, answered, checked, decomposed, doses, located, mediated, patched, scored
 
 import mless_interp as mi
-from mless_interp.patching.dose import DoseResponse
-from mless_interp.patching.scores import PatchScores
-from mless_interp.views.findings import layout_of, sentences
 from mless_interp.views.page_parts import HeadMap, Table, colour
 
 NAN, INF = float("nan"), float("inf")
@@ -115,114 +113,103 @@ def test_a_map_refuses_two_rows_of_one_head() -> None:
 # ------------------------------------------------------------------------------------------- what results say of themselves
 
 
-def patches(**changes: Any) -> PatchScores:
-    patched = np.zeros((4, 2, 3))
-    patched[:, 1, 2] = [0.5, 0.6, 0.4, 0.5]
-    patched[:, 0, 1] = [-0.3, 0.4, 0.1, -0.2]
-    heads = tuple(mi.Head(layer, head) for layer in range(2) for head in range(3))
-    fields = {"patched": patched, "receiving": np.zeros(4), "donor": np.ones(4)} | changes
-    return PatchScores(("a", "b", "c", "d"), heads=heads, unit="nats", **fields)
+def shown(result: Any) -> tuple[list[str], HeadMap | None, list[Table]]:
+    """What a page tells and shows of a result: sentences, head map, tables."""
+    parts = mi.Report("T", question="Q?").result(result, heading=None).parts
+    maps = [part for part in parts if part.kind == "head_map"]
+    assert len(maps) <= 1
+    texts_ = [part.text for part in parts if part.kind == "text"]
+    return texts_, maps[0] if maps else None, [part for part in parts if part.kind == "table"]
+
+
+def labels(table: Table) -> list[str]:
+    return [column.label for column in table.columns]
+
+
+def marked(head_map: HeadMap | None) -> list[tuple[int, int]]:
+    assert head_map is not None
+    return [(square.layer, square.head) for square in head_map.squares if square.marked]
 
 
 def test_a_sweep_becomes_sentences_a_map_and_a_table_with_the_largest_share_first() -> None:
-    layout = layout_of(patches())
-    assert " ".join(layout.sentences) == patches().describe()
-    (table,) = layout.tables
+    sentences, head_map, (table,) = shown(patched())
+    assert " ".join(sentences) == patched().describe() and len(sentences) == 2
     assert texts(table, 0)[0] == "L1H2" and len(table.rows) == 6
-    assert layout.head_map is not None and layout.head_map.value == "share of the effect"
-    assert [(s.layer, s.head) for s in layout.head_map.squares if s.marked] == [(1, 2)]
-    assert "not corrected" in layout.head_map.marked_means
+    assert head_map is not None and head_map.value == "share of the effect" and marked(head_map) == [(1, 2)]
+    assert "not corrected" in head_map.marked_means
 
 
 def test_where_shares_are_undefined_the_map_shows_effects() -> None:
-    layout = layout_of(patches(donor=np.array([1.0, -1.0, 1.0, -1.0])))
-    assert layout.head_map is not None and layout.head_map.value == "effect"
-    assert any("effect_fraction is NaN" in sentence for sentence in layout.sentences)
+    sentences, head_map, _ = shown(patched(donor=np.array([1.0, -1.0, 1.0, -1.0])))
+    assert head_map is not None and head_map.value == "effect" and marked(head_map) == [(1, 2)]
+    assert any("effect_fraction is NaN" in sentence for sentence in sentences)
+
+
+def test_located_heads_are_outlined_and_come_first() -> None:
+    sentences, head_map, (table,) = shown(located())
+    assert marked(head_map) == [(0, 1), (1, 0)] and head_map is not None and head_map.value == "share of the effect"
+    assert texts(table, 0)[:2] == ["L0H1", "L1H0"] and texts(table, 2) == ["reader", "mediator", "neither"]
+    assert "Specific (more than random sentences of the same length): L0H1." in sentences
+
+
+def test_scores_have_intervals_of_the_usual_metrics_and_the_means_of_all() -> None:
+    _, head_map, (first, all_means) = shown(scored())
+    assert head_map is not None and head_map.value == "collapse relative" and marked(head_map) == []
+    assert labels(first)[2:] == [
+        *("collapse relative", "95 % interval", "collapse relative n"),
+        *("span mass", "95 % interval", "span mass null", "span mass n"),
+    ]
+    assert labels(all_means)[2:] == ["span mass", "collapse relative", "recovery latency"]
+    assert "∞" in texts(all_means, 4), "a latency that is never reached"
 
 
 def test_doses_have_a_table_per_number_of_tokens_and_one_per_head() -> None:
-    doses, shape = np.array([1, 2, 4]), (2, 3, 2)
-    log_odds = np.broadcast_to(np.log(doses)[None, :, None], shape).copy()
-    outcomes = {name: np.ones((2, 3)) for name in ("inserted", "held", "masked")}
-    found = DoseResponse(
-        ("a", "b"), doses, 0, {"inserted": log_odds, "held": log_odds}, outcomes, np.zeros(2), "nats", {}
-    )
-    layout = layout_of(found)
-    assert [len(table.rows) for table in layout.tables] == [3, 2] and layout.head_map is None
-    assert texts(layout.tables[1], 2) == ["1.0000", "1.0000"]
+    _, head_map, (by_dose, by_head) = shown(doses())
+    assert [len(by_dose.rows), len(by_head.rows)] == [4, 4] and head_map is None
+    assert texts(by_head, 2) == ["1.0000"] * 4 and labels(by_dose)[0] == "inserted tokens"
 
 
 def test_answers_and_their_comparisons_say_what_they_found() -> None:
-    right = np.array([[[1.0], [0.0]], [[1.0], [1.0]], [[0.0], [1.0]]])
-    ones, texts_ = np.ones((3, 2, 1)), ((("x",), ("y",)),) * 3
-    found = mi.AccuracyResults(
-        *(
-            ("a", "b", "c"),
-            ("none", "mless"),
-            dict.fromkeys(("strict", "lenient", "paper"), right),
-            ones,
-            0 * ones,
-            ones,
-        ),
-        *(texts_, np.full((3, 2, 1), "text")),
-    )
-    layout = layout_of(found)
-    (table,) = layout.tables
-    assert texts(table, 0) == ["none", "mless"] and texts(table, 1) == ["0.6667", "0.6667"]
-    assert table.columns[2].label == "95 % interval" and layout.sentences[0].startswith("Accuracy of")
-    compared = layout_of(found.compare_all())
-    assert len(compared.tables[0].rows) == 1 and "'mless' against 'none'" in compared.sentences[0]
+    sentences, _, (table,) = shown(answered(n=20))
+    assert texts(table, 0) == ["none", "Mless", "Mful"] and texts(table, 1) == ["0.7000", "0.7500", "–"]
+    assert table.columns[2].label == "95 % interval" and sentences[0].startswith("Accuracy of")
+    sentences, _, (table,) = shown(answered(n=20).compare_all())
+    assert len(table.rows) == 2 and "'Mless' against 'none'" in sentences[0]
 
 
-def test_a_decomposition_and_a_mediation_have_a_topic_a_sentence_and_tables_that_name_their_columns(
-    tiny_model_dir: Any,
-) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
-    pairs = pairs_for(model)
-    parts = mi.decompose_attention(model, pairs, progress=False)
-    layout = layout_of(parts)
-    assert " ".join(layout.sentences) == parts.describe()
-    assert any(sentence.startswith("Lambda runs from") for sentence in layout.sentences)
-    assert max(len(sentence) for sentence in layout.sentences) < 350, "no sentence hides others"
-    assert layout.head_map is not None and layout.head_map.value == "lambda minus uniform"
-    table = parts.summary()
-    words = {(s.layer, s.head): s.words for s in layout.head_map.squares}[0, 1]
-    row = table[(table["layer"] == 0) & (table["head"] == 1)].iloc[0]
-    assert f"lambda minus uniform {row['lam'] - row['lam_null']:+.4f}" in words
-    first, further = layout.tables
-    assert [c.label for c in first.columns][2:5] == ["lambda", "95 % interval", "uniform attention's"]
-    assert len(first.rows) == len(further.rows) == len(table) and "sigma norm" in [c.label for c in further.columns]
-    mediated = layout_of(mi.mediate(model, pairs, progress=False))
-    assert [c.label for c in mediated.tables[0].columns][:4] == ["reading", "effect", "without the span", "change"]
-    assert "interaction is both minus their sum" in mediated.tables[0].caption
+def test_claims_are_counted_and_listed_with_their_nulls() -> None:
+    sentences, _, (table,) = shown(checked())
+    assert sentences == [
+        "2 claims checked on tiny, heads L0H1 (zero-based), Mless, 6 problems: 1 agree, 1 cannot tell."
+    ]
+    assert labels(table)[:5] == ["claim", "measured", "95 % interval", "null", "null is"]
+    assert texts(table, 8) == ["", "no profile with a random sentence"]
 
 
-def test_any_other_result_is_shown_by_its_print_and_summary() -> None:
-    class Found:
-        def summary(self) -> pd.DataFrame:
-            return heads_table()
+def test_activations_have_their_claims_and_every_metric_by_class() -> None:
+    _, _, (claims, by_class) = shown(activations())
+    assert len(claims.rows) == 3 and len(by_class.rows) == 8
+    assert labels(by_class)[4:8] == ["before", "after", "difference", "95 % interval"], "intervals of what is tested"
 
-        def __repr__(self) -> str:
-            return "Two things. Both true.\n table"
 
-    layout = layout_of(Found())
-    assert layout.sentences == ("Two things.", "Both true.") and layout.head_map is not None
+def test_a_decomposition_and_a_mediation_have_a_topic_a_sentence_and_tables_that_name_their_columns() -> None:
+    parts = decomposed()
+    sentences, head_map, (first, further) = shown(parts)
+    assert any(sentence.startswith("Lambda runs from") for sentence in sentences)
+    assert max(len(sentence) for sentence in sentences) < 350, "no sentence hides others"
+    assert head_map is not None and head_map.value == "lambda minus uniform" and marked(head_map) == [(0, 0), (1, 0)]
+    words = {(square.layer, square.head): square.words for square in head_map.squares}[0, 1]
+    assert "lambda minus uniform +0.0500" in words
+    assert labels(first)[2:5] == ["lambda", "95 % interval", "uniform attention's"]
+    assert len(first.rows) == len(further.rows) == 3 and "sigma norm" in labels(further)
+    _, _, (table,) = shown(mediated())
+    assert labels(table)[:4] == ["reading", "effect", "without the span", "change"]
+    assert "interaction is both minus their sum" in table.caption
+
+
+def test_what_is_no_result_is_refused() -> None:
     with pytest.raises(TypeError, match="a result of this toolkit expected, got dict"):
-        layout_of({})
-
-
-def test_sentences_are_split_outside_of_quotes_only_and_lose_nothing() -> None:
-    text = "Mless '. A' x55, 12 problems. Named: L0H1 (layer 1 head 2). The insertion's own 3. 12 more? Yes."
-    parts = sentences(text)
-    assert parts[:2] == ("Mless '. A' x55, 12 problems.", "Named: L0H1 (layer 1 head 2).")
-    assert " ".join(parts) == text
-    primes = "In layer 0 z' leaves 0 open. Lambda is ' . X' long. The paper's Eq. 2 says less. It's done."
-    assert sentences(primes) == (
-        "In layer 0 z' leaves 0 open.",
-        "Lambda is ' . X' long.",
-        "The paper's Eq. 2 says less.",
-        "It's done.",
-    )
+        mi.Report("T", question="Q?").result({})
 
 
 # --------------------------------------------------------------------------------------------------- the page's making
@@ -256,7 +243,7 @@ def test_provenance_tells_the_command_and_counts_what_is_long() -> None:
 
 
 def test_a_page_without_views_runs_only_its_own_script_and_carries_no_library() -> None:
-    page = mi.Report("T", question="Q?").result(patches()).page()
+    page = mi.Report("T", question="Q?").result(patched()).page()
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
     assert policy is not None and "unsafe-inline" not in policy.group(1).partition("script-src")[2].partition(";")[0]
     assert "default-src &#39;none&#39;" in policy.group(1)
@@ -284,7 +271,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Any) -> Pa
     )
     page = mi.Report(BAD, question=BAD).result(scores, heading=BAD).sentence(BAD).table(frame, BAD)
     page = page.head_map(frame, BAD, value="effect", columns=["label", BAD], marked=[True] * 6, marked_means=BAD)
-    page = page.figure(mi.views.head_map(patches()), BAD, alt=BAD).heading("Two")
+    page = page.figure(mi.views.head_map(patched()), BAD, alt=BAD).heading("Two")
     page = page.view(mi.views.attention(model, bad, [mi.Head(0, 0), mi.Head(1, 2)]), BAD)
     page = page.view(mi.views.attention(model, bad, [mi.Head(2, 1)])).prompt(model, bad)
     run = mi.provenance(model, repeat=BAD, seed=0, settings={BAD: BAD}, **{BAD: [BAD]})

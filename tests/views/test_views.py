@@ -1,6 +1,5 @@
 """Still pictures: they hold the numbers, mark what is significant, tell things apart without colour, and leave no traces."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import matplotlib
@@ -8,51 +7,23 @@ import numpy as np
 import pandas as pd
 import pytest
 from models_under_test import loaded, pairs_for
+from small_results import (
+    activations,
+    answered,
+    attributed,
+    checked,
+    curve,
+    decomposed,
+    doses,
+    located,
+    mediated,
+    patched,
+    profiled,
+    scored,
+)
 
 import mless_interp as mi
-from mless_interp.patching.scores import PatchScores
-from mless_interp.views.pooling import head_patterns
-
-
-def scores(n_problems: int = 4) -> PatchScores:
-    patched = np.zeros((n_problems, 2, 3))
-    patched[:, 1, 2] = np.linspace(0.4, 0.6, n_problems)
-    heads = tuple(mi.Head(layer, head) for layer in range(2) for head in range(3))
-    ids = tuple(f"p{i}" for i in range(n_problems))
-    settings = {"model": "tiny", "edit": "z"}
-    return PatchScores(ids, patched, np.zeros(n_problems), np.ones(n_problems), heads, "nats", settings)
-
-
-def located(scale: float = 1.0) -> Any:
-    """What a map and a forest read of `LocatedHeads`: a reader, a mediator and a head that is neither."""
-    heads = [mi.Head(0, 1), mi.Head(1, 0), mi.Head(0, 0)]
-    table = pd.DataFrame(
-        {
-            "layer": [h.layer for h in heads],
-            "head": [h.head for h in heads],
-            "kind": ["reader", "mediator", "neither"],
-            "p_reader": [0.01, 0.9, 0.02],
-            "p_mediator": [1.0, 0.03, 1.0],
-            "knockout_fraction": np.array([0.6, 0.0, -0.1]) * scale,
-        }
-    )
-    for name, values in {
-        "knockout": [0.6, 0.0, -0.1],
-        "edge_noise": [0.5, 0.0, -0.05],
-        "mediated_removed": [0.0, 0.4, 0.0],
-        "mediated_added": [0.0, 0.3, 0.0],
-        "random": [0.1, 0.05, np.nan],
-    }.items():
-        table[f"{name}_effect"] = np.array(values) * scale
-        table[f"{name}_effect_ci_low"] = table[f"{name}_effect"] - 0.05
-        table[f"{name}_effect_ci_high"] = table[f"{name}_effect"] + 0.1
-    return SimpleNamespace(
-        summary=lambda: table,
-        settings={"model": "tiny", "insertion": "Mless ' /' x55", "smallest_effect": 0.05},
-        established=True,
-        total_interval=SimpleNamespace(estimate=1.0),
-        unit="nats",
-    )
+from mless_interp.views.pooling import patterns_of
 
 
 def words_of(picture: Any) -> list[str]:
@@ -63,7 +34,7 @@ def words_of(picture: Any) -> list[str]:
 
 
 def test_the_head_map_shows_the_fractions_and_names_the_largest(tmp_path: Any) -> None:
-    picture = mi.views.head_map(scores(), top=1)
+    picture = mi.views.head_map(patched(), top=1)
     axes = picture.axes[0]
     image = axes.images[0]
     grid = image.get_array()
@@ -74,11 +45,11 @@ def test_the_head_map_shows_the_fractions_and_names_the_largest(tmp_path: Any) -
     assert picture.save(tmp_path / "map.png").stat().st_size > 1000
     assert picture._repr_png_()[:4] == b"\x89PNG"
     with pytest.raises(ValueError, match="no column 'effects' to draw"):
-        mi.views.head_map(scores(), value="effects")
+        mi.views.head_map(patched(), value="effects")
 
 
 def test_both_ways_of_counting_are_on_the_axes() -> None:
-    axes = mi.views.head_map(scores()).axes[0]
+    axes = mi.views.head_map(patched()).axes[0]
     above, right = axes.child_axes
     assert [int(x) for x in axes.get_xticks()] == [0, 1, 2] and [int(x) for x in above.get_xticks()] == [1, 2, 3]
     assert [int(y) for y in axes.get_yticks()] == [0, 1] and [int(y) for y in right.get_yticks()] == [1, 2]
@@ -86,7 +57,7 @@ def test_both_ways_of_counting_are_on_the_axes() -> None:
 
 
 def test_strokes_mark_heads_below_the_corrected_level_and_no_others() -> None:
-    few, many = (mi.views.head_map(scores(n)) for n in (4, 12))
+    few, many = (mi.views.head_map(patched(n)) for n in (4, 12))
     assert not [patch for patch in few.axes[0].patches if patch.get_hatch()], "4 problems cannot reach 0.05: 2^-3"
     (stroked,) = [patch for patch in many.axes[0].patches if patch.get_hatch()]
     assert (stroked.get_x(), stroked.get_y()) == (1.5, 0.5), "layer 1, head 2"
@@ -106,40 +77,84 @@ def test_named_heads_are_framed_with_their_kind_and_what_was_not_tested_is_grey(
 
 
 def test_negative_cells_carry_a_minus_that_grey_print_shows() -> None:
-    table = pd.DataFrame({"layer": [0, 0, 1, 1], "head": [0, 1, 0, 1], "effect": [1.0, -0.9, -0.05, np.nan]})
-    picture = mi.views.head_map(SimpleNamespace(summary=lambda: table), value="effect")
+    found = located()
+    picture = mi.views.head_map(found, value="knockout_effect")
     minus = [line for line in picture.axes[0].lines if line.get_marker() == "_"]
-    assert [round(float(line.get_xdata()[0])) for line in minus] == [1], "the one that is clearly below 0"
-    assert [int(line.get_ydata()[0]) for line in minus] == [0]
-    assert "negative" in words_of(picture)
-
-
-def test_numbers_without_a_sign_get_a_scale_from_0() -> None:
-    table = pd.DataFrame({"layer": [0, 0], "head": [0, 1], "span_mass": [0.2, 0.4]})
-    image = mi.views.head_map(SimpleNamespace(summary=lambda: table), value="span_mass").axes[0].images[0]
-    assert (image.norm.vmin, image.norm.vmax) == (0.0, 0.4)
-
-
-def test_a_map_of_a_model_s_scores_and_lambda_can_be_drawn(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
-    pairs = pairs_for(model)
-    found = mi.score_heads(model, pairs, progress=False)
-    assert mi.views.head_map(found).axes[0].images[0].get_array().shape == (3, 8)
-    table = pd.DataFrame(
-        {"layer": [0, 0], "head": [0, 1], "lam": [0.7, 0.9], "lam_null": [0.5, 0.95], "lam_p": [0.01, 0.2]}
+    assert [(round(float(line.get_xdata()[0])), int(line.get_ydata()[0])) for line in minus] == [(0, 0)], (
+        "L0H0, the one that is clearly below 0"
     )
-    picture = mi.views.lambda_map(SimpleNamespace(summary=lambda: table, settings={}))
-    maps = [axes for axes in picture.axes if axes.images]
-    assert maps[0].images[0].norm.vmax == 1.0
-    assert np.allclose(maps[1].images[0].get_array(), [[0.2, -0.05]])
-    assert [p.get_x() for p in maps[1].patches if p.get_hatch()] == [-0.5]
-    wide = pd.DataFrame({"layer": 0, "head": range(28), "lam": 0.7, "lam_null": 0.5})
-    for many, places in ((table, {0.0}), (wide, {0.0, 1.0})):
-        drawn = mi.views.lambda_map(SimpleNamespace(summary=lambda many=many: many, settings={}))
-        rows = {float(axes.get_subplotspec().rowspan.start) for axes in drawn.axes if axes.images}
-        assert rows == places, "wide maps stand one below the other"
-    with pytest.raises(ValueError, match="no column 'lam' to draw"):
-        mi.views.lambda_map(SimpleNamespace(summary=lambda: table.drop(columns="lam"), settings={}))
+    assert "negative" in words_of(picture)
+    assert "negative" not in words_of(mi.views.head_map(found, value="knockout_effect", limit=3.0)), "not clearly"
+
+
+@pytest.mark.parametrize(
+    ("value", "lowest", "label"),
+    [("span_mass", 0.0, "span mass (share)"), ("collapse_relative", -0.3, "collapse relative (share)")],
+)
+def test_colours_begin_at_0_or_have_it_in_the_middle_as_the_metric_says(value: str, lowest: float, label: str) -> None:
+    axes = mi.views.head_map(scored(), value=value).axes
+    norm = axes[0].images[0].norm
+    assert norm.vmin == pytest.approx(lowest) and norm.vmax > 0
+    assert axes[1].get_ylabel() == label
+
+
+def test_a_share_below_0_has_0_in_the_middle_whatever_the_metric_says() -> None:
+    found = scored()
+    found.values["span_mass"]["inserted"][:, 0, 0] = -0.1
+    norm = mi.views.head_map(found, value="span_mass").axes[0].images[0].norm
+    assert norm.vmin == -norm.vmax < 0
+
+
+def test_what_is_drawn_stands_in_the_table() -> None:
+    """Colours are the column, strokes the p-values below the level: nothing is computed for the picture."""
+    for found, value, p in (
+        (patched(12), "recovered", "effect_p"),
+        (located(), "mediated_fraction", "p_either"),
+        (decomposed(), "lam", "lam_p"),
+    ):
+        table = found.summary()
+        axes = mi.views.head_map(found, value=value, level=0.02).axes[0]
+        grid = np.ma.filled(axes.images[0].get_array().astype(float), np.nan)
+        assert grid[table["layer"], table["head"]] == pytest.approx(table[value].to_numpy(), nan_ok=True)
+        strokes = {(patch.get_y() + 0.5, patch.get_x() + 0.5) for patch in axes.patches if patch.get_hatch()}
+        below = table[table[p] < 0.02]
+        assert strokes == set(zip(below["layer"], below["head"], strict=True)) and 0 < len(below) < len(table)
+
+
+def test_results_of_other_heads_are_drawn_too_and_those_without_heads_are_refused() -> None:
+    axes = mi.views.head_map(attributed()).axes
+    assert axes[1].get_ylabel() == "score (nats)" and axes[0].images[0].norm.vmin < 0
+    assert mi.views.head_map(doses()).axes[0].images[0].get_array().shape == (1, 4)
+    with pytest.raises(
+        ValueError, match="a picture of heads needs a row per head; this summary has claim, key, figures"
+    ):
+        mi.views.head_map(checked())
+
+
+def test_a_map_of_a_model_s_scores_can_be_drawn(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    found = mi.score_heads(model, pairs_for(model), progress=False)
+    assert mi.views.head_map(found).axes[0].images[0].get_array().shape == (3, 8)
+
+
+def test_lambda_and_what_uniform_attention_would_keep() -> None:
+    picture = mi.views.lambda_map(decomposed())
+    first, second = [axes for axes in picture.axes if axes.images]
+    assert (first.images[0].norm.vmin, first.images[0].norm.vmax) == (0.0, 1.0)
+    assert np.ma.filled(first.images[0].get_array(), np.nan) == pytest.approx(
+        np.array([[0.8, 0.55], [0.3, np.nan]]), nan_ok=True
+    )
+    assert np.ma.filled(second.images[0].get_array(), np.nan) == pytest.approx(
+        np.array([[0.3, 0.05], [-0.2, np.nan]]), nan_ok=True
+    )
+    strokes = {(patch.get_x(), patch.get_y()) for patch in second.patches if patch.get_hatch()}
+    assert strokes == {(-0.5, -0.5), (-0.5, 0.5)} and "(2 of 3 heads)" in second.get_title()
+
+
+@pytest.mark.parametrize(("n_heads", "places"), [(3, {0.0}), (28, {0.0, 1.0})])
+def test_wide_maps_stand_one_below_the_other(n_heads: int, places: set[float]) -> None:
+    picture = mi.views.lambda_map(decomposed(heads=tuple(mi.Head(0, head) for head in range(n_heads))))
+    assert {float(axes.get_subplotspec().rowspan.start) for axes in picture.axes if axes.images} == places
 
 
 # -------------------------------------------------------------------------------------------------------------- forests
@@ -152,9 +167,10 @@ def test_the_forest_has_a_row_per_head_in_both_countings_with_every_measure_s_in
     assert rows[:2] == ["L0H1 (paper: layer 1, head 2)\nreader", "L1H0 (paper: layer 2, head 1)\nmediator"]
     assert len(axes.containers) == 5
     points, _, (bars,) = axes.containers[0].lines
-    assert points.get_xdata().tolist() == pytest.approx([0.6, 0.0, -0.1])
+    assert points.get_xdata().tolist() == pytest.approx([0.6, 0.0, -0.2])
     ends = [segment[:, 0].tolist() for segment in bars.get_segments()]
-    assert ends[0] == pytest.approx([0.55, 0.7])
+    limits = located().summary()[["knockout_effect_ci_low", "knockout_effect_ci_high"]]
+    assert np.array(ends) == pytest.approx(limits.to_numpy()) and ends[0][0] < 0.6 < ends[0][1]
     smallest = [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == "--"]
     assert sorted(smallest) == pytest.approx([-0.05, 0.05])
     markers = {(c.lines[0].get_marker(), c.lines[0].get_markerfacecolor()) for c in axes.containers}
@@ -167,11 +183,25 @@ def test_the_forest_has_a_row_per_head_in_both_countings_with_every_measure_s_in
 
 
 def test_a_forest_of_chosen_heads_and_of_other_results() -> None:
-    picture = mi.views.forest(scores(), heads=[mi.Head(1, 2), mi.Head(0, 0)])
+    picture = mi.views.forest(patched(), heads=[mi.Head(1, 2), mi.Head(0, 0)])
     assert [text.get_text()[:4] for text in picture.axes[0].get_yticklabels()] == ["L1H2", "L0H0"]
     assert picture.axes[0].get_xlabel() == "effect fraction (1: everything)"
     with pytest.raises(ValueError, match=r"L5H0 \(zero-based\) not in this result, which has 6 heads"):
-        mi.views.forest(scores(), heads=[mi.Head(5, 0)])
+        mi.views.forest(patched(), heads=[mi.Head(5, 0)])
+    with pytest.raises(ValueError, match="there is nothing to draw: no heads"):
+        mi.views.forest(patched(), heads=[])
+
+
+@pytest.mark.parametrize("direction", ["denoising", "noising"])
+@pytest.mark.parametrize("value", ["effect", "effect_fraction", "recovered"])
+def test_every_column_has_its_own_interval(value: str, direction: str) -> None:
+    """What is recovered when noising is 1 minus the share, and so are its limits, the upper one first."""
+    found = patched(donor=np.full(4, 2.0), direction=direction)
+    points, _, (bars,) = mi.views.forest(found, heads=[mi.Head(1, 2)], value=value).axes[0].containers[0].lines
+    (ends,) = (segment[:, 0] for segment in bars.get_segments())
+    row = found.summary().set_index("label").loc["L1H2"]
+    low, high = {"effect_fraction": ("ci_low", "ci_high")}.get(value, (f"{value}_ci_low", f"{value}_ci_high"))
+    assert ends == pytest.approx([row[low], row[high]]) and ends[0] < points.get_xdata()[0] < ends[1]
 
 
 # ------------------------------------------------------------------------------------------------------------- patterns
@@ -185,7 +215,7 @@ def test_before_and_after_share_one_scale_and_the_difference_is_on_shared_tokens
     axes = [a for a in picture.axes if a.images]
     assert len(axes) == 6 and axes[0].get_title().startswith("L0H3 (paper: layer 1, head 4)")
     assert len({(a.images[0].norm.vmin, a.images[0].norm.vmax) for a in axes}) == 1
-    before, after = (head_patterns(model, pair, name, heads)[1].double().numpy() for name in ("base", "inserted"))
+    before, after = (patterns_of(model, pair, name, heads)[1].double().numpy() for name in ("base", "inserted"))
     shared = pair.shared.numpy()
     drawn = np.ma.filled(axes[5].images[0].get_array(), 0.0)
     assert np.allclose(drawn, np.tril(after[shared][:, shared] - before), atol=1e-6)
@@ -197,24 +227,11 @@ def test_before_and_after_share_one_scale_and_the_difference_is_on_shared_tokens
 # -------------------------------------------------------------------------------------------- accuracy and activations
 
 
-def accuracy(first: float = 0.72) -> Any:
-    table = pd.DataFrame(
-        {
-            "treatment": ["none", "Mless", "Mful"],
-            "accuracy": [first, 0.75, np.nan],
-            "low": [first - 0.04, 0.71, np.nan],
-            "high": [first + 0.04, 0.79, np.nan],
-            "n": [500, 500, 0],
-        }
-    )
-    return SimpleNamespace(summary=lambda: table, settings={"model": "tiny"})
-
-
 def test_bars_are_percent_with_intervals_and_published_numbers_are_marks() -> None:
     published = pd.DataFrame(
         {"treatment": ["none", "Mless", "ARM"], "percent": [72.4, 75.0, 73.4], "source": ["Table 3a"] * 3}
     )
-    axes = mi.views.accuracy_bars(accuracy(), published).axes[0]
+    axes = mi.views.accuracy_bars(answered(), published).axes[0]
     bars = [p for p in axes.patches if p.get_hatch() is not None or p.get_height() > 0]
     assert bars[0].get_height() == pytest.approx(72.0) and bars[1].get_hatch() != bars[0].get_hatch()
     assert [text.get_text() for text in axes.get_xticklabels()] == ["none", "Mless", "Mful", "ARM"]
@@ -222,37 +239,23 @@ def test_bars_are_percent_with_intervals_and_published_numbers_are_marks() -> No
     marks = next(line for line in axes.lines if line.get_label() == "published: Table 3a")
     assert marks.get_ydata().tolist() == pytest.approx([72.4, 75.0, 73.4])
     assert "%" in axes.get_ylabel()
-    plain = mi.views.accuracy_bars(accuracy(), {"none": 0.724}).axes[0]
+    plain = mi.views.accuracy_bars(answered(), {"none": 0.724}).axes[0]
     (mark,) = [line for line in plain.lines if line.get_label().startswith("published")]
     assert mark.get_ydata().tolist() == pytest.approx([72.4])
     with pytest.raises(ValueError, match="published must map treatments to shares"):
-        mi.views.accuracy_bars(accuracy(), published.rename(columns={"percent": "points"}))
+        mi.views.accuracy_bars(answered(), published.rename(columns={"percent": "points"}))
 
 
-def activations(moved: int = 30) -> Any:
-    histograms = pd.DataFrame(
-        {
-            "contrast": "content",
-            "token_class": "all",
-            "bin_low": [-0.3, 0.0, 0.3],
-            "bin_high": [0.0, 0.3, 0.9],
-            "before": [100, 50, 10],
-            "after": [100 - moved, 50 + moved, 10],
-        }
+def test_bars_stand_beside_profiles_one_for_each_model_and_treatment() -> None:
+    bars = pd.DataFrame(
+        {"model": ["b", "b", "a", "a"], "treatment": ["none", "mless"] * 2, "percent": [64.0, 66.0, 73.0, 76.0]}
     )
-    classes = pd.DataFrame(
-        {
-            "contrast": "content",
-            "token_class": ["all", "digit"],
-            "metric": "near_zero_arm",
-            "unit": "share",
-            "difference": [-0.01, 0.02],
-            "ci_low": [-0.02, 0.01],
-            "ci_high": [0.005, 0.03],
-            "n": [8, 8],
-        }
-    )
-    return SimpleNamespace(histograms=lambda: histograms, by_class=lambda: classes, settings={"model": "tiny"}, layer=0)
+    picture = mi.views.bars_and_profiles(bars, {"Mless": profiled()}, mi.Head(0, 13), bars_title="printed")
+    left = picture.subfigs[0].axes[0]
+    assert [[bar.get_height() for bar in drawn] for drawn in left.containers] == [[64.0, 73.0], [66.0, 76.0]]
+    assert [text.get_text() for text in left.get_xticklabels()] == ["b", "a"]
+    with pytest.raises(ValueError, match="duplicate"):
+        mi.views.bars_and_profiles(pd.concat([bars, bars]), {"Mless": profiled()}, mi.Head(0, 13), bars_title="")
 
 
 def test_histograms_are_densities_and_their_difference_adds_up_to_0() -> None:
@@ -264,17 +267,87 @@ def test_histograms_are_densities_and_their_difference_adds_up_to_0() -> None:
     assert (change * np.diff(edges)).sum() == pytest.approx(0) and change[1] == pytest.approx(30 / 160 / 0.3)
     assert "MLP of layer 0 (paper: layer 1)" in above.get_title()
     assert [text.get_text() for text in classes.get_yticklabels()] == ["all (n = 8)", "digit (n = 8)"]
-    with pytest.raises(ValueError, match="no histogram of contrast 'shift', token class 'all'; there are content/all"):
+    with pytest.raises(
+        ValueError, match="no histogram of contrast 'shift', token class 'all'; there are content/all, content/digit"
+    ):
         mi.views.activation_histograms(activations(), contrast="shift")
     with pytest.raises(ValueError, match="no metric 'gini' by token class"):
         mi.views.activation_histograms(activations(), metric="gini")
 
 
 def test_an_undefined_curve_says_why_it_is_empty() -> None:
-    columns = ("faithfulness", "reversed", "random_low", "random_high", "ci_low", "ci_high")
-    table = pd.DataFrame({"n_heads": [0, 1, 6]} | {name: [np.nan] * 3 for name in columns})
-    found = SimpleNamespace(summary=lambda: table, ranking=tuple(range(6)), settings={"model": "tiny"})
-    assert "the whole effect is not established" in mi.views.circuit_curve(found).axes[0].texts[0].get_text()
+    assert not [text for text in mi.views.circuit_curve(curve()).axes[0].texts if text.get_text()]
+    nothing = curve(total=0.0)
+    assert not nothing.established
+    assert "the whole effect is not established" in mi.views.circuit_curve(nothing).axes[0].texts[0].get_text()
+
+
+# ----------------------------------------------------------------------------------------------------------- mechanism
+
+
+def test_near_zero_is_drawn_with_the_intervals_of_its_table() -> None:
+    found = activations()
+    axes = mi.views.near_zero(found).axes[0]
+    table = found.by_class().query("metric == 'near_zero_arm'")
+    for container, run in zip(axes.containers, ("before", "after"), strict=True):
+        points, _, (bars,) = container.lines
+        assert points.get_ydata() == pytest.approx(table[run].to_numpy())
+        ends = np.array([segment[:, 1] for segment in bars.get_segments()])
+        assert ends == pytest.approx(table[[f"{run}_ci_low", f"{run}_ci_high"]].to_numpy())
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["all\nn = 8", "digit\nn = 8"]
+    with pytest.raises(ValueError, match="no 'gini' for contrast 'content' here; there are near_zero_arm, mean"):
+        mi.views.near_zero(found, metric="gini")
+
+
+def test_heads_whose_lambda_differs_from_uniform_attention_s_are_filled() -> None:
+    axes = mi.views.lambda_heads(decomposed()).axes[0]
+    filled = {
+        line.get_label(): line.get_xdata().tolist() for line in axes.lines if line.get_label().startswith("lambda")
+    }
+    assert filled == {"lambda (differs from uniform)": [0], "lambda (no difference shown)": [1]}
+    (null,) = [line for line in axes.lines if line.get_label() == "uniform attention"]
+    assert list(null.get_ydata()) == [0.5, 0.5]
+    with pytest.raises(ValueError, match=r"layer 7 \(zero-based\) is not in this result; there are \[0, 1\]"):
+        mi.views.lambda_heads(decomposed(), layer=7)
+
+
+def test_shares_are_stacked_to_the_head_s_own() -> None:
+    found = decomposed()
+    axes = mi.views.shares(found).axes[0]
+    tops = [bar.get_y() + bar.get_height() for bar in axes.containers[1].patches]
+    assert tops == pytest.approx(found.summary().query("layer == 0")["share"].to_list())
+    with pytest.raises(ValueError, match="there are no shares after a norm"):
+        mi.views.shares(found, after_norm=True)
+
+
+def test_layers_show_means_over_heads_with_their_bands() -> None:
+    found = decomposed()
+    axes = mi.views.affine_layers(found).axes[0]
+    (lam,) = [line for line in axes.lines if line.get_label() == "lambda"]
+    assert lam.get_ydata() == pytest.approx(found.layer_table()["lam"].to_numpy())
+
+
+def test_effects_that_are_sure_are_filled() -> None:
+    picture = mi.views.mediation(mediated(8))
+    table = mediated(8).summary().query("reading == 'outcome'").set_index("effect")
+    last = picture.axes[5]
+    sure = [line for line in last.lines if line.get_zorder() == 5]
+    assert sorted(sure[0].get_xdata()) == pytest.approx(sorted(table.loc[["bias", "both", "total"], "mean"]))
+    assert (
+        table.loc[["bias", "both", "total"], "p_corrected"] < 0.05
+    ).all() and last.get_title() == "answer_logprob (nats)"
+
+
+def test_doses_are_drawn_with_the_line_of_slope_1_and_each_head() -> None:
+    found = doses(slope=1.0)
+    left, middle, right = mi.views.dose_response(found).axes
+    drawn = {line.get_label(): line.get_ydata() for line in left.lines}
+    table = found.reading_table("held")
+    assert drawn["slope 1"] == pytest.approx(table["slope_1"].to_numpy())
+    assert drawn["4 heads"] == pytest.approx(table["L0H0"].to_numpy())
+    assert drawn["mean: slope 1.000 [1.000, 1.000]"] == pytest.approx(table["mean"].to_numpy())
+    assert "mean: slope 1.100 [1.100, 1.100]" in {line.get_label() for line in middle.lines}
+    assert right.lines[0].get_ydata() == pytest.approx(found.outcome_table()["total"].to_numpy())
 
 
 # --------------------------------------------------------------------------------------------------------------- traces
@@ -284,6 +357,6 @@ def test_drawing_touches_nothing_global() -> None:
     from matplotlib import _pylab_helpers
 
     before = dict(matplotlib.rcParams)
-    mi.views.head_map(scores())._repr_png_()
-    mi.views.accuracy_bars(accuracy())._repr_png_()
+    mi.views.head_map(patched())._repr_png_()
+    mi.views.accuracy_bars(answered())._repr_png_()
     assert dict(matplotlib.rcParams) == before and not _pylab_helpers.Gcf.figs

@@ -1,0 +1,70 @@
+"""A TransformerBridge behind the seam."""
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .decoder import unwrapped
+from .hooked import as_hook
+from .hugging_face import HuggingFaceModel, layer_masks
+from .info import AttentionOutput
+from .inputs import Inputs, Taps
+
+
+class BridgeModel(HuggingFaceModel):
+    """A TransformerBridge: Hugging Face's own modules with TransformerLens' hook names, always eager attention."""
+
+    def __init__(self, bridge: Any, *, name: str, tokenizer: Any = None) -> None:
+        super().__init__(
+            bridge.eval(),
+            bridge.original_model,
+            name=name,
+            tokenizer=tokenizer if tokenizer is not None else bridge.tokenizer,
+            backend="bridge",
+            library="transformer-lens",
+            attention="eager",
+        )
+
+    # Where the Hugging Face names are other than Llama's, the bridge knows them.
+
+    def _attention(self, layer: int) -> nn.Module:
+        return unwrapped(self.underlying.blocks[layer].attn)
+
+    def _attention_output(self, layer: int) -> AttentionOutput | None:
+        if self.parts and self.parts[layer].output is not None:
+            return super()._attention_output(layer)
+        attn = getattr(self.underlying.blocks[layer], "attn", None)
+        weights, bias = getattr(attn, "W_O", None), getattr(attn, "b_O", None)
+        if not isinstance(weights, Tensor):
+            return None
+        return AttentionOutput(weights.detach(), bias.detach() if isinstance(bias, Tensor) else None)
+
+    @cached_property
+    def _points(self) -> dict[str, Any]:
+        """Hook name -> hook point. The bridge builds this anew for every hook of a run, which takes longer than the run."""
+        return self.underlying.hook_dict
+
+    def _forward(
+        self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None
+    ) -> Tensor | None:
+        bridge = self.underlying
+        hooks = [(self._points[name], as_hook(tap)) for name, tap in taps.items() if name in self._points]
+        options: dict[str, Any] = {"attention_mask": torch.ones_like(inputs.tokens), "use_cache": False}
+        if inputs.position_ids is not None:
+            options["position_ids"] = inputs.position_ids
+        last = inputs.n_tokens - 1
+        options["logits_to_keep"] = read if read is not None else torch.tensor([last], device=inputs.tokens.device)
+        level = bridge.context_level + 1  # as `run_with_hooks` does: the caller's own hooks are left alone
+        try:
+            bridge.context_level = level
+            for point, hook in hooks:
+                point.add_hook(hook, level=level)
+            with layer_masks([block.attn for block in bridge.blocks], masks):
+                logits = bridge(inputs.tokens, **options)
+        finally:
+            for point, _ in hooks:
+                point.remove_hooks(level=level)
+            bridge.context_level = level - 1
+        return logits if read is not None else None

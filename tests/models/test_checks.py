@@ -1,0 +1,99 @@
+"""The self-check: each promise that a backend can break is found, and the model that is checked stays as it is."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import ARCHITECTURES, BACKENDS, needs_hooked_transformer
+from models_under_test import ignores_positions, loaded, lying
+
+import mless_interp as mi
+from mless_interp.models.checks import FailedCheck, check_model
+from mless_interp.models.inputs import Inputs
+
+
+def changes_the_pattern(change: Any) -> Any:
+    def lie(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
+        done = run(inputs, **options)
+        shown = {name: change(value) if name.endswith("pattern") else value for name, value in done.captured.items()}
+        return SimpleNamespace(captured=shown, logits=done.logits)
+
+    return lie
+
+
+def ignores_edits(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
+    return run(inputs, **{**options, "edits": None})
+
+
+def gives_nan(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
+    done = run(inputs, **options)
+    return SimpleNamespace(captured=done.captured, logits=done.logits * float("nan"))
+
+
+@pytest.mark.parametrize(
+    ("lie", "message"),
+    [
+        (gives_nan, "its logits contain NaN or infinity"),
+        (changes_the_pattern(lambda p: p[:, :3]), r"pattern of shape \[1, 3, 12, 12\], expected \[1, 8, 12, 12\]"),
+        (
+            changes_the_pattern(lambda p: p * 0.99),
+            r"the rows of its attention pattern do not sum to 1 \(largest error 0.01",
+        ),
+        (ignores_edits, "an edit of its attention pattern does not change the logits"),
+        (ignores_positions, "the gap condition differs from the masked one on shared tokens by"),
+    ],
+)
+def test_a_broken_promise_is_named(lie: Any, message: str, tiny_model_dir: Any) -> None:
+    with pytest.raises(FailedCheck, match=rf"on backend 'bridge' failed its check: {message}"):
+        check_model(lying(loaded(tiny_model_dir("qwen2"), "bridge"), lie))
+
+
+@needs_hooked_transformer
+def test_positions_follow_a_rotation_that_also_scales(tiny_model_dir: Any) -> None:
+    """As YaRN's does: turning on to another position must not scale once more."""
+    model = mi.load_model(tiny_model_dir("qwen2"), backend="hooked_transformer")
+    for block in model.underlying.blocks:
+        block.attn.rotary_cos *= 1.3
+        block.attn.rotary_sin *= 1.3
+    assert check_model(model).gap_difference < 1e-4
+
+
+def test_a_model_that_runs_elsewhere_is_not_asked_for_the_gap(tiny_model_dir: Any) -> None:
+    far = lying(loaded(tiny_model_dir("qwen2"), "bridge"), ignores_positions)
+    far.remote = True
+    assert check_model(far).gap_difference is None
+
+
+def test_logits_that_differ_from_hugging_face_are_refused(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("llama"), "bridge")
+    wrong = model.run(torch.zeros(1, 12, dtype=torch.long)).logits
+    with pytest.raises(FailedCheck, match="its logits differ from the plain Hugging Face forward pass by"):
+        check_model(model, wrong)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_check_gives_its_figures_again_and_leaves_the_model_as_it_was(
+    architecture: str, backend: str, tiny_model_dir: Any
+) -> None:
+    model = loaded(tiny_model_dir(architecture), backend)
+    before = dict(vars(model))
+    first, second = check_model(model), check_model(model)
+    assert first == second == replace(model.checks, logits_difference=None)
+    assert vars(model).keys() == before.keys() and all(vars(model)[name] is value for name, value in before.items())
+
+
+def test_a_replay_that_disagrees_is_reported_and_switched_off_where_the_figures_are_taken_over(
+    tiny_model_dir: Any,
+) -> None:
+    model = mi.load_model(tiny_model_dir("llama"), backend="bridge")
+    finish = model.layers.finish
+    model.layers.finish = lambda layer, resid, z: finish(layer, resid, z) * 1.1
+    figures = check_model(model)
+    assert figures.replay.startswith("whole forward passes (continuing layer by layer was off by")
+    assert model.stepper is not None, "the model is left as it was"
+    slow = model.checked(figures)
+    assert slow.stepper is None and check_model(slow) == figures
+    assert slow.checked(None).stepper is not None

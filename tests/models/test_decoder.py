@@ -1,0 +1,118 @@
+"""How Hugging Face decoders are described: what is found in them, what is known of their norms, what can be stepped through."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from conftest import ARCHITECTURES, tiny_model, word_tokenizer
+
+from mless_interp.models.decoder import NORMS, HuggingFaceLayers, decoder_layers, linear
+from mless_interp.models.held import Held
+from mless_interp.models.info import ModelError
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 60,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "max_position_embeddings": 64,
+    "pad_token_id": 1,
+    "bos_token_id": 3,
+    "eos_token_id": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        ("Llama", "Llama, Qwen2, Qwen3, Mistral, Gemma"),
+        ("Qwen3", "Llama, Qwen2, Qwen3, Mistral, Gemma"),
+        ("Gemma", "Llama, Qwen2, Qwen3, Mistral, Gemma"),
+        ("Gemma2", "Gemma 2, Gemma 3"),
+        ("Glm4", "GLM 4"),
+        ("Olmo2", "OLMo 2, OLMo 3"),
+        ("Olmo3", "OLMo 2, OLMo 3"),
+        ("Cohere", "Cohere"),
+    ],
+)
+def test_the_norms_of_published_architectures_are_known(kind: str, layout: str) -> None:
+    """And what the table says of them is what they do: a layer made again from its parts is the layer."""
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**SHAPE)
+    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+    layers = decoder_layers(model)
+    assert len(layers) == 2 and all(layer.norms == NORMS[layout] for layer in layers)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "norm" in name:
+                weight.normal_(0.5, 0.3)
+    seen: dict[str, Any] = {}
+    layer = layers[0]
+
+    def keep(name: str) -> Any:
+        return lambda module, args, kwargs, output: seen.update({name: (args[0] if args else kwargs, output)})
+
+    layer.module.register_forward_hook(keep("layer"), with_kwargs=True)
+    layer.attention.register_forward_hook(keep("attention"), with_kwargs=True)
+    layer.module.mlp.register_forward_hook(keep("mlp"), with_kwargs=True)
+    with torch.no_grad():
+        model(torch.arange(4, 12)[None])
+    (before, after), wrote, (into_mlp, added) = seen["layer"], seen["attention"][1][0], seen["mlp"]
+    with torch.no_grad():
+        normed = layer.norm(layer.norms.before_attention)(before)
+        torch.testing.assert_close(seen["attention"][0]["hidden_states"], normed)
+        middle = before + layer.norm(layer.norms.after_attention)(wrote)
+        if kind == "Cohere":  # attention and MLP side by side
+            torch.testing.assert_close(into_mlp, normed)
+        else:
+            torch.testing.assert_close(into_mlp, layer.norm(layer.norms.before_mlp)(middle))
+        torch.testing.assert_close(after, middle + layer.norm(layer.norms.after_mlp)(added))
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("Qwen3", True), ("Gemma2", True), ("Olmo2", False), ("Cohere", False)])
+def test_only_decoders_all_of_whose_parts_are_known_are_stepped_through(kind: str, steps: bool) -> None:
+    model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**SHAPE))
+    found = HuggingFaceLayers.of(model, decoder_layers(model), d_head=8)
+    assert (found is not None) == steps
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("missing", ["self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "post_attention_layernorm"])
+def test_a_layer_without_a_part_is_not_stepped_through(architecture: str, missing: str) -> None:
+    model = tiny_model(architecture, word_tokenizer())
+    owner, _, name = f"model.layers.1.{missing}".rpartition(".")
+    setattr(model.get_submodule(owner), name, None)
+    assert HuggingFaceLayers.of(model, decoder_layers(model), d_head=8) is None
+
+
+def test_norms_in_a_layout_that_is_not_known_are_not_guessed() -> None:
+    model = tiny_model("llama", word_tokenizer())
+    model.model.layers[0].another_norm = torch.nn.Identity()
+    first, second = decoder_layers(model)[:2]
+    assert first.norms is None and first.attention_output(d_head=8) is None
+    assert second.norms is not None and second.attention_output(d_head=8) is not None
+
+
+def test_the_fast_product_of_a_linear_layer_is_the_layer_s_own() -> None:
+    """Which it is not in float64, with gradients or with hooks: there the layer itself is asked."""
+    layer, x = torch.nn.Linear(4, 3), torch.randn(2, 5, 4, generator=torch.Generator().manual_seed(0))
+    gradients = [torch.autograd.grad(made.square().sum(), layer.weight)[0] for made in (linear(layer, x), layer(x))]
+    assert torch.equal(*gradients)
+    with torch.no_grad():
+        torch.testing.assert_close(linear(layer, x), layer(x))
+        hook = layer.register_forward_hook(lambda module, args, output: output * 0)
+        assert not linear(layer, x).any()
+        hook.remove()
+        assert torch.equal(linear(layer.double(), x.double()), layer(x.double()))
+
+
+def test_held_activations_are_given_once_and_in_the_order_asked_for() -> None:
+    held, one, two = Held(), torch.ones(1), torch.zeros(1)
+    assert held.captures("a")["a"](one) is None and held.edits("b")["b"](two) is two
+    assert held.take("b", "a") == (two, one)
+    with pytest.raises(ModelError, match="a did not come before the site that is computed from it"):
+        held.take("a")

@@ -1,0 +1,187 @@
+"""Every kind of result tells, prints, shows and keeps itself: laws that hold of all of them, and the shared tables."""
+
+import importlib
+import json
+import pkgutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import ROOT
+from small_results import RESULTS, located, patched
+
+import mless_interp as mi
+from mless_interp.running import registry
+from mless_interp.running.results import Result, as_text, head_map, of_heads, tidy
+
+EVERY = pytest.mark.parametrize("name", RESULTS)
+
+
+def kinds(root: type) -> set[type]:
+    """All classes below one, that of this package only."""
+    below = {kind for child in root.__subclasses__() for kind in {child, *kinds(child)}}
+    return {kind for kind in below if kind.__module__.startswith("mless_interp.")}
+
+
+def test_every_kind_of_result_is_under_test() -> None:
+    for module in pkgutil.walk_packages(mi.__path__, "mless_interp."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    assert {kind.__name__ for kind in kinds(Result)} == set(RESULTS)
+    assert {type(make()).__name__ for make in RESULTS.values()} == set(RESULTS)
+
+
+@EVERY
+def test_it_tells_itself_in_sentences(name: str) -> None:
+    result = RESULTS[name]()
+    sentences = result.sentences()
+    assert sentences and all(isinstance(sentence, str) for sentence in sentences)
+    assert all(sentence == sentence.strip() and sentence.endswith(".") for sentence in sentences)
+    assert all(sentence[0].isupper() or sentence[0] in "\"'" or sentence[0].isdigit() for sentence in sentences[1:])
+    assert result.describe() == " ".join(sentences)
+
+
+@pytest.mark.parametrize("name", [name for name in RESULTS if name != "Certificate"])  # has a layout of its own
+def test_it_prints_its_sentences_and_a_table(name: str) -> None:
+    result = RESULTS[name]()
+    printed = " ".join(repr(result).split())
+    table = result.printed()
+    columns = () if table.empty else table.columns
+    assert printed.startswith(" ".join([result.describe(), *columns]))
+    assert "nan" not in printed.lower().split() and "dtype" not in printed and "array(" not in printed
+
+
+@EVERY
+def test_it_has_a_table_and_tidy_rows(name: str) -> None:
+    result = RESULTS[name]()
+    for table in (result.summary(), result.to_frame()):
+        assert isinstance(table, pd.DataFrame) and len(table) and not table.columns.duplicated().any()
+        assert all(isinstance(column, str) for column in table.columns)
+        assert not [c for c in table if table[c].map(lambda cell: isinstance(cell, list | dict | np.ndarray)).any()]
+
+
+@EVERY
+def test_a_page_shows_what_it_says_and_its_tables(name: str) -> None:
+    result = RESULTS[name]()
+    parts = mi.Report("T", question="Q?").result(result, heading=None).parts
+    shown = result.shown()
+    assert [part.text for part in parts if part.kind == "text"] == result.sentences()
+    tables = [part for part in parts if part.kind == "table"]
+    assert [table.caption for table in tables] == [table.caption for table in shown.tables]
+    assert [len(table.rows) for table in tables] == [len(table.frame) for table in shown.tables]
+    assert sum(part.kind == "head_map" for part in parts) == (shown.head_map is not None)
+
+
+@EVERY
+def test_pictures_find_what_they_ask_of_its_columns(name: str) -> None:
+    """The limits and p-values that a quantity names are columns of the summary, wherever the column is drawn by default."""
+    result = RESULTS[name]()
+    table = result.summary()
+    drawn = [column for column in result.drawn if column in table]
+    assert bool(drawn) == bool(result.drawn)
+    for column in drawn:
+        quantity = result.quantity(column)
+        assert quantity.limits is None or set(quantity.limits) <= set(table)
+        assert quantity.p is None or quantity.p in table
+    if {"layer", "head"} <= set(table):
+        assert result.default_column(table) in table
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kept")
+    return mi.save(folder / "all", **{name: make() for name, make in RESULTS.items()})
+
+
+@EVERY
+def test_it_is_the_same_after_saving(name: str, kept: Path) -> None:
+    result, back = RESULTS[name](), mi.load(kept)[name]
+    assert type(back) is type(result) and repr(back) == repr(result)
+    pd.testing.assert_frame_equal(back.to_frame(), result.to_frame())
+
+
+def test_a_fresh_process_reads_all_of_them(kept: Path) -> None:
+    """A class is found by its public name, whatever has been imported before."""
+    code = (
+        "import json, mless_interp as mi\n"
+        f"found = mi.load({str(kept)!r})\n"
+        "print(json.dumps({name: type(made).__name__ for name, made in found.items() if name != 'provenance'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == {name: name for name in RESULTS}
+
+
+# --------------------------------------------------------------------------------------------------- what they share
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> type[Result]:
+    """A result that only has a table, gone from the registry afterwards."""
+    monkeypatch.setattr(registry, "SAVED", dict(registry.SAVED))
+
+    @dataclass(frozen=True, eq=False, repr=False)
+    class Bare(Result):
+        table: pd.DataFrame
+
+        def sentences(self) -> list[str]:
+            return ["Two things.", "Both true."]
+
+        def summary(self) -> pd.DataFrame:
+            return self.table
+
+    return Bare
+
+
+def heads_table() -> pd.DataFrame:
+    return pd.DataFrame({"layer": [0, 0, 1], "head": [0, 1, 0], "label": list("abc"), "x": [np.nan, -1.5, 0.25]})
+
+
+def test_a_result_that_says_no_more_is_shown_by_its_summary(bare: type[Result]) -> None:
+    found = bare(heads_table())
+    assert repr(found) == (
+        "Two things. Both true.\n layer  head label       x\n     0     0     a       -\n     0     1     b -1.5000\n"
+        "     1     0     c  0.2500"
+    )
+    shown = found.shown()
+    assert shown.head_map is not None and shown.head_map.value == "x"
+    assert shown.tables[0].columns == ["label", "x"] and found.default_column(found.summary()) == "x"
+    assert repr(bare(heads_table().iloc[:0])) == "Two things. Both true.", "no table, no empty one"
+
+
+def test_a_summary_without_a_number_has_nothing_to_draw(bare: type[Result]) -> None:
+    table = pd.DataFrame({"layer": [0], "head": [0], "label": ["a"]})
+    with pytest.raises(ValueError, match="there is no number to draw; there are layer, head, label"):
+        bare(table).default_column(table)
+
+
+def test_the_column_drawn_is_the_first_that_is_known() -> None:
+    unknown = patched(donor=np.array([1.0, -1.0, 1.0, -1.0]))
+    assert unknown.summary()["effect_fraction"].isna().all()
+    assert unknown.default_column(unknown.summary()) == "effect"
+    assert patched().default_column(patched().summary()) == "effect_fraction"
+    assert located().default_column(located().summary()) == "knockout_fraction"
+
+
+def test_no_map_of_one_head_nor_of_several_rows_of_a_head() -> None:
+    table = heads_table()
+    assert head_map(table, ["y", "x"], ["label", "y"]).columns == ["label"]
+    assert head_map(table.iloc[:1], ["x"], ["label"]) is None
+    assert head_map(pd.concat([table, table]), ["x"], ["label"]) is None
+    assert head_map(table.assign(x=np.nan), ["x"], ["label"]) is None
+
+
+def test_numbers_are_printed_alike() -> None:
+    table = pd.DataFrame({"n": [1, 20], "x": [0.5, np.nan]})
+    assert as_text(table) == " n      x\n 1 0.5000\n20      -"
+    assert as_text(table, signed=True, number=".1f") == " n    x\n 1 +0.5\n20    -"
+
+
+def test_cells_of_heads_and_tidy_rows_by_hand() -> None:
+    values = np.arange(12.0).reshape(2, 2, 3)
+    assert of_heads(values, [mi.Head(1, 2), mi.Head(0, 1)]).tolist() == [[5.0, 1.0], [11.0, 7.0]]
+    table = tidy({"problem": ("a", "b"), "n": [1, 2]}, y=np.array([[1.0, 2.0], [3.0, 4.0]]))
+    assert table.to_dict("list") == {"problem": ["a", "a", "b", "b"], "n": [1, 2, 1, 2], "y": [1.0, 2.0, 3.0, 4.0]}

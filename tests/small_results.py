@@ -1,0 +1,333 @@
+"""A real result of every kind, made of a few numbers in a moment: what is told, drawn and saved is tested on these."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import mless_interp as mi
+from mless_interp.grading.graders import GRADERS
+from mless_interp.identities.certificate import FAIL, NOT_APPLICABLE, PASS, Verdict
+from mless_interp.mechanism.mediation_results import ARMS, READINGS
+from mless_interp.models.info import ModelInfo
+from mless_interp.paper import CLAIMS, ClaimCheck
+from mless_interp.patching.attribution import HeadAttribution
+from mless_interp.patching.dose import DoseResponse
+from mless_interp.patching.joint import JointKnockout
+from mless_interp.patching.scores import PatchScores
+from mless_interp.scores import AttentionProfile, HeadScores
+
+SIX = tuple(mi.Head(layer, head) for layer in range(2) for head in range(3))
+SETTINGS = {"model": "tiny", "insertion": "Mless ' /' x55", "outcome": "answer_logprob"}
+
+
+def problems(n: int) -> tuple[str, ...]:
+    return tuple(f"p{i}" for i in range(n))
+
+
+def spread(n: int, width: float = 0.05) -> np.ndarray:
+    """A little difference between problems, 0 on average, `[problem]`."""
+    return np.linspace(-width, width, n)
+
+
+def patched(n: int = 4, *, donor: np.ndarray | None = None, **settings: Any) -> PatchScores:
+    """Head L1H2 does half of everything, the others nothing."""
+    values = np.zeros((n, 2, 3))
+    values[:, 1, 2] = np.linspace(0.4, 0.6, n)
+    end = np.ones(n) if donor is None else donor
+    return PatchScores(problems(n), values, np.zeros(n), end, SIX, "nats", {"model": "tiny", "edit": "z"} | settings)
+
+
+def located(scale: float = 1.0, n: int = 12) -> mi.LocatedHeads:
+    """L0H1 a reader, L1H0 a mediator, L0H0 neither, of a total effect of 1."""
+    heads = (mi.Head(0, 1), mi.Head(1, 0), mi.Head(0, 0))
+    of_problem = spread(n, 0.15)
+    means = {
+        "knockout": (0.6, 0.0, -0.2),
+        "edge_noise": (0.5, 0.0, -0.1),
+        "mediated_removed": (0.0, 0.4, 0.0),
+        "mediated_added": (0.0, 0.3, 0.0),
+    }
+    values = {name: scale * np.array(mean) + of_problem[:, None] for name, mean in means.items()}
+    controls = {
+        "random_knockout": scale * np.array([0.1, np.nan]) + of_problem[:, None],
+        "random_mediated_removed": scale * np.array([np.nan, 0.05]) + of_problem[:, None],
+        "matched_mass": scale * np.array([0.2, np.nan]) + of_problem[:, None],
+        "shift_removed": 0.01 * of_problem[:, None] + np.zeros(2),
+        "shift_total": 0.02 + 0.1 * of_problem,
+    }
+    z = np.full((n, 2, 2), np.nan)
+    z[:, [0, 1, 0], [1, 0, 0]] = scale * np.array([0.5, 0.3, 0.0]) + of_problem[:, None]
+    settings = SETTINGS | {
+        "smallest_effect": 0.05,
+        "resolution": 1e-6,
+        "swept": "all of them",
+        "direction": "denoising",
+    }
+    return mi.LocatedHeads(
+        problem_ids=problems(n),
+        heads=heads,
+        values=values,
+        total=1.0 + of_problem,
+        readers=np.array([True, False, False]),
+        mediators=np.array([False, True, False]),
+        p_reader=np.array([0.01, 0.9, 0.02]),
+        p_mediator=np.array([1.0, 0.03, 1.0]),
+        tested=np.ones(3, dtype=bool),
+        specific=np.array([1.0, 0.0, np.nan]),
+        patches=PatchScores(problems(n), z, np.zeros(n), 1.0 + of_problem, heads, "nats", settings),
+        controls=controls,
+        settings=settings,
+    )
+
+
+def scored(n: int = 3) -> HeadScores:
+    """Three metrics: a share, one with a sign, and one that may never be reached."""
+    level = np.arange(6.0).reshape(2, 3) / 10 + spread(n)[:, None, None]
+    values = {
+        "span_mass": {"inserted": 0.3 + level},
+        "collapse_relative": {"inserted": 0.3 - level},
+        "recovery_latency": {"inserted": np.where(level > 0.4, np.inf, 10 * level)},
+    }
+    null = {"span_mass": {"inserted": np.full((n, 2), 0.4)}}
+    return HeadScores(problems(n), ("base", "inserted"), SIX, values, null, SETTINGS | {"rows": "shared"})
+
+
+def profiled(level: float = 0.02) -> AttentionProfile:
+    """One head of three problems; the four inserted tokens receive `level` each."""
+    base = [np.array([[0.3, 0.1 + 0.01 * i, 0.2, 0.05, 0.02, np.nan]]) for i in range(3)]
+    grown = [np.concatenate([b[:, :3], np.full((1, 4), level), 0.7 * b[:, 3:]], 1) for b in base]
+    return AttentionProfile(
+        problem_ids=("a", "b", "c"),
+        conditions=("base", "inserted"),
+        heads=(mi.Head(0, 13),),
+        received={"base": tuple(base), "inserted": tuple(grown)},
+        uniform={"base": tuple(0.1 + 0 * b for b in base), "inserted": tuple(0.08 + 0 * g for g in grown)},
+        alignment=(np.array([0, 1, 2, 7, 8, 9]),) * 3,
+        spans=((3, 7),) * 3,
+        base_texts=(tuple("abcdef"),) * 3,
+        inserted_texts=(tuple("abc////def"),) * 3,
+        settings={"model": "tiny"},
+    )
+
+
+def curve(top: float = 0.95, *, total: float = 1.0, n: int = 6) -> mi.CircuitCurve:
+    """Four of 16 heads restore `top` of the effect, which is `total` (0: there is none, and no curve)."""
+    sizes = np.array([0, 1, 2, 4, 16])
+    rise = np.array([0.0, 0.5, 0.8, top, 1.0])
+    orders = np.stack([rise, rise**4, (sizes / 16) ** 2, (sizes / 16) ** 0.5])
+    of_problem = spread(n, 0.4)[:, None, None]
+    alone = np.full((n, 2), 0.4) + spread(n)[:, None]
+    return mi.CircuitCurve(
+        problem_ids=problems(n),
+        ranking=tuple(mi.Head(layer, head) for layer in range(2) for head in range(8)),
+        sizes=sizes,
+        orders=("ranking", "reversed", "random 0", "random 1"),
+        values=orders * (total + of_problem) + 2 * of_problem * orders * (1 - orders),
+        joint_sizes=np.array([1, 2]),
+        joint=np.cumsum(alone, 1),
+        singles=alone,
+        unit="nats",
+        settings={"model": "tiny", "ablation": "none"},
+    )
+
+
+def doses(slope: float = 1.0, n: int = 5) -> DoseResponse:
+    """Four heads whose log odds grow with that slope at held positions, a tenth faster as inserted."""
+    numbers, of_problem = np.array([1, 2, 4, 8]), spread(n, 0.1)
+    held = slope * np.log(numbers)[None, :, None] + np.linspace(-4, -1, 4) + of_problem[:, None, None]
+    effect = of_problem[:, None] + 0.1 * np.log(numbers)
+    return DoseResponse(
+        problem_ids=problems(n),
+        doses=numbers,
+        layer=0,
+        log_odds={"held": held, "inserted": 1.1 * held},
+        outcomes={"inserted": 2 * effect, "held": effect, "masked": effect / 2},
+        base=np.zeros(n),
+        unit="nats",
+        settings=SETTINGS | {"insertion": "Mless ' /' x8"},
+    )
+
+
+def decomposed(
+    first: float = 0.8, *, heads: tuple[mi.Head, ...] = (mi.Head(0, 0), mi.Head(0, 1), mi.Head(1, 0)), n: int = 8
+) -> mi.AttentionDecomposition:
+    """Lambda of the first head is `first`, of the last 0.3; of all others about uniform attention's 0.5, here more, there
+    less."""
+    shape = (n, 1 + max(head.layer for head in heads), 1 + max(head.head for head in heads))
+    lam = np.full(shape, np.nan)
+    for head in heads:
+        lam[:, head.layer, head.head] = 0.55 + spread(n, 0.2)
+    lam[:, heads[-1].layer, heads[-1].head] = 0.3 + spread(n)
+    lam[:, heads[0].layer, heads[0].head] = first + spread(n)
+    part = lam / np.nansum(lam, 2, keepdims=True)
+    values = {"lam": lam, "residual": 0 * lam, "fit_slope": 1.2 * lam, "fit_r2": lam, "sigma_norm": 2 * lam}
+    values |= {"share": part, "scale_share": 0.25 * part, "bias_share": 0.75 * part, "rest_share": 0 * part}
+    return mi.AttentionDecomposition(
+        problem_ids=problems(n),
+        contrasts=("content",),
+        heads=heads,
+        values={name: {"content": array} for name, array in values.items()},
+        layer_values={"lam_null": {"content": np.full(shape[:2], 0.5)}},
+        settings={"model": "tiny", "n_heads": shape[2]},
+    )
+
+
+def parts_of_attention() -> mi.AttentionParts:
+    """Two heads, three queries: lambda a half, nothing left open."""
+    before, sigma = np.ones((2, 3, 4)), np.full((2, 3, 4), 0.25)
+    half = np.full((2, 3), 0.5)
+    scale = -0.5 * before
+    nothing = 0 * before
+    after = before + scale + sigma
+    return mi.AttentionParts(
+        "p0", 1, "content", np.arange(5, 8), half, half, after, before, scale, sigma, None, nothing
+    )
+
+
+def mediated(n: int = 6) -> mi.Mediation:
+    """Scale does nothing, bias everything, in layer 0."""
+    row = np.array([1.0, 1.4, 1.0, 1.0, 1.4, 1.4, 1.4])  # without, with, reference, scale, bias, both, patched
+    readings = (*READINGS, "outcome")
+    values = np.tile(row, (n, len(readings), 1)) + spread(n)[:, None, None] * row
+    settings = SETTINGS | {"layer": 0, "all_heads": True, "contrast": "content", "direction": "noising"}
+    return mi.Mediation(problems(n), readings, ARMS, values, "nats", settings)
+
+
+def activations(moved: int = 30, n: int = 8) -> mi.ActivationShift:
+    """`moved` of 160 activations go from the first of three bins to the second."""
+    metrics = ("near_zero_arm", "mean", "variance", "root_mean_square")
+    before = np.full((n, 1, 2, 4), 0.4)
+    difference = np.array([[-0.01, 0.1, 0.2, 0.1], [0.02, 0.1, 0.2, 0.1]]) * (1 + spread(n, 0.5)[:, None, None])
+    bins = np.array([[100, 50, 10], [100 - moved, 50 + moved, 10]], dtype=float)
+    return mi.ActivationShift(
+        problem_ids=problems(n),
+        layer=0,
+        contrasts=("content",),
+        groups=("all", "digit"),
+        metrics=metrics,
+        before=before,
+        after=before + difference[:, None],
+        difference=difference[:, None],
+        n_tokens=np.tile([20, 4], (n, 1)),
+        thresholds=np.ones((n, 2)),
+        edges=np.array([-0.3, 0.0, 0.3, 0.9]),
+        counts=np.stack([bins, bins / 10])[None].round(),
+        settings={"model": "tiny", "positions": "shared", "c": 0.13},
+    )
+
+
+def attributed(n: int = 4) -> HeadAttribution:
+    """Estimates of six heads, the best one verified."""
+    scores = np.arange(6.0).reshape(2, 3) / 15 + spread(n, 0.01)[:, None, None]
+    exact = np.full_like(scores, np.nan)
+    exact[:, 1, 2] = 0.4
+    settings = {"method": "gate_ig", "steps": 16, "resolution": 1e-6}
+    return HeadAttribution(
+        problems(n), scores, np.zeros(n), scores.sum((1, 2)), "nats", settings, 0.9 * scores, 0.8 * scores, exact
+    )
+
+
+def knocked_out(n: int = 6) -> JointKnockout:
+    """Two heads that back each other up, against three random sets."""
+    singles = np.full((n, 2), 0.3) + spread(n, 0.02)[:, None]
+    sets = tuple((mi.Head(0, a), mi.Head(0, b)) for a, b in ((3, 4), (4, 5), (3, 5)))
+    return JointKnockout(
+        problem_ids=problems(n),
+        heads=(mi.Head(0, 1), mi.Head(0, 2)),
+        effect=0.8 + spread(n),
+        singles=singles,
+        random=np.full((n, 3), 0.1) + spread(n)[:, None],
+        sets=sets,
+        n_possible=3,
+        unit="nats",
+        settings={"n_random_sets": 100},
+    )
+
+
+def enriched() -> mi.Enrichment:
+    heads = (mi.Head(0, 1), mi.Head(1, 4))
+    return mi.Enrichment(heads, 1.5, 4.5, 0.03, {"L0H1": 1, "L1H4": 2})
+
+
+def answered(first: float = 0.72, n: int = 500) -> mi.AccuracyResults:
+    """Share `first` of the problems right without anything, three quarters with the insertion; a third was not run."""
+    shape = (n, 3, 1)
+    right = np.full(shape, np.nan)
+    for at, share in enumerate((first, 0.75)):
+        right[:, at, 0] = np.arange(n) < round(share * n)
+    done = ~np.isnan(right)
+    one = np.where(done, 1.0, np.nan)
+    texts = tuple(tuple(("x",) if done[p, c, 0] else (None,) for c in range(3)) for p in range(n))
+    return mi.AccuracyResults(
+        problems(n),
+        ("none", "Mless", "Mful"),
+        dict.fromkeys(GRADERS, right),
+        one,
+        0 * one,
+        20 * one,
+        texts,
+        np.where(done, "text", ""),
+        settings={"model": "tiny"},
+    )
+
+
+def checked() -> mi.ClaimChecks:
+    nan = float("nan")
+    attenuation, uniform = CLAIMS["attenuation"], CLAIMS["more_uniform"]
+    checks = (
+        ClaimCheck(attenuation, 0.5, 0.4, 0.6, 1.0, -0.6, -0.4, 6, "agrees"),
+        ClaimCheck(uniform, 0.2, 0.1, 0.3, nan, nan, nan, 6, "cannot tell", "no profile with a random sentence"),
+    )
+    return mi.ClaimChecks(checks, {"model": "tiny", "heads": "L0H1", "insertion": "Mless", "n_problems": 6})
+
+
+def certified() -> mi.Certificate:
+    info = ModelInfo(
+        name="tiny",
+        backend="bridge",
+        architecture="Qwen2ForCausalLM",
+        n_layers=2,
+        n_heads=3,
+        n_key_value_heads=3,
+        d_head=4,
+        d_model=12,
+        d_mlp=24,
+        d_vocab=50,
+        context_length=64,
+        windows=(None, 16),
+        dtype="float32",
+        device="cpu",
+        attention="eager",
+        versions={"torch": "2"},
+    )
+    verdicts = (
+        Verdict("S1", "logits = the plain pass", PASS, 3e-7, 1e-3),
+        Verdict("I9", "heads add up", NOT_APPLICABLE, float("nan"), 1e-4, "the output is normed"),
+        Verdict("I12", "slope 1", FAIL, 0.5, 1e-3),
+    )
+    return mi.Certificate(info, None, verdicts, ({"inserted_ids": [1, 2, 3], "insertion": "Mless"},))
+
+
+RESULTS: dict[str, Callable[[], Any]] = {
+    "PatchScores": patched,
+    "LocatedHeads": located,
+    "HeadScores": scored,
+    "AttentionProfile": profiled,
+    "CircuitCurve": curve,
+    "DoseResponse": doses,
+    "AttentionDecomposition": decomposed,
+    "AttentionParts": parts_of_attention,
+    "Mediation": mediated,
+    "ActivationShift": activations,
+    "HeadAttribution": attributed,
+    "JointKnockout": knocked_out,
+    "Enrichment": enriched,
+    "AccuracyResults": answered,
+    "Comparison": lambda: answered(n=20).compare("none", "Mless"),
+    "Comparisons": lambda: answered(n=20).compare_all(),
+    "LinkedAccuracy": lambda: answered(n=4).linked(patched()),
+    "ClaimChecks": checked,
+    "Certificate": certified,
+}
+"""A result of every kind, by its class."""
