@@ -1,23 +1,29 @@
 """What a claim about heads is held against: other insertions, other attention, the gap alone, other heads."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ..heads import Head
 from ..patching.interventions import MatchedMassKnockout
+from ..patching.joint import JointKnockout, joint_knockout
 from ..patching.prepared import Prepared, prepare
 from ..patching.sweep import Sweep, sweep_heads
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, make_pairs
-from ..statistics import max_t_sign_flip
-from .measure import MEASURES, SIGN, Measured, measure
+from ..running.results import interval_columns
+from ..statistics import median_interval, prevalence_test
+from .judge import PARTS, SIDES, Claims, measured
+from .measure import MEASURES, SIGN, measure
 
 LEAST_MATCHED = 8
 """A matched-mass knockout is tested where it is defined on this many problems and on half of them (on all if fewer)."""
+OTHERS = {"random": "random words", "questions": "questions of other problems", "mful": "a repeated word"}
+"""What else is inserted, in the same place and length: the first decides, the others are reported."""
 
 
 def check_controls(pairs: Sequence[PromptPair]) -> None:
@@ -35,20 +41,48 @@ def check_controls(pairs: Sequence[PromptPair]) -> None:
             )
 
 
+@dataclass(frozen=True)
 class Controls:
-    """The controls of one experiment: the same problems under other circumstances; short-lived.
+    """Which controls are run, and where their partial results go: every sweep has a file of its own in `folder`."""
 
-    Every sweep has a file of its own in `folder`, if there is one.
-    """
-
-    def __init__(self, prepared: Prepared, *, folder: Path | None, progress: bool, seed: int) -> None:
-        self.prepared, self.folder, self.progress, self.seed = prepared, folder, progress, seed
+    draws: int
+    n_random_sets: int
+    folder: Path | None
+    progress: bool
+    seed: int
 
     def _options(self, name: str) -> dict[str, Any]:
         file = None if self.folder is None else self.folder / f"{name}.jsonl"
         return {"checkpoint": file, "progress": self.progress, "seed": self.seed}
 
-    def gap_alone(self, named: Sequence[Head], spare: Head) -> dict[str, np.ndarray]:
+    def held(self, prepared: Prepared, claims: Claims, knockouts: np.ndarray, spare: Head, *, fresh: bool) -> "Held":
+        """The named heads under other circumstances; those that read, as a set.
+
+        `knockouts` `[problem, head]` of the named heads; `spare` is swept where none is, for the total of the gap alone;
+        `fresh`: the heads were chosen on other problems, so that the set may be tested.
+        """
+        named = claims.heads
+        values = self._gap_alone(prepared, named, spare)
+        if not named:
+            return Held(values, None, {})
+        left_out: dict[str, str] = {}
+        self._other_insertions(prepared, named, values, left_out)
+        self._matched_mass(prepared, named, values)
+        joint = None
+        if claims.reads.any():
+            joint = joint_knockout(
+                prepared.model,
+                prepared,
+                [head for head, reads in zip(named, claims.reads, strict=True) if reads],
+                outcome=prepared.outcome,
+                n_random_sets=self.n_random_sets,
+                singles=knockouts[:, claims.reads],
+                fresh=fresh,
+                **self._options("random-sets"),
+            )
+        return Held(values, joint, left_out)
+
+    def _gap_alone(self, prepared: Prepared, named: Sequence[Head], spare: Head) -> dict[str, np.ndarray]:
         """What the shift of positions does with nothing inserted (C0 -> C2), and each named head's part in it.
 
         `shift_total` `[problem]`; `shift_removed`, `shift_added` `[problem, named]`: z patches under contrast "shift",
@@ -57,112 +91,162 @@ class Controls:
         """
         directions = ("denoising", "noising") if named else ("noising",)
         sweeps = {direction: Sweep.named("shift", direction) for direction in directions}
-        runs = sweep_heads(self.prepared, sweeps, tuple(named) or (spare,), **self._options("shift"))
+        runs = sweep_heads(prepared, sweeps, tuple(named) or (spare,), **self._options("shift"))
         found = {"shift_total": runs["noising"].total_effect}
         if named:
             names = {"shift_removed": "denoising", "shift_added": "noising"}
             found |= {name: SIGN[direction] * runs[direction].per_head for name, direction in names.items()}
         return found
 
-    def other_insertions(self, named: Sequence[Head], draws: int) -> tuple[dict[str, np.ndarray], str | None]:
-        """Effects of the named heads `[problem, named]` where something else is inserted: same place and length.
+    def _other_insertions(
+        self,
+        prepared: Prepared,
+        named: Sequence[Head],
+        values: dict[str, np.ndarray],
+        left_out: dict[str, str],
+    ) -> None:
+        """The measures of the named heads with something else in the same place and of the same length, into `values`.
 
-        Random sentences (mean over draws within each problem), Mful, and as much attention taken elsewhere. The second
-        value says why Mful was left out, if it was.
+        `{name}_{measure}` `[problem, named]`: mean over draws within each problem; `random_size_removed`, `_added`: the mean
+        over draws of |z patch|, so that draws of opposite signs do not hide each other.
         """
-        bare = self.prepared.bare
-        own, n_tokens = bare[0].insertion, bare[0].n_inserted
-        found: dict[str, np.ndarray] = {}
-        sentences = [
-            self._under(Insertion.random_sentence(n_tokens, seed=self.seed, draw=draw), f"random-{draw}", named).values
-            for draw in range(draws)
-        ]
-        for name in MEASURES:
-            found[f"random_{name}"] = np.mean([values[name] for values in sentences], axis=0)
-        left_out = None
-        meaningful = Insertion.meaningful("he", n_tokens)
-        if (own.kind, own.unit) == (meaningful.kind, meaningful.unit):
-            left_out = "it is the insertion under study"
-        else:
+        own, n_tokens = prepared.bare[0].insertion, prepared.bare[0].n_inserted
+        problems = [pair.problem for pair in prepared.bare]
+        options: dict[str, Any] = {"n_tokens": n_tokens, "seed": self.seed}
+        made: dict[str, list[Callable[[], Insertion]]] = {
+            "random": [
+                lambda draw=draw: Insertion.random_sentence(**options, draw=draw)  # type: ignore[misc]
+                for draw in range(self.draws)
+            ],
+            "questions": [
+                lambda draw=draw: Insertion.other_questions(problems, **options, draw=draw)  # type: ignore[misc]
+                for draw in range(self.draws)
+            ],
+            "mful": [lambda: Insertion.meaningful("he", n_tokens)],
+        }
+        for name, draws in made.items():
+            found = []
             try:
-                values = self._under(meaningful, "mful", named).values
-                found |= {f"mful_{name}": values[name] for name in MEASURES}
+                for draw, insertion in enumerate(draws):
+                    other = insertion()
+                    if (own.kind, own.unit) == (other.kind, other.unit):
+                        raise ValueError("it is the insertion under study")
+                    found.append(self._under(prepared, other, f"{name}-{draw}", named))
             except ValueError as error:
-                left_out = str(error)
-        sweeps = {"matched": Sweep.named(edit=MatchedMassKnockout(seed=self.seed))}
-        matched = sweep_heads(self.prepared, sweeps, named, **self._options("matched-mass"))["matched"]
-        found["matched_mass"] = SIGN["denoising"] * matched.per_head
-        return found, left_out
+                if name == "random":  # what decides is never left out silently
+                    raise
+                left_out[name] = str(error).rstrip(".")
+                continue
+            for part in MEASURES:
+                values[f"{name}_{part}"] = np.mean([one[part] for one in found], axis=0)
+            if name == "random":
+                for side, z in SIDES.items():
+                    sizes = [np.abs(measured(one, z)) for one in found]
+                    values[f"random_size_{side}"] = np.mean(sizes, axis=0)
 
-    def _under(self, insertion: Insertion, name: str, named: Sequence[Head]) -> Measured:
+    def _under(
+        self, prepared: Prepared, insertion: Insertion, name: str, named: Sequence[Head]
+    ) -> dict[str, np.ndarray]:
         """The four measures of the named heads with another insertion in the same place."""
-        model, bare = self.prepared.model, self.prepared.bare
+        bare = prepared.bare
         own = bare[0].insertion
         placed = replace(insertion, before=own.before, after=own.after, at=own.at)
-        pairs = make_pairs(model, [pair.problem for pair in bare], placed, template=bare[0].template)
-        return measure(prepare(model, pairs, self.prepared.outcome), named, **self._options(name))
+        pairs = make_pairs(prepared.model, [pair.problem for pair in bare], placed, template=bare[0].template)
+        return measure(prepare(prepared.model, pairs, prepared.outcome), named, **self._options(name)).values
+
+    def _matched_mass(self, prepared: Prepared, named: Sequence[Head], values: dict[str, np.ndarray]) -> None:
+        """As much attention taken elsewhere, into `values`: mean over draws, and mean over draws of its size."""
+        sweeps = {
+            f"matched-{draw}": Sweep.named(edit=MatchedMassKnockout(seed=self.seed, draw=draw))
+            for draw in range(self.draws)
+        }
+        runs = sweep_heads(prepared, sweeps, named, **self._options("matched-mass"))
+        drawn = [SIGN["denoising"] * run.per_head for run in runs.values()]
+        values |= {"matched_mass": np.mean(drawn, axis=0), "matched_mass_size": np.mean(np.abs(drawn), axis=0)}
 
 
-def specificity(
-    values: dict[str, np.ndarray],
-    heads: Sequence[Head],
-    named: Sequence[Head],
-    readers: np.ndarray,
-    controls: dict[str, np.ndarray],
-    *,
-    alpha: float,
-    n_permutations: int,
-    seed: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    """(1 specific, 0 not, NaN not named or unknown; the p-value behind it), both `[head]`.
+@dataclass(frozen=True, eq=False)
+class Held:
+    """What came of the controls: effects by name, the heads that read as a set, and what was left out and why."""
 
-    |effect| must exceed that under random sentences and, for a reader, that of taking as much attention elsewhere: each
-    paired over problems, one-sided, max-T over the named heads; p is the larger of the two. A head that reads is judged
-    by its knockout, another mediator by its mediated part. Where the matched-mass knockout is undefined on too many
-    problems (not enough other attention to take), the random sentences alone decide.
+    values: dict[str, np.ndarray]
+    joint: JointKnockout | None
+    left_out: dict[str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class Specificity:
+    """In how many problems each named head does more than under its controls, and the test of that, arrays `[named]`.
+
+    `exceeds` of `n` problems more than random words; `exceeds_mass` of `n_mass` more than a knockout of as much attention
+    elsewhere (heads whose knockout is tested; 0 of 0 else); `p`: Holm over the named heads, the larger of the two.
     """
-    flags, p_values = np.full(len(heads), np.nan), np.full(len(heads), np.nan)
-    if not named or "matched_mass" not in controls:
-        return flags, p_values
-    place = {head: i for i, head in enumerate(heads)}
-    margins, matched = [], []
-    for at, head in enumerate(named):
-        i = place[head]
-        measure = "knockout" if readers[i] else "mediated_removed"
-        own = _outward(values[measure][:, i])
-        margins.append(own - _outward(controls[f"random_{measure}"][:, at]))
-        matched.append(own - _outward(controls["matched_mass"][:, at]) if readers[i] else np.full_like(own, np.nan))
-    n = len(values["knockout"])
-    least = min(n, max(LEAST_MATCHED, n // 2))
-    options = {"alpha": alpha, "n_permutations": n_permutations, "seed": seed}
-    p = _p_greater(np.stack(margins, 1), n, **options)
-    against_mass = _p_greater(np.stack(matched, 1), least, **options)
-    p = np.where(np.isnan(against_mass), p, np.maximum(p, against_mass))
-    for at, head in enumerate(named):
-        p_values[place[head]] = p[at]
-        flags[place[head]] = float(p[at] < alpha)
-    return flags, p_values
+
+    exceeds: np.ndarray
+    n: np.ndarray
+    exceeds_mass: np.ndarray
+    n_mass: np.ndarray
+    p: np.ndarray
 
 
-def _outward(values: np.ndarray) -> np.ndarray:
-    """Effects `[problem]` turned so that their mean is not negative."""
-    known = values[np.isfinite(values)]
-    return values if not len(known) else (-1.0 if known.mean() < 0 else 1.0) * values
+def specificity(claims: Claims, values: dict[str, np.ndarray], controls: dict[str, np.ndarray]) -> Specificity | None:
+    """Is a head's effect larger than random words' of the same length, and a reader's than that of taking as much attention?
+
+    Paired over problems, in size, by the prevalence test (more than 0 in most problems). `values` are the measures of the
+    named heads, `[problem, head]`. A head is compared by the z patch of its side, a reader that is needed also by its
+    knockout. Where the matched-mass knockout is undefined on too many problems (not enough other attention to take),
+    random words alone decide. None where the controls were not run. Source: methods §8, rule 5.
+    """
+    if "random_size_removed" not in controls or not claims.heads:
+        return None
+    margins = {side: claims.own(values, z) - controls[f"random_size_{side}"] for side, z in SIDES.items()}
+    margin = np.where(np.array(claims.sides()) == "added", margins["added"], margins["removed"])
+    needed = claims.reads & (np.array(claims.sides()) == "removed")
+    mass = np.where(needed, claims.own(values, "knockout") - controls["matched_mass_size"], np.nan)
+    n = len(margin)
+    defined = np.isfinite(mass).sum(0)
+    more = prevalence_test(margin, 0.0, senses=(1,))
+    more_mass = prevalence_test(mass, 0.0, senses=(1,), tested=defined >= min(n, max(LEAST_MATCHED, n // 2)))
+    p = np.fmax(more.p_corrected[0], more_mass.p_corrected[0])
+    return Specificity(more.count[0], np.asarray(more.n), more_mass.count[0], defined, p)
 
 
-def _p_greater(table: np.ndarray, least: int, **options: Any) -> np.ndarray:
-    """Corrected one-sided p per column; NaN where too few problems are defined, 1 where all values are equal."""
-    known = np.isfinite(table)
-    enough = known.sum(0) >= max(2, least)
-    filled = np.where(known, table, np.nan)
-    p = np.full(table.shape[1], np.nan)
-    if not enough.any():
-        return p
-    low = np.min(filled, axis=0, where=known, initial=np.inf)
-    high = np.max(filled, axis=0, where=known, initial=-np.inf)
-    varied = enough & (high > low)
-    p[enough & ~varied] = 1.0  # the same in every problem: no test can tell it from chance
-    if varied.any():
-        test = max_t_sign_flip(filled, tested=varied, min_problems=max(2, least), alternative="greater", **options)
-        p[varied] = test.p_corrected[varied]
-    return p
+def beside_controls(
+    claims: Claims, values: dict[str, np.ndarray], controls: dict[str, np.ndarray], *, fresh: bool
+) -> pd.DataFrame:
+    """One row per named head: its effect and the same measure under each control, medians over problems with intervals.
+
+    Positive in the head's own sense; the z patch of its side (the knockout beside `matched_mass`). `random`:
+    random words; `questions`: those of other problems; `mful`: a repeated word; `matched_mass`: as much attention taken
+    elsewhere (readers); `shift`: the head's part in what the gap alone does. `exceeds_random` of `exceeds_random_n`
+    problems are more than random words', likewise `exceeds_mass`; `p_specific` is NaN unless the problems are `fresh`.
+    NaN where a control was not run or does not apply.
+    """
+    sides, made = claims.sides(), specificity(claims, values, controls)
+    columns: dict[str, Any] = {"label": [str(head) for head in claims.heads], "kind": list(claims.kinds)}
+    nothing = np.full((len(values["knockout"]), len(claims.heads)), np.nan)
+
+    def by_side(table: dict[str, np.ndarray], name: str) -> np.ndarray:
+        found = dict.fromkeys(SIDES, nothing)
+        for side in SIDES:
+            if all(f"{name}{part}" in table for part in PARTS[SIDES[side]]):
+                parts = {part: table[f"{name}{part}"] for part in PARTS[SIDES[side]]}
+                found[side] = claims.own(parts, SIDES[side])
+        return np.where(np.array(sides) == "added", found["added"], found["removed"])
+
+    used = {"effect": by_side(values, "")} | {f"{name}_effect": by_side(controls, f"{name}_") for name in OTHERS}
+    mass = controls.get("matched_mass", nothing) * claims.direction * claims.sense
+    used["matched_mass_effect"] = np.where(claims.reads, mass, np.nan)
+    shift = [controls.get(f"shift_{side}", nothing) for side in SIDES]
+    used["shift_effect"] = np.where(np.array(sides) == "added", shift[1], shift[0])
+    for name, effects in used.items():
+        columns |= interval_columns(name, median_interval(effects))
+    unknown = np.zeros(len(claims.heads), dtype=int)
+    columns |= {
+        "exceeds_random": unknown if made is None else made.exceeds,
+        "exceeds_random_n": unknown if made is None else made.n,
+        "exceeds_mass": unknown if made is None else made.exceeds_mass,
+        "exceeds_mass_n": unknown if made is None else made.n_mass,
+        "p_specific": np.full(len(claims.heads), np.nan) if made is None or not fresh else made.p,
+    }
+    return pd.DataFrame(columns)

@@ -19,6 +19,7 @@ from ..prompts.pairs import PromptPair
 from ..running.results import Result, tidy
 from ..statistics import Interval, derive_generator, mean_interval, ratio_interval
 from .judge import established
+from .sentences import SAME_PROBLEMS
 
 FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """MIB's sizes of circuits, as shares of all heads."""
@@ -34,6 +35,7 @@ def circuit_curve(
     fractions: Sequence[float] = FRACTIONS,
     n_random: int = 20,
     joint_up_to: int = 32,
+    fresh: bool = False,
     checkpoint: str | Path | None = None,
     progress: bool = True,
     seed: int = 0,
@@ -52,6 +54,7 @@ def circuit_curve(
     ranking : best head first; heads that it leaves out follow in order of layer and head.
     fractions : sizes as shares of all heads, each in (0, 1]; those that give the same number of heads count once, and the
         empty and the whole set are always there.
+    fresh : the ranking was made on other problems than these, so that it may be tested against random orders.
     checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
 
     Source: MIB, Mueller et al. 2025 (2504.13151), with attention to the span as what a circuit has or lacks; another
@@ -103,7 +106,7 @@ def circuit_curve(
         joint=inserted[:, None] - values[:, 2 + len(open_gates) :],
         singles=singles,
         unit=prepared.outcome.unit,
-        settings={**settings, **prepared.settings, "resolution": resolution_of(info.dtype)},
+        settings={**settings, **prepared.settings, "resolution": resolution_of(info.dtype), "fresh": fresh},
         seed=seed,
     )
 
@@ -162,10 +165,11 @@ class CircuitCurve(Result):
 
     @property
     def established(self) -> bool:
-        """Whether there is an effect to restore: more than rounding, and its interval does not hold 0."""
+        """Whether there is an effect to restore: in most problems, of one sign, and more than rounding."""
+        resolution = self.settings.get("resolution", 0.0)
         if len(self.total) < 2:
-            return bool(abs(self.total[0]) > self.settings.get("resolution", 0.0))
-        return established(self.total, resolution=self.settings.get("resolution", 0.0), seed=self.seed)
+            return bool(abs(self.total[0]) > resolution)
+        return established(self.total, resolution=resolution)
 
     @property
     def faithfulness(self) -> np.ndarray:
@@ -192,9 +196,12 @@ class CircuitCurve(Result):
 
     @property
     def p_random(self) -> float:
-        """Share of random orders (and of the ranking itself) whose CMD is as low as the ranking's; NaN without any."""
+        """Share of random orders (and of the ranking itself) whose CMD is as low as the ranking's.
+
+        NaN without any, and where the ranking was made on these problems: it would be tested on what it was chosen by.
+        """
         random = self.cmd[2:]
-        if not len(random) or np.isnan(self.cmd[0]):
+        if not self.settings.get("fresh") or not len(random) or np.isnan(self.cmd[0]):
             return float("nan")
         return float((1 + (random <= self.cmd[0] + 1e-12).sum()) / (1 + len(random)))
 
@@ -202,6 +209,9 @@ class CircuitCurve(Result):
     def interaction(self) -> np.ndarray:
         """Joint knockout minus the sum of the single ones, `[problem, joint_size]`: above 0, they back each other up."""
         return self.joint - self.singles.cumsum(1)[:, self.joint_sizes - 1]
+
+    def _p_words(self) -> str:
+        return SAME_PROBLEMS if np.isnan(self.p_random) else f"p = {self.p_random:.3f} for the CMD"
 
     def summary(self) -> pd.DataFrame:
         """One row per size: the ranking's faithfulness with its interval, the reverse, the random orders' mean and range."""
@@ -235,7 +245,7 @@ class CircuitCurve(Result):
         ]
         if not self.established:
             words.append(
-                "It is not established (its interval holds 0, or it is rounding), so there is no curve to draw."
+                "It is not established (most problems do not show one of one sign), so there is no curve to draw."
             )
             return words
         cpr, cmd = self.cpr, self.cmd
@@ -245,7 +255,7 @@ class CircuitCurve(Result):
         if len(self.orders) > 2:
             words.append(
                 f"{len(self.orders) - 2} random orders with the same layers: CPR {cpr[2:].mean():.3f}, CMD "
-                f"{cmd[2:].mean():.3f} on average; p = {self.p_random:.3f} for the CMD."
+                f"{cmd[2:].mean():.3f} on average; {self._p_words()}."
             )
         if len(self.joint_sizes):
             k = int(self.joint_sizes[-1])

@@ -11,6 +11,8 @@ from ..statistics import SENSES, Prevalence, prevalence_test, sign_test, within_
 
 SIDES = {"removed": "z_removed", "added": "z_added"}
 """What a claim about a head rests on: the patch of its output, denoising and noising."""
+PARTS = {"z_removed": ("knockout", "mediated_removed"), "z_added": ("edge_noise", "mediated_added")}
+"""A z patch is the head's own read and the part that earlier heads cause, exactly (methods §8)."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,41 @@ NAMED = tuple(name for name, kind in KINDS.items() if kind.side)
 READING = tuple(name for name, kind in KINDS.items() if kind.reads)
 
 
+def measured(values: dict[str, np.ndarray], measure: str) -> np.ndarray:
+    """One of the measures, or one of the two z patches, from the measures that are kept."""
+    return np.asarray(sum(values[part] for part in PARTS.get(measure, (measure,))))
+
+
+@dataclass(frozen=True, eq=False)
+class Claims:
+    """What is said of the heads that are named: kinds, senses `[head]`, and the direction of the effect they are told by."""
+
+    direction: float
+    heads: tuple[Head, ...]
+    kinds: tuple[str, ...]
+    sense: np.ndarray
+
+    def own(self, values: dict[str, np.ndarray], measure: str) -> np.ndarray:
+        """A measure of these heads, `[problem, head]`, positive in each head's own sense."""
+        return self.direction * self.sense * measured(values, measure)
+
+    def sides(self) -> tuple[str, ...]:
+        """The side by which each head is compared: what it adds if that is what it is named for, else what it removes."""
+        return tuple("added" if KINDS[kind].side == "added" else "removed" for kind in self.kinds)
+
+    @property
+    def reads(self) -> np.ndarray:
+        """Which of them read the span, `[head]`."""
+        return np.array([KINDS[kind].reads for kind in self.kinds], dtype=bool)
+
+
 @dataclass(frozen=True, eq=False)
 class Judged:
     """The verdicts over a family of heads, from measures `[problem, head]` and the total effect `[problem]`.
 
-    `delta` is the smallest effect of interest, in the outcome's unit. All measures are turned so that the insertion's own
-    effect is positive; a head's sense is +1 with it, -1 against it. Everything is a prevalence test: more than delta in
-    more than half of all problems, exact, Holm over the family.
+    Everything is a prevalence test: more than `delta` of the effect in more than half of all problems, exact, Holm over the
+    family. All measures are turned so that the insertion's own effect is positive; a head's sense is +1 with it, -1 against
+    it. Both senses are tested; where `claims` are tested again, the claimed ones alone.
     """
 
     heads: tuple[Head, ...]
@@ -73,16 +103,19 @@ class Judged:
     smallest_effect: float
     alpha: float
     rounding: float
+    claims: Claims | None = None
 
     @cached_property
     def direction(self) -> float:
-        """The sign of the insertion's effect in most problems: of the median total."""
+        """The sign of the insertion's effect: of the median total, or as claimed."""
+        if self.claims is not None:
+            return self.claims.direction
         return -1.0 if float(np.median(self.total)) < 0 else 1.0
 
     @cached_property
     def delta(self) -> float:
-        """The smallest effect of interest: a share of the median total effect."""
-        return self.smallest_effect * abs(float(np.median(self.total)))
+        """The smallest effect of interest in the outcome's unit: a share of the median total, and more than rounding."""
+        return max(self.smallest_effect * abs(float(np.median(self.total))), self.rounding)
 
     @cached_property
     def p_total(self) -> float:
@@ -91,32 +124,30 @@ class Judged:
 
     @property
     def established(self) -> bool:
-        """Whether the insertion does anything in most problems; where not, no head is named."""
-        return self.p_total < self.alpha and abs(float(np.median(self.total))) > self.rounding
+        """Whether the insertion does anything in most problems (as claimed); where not, no head is named."""
+        return self.direction * float(np.median(self.total)) > self.rounding and self.p_total < self.alpha
 
     def turned(self, measure: str) -> np.ndarray:
-        """A measure `[problem, head]`, positive with the insertion's effect."""
-        return self.direction * self.values[measure]
+        """A measure, or one of the two z patches, `[problem, head]`, positive with the insertion's effect."""
+        return self.direction * measured(self.values, measure)
 
     @cached_property
     def sides(self) -> dict[str, Prevalence]:
-        """The tests of all heads: what patching their output removes, and what it adds, in both senses."""
-        return {side: self._test(measure, SENSES) for side, measure in SIDES.items()}
+        """The tests of all heads: what patching their output removes, and what it adds."""
+        if self.claims is None:
+            return {side: self._test(self.turned(measure), SENSES) for side, measure in SIDES.items()}
+        return {side: self._test(self.turned(measure) * self.claims.sense, (1,)) for side, measure in SIDES.items()}
 
-    def _test(self, measure: str, senses: tuple[int, ...], tested: np.ndarray | None = None) -> Prevalence:
-        options = {"tested": tested, "confidence": 1 - self.alpha}
-        return prevalence_test(self.turned(measure), self.delta, senses=senses, **options)  # type: ignore[arg-type]
-
-    def _passed(self, test: Prevalence, sense: int) -> np.ndarray:
-        return np.nan_to_num(test.in_sense(sense, test.p_corrected), nan=1.0) < self.alpha
+    def _test(self, turned: np.ndarray, senses: tuple[int, ...], tested: np.ndarray | None = None) -> Prevalence:
+        return prevalence_test(turned, self.delta, senses=senses, tested=tested, confidence=1 - self.alpha)
 
     @cached_property
     def passed(self) -> dict[str, np.ndarray]:
         """side -> the sense in which each head passed, 0 for neither, `[head]`; nobody where no effect is established."""
         found = {}
         for side, test in self.sides.items():
-            with_it, against = (self._passed(test, sense) for sense in SENSES)
-            found[side] = (with_it.astype(int) - against.astype(int)) * int(self.established)
+            sure = (np.nan_to_num(test.p_corrected, nan=1.0) < self.alpha).astype(int) * int(self.established)
+            found[side] = sure[0] - sure[1] if self.claims is None else sure[0] * self.claims.sense
         return found
 
     @cached_property
@@ -132,32 +163,36 @@ class Judged:
         return np.where(removed & added, "both", np.where(removed, "removed", np.where(added, "added", "")))
 
     @cached_property
+    def told_in(self) -> np.ndarray:
+        """The sense in which each head is told about, `[head]`: its own, or with the effect where it has none."""
+        return np.where(self.sense == 0, 1, self.sense)
+
+    def counted(self, measure: str) -> Prevalence:
+        """In how many problems a measure exceeds delta in each head's own sense: a description, uncorrected; `[1, head]`."""
+        return self._test(self.turned(measure) * self.told_in, (1,))
+
+    @cached_property
     def parts(self) -> dict[str, np.ndarray]:
         """measure -> corrected p of each named head in its own sense, `[head]`; Holm over the heads it is asked of."""
+        removed, added = (np.isin(self.side, ("both", side)) for side in SIDES)
+        deeper = np.array([head.layer > 0 for head in self.heads])  # in layer 0 nothing can be mediated
         asked = {
-            "knockout": np.isin(self.side, ("both", "removed")),
-            "edge_noise": np.isin(self.side, ("both", "added")),
-            "mediated_removed": np.isin(self.side, ("both", "removed")) & self._deeper,
-            "mediated_added": np.isin(self.side, ("both", "added")) & self._deeper,
+            "knockout": removed,
+            "edge_noise": added,
+            "mediated_removed": removed & deeper,
+            "mediated_added": added & deeper,
         }
-        sense = np.where(self.sense == 0, 1, self.sense)
-        found = {}
-        for measure, tested in asked.items():
-            turned = self.turned(measure) * sense
-            found[measure] = prevalence_test(turned, self.delta, senses=(1,), tested=tested).p_corrected[0]
-        return found
-
-    @property
-    def _deeper(self) -> np.ndarray:
-        """In layer 0 nothing can be mediated."""
-        return np.array([head.layer > 0 for head in self.heads])
+        return {
+            measure: self._test(self.turned(measure) * self.told_in, (1,), tested).p_corrected[0]
+            for measure, tested in asked.items()
+        }
 
     @cached_property
     def negligible(self) -> np.ndarray:
         """Heads shown to remove and to add less than delta in most problems, `[head]`."""
         if not self.established or not self.delta > 0:
             return np.zeros(len(self.heads), dtype=bool)
-        both = [within_test(self.values[measure], self.delta)[1] for measure in SIDES.values()]
+        both = [within_test(self.turned(measure), self.delta)[1] for measure in SIDES.values()]
         return np.nan_to_num(np.maximum(*both), nan=1.0) < self.alpha
 
     @cached_property
@@ -181,6 +216,22 @@ class Judged:
             return "conditional reader"
         return _BY_PARTS[side, reads, mediates]
 
+    @cached_property
+    def named(self) -> np.ndarray:
+        """Which heads have a verdict that names them, `[head]`."""
+        return np.isin(self.kinds, NAMED)
+
+    @property
+    def found(self) -> Claims:
+        """What is said of the heads that are named, in the family's order."""
+        at = np.flatnonzero(self.named)
+        return Claims(
+            self.direction,
+            tuple(self.heads[i] for i in at),
+            tuple(self.kinds[i] for i in at),
+            self.sense[at],
+        )
+
 
 def judge(
     values: dict[str, np.ndarray],
@@ -190,6 +241,16 @@ def judge(
     alpha: float = 0.05,
     smallest_effect: float = 0.05,
     rounding: float = 0.0,
+    claims: Claims | None = None,
 ) -> Judged:
-    """The statistics of `locate_heads`, from measures `[problem, head]` (`measure.MEASURES`) on."""
-    return Judged(tuple(heads), values, np.asarray(total, dtype=float), smallest_effect, alpha, rounding)
+    """The statistics of `locate_heads`, from measures `[problem, head]` (`measure.MEASURES`) on.
+
+    `claims`: verdicts reached on other problems, to be tested again: the direction of the effect and the heads' senses are
+    then taken as claimed, and Holm's family is these heads alone.
+    """
+    return Judged(tuple(heads), values, np.asarray(total, dtype=float), smallest_effect, alpha, rounding, claims)
+
+
+def established(total: np.ndarray, *, resolution: float, alpha: float = 0.05) -> bool:
+    """Whether an effect `[problem]` is there: most problems show it with one sign, beyond rounding (sign test)."""
+    return abs(float(np.median(total))) > resolution and float(sign_test(total, rounding=resolution)) < alpha

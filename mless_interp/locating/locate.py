@@ -1,5 +1,6 @@
-"""The experiment that names heads: measured, judged, held against controls, put together."""
+"""The experiment that names heads: measured, judged, held against controls, confirmed on fresh problems, put together."""
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,15 +10,17 @@ import numpy as np
 
 from ..heads import Head
 from ..models.base import Model
-from ..patching.joint import JointKnockout, joint_knockout
 from ..patching.outcomes import outcome_named, resolution_of
 from ..patching.prepared import Prepared, prepare
 from ..prompts.conditions import one_of
 from ..prompts.pairs import PromptPair
-from .control import Controls, check_controls, specificity
-from .judge import Judged, established, judge
+from .confirmation import Confirmation
+from .control import Controls, Held, check_controls
+from .curves import circuit_curve
+from .judge import SIDES, Judged, judge
 from .located import LocatedHeads
-from .measure import Measured, Way, chosen_way, measure, screened
+from .measure import N_SCREENED, Way, chosen_way, measure, screened
+from .sentences import few_problems
 
 MODES = ("auto", "exact", "screen")
 
@@ -26,50 +29,53 @@ def locate_heads(
     model: Model,
     pairs: Iterable[PromptPair] | Prepared,
     *,
+    confirm: Iterable[PromptPair] | Prepared | None = None,
     outcome: str = "answer_logprob",
     heads: Iterable[Head] | None = None,
     alpha: float = 0.05,
     smallest_effect: float = 0.05,
     mode: str = "auto",
     budget_seconds: float = 3600.0,
-    n_permutations: int = 10_000,
     n_control_draws: int = 5,
     n_random_sets: int = 100,
     controls: bool = True,
     checkpoint: str | Path | None = None,
     progress: bool = True,
     seed: int = 0,
-) -> "LocatedHeads":
-    """Name the heads that carry the insertion's content effect: readers, mediators, and whether they are specific.
+) -> LocatedHeads:
+    """Name the heads that carry the insertion's content effect: who reads it, who passes it on, in how many problems.
 
-    All four measures have the sign of the insertion's own effect, per problem and head: `knockout` (what cutting this
-    head's sight of the span removes), `edge_noise` (what its sight alone adds to a run that cannot see the span), and the
+    Four measures, per problem and head, in the sign of the insertion's own effect: `knockout` (what cutting this head's
+    sight of the span removes), `edge_noise` (what its sight alone adds to a run that cannot see the span), and the
     upstream-mediated parts `mediated_removed`, `mediated_added` (z patch minus direct read, denoising and noising; exactly
-    0 in layer 0, which is not tested for it).
+    0 in layer 0). Read and mediated part together are what patching the head's output removes and adds.
 
-    A head is a *reader* if knockout and edge_noise both are significant (max-T over all tested heads, whole problems
-    flipped), agree in sign and reach `smallest_effect` x |total content effect|; a *mediator* if both mediated parts do.
-    It is *specific* if its effect also exceeds, paired and corrected over the named heads, that of random sentences of
-    the same length (mean of `n_control_draws`) and, for a reader, of a knockout of as much attention elsewhere. If the
-    interval of the total content effect holds 0, no head is named.
-
-    Other controls are reported, and decide nothing: a repeated word in place of the insertion (Mful); the gap alone (the
-    shift contrast: what the change of positions does with nothing inserted, and each named head's part in it); and the
-    readers knocked out together, against `n_random_sets` random sets of the same layers and against the sum of their
-    single knockouts.
+    A head is named if patching its output removes, or adds, more than `smallest_effect` of the median total effect in most
+    problems: the prevalence test (exact binomial, against half of all problems; Holm over all tested heads and both senses,
+    with the effect and against it), since effects on log-probabilities are far too skewed for tests of means. Both ways: a
+    carrier; one way: necessary only, or sufficient only. Its kind (reader, conditional reader, mediator, ..., `judge.KINDS`)
+    follows from the same test of the four measures among the named heads. Heads shown to do less than that are negligible,
+    all others undecided. If most problems do not show a total effect of one sign, no head is named.
 
     Parameters
     ----------
+    confirm : fresh problems, none of them among `pairs`, with the same insertion: the named heads, and nothing else, are
+        tested on them again, with the controls, the set of those that read against `n_random_sets` random sets, and the
+        curve of the ranking. Without it nothing that was chosen on these problems gets a p-value.
+    controls : the named heads under random words of the same length (mean of `n_control_draws`) and, for readers, under a
+        knockout of as much attention elsewhere: more than both in most problems is *specific*. Reported beside: questions
+        of other problems, a repeated word, the gap alone. False leaves them all out.
     mode : "exact" sweeps all `heads` on all problems; "screen" ranks heads by gradients on one half of the problems and
         tests the best 64 on the other; "auto" sweeps exactly where that stays within `budget_seconds`, estimated from
         small sweeps over all layers of the first problem. The result says which was done and why.
-    controls : False leaves all controls out (`specific` is then unknown).
     checkpoint : folder for the sweeps' partial results; a run started again with the same settings goes on from there.
 
-    Source: methods §8; single-step max-T of Westfall & Young (1993). Differs from a plain patching sweep in that the
-    problem is the unit of replication and every claim is about both directions.
+    Warns before anything runs where the problems are too few to name any of so many heads, with the number needed.
+
+    Source: methods §8 and §9. Differs from a plain patching sweep in that the problem is the unit of replication, and a
+    claim about a head is a number of problems.
     """
-    rules = Rules(alpha, smallest_effect, n_permutations, n_control_draws, n_random_sets, controls, seed)
+    rules = Rules(alpha, smallest_effect, n_control_draws, n_random_sets, controls, seed)
     one_of(mode, dict.fromkeys(MODES), "mode")
     if not budget_seconds >= 0:
         raise ValueError(f"budget_seconds must be 0 or more, got {budget_seconds}")
@@ -78,6 +84,7 @@ def locate_heads(
         raise ValueError(f"locating heads needs at least 2 problems (the unit of replication), got {len(prepared.ids)}")
     if controls:
         check_controls(prepared.bare)
+    fresh = None if confirm is None else fresh_problems(prepare(model, confirm, prepared.outcome), prepared)
     candidates = model.info.chosen(heads, what="locate")
     folder = None if checkpoint is None else Path(checkpoint)
     way = chosen_way(prepared, candidates, mode=mode, budget_seconds=budget_seconds)
@@ -85,20 +92,69 @@ def locate_heads(
     if not way.exact:
         everything = range(len(prepared.ids))
         discovery, prepared = prepared.only(everything[::2]), prepared.only(everything[1::2])
+        _warn_of_few(len(prepared.ids), min(len(candidates), N_SCREENED), alpha)
         family = screened(discovery, candidates, progress=progress)
+    else:
+        _warn_of_few(len(prepared.ids), len(family), alpha)
+    resolution = resolution_of(model.info.dtype)
     file = None if folder is None else folder / "mless.jsonl"
     measured = measure(prepared, family, checkpoint=file, progress=progress, seed=seed)
-    judged = rules.judged(measured, family, resolution_of(model.info.dtype))
-    named = tuple(head for head, r, m in zip(family, judged.readers, judged.mediators, strict=True) if r or m)
-    held = rules.controlled(prepared, measured, judged, family, named, folder=folder, progress=progress)
+    judged = rules.judged(measured.values, measured.total, family, resolution)
     settings = {
         **prepared.settings,
         **rules.settings,
         **_way_settings(way, family, candidates, budget_seconds if mode == "auto" else None),
-        "mful_left_out": held.mful_left_out,
-        "resolution": resolution_of(model.info.dtype),
+        "resolution": resolution,
     }
-    return _assembled(prepared, measured, judged, family, held, settings, seed)
+    held, confirmation = Held({}, None, {}), None
+    if fresh is not None and judged.named.any():
+        folder = None if folder is None else folder / "confirm"
+        confirmation = rules.confirmed(fresh, judged, settings, folder=folder, progress=progress)
+    elif controls:
+        knockouts = measured.values["knockout"][:, judged.named]
+        made = rules.controls_in(folder, progress)
+        held = made.held(prepared, judged.found, knockouts, family[0], fresh=False)
+    return LocatedHeads(
+        problem_ids=prepared.ids,
+        heads=family,
+        values=measured.values,
+        total=measured.total,
+        patches=measured.patches,
+        controls=held.values,
+        unit=prepared.outcome.unit,
+        settings={**settings, "left_out": held.left_out},
+        seed=seed,
+        joint=held.joint,
+        confirmation=confirmation,
+    )
+
+
+def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
+    """The problems to confirm on; `ValueError` where one of them was used, or the insertion or the prompt is another."""
+    questions = {pair.problem.question for pair in used.bare}
+    again = [pair.id for pair in fresh.bare if pair.id in set(used.ids) or pair.problem.question in questions]
+    if again:
+        raise ValueError(
+            f"{len(again)} of {len(fresh.ids)} problems to confirm on are among those that name the heads (first: "
+            f"{again[0]!r}): nothing can be confirmed on what it was chosen by; give others, for example "
+            "problems[:64] to name and problems[64:128] to confirm"
+        )
+    if len(fresh.ids) < 2:
+        raise ValueError(f"confirming needs at least 2 problems (the unit of replication), got {len(fresh.ids)}")
+    for what in ("insertion", "template"):
+        ours, theirs = ({str(getattr(pair, what)) for pair in prepared.bare} for prepared in (used, fresh))
+        if ours != theirs:
+            raise ValueError(
+                f"the problems to confirm on have another {what} ({', '.join(sorted(theirs))[:200]}) than those that name the "
+                f"heads ({', '.join(sorted(ours))[:200]}): make both with the same one"
+            )
+    return fresh
+
+
+def _warn_of_few(n: int, n_heads: int, alpha: float) -> None:
+    words = few_problems(n, n_heads, alpha)
+    if words:
+        warnings.warn(words, stacklevel=3)
 
 
 @dataclass(frozen=True)
@@ -107,16 +163,16 @@ class Rules:
 
     alpha: float
     smallest_effect: float
-    n_permutations: int
     n_control_draws: int
     n_random_sets: int
     controls: bool
     seed: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha < 1 or not self.smallest_effect >= 0:
+        if not 0 < self.alpha < 1 or not 0 <= self.smallest_effect < 1:
             raise ValueError(
-                f"alpha must lie in (0, 1) and smallest_effect be 0 or more, got {self.alpha} and {self.smallest_effect}"
+                "alpha must lie in (0, 1) and smallest_effect, a share of the total effect, in [0, 1), got "
+                f"{self.alpha} and {self.smallest_effect}"
             )
         if self.controls and self.n_control_draws < 1:
             raise ValueError(
@@ -130,70 +186,63 @@ class Rules:
         return {
             "alpha": self.alpha,
             "smallest_effect": self.smallest_effect,
-            "n_permutations": self.n_permutations,
             "n_control_draws": self.n_control_draws if self.controls else 0,
             "n_random_sets": self.n_random_sets if self.controls else 0,
         }
 
-    def judged(self, measured: Measured, family: tuple[Head, ...], resolution: float) -> Judged:
-        """The verdicts; no head is named where the total effect is not established."""
-        found = judge(
-            measured.values,
-            family,
-            alpha=self.alpha,
-            smallest=self.smallest_effect * abs(float(measured.total.mean())),
-            n_permutations=self.n_permutations,
+    def judged(
+        self, values: dict[str, np.ndarray], total: np.ndarray, family: tuple[Head, ...], rounding: float
+    ) -> Judged:
+        options = {"alpha": self.alpha, "smallest_effect": self.smallest_effect, "rounding": rounding}
+        return judge(values, total, family, **options)
+
+    def controls_in(self, folder: Path | None, progress: bool) -> Controls:
+        return Controls(self.n_control_draws, self.n_random_sets, folder, progress, self.seed)
+
+    def confirmed(
+        self, fresh: Prepared, judged: Judged, settings: dict[str, Any], *, folder: Path | None, progress: bool
+    ) -> Confirmation:
+        """The named heads again, on problems that had no part in naming them; what is tested there alone beside."""
+        claims = judged.found
+        file = None if folder is None else folder / "mless.jsonl"
+        measured = measure(fresh, claims.heads, checkpoint=file, progress=progress, seed=self.seed)
+        held, curve = Held({}, None, {}), None
+        if self.controls:
+            made = self.controls_in(folder, progress)
+            held = made.held(fresh, claims, measured.values["knockout"], claims.heads[0], fresh=True)
+            curve = circuit_curve(
+                fresh.model,
+                fresh,
+                ranking(judged),
+                outcome=fresh.outcome,
+                joint_up_to=0,
+                fresh=True,
+                checkpoint=None if folder is None else folder / "curve.jsonl",
+                progress=progress,
+                seed=self.seed,
+            )
+        return Confirmation(
+            problem_ids=fresh.ids,
+            heads=claims.heads,
+            kinds=claims.kinds,
+            senses=claims.sense,
+            direction=claims.direction,
+            values=measured.values,
+            total=measured.total,
+            controls=held.values,
+            joint=held.joint,
+            curve=curve,
+            unit=fresh.outcome.unit,
+            settings={**settings, "left_out": held.left_out},
             seed=self.seed,
         )
-        stands = established(measured.total, resolution=resolution, seed=self.seed)
-        return Judged(found.p, found.readers & stands, found.mediators & stands)
-
-    def controlled(
-        self,
-        prepared: Prepared,
-        measured: Measured,
-        judged: Judged,
-        family: tuple[Head, ...],
-        named: tuple[Head, ...],
-        *,
-        folder: Path | None,
-        progress: bool,
-    ) -> "Held":
-        """The named heads under other circumstances, and whether they are specific."""
-        values: dict[str, np.ndarray] = {}
-        left_out, joint = None, None
-        if self.controls:
-            made = Controls(prepared, folder=folder, progress=progress, seed=self.seed)
-            values = made.gap_alone(named, family[0])
-            if named:
-                others, left_out = made.other_insertions(named, self.n_control_draws)
-                values |= others
-            if judged.readers.any():
-                joint = joint_knockout(
-                    prepared.model,
-                    prepared,
-                    [head for head, reads in zip(family, judged.readers, strict=True) if reads],
-                    outcome=prepared.outcome,
-                    n_random_sets=self.n_random_sets,
-                    singles=measured.values["knockout"][:, judged.readers],
-                    checkpoint=None if folder is None else folder / "random-sets.jsonl",
-                    progress=progress,
-                    seed=self.seed,
-                )
-        options: dict[str, Any] = {"alpha": self.alpha, "n_permutations": self.n_permutations, "seed": self.seed}
-        specific, p = specificity(measured.values, family, named, judged.readers, values, **options)
-        return Held(values, specific, p, joint, left_out)
 
 
-@dataclass(frozen=True, eq=False)
-class Held:
-    """What came of the controls: effects by name, whether each head is specific, the readers as a set."""
-
-    values: dict[str, np.ndarray]
-    specific: np.ndarray
-    p_specific: np.ndarray
-    joint: JointKnockout | None
-    mful_left_out: str | None
+def ranking(judged: Judged) -> tuple[Head, ...]:
+    """The family by the median of what each head removes or adds, whichever is more, in its own sense; the named first."""
+    size = np.max([np.median(judged.turned(measure), axis=0) for measure in SIDES.values()], axis=0)
+    order = np.lexsort((-np.nan_to_num(size, nan=-np.inf), ~judged.named))
+    return tuple(judged.heads[at] for at in order)
 
 
 def _way_settings(
@@ -208,33 +257,3 @@ def _way_settings(
         "n_candidates": len(candidates),
         "screened": None if way.exact else [str(head) for head in family],
     }
-
-
-def _assembled(
-    prepared: Prepared,
-    measured: Measured,
-    judged: Judged,
-    family: tuple[Head, ...],
-    held: Held,
-    settings: dict[str, Any],
-    seed: int,
-) -> LocatedHeads:
-    return LocatedHeads(
-        problem_ids=prepared.ids,
-        heads=family,
-        values=measured.values,
-        total=measured.total,
-        readers=judged.readers,
-        mediators=judged.mediators,
-        p_reader=np.maximum(judged.p["knockout"], judged.p["edge_noise"]),
-        p_mediator=np.maximum(judged.p["mediated_removed"], judged.p["mediated_added"]),
-        tested=np.isfinite(judged.p["knockout"]),
-        specific=held.specific,
-        patches=measured.patches,
-        controls=held.values,
-        unit=prepared.outcome.unit,
-        settings=settings,
-        seed=seed,
-        p_specific=held.p_specific,
-        joint=held.joint,
-    )

@@ -5,13 +5,14 @@ from typing import TypeVar
 
 SAVED: dict[str, type] = {}
 """Frozen dataclasses by name, as folders written by `store.save` name them."""
-RENAMED: dict[str, dict[str, str]] = {}
-"""By class, the fields that older folders know under another name: what they were called and what they are called now."""
+RENAMED: dict[str, dict[str, str | None]] = {}
+"""By class, the fields that older folders know otherwise: what they were called, and what they are called now (None: what
+they held follows from the others, and is made from them)."""
 
 Class = TypeVar("Class", bound=type)
 
 
-def savable(kind: Class, *, renamed: Mapping[str, str] | None = None) -> Class:
+def savable(kind: Class, *, renamed: Mapping[str, str | None] | None = None) -> Class:
     """A class decorator: instances of this dataclass can be saved and loaded unchanged."""
     SAVED[kind.__name__] = kind
     RENAMED[kind.__name__] = dict(renamed or {})

@@ -66,8 +66,8 @@ class Result:
     settings: Mapping[str, Any] = MappingProxyType({})
     """What it was made with."""
 
-    def __init_subclass__(cls, *, renamed: Mapping[str, str] | None = None, **options: Any) -> None:
-        """`renamed`: fields that folders of an earlier version know under another name, old name to new."""
+    def __init_subclass__(cls, *, renamed: Mapping[str, str | None] | None = None, **options: Any) -> None:
+        """`renamed`: fields that folders of an earlier version know under another name, old name to new (None: no longer kept)."""
         super().__init_subclass__(**options)
         savable(cls, renamed=renamed)
 

@@ -177,7 +177,8 @@ def _decode(value: Any, arrays: Any) -> Any:
 def _rebuild(part: dict[str, Any], arrays: Any) -> Any:
     kind = _result_class(part["class"])
     renamed = RENAMED[kind.__name__]
-    return kind(**{renamed.get(key, key): _decode(value, arrays) for key, value in part["fields"].items()})
+    fields = {renamed.get(key, key): _decode(value, arrays) for key, value in part["fields"].items()}
+    return kind(**{key: value for key, value in fields.items() if key is not None})
 
 
 def _result_class(name: str) -> Any:

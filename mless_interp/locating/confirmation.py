@@ -1,0 +1,139 @@
+"""Named heads tested again on problems that had no part in naming them."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..heads import Head
+from ..patching.joint import JointKnockout
+from ..running.results import Result, Shown, ShownTable, head_columns, interval_columns, tidy
+from ..statistics import median_interval
+from .control import beside_controls
+from .curves import CircuitCurve
+from .judge import KINDS, SIDES, Claims, Judged, judge
+from .sentences import few_problems, share_words, specific_words, total_words, verdict_words
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Confirmation(Result):
+    """The heads that were named elsewhere, and nothing else, on fresh problems: Holm over these heads alone.
+
+    `heads`, `kinds` and `senses` `[head]` are the claims, `direction` the sign of the effect that they are told by;
+    `values[measure]` `[problem, head]` and `total` `[problem]` were measured on the fresh problems. So were the controls
+    (`controls[name]` `[problem, head]`), the readers knocked out together (`joint`), and the curve of the ranking
+    (`curve`): all chosen on other problems, so that their p-values mean something.
+    """
+
+    problem_ids: tuple[str, ...]
+    heads: tuple[Head, ...]
+    kinds: tuple[str, ...]
+    senses: np.ndarray
+    direction: float
+    values: dict[str, np.ndarray]
+    total: np.ndarray
+    controls: dict[str, np.ndarray] = field(default_factory=dict)
+    joint: JointKnockout | None = None
+    curve: CircuitCurve | None = None
+    unit: str = "nats"
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    @property
+    def claims(self) -> Claims:
+        """What was claimed."""
+        return Claims(self.direction, self.heads, self.kinds, self.senses)
+
+    @cached_property
+    def judged(self) -> Judged:
+        """The verdicts on the fresh problems."""
+        s = self.settings
+        options = {"alpha": s["alpha"], "smallest_effect": s["smallest_effect"], "rounding": s["resolution"]}
+        return judge(self.values, self.total, self.heads, claims=self.claims, **options)
+
+    @cached_property
+    def confirmed(self) -> np.ndarray:
+        """Whether every side that a head was named for passes again, in its sense, `[head]`."""
+        passed = {side: self.judged.passed[side] * self.senses > 0 for side in SIDES}
+        wanted = [KINDS[kind].side for kind in self.kinds]
+        return np.array(
+            [all(passed[side][at] for side in SIDES if want in ("both", side)) for at, want in enumerate(wanted)],
+            dtype=bool,
+        )
+
+    @property
+    def same_kind(self) -> np.ndarray:
+        """Whether a head is confirmed, and as the same kind, `[head]`."""
+        return self.confirmed & (np.array(self.judged.kinds) == np.array(self.kinds))
+
+    def control_table(self) -> pd.DataFrame:
+        """One row per head: its effect beside the same under each control, with the test (`control.beside_controls`)."""
+        return beside_controls(self.claims, self.values, self.controls, fresh=True)
+
+    def summary(self) -> pd.DataFrame:
+        """One row per head: claim, verdict here, counts of problems, corrected p of each side, the median with limits."""
+        columns: dict[str, Any] = head_columns(self.heads) | {
+            "claimed": list(self.kinds),
+            "confirmed": self.confirmed,
+            "kind": list(self.judged.kinds),
+            "n": np.full(len(self.heads), len(self.total)),
+        }
+        for side, measure in SIDES.items():
+            test = self.judged.sides[side]
+            columns |= {f"{side}_count": test.count[0], f"{side}_p": test.p_corrected[0]}
+            columns |= interval_columns(f"{side}_median", median_interval(self.claims.own(self.values, measure)))
+        return pd.DataFrame(columns)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One tidy row per problem and head, with the four measures."""
+        return tidy({"problem": self.problem_ids, "label": [str(head) for head in self.heads]}, **self.values)
+
+    def sentences(self) -> list[str]:
+        """Which heads are confirmed, and as what; the set, the curve and specificity, tested on these problems."""
+        s, n = self.settings, len(self.total)
+        found = [f"{n} fresh problems, none of them used to name the heads; {len(self.heads)} heads tested again."]
+        found += total_words(self.judged, self.unit)
+        few = few_problems(n, len(self.heads), s["alpha"], n_senses=1)
+        if few:
+            found.append(few)
+        if not self.judged.established:
+            return [*found, "The effect is not established there in the direction claimed, so no head is confirmed."]
+        sure = [str(head) for head, one in zip(self.heads, self.confirmed, strict=True) if one]
+        lost = [str(head) for head, one in zip(self.heads, self.confirmed, strict=True) if not one]
+        found.append(
+            f"Confirmed: {', '.join(sure) or 'none'}." + (f" Not confirmed: {', '.join(lost)}." if lost else "")
+        )
+        words = [verdict_words(self.judged, at, kind) for at, kind in enumerate(self.kinds)]
+        kinds = [
+            f" (here: {kind})" if one and kind != claimed else ""
+            for one, kind, claimed in zip(self.confirmed, self.judged.kinds, self.kinds, strict=True)
+        ]
+        found += [f"{text}{kind}." for text, kind in zip(words, kinds, strict=True)]
+        if self.controls:
+            found += specific_words(self.control_table(), alpha=s["alpha"], n=n, fresh=True)
+        if self.joint is not None:
+            first, *rest = self.joint.sentences()
+            found += [f"Heads that read, as a set: {first}", *rest]
+        if self.curve is not None:
+            _, _, *rest = self.curve.sentences()
+            found += [f"The ranking found before, on these problems: {' '.join(rest)}"] if rest else []
+        return found
+
+    def shown(self) -> Shown:
+        """The claims and what came of them, and the effects beside the controls."""
+        columns = ["label", "paper_label", "claimed", "confirmed", "kind", "removed_count", "added_count", "n"]
+        columns += ["removed_median", "removed_p", "added_p"]
+        smallest = share_words(self.settings["smallest_effect"])
+        caption = f"Named heads on fresh problems; counts of problems with more than {smallest} of the effect."
+        tables = [ShownTable(self.summary(), caption, columns)]
+        if self.controls:
+            tables.append(
+                ShownTable(self.control_table(), "The same heads beside their controls; medians over problems.")
+            )
+        return Shown(tuple(tables))
+
+    def printed(self) -> pd.DataFrame:
+        """The claims and what came of them."""
+        return self.summary().drop(columns=["layer", "head", "paper_label"])

@@ -1,0 +1,145 @@
+"""How verdicts are told: in how many problems, out of how many, and what the problems could not tell."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..statistics import (
+    concentration,
+    detectable_prevalence,
+    fewest_problems,
+    mean_interval,
+    median_interval,
+)
+from .judge import KINDS, SIDES, Judged, established
+
+SAME_PROBLEMS = "chosen on these problems, so no p-value"
+
+
+def few_problems(n: int, n_heads: int, alpha: float, *, n_senses: int = 2) -> str:
+    """What to say where so few problems cannot name any of so many heads; nothing where they can."""
+    needed = fewest_problems(n_heads, alpha=alpha, n_senses=n_senses)
+    if n >= needed:
+        return ""
+    return (
+        f"{n} problems are too few to name any of {n_heads} heads at alpha = {alpha:g}: not even a head that acts in every "
+        f"problem would pass. {needed} problems are needed, more where heads act in fewer than all."
+    )
+
+
+def power_words(n: int, n_heads: int, alpha: float) -> str:
+    """What these problems can find: from the binomial alone, never from what was observed."""
+    least = detectable_prevalence(n, n_heads, alpha=alpha)
+    if np.isnan(least):
+        return few_problems(n, n_heads, alpha)
+    return f"{n} problems name one of {n_heads} heads with 80 % power where it acts in {least:.0%} of all problems or more."
+
+
+def share_words(share: float) -> str:
+    """The smallest effect of interest as it is said: a share of the effect."""
+    return f"{100 * share:.3g} %"
+
+
+def total_words(judged: Judged, unit: str) -> list[str]:
+    """The whole effect: its median, in how many problems it is of one sign, its mean, and who carries the mean."""
+    total = judged.total
+    middle, mean = median_interval(total), mean_interval(total)
+    agree = int((judged.direction * total > judged.rounding).sum())
+    limits = "" if np.isnan(middle.low) else f" [{float(middle.low):+.4f}, {float(middle.high):+.4f}]"
+    return [
+        f"Total content effect: median {float(middle.estimate):+.4f} {unit}{limits}, of this sign in {agree} of {len(total)} "
+        f"problems (sign test, p = {judged.p_total:.2g}); mean {float(mean.estimate):+.4f} [{float(mean.low):+.4f}, "
+        f"{float(mean.high):+.4f}]."
+    ]
+
+
+def concentration_words(total: np.ndarray, ids: Sequence[str], unit: str, outcome: str) -> list[str]:
+    """Where a few problems carry most of an effect: which, how much, what is left without them, what to do."""
+    if not np.any(total):
+        return []
+    found = concentration(total)
+    if not found.concentrated:
+        return []
+    which = ", ".join(ids[at] for at in found.problems[:5]) + (", ..." if len(found.problems) > 5 else "")
+    words = (
+        f"A few problems carry most of it: {found.share:.0%} of all that happens lies in {len(found.problems)} of "
+        f"{len(total)} problems ({which}); as they are left out, its mean lies between {found.low:+.4f} and "
+        f"{found.high:+.4f} {unit}. Means and fractions below rest on them; the counts of problems do not."
+    )
+    if outcome != "answer_prob":
+        words += " The bounded outcome answer_prob has no such tails."
+    return [words]
+
+
+def verdict_words(judged: Judged, at: int, kind: str) -> str:
+    """One head's verdict: its kind, in how many problems it removes and adds the effect, and the median share.
+
+    "L0H13: reader; removes more than 5 % of the effect in 61 of 64 problems, adds it in 60; median 31 % [28, 34] of the
+    total"
+    """
+    side = "added" if KINDS[kind].side == "added" else "removed"
+    other = next(name for name in SIDES if name != side)
+    with_it = judged.told_in[at] > 0
+    verbs = {"removed": "removes", "added": "adds"}
+    against = {"removed": "taking it out raises", "added": "putting it in lowers"}
+    counts = {name: judged.counted(measure) for name, measure in SIDES.items()}
+    did, n, did_other = int(counts[side].count[0, at]), int(counts[side].n[at]), int(counts[other].count[0, at])
+    smallest = share_words(judged.smallest_effect)
+    if with_it:
+        told = f"{verbs[side]} more than {smallest} of the effect in {did} of {n} problems, {verbs[other]} it in {did_other}"
+    else:
+        told = (
+            f"against the effect: {against[side]} it by more than {smallest} in {did} of {n} problems, {against[other]} it "
+            f"in {did_other}"
+        )
+    share = median_interval(judged.told_in[at] * judged.turned(SIDES[side])[:, at])
+    whole = abs(float(np.median(judged.total))) / 100
+    limits = "" if np.isnan(share.low) else f" [{float(share.low) / whole:.0f}, {float(share.high) / whole:.0f}]"
+    return f"{judged.heads[at]}: {kind}; {told}; median {float(share.estimate) / whole:.0f} %{limits} of the total"
+
+
+def specific_words(table: pd.DataFrame, *, alpha: float, n: int, fresh: bool) -> list[str]:
+    """Whether the named heads do more than under random words of the same length, and than a knockout of as much attention."""
+    if table.empty or not table["exceeds_random_n"].any():
+        return ["Controls were not run, so whether they are specific is unknown."] if len(table) else []
+    counts = []
+    for row in table.itertuples():
+        mass = (
+            f", than as much attention elsewhere in {row.exceeds_mass} of {row.exceeds_mass_n}"
+            if row.exceeds_mass_n
+            else ""
+        )
+        p = f" (p = {row.p_specific:.2g})" if fresh and not np.isnan(row.p_specific) else ""
+        counts.append(
+            f"{row.label} more than random words of the same length in {row.exceeds_random} of {row.exceeds_random_n}{mass}{p}"
+        )
+    if fresh:
+        specific = ", ".join(table.loc[table["p_specific"] < alpha, "label"]) or "none"
+        words = [f"Specific to this insertion: {specific}. {'; '.join(counts)}."]
+    else:
+        words = [f"Beside their controls ({SAME_PROBLEMS}): {'; '.join(counts)}."]
+    lacking = [f"{row.label} on {row.exceeds_mass_n}" for row in table.itertuples() if 0 < row.exceeds_mass_n < n]
+    if lacking:
+        words.append(
+            f"Taking as much attention elsewhere is possible on fewer than all {n} problems for {', '.join(lacking)} (not "
+            "enough other attention to take); where it is on too few, random words alone decide."
+        )
+    return words
+
+
+def gap_words(controls: dict[str, Any], *, unit: str, alpha: float, rounding: float) -> list[str]:
+    """What the change of positions does with nothing inserted."""
+    if "shift_total" not in controls:
+        return []
+    shift = controls["shift_total"]
+    made = median_interval(shift)
+    limits = "" if np.isnan(made.low) else f" [{float(made.low):+.4f}, {float(made.high):+.4f}]"
+    words = (
+        f"Gap only (positions shifted as by the insertion, nothing inserted): median {float(made.estimate):+.4f} "
+        f"{unit}{limits}"
+    )
+    if not (np.abs(shift) > rounding).any():
+        return [f"{words}: no change at all."]
+    return [f"{words}{'' if established(shift, resolution=rounding, alpha=alpha) else ': not established'}."]
