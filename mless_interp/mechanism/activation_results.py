@@ -16,7 +16,6 @@ CLAIMS: dict[str, tuple[str, int]] = {
     "mean rises": ("mean", 1),
 }
 """The paper's three claims: metric and direction."""
-ALPHA = 0.05
 SAME = 1e-6
 """Differences smaller than this part of the values are rounding and count as ties."""
 UNITS = VALUES | DISTANCES
@@ -85,7 +84,7 @@ class ActivationShift(Result):
                         "n_tied": found.n_tied,
                         "p": found.p,
                         "p_corrected": float(p_corrected),
-                        "verdict": _verdict(found, float(p_corrected), made, claimed),
+                        "verdict": _verdict(found, float(p_corrected), made, claimed, 1 - self.confidence),
                     }
                 )
         return pd.DataFrame(rows)
@@ -297,15 +296,15 @@ class _Signs:
         return cls(len(d), up, down, len(d) - up - down, p)
 
 
-def _verdict(found: _Signs, p_corrected: float, made: Interval, claimed: int) -> str:
+def _verdict(found: _Signs, p_corrected: float, made: Interval, claimed: int, alpha: float) -> str:
     moved = found.n_up + found.n_down
     if found.n < 2:
         return "undefined (fewer than 2 problems)"
     if not moved:
         return "undecided (no problem changed)"
-    if mcnemar(moved, 0) * len(CLAIMS) >= ALPHA:
+    if mcnemar(moved, 0) * len(CLAIMS) >= alpha:
         return f"undecided ({moved} problems that change are too few to tell)"
-    if p_corrected >= ALPHA:
+    if p_corrected >= alpha:
         return "undecided"
     most = 1 if found.n_up > found.n_down else -1
     if not (float(made.low) > 0 if most > 0 else float(made.high) < 0):

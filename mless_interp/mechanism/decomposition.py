@@ -1,6 +1,5 @@
 """What `decompose_attention` gives: numbers per problem, layer and head, intervals, tests against a null, words."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,7 +9,7 @@ import pandas as pd
 
 from ..heads import Head
 from ..running.results import Quantity, Result, Shown, ShownTable, head_columns, head_map, interval_columns, of_heads
-from ..statistics import CONFIDENCE, SignFlipTest, defined_mean, max_t_sign_flip, mean_interval
+from ..statistics import CONFIDENCE, Prevalence, defined_mean, fewest_problems, mean_interval, prevalence_test
 
 METRICS: dict[str, tuple[str, str]] = {
     "lam": ("probability", "retained mass lambda: attention kept outside the span, mean over queries"),
@@ -43,8 +42,8 @@ SHARES = tuple(f"{part}share{after}" for after in ("", "_after_norm") for part i
 """Metrics whose sum over heads is the layer's."""
 NULLS = {"uniform": ("lam_null", "lam_p"), "control": ("lam_control", "lam_control_p")}
 """What lambda is compared with -> the columns of a summary with its mean and with the corrected p-values."""
-ALPHA = 0.05
-NULL_MARK = "outlined: differs from uniform attention, p < 0.05 corrected for testing many heads"
+CLAIM = "differs from uniform attention, the same way in most problems"
+"""What a small `lam_p` says."""
 TOLD = {
     "label": "",
     "paper_label": "",
@@ -132,19 +131,22 @@ class AttentionDecomposition(Result):
             raise ValueError('no control insertion was run: decompose_attention(..., control="random_sentence")')
         return self.control
 
-    def null_test(self, against: str = "uniform", contrast: str | None = None) -> SignFlipTest | None:
-        """Does lambda differ from its null? Max-T sign flips of whole problems over all heads, cells as `heads`.
+    @property
+    def alpha(self) -> float:
+        """The level of every test: 1 - `confidence`."""
+        return 1 - self.confidence
 
-        Heads that differ by rounding alone are left out (p = NaN). None with a single problem (nothing replicates), or
-        where no head differs.
+    def null_test(self, against: str = "uniform", contrast: str | None = None) -> Prevalence | None:
+        """In how many problems is lambda above its null, and below it? `[sense, head]`, heads as in `heads`.
+
+        Exact, Holm over heads and senses. Heads that differ by rounding alone are left out (p = NaN). None with a single
+        problem (nothing replicates), or where no head differs.
         """
         difference = of_heads(self.of("lam", contrast) - self.null(against, contrast), self.heads)
-        differs = (np.abs(difference).max(0) > SAME) & (np.ptp(difference, 0) > 0)
+        differs = (np.abs(difference) > SAME).any(0)
         if len(difference) < 2 or not differs.any():
             return None
-        with warnings.catch_warnings():  # how small a p-value can get is part of the result
-            warnings.simplefilter("ignore")
-            return max_t_sign_flip(difference, tested=differs, seed=self.seed)
+        return prevalence_test(difference, SAME, tested=differs, confidence=self.confidence)
 
     def summary(self, contrast: str | None = None) -> pd.DataFrame:
         """One row per head: every metric's mean over problems with its interval `_ci_low`, `_ci_high` and `_n`; lambda
@@ -164,7 +166,7 @@ class AttentionDecomposition(Result):
                     null, p = NULLS[against]
                     test = self.null_test(against, contrast)
                     columns[null] = defined_mean(of_heads(self.null(against, contrast), self.heads))
-                    columns[p] = np.nan if test is None else test.p_corrected
+                    columns[p] = np.nan if test is None else np.fmin(*test.p_corrected)
                 columns["lam_minus_uniform"] = columns["lam"] - columns["lam_null"]
         return pd.DataFrame(columns)
 
@@ -235,9 +237,9 @@ class AttentionDecomposition(Result):
         """A metric in its unit; lambda is tested against uniform attention."""
         made = super().quantity(column)
         if column == "lam_minus_uniform":
-            return replace(made, unit="share", signed=True, p="lam_p")
+            return replace(made, unit="share", signed=True, p="lam_p", claim=CLAIM)
         unit = METRICS[column][0] if column in METRICS else ""
-        return replace(made, unit=unit, p="lam_p" if column == "lam" else None)
+        return replace(made, unit=unit, p="lam_p", claim=CLAIM) if column == "lam" else replace(made, unit=unit)
 
     def sentences(self) -> list[str]:
         """What was found, what is arithmetic, what cannot be said."""
@@ -287,11 +289,10 @@ class AttentionDecomposition(Result):
                 alone = len(self.problem_ids) < 2
                 words += "; a single problem tests nothing" if alone else f"; no head differs from {name}"
                 continue
-            with np.errstate(invalid="ignore"):
-                sure = test.p_corrected < ALPHA
-            above, below = int((sure & (test.statistic > 0)).sum()), int((sure & (test.statistic < 0)).sum())
-            words += f"; against {name} {above} heads keep more and {below} less (corrected p < {ALPHA:g}"
-            words += f", smallest reachable {test.smallest_p:.2g})" if test.smallest_p >= ALPHA else ")"
+            above, below = (int((p < self.alpha).sum()) for p in test.p_corrected)
+            words += f"; against {name} {above} heads keep more and {below} less in most problems (corrected p < "
+            least = fewest_problems(int(np.isfinite(test.p[0]).sum()), alpha=self.alpha)
+            words += f"{self.alpha:.3g}" + (f"; that takes {least} problems at least)" if test.n.max() < least else ")")
         return words + "."
 
     def _fit_words(self, contrast: str) -> list[str]:
@@ -371,8 +372,9 @@ class AttentionDecomposition(Result):
         tables = [ShownTable(table, caption, first)]
         if rest:
             tables.append(ShownTable(table, "Further measures of each head.", ["label", "paper_label", *rest]))
-        marked = (table["lam_p"] < ALPHA).tolist()
-        return Shown(tuple(tables), head_map(table, ["lam_minus_uniform"], told, marked=marked, means=NULL_MARK))
+        marked = (table["lam_p"] < self.alpha).tolist()
+        means = f"outlined: {CLAIM}, p < {self.alpha:.3g} corrected for testing many heads"
+        return Shown(tuple(tables), head_map(table, ["lam_minus_uniform"], told, marked=marked, means=means))
 
 
 def _largest_shares(table: pd.DataFrame, k: int) -> pd.DataFrame:

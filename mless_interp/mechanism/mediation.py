@@ -57,7 +57,7 @@ def mediate(
     contrast : "content" (masked -> inserted) or "held" (base -> held); z is the first run's, z' and Sigma the second's.
     direction : the run that is edited. "noising": the one that cannot see the span, so that only what is added here
         acts; "denoising": the one with the span, so that what is *missing* here acts and later layers still read it.
-    outcome : "answer_logprob", "solution_logprob", "logit_diff".
+    outcome : "answer_logprob", "answer_prob", "solution_logprob", "logit_diff".
     c, q : near zero, as in `activation_shift`: 1.4826 MAD c of the base run's |a|, and its q quantile. Both depend on
         these numbers, for which there is no rule.
     checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..running.results import Result, Shown, ShownTable, tidy
-from ..statistics import CONFIDENCE, corrected_p, mean_interval
+from ..running.results import Result, Shown, ShownTable, interval_columns, tidy
+from ..statistics import CONFIDENCE, holm, mean_interval, median_interval, sign_test
 
 EDITED = ("reference", "scale", "bias", "both", "patched")
 """The edited run with z, lambda z, z + Sigma, lambda z + Sigma, z'."""
@@ -66,14 +66,17 @@ class Mediation(Result):
         return arm(effect) - arm("reference")
 
     def summary(self) -> pd.DataFrame:
-        """One row per reading and effect: mean over problems with its interval, d_z, p corrected over all rows, n.
+        """One row per reading and effect: mean and median over problems with their intervals, `n_up` and `n_down` of `n`
+        problems that rose and fell, and `p_corrected`: the exact sign test of that, Holm over all rows.
 
-        `before` is the reading's mean without the span. p is NaN where nothing varies or there is a single problem.
+        `before` is the reading's mean without the span. Changes within rounding count as none; p is NaN where there is no other.
         """
         keys = [(reading, effect) for reading in self.readings for effect in EFFECTS]
         cells = np.stack([self.effect(*key) for key in keys], 1)
         noise = 1e-5 * np.abs(np.nanmean(np.stack([self.of(key[0], "without") for key in keys], 1), 0))
         made = mean_interval(cells, confidence=self.confidence, seed=self.seed)
+        moved = np.where(np.abs(cells) > noise, cells, np.where(np.isnan(cells), np.nan, 0.0))
+        p = np.where((moved != 0).any(0), sign_test(moved), np.nan)
         return pd.DataFrame(
             {
                 "reading": [reading for reading, _ in keys],
@@ -82,8 +85,10 @@ class Mediation(Result):
                 "mean": made.estimate,
                 "ci_low": made.low,
                 "ci_high": made.high,
-                # an exact 0, up to rounding, is no effect to test
-                "p_corrected": corrected_p(cells, tested=np.abs(cells).max(0) > noise, seed=self.seed),
+                **interval_columns("median", median_interval(cells, confidence=self.confidence)),
+                "n_up": (moved > 0).sum(0),
+                "n_down": (moved < 0).sum(0),
+                "p_corrected": holm(p) if np.isfinite(p).any() else p,
                 "n": made.n,
                 "unit": [self.unit if reading == "outcome" else READINGS[reading][0] for reading, _ in keys],
             }

@@ -62,8 +62,8 @@ def attribute_heads(
     mediators too.
 
     The `verify` best heads (default: 64 for "gate_ig", none for "atp") are then swept exactly, by the knockout or z patch
-    that the method estimates; `exact` holds what came, and the ranking uses it in place of the estimate. Where the
-    model is far from linear the order of the first heads would otherwise be the estimate's error.
+    that the method estimates; `exact` holds what came, and those heads come first, by it. Where the model is far from
+    linear the order of the first heads would otherwise be the estimate's error.
 
     Positive: the head's response raises the outcome. Per problem, never averaged before. `checkpoint`: a file that receives
     the estimates of each finished problem; a run started again with the same settings goes on from there.
@@ -268,17 +268,25 @@ class HeadAttribution(Result):
 
     @property
     def best(self) -> np.ndarray:
-        """What heads are ranked by, `[problem, layer, head]`: exact where verified, else the estimate of that sweep."""
+        """What is known best of each head, `[problem, layer, head]`: exact where `verified`, else the estimate of that sweep."""
         estimate = self.scores if self.knockout is None else self.knockout
-        return estimate if self.exact is None else np.where(np.isnan(self.exact), estimate, self.exact)
+        return estimate if self.exact is None else np.where(self.verified, self.exact, estimate)
+
+    @property
+    def verified(self) -> np.ndarray:
+        """The heads that an exact sweep measured on every problem, `[layer, head]`."""
+        none = np.zeros(self.scores.shape[1:], dtype=bool)
+        return none if self.exact is None else np.isfinite(self.exact).all(0)
 
     def ranking(self, by: str = "best") -> tuple[Head, ...]:
-        """Heads by |mean|, largest first, of "best", "scores", "knockout" or "edge_noise"."""
+        """Heads by |mean|, largest first, of "scores", "knockout" or "edge_noise"; "best": first the verified heads by their
+        exact value, then the others by the estimate. The two are never mixed: an estimate can be far off."""
         known = [name for name in ("best", "scores", "knockout", "edge_noise") if getattr(self, name) is not None]
         if by not in known:
             raise ValueError(f"cannot rank by {by!r}; this result has {', '.join(known)}")
         mean = np.abs(getattr(self, by).mean(0))
-        order = np.argsort(-mean, axis=None, kind="stable")
+        later = ~self.verified if by == "best" else np.zeros_like(self.verified)
+        order = np.lexsort((-mean.ravel(), later.ravel()))  # stable: the last key decides first
         return tuple(Head(int(i // mean.shape[1]), int(i % mean.shape[1])) for i in order)
 
     def to_frame(self) -> pd.DataFrame:
@@ -294,7 +302,8 @@ class HeadAttribution(Result):
         return table
 
     def summary(self) -> pd.DataFrame:
-        """One row per head, best first: the means over problems of the score, the estimates and what was verified."""
+        """One row per head, best first: whether it was `verified` or stands by an estimate ("ranked by"), and the means over
+        problems of the score, the estimates and the exact sweep."""
         ranked = self.ranking()
         given = {
             "score": self.scores,
@@ -303,7 +312,8 @@ class HeadAttribution(Result):
             "exact": self.exact,
         }
         means = {name: of_heads(values.mean(0), ranked) for name, values in given.items() if values is not None}
-        return pd.DataFrame({**head_columns(ranked), **means})
+        ranked_by = ["exact" if self.verified[head.layer, head.head] else "estimate" for head in ranked]
+        return pd.DataFrame({**head_columns(ranked), "ranked by": ranked_by, **means})
 
     def quantity(self, column: str) -> Quantity:
         """A contribution in the outcome's unit; estimates have no intervals."""
@@ -323,9 +333,13 @@ class HeadAttribution(Result):
             too_much = worst > 0.05 * size > 0
             advice = f", {worst / size:.0%} of the largest effect: raise steps ({self.settings.get('steps')})"
             found.append(f"Largest completeness error {worst:.2e} {self.unit}{advice if too_much else ''}.")
-        n_exact = 0 if self.exact is None else int(np.isfinite(self.exact[0]).sum())
+        n_exact = int(self.verified.sum())
         if n_exact:
-            found.append(f"The first {n_exact} heads were verified by an exact sweep.")
+            rest = self.verified.size - n_exact
+            found.append(
+                f"The first {n_exact} heads were verified by an exact sweep and are ranked by it"
+                f"{f'; the other {rest} follow, ranked by their estimates' if rest else ''}."
+            )
         return [*found, "Estimates are for screening: name heads with exact sweeps of both directions (locate_heads)."]
 
     def printed(self) -> pd.DataFrame:

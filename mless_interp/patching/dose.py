@@ -21,7 +21,7 @@ from ..prompts.problems import Problem
 from ..prompts.prompt import Template
 from ..running.loop import Tick, Unit, over_problems
 from ..running.results import Result, Shown, ShownTable, head_columns, interval_columns, tidy
-from ..statistics import Interval, mean_interval
+from ..statistics import CONFIDENCE, Interval, mean_interval
 from .outcomes import Outcome, outcome_named
 from .prepared import Runs, prepare
 
@@ -199,10 +199,15 @@ class DoseResponse(Result):
         """Slope of the heads' mean log odds in log N with its interval over problems."""
         return mean_interval(self.slopes(condition).mean(1), seed=self.seed)
 
-    def effects(self, contrast: str = "total") -> Interval:
-        """Mean effect (corrupted - clean) of each dose on the outcome with its interval over problems, `[dose]`."""
+    def effects(self, contrast: str = "total", *, together: bool = False) -> Interval:
+        """Mean effect (corrupted - clean) of each dose on the outcome with its interval over problems, `[dose]`.
+
+        `together`: wider intervals that hold for all doses at once (Bonferroni), for a dose that is picked by its effect.
+        """
         found = one_of(contrast, CONTRASTS, "contrast")
-        return mean_interval(self._outcome(found.corrupted) - self._outcome(found.clean), seed=self.seed)
+        values = self._outcome(found.corrupted) - self._outcome(found.clean)
+        confidence = 1 - (1 - CONFIDENCE) / len(self.doses) if together else CONFIDENCE
+        return mean_interval(values, confidence=confidence, seed=self.seed)
 
     def _outcome(self, condition: str) -> np.ndarray:
         """Outcomes `[problem, dose]` in a condition, or in its twin."""
@@ -221,10 +226,13 @@ class DoseResponse(Result):
         return pd.DataFrame(table)
 
     def outcome_table(self) -> pd.DataFrame:
-        """One row per dose: the mean outcome, and each contrast's effect with its interval over problems."""
+        """One row per dose: the mean outcome, and each contrast's effect with its interval over problems (each dose by
+        itself; `total_together_ci_low`, `total_together_ci_high` hold for all doses at once)."""
         table: dict[str, Any] = {"n_tokens": self.doses, "outcome": self.outcomes["inserted"].mean(0)}
         for contrast in ("total", "content", "shift", "held"):
             table |= interval_columns(contrast, self.effects(contrast))
+        both = self.effects("total", together=True)
+        table |= {"total_together_ci_low": both.low, "total_together_ci_high": both.high}
         return pd.DataFrame(table | {"n": np.isfinite(self.outcomes["inserted"]).sum(0)})
 
     def reading_table(self, condition: str = "held") -> pd.DataFrame:
@@ -249,7 +257,7 @@ class DoseResponse(Result):
     def sentences(self) -> list[str]:
         """The slopes in both conditions, and the dose at which the outcome moves most."""
         held, inserted = self.slopes("held"), self.slopes("inserted")
-        total = self.effects("total")
+        total = self.effects("total", together=True)
         most = int(np.argmax(np.abs(total.estimate)))
         low, high = float(total.low[most]), float(total.high[most])
         known = " (1 for identical tokens in layer 0)" if self.layer == 0 else ""
@@ -258,7 +266,8 @@ class DoseResponse(Result):
             f"{len(self.heads)} heads.",
             f"Slope of logit(1 - lambda) in log N: held positions {_range(held)}{known}; inserted {_range(inserted)}.",
             f"The outcome {self.settings.get('outcome')} moves most at {self.doses[most]} tokens: "
-            f"{float(total.estimate[most]):+.4f} {self.unit} against no insertion, 95 % interval [{low:+.4f}, {high:+.4f}]"
+            f"{float(total.estimate[most]):+.4f} {self.unit} against no insertion, 95 % interval [{low:+.4f}, {high:+.4f}] "
+            f"(for all {len(self.doses)} doses together: this one was picked by its effect)"
             f"{'.' if low * high > 0 else ', which holds 0 or is undefined.'}",
         ]
 

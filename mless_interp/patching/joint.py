@@ -25,6 +25,9 @@ from .outcomes import Outcome
 from .prepared import Prepared, Runs, prepare, single
 from .sweep import Sweep, sweep_heads
 
+CHOSEN_HERE = "chosen on these problems, so no p-value"
+"""What stands in the place of a p-value where heads were chosen because of their effects on the same problems."""
+
 
 def joint_knockout(
     model: Model,
@@ -34,6 +37,7 @@ def joint_knockout(
     outcome: str | Outcome = "answer_logprob",
     n_random_sets: int = 100,
     singles: np.ndarray | None = None,
+    chosen_elsewhere: bool = False,
     checkpoint: str | Path | None = None,
     progress: bool = True,
     seed: int = 0,
@@ -45,12 +49,15 @@ def joint_knockout(
 
     Each random set holds as many heads of each layer as the given one, none of them given. Where only `n_random_sets` or
     fewer such sets exist, all of them are taken and p is exact; where a layer has fewer other heads than given ones,
-    there is none and p is NaN. 1 / (1 + number of sets) is the smallest p that can come out.
+    there is none and p is NaN. 1 / (1 + number of sets) is the smallest p that can come out. Heads that were chosen *because*
+    of their effects on these problems beat random ones by the choice alone: then there is no p.
 
     Parameters
     ----------
     singles : effects of the single knockouts `[problem, head]` in the order of `heads`, in the sign of the insertion's
         own effect, where a sweep has given them already; swept here otherwise.
+    chosen_elsewhere : True says that the heads were chosen without these problems (on others, from the literature, by
+        their planting); only then is there a p.
     checkpoint : a file that receives each finished problem; started again with the same settings the run goes on there.
 
     Source: the necessity test of Shi et al. (2410.13032), methods §8 | differs in: attention to the span is knocked out,
@@ -92,6 +99,7 @@ def joint_knockout(
         unit=prepared.outcome.unit,
         settings={**settings, **prepared.settings},
         seed=seed,
+        chosen_elsewhere=chosen_elsewhere,
     )
 
 
@@ -195,6 +203,7 @@ class JointKnockout(Result):
 
     `singles` `[problem, head]` is what each removes alone, `random` `[problem, set]` what each of `sets` (random sets of
     the same size and layers, none of the given heads) removes together; `n_possible` such sets exist in all.
+    `chosen_elsewhere`: the heads were not chosen on these problems, so that `p` means something.
     """
 
     problem_ids: tuple[str, ...]
@@ -207,6 +216,7 @@ class JointKnockout(Result):
     unit: str
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+    chosen_elsewhere: bool = False
 
     @property
     def interval(self) -> Interval:
@@ -230,11 +240,15 @@ class JointKnockout(Result):
 
     @property
     def p(self) -> float:
-        """Rank of the set's |mean effect| among the random ones', itself included; NaN where there are none."""
-        if not self.sets:
-            return float("nan")
+        """Rank of the set's |mean effect| among the random ones', itself included; NaN where there are none, or where the
+        heads were chosen on these problems."""
+        return (1 + self.n_as_large) / (1 + len(self.sets)) if self.sets and self.chosen_elsewhere else float("nan")
+
+    @property
+    def n_as_large(self) -> int:
+        """Random sets whose |mean effect| is as large as the set's."""
         own, others = abs(self.effect.mean()), np.abs(self.random.mean(0))
-        return float((1 + (others >= own * (1 - 1e-9)).sum()) / (1 + len(others)))
+        return int((others >= own * (1 - 1e-9)).sum())
 
     @property
     def margin_interval(self) -> Interval:
@@ -296,10 +310,11 @@ class JointKnockout(Result):
         which = f"all {len(self.sets)} other" if self.exact else f"{len(self.sets)} random"
         words = (
             f"{which} sets of the same layers and size remove {middle:+.4f} (median; 95 % of them {low:+.4f} to "
-            f"{high:+.4f}), p = {self.p:.3g}"
+            f"{high:+.4f}), {self.n_as_large or 'none'} of them as much; "
         )
+        words += f"p = {self.p:.3g}" if self.chosen_elsewhere else CHOSEN_HERE
         smallest = 1 / (1 + len(self.sets))
-        if self.exact and smallest >= 0.05:
+        if self.chosen_elsewhere and self.exact and smallest >= 0.05:
             words += f" (too few other heads: no p below {smallest:.2g} can come out)"
         return words[0].upper() + words[1:] + "."
 

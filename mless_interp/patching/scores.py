@@ -1,6 +1,6 @@
 """What an exact sweep gives: patched outcomes per problem and head, effects, fractions and intervals."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -9,11 +9,36 @@ import pandas as pd
 
 from ..heads import Head
 from ..running.results import Quantity, Result, Shown, ShownTable, head_columns, head_map, interval_columns, of_heads
-from ..statistics import CONFIDENCE, Interval, corrected_p, mean_interval, one_problem, ratio_interval
+from ..statistics import (
+    CONFIDENCE,
+    SENSES,
+    Concentration,
+    Interval,
+    Prevalence,
+    concentration,
+    detectable_prevalence,
+    fewest_problems,
+    mean_interval,
+    median_interval,
+    prevalence_test,
+    share_interval,
+    sign_test,
+)
 
 WHOLE = "1: everything"
 """How an axis says what a share is of."""
-INTERVAL_MARK = "outlined: the 95 % interval does not hold 0 (each head by itself, not corrected for testing many)"
+SMALLEST_EFFECT = 0.05
+"""The smallest effect of interest, as a share of the median total effect."""
+FEWEST = 6
+"""Problems from which on it is said that a few of them carry the mean; of fewer, one always may."""
+NAMED_AT_MOST = 10
+"""Heads or problems that a sentence names."""
+
+
+def check_smallest_effect(share: float) -> None:
+    """`ValueError` unless a smallest effect of interest is a share of the total: 0 or more and below 1."""
+    if not 0 <= share < 1:
+        raise ValueError(f"smallest_effect is a share of the median total effect, from 0 to below 1, got {share!r}")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -22,8 +47,12 @@ class PatchScores(Result):
 
     `effect` = patched - receiving. `effect_fraction` = mean effect / mean (donor - receiving): 0 nothing, 1 everything,
     in both directions; rank by it. `recovered` = (patched - corrupted) / (clean - corrupted): the same when denoising,
-    1 minus it when noising. Fractions are ratios of means over problems with bootstrap intervals; where the
-    denominator's own interval holds 0 they are NaN and flagged, and only the raw effect stands.
+    1 minus it when noising. Fractions are ratios of means over problems with intervals; where the denominator's own
+    interval holds 0 they are NaN and flagged, and only the raw effect stands.
+
+    Means describe; what is *claimed* of a head is how many problems show it: more than `delta` = `smallest_effect` x
+    |median total effect|, with the total effect or against it, in more than half of all problems (`prevalence`). On
+    log-probabilities a few problems often carry the mean (`concentration`).
     """
 
     problem_ids: tuple[str, ...]
@@ -35,11 +64,13 @@ class PatchScores(Result):
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     confidence: float = CONFIDENCE
+    smallest_effect: float = SMALLEST_EFFECT
 
     signed = True
     drawn = ("effect_fraction", "effect")
 
     def __post_init__(self) -> None:
+        check_smallest_effect(self.smallest_effect)
         n = len(self.problem_ids)
         if self.patched.shape[0] != n or self.receiving.shape != (n,) or self.donor.shape != (n,):
             raise ValueError(f"{n} problems but arrays of shape {self.patched.shape}, {self.receiving.shape}")
@@ -76,51 +107,128 @@ class PatchScores(Result):
     @cached_property
     def effect_fraction(self) -> Interval:
         """Ratio of means with its interval, cells in the order of `heads`."""
-        effect, total = self.per_head, self.total_effect
-        if len(total) == 1:
-            single = effect[0] / total[0] if total[0] else np.full(effect[0].shape, np.nan)
-            return one_problem(single, confidence=self.confidence)
-        return ratio_interval(effect, total, confidence=self.confidence, seed=self.seed)
+        return share_interval(self.per_head, self.total_effect, confidence=self.confidence, seed=self.seed)
+
+    @property
+    def alpha(self) -> float:
+        """The level of every test: 1 - `confidence`."""
+        return 1 - self.confidence
 
     @cached_property
-    def effect_p(self) -> np.ndarray:
-        """p of no mean effect, corrected over all patched heads (max-T sign flips of whole problems), in their order.
+    def median_total(self) -> Interval:
+        """Median total effect with the interval of its order statistics."""
+        return median_interval(self.total_effect, confidence=self.confidence)
 
-        NaN where nothing can be tested: a single problem, a head that is undefined on one, one that never varies.
+    @cached_property
+    def p_total(self) -> float:
+        """Two-sided sign test of the total effect: do most problems show one, of one sign?"""
+        return float(sign_test(self.total_effect, rounding=self.settings.get("resolution", 0.0)))
+
+    @property
+    def established(self) -> bool:
+        """Whether most problems show a total effect; where not, there is nothing for a head to carry and none is tested."""
+        return self.p_total < self.alpha
+
+    @property
+    def direction(self) -> int:
+        """The sign of the median total effect: +1, -1 (0 counts as +1)."""
+        return -1 if float(self.median_total.estimate) < 0 else 1
+
+    @property
+    def delta(self) -> float:
+        """The smallest effect of interest, in `unit`."""
+        return self.smallest_effect * abs(float(self.median_total.estimate))
+
+    @cached_property
+    def prevalence(self) -> Prevalence:
+        """In how many problems each head does more than `delta`, with the total effect and against it, `[sense, head]`.
+
+        p is exact for any distribution and corrected (Holm) over heads and senses; NaN where the total effect is not
+        established, and for a head that is undefined on every problem.
         """
-        return corrected_p(self.per_head, seed=self.seed)
+        turned = self.direction * self.per_head
+        tested = np.full(turned.shape[1:], self.established)
+        return prevalence_test(turned, self.delta, tested=tested, confidence=self.confidence)
+
+    @cached_property
+    def sense(self) -> np.ndarray:
+        """The sense in which more problems show each head's effect: +1 with the total effect, -1 against it, `[head]`."""
+        with_it, against = (self.prevalence.in_sense(sense, self.prevalence.count) for sense in SENSES)
+        return np.where(against > with_it, -1, 1)
+
+    def _in_its_sense(self, values: np.ndarray) -> np.ndarray:
+        """The row `[head]` of values `[sense, head]` that belongs to each head's own sense."""
+        return np.where(self.sense > 0, *(self.prevalence.in_sense(sense, values) for sense in SENSES))
+
+    @cached_property
+    def p_prevalence(self) -> np.ndarray:
+        """Corrected p of each head in its sense, in the order of `heads`."""
+        return self._in_its_sense(self.prevalence.p_corrected)
+
+    @cached_property
+    def median(self) -> Interval:
+        """Median effect per head with the interval of its order statistics, cells in the order of `heads`."""
+        return median_interval(self.per_head, confidence=self.confidence)
+
+    @cached_property
+    def median_fraction(self) -> Interval:
+        """`median` as a share of the median total effect; NaN where the total effect is not established."""
+        total = float(self.median_total.estimate) if self.established else np.nan
+        one, made = abs(total) or np.nan, self.median
+        low, high = (made.low, made.high) if self.direction > 0 else (-made.high, -made.low)
+        shares = (x / one + 0.0 for x in (self.direction * made.estimate, low, high))  # no -0
+        return replace(made, **dict(zip(("estimate", "low", "high"), shares, strict=True)))
+
+    @cached_property
+    def concentration(self) -> Concentration:
+        """How far the mean total effect rests on a few problems."""
+        return concentration(self.total_effect)
 
     def summary(self) -> pd.DataFrame:
-        """One row per head, in order of layer and head: effect, its corrected p, effect_fraction, recovered, n, flag.
+        """One row per head, in order of layer and head.
 
-        `ci_low` and `ci_high` are the limits of `effect_fraction`.
+        What is claimed: `sense` (+1 with the total effect, -1 against it), `k` of `n` problems with more than the smallest
+        effect in it, `prevalence` = k / n with its exact limits, `p_prevalence` (prevalence test, Holm over heads and
+        senses), `median` and `median_fraction` with their limits. What describes: the mean `effect`, `effect_fraction`
+        (limits `ci_low`, `ci_high`), `recovered`, `flag`.
         """
-        fraction, effect = self.effect_fraction, self.effect_interval
+        fraction, told = self.effect_fraction, self.prevalence
         recovered = fraction.estimate, fraction.low, fraction.high
         if self.settings.get("direction") == "noising":
             recovered = 1 - fraction.estimate, 1 - fraction.high, 1 - fraction.low
         return pd.DataFrame(
             {
                 **head_columns(self.heads),
-                **interval_columns("effect", effect),
-                "effect_p": self.effect_p,
+                "sense": self.sense,
+                "k": self._in_its_sense(told.count),
+                "n": told.n,
+                "prevalence": self._in_its_sense(told.share),
+                "prevalence_ci_low": self._in_its_sense(told.low),
+                "prevalence_ci_high": self._in_its_sense(told.high),
+                "p_prevalence": self.p_prevalence,
+                **interval_columns("median", self.median),
+                **interval_columns("median_fraction", self.median_fraction),
+                **interval_columns("effect", self.effect_interval),
                 "effect_fraction": fraction.estimate,
                 "recovered": recovered[0],
                 "ci_low": fraction.low,
                 "ci_high": fraction.high,
                 "recovered_ci_low": recovered[1],
                 "recovered_ci_high": recovered[2],
-                "n": fraction.n,
                 "flag": fraction.flag,
             }
         )
 
     def quantity(self, column: str) -> Quantity:
-        """An effect in the outcome's unit, or a share of the whole one; all of them rest on the same test."""
-        if column == "effect_fraction":
-            return Quantity(WHOLE, True, ("ci_low", "ci_high"), "effect_p")
-        unit = WHOLE if column == "recovered" else self.unit
-        return Quantity(unit, True, (f"{column}_ci_low", f"{column}_ci_high"), "effect_p")
+        """An effect in the outcome's unit, or a share of the whole one or of the problems; all rest on the same test."""
+        limits = ("ci_low", "ci_high") if column == "effect_fraction" else (f"{column}_ci_low", f"{column}_ci_high")
+        if column == "prevalence":
+            return Quantity("share of problems", False, limits, "p_prevalence", self._claim())
+        unit = WHOLE if column in ("effect_fraction", "recovered", "median_fraction") else self.unit
+        return Quantity(unit, True, limits, "p_prevalence", self._claim())
+
+    def _claim(self) -> str:
+        return f"more than {self.smallest_effect:.3g} of the effect in most problems"
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem and head."""
@@ -146,33 +254,96 @@ class PatchScores(Result):
         return table.loc[order].head(k).reset_index(drop=True)
 
     def sentences(self) -> list[str]:
-        """What was measured."""
-        s, total = self.settings, self.total_interval
-        low, high = float(total.low), float(total.high)
+        """What was measured, who carries the total effect, and which heads do how much in how many problems."""
+        s = self.settings
         found = [
             f"{s.get('edit', 'z')} patch of {len(self.heads)} heads, contrast {s.get('contrast')}, {s.get('direction')}, "
             f"outcome {s.get('outcome')}, {len(self.problem_ids)} problems.",
-            f"Total effect (donor - receiving): {float(total.estimate):+.4f} {self.unit}, 95 % interval [{low:.4f}, "
-            f"{high:.4f}].",
+            *self._total_words(),
+            *self._head_words(),
         ]
-        if not low * high > 0:
-            found.append("That interval holds 0 (or is undefined): effect_fraction is NaN, read the raw effects only.")
         undefined = int(np.isnan(self.per_head).any(0).sum())
         return [*found, f"{undefined} heads are undefined on some problem (NaN)."] if undefined else found
 
+    def _total_words(self) -> list[str]:
+        mean, n = self.total_interval, len(self.problem_ids)
+        low, high = float(mean.low), float(mean.high)
+        same = int((self.direction * self.total_effect > 0).sum())
+        found = [
+            f"Total effect (donor - receiving): median {_with_limits(self.median_total)} {self.unit}, of that sign in {same} "
+            f"of {n} problems (sign test p = {self.p_total:.2g}); mean {_with_limits(mean)} {self.unit}."
+        ]
+        if not low * high > 0:
+            found.append(
+                "The mean's interval holds 0 (or is undefined): effect_fraction is NaN, read the raw effects only."
+            )
+        few = self.concentration
+        if few.concentrated and n >= FEWEST:
+            names = _listed([str(self.problem_ids[at]) for at in few.problems])
+            bounded = "" if self.settings.get("outcome") == "answer_prob" else '; outcome="answer_prob" is bounded and has no such tails'
+            found.append(
+                f"A few problems carry most of it: {len(few.problems)} of {n} ({names}) hold {100 * few.share:.0f} % of the sum of "
+                f"all |effects|; without them the mean lies between {few.low:+.4f} and {few.high:+.4f}{bounded}."
+            )
+        return found
+
+    def _head_words(self) -> list[str]:
+        n, m, share = len(self.problem_ids), len(self.heads), f"{100 * self.smallest_effect:.3g} %"
+        if not self.established:
+            return ["Most problems show no effect of one sign, so no head is tested."]
+        table = self.summary().sort_values("p_prevalence", kind="stable")
+        passed = table[table["p_prevalence"] < self.alpha]
+        test = f"prevalence test, p < {self.alpha:.3g} after Holm over {m} heads and both senses"
+        if len(passed):
+            rest = len(passed) - NAMED_AT_MOST
+            return [
+                f"{len(passed)} of {m} heads do more than {share} of the effect in most problems ({test}).",
+                *(_head_words(row, share) for row in passed.head(NAMED_AT_MOST).to_dict("records")),
+                *([f"{rest} more stand in the table."] if rest > 0 else []),
+            ]
+        least = fewest_problems(m, alpha=self.alpha)
+        if n < least:
+            return [f"No head can pass with {n} problems: {m} heads take at least {least} ({test})."]
+        power = detectable_prevalence(n, m, alpha=self.alpha)
+        return [
+            f"No head is shown to do more than {share} of the effect in most problems ({test}); one that does in "
+            f"{100 * power:.0f} % of all problems would be found with 80 % power."
+        ]
+
     def printed(self) -> pd.DataFrame:
         """The ten heads of the largest share."""
-        return self.top(10)[["label", "paper_label", "effect", "effect_fraction", "ci_low", "ci_high", "n"]]
+        columns = ["label", "paper_label", "k", "n", "median_fraction", "effect", "effect_fraction"]
+        return self.top(10)[[*columns, "ci_low", "ci_high"]]
 
     def shown(self) -> Shown:
         """Every head's share as a map and a table."""
-        columns = ["label", "paper_label", "effect_fraction", "ci_low", "effect", "recovered", "n"]
+        columns = ["label", "paper_label", "effect_fraction", "ci_low", "effect", "recovered"]
+        columns += ["median_fraction", "median_fraction_ci_low", "prevalence", "prevalence_ci_low", "k", "n", "p_prevalence"]
         table = self.summary()
         key = self.default_column(table)
-        low, high = self.quantity(key).limits or ("", "")
-        marked = (table[low] * table[high] > 0).tolist()
+        marked = (table["p_prevalence"] < self.alpha).tolist()
+        means = f"outlined: {self._claim()}, p < {self.alpha:.3g} corrected for testing many heads"
         caption = f"Patched heads, the largest share first. Effects in {self.unit}."
         return Shown(
             (ShownTable(self.top(len(table)), caption, columns),),
-            head_map(table, [key], columns, marked=marked, means=INTERVAL_MARK),
+            head_map(table, [key], columns, marked=marked, means=means),
         )
+
+
+def _with_limits(made: Interval) -> str:
+    estimate, low, high = (float(x) for x in (made.estimate, made.low, made.high))
+    return f"{estimate:+.4f}" if np.isnan([low, high]).any() else f"{estimate:+.4f} [{low:+.4f}, {high:+.4f}]"
+
+
+def _head_words(row: dict[str, Any], share: str) -> str:
+    """One head's claim, from its row of the summary."""
+    way = "of the effect" if row["sense"] > 0 else "against the effect"
+    middle, low, high = (100 * row[f"median_fraction{end}"] for end in ("", "_ci_low", "_ci_high"))
+    return (
+        f"{row['label']}: more than {share} {way} in {row['k']} of {row['n']} problems; median {middle:.0f} % "
+        f"[{low:.0f}, {high:.0f}] of the total."
+    )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:NAMED_AT_MOST]) + (", ..." if len(names) > NAMED_AT_MOST else "")

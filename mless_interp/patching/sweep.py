@@ -1,7 +1,7 @@
 """Exact sweeps: patch one head at a time, every head, and see what the outcome does."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from ..running.loop import Tick, Unit
 from .interventions import Intervention, LayerState, edit_named
 from .outcomes import Outcome
 from .prepared import Prepared, Runs, prepare
-from .scores import PatchScores
+from .scores import SMALLEST_EFFECT, PatchScores, check_smallest_effect
 
 DIRECTIONS = ("denoising", "noising")
 POSITIONS = ("question", "last", "prefix", "span", "all")
@@ -36,6 +36,7 @@ def patch_heads(
     positions: str = "question",
     checkpoint: str | Path | None = None,
     max_rows: int | None = None,
+    smallest_effect: float = SMALLEST_EFFECT,
     progress: bool = True,
     seed: int = 0,
 ) -> "PatchScores":
@@ -49,24 +50,28 @@ def patch_heads(
     direction : "denoising" patches the clean run's activation into the corrupted run, "noising" the reverse.
     edit : "z" (the donor's head output), "knockout" (denoising: the head cannot see the span, renormalised; noising: in
         the run that cannot see the span this head alone sees it), another name of `INTERVENTIONS`, or an object.
-    outcome : "answer_logprob", "solution_logprob", "logit_diff", "kl" (from the clean run, over the question), "kl_last".
+    outcome : "answer_logprob", "answer_prob" (bounded: no tails), "solution_logprob", "logit_diff", "kl" (from the clean run,
+        over the question), "kl_last".
     heads : zero-based `Head`s; default all.
     positions : where z is edited: "question" (everything after the insertion point: all that can change), "last" (from
         the position that predicts the answer on), or "prefix", "span", "all" (equal-length contrasts; prefix and span
         are no-ops, for checking).
     checkpoint : a file that receives each finished problem at once; a run started again with the same settings goes on
         from there. `max_rows` limits the rows of one batch (default: sized to memory, halved when memory runs out).
+    smallest_effect : the smallest effect of interest as a share of the median total effect; heads are told by the number of
+        problems in which they do more.
 
     Returns `PatchScores` with per-problem values `[problem, layer, head]`.
 
     Source: activation patching as in Heimersheim & Nanda (2404.15255), methods §6; each value equals one whole forward
     pass with that edit, at a fraction of the cost (`Model.replay`).
     """
+    check_smallest_effect(smallest_effect)
     sweep = Sweep.named(contrast, direction, edit, positions)
     prepared = prepare(model, pairs, outcome)
     chosen = model.info.chosen(heads, what="patch")
     options: dict[str, Any] = {"checkpoint": checkpoint, "max_rows": max_rows, "progress": progress, "seed": seed}
-    return sweep_heads(prepared, {"patch": sweep}, chosen, **options)["patch"]
+    return replace(sweep_heads(prepared, {"patch": sweep}, chosen, **options)["patch"], smallest_effect=smallest_effect)
 
 
 @dataclass(frozen=True)

@@ -46,12 +46,14 @@ class Shown:
 @dataclass(frozen=True)
 class Quantity:
     """What a picture must know of a column of a summary: its `unit`, whether 0 is the middle of its colours (`signed`),
-    and the columns where its interval's `limits` and its corrected p-values stand, if there are any."""
+    the columns where its interval's `limits` and its corrected p-values stand, if there are any, and what a small p says
+    (`claim`, words for a legend)."""
 
     unit: str = ""
     signed: bool = False
     limits: tuple[str, str] | None = None
     p: str | None = None
+    claim: str = ""
 
 
 class Result:

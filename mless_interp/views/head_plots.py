@@ -80,7 +80,8 @@ def head_map(
     entries: list[tuple[str, Any]] = []
     if hatched:
         strokes = {"facecolor": "white", "hatch": "////", "edgecolor": "black", "linewidth": 0.5}
-        entries.append((f"corrected p < {level:g} (max-T over {len(table)} heads)", strokes))
+        words = quantity.claim or f"{len(table)} heads tested"
+        entries.append((f"corrected p < {level:g} ({words})", strokes))
     for kind in LETTERS:
         if kind in named.values():
             frame = {"facecolor": "white", "edgecolor": "black", "linestyle": FRAMES[kind], "linewidth": 1.5}
