@@ -1,8 +1,9 @@
 """Which attention heads carry the effect of inserted meaningless tokens?
 
-Patches every head of a model, one at a time and exactly, on prompts with and without the insertion; names readers and
-mediators with corrected p-values and controls (`--mode locate`), or makes one sweep (`--mode sweep`). Writes a table of
-heads with intervals, a map, a page of attention patterns and everything needed to repeat the run.
+Patches every head of a model, one at a time and exactly, on prompts with and without the insertion; names the heads that
+carry the effect in most problems, and with `--confirm` tests them on fresh ones (`--mode locate`), or makes one sweep
+(`--mode sweep`). Writes a table of heads with intervals, a map, a page of attention patterns and everything needed to
+repeat the run.
 """
 
 from dataclasses import dataclass, replace
@@ -24,6 +25,10 @@ class Options(mi.command_line.Inserting):
     mode: Annotated[
         str, Option(help="locate: both directions, controls, corrected p-values, heads named. sweep: one sweep.")
     ] = "locate"
+    confirm: Annotated[
+        int,
+        Option(help="locate: test the named heads again on so many fresh problems, those after the first. 0: do not."),
+    ] = 0
     limit: Annotated[
         int | None, Option(help="How many problems, from the first. [default: 64 to locate, 32 to sweep]")
     ] = None
@@ -38,7 +43,7 @@ class Options(mi.command_line.Inserting):
         Option(help="sweep: z, knockout, knockout_zero, reroute_to_sink, matched_mass, q, k, v ... [default: z]"),
     ] = None
     outcome: Annotated[
-        str, Option(help="answer_logprob, solution_logprob, logit_diff; to sweep also kl or kl_last.")
+        str, Option(help="answer_logprob, answer_prob, solution_logprob, logit_diff; to sweep also kl or kl_last.")
     ] = "answer_logprob"
     out: mi.command_line.OutOption = Path("results/patch_heads")
 
@@ -58,13 +63,21 @@ def main(options: Options) -> None:
     if mode == "locate" and sweep:
         given = ", ".join(f"--{name}" for name in sweep)
         raise ValueError(f"{given} only goes with --mode sweep; locating runs both directions of both edits")
-    if options.limit is None:
-        options = replace(options, limit=PROBLEMS[mode])
-    model, pairs = options.begin()
+    if options.confirm < 0 or (mode == "sweep" and options.confirm):
+        raise ValueError(f"--confirm takes 0 or more problems and only goes with --mode locate, got {options.confirm}")
+    limit = PROBLEMS[mode] if options.limit is None else options.limit
+    asked = replace(options, limit=limit + options.confirm)
+    if options.confirm and len(asked.questions()) < asked.limit:
+        raise ValueError(
+            f"--limit {limit} and --confirm {options.confirm} need {asked.limit} problems, there are "
+            f"{len(asked.questions())}: give a smaller number of either, or more problems"
+        )
+    model, pairs = asked.begin()
+    pairs, fresh = pairs[:limit], pairs[limit:]
     heads = mi.chosen_heads(options.heads, options.layers, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
     common = {"heads": heads, "outcome": outcome, "progress": options.progress, "seed": options.seed}
     if mode == "locate":
-        found = mi.locate_heads(model, pairs, checkpoint=options.partial, **common)
+        found = mi.locate_heads(model, pairs, confirm=fresh or None, checkpoint=options.partial, **common)
         patches = found.patches
     else:
         found = patches = mi.patch_heads(model, pairs, checkpoint=options.partial / "sweep.jsonl", **sweep, **common)
@@ -78,6 +91,8 @@ def main(options: Options) -> None:
         )
         made = mi.Report("Heads that carry the insertion's effect", question=question).result(found)
         made = made.figure(mi.views.forest(found), "Effects with 95 % intervals over problems, the largest heads.")
+        if mode == "locate" and found.confirmation is not None:
+            made = made.heading("The named heads on fresh problems").result(found.confirmation)
         made = made.heading("Attention of the largest heads").view(attention)
         return made.heading("What the model reads").prompt(model, pairs[0])
 
@@ -96,7 +111,8 @@ def main(options: Options) -> None:
         settings=found.settings,
         conclusion=found.describe(),
         n_problems=len(pairs),
-        prompts=[pair.record() for pair in pairs],
+        n_fresh=len(fresh),
+        prompts=[pair.record() for pair in (*pairs, *fresh)],
     )
 
 

@@ -112,7 +112,7 @@ class Confirmation(Result):
         ]
         found += [f"{text}{kind}." for text, kind in zip(words, kinds, strict=True)]
         if self.controls:
-            found += specific_words(self.control_table(), alpha=s["alpha"], n=n, fresh=True)
+            found += specific_words(self.control_table(), alpha=s["alpha"], n=n, confirmed=sure)
         if self.joint is not None:
             first, *rest = self.joint.sentences()
             found += [f"Heads that read, as a set: {first}", *rest]

@@ -69,15 +69,15 @@ class Controls:
         self._other_insertions(prepared, named, values, left_out)
         self._matched_mass(prepared, named, values)
         joint = None
-        if claims.reads.any():
+        if claims.together.any():
             joint = joint_knockout(
                 prepared.model,
                 prepared,
-                [head for head, reads in zip(named, claims.reads, strict=True) if reads],
+                [head for head, reads in zip(named, claims.together, strict=True) if reads],
                 outcome=prepared.outcome,
                 n_random_sets=self.n_random_sets,
-                singles=knockouts[:, claims.reads],
-                fresh=fresh,
+                singles=knockouts[:, claims.together],
+                chosen_elsewhere=fresh,
                 **self._options("random-sets"),
             )
         return Held(values, joint, left_out)

@@ -12,14 +12,13 @@ import torch
 from ..heads import Head
 from ..metrics.rankings import circuit_distance, circuit_performance
 from ..models.base import Model
-from ..patching.joint import gate_row, gated_outcomes, single_knockouts
+from ..patching.joint import CHOSEN_HERE, gate_row, gated_outcomes, single_knockouts
 from ..patching.outcomes import Outcome, resolution_of
 from ..patching.prepared import Prepared, prepare
 from ..prompts.pairs import PromptPair
 from ..running.results import Result, tidy
 from ..statistics import Interval, derive_generator, mean_interval, ratio_interval
 from .judge import established
-from .sentences import SAME_PROBLEMS
 
 FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """MIB's sizes of circuits, as shares of all heads."""
@@ -35,7 +34,7 @@ def circuit_curve(
     fractions: Sequence[float] = FRACTIONS,
     n_random: int = 20,
     joint_up_to: int = 32,
-    fresh: bool = False,
+    chosen_elsewhere: bool = False,
     checkpoint: str | Path | None = None,
     progress: bool = True,
     seed: int = 0,
@@ -54,7 +53,8 @@ def circuit_curve(
     ranking : best head first; heads that it leaves out follow in order of layer and head.
     fractions : sizes as shares of all heads, each in (0, 1]; those that give the same number of heads count once, and the
         empty and the whole set are always there.
-    fresh : the ranking was made on other problems than these, so that it may be tested against random orders.
+    chosen_elsewhere : True says that the ranking was made without these problems; only then is it tested against the
+        random orders.
     checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
 
     Source: MIB, Mueller et al. 2025 (2504.13151), with attention to the span as what a circuit has or lacks; another
@@ -106,7 +106,12 @@ def circuit_curve(
         joint=inserted[:, None] - values[:, 2 + len(open_gates) :],
         singles=singles,
         unit=prepared.outcome.unit,
-        settings={**settings, **prepared.settings, "resolution": resolution_of(info.dtype), "fresh": fresh},
+        settings={
+            **settings,
+            **prepared.settings,
+            "resolution": resolution_of(info.dtype),
+            "chosen_elsewhere": chosen_elsewhere,
+        },
         seed=seed,
     )
 
@@ -201,7 +206,7 @@ class CircuitCurve(Result):
         NaN without any, and where the ranking was made on these problems: it would be tested on what it was chosen by.
         """
         random = self.cmd[2:]
-        if not self.settings.get("fresh") or not len(random) or np.isnan(self.cmd[0]):
+        if not self.settings.get("chosen_elsewhere") or not len(random) or np.isnan(self.cmd[0]):
             return float("nan")
         return float((1 + (random <= self.cmd[0] + 1e-12).sum()) / (1 + len(random)))
 
@@ -211,7 +216,7 @@ class CircuitCurve(Result):
         return self.joint - self.singles.cumsum(1)[:, self.joint_sizes - 1]
 
     def _p_words(self) -> str:
-        return SAME_PROBLEMS if np.isnan(self.p_random) else f"p = {self.p_random:.3f} for the CMD"
+        return CHOSEN_HERE if np.isnan(self.p_random) else f"p = {self.p_random:.3f} for the CMD"
 
     def summary(self) -> pd.DataFrame:
         """One row per size: the ranking's faithfulness with its interval, the reverse, the random orders' mean and range."""

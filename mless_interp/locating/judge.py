@@ -87,6 +87,11 @@ class Claims:
         """Which of them read the span, `[head]`."""
         return np.array([KINDS[kind].reads for kind in self.kinds], dtype=bool)
 
+    @property
+    def together(self) -> np.ndarray:
+        """Those that read the span and act with the effect, `[head]`: the set to knock out."""
+        return self.reads & (self.sense > 0)
+
 
 @dataclass(frozen=True, eq=False)
 class Judged:
@@ -164,8 +169,9 @@ class Judged:
 
     @cached_property
     def told_in(self) -> np.ndarray:
-        """The sense in which each head is told about, `[head]`: its own, or with the effect where it has none."""
-        return np.where(self.sense == 0, 1, self.sense)
+        """The sense in which each head is told about, `[head]`: its own or the claimed one; with the effect where it has none."""
+        own = self.sense if self.claims is None else self.claims.sense
+        return np.where(own == 0, 1, own)
 
     def counted(self, measure: str) -> Prevalence:
         """In how many problems a measure exceeds delta in each head's own sense: a description, uncorrected; `[1, head]`."""

@@ -193,7 +193,7 @@ class Rules:
     def judged(
         self, values: dict[str, np.ndarray], total: np.ndarray, family: tuple[Head, ...], rounding: float
     ) -> Judged:
-        options = {"alpha": self.alpha, "smallest_effect": self.smallest_effect, "rounding": rounding}
+        options: dict[str, Any] = {"alpha": self.alpha, "smallest_effect": self.smallest_effect, "rounding": rounding}
         return judge(values, total, family, **options)
 
     def controls_in(self, folder: Path | None, progress: bool) -> Controls:
@@ -216,7 +216,7 @@ class Rules:
                 ranking(judged),
                 outcome=fresh.outcome,
                 joint_up_to=0,
-                fresh=True,
+                chosen_elsewhere=True,
                 checkpoint=None if folder is None else folder / "curve.jsonl",
                 progress=progress,
                 seed=self.seed,

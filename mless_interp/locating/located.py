@@ -219,7 +219,7 @@ class LocatedHeads(
             "total)."
         ]
         if len(places):
-            found += [f"{verdict_words(judged, at, judged.kinds[at])}." for at in places]
+            found += [f"{verdict_words(judged, at, judged.kinds[at])}." for at in places.tolist()]
         else:
             found.append(
                 "No head carries more than the smallest effect of interest in most problems, so none is named."
@@ -233,7 +233,7 @@ class LocatedHeads(
             found.append(SATURATES)
         if self.confirmation is None and len(places):
             options = {"alpha": judged.alpha, "n": len(self.total)}
-            found += specific_words(self.control_table(), fresh=False, **options)  # type: ignore[arg-type]
+            found += specific_words(self.control_table(), **options)  # type: ignore[arg-type]
             if self.joint is not None:
                 first, *rest = self.joint.sentences()
                 found += [f"Heads that read, as a set: {first}", *rest]

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..patching.joint import CHOSEN_HERE
 from ..statistics import (
     concentration,
     detectable_prevalence,
@@ -14,8 +15,6 @@ from ..statistics import (
     median_interval,
 )
 from .judge import KINDS, SIDES, Judged, established
-
-SAME_PROBLEMS = "chosen on these problems, so no p-value"
 
 
 def few_problems(n: int, n_heads: int, alpha: float, *, n_senses: int = 2) -> str:
@@ -34,7 +33,7 @@ def power_words(n: int, n_heads: int, alpha: float) -> str:
     least = detectable_prevalence(n, n_heads, alpha=alpha)
     if np.isnan(least):
         return few_problems(n, n_heads, alpha)
-    return f"{n} problems name one of {n_heads} heads with 80 % power where it acts in {least:.0%} of all problems or more."
+    return f"{n} problems name one of {n_heads} heads with 80 % power where it acts in {100 * least:.0f} % of all problems or more."
 
 
 def share_words(share: float) -> str:
@@ -64,7 +63,7 @@ def concentration_words(total: np.ndarray, ids: Sequence[str], unit: str, outcom
         return []
     which = ", ".join(ids[at] for at in found.problems[:5]) + (", ..." if len(found.problems) > 5 else "")
     words = (
-        f"A few problems carry most of it: {found.share:.0%} of all that happens lies in {len(found.problems)} of "
+        f"A few problems carry most of it: {100 * found.share:.0f} % of all that happens lies in {len(found.problems)} of "
         f"{len(total)} problems ({which}); as they are left out, its mean lies between {found.low:+.4f} and "
         f"{found.high:+.4f} {unit}. Means and fractions below rest on them; the counts of problems do not."
     )
@@ -100,8 +99,13 @@ def verdict_words(judged: Judged, at: int, kind: str) -> str:
     return f"{judged.heads[at]}: {kind}; {told}; median {float(share.estimate) / whole:.0f} %{limits} of the total"
 
 
-def specific_words(table: pd.DataFrame, *, alpha: float, n: int, fresh: bool) -> list[str]:
-    """Whether the named heads do more than under random words of the same length, and than a knockout of as much attention."""
+def specific_words(table: pd.DataFrame, *, alpha: float, n: int, confirmed: Sequence[str] | None = None) -> list[str]:
+    """Whether the named heads do more than under random words of the same length, and than a knockout of as much attention.
+
+    `confirmed`: those that fresh problems confirmed, which the table is then of; None where it is of the problems on which
+    they were named.
+    """
+    fresh = confirmed is not None
     if table.empty or not table["exceeds_random_n"].any():
         return ["Controls were not run, so whether they are specific is unknown."] if len(table) else []
     counts = []
@@ -115,12 +119,15 @@ def specific_words(table: pd.DataFrame, *, alpha: float, n: int, fresh: bool) ->
         counts.append(
             f"{row.label} more than random words of the same length in {row.exceeds_random} of {row.exceeds_random_n}{mass}{p}"
         )
-    if fresh:
-        specific = ", ".join(table.loc[table["p_specific"] < alpha, "label"]) or "none"
-        words = [f"Specific to this insertion: {specific}. {'; '.join(counts)}."]
+    if confirmed is not None:
+        passed = table.loc[table["p_specific"] < alpha, "label"]
+        specific = ", ".join(label for label in passed if label in confirmed) or "none"
+        words = [f"Confirmed and specific to this insertion: {specific}. {'; '.join(counts)}."]
     else:
-        words = [f"Beside their controls ({SAME_PROBLEMS}): {'; '.join(counts)}."]
-    lacking = [f"{row.label} on {row.exceeds_mass_n}" for row in table.itertuples() if 0 < row.exceeds_mass_n < n]
+        words = [f"Beside their controls ({CHOSEN_HERE}): {'; '.join(counts)}."]
+    needed = [name for name, kind in KINDS.items() if kind.reads and kind.side != "added"]
+    short = table[table["kind"].isin(needed) & (table["exceeds_mass_n"] < n)]
+    lacking = [f"{row.label} on {row.exceeds_mass_n}" for row in short.itertuples()]
     if lacking:
         words.append(
             f"Taking as much attention elsewhere is possible on fewer than all {n} problems for {', '.join(lacking)} (not "

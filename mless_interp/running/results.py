@@ -69,7 +69,7 @@ class Result:
     """What it was made with."""
 
     def __init_subclass__(cls, *, renamed: Mapping[str, str | None] | None = None, **options: Any) -> None:
-        """`renamed`: fields that folders of an earlier version know under another name, old name to new (None: no longer kept)."""
+        """`renamed`: fields that folders of an earlier version know under another name, old name to new (None: it follows)."""
         super().__init_subclass__(**options)
         savable(cls, renamed=renamed)
 
