@@ -23,6 +23,7 @@ PUBLIC = {
         "load_problems",
         "make_pairs",
         "problems",
+        "problems_from_texts",
     ],
     "models.base": ["Model"],
     "models.info": ["ModelError"],
