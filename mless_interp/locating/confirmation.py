@@ -13,7 +13,7 @@ from ..running.results import Result, Shown, ShownTable, head_columns, interval_
 from ..statistics import median_interval
 from .control import beside_controls
 from .curves import CircuitCurve
-from .judge import KINDS, SIDES, Claims, Judged, judge
+from .judge import KINDS, SIDES, Claims, Judged, judge, measured
 from .sentences import few_problems, share_words, specific_words, total_words, verdict_words
 
 
@@ -83,7 +83,7 @@ class Confirmation(Result):
         for side, measure in SIDES.items():
             test = self.judged.sides[side]
             columns |= {f"{side}_count": test.count[0], f"{side}_p": test.p_corrected[0]}
-            columns |= interval_columns(f"{side}_median", median_interval(self.claims.own(self.values, measure)))
+            columns |= interval_columns(f"{side}_median", median_interval(measured(self.values, measure)))
         return pd.DataFrame(columns)
 
     def to_frame(self) -> pd.DataFrame:

@@ -16,7 +16,7 @@ from ..patching.sweep import Sweep, sweep_heads
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, make_pairs
 from ..running.results import interval_columns
-from ..statistics import median_interval, prevalence_test
+from ..statistics import median_interval, one_problem, prevalence_test
 from .judge import PARTS, SIDES, Claims, measured
 from .measure import MEASURES, SIGN, measure
 
@@ -216,7 +216,7 @@ def beside_controls(
 ) -> pd.DataFrame:
     """One row per named head: its effect and the same measure under each control, medians over problems with intervals.
 
-    Positive in the head's own sense; the z patch of its side (the knockout beside `matched_mass`). `random`:
+    In the outcome's unit and the sign of the insertion's own effect; the z patch of the head's side. `random`:
     random words; `questions`: those of other problems; `mful`: a repeated word; `matched_mass`: as much attention taken
     elsewhere (readers); `shift`: the head's part in what the gap alone does. `exceeds_random` of `exceeds_random_n`
     problems are more than random words', likewise `exceeds_mass`; `p_specific` is NaN unless the problems are `fresh`.
@@ -230,17 +230,15 @@ def beside_controls(
         found = dict.fromkeys(SIDES, nothing)
         for side in SIDES:
             if all(f"{name}{part}" in table for part in PARTS[SIDES[side]]):
-                parts = {part: table[f"{name}{part}"] for part in PARTS[SIDES[side]]}
-                found[side] = claims.own(parts, SIDES[side])
+                found[side] = measured({part: table[f"{name}{part}"] for part in PARTS[SIDES[side]]}, SIDES[side])
         return np.where(np.array(sides) == "added", found["added"], found["removed"])
 
     used = {"effect": by_side(values, "")} | {f"{name}_effect": by_side(controls, f"{name}_") for name in OTHERS}
-    mass = controls.get("matched_mass", nothing) * claims.direction * claims.sense
-    used["matched_mass_effect"] = np.where(claims.reads, mass, np.nan)
+    used["matched_mass_effect"] = np.where(claims.reads, controls.get("matched_mass", nothing), np.nan)
     shift = [controls.get(f"shift_{side}", nothing) for side in SIDES]
     used["shift_effect"] = np.where(np.array(sides) == "added", shift[1], shift[0])
-    for name, effects in used.items():
-        columns |= interval_columns(name, median_interval(effects))
+    for name, effects in used.items():  # without named heads there are the columns alone
+        columns |= interval_columns(name, median_interval(effects) if claims.heads else one_problem(effects[0]))
     unknown = np.zeros(len(claims.heads), dtype=int)
     columns |= {
         "exceeds_random": unknown if made is None else made.exceeds,

@@ -17,9 +17,13 @@ PARTS = {"z_removed": ("knockout", "mediated_removed"), "z_added": ("edge_noise"
 
 @dataclass(frozen=True)
 class Kind:
-    """A verdict on a head. `side`: on which side it passed; `reads`, `mediates`: by which measures of that side."""
+    """A verdict on a head. `side`: on which side it passed; `reads`, `mediates`: by which measures of that side.
+
+    `letters` stand for it in a picture, `says` explains it.
+    """
 
     name: str
+    letters: str
     side: str
     reads: bool
     mediates: bool
@@ -29,27 +33,30 @@ class Kind:
 KINDS: dict[str, Kind] = {
     made.name: made
     for made in (
-        Kind("reader", "both", True, False, "reads the span by itself, and what it reads carries the effect"),
+        Kind("reader", "R", "both", True, False, "reads the span by itself, and what it reads carries the effect"),
         Kind(
             "conditional reader",
+            "CR",
             "both",
             True,
             True,
             "reads the span only because an upstream head changed its query: both are needed (an AND circuit)",
         ),
-        Kind("mediator", "both", False, True, "passes on what upstream heads read"),
-        Kind("reader+mediator", "both", True, True, "reads the span, and passes on what upstream heads read"),
-        Kind("carrier", "both", False, False, "carries the effect; whether by reading or passing on is not resolved"),
-        Kind("necessary reader", "removed", True, False, "its sight of the span is needed, and does not suffice"),
-        Kind("necessary mediator", "removed", False, True, "what it passes on is needed, and does not suffice"),
-        Kind("necessary reader+mediator", "removed", True, True, "both are needed, and do not suffice"),
-        Kind("necessary only", "removed", False, False, "needed, and does not suffice; how is not resolved"),
-        Kind("redundant reader", "added", True, False, "its sight of the span suffices; others read it as well"),
-        Kind("redundant mediator", "added", False, True, "what it passes on suffices; others pass it on as well"),
-        Kind("redundant reader+mediator", "added", True, True, "both suffice; others do the same"),
-        Kind("sufficient only", "added", False, False, "suffices, and is not needed; how is not resolved"),
-        Kind("negligible", "", False, False, "shown to do less than the smallest effect in most problems"),
-        Kind("undecided", "", False, False, "neither shown to carry the effect nor shown not to"),
+        Kind("mediator", "M", "both", False, True, "passes on what upstream heads read"),
+        Kind("reader+mediator", "RM", "both", True, True, "reads the span, and passes on what upstream heads read"),
+        Kind(
+            "carrier", "C", "both", False, False, "carries the effect; whether by reading or passing on is not resolved"
+        ),
+        Kind("necessary reader", "nR", "removed", True, False, "its sight of the span is needed, and does not suffice"),
+        Kind("necessary mediator", "nM", "removed", False, True, "what it passes on is needed, and does not suffice"),
+        Kind("necessary reader+mediator", "nRM", "removed", True, True, "both are needed, and do not suffice"),
+        Kind("necessary only", "n", "removed", False, False, "needed, and does not suffice; how is not resolved"),
+        Kind("redundant reader", "rR", "added", True, False, "its sight of the span suffices; others read it as well"),
+        Kind("redundant mediator", "rM", "added", False, True, "what it passes on suffices; others pass it on as well"),
+        Kind("redundant reader+mediator", "rRM", "added", True, True, "both suffice; others do the same"),
+        Kind("sufficient only", "s", "added", False, False, "suffices, and is not needed; how is not resolved"),
+        Kind("negligible", "", "", False, False, "shown to do less than the smallest effect in most problems"),
+        Kind("undecided", "", "", False, False, "neither shown to carry the effect nor shown not to"),
     )
 }
 """Every verdict: carriers pass on both sides, other named heads on one."""

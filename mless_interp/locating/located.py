@@ -14,7 +14,7 @@ from ..running.results import Quantity, Result, Shown, ShownTable, as_text, head
 from ..statistics import Interval, mean_interval, median_interval
 from .confirmation import Confirmation
 from .control import OTHERS, beside_controls
-from .judge import SIDES, Judged, judge
+from .judge import SIDES, Judged, judge, measured
 from .measure import MEASURES
 from .sentences import (
     concentration_words,
@@ -112,7 +112,8 @@ class LocatedHeads(
         than the smallest effect in the head's sense, their `_prevalence` with exact limits, the corrected `_p` of the
         better sense, the `_median` and its `_share` of the median total (NaN where that is not established), both with
         limits. `p_either`: the smaller of both sides'. For the four measures their `_count`, `_median` and mean
-        (`_effect`), the latter two with limits.
+        (`_effect`), the latter two with limits. Last, of named heads, the controls of `control_table`. Effects are in the
+        outcome's unit and have the sign of the insertion's own effect.
         """
         judged = self.judged
         whole = abs(float(np.median(self.total))) if self.established else np.nan
@@ -127,15 +128,16 @@ class LocatedHeads(
             columns |= {f"{side}_count": counted.count[0], f"{side}_prevalence": counted.share[0]}
             columns |= {f"{side}_prevalence_ci_low": counted.low[0], f"{side}_prevalence_ci_high": counted.high[0]}
             columns[f"{side}_p"] = np.fmin(*judged.sides[side].p_corrected)
-            median = median_interval(judged.turned(measure))
-            columns |= interval_columns(f"{side}_median", median)
-            columns |= {f"{side}_share{end}": column / whole for end, column in _ends(median).items()}
+            columns |= interval_columns(f"{side}_median", median_interval(measured(self.values, measure)))
+            columns |= interval_columns(f"{side}_share", median_interval(judged.turned(measure) / whole))
         columns["p_either"] = np.fmin(columns["removed_p"], columns["added_p"])
         for measure in MEASURES:
             columns[f"{measure}_count"] = judged.counted(measure).count[0]
-            columns |= interval_columns(f"{measure}_median", median_interval(judged.turned(measure)))
+            columns |= interval_columns(f"{measure}_median", median_interval(self.values[measure]))
             columns |= interval_columns(f"{measure}_effect", mean_interval(self.values[measure], seed=self.seed))
-        table = pd.DataFrame(columns)
+        beside = self.control_table()
+        beside = beside.drop(columns=["kind", *(name for name in beside if name.startswith("effect"))])
+        table = pd.DataFrame(columns).merge(beside, on="label", how="left")
         size = table[["removed_median", "added_median"]].abs().max(axis=1)
         order = pd.DataFrame({"named": ~judged.named, "size": -size}).sort_values(["named", "size"], kind="stable")
         return table.loc[order.index].reset_index(drop=True)
@@ -288,7 +290,3 @@ class LocatedHeads(
         short += ["exceeds_random", "exceeds_random_n", "exceeds_mass", "exceeds_mass_n", "p_specific"]
         table = beside[short].rename(columns=lambda name: name.removesuffix("_effect"))
         return f"{found}\nThe named heads' effect beside the same under each control ({self.unit}, medians):\n{as_text(table)}"
-
-
-def _ends(interval: Interval) -> dict[str, np.ndarray]:
-    return {"": interval.estimate, "_ci_low": interval.low, "_ci_high": interval.high}

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from ..heads import Head
+from ..locating.judge import KINDS, NAMED, Kind
 from ..locating.located import LocatedHeads
 from ..mechanism import AttentionDecomposition
 from ..models.base import Model
@@ -18,18 +19,14 @@ from .pooling import both_names, read_patterns
 
 MADE_WITH = ("model", "insertion", "contrast", "direction", "edit", "outcome")
 """Settings that stand over a picture."""
-LETTERS = {"reader": "R", "mediator": "M", "reader+mediator": "RM"}
-FRAMES = {"reader": "-", "mediator": "--", "reader+mediator": "-."}
+FRAMES = {(True, False): "-", (False, True): "--", (True, True): "-.", (False, False): ":"}
+"""Frames of named heads, by whether they read and mediate."""
 LOCATED: tuple[tuple[str, str, dict[str, Any]], ...] = (
-    ("knockout_effect", "knockout: the direct read removed", {"fmt": "o", "color": LINES[0][0]}),
-    (
-        "edge_noise_effect",
-        "the direct read added alone",
-        {"fmt": "o", "color": LINES[0][0], "markerfacecolor": "white"},
-    ),
-    ("mediated_removed_effect", "mediated part removed", {"fmt": "s", "color": LINES[1][0]}),
-    ("mediated_added_effect", "mediated part added", {"fmt": "s", "color": LINES[1][0], "markerfacecolor": "white"}),
-    ("random_effect", "same, random sentence instead", {"fmt": "x", "color": "0.45"}),
+    ("removed_median", "removed: its output patched out", {"fmt": "o", "color": LINES[0][0]}),
+    ("added_median", "added: its output patched in", {"fmt": "o", "color": LINES[0][0], "markerfacecolor": "white"}),
+    ("knockout_median", "its own read removed", {"fmt": "s", "color": LINES[1][0]}),
+    ("edge_noise_median", "its own read added", {"fmt": "s", "color": LINES[1][0], "markerfacecolor": "white"}),
+    ("random_effect", "same, random words instead", {"fmt": "x", "color": "0.45"}),
 )
 
 
@@ -40,12 +37,13 @@ def head_map(
 
     Works for `LocatedHeads`, `PatchScores`, `HeadScores` and any other result whose `.summary()` has a row per head with
     layer and head. Strokes mark heads whose corrected p-value, a column of that summary, is below `level`; frames the heads
-    that locating named: solid readers (R), dashed mediators (M), dash-dotted both (RM). Grey is undefined or not tested.
+    that locating named, with the letters of their kind (`locating.judge.KINDS`; a minus before them: against the effect): solid
+    those that read, dashed those that mediate, dash-dotted both, dotted neither resolved. Grey is undefined or not tested.
     Zero-based numbers are left and below, the paper's one-based ones right and above.
 
     Parameters
     ----------
-    value : the column to show. None: the result's own choice (for example knockout_fraction, effect_fraction, lam), where
+    value : the column to show. None: the result's own choice (for example removed_share, effect_fraction, lam), where
         that is defined.
     top : how many heads of largest magnitude carry their number.
     limit : the end of the colour scale, in the value's unit (None: the largest magnitude).
@@ -55,12 +53,11 @@ def head_map(
     grid = _grid_of(table, value)
     cells = [(int(layer), int(head)) for layer, head in zip(table["layer"], table["head"], strict=True)]
     hatched = _significant(table, quantity, level)
-    kinds = dict(zip(cells, table["kind"], strict=True)) if "kind" in table else {}
-    named = {cell: kind for cell, kind in kinds.items() if kind in LETTERS}
+    named = _named(table, cells)
     ranked = table.loc[table[value].abs().sort_values(ascending=False, kind="stable").index].dropna(subset=[value])
     largest = [(int(row.layer), int(row.head)) for row in ranked.head(top).itertuples()]
     texts = {cell: str(cell[1]) for cell in largest} | {
-        cell: f"{cell[1]}{LETTERS[kind]}" for cell, kind in named.items()
+        cell: f"{cell[1]}{letters}" for cell, (letters, _) in named.items()
     }
     n_layers, n_heads = grid.shape
     picture = Picture(figsize=(max(4.6, 0.32 * n_heads + 2.0), max(2.8, 0.32 * n_layers + 1.9)), layout="constrained")
@@ -73,7 +70,7 @@ def head_map(
         diverging=diverging,
         limit=limit,
         hatched=hatched,
-        outlined={cell: FRAMES[kind] for cell, kind in named.items()},
+        outlined={cell: FRAMES[kind.reads, kind.mediates] for cell, (_, kind) in named.items()},
         texts=texts,
     )
     axes.set_title(words_of(found, *MADE_WITH), fontsize=9)
@@ -82,10 +79,11 @@ def head_map(
         strokes = {"facecolor": "white", "hatch": "////", "edgecolor": "black", "linewidth": 0.5}
         words = quantity.claim or f"{len(table)} heads tested"
         entries.append((f"corrected p < {level:g} ({words})", strokes))
-    for kind in LETTERS:
-        if kind in named.values():
-            frame = {"facecolor": "white", "edgecolor": "black", "linestyle": FRAMES[kind], "linewidth": 1.5}
-            entries.append((f"{LETTERS[kind]}: {kind.replace('+', ' and ')}", frame))
+    for letters, kind in dict(named.values()).items():
+        style = FRAMES[kind.reads, kind.mediates]
+        frame = {"facecolor": "white", "edgecolor": "black", "linestyle": style, "linewidth": 1.5}
+        against = " against the effect" if letters != kind.letters else ""
+        entries.append((f"{letters}: {kind.name.replace('+', ' and ')}{against}", frame))
     if diverging and negative_cells(grid, limit):
         entries.append(("negative", {"marker": "_", "linestyle": "none", "color": "black", "markeredgewidth": 1.3}))
     if np.isnan(grid).any():
@@ -93,6 +91,18 @@ def head_map(
     if entries:
         picture.legend(handles=key(entries), loc="outside lower center", ncols=2, fontsize=7, frameon=False)
     return picture
+
+
+def _named(table: pd.DataFrame, cells: Sequence[tuple[int, int]]) -> dict[tuple[int, int], tuple[str, Kind]]:
+    """(layer, head) of the named heads -> the letters of their kind, a minus before them for heads against the effect."""
+    if "kind" not in table:
+        return {}
+    kinds = zip(cells, table["kind"], table["sense"], strict=True)
+    return {
+        cell: ("−" * (sense == "against") + KINDS[kind].letters, KINDS[kind])
+        for cell, kind, sense in kinds
+        if kind in NAMED
+    }
 
 
 def _chosen(found: Result, table: pd.DataFrame, value: str | None) -> tuple[str, Quantity]:
@@ -150,9 +160,9 @@ def lambda_map(found: AttentionDecomposition, *, contrast: str | None = None, le
 def forest(found: Result, *, heads: Iterable[Head] | None = None, value: str | None = None, top: int = 10) -> Picture:
     """Effects with their 95 % intervals over problems, a row per head, the largest first.
 
-    Of `LocatedHeads`: both measures of the direct read (round) and of the mediated part (square), removed (filled) and added
-    (open), in the sign of the insertion's own effect, beside the same of random sentences (crosses); the dashed lines are the
-    smallest effect of interest. Of other results: one column with its interval.
+    Of `LocatedHeads`: medians of what patching the head's output (round) and its own read alone (square) removes (filled) and
+    adds (open), in the sign of the insertion's own effect, beside the same under random words (crosses); the dashed lines are
+    the smallest effect of interest. Of other results: one column with its interval.
 
     Parameters
     ----------
@@ -171,7 +181,7 @@ def forest(found: Result, *, heads: Iterable[Head] | None = None, value: str | N
         order = table.loc[table[value].abs().sort_values(ascending=False, kind="stable").index]
         label = _label(value, quantity)
     if heads is None:
-        shown = order.head(max(top, int((table["kind"] != "neither").sum()) if "kind" in table else 0))
+        shown = order.head(max(top, int(table["kind"].isin(NAMED).sum()) if "kind" in table else 0))
     else:
         wanted = list(heads)
         missing = [str(head) for head in wanted if head not in set(table["_head"])]
@@ -181,7 +191,7 @@ def forest(found: Result, *, heads: Iterable[Head] | None = None, value: str | N
     if not len(shown):
         raise ValueError("there is nothing to draw: no heads")
     rows = [
-        both_names(head) + (f"\n{kind}" if kind in LETTERS else "")
+        both_names(head) + (f"\n{kind}" if kind in NAMED else "")
         for head, kind in zip(shown["_head"], shown["kind"] if "kind" in shown else [""] * len(shown), strict=True)
     ]
     series = [(name, shown[column], *_limits(shown, found.quantity(column)), style) for column, name, style in measures]
