@@ -21,7 +21,10 @@ class LeanAttentionError(ModelError):
 @savable
 @dataclass(frozen=True)
 class ModelInfo:
-    """The geometry and origin of a loaded model; `windows[l]` is layer `l`'s sliding window in tokens, or None."""
+    """The geometry and origin of a loaded model; `windows[l]` is layer `l`'s sliding window in tokens, or None.
+
+    `loaded_from`: the name by which the weights can be loaded once more; None for a wrapped model and one from memory.
+    """
 
     name: str
     backend: str
@@ -39,6 +42,7 @@ class ModelInfo:
     device: str
     attention: str
     versions: Mapping[str, str] = field(default_factory=dict)
+    loaded_from: str | None = None
 
     @property
     def heads(self) -> tuple[Head, ...]:

@@ -107,7 +107,7 @@ def score_cache(
 
 def _pattern_metrics(metrics: str | Iterable[str] | None) -> tuple[str, ...]:
     names = chosen_metrics(metrics)
-    beyond = [n for n in names if metric_named(n).kind == "row" and set(metric_named(n).needs) - {"span"}]
+    beyond = [name for name in names if not metric_named(name).of_patterns]
     if beyond and metrics != "all":
         raise ValueError(
             f"{beyond[0]} needs more than patterns (values, or queries and keys): use score_heads with the model"

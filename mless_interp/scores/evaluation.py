@@ -7,27 +7,31 @@ from torch import Tensor
 
 from ..metrics.received import relative_received
 from ..metrics.segments import segment_mean
-from .catalogue import METRICS, Profile, TwoProfiles, metric_named
+from .catalogue import Profile, TwoProfiles, metric_named
 from .layout import Layout, Thresholds
-from .streaming import Plan, Reduced
+from .streaming import Need, Plan, Reduced
 
 
 def plan_for(names: Sequence[str], *, span: bool, other: bool, values: bool, exclude_sink: bool, renorm: bool) -> Plan:
     """What one run has to be reduced to for these metrics; `span`, `other`, `values`: what there is in this run."""
-    there = {"span": span, "other": other, "values": values, "flow": span}
+    there: dict[Need, bool] = {
+        "span": span,
+        "sink_levels": True,
+        "values": values,
+        "output_weights": values,
+        "flow": span,
+        "first_profile": other,
+        "first_rows": other,
+    }
     wanted = {metric.name: metric for metric in map(metric_named, names) if all(there[need] for need in metric.needs)}
     rows = {name: metric for name, metric in wanted.items() if metric.kind == "row"}
-    asks = {need for metric in wanted.values() for need in metric.needs}
     return Plan(
         received=True,
         exclude_sink=exclude_sink,
         renorm=renorm,
-        alpha=any("sink" in name for name in wanted if METRICS[name].kind == "profile"),
         rows={name: metric.formula for name, metric in rows.items()},
-        null_rows=tuple(name for name, metric in rows.items() if set(metric.needs) <= {"span"}),
-        needs_values="values" in asks,
-        needs_flow="flow" in asks,
-        needs_other="other" in asks and any("other" in metric.needs for metric in rows.values()),
+        null_rows=tuple(name for name, metric in rows.items() if metric.of_patterns),
+        needs=frozenset(need for metric in wanted.values() for need in metric.needs),
     )
 
 
@@ -35,7 +39,7 @@ def profile_of(reduced: Reduced, null: Reduced, layout: Layout, thresholds: Thre
     """A layer's profile from its sums."""
     found = reduced.received_mean(thresholds.min_rows).cpu()
     uniform = null.received_mean(thresholds.min_rows).cpu()
-    alpha = reduced.alpha_mean().cpu() if reduced.alpha is not None else torch.full_like(found, torch.nan)
+    alpha = reduced.alpha_mean().cpu() if reduced.alpha is not None else None
     return Profile(found, relative_received(found, uniform.to(found).expand_as(found)), alpha, layout, thresholds)
 
 

@@ -13,8 +13,6 @@ from ..running.results import Quantity, Result, Shown, ShownTable, head_columns,
 from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean
 from .catalogue import METRICS, metric_named
 
-CENSORED = ("recovery_latency",)
-"""Metrics that may be infinite ("never"): summarised by their median, not by their mean."""
 USUAL = ("collapse_relative", "recovery_aligned", "span_mass", "log_density_ratio", "entropy")
 """Metrics whose intervals a page shows; of all others it shows the means."""
 PRINTED = ("span_mass", "log_density_ratio", "collapse_relative", "recovery_aligned")
@@ -85,12 +83,13 @@ class HeadScores(Result):
             if condition not in found:
                 continue
             cells = of_heads(found[condition], self.heads)
-            if metric in CENSORED:
+            censored = metric_named(metric).censored
+            if censored:
                 estimate, low, high = _median_interval(cells, self.confidence)
             else:
                 estimate, low, high = self._interval(cells)
             columns |= {metric: estimate, f"{metric}_ci_low": low, f"{metric}_ci_high": high}
-            columns[f"{metric}_n"] = (~np.isnan(cells) if metric in CENSORED else np.isfinite(cells)).sum(0)
+            columns[f"{metric}_n"] = (~np.isnan(cells) if censored else np.isfinite(cells)).sum(0)
             if condition in self.null.get(metric, {}):
                 null = defined_mean(self.null[metric][condition])
                 columns[f"{metric}_null"] = null[[head.layer for head in self.heads]]

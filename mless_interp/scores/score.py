@@ -74,8 +74,7 @@ def score_heads(
         "sink_moved": sum(pair.sink_moved for pair in found),
         "boundary_merge": sum(pair.boundary_merge for pair in found),
     }
-    if "span_output_weight" in {metric_named(name).name for name in names}:
-        settings["span_output_weight"] = "after W_O"
+    settings |= {metric.name: metric.variant for metric in map(metric_named, names) if metric.variant}
     scorer = _Scorer(model, names, tuple(conditions), chosen, rows, exclude_sink, renorm, thresholds, source)
     done = over_problems(
         [pair.id for pair in found],
@@ -147,7 +146,7 @@ class _Scorer:
         for number, condition in enumerate(self.conditions):
             layout = pair_layout(pair, condition, rows=self.rows)
             plan = self._plan(layout, first=number == 0)
-            keep = number == 0 and len(self.conditions) > 1 and self._plan(layout, first=False).needs_other
+            keep = number == 0 and len(self.conditions) > 1 and "first_rows" in self._plan(layout, first=False).needs
             try:
                 run = PromptReduction(
                     self.model,
