@@ -73,13 +73,6 @@ def compared(base: Profile, inserted: Profile) -> TwoProfiles:
     )
 
 
-class LayerValues:
-    """Metrics of one layer and of uniform attention in its place, with both profiles."""
-
-    def __init__(self, values: dict[str, Tensor], null: dict[str, Tensor], profile: Profile, uniform: Profile) -> None:
-        self.values, self.null, self.profile, self.uniform = values, null, profile, uniform
-
-
 def layer_values(
     names: Sequence[str],
     reduced: Reduced,
@@ -87,10 +80,10 @@ def layer_values(
     layout: Layout,
     thresholds: Thresholds,
     base: tuple[Profile, Profile] | None,
-) -> LayerValues:
-    """All metrics of a layer from what its pattern was reduced to; `base` holds the profiles to compare with."""
+) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Profile, Profile]]:
+    """(metrics of a layer, those of uniform attention in its place, both profiles); `base`: both to compare with."""
     profile = profile_of(reduced, null, layout, thresholds)
     uniform = profile_of(null, null, layout, thresholds)
-    values = head_values(names, reduced, profile, None if base is None else base[0])
-    nulls = head_values(names, null, uniform, None if base is None else base[1])
-    return LayerValues(values, nulls, profile, uniform)
+    other, uniform_other = base or (None, None)
+    values = head_values(names, reduced, profile, other)
+    return values, head_values(names, null, uniform, uniform_other), (profile, uniform)

@@ -394,10 +394,10 @@ def test_a_model_without_a_gate_is_refused(tmp_path: Path) -> None:
     ("options", "words"),
     [
         ({"layer": 3}, "layer 3 is out of range \\(zero-based\\): 0 to 2"),
-        ({"contrasts": ("context",)}, "contrasts must be some of content, shift, total"),
-        ({"contrasts": ()}, "contrasts must be some of"),
+        ({"contrasts": ("context",)}, "unknown contrast 'context'; choose one of content, shift, total"),
+        ({"contrasts": ()}, "contrasts must be one or more different names of"),
         ({"contrasts": ("shift", "shift")}, "each once"),
-        ({"positions": "span"}, "positions must be one of shared, question, got 'span'"),
+        ({"positions": "span"}, "unknown positions 'span'; choose one of shared, question"),
         ({"c": 0.0}, "c is the width of near zero"),
         ({"q": 1.0}, "q must lie between 0 and 1"),
         ({"bins": 1}, "bins must be at least 2"),
