@@ -79,11 +79,7 @@ class ActivationShift(Result):
                         "estimate": float(made.estimate),
                         "ci_low": float(made.low),
                         "ci_high": float(made.high),
-                        "n": found.n,
-                        "n_up": found.n_up,
-                        "n_down": found.n_down,
-                        "n_tied": found.n_tied,
-                        "p": found.p,
+                        **vars(found),
                         "p_corrected": float(p_corrected),
                         "verdict": _verdict(found, float(p_corrected), made, claimed),
                     }

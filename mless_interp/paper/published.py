@@ -6,8 +6,6 @@ import pandas as pd
 
 from ..data import paper_table
 
-TREATMENTS = ("none", "mless", "mful", "arm", "question_mark")
-
 
 @dataclass(frozen=True)
 class Published:

@@ -396,7 +396,7 @@ def test_a_model_without_a_gate_is_refused(tmp_path: Path) -> None:
         ({"layer": 3}, "layer 3 is out of range \\(zero-based\\): 0 to 2"),
         ({"contrasts": ("context",)}, "unknown contrast 'context'; choose one of content, shift, total"),
         ({"contrasts": ()}, "contrasts must be one or more different names of"),
-        ({"contrasts": ("shift", "shift")}, "each once"),
+        ({"contrasts": ("shift", "shift")}, "one or more different names"),
         ({"positions": "span"}, "unknown positions 'span'; choose one of shared, question"),
         ({"c": 0.0}, "c is the width of near zero"),
         ({"q": 1.0}, "q must lie between 0 and 1"),
