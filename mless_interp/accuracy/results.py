@@ -9,9 +9,9 @@ import pandas as pd
 
 from ..grading.graders import GRADERS
 from ..running.results import Result, Shown, ShownTable
-from ..statistics import CONFIDENCE, Interval, holm, pass_at_k
+from ..statistics import CONFIDENCE, Interval, defined_mean, holm, pass_at_k
 from .comparisons import Comparison, Comparisons, compare_answers
-from .intervals import accuracy_interval, mean_run
+from .intervals import accuracy_interval
 from .linked import LinkedAccuracy, link
 
 ROW = ("problem", "treatment", "sample", "completion", *GRADERS, "boxed", "decided", "cut_off", "n_tokens")
@@ -116,7 +116,7 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
 
     def share_right(self, *, grader: str = "strict") -> np.ndarray:
         """Share of a problem's samples that are right, `[problem, treatment]`; NaN where none was run."""
-        return mean_run(self._graded(grader), axis=2)
+        return defined_mean(self._graded(grader), axis=2)
 
     def accuracy(self, *, grader: str = "strict") -> Interval:
         """Accuracy of each treatment with its interval: Wilson's with one sample per problem, else bootstrapped over
@@ -295,22 +295,8 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
 
     def printed(self) -> pd.DataFrame:
         """The strict grades with their intervals, the other graders beside them."""
-        table = self.summary()
-        at_k = [name for name in table if name.startswith("pass_at_")]
-        wanted = [
-            "treatment",
-            "accuracy",
-            "low",
-            "high",
-            "n",
-            "lenient",
-            "paper",
-            *at_k,
-            "boxed",
-            "cut_off",
-            "n_tokens",
-        ]
-        return table[wanted]
+        limits = [f"{grader}_{end}" for grader in GRADERS[1:] for end in ("low", "high")]
+        return self.summary().drop(columns=[*limits, "gave_up", "n_missing", "flag"])
 
     def shown(self) -> Shown:
         """The summary as a table."""
@@ -337,7 +323,7 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
 
     def _per_treatment(self, values: np.ndarray) -> np.ndarray:
         """Mean over samples, then over problems."""
-        return mean_run(mean_run(values, axis=2), axis=0)
+        return defined_mean(defined_mean(values, axis=2))
 
 
 def check_names(names: Sequence[str], what: str) -> None:

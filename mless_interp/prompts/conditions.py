@@ -128,6 +128,19 @@ def one_of(name: Any, known: Any, what: str) -> Any:
     return known[name]
 
 
+def several_of(names: Any, known: Any, what: str) -> tuple[str, ...]:
+    """One or more different names of `known`, as a tuple; `ValueError` lists what there is.
+
+    >>> several_of(["shift"], CONTRASTS, "contrast")
+    ('shift',)
+    """
+    if isinstance(names, str) or not names or len(set(names)) != len(names):
+        raise ValueError(f"{what}s must be one or more different names of {', '.join(known)}, got {names!r}")
+    for name in names:
+        one_of(name, known, what)
+    return tuple(names)
+
+
 def as_words(table: dict[str, Any]) -> str:
     """A table of conditions or contrasts as one sentence, for help texts.
 
