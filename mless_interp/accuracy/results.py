@@ -297,19 +297,7 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
         """The strict grades with their intervals, the other graders beside them."""
         table = self.summary()
         at_k = [name for name in table if name.startswith("pass_at_")]
-        wanted = [
-            "treatment",
-            "accuracy",
-            "low",
-            "high",
-            "n",
-            "lenient",
-            "paper",
-            *at_k,
-            "boxed",
-            "cut_off",
-            "n_tokens",
-        ]
+        wanted = ["treatment", "accuracy", "low", "high", "n", *GRADERS[1:], *at_k, "boxed", "cut_off", "n_tokens"]
         return table[wanted]
 
     def shown(self) -> Shown:

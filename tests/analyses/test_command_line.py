@@ -114,6 +114,21 @@ def test_a_script_explains_itself_by_the_tables_without_loading_what_is_heavy(sc
     assert loaded == ("0 []" if script not in ("head_profiles.py", "reproduce_figures.py") else "0 ['pandas']")
 
 
+def test_what_help_texts_list_are_the_tables() -> None:
+    from mless_interp.models.load import BACKENDS
+    from mless_interp.patching.interventions import INTERVENTIONS
+    from mless_interp.patching.outcomes import OUTCOMES
+    from mless_interp.prompts.insertions import KINDS
+
+    def listed(text: str) -> list[str]:
+        return text.replace(" or ", ", ").split(", ")
+
+    line = mi.command_line
+    shown = {line.BACKENDS: BACKENDS, line.OUTCOMES: OUTCOMES, line.EDITS: INTERVENTIONS, line.KINDS: KINDS}
+    assert [listed(text) for text in shown] == [list(table) for table in shown.values()]
+    assert all(hasattr(mi.Insertion, kind) for kind in KINDS), "each kind has a constructor"
+
+
 def test_contrasts_in_words() -> None:
     assert contrasts() == "; ".join(f"{each.name} ({each.clean} -> {each.corrupted})" for each in CONTRASTS.values())
     assert contrasts("held") == "held (base -> held)"
