@@ -20,7 +20,7 @@ import yaml
 from browser import browser
 from conftest import ROOT
 from mkdocs.exceptions import PluginError
-from refresh_docs import blocks
+from refresh_docs import TABLES, blocks, with_tables
 
 import mless_interp as mi
 
@@ -183,13 +183,29 @@ def test_methods_defines_every_metric_outcome_edit_and_measure_by_name() -> None
     from mless_interp.locating.located import MEASURES
     from mless_interp.patching.interventions import INTERVENTIONS
     from mless_interp.patching.outcomes import OUTCOMES
-    from mless_interp.prompts.pairs import CONDITIONS
+    from mless_interp.prompts.conditions import CONDITIONS
     from mless_interp.scores import METRICS
 
     text = (DOCS / "methods.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([a-z_0-9]+)`", text))
     for names in (METRICS, OUTCOMES, INTERVENTIONS, MEASURES, CONDITIONS):
         assert set(names) <= named, set(names) - named
+
+
+def test_tables_of_conditions_and_contrasts_are_what_the_code_says() -> None:
+    """Where one is out of date: python tools/refresh_docs.py tables."""
+    pages = {path: path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
+    assert [path.name for path, text in pages.items() if with_tables(text) != text] == []
+    assert sorted(re.findall(r"<!-- table ([\w ]+) -->", "".join(pages.values()))) == sorted(TABLES)
+
+
+def test_a_table_that_is_out_of_date_is_written_anew() -> None:
+    old = "a\n\n<!-- table contrasts -->\n\n| old |\n\n<!-- end -->\n\nb"
+    new = with_tables(old)
+    assert new.startswith("a\n\n<!-- table contrasts -->\n\n| contrast | clean run") and new.endswith(
+        "\n\n<!-- end -->\n\nb"
+    )
+    assert "| `content` | `masked` | `inserted` |" in new and "old" not in new
 
 
 def test_methods_shows_every_identity() -> None:
