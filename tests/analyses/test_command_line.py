@@ -31,6 +31,7 @@ from mless_interp.command_line import (
     repeat_command,
 )
 from mless_interp.heads import Head
+from mless_interp.paper.figures import FIGURES
 from mless_interp.prompts.conditions import CONDITIONS, CONTRASTS
 
 # -------------------------------------------------------------------------------------------------------------- options
@@ -103,7 +104,7 @@ def explained(script: str) -> list[str]:
         ("head_profiles.py", [f"{each.name} ({each.code}): {each.says}" for each in CONDITIONS.values()]),
         ("mechanism.py", [contrasts("content", "held")]),
         ("patch_heads.py", [contrasts()]),
-        ("reproduce_figures.py", ["results/figure_<figure>"]),
+        ("reproduce_figures.py", [f"{each.key} ({each.number.replace('ure', '.')})" for each in FIGURES.values()]),
     ],
 )
 def test_a_script_explains_itself_by_the_tables_without_loading_what_is_heavy(script: str, words: list[str]) -> None:
