@@ -16,7 +16,7 @@ from ..running.loop import Tick, in_context, over_problems
 from .catalogue import Profile, chosen_metrics, metric_named
 from .evaluation import layer_values, plan_for
 from .layout import Layout, Thresholds, pair_layout
-from .results import HeadScores
+from .scored import HeadScores
 from .streaming import SOURCES, Other, Plan, PromptReduction, Source
 
 Found = dict[str, dict[str, np.ndarray]]

@@ -157,6 +157,29 @@ def test_every_public_name_is_on_an_api_page() -> None:
     assert missing == []
 
 
+def test_every_public_name_of_every_room_is_on_an_api_page() -> None:
+    documented = api_blocks()
+    whole = [importlib.import_module(block) for block in documented if is_module(block)]
+    missing = []
+    for room in mi.ROOMS:
+        module = importlib.import_module(f"mless_interp.{room}")
+        for name in getattr(module, "__all__", ()):
+            own = getattr(module, name)
+            if isinstance(own, ModuleType):
+                home = own.__name__
+            else:  # a constant does not know where it is defined
+                home = f"{getattr(own, '__module__', f'mless_interp.{room}')}.{name}"
+            shown = {block for block in documented if block == home or block.startswith(f"{home}.")}
+            shown |= {block for block in documented if room in block and block.endswith(f".{name}")}
+            if not shown and not any(getattr(other, name, None) is own for other in whole):
+                missing.append(f"{room}.{name}")
+    assert missing == []
+
+
+def is_module(dotted: str) -> bool:
+    return (ROOT / Path(*dotted.split("."))).is_dir() or (ROOT / Path(*dotted.split("."))).with_suffix(".py").is_file()
+
+
 def test_every_view_metric_and_statistic_is_on_an_api_page() -> None:
     documented = api_blocks()
     views = {f"mless_interp.views.{module}.{name}" for module, names in mi.views.PUBLIC.items() for name in names}

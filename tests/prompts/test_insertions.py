@@ -14,7 +14,7 @@ import torch
 from conftest import qwen2_tokenizer, word_tokenizer
 from tokenizers_under_test import REAL, read_problems, read_tokenizer, slash_pairs
 
-from mless_interp.models.attention import visibility
+from mless_interp.models.arithmetic import visibility
 from mless_interp.prompts.insertions import Insertion, _common_words
 from mless_interp.prompts.pairs import CONDITIONS, PromptPair, insert_tokens, make_pairs
 from mless_interp.prompts.problems import Problem

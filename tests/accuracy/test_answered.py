@@ -12,7 +12,7 @@ import pytest
 
 import mless_interp as mi
 from mless_interp.accuracy import Comparison, Comparisons
-from mless_interp.accuracy.results import ROW
+from mless_interp.accuracy.answered import ROW
 from mless_interp.grading import GRADERS, grade
 from mless_interp.patching.attribution import HeadAttribution
 from mless_interp.patching.scores import PatchScores
