@@ -22,7 +22,7 @@ class Options(mi.command_line.Asking):
     insertion: Annotated[
         list[str] | None,
         Option(
-            help="KIND or KIND=UNIT, repeatable: meaningless, meaningful, random_sentence, repeated_bos, text=...; for "
+            help=f"KIND or KIND=UNIT, repeatable; a KIND is one of {mi.command_line.KINDS}; for "
             "example --insertion meaningless --insertion 'meaningful=she'. [default: meaningless]"
         ),
     ] = None

@@ -19,8 +19,9 @@ import numpy as np
 import torch
 
 import mless_interp as mi
-from mless_interp.locating.locate import judged, resolution_of
-from mless_interp.locating.located import MEASURES, established
+from mless_interp.locating.judge import established, judge
+from mless_interp.locating.measure import MEASURES
+from mless_interp.patching.outcomes import resolution_of
 
 LENGTHS = (8, 110)
 KINDS = ("reader", "mediator")
@@ -87,7 +88,7 @@ class Pool:
         values = {name: self.values[name][chosen] * sign[:, None] for name in MEASURES}
         total = self.total[chosen] * sign
         seed = int(generator.integers(2**31))
-        verdict = judged(
+        verdict = judge(
             values, self.heads, smallest=0.05 * abs(float(total.mean())), n_permutations=n_permutations, seed=seed
         )
         stands = established(total, resolution=self.resolution, seed=seed)

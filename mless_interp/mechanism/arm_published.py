@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pandas as pd
+
 from ..data import paper_table
 
 CODE_OPTIONS: Mapping[str, Mapping[str, Any]] = {
@@ -83,3 +85,32 @@ def published_arm(model: str, benchmark: str) -> PublishedArm:
         known = ", ".join(found.benchmark for found in of_model.values())
         raise ValueError(f"the paper gives no ARM setting for {key} on {benchmark!r}; it does for {known}")
     return of_model[wanted]
+
+
+def arm_settings() -> pd.DataFrame:
+    """One row per model and benchmark: c (Gemma: the share itself) and p1 (percentile) of table and code.
+
+    `disagrees` marks rows where they differ; `code_known` those whose code values are on record (elsewhere no difference
+    is recorded and the code's columns repeat the table). NaN: not known.
+    """
+    nothing = (None, None)
+    rows = []
+    for found in PUBLISHED_ARM:
+        (c, p1), (c_code, p1_code) = found.table or nothing, found.code or nothing
+        rows.append(
+            {
+                "model": found.model,
+                "benchmark": found.benchmark,
+                "c": c,
+                "p1": p1,
+                "c_code": c_code,
+                "p1_code": p1_code,
+                "p_min_code": found.code_options.get("p_min"),
+                "fraction": found.code_options.get("fraction", "share"),
+                "disagrees": found.disagrees,
+                "code_known": found.code_known,
+                "note": found.note,
+            }
+        )
+    numbers = ["c", "p1", "c_code", "p1_code", "p_min_code"]
+    return pd.DataFrame(rows).astype(dict.fromkeys(numbers, float))

@@ -5,14 +5,15 @@ They work on token ids: joining strings re-merges tokens at the seams and inside
 
 import hashlib
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any, Literal
 
+from .conditions import one_of
 from .prompt import Prompt, encode
 
-Kind = Literal["meaningless", "meaningful", "random_sentence", "repeated_bos", "text"]
 Before = Literal["question", "system"]
 
 
@@ -24,7 +25,7 @@ class Insertion:
     `after="question"` (position 3) or `at=` a token index of the prompt without insertion.
     """
 
-    kind: Kind
+    kind: str
     unit: str
     n_tokens: int | None
     before: Before | None = "question"
@@ -34,6 +35,7 @@ class Insertion:
     draw: int = 0
 
     def __post_init__(self) -> None:
+        one_of(self.kind, KINDS, "insertion")
         counted = self.n_tokens is not None or self.kind != "text"
         if counted and (isinstance(self.n_tokens, bool) or not isinstance(self.n_tokens, int)):
             raise TypeError(f"n_tokens must be a whole number, got {self.n_tokens!r}")
@@ -87,6 +89,7 @@ class Insertion:
         cls, kind: str, *, unit: str | None = None, n_tokens: int = 55, seed: int = 0, **place: Any
     ) -> "Insertion":
         """The insertion of a kind's name, as command lines give it; `unit` is the unit, word or text."""
+        one_of(kind, KINDS, "insertion")
         if kind in ("meaningless", "meaningful"):
             given = place if unit is None else {"unit" if kind == "meaningless" else "word": unit, **place}
             return (cls.meaningless if kind == "meaningless" else cls.meaningful)(n_tokens=n_tokens, **given)
@@ -94,54 +97,32 @@ class Insertion:
             return cls.random_sentence(n_tokens, seed=seed, **place)
         if kind == "repeated_bos":
             return cls.repeated_bos(n_tokens, **place)
-        if kind == "text":
-            return cls.text(unit or "", **place)
-        raise ValueError(
-            f"unknown insertion {kind!r}; choose one of meaningless, meaningful, random_sentence, repeated_bos, text"
-        )
+        return cls.text(unit or "", **place)
 
     @property
     def label(self) -> str:
         """A short name for tables and legends: `Mless ' /' x55`."""
-        name = {"meaningless": "Mless", "meaningful": "Mful", "random_sentence": "random sentence"}.get(self.kind)
         shown = f" {self.unit!r}" if self.unit else ""
         size = f" x{self.n_tokens}" if self.n_tokens is not None else ""
-        return f"{name or self.kind}{shown}{size}"
+        return f"{KINDS[self.kind].short}{shown}{size}"
+
+    @property
+    def length(self) -> int:
+        """The number of tokens of an insertion that is counted in tokens (all but a text)."""
+        assert self.n_tokens is not None
+        return self.n_tokens
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it is one unit of text again and again."""
+        return KINDS[self.kind].ids is _repeated
 
     def span(self, tokenizer: Any, problem_id: str) -> "InsertedSpan":
         """The token ids that this insertion puts into this problem's prompt.
 
         Raises `ValueError` if a unit has the unknown token, encodes to nothing or does not divide `n_tokens`.
         """
-        if self.kind == "repeated_bos":
-            if tokenizer.bos_token_id is None:
-                raise ValueError(
-                    "this tokenizer has no beginning-of-sequence token, so repeated_bos cannot be inserted"
-                )
-            assert self.n_tokens is not None
-            return InsertedSpan((tokenizer.bos_token_id,) * self.n_tokens, "bos token")
-        if self.kind == "random_sentence":
-            assert self.n_tokens is not None
-            return _random_sentence(tokenizer, self.n_tokens, f"{self.seed}|{problem_id}|{self.draw}")
-        ids = encode(tokenizer, self.unit)
-        if not ids:
-            raise ValueError(f"the insertion {self.unit!r} encodes to no tokens with this tokenizer")
-        if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
-            raise ValueError(
-                f"the insertion {self.unit!r} becomes the unknown token {tokenizer.unk_token!r} with this tokenizer; "
-                "choose a unit that its vocabulary holds"
-            )
-        if self.kind == "text":
-            if self.n_tokens is not None and self.n_tokens != len(ids):
-                raise ValueError(f"the text {self.unit!r} is {len(ids)} tokens, not n_tokens={self.n_tokens}")
-            return InsertedSpan(ids, "text")
-        assert self.n_tokens is not None
-        if self.n_tokens % len(ids):
-            raise ValueError(
-                f"the unit {self.unit!r} is {len(ids)} tokens with this tokenizer, which does not divide "
-                f"n_tokens={self.n_tokens}; use {self.n_tokens - self.n_tokens % len(ids) or len(ids)}"
-            )
-        return InsertedSpan(ids * (self.n_tokens // len(ids)), "unit")
+        return KINDS[self.kind].ids(self, tokenizer, problem_id)
 
     def place(self, prompt: Prompt) -> int:
         """The token index at which the span goes into `prompt`."""
@@ -195,7 +176,8 @@ def _ordinary_tokens(tokenizer: Any) -> tuple[tuple[int, ...], ...]:
     return tuple((i,) for i, text in texts if text.strip() and not any(c.isdigit() for c in text))
 
 
-def _random_sentence(tokenizer: Any, n_tokens: int, key: str) -> InsertedSpan:
+def _random_sentence(insertion: Insertion, tokenizer: Any, problem_id: str) -> InsertedSpan:
+    n_tokens, key = insertion.length, f"{insertion.seed}|{problem_id}|{insertion.draw}"
     draw = random.Random(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big"))
     words = _encodable_words(tokenizer)
     source = "words"
@@ -208,3 +190,56 @@ def _random_sentence(tokenizer: Any, n_tokens: int, key: str) -> InsertedSpan:
         fitting = [word for size, found in words.items() if size <= n_tokens - len(ids) for word in found]
         ids += draw.choice(fitting)
     return InsertedSpan(tuple(ids), source)
+
+
+def _encoded(insertion: Insertion, tokenizer: Any) -> tuple[int, ...]:
+    ids = encode(tokenizer, insertion.unit)
+    if not ids:
+        raise ValueError(f"the insertion {insertion.unit!r} encodes to no tokens with this tokenizer")
+    if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
+        raise ValueError(
+            f"the insertion {insertion.unit!r} becomes the unknown token {tokenizer.unk_token!r} with this tokenizer; "
+            "choose a unit that its vocabulary holds"
+        )
+    return ids
+
+
+def _repeated(insertion: Insertion, tokenizer: Any, problem_id: str) -> InsertedSpan:
+    ids, n_tokens = _encoded(insertion, tokenizer), insertion.length
+    if n_tokens % len(ids):
+        raise ValueError(
+            f"the unit {insertion.unit!r} is {len(ids)} tokens with this tokenizer, which does not divide "
+            f"n_tokens={n_tokens}; use {n_tokens - n_tokens % len(ids) or len(ids)}"
+        )
+    return InsertedSpan(ids * (n_tokens // len(ids)), "unit")
+
+
+def _once(insertion: Insertion, tokenizer: Any, problem_id: str) -> InsertedSpan:
+    ids = _encoded(insertion, tokenizer)
+    if insertion.n_tokens is not None and insertion.n_tokens != len(ids):
+        raise ValueError(f"the text {insertion.unit!r} is {len(ids)} tokens, not n_tokens={insertion.n_tokens}")
+    return InsertedSpan(ids, "text")
+
+
+def _bos(insertion: Insertion, tokenizer: Any, problem_id: str) -> InsertedSpan:
+    if tokenizer.bos_token_id is None:
+        raise ValueError("this tokenizer has no beginning-of-sequence token, so repeated_bos cannot be inserted")
+    return InsertedSpan((tokenizer.bos_token_id,) * insertion.length, "bos token")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of insertion: its `short` name in tables, and the `ids` that it puts into a problem's prompt."""
+
+    short: str
+    ids: Callable[[Insertion, Any, str], InsertedSpan]
+
+
+KINDS: dict[str, Kind] = {
+    "meaningless": Kind("Mless", _repeated),
+    "meaningful": Kind("Mful", _repeated),
+    "random_sentence": Kind("random sentence", _random_sentence),
+    "repeated_bos": Kind("repeated_bos", _bos),
+    "text": Kind("text", _once),
+}
+"""Every kind of insertion by name; each has a constructor of that name in `Insertion`."""

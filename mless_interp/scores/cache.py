@@ -8,14 +8,14 @@ from torch import Tensor
 
 from ..heads import Head
 from ..metrics.segments import RowChoice
-from ..models.attention import visibility
+from ..models.arithmetic import visibility
 from ..prompts.pairs import PromptPair
 from ..prompts.prompt import Prompt
 from ..running.results import Found, put, stacked
 from .catalogue import Profile, chosen_metrics, metric_named
 from .evaluation import layer_values, plan_for
 from .layout import Layout, Thresholds, pair_layout, prompt_layout
-from .results import HeadScores
+from .scored import HeadScores
 from .streaming import pattern_blocks, reduce_blocks, uniform_blocks
 
 _PATTERN = re.compile(r"^blocks\.(\d+)\.attn\.hook_pattern$")

@@ -391,6 +391,7 @@ PAIRED = (
 METRICS: dict[str, Metric] = {metric.name: metric for metric in (*ROWS, *PROFILES, *PAIRED)}
 """Every metric by name; any row metric also exists as `name_last`, read at the question's last row."""
 DEFAULT = (*(m.name for m in METRICS.values() if m.default), "span_mass_last", "lam_last")
+"""What is measured unless metrics are asked for."""
 
 
 def metric_named(name: str) -> Metric:

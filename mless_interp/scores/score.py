@@ -17,7 +17,7 @@ from ..running.results import Found, put, stacked
 from .catalogue import Profile, chosen_metrics, metric_named
 from .evaluation import layer_values, plan_for
 from .layout import Layout, Thresholds, pair_layout
-from .results import HeadScores
+from .scored import HeadScores
 from .streaming import SOURCES, Other, Plan, PromptReduction, Source
 
 

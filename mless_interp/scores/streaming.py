@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..metrics.patterns import uniform_pattern
 from ..metrics.received import received_from_sums, received_sums
-from ..models.attention import masked_scores, softmax, values_of_heads
+from ..models.arithmetic import masked_scores, softmax, values_of_heads
 from ..models.base import Model
 from ..models.held import Held
 from ..models.info import AttentionRule

@@ -25,7 +25,7 @@ from mless_interp.prompts.pairs import PromptPair, make_pairs
 from mless_interp.prompts.problems import Problem
 from mless_interp.prompts.prompt import Prompt
 from mless_interp.scores import METRICS, HeadScores, Thresholds, score_cache, score_heads, streaming
-from mless_interp.scores.results import _median_interval
+from mless_interp.scores.scored import _median_interval
 
 A0 = torch.tensor([[1.0, 0, 0], [0.6, 0.4, 0], [0.5, 0.3, 0.2]])
 A1 = torch.tensor(
