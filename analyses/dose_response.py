@@ -17,11 +17,11 @@ import mless_interp as mi
 class Options(mi.command_line.Asking):
     """What can be asked of this script."""
 
-    insertion: Annotated[str, Option(help="meaningless, meaningful, random_sentence or repeated_bos.")] = "meaningless"
+    insertion: mi.command_line.InsertionOption = "meaningless"
     unit: Annotated[str | None, Option(help="The repeated unit or word. [default: ' /' or 'he']")] = None
     doses: Annotated[str, Option(help="Numbers of inserted tokens, increasing.")] = "1,2,4,8,16,32,55,70,110"
     layer: Annotated[int, Option(help="The layer whose heads are read, zero-based.")] = 0
-    outcome: Annotated[str, Option(help="answer_logprob, solution_logprob or logit_diff.")] = "answer_logprob"
+    outcome: mi.command_line.OutcomeOption = "answer_logprob"
     out: mi.command_line.OutOption = Path("results/dose_response")
 
 
@@ -32,7 +32,9 @@ def main(options: Options) -> None:
     and head), dose_response.png and run.json; with --report also report.html.
     """
     doses, layer, outcome = mi.chosen_numbers(options.doses, name="--doses"), options.layer, options.outcome
-    filler = mi.Insertion.named(options.insertion, unit=options.unit, n_tokens=doses[-1], seed=options.seed)
+    filler = mi.Insertion.named(
+        options.insertion, unit=options.unit, n_tokens=doses[-1], seed=options.seed, problems=options.questions()
+    )
     questions = options.questions()
     model = options.load()
     found = mi.dose_response(

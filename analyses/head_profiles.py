@@ -22,7 +22,7 @@ class Options(mi.command_line.Asking):
     insertion: Annotated[
         list[str] | None,
         Option(
-            help="KIND or KIND=UNIT, repeatable: meaningless, meaningful, random_sentence, repeated_bos, text=...; for "
+            help=f"KIND or KIND=UNIT, repeatable; a KIND is one of {mi.command_line.KINDS}; for "
             "example --insertion meaningless --insertion 'meaningful=she'. [default: meaningless]"
         ),
     ] = None
@@ -98,7 +98,9 @@ def main(options: Options) -> None:
 
 def _insertion(text: str, options: Options) -> "mi.Insertion":
     kind, _, unit = text.partition("=")
-    return mi.Insertion.named(kind, unit=unit or None, n_tokens=options.n_tokens, seed=options.seed)
+    return mi.Insertion.named(
+        kind, unit=unit or None, n_tokens=options.n_tokens, seed=options.seed, problems=options.questions()
+    )
 
 
 def _drawn(scores: "mi.HeadScores", chosen: Any, show: int) -> "list[mi.Head]":

@@ -33,9 +33,7 @@ class Options(mi.command_line.Inserting):
     direction: Annotated[
         str, Option(help="Mediation: noising (add the parts without the span) or denoising (take them away).")
     ] = "noising"
-    outcome: Annotated[str, Option(help="Mediation: answer_logprob, solution_logprob or logit_diff.")] = (
-        "answer_logprob"
-    )
+    outcome: mi.command_line.OutcomeOption = "answer_logprob"
     c: Annotated[float, Option(help="Near zero: |a| < 1.4826 MAD c. There is no rule for c; vary it.")] = 0.13
     out: mi.command_line.OutOption = Path("results/mechanism")
 

@@ -38,13 +38,8 @@ class Options(mi.command_line.Inserting):
     direction: Annotated[
         str | None, Option(help="sweep: denoising (clean into corrupted) or noising. [default: denoising]")
     ] = None
-    edit: Annotated[
-        str | None,
-        Option(help="sweep: z, knockout, knockout_zero, reroute_to_sink, matched_mass, q, k, v ... [default: z]"),
-    ] = None
-    outcome: Annotated[
-        str, Option(help="answer_logprob, answer_prob, solution_logprob, logit_diff; to sweep also kl or kl_last.")
-    ] = "answer_logprob"
+    edit: mi.command_line.EditOption = None
+    outcome: mi.command_line.OutcomeOption = "answer_logprob"
     out: mi.command_line.OutOption = Path("results/patch_heads")
 
 

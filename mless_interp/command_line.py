@@ -25,8 +25,16 @@ from .heads import Head
 from .prompts.conditions import CONDITIONS, CONTRASTS, as_words
 from .prompts.problems import Problem, load_problems
 
+BACKENDS = "auto, hooked_transformer, bridge or nnsight"
+KINDS = "meaningless, meaningful, random_sentence, other_questions, repeated_bos or text"
+OUTCOMES = "answer_logprob, answer_prob, solution_logprob, logit_diff, kl or kl_last"
+EDITS = (
+    "z, knockout, knockout_zero, edge_noise, restore_scale, reroute_to_sink, reroute_uniform, matched_mass, q, k or v"
+)
+"""What help texts list of tables that load torch, which explaining a command does not need; tests hold them to the tables."""
+
 ModelOption = Annotated[str, Option(help="'demo' (bundled), a saved model's directory, or a hub id.")]
-BackendOption = Annotated[str, Option(help="auto, hooked_transformer, bridge or nnsight.")]
+BackendOption = Annotated[str, Option(help=f"{BACKENDS}.")]
 DtypeOption = Annotated[str, Option(help="float32, float64, bfloat16 or float16.")]
 DeviceOption = Annotated[str | None, Option(help="cpu, cuda, cuda:1 ... [default: a GPU if there is one]")]
 ProblemsOption = Annotated[
@@ -35,13 +43,20 @@ ProblemsOption = Annotated[
 ]
 LimitOption = Annotated[int, Option(help="How many problems, from the first (the unit of replication is the problem).")]
 TemplateOption = Annotated[str, Option(help="raw, raw_as_sent (the paper's doubled braces) or chat.")]
-InsertionOption = Annotated[str, Option(help="meaningless, meaningful, random_sentence, repeated_bos or text.")]
+InsertionOption = Annotated[str, Option(help=f"{KINDS}.")]
 UnitOption = Annotated[str | None, Option(help="The repeated unit, word, or the text. [default: ' /' or 'he']")]
 NTokensOption = Annotated[int, Option(help="Length of the insertion in tokens.")]
 AttentionOption = Annotated[
     str, Option(help="eager, or sdpa (nnsight): fused and lean, for long prompts; the same numbers.")
 ]
 LayersOption = Annotated[str | None, Option(help="Only these layers, zero-based: 0,2-4.")]
+OutcomeOption = Annotated[
+    str, Option(help=f"{OUTCOMES}. The last two, which are never negative, for single sweeps only.")
+]
+EditOption = Annotated[
+    str | None,
+    Option(help=f"sweep: {EDITS}. [default: z]"),
+]
 HeadsOption = Annotated[str | None, Option(help="Only these heads, zero-based LAYER:HEAD: 0:13,0:21.")]
 ConditionsOption = Annotated[str, Option(help=f"{as_words(CONDITIONS)}. All are compared with the first.")]
 SeedOption = Annotated[int, Option(help="Seed of all that is drawn: random insertions, permutations, the bootstrap.")]
@@ -168,8 +183,9 @@ class Inserting(Asking):
         from .prompts.insertions import Insertion
         from .prompts.pairs import make_pairs
 
-        filler = Insertion.named(self.insertion, unit=self.unit, n_tokens=self.n_tokens, seed=self.seed)
         questions = self.questions()
+        counted: dict[str, Any] = {"unit": self.unit, "n_tokens": self.n_tokens, "seed": self.seed}
+        filler = Insertion.named(self.insertion, problems=questions, **counted)
         model = self.load(**options)
         return model, make_pairs(model, questions, filler, template=self.template)
 

@@ -222,6 +222,30 @@ def private_or_foreign_names_in_analyses(folder: Path, public: Iterable[str]) ->
     return sorted(set(wrong))
 
 
+def rooms_told(page: str) -> list[str]:
+    """The rooms that architecture's table names, in its order."""
+    table = page.partition("\n## Rooms\n")[2].partition("\n## ")[0]
+    first = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    return [name for cell in first for name in re.findall(r"`(\w+)(?:/|\.py)`", cell)]
+
+
+PATH_IN_TEXT = re.compile(r"(?<![\w./-])(?:[\w.-]+/)*(?:[\w-]+\.(?:py|md|toml|txt|jinja)\b|[\w-]+/(?=`))")
+
+
+def paths_that_are_not_there(pages: Iterable[Path], root: Path) -> list[str]:
+    """Files and folders named in code (`a/b.py`, `a/`, a command) of these pages, from the root or from the package."""
+    wrong = []
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        code = re.findall(r"^```.*?^```$", text, re.DOTALL | re.MULTILINE)
+        code += re.findall(r"`[^`\n]+`", re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE))
+        for name in sorted({name for each in code for name in PATH_IN_TEXT.findall(each)}):
+            inside = "/" not in name and any((root / PACKAGE).rglob(name))
+            if not (inside or (root / name).exists() or (root / PACKAGE / name).exists()):
+                wrong.append(f"{page.name}: {name}")
+    return wrong
+
+
 MACHINE_PATH = re.compile(
     r"(?<![\w.~/-])/(?:home|Users|mnt|scratch|work|root|private)/[\w.-]+|[A-Z]:\\+Users\\+\w+", re.ASCII
 )
@@ -288,6 +312,28 @@ def test_every_result_is_whole_and_public() -> None:
     import mless_interp
 
     assert results_that_are_not_whole(ROOT / PACKAGE, mless_interp.__all__) == []
+
+
+def test_architecture_has_a_row_for_every_room_in_the_order_of_imports() -> None:
+    assert rooms_told((ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")) == ORDER
+    folder = ROOT / PACKAGE
+    rooms = {path.stem for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    assert rooms - {"__init__", "__main__"} == set(ORDER)
+
+
+def test_paths_that_the_pages_name_exist() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md"]
+    assert paths_that_are_not_there(pages, ROOT) == []
+
+
+def file_names_that_mean_two_things(package: Path) -> list[str]:
+    """Two rooms with a file of one name make both hard to find."""
+    names = [path.name for path, _ in sources(package) if path.name != "__init__.py"]
+    return sorted({name for name in names if names.count(name) > 1})
+
+
+def test_every_file_name_means_one_thing() -> None:
+    assert file_names_that_mean_two_things(ROOT / PACKAGE) == []
 
 
 def test_no_file_names_a_place_on_one_machine() -> None:
@@ -477,6 +523,27 @@ def test_an_analysis_with_public_names_is_allowed(tree: Callable[..., Path]) -> 
     )
     folder = tree("analyses", {"a.py": text})
     assert private_or_foreign_names_in_analyses(folder, ["Head", "views", "load"]) == []
+
+
+def test_a_room_without_a_row_is_found() -> None:
+    table = "| room | x |\n| --- | --- |\n| `heads.py`, `shapes.py` | `b/` |\n| `views/` | x |"
+    page = f"`a/`\n\n## Rooms\n\n{table}\n\n## More\n| `c/` |"
+    assert rooms_told(page) == ["heads", "shapes", "views"]
+
+
+def test_a_path_that_is_not_there_is_found(tree: Callable[..., Path]) -> None:
+    root = tree("p", {f"{PACKAGE}/a/b.py": "", "docs/c.md": "", f"{PACKAGE}/d.html.jinja": ""})
+    text = "`a/b.py` `b.py` `a/` `mless_interp/a/` `docs/c.md` `d.html.jinja` gone.py `run.json` https://x.org/e.py\n"
+    (root / "README.md").write_text(
+        text + "`a/c.py`, `z/` and `f.py`\n```\npython tools/g.py --x\n```\n", encoding="utf-8"
+    )
+    wrong = ["README.md: a/c.py", "README.md: f.py", "README.md: tools/g.py", "README.md: z/"]
+    assert paths_that_are_not_there([root / "README.md"], root) == wrong
+
+
+def test_a_file_name_of_two_rooms_is_found(tree: Callable[..., Path]) -> None:
+    files = {"a/__init__.py": "", "b/__init__.py": "", "a/c.py": "", "b/c.py": "", "b/d.py": ""}
+    assert file_names_that_mean_two_things(tree(PACKAGE, files)) == ["c.py"]
 
 
 @pytest.mark.parametrize("start", ["/home/", "/Users/", "/work/", "/root/", "/mnt/", "C:\\Users\\", "C:\\\\Users\\\\"])

@@ -1,16 +1,23 @@
-"""Run the examples that the documentation shows and write what they print into its pages.
+"""Write into the documentation's pages what the code says: tables of conditions and contrasts, and what examples print.
 
-    python tools/refresh_docs.py
+    python tools/refresh_docs.py            # all; about a minute on two cores
+    python tools/refresh_docs.py tables     # the tables alone, in a moment
 
-`docs/index.md` (its example) and `docs/how-to/check-your-model.md` (the certificate, and the one of a lying model). About a
-minute on two cores. `tests/docs/test_docs.py` fails where a page shows something else than is printed.
+Tables stand between `<!-- table NAME -->` and `<!-- end -->`, for the names of `TABLES`.
+
+Examples are those of `docs/index.md` and `docs/how-to/check-your-model.md` (the certificate, and the one of a lying model).
+`tests/docs/test_docs.py` fails where a page shows something else than the code says.
 """
 
 import contextlib
 import io
 import re
+import sys
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
+
+from mless_interp.prompts.conditions import CONDITIONS, CONTRASTS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 WIDTH, SENTENCES = 118, 150
@@ -32,8 +39,65 @@ def blocks(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
 
 
-def main() -> None:
-    """Rewrite both pages."""
+def table(header: str, rows: Iterable[tuple[str, ...]]) -> str:
+    """A Markdown table."""
+    columns = header.split(" | ")
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def conditions() -> str:
+    """The conditions in words."""
+    tokens = {True: "prompt with span", False: "prompt"}
+    positions = {"base": "as they are", "inserted": "N later"}
+    return table(
+        "name | code | tokens | positions of the question | in words",
+        ((f"`{c.name}`", c.code, tokens[c.has_span], positions[c.positions], c.says) for c in CONDITIONS.values()),
+    )
+
+
+def conditions_in_symbols() -> str:
+    """The conditions as methods writes them."""
+    tokens, positions = {True: "$P, I, Q$", False: "$P, Q$"}, {"base": r"$m, \dots$", "inserted": r"$m + N, \dots$"}
+    return table(
+        "condition | tokens | positions of $Q$ | in words",
+        ((f"`{c.name}` ({c.code})", tokens[c.has_span], positions[c.positions], c.says) for c in CONDITIONS.values()),
+    )
+
+
+def contrasts() -> str:
+    """The contrasts between them."""
+    return table(
+        "contrast | clean run | corrupted run | what differs",
+        ((f"`{c.name}`", f"`{c.clean}`", f"`{c.corrupted}`", c.says) for c in CONTRASTS.values()),
+    )
+
+
+TABLES = {"conditions": conditions, "conditions in symbols": conditions_in_symbols, "contrasts": contrasts}
+
+
+def with_tables(text: str) -> str:
+    """A page with its tables as the code has them now."""
+    return re.sub(
+        r"(<!-- table ([\w ]+) -->\n\n).*?(\n\n<!-- end -->)",
+        lambda found: found[1] + TABLES[found[2]]() + found[3],
+        text,
+        flags=re.DOTALL,
+    )
+
+
+def main(what: list[str]) -> None:
+    """Rewrite the pages."""
+    for page in sorted(DOCS.rglob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if with_tables(text) != text:
+            page.write_text(with_tables(text), encoding="utf-8")
+    if what != ["tables"]:
+        examples()
+
+
+def examples() -> None:
+    """Run the examples and show what they print."""
     page = DOCS / "index.md"
     text = page.read_text(encoding="utf-8")
     (code,), (shown,) = blocks(text, "python"), blocks(text, "text")
@@ -52,4 +116,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

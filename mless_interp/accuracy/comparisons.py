@@ -11,13 +11,13 @@ from ..statistics import (
     CONFIDENCE,
     Interval,
     cohen_dz,
+    defined_mean,
     mcnemar,
     one_problem,
     paired_bootstrap_difference,
     sample_size,
     sign_flip,
 )
-from .intervals import mean_run
 
 ALPHA, POWER = 0.05, 0.8
 NO_CHANGE = "no problem changed: exact bound"
@@ -177,7 +177,7 @@ def compare_answers(
 
     `n_tests`: how many comparisons will be corrected together; the numbers about power allow for it.
     """
-    shares = [mean_run(graded, axis=1) for graded in (first, second)]
+    shares = [defined_mean(graded, axis=1) for graded in (first, second)]
     both = ~np.isnan(shares[0] + shares[1])
     a, b = shares[0][both], shares[1][both]
     change = b - a

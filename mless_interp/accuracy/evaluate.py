@@ -19,7 +19,7 @@ from ..prompts.problems import Problem
 from ..prompts.prompt import Prompt, Template, build_prompt, encode, prepends_bos, template_named
 from ..running.checkpoint import Checkpoint
 from ..running.progress import progress_bar
-from .results import AccuracyResults
+from .answered import AccuracyResults
 from .treatments import Treatment, as_treatments
 
 MAX_NEW_TOKENS = 2048

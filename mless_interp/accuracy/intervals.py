@@ -1,23 +1,12 @@
-"""Means over what was run, and the interval of an accuracy."""
+"""The interval of an accuracy."""
 
 from dataclasses import replace
 
 import numpy as np
 
-from ..statistics import Interval, mean_interval, wilson
+from ..statistics import Interval, defined_mean, mean_interval, wilson
 
 ALL_EQUAL = "all problems equal: Wilson"
-
-
-def mean_run(values: np.ndarray, *, axis: int) -> np.ndarray:
-    """Mean over one axis of what was run (is not NaN); NaN where nothing was.
-
-    >>> mean_run(np.array([[1.0, np.nan], [np.nan, np.nan]]), axis=1)
-    array([ 1., nan])
-    """
-    done = ~np.isnan(values)
-    n = done.sum(axis)
-    return np.where(n > 0, np.where(done, values, 0.0).sum(axis) / np.maximum(n, 1), np.nan)
 
 
 def accuracy_interval(shares: np.ndarray, *, sampled: bool, confidence: float, seed: int) -> Interval:
@@ -32,7 +21,7 @@ def accuracy_interval(shares: np.ndarray, *, sampled: bool, confidence: float, s
     if not sampled:
         return by_wilson
     found = mean_interval(shares, confidence=confidence, seed=seed)
-    found = replace(found, estimate=mean_run(shares, axis=0))  # also where a single problem was run
+    found = replace(found, estimate=defined_mean(shares))  # also where a single problem was run
     if len(shares) < 2:
         return found
     certain = (n > 0) & ((right == 0) | (right == n))

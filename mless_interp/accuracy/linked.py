@@ -12,7 +12,7 @@ from ..locating.located import LocatedHeads
 from ..patching.attribution import HeadAttribution
 from ..patching.scores import PatchScores
 from ..running.results import Result, Shown, ShownTable, head_columns, of_heads
-from ..scores.results import HeadScores
+from ..scores.scored import HeadScores
 from ..statistics import TwoGroups, max_t_two_groups
 
 CHANGES = ("any", "lost", "gained")

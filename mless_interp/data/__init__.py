@@ -1,1 +1,26 @@
-"""Small bundled word lists."""
+"""Bundled data: the demo model, word lists, and what the paper prints (`paper/`)."""
+
+import csv
+import tomllib
+from pathlib import Path
+from typing import Any
+
+_PAPER = Path(__file__).parent / "paper"
+
+
+def paper_table(name: str) -> list[dict[str, str]]:
+    """The rows of `paper/NAME.csv`."""
+    with open(_PAPER / f"{name}.csv", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def paper_entries(name: str) -> dict[str, Any]:
+    """What `paper/NAME.toml` holds; lists as tuples."""
+    found = tomllib.loads((_PAPER / f"{name}.toml").read_text(encoding="utf-8"))
+    return {key: _frozen(value) for key, value in found.items()}
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _frozen(inner) for key, inner in value.items()}
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

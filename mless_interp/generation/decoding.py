@@ -14,7 +14,6 @@ from torch import Tensor
 from ..heads import Head
 from ..statistics.arguments import derive_generator
 
-STOPS = ("eos", "box", "length")
 NOT_NUMBERS = "the model gave logits that are no numbers (NaN): load it in float32 or bfloat16"
 
 

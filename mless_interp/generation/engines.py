@@ -208,7 +208,6 @@ def finite_masks(model: Model) -> Iterator[None]:
     A mask's lowest number is -inf in float32 where it was made in float64, and becomes it in float16 once a score is
     added. A row of -inf alone is NaN, and 0 times NaN is NaN in every later row. Half of the lowest number is as good.
     """
-    handles = []
 
     def clamp(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         mask = kwargs.get("attention_mask")
@@ -217,14 +216,11 @@ def finite_masks(model: Model) -> Iterator[None]:
         lowest = max(torch.finfo(mask.dtype).min, torch.finfo(torch.float32).min) / 2
         return args, {**kwargs, "attention_mask": mask.clamp(min=lowest)}
 
-    try:
+    with ExitStack() as stack:
         if model.info.attention == "eager" and model.info.dtype in ("float64", "float16"):
             for attention in attentions_of(model).values():
-                handles.append(attention.register_forward_pre_hook(clamp, with_kwargs=True))
+                stack.enter_context(attention.register_forward_pre_hook(clamp, with_kwargs=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -237,7 +233,6 @@ def hidden_spans(model: Model, decoding: Decoding, spans: Tensor) -> Iterator[No
     the last ones in a layer with a sliding window.
     """
     attentions = attentions_of(model)
-    handles = []
 
     def override(layer: int) -> Any:
         knocked = torch.zeros(model.info.n_heads, dtype=torch.bool)
@@ -276,13 +271,10 @@ def hidden_spans(model: Model, decoding: Decoding, spans: Tensor) -> Iterator[No
 
         return hook
 
-    try:
+    with ExitStack() as stack:
         for layer in sorted({head.layer for head in decoding.knockout}):
-            handles.append(attentions[layer].register_forward_pre_hook(override(layer), with_kwargs=True))
+            stack.enter_context(attentions[layer].register_forward_pre_hook(override(layer), with_kwargs=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 @contextmanager
@@ -291,7 +283,6 @@ def redistributed(model: Model, decoding: Decoding, rows: list[Row], pads: list[
     redistribution = decoding.redistribution
     assert redistribution is not None
     layers = decoder_of(model.hf_model).layers
-    handles = []
 
     def redraw(layer: int) -> Any:
         def hook(module: Any, args: Any, output: Tensor) -> Tensor:
@@ -304,14 +295,11 @@ def redistributed(model: Model, decoding: Decoding, rows: list[Row], pads: list[
 
         return hook
 
-    try:
+    with ExitStack() as stack:
         for layer in sorted(set(redistribution.layers)):
             gate = unwrapped(unwrapped(unwrapped(layers[layer]).mlp).act_fn)
-            handles.append(gate.register_forward_hook(redraw(layer)))
+            stack.enter_context(gate.register_forward_hook(redraw(layer)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class ForwardEngine:

@@ -25,11 +25,10 @@ class VllmEngine:
     shows_logits = False
 
     def __init__(self, model: Model) -> None:
-        source = source_of(model.info.name)
-        if source.startswith("wrapped "):
+        if model.info.loaded_from is None:
             raise ModelError(
                 "engine='vllm' loads the weights itself, from a directory or a hub id, which a wrapped model does not "
-                "tell: load the model by its name, or wrap it with name="
+                "tell, nor one in memory: save it and load it by its directory, or take another engine"
             )
         try:
             self.vllm: Any = import_module("vllm")
@@ -39,7 +38,7 @@ class VllmEngine:
                 "engine='hugging_face' runs without it"
             ) from error
         self.llm = self.vllm.LLM(
-            model=source,
+            model=source_of(model.info.loaded_from),
             dtype=model.info.dtype,
             max_model_len=model.info.context_length,
             skip_tokenizer_init=True,  # prompts are ids, and texts are made by the model's own tokenizer here

@@ -16,6 +16,7 @@ from .paper_grader import grade_paper
 from .units import without_unit
 
 GRADERS = ("strict", "lenient", "paper")
+"""Who grades every completion, each a truth value of `Grade`; the first is the one to conclude from."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ def _adds(case: Case) -> str | None:
 
 def _unwindowed(case: Case) -> str | None:
     window = case.model.info.windows[0]
-    if case.pair.insertion.kind not in ("meaningless", "meaningful"):
+    if not case.pair.insertion.repeats:
         return "the insertion is not a repeated unit"
     if window is not None and window < len(case.pair.base):
         return f"layer 0's sliding window of {window} tokens cuts the span off from some rows"

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..metrics.attention import retained_mass
 from ..metrics.outputs import span_output
-from ..models.attention import masked_scores, softmax
+from ..models.arithmetic import masked_scores, softmax
 from ..models.base import Model
 from ..models.sites import site
 from ..patching.interventions import Intervention, LayerState

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..metrics.attention import span_log_odds
 from ..metrics.distances import jensen_shannon_divergence, renormalised_rows
 from ..metrics.entropy import attention_entropy, entropy_chain
-from ..models.attention import masked_scores
+from ..models.arithmetic import masked_scores
 from ..models.sites import site
 from ..patching.interventions import Knockout, KnockoutZero, PatchZ
 from ..prompts.pairs import make_pairs

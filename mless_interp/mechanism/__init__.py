@@ -1,10 +1,10 @@
 """The paper's mechanism, measurable: attention split into scale and bias, MLP activations, ARM."""
 
 from .activation_results import ActivationShift
-from .activations import activation_shift
 from .arm import ARM, ArmPlan
 from .decompose import AttentionParts, attention_parts, decompose_attention
 from .decomposition import AttentionDecomposition
+from .gate_activations import activation_shift
 from .mediation import mediate
 from .mediation_results import Mediation
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..running.results import Result, Shown, ShownTable, tidy
+from ..running.results import Result, Shown, ShownTable, place_of, tidy
 from ..statistics import CONFIDENCE, Interval, benjamini_hochberg, defined_mean, holm, mcnemar, mean_interval
 from .activation_summaries import DISTANCES, VALUES
 
@@ -78,11 +78,7 @@ class ActivationShift(Result):
                         "estimate": float(made.estimate),
                         "ci_low": float(made.low),
                         "ci_high": float(made.high),
-                        "n": found.n,
-                        "n_up": found.n_up,
-                        "n_down": found.n_down,
-                        "n_tied": found.n_tied,
-                        "p": found.p,
+                        **vars(found),
                         "p_corrected": float(p_corrected),
                         "verdict": _verdict(found, float(p_corrected), made, claimed, 1 - self.confidence),
                     }
@@ -267,13 +263,13 @@ class ActivationShift(Result):
         return _Signs.of(self.difference[:, i, j, k], np.nan_to_num(scale))
 
     def _contrast(self, name: str | None) -> int:
-        return _place(self.contrasts, self.contrasts[0] if name is None else name, "contrast")
+        return place_of(self.contrasts[0] if name is None else name, self.contrasts, "contrast")
 
     def _group(self, name: str) -> int:
-        return _place(self.groups, name, "token class")
+        return place_of(name, self.groups, "token class")
 
     def _metric(self, name: str) -> int:
-        return _place(self.metrics, name, "metric")
+        return place_of(name, self.metrics, "metric")
 
 
 @dataclass(frozen=True)
@@ -310,9 +306,3 @@ def _verdict(found: _Signs, p_corrected: float, made: Interval, claimed: int, al
     if not (float(made.low) > 0 if most > 0 else float(made.high) < 0):
         return "undecided (most problems move one way, the mean's interval does not follow)"
     return "supported" if most == claimed else "contradicted"
-
-
-def _place(names: tuple[str, ...], name: str, what: str) -> int:
-    if name not in names:
-        raise ValueError(f"no {what} {name!r} here; there are {', '.join(names)}")
-    return names.index(name)

@@ -65,7 +65,6 @@ def summarise(
     if not len(activations):
         return dict.fromkeys(VALUES, torch.nan)
     flat = activations.flatten()
-    ends = metrics.tails(flat)
     centre = metrics.quantile(activations.T, q=0.5)
     found = {
         "near_zero_arm": metrics.near_zero_fraction(flat, threshold=thresholds.arm),
@@ -80,12 +79,7 @@ def summarise(
         "root_mean_square": metrics.root_mean_square(flat),
         "gini": metrics.gini(flat),
         "histogram_gini": metrics.histogram_gini(flat, edges=edges.to(flat.device)),
-        "q01": ends.q01,
-        "q05": ends.q05,
-        "q95": ends.q95,
-        "q99": ends.q99,
-        "minimum": ends.minimum,
-        "kurtosis": ends.kurtosis,
+        **vars(metrics.tails(flat)),
     }
     return {name: float(found[name]) for name in VALUES}
 

@@ -4,9 +4,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-QWEN_CODE: Mapping[str, Any] = {"p_min": 0.02}
-LLAMA_CODE: Mapping[str, Any] = {"p_min": 0.2}
-GEMMA_CODE: Mapping[str, Any] = {"fraction": "direct", "selection": "quantile", "upper": "absolute"}
+import pandas as pd
+
+from ..data import paper_table
+
+CODE_OPTIONS: Mapping[str, Mapping[str, Any]] = {
+    "qwen": {"p_min": 0.02},
+    "llama": {"p_min": 0.2},
+    "gemma": {"fraction": "direct", "selection": "quantile", "upper": "absolute"},
+}
+"""What the code sets for a family of models beside c and p1."""
 
 
 @dataclass(frozen=True)
@@ -44,49 +51,21 @@ class PublishedArm:
         return found
 
 
-def _agreeing(model: str, code_options: Mapping[str, Any], **settings: tuple[float, float]) -> list[PublishedArm]:
-    names = {"gpqa": "GPQA", "math": "MATH-500", "aime24": "AIME24", "aime25": "AIME25", "humaneval": "HumanEval"}
-    return [PublishedArm(model, names[key], values, values, code_options) for key, values in settings.items()]
+def _pair(c: str, p1: str) -> tuple[float, float | None] | None:
+    return (float(c), float(p1) if p1 else None) if c else None
 
 
-_USUAL = (0.13, 99.5)
-_INSTRUCT, _GEMMA_4B, _GEMMA_27B = "qwen2.5-7b-instruct", "gemma-3-4b-it", "gemma-3-27b-it"
-
-PUBLISHED_ARM: tuple[PublishedArm, ...] = (
-    *_agreeing(
-        "qwen2.5-math-1.5b", QWEN_CODE, gpqa=(0.15, 99.5), math=_USUAL, aime24=_USUAL, aime25=_USUAL, humaneval=_USUAL
-    ),
-    *_agreeing(
-        "qwen2.5-math-7b",
-        QWEN_CODE,
-        gpqa=(0.2, 99.5),
-        math=(0.1, 95.0),
-        aime24=(0.05, 90.0),
-        aime25=(0.13, 99.5),
-        humaneval=(0.13, 95.0),
-    ),
-    *_agreeing(_INSTRUCT, QWEN_CODE, gpqa=(0.15, 99.5), math=(0.1, 99.5)),
+PUBLISHED_ARM: tuple[PublishedArm, ...] = tuple(
     PublishedArm(
-        _INSTRUCT, "AIME25", (0.13, 95.0), (0.1, 99.5), QWEN_CODE, True, "both numbers differ between table and code"
-    ),
-    *_agreeing("qwen2.5-32b-instruct", QWEN_CODE, gpqa=(0.05, 90.5), aime24=(0.13, 99.5), aime25=(0.05, 99.0)),
-    *_agreeing("llama-3.1-8b-instruct", LLAMA_CODE, gpqa=(0.45, 80.0), math=(0.32, 90.0), aime24=(0.32, 90.0)),
-    PublishedArm(
-        _GEMMA_4B, "GPQA", None, (0.5, None), GEMMA_CODE, True, "the code's share is 0.5; p1 is not on record"
-    ),
-    *_agreeing(_GEMMA_4B, GEMMA_CODE, math=(0.25, 85.0)),
-    PublishedArm(
-        _GEMMA_4B, "AIME24", (0.25, 96.5), (0.25, 85.0), GEMMA_CODE, True, "p1 is 96.5 in the table, 0.85 in the code"
-    ),
-    *_agreeing(_GEMMA_4B, GEMMA_CODE, aime25=(0.25, 85.0)),
-    PublishedArm(
-        _GEMMA_27B, "GPQA", None, (0.5, None), GEMMA_CODE, True, "the code's share is 0.5; p1 is not on record"
-    ),
-    *_agreeing(_GEMMA_27B, GEMMA_CODE, math=(0.25, 85.0)),
-    PublishedArm(
-        _GEMMA_27B, "AIME24", (0.25, 85.0), (0.25, 96.5), GEMMA_CODE, True, "p1 is 85 in the table, 0.965 in the code"
-    ),
-    *_agreeing(_GEMMA_27B, GEMMA_CODE, aime25=(0.25, 70.0)),
+        row["model"],
+        row["benchmark"],
+        _pair(row["c"], row["p1"]),
+        _pair(row["c_code"], row["p1_code"]),
+        CODE_OPTIONS[row["family"]],
+        row["code_known"] == "yes",
+        row["note"],
+    )
+    for row in paper_table("arm")
 )
 """Table 9 and released code. They differ per model and benchmark; no held-out selection is described."""
 
@@ -106,3 +85,32 @@ def published_arm(model: str, benchmark: str) -> PublishedArm:
         known = ", ".join(found.benchmark for found in of_model.values())
         raise ValueError(f"the paper gives no ARM setting for {key} on {benchmark!r}; it does for {known}")
     return of_model[wanted]
+
+
+def arm_settings() -> pd.DataFrame:
+    """One row per model and benchmark: c (Gemma: the share itself) and p1 (percentile) of table and code.
+
+    `disagrees` marks rows where they differ; `code_known` those whose code values are on record (elsewhere no difference
+    is recorded and the code's columns repeat the table). NaN: not known.
+    """
+    nothing = (None, None)
+    rows = []
+    for found in PUBLISHED_ARM:
+        (c, p1), (c_code, p1_code) = found.table or nothing, found.code or nothing
+        rows.append(
+            {
+                "model": found.model,
+                "benchmark": found.benchmark,
+                "c": c,
+                "p1": p1,
+                "c_code": c_code,
+                "p1_code": p1_code,
+                "p_min_code": found.code_options.get("p_min"),
+                "fraction": found.code_options.get("fraction", "share"),
+                "disagrees": found.disagrees,
+                "code_known": found.code_known,
+                "note": found.note,
+            }
+        )
+    numbers = ["c", "p1", "c_code", "p1_code", "p_min_code"]
+    return pd.DataFrame(rows).astype(dict.fromkeys(numbers, float))

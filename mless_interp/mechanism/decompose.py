@@ -15,11 +15,11 @@ from ..models.held import Held
 from ..models.inputs import Reducer
 from ..models.sites import attention_sites, site
 from ..patching.prepared import single
-from ..prompts.conditions import CONTRASTS, HELD_POSITIONS, one_of
+from ..prompts.conditions import CONTRASTS, HELD_POSITIONS, one_of, several_of
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, make_pairs
 from ..running.loop import over_problems
-from ..running.results import Result, head_columns, tidy
+from ..running.results import Found, Result, head_columns, put, stacked, tidy
 from .decomposition import METRICS, AttentionDecomposition
 from .reduction import HeadNumbers, LayerNumbers, LayerRuns, PairReduction, layer_numbers
 from .runs import DECOMPOSED, read_span, readable_pairs
@@ -67,7 +67,7 @@ def decompose_attention(
     Source: arXiv 2510.01032, Eq. 1-2; methods §3 (I1, I2, I9, I10). The paper calls lambda the drop and takes one number.
     """
     found = readable_pairs(model, pairs, what="decompose")
-    contrasts = _checked_contrasts(contrasts)
+    contrasts = several_of(contrasts, DECOMPOSED, "contrast")
     one_of(held_positions, dict.fromkeys(HELD_POSITIONS), "held_positions")
     chosen = model.info.chosen(heads, layers, what="decompose")
     controls = _control_pairs(model, found, control, n_control_draws, seed)
@@ -84,7 +84,7 @@ def decompose_attention(
         "norms_attention_output": any(norms),
         **model.identity,
     }
-    one = _OnePair(model, contrasts, chosen, held_positions)
+    one = _OnePair(model, contrasts, model.info.mask_of(chosen), held_positions)
 
     def measured(at: int) -> dict[str, Any]:
         kept = one.measured(found[at])
@@ -102,8 +102,8 @@ def decompose_attention(
         problem_ids=tuple(pair.id for pair in found),
         contrasts=contrasts,
         heads=chosen,
-        values=_stacked([each["heads"] for each in done], tuple(METRICS)),
-        layer_values=_stacked([each["layers"] for each in done], ("lam_null", "norm_share")),
+        values=stacked([each["heads"] for each in done], METRICS),
+        layer_values=stacked([each["layers"] for each in done], ("lam_null", "norm_share")),
         control=None if controls is None else np.stack([np.asarray(each["control"], dtype=float) for each in done]),
         settings=settings,
         seed=seed,
@@ -181,7 +181,7 @@ def attention_parts(
     Source: methods §3.
     """
     (pair,) = readable_pairs(model, [pair], what="decompose")
-    (contrast,) = _checked_contrasts((contrast,))
+    one_of(contrast, DECOMPOSED, "contrast")
     one_of(held_positions, dict.fromkeys(HELD_POSITIONS), "held_positions")
     model.info.check_layer(layer)
     made: list[AttentionParts] = []
@@ -218,31 +218,33 @@ class _Controls:
     draws: tuple[tuple[PromptPair, ...], ...]
 
 
+@dataclass(frozen=True, eq=False)
 class _OnePair:
-    """What stays the same from problem to problem; short-lived."""
+    """What stays the same from problem to problem; `asked` `[layer, head]`."""
 
-    def __init__(self, model: Model, contrasts: tuple[str, ...], heads: tuple[Head, ...], held_positions: str) -> None:
-        self.model, self.contrasts, self.held_positions = model, contrasts, held_positions
-        self.layers = sorted({head.layer for head in heads})
-        self.asked = np.zeros((model.info.n_layers, model.info.n_heads), dtype=bool)
-        for head in heads:
-            self.asked[head.layer, head.head] = True
+    model: Model
+    contrasts: tuple[str, ...]
+    asked: np.ndarray
+    held_positions: str
+
+    @property
+    def layers(self) -> list[int]:
+        return np.flatnonzero(self.asked.any(1)).tolist()
 
     def measured(self, pair: PromptPair) -> dict[str, Any]:
         """`heads[metric][contrast]` `[layer, head]` and `layers[metric][contrast]` `[layer]` of one pair."""
-        by_head: dict[str, dict[str, np.ndarray]] = {}
-        by_layer: dict[str, dict[str, np.ndarray]] = {}
+        by_head: Found = {}
+        by_layer: Found = {}
 
         def visit(layer: int, runs: LayerRuns, visible: Tensor) -> None:
             heads: HeadNumbers
             whole: LayerNumbers
             heads, whole = layer_numbers(self.model, pair, self.contrasts, layer, runs, visible)
             for (metric, contrast), values in heads.items():
-                grid = by_head.setdefault(metric, {}).setdefault(contrast, np.full(self.asked.shape, np.nan))
-                grid[layer] = np.where(self.asked[layer], _numbers(values), np.nan)
+                asked = np.where(self.asked[layer], _numbers(values), np.nan)
+                put(by_head, metric, contrast, layer, asked, shape=self.asked.shape)
             for (metric, contrast), number in whole.items():
-                line = by_layer.setdefault(metric, {}).setdefault(contrast, np.full(len(self.asked), np.nan))
-                line[layer] = number
+                put(by_layer, metric, contrast, layer, number, shape=len(self.asked))
 
         PairReduction(
             self.model, pair, self.contrasts, layers=self.layers, held_positions=self.held_positions, visit=visit
@@ -274,14 +276,6 @@ class _OnePair:
             capture[site(layer, "attn.hook_rot_k")] = reduce(layer)
         self.model.run(inputs, capture=capture, logits_at="none")
         return grid
-
-
-def _checked_contrasts(contrasts: Sequence[str]) -> tuple[str, ...]:
-    if isinstance(contrasts, str) or not contrasts or len(set(contrasts)) != len(contrasts):
-        raise ValueError(f"contrasts must be one or more different names of {', '.join(DECOMPOSED)}, got {contrasts!r}")
-    for name in contrasts:
-        one_of(name, DECOMPOSED, "contrast")
-    return tuple(contrasts)
 
 
 def _control_pairs(
@@ -323,15 +317,3 @@ def _control_pairs(
 
 def _numbers(values: Tensor) -> np.ndarray:
     return values.detach().double().cpu().numpy()
-
-
-def _stacked(parts: list[Any], order: Sequence[str]) -> dict[str, dict[str, np.ndarray]]:
-    """`[problem, ...]` from one problem's values after the other, metrics in this order."""
-    return {
-        metric: {
-            contrast: np.stack([np.asarray(part[metric][contrast], dtype=float) for part in parts])
-            for contrast in parts[0][metric]
-        }
-        for metric in order
-        if metric in parts[0]
-    }

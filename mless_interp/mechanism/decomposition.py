@@ -8,7 +8,20 @@ import numpy as np
 import pandas as pd
 
 from ..heads import Head
-from ..running.results import Quantity, Result, Shown, ShownTable, head_columns, head_map, interval_columns, of_heads
+from ..running.results import (
+    Found,
+    Quantity,
+    Result,
+    Shown,
+    ShownTable,
+    head_columns,
+    head_map,
+    interval_columns,
+    of_heads,
+    place_of,
+    rows_of,
+    undefined,
+)
 from ..statistics import CONFIDENCE, Prevalence, defined_mean, fewest_problems, mean_interval, prevalence_test
 
 METRICS: dict[str, tuple[str, str]] = {
@@ -64,9 +77,6 @@ TOLD = {
 SAME = 1e-6
 """Attention masses that are no further apart than this are the same up to rounding."""
 
-Found = dict[str, dict[str, np.ndarray]]
-"""metric -> contrast -> values."""
-
 
 @dataclass(frozen=True, eq=False, repr=False)
 class AttentionDecomposition(Result):
@@ -103,8 +113,7 @@ class AttentionDecomposition(Result):
 
     def of(self, metric: str, contrast: str | None = None) -> np.ndarray:
         """One metric `[problem, layer, head]`; `contrast` defaults to the first one that has it."""
-        if metric not in self.values:
-            raise ValueError(f"no metric {metric!r} here; there are {', '.join(self.values)}")
+        place_of(metric, self.values, "metric")
         found = self.values[metric]
         contrast = next(iter(found)) if contrast is None else contrast
         if contrast not in found:
@@ -172,23 +181,16 @@ class AttentionDecomposition(Result):
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, contrast, head and metric: value, unit, what it is."""
-        places = head_columns(self.heads, times=len(self.problem_ids))
-        del places["paper_label"]
-        parts = []
-        for metric, found in self.values.items():
-            unit, what = METRICS[metric]
-            for contrast, array in found.items():
-                table = {
-                    "problem": np.repeat(self.problem_ids, len(self.heads)),
-                    "contrast": contrast,
-                    **places,
-                    "metric": metric,
-                    "value": of_heads(array, self.heads).ravel(),
-                    "unit": unit,
-                    "what": what,
-                }
-                parts.append(pd.DataFrame(table))
-        return pd.concat(parts, ignore_index=True)
+        return pd.concat(
+            [
+                rows_of(self.problem_ids, self.heads, array, metric, contrast=contrast).assign(
+                    unit=METRICS[metric][0], what=METRICS[metric][1]
+                )
+                for metric, found in self.values.items()
+                for contrast, array in found.items()
+            ],
+            ignore_index=True,
+        )
 
     def layer_table(self, contrast: str | None = None) -> pd.DataFrame:
         """One row per layer: mean over heads and problems of what says how far attention is affine there.
@@ -221,9 +223,7 @@ class AttentionDecomposition(Result):
 
     def _contrast(self, contrast: str | None) -> str:
         contrast = self.contrasts[0] if contrast is None else contrast
-        if contrast not in self.contrasts:
-            raise ValueError(f"no contrast {contrast!r} here; there are {', '.join(self.contrasts)}")
-        return contrast
+        return self.contrasts[place_of(contrast, self.contrasts, "contrast")]
 
     def _nulls(self, contrast: str) -> Sequence[str]:
         """What lambda is compared with in a contrast: the control stands where the insertion does, not at held positions."""
@@ -340,14 +340,8 @@ class AttentionDecomposition(Result):
         ]
 
     def _undefined_words(self) -> list[str]:
-        counted = []
-        for metric, by_contrast in self.values.items():
-            cells = np.stack([of_heads(array, self.heads) for array in by_contrast.values()])
-            if np.isnan(cells).any():
-                counted.append(f"{metric} {int(np.isnan(cells).sum())}/{cells.size}")
-        if not counted:
-            return []
-        return [f"Undefined (NaN; no change beyond rounding, or too few rows): {', '.join(counted)}."]
+        counted = undefined(self.values, self.heads)
+        return [f"Undefined (NaN; no change beyond rounding, or too few rows): {counted}."] if counted else []
 
     def printed(self) -> pd.DataFrame:
         """The ten heads with the largest share, with both numbers that are called lambda (without the cost of intervals)."""

@@ -1,6 +1,7 @@
 """`mediate`: what the scale and the bias that attention takes on each do to the MLP's activations and to the answer."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +88,8 @@ def mediate(
         "q": q,
         "held_positions": held_positions,
     }
-    one = _OnePair(model, layer, chosen, between, direction, prepared.outcome, gate.activation, c, q, held_positions)
+    numbers = [head.head for head in chosen]
+    one = _OnePair(model, layer, numbers, between, direction, prepared.outcome, gate.activation, c, q, held_positions)
     values = prepared.each(
         single(lambda at: one.measured(prepared.bare[at], prepared.pairs[at])),
         label=f"mediation in layer {layer}",
@@ -107,32 +109,27 @@ def mediate(
     )
 
 
+@dataclass(frozen=True, eq=False)
 class _OnePair:
-    """What stays the same from problem to problem; short-lived."""
+    """What stays the same from problem to problem; `numbers` are the heads of the layer."""
 
-    def __init__(
-        self,
-        model: Model,
-        layer: int,
-        heads: tuple[Head, ...],
-        contrast: Contrast,
-        direction: str,
-        outcome: Outcome,
-        activation: Callable[[Tensor], Tensor],
-        c: float,
-        q: float,
-        held_positions: str,
-    ) -> None:
-        self.model, self.layer, self.outcome, self.activation = model, layer, outcome, activation
-        self.numbers = [head.head for head in heads]
-        self.c, self.q, self.held_positions = c, q, held_positions
-        self.new, self.reference = contrast.corrupted, contrast.clean
-        receiving = self.reference if direction == "noising" else self.new
-        self.runs = (self.reference, self.new, "base", *(receiving,) * len(EDITED))
+    model: Model
+    layer: int
+    numbers: list[int]
+    contrast: Contrast
+    direction: str
+    outcome: Outcome
+    activation: Callable[[Tensor], Tensor]
+    c: float
+    q: float
+    held_positions: str
 
     def measured(self, pair: PromptPair, answered: PromptPair) -> np.ndarray:
         """`[reading, arm]` of one problem, from one forward pass: two ends, the base run, an edited run per arm."""
-        inputs = answered.side_by_side(self.runs, held_positions=self.held_positions).to(self.model.info.device)
+        new, reference = self.contrast.corrupted, self.contrast.clean
+        receiving = reference if self.direction == "noising" else new
+        runs = (reference, new, "base", *(receiving,) * len(EDITED))
+        inputs = answered.side_by_side(runs, held_positions=self.held_positions).to(self.model.info.device)
         visible = self.model.visible(inputs)[self.layer]
         stop = answered.span[1]
         held, parts = Held(), attention_sites(self.layer, "rot_q", "rot_k", "v")

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..running.results import Result, Shown, ShownTable, interval_columns, tidy
+from ..running.results import Result, Shown, ShownTable, interval_columns, place_of, tidy
 from ..statistics import CONFIDENCE, holm, mean_interval, median_interval, sign_test
 
 EDITED = ("reference", "scale", "bias", "both", "patched")
@@ -43,10 +43,7 @@ class Mediation(Result):
 
     def of(self, reading: str, arm: str) -> np.ndarray:
         """One reading of one arm, `[problem]`."""
-        for given, known, what in ((reading, self.readings, "reading"), (arm, self.arms, "arm")):
-            if given not in known:
-                raise ValueError(f"no {what} {given!r} here; there are {', '.join(known)}")
-        return self.values[:, self.readings.index(reading), self.arms.index(arm)]
+        return self.values[:, place_of(reading, self.readings, "reading"), place_of(arm, self.arms, "arm")]
 
     def effect(self, reading: str, effect: str) -> np.ndarray:
         """One effect on one reading, `[problem]`.

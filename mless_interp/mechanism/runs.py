@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..metrics.attention import retained_mass, span_mass
 from ..metrics.outputs import span_output
-from ..models.attention import masked_scores, softmax, values_of_heads
+from ..models.arithmetic import masked_scores, softmax, values_of_heads
 from ..models.base import Model
 from ..models.info import AttentionRule
 from ..patching.prepared import fit_pairs

@@ -79,25 +79,6 @@ def span_log_odds(
     return torch.where(visible.any(-1), inside - outside, torch.nan)
 
 
-def retained_mass_from_scores(
-    scores: Float[Tensor, "*lead dest src"],
-    *,
-    span: Segment,
-    visible: Visible | None = None,
-    dest_positions: DestPositions | None = None,
-) -> PerRow:
-    r"""Lambda from attention scores before the softmax, a probability that does not underflow on the way.
-
-    $$ \lambda_i = \sigma(\operatorname{LSE}_{j \notin I} s_{ij} - \operatorname{LSE}_{k \in I} s_{ik}) $$
-
-    Equal to `retained_mass` of the softmax; its drop $1 - \lambda$ is `span_log_odds(...).sigmoid()`.
-
-    >>> retained_mass_from_scores(torch.zeros(2, 2), span=torch.tensor([False, True]))
-    tensor([1.0000, 0.5000])
-    """
-    return (-span_log_odds(scores, span=span, visible=visible, dest_positions=dest_positions)).sigmoid()
-
-
 def non_sink_span_mass(
     pattern: Pattern,
     *,

@@ -1,8 +1,7 @@
-"""Distances between attention rows of two runs, aligned first, and what they must be in the first layer.
+"""Distances between attention rows of two runs, aligned first.
 
 Rows are probability vectors on the last axis. Bring the inserted run's rows to the base run's tokens with
-`renormalised_rows`, or the base run's rows to the inserted run's tokens with `zero_padded_rows`; then compare. NaN rows
-(padding, or nothing left outside the span) give NaN.
+`renormalised_rows`, then compare. NaN rows (padding, or nothing left outside the span) give NaN.
 """
 
 import math
@@ -36,25 +35,6 @@ def renormalised_rows(
     shared = widened(pattern)[..., alignment]
     mass = shared.sum(-1, keepdim=True)
     return torch.where(mass >= min_mass, shared / mass, torch.nan)
-
-
-def zero_padded_rows(
-    pattern: Float[Tensor, "*lead dest base_src"], *, alignment: Alignment, n_tokens: int
-) -> Float[Tensor, "*lead dest src"]:
-    """Rows of the base run spread over the inserted prompt's `n_tokens` tokens, with zeros on the span.
-
-    >>> zero_padded_rows(torch.tensor([[0.5, 0.5]]), alignment=torch.tensor([0, 2]), n_tokens=3)
-    tensor([[0.5000, 0.0000, 0.5000]])
-    """
-    _check_alignment(alignment, n_tokens=n_tokens)
-    if pattern.shape[-1] != len(alignment):
-        raise ValueError(
-            f"the alignment has {len(alignment)} base tokens, the base rows have {pattern.shape[-1]} keys; "
-            "pass the run without the insertion"
-        )
-    pattern = widened(pattern)
-    padded = pattern.new_zeros((*pattern.shape[:-1], n_tokens))
-    return padded.index_copy(-1, alignment.to(pattern.device, torch.long), pattern)
 
 
 def jensen_shannon_divergence(p: Distribution, q: Distribution) -> Distance:
@@ -111,54 +91,12 @@ def total_variation(p: Distribution, q: Distribution) -> Distance:
     return (p - q).abs().sum(-1) / 2
 
 
-def first_layer_total_variation(lam: Distance) -> Distance:
-    r"""Total variation of a first-layer row from its zero-padded base row, as the retained mass lambda fixes it.
-
-    $$ 1 - \lambda $$
-
-    Exact in the first layer at held positions, where the span only rescales what was there: 0 at lambda 1, 1 at 0.
-
-    >>> first_layer_total_variation(torch.tensor([1.0, 0.75]))
-    tensor([0.0000, 0.2500])
-    """
-    return 1 - widened(lam)
-
-
-def first_layer_hellinger(lam: Distance) -> Distance:
-    r"""Hellinger distance of a first-layer row from its zero-padded base row, as the retained mass lambda fixes it.
-
-    $$ \sqrt{1 - \sqrt\lambda} $$
-
-    Exact in the first layer at held positions: 0 at lambda 1, 1 at 0.
-
-    >>> first_layer_hellinger(torch.tensor([1.0, 0.0]))
-    tensor([0., 1.])
-    """
-    return (1 - widened(lam).sqrt()).sqrt()
-
-
-def first_layer_jensen_shannon(lam: Distance) -> Distance:
-    r"""Jensen-Shannon divergence of a first-layer row from its zero-padded base row, in bits, as lambda fixes it.
-
-    $$ \tfrac12 \log_2 \frac{2}{1+\lambda}
-       + \tfrac12 \Bigl[\lambda \log_2 \frac{2\lambda}{1+\lambda} + 1 - \lambda\Bigr] $$
-
-    Exact in the first layer at held positions: 0 at lambda 1, 1 at 0.
-
-    >>> first_layer_jensen_shannon(torch.tensor([1.0, 0.0]))
-    tensor([0., 1.])
-    """
-    lam = widened(lam)
-    kept = torch.where(lam > 0, lam * (2 * lam / (1 + lam)).log2(), 0)
-    return ((2 / (1 + lam)).log2() + torch.where(lam.isnan(), torch.nan, kept) + 1 - lam) / 2
-
-
 def _checked(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     """Both rows in at least float32, tiny negatives at 0, rescaled if half precision; ValueError for other sums."""
     if p.shape[-1] != q.shape[-1]:
         raise ValueError(
             f"rows must be over the same tokens, got {p.shape[-1]} and {q.shape[-1]}; align them first with "
-            "renormalised_rows or zero_padded_rows"
+            "renormalised_rows"
         )
     checked = []
     for name, rows in (("first", p), ("second", q)):

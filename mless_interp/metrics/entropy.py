@@ -7,11 +7,11 @@ different lengths are not comparable as they stand: use `normalised_entropy` or 
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from mless_interp.metrics.patterns import prepared, row_sums
-from mless_interp.metrics.segments import check_segment, check_span, widened
+from mless_interp.metrics.segments import check_segment, check_span
 from mless_interp.shapes import DestPositions, Pattern, PerRow, Segment, Visible
 
 
@@ -170,33 +170,6 @@ def entropy_without_sink(
     pattern, _ = prepared(pattern, visible=visible, dest_positions=dest_positions)
     entropy, mass = _entropy_within(pattern, ~sink)
     return torch.where(mass >= min_mass, entropy, torch.nan)
-
-
-def entropy_lower_bound(
-    spectral_product: Float[Tensor, "*lead"], *, n_keys: Int[Tensor, "*#lead"] | int
-) -> Float[Tensor, "*lead"]:
-    r"""Least entropy that a softmax over `n_keys` keys can have, given the spectral norms behind its scores, in nats.
-
-    $$ \ln(1 + (T-1)\beta) + \frac{\sigma \sqrt{T(T-1)}\,\beta}{1 + (T-1)\beta}, \qquad
-       \beta = e^{-\sigma \sqrt{T/(T-1)}}, \quad \sigma = \lVert W_K W_Q^\top \rVert_2 \lVert X X^\top \rVert_2 $$
-
-    $\sigma = 0$ gives $\ln T$ (uniform); 0 for a single key. A bound far below the entropy seen says nothing.
-
-    Source: Zhai et al. 2023 (arXiv 2303.06296), Theorem 3.1, stated there for bidirectional attention over all T
-    tokens: for a causal row give the row's own number of keys.
-
-    >>> entropy_lower_bound(torch.tensor([0.0, torch.inf]), n_keys=2)
-    tensor([0.6931, 0.0000])
-    """
-    if (spectral_product < 0).any():
-        raise ValueError("the product of spectral norms cannot be negative: pass |W_K W_Q^T|_2 times |X X^T|_2")
-    sigma = widened(spectral_product)
-    keys = torch.as_tensor(n_keys, device=sigma.device).to(sigma.dtype).expand(sigma.shape)
-    others = (keys - 1).clamp(min=1)
-    beta = (-sigma * (keys / others).sqrt()).exp()
-    partition = 1 + others * beta
-    bound = partition.log() + torch.where(beta > 0, sigma, 0) * (keys * others).sqrt() * beta / partition
-    return torch.where(keys > 1, bound, 0)
 
 
 def _entropy(pattern: Pattern) -> PerRow:

@@ -48,26 +48,15 @@ def visible_keys(
     return visible
 
 
-def check_pattern(
-    pattern: Pattern, *, visible: Visible | None = None, dest_positions: DestPositions | None = None
-) -> Pattern:
-    """The pattern in at least float32 with zeros outside the visible keys; ValueError if a row does not sum to 1.
-
-    Rows may be off by `ROW_SUM_TOLERANCE` of their dtype. Half-precision rows are renormalised in float32 (bfloat16
-    rows are off by up to 2e-3, which an entropy would show); others are returned as they are. Rows that see no key
-    (padding) may hold anything and come back as zeros.
-
-    >>> check_pattern(torch.tensor([[1.0, 0.0], [0.25, 0.75]]))
-    tensor([[1.0000, 0.0000],
-            [0.2500, 0.7500]])
-    """
-    return prepared(pattern, visible=visible, dest_positions=dest_positions)[0]
-
-
 def prepared(
     pattern: Pattern, *, visible: Visible | None, dest_positions: DestPositions | None
 ) -> tuple[Pattern, Visible]:
-    """`check_pattern`'s result with the visible keys it was checked against (causal where none are given)."""
+    """The pattern in at least float32 with zeros outside the visible keys, and these keys (causal where none are given).
+
+    Rows may be off by `ROW_SUM_TOLERANCE` of their dtype; ValueError names one that does not sum to 1. Half-precision rows
+    are renormalised in float32 (bfloat16 rows are off by up to 2e-3, which an entropy would show); others stay as they
+    are. Rows that see no key (padding) may hold anything and come back as zeros.
+    """
     visible = resolved_visible(pattern, visible=visible, dest_positions=dest_positions)
     cleaned = torch.where(visible, widened(pattern), 0)
     sums = cleaned.sum(-1)

@@ -66,21 +66,6 @@ def recall_at_k(scores: Ranked, truth: Truth, *, k: int | None = None) -> Summar
     return torch.where(count > 0, hits / count, torch.nan)
 
 
-def precision_at_k(scores: Ranked, truth: Truth, *, k: int) -> Summary:
-    r"""Share of true heads among the k best scores, in [0, 1].
-
-    $$ |P \cap \text{top}_k| / k $$
-
-    Ties as in `recall_at_k`. NaN where fewer than k heads have a score.
-
-    >>> precision_at_k(torch.tensor([0.9, 0.8, 0.4]), torch.tensor([True, False, True]), k=1)
-    tensor(1.)
-    """
-    scores, positive, negative = _split(scores, truth)
-    hits = _hits(scores, truth, size=_checked_k(k, scores))
-    return torch.where((positive | negative).sum(-1) >= k, hits / k, torch.nan)
-
-
 def circuit_performance(fractions: Float[Tensor, " size"], faithfulness: Float[Tensor, "*lead size"]) -> Summary:
     r"""Area under the faithfulness curve of growing circuits: CPR, higher is better.
 

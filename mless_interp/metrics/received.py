@@ -186,19 +186,6 @@ def sink_alpha(pattern: Pattern, *, visible: Visible | None = None) -> PerColumn
     return received_attention(pattern, diag=True, min_rows=1, visible=visible)
 
 
-def uniform_sink_alpha(visible: Visible, *, dtype: torch.dtype = torch.float32) -> PerColumn:
-    r"""The `sink_alpha` of uniform attention, a probability: the base rate that a sink has to beat.
-
-    $$ \alpha_0^{\text{unif}} = H_T / T $$
-
-    0.074 for the first of 64 tokens, against the usual threshold of 0.3.
-
-    >>> uniform_sink_alpha(torch.ones(2, 2).tril().bool())
-    tensor([0.7500, 0.5000])
-    """
-    return uniform_received(visible, diag=True, min_rows=1, dtype=dtype)
-
-
 def sink_rate(alpha: PerColumn, tokens: Segment, *, threshold: float = 0.3) -> PerHead:
     r"""Share of `tokens` at which a head is a sink head, in [0, 1].
 

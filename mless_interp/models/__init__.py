@@ -1,1 +1,1 @@
-"""The seam, its backends, loading and checking, replay, and two kinds of model that need no download."""
+"""The seam, its backends, loading and checking, and replay."""

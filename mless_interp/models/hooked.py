@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .attention import masked_scores
+from .arithmetic import masked_scores
 from .base import Model
 from .held import Held
 from .info import AttentionOutput, AttentionRule, GatedMlp, ModelInfo, versions_of

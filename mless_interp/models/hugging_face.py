@@ -3,7 +3,7 @@
 import copy
 import json
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -202,7 +202,6 @@ def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
 @contextmanager
 def layer_masks(attentions: list[Any], masks: tuple[Tensor, ...] | None) -> Iterator[None]:
     """Give each attention module its own 4D mask in place of the one its model made; gone again afterwards."""
-    handles = []
 
     def override(visible: Tensor) -> Callable[..., Any]:
         def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -217,10 +216,7 @@ def layer_masks(attentions: list[Any], masks: tuple[Tensor, ...] | None) -> Iter
 
         return hook
 
-    try:
+    with ExitStack() as stack:
         for attention, visible in zip(attentions, masks or (), strict=False):
-            handles.append(attention.register_forward_pre_hook(override(visible), with_kwargs=True))
+            stack.enter_context(attention.register_forward_pre_hook(override(visible), with_kwargs=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 
+import numpy as np
 from torch import Tensor
 
 from ..heads import Head, check_heads
@@ -21,7 +22,10 @@ class LeanAttentionError(ModelError):
 @savable
 @dataclass(frozen=True)
 class ModelInfo:
-    """The geometry and origin of a loaded model; `windows[l]` is layer `l`'s sliding window in tokens, or None."""
+    """The geometry and origin of a loaded model; `windows[l]` is layer `l`'s sliding window in tokens, or None.
+
+    `loaded_from`: the name by which the weights can be loaded once more; None for a wrapped model and one from memory.
+    """
 
     name: str
     backend: str
@@ -39,6 +43,7 @@ class ModelInfo:
     device: str
     attention: str
     versions: Mapping[str, str] = field(default_factory=dict)
+    loaded_from: str | None = None
 
     @property
     def heads(self) -> tuple[Head, ...]:
@@ -61,6 +66,13 @@ class ModelInfo:
         if not chosen:
             raise ValueError(f"no heads to {what}: name at least one")
         return chosen
+
+    def mask_of(self, heads: Iterable[Head]) -> np.ndarray:
+        """Which heads these are, boolean `[layer, head]`."""
+        mask = np.zeros((self.n_layers, self.n_heads), dtype=bool)
+        for head in heads:
+            mask[head.layer, head.head] = True
+        return mask
 
     def check_layer(self, layer: int) -> int:
         """A layer of this model (zero-based)."""

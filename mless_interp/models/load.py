@@ -1,6 +1,7 @@
 """`load_model` and `wrap_model`: from a name or an object to a checked `Model`."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -79,10 +80,10 @@ def load_model(
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     placed = Placement(wanted, device, device_map, attn_implementation)
     if isinstance(name, InMemory):
-        label = name.name
+        label, source = name.name, None
         hf_model, tokenizer = copied(name.hf_model, placed), copy.deepcopy(name.tokenizer)
     else:
-        label = str(name)
+        label = source = str(name)
         hf_model, tokenizer = load_hugging_face(source_of(label), placed, trust_remote_code=trust_remote_code)
     vocabulary = hf_model.config.get_text_config().vocab_size
     reference = reference_logits(hf_model, probe_tokens(vocabulary)).cpu()
@@ -90,16 +91,16 @@ def load_model(
         from .nnsight import NnsightModel, wrapped
 
         traced = wrapped(hf_model, tokenizer)
-        return _checked(NnsightModel(traced, name=label, tokenizer=tokenizer, remote=remote), reference)
+        return _checked(NnsightModel(traced, name=label, tokenizer=tokenizer, remote=remote), reference, source)
     from .transformer_lens import bridge_from, has_hooked_transformer, hooked_transformer_from
 
     if backend == "hooked_transformer" or (backend == "auto" and has_hooked_transformer()):
         try:
-            return _checked(hooked_transformer_from(hf_model, tokenizer, name=label), reference)
+            return _checked(hooked_transformer_from(hf_model, tokenizer, name=label), reference, source)
         except ModelError:
             if backend == "hooked_transformer":
                 raise
-    return _checked(bridge_from(hf_model, tokenizer, name=label), reference)
+    return _checked(bridge_from(hf_model, tokenizer, name=label), reference, source)
 
 
 def wrap_model(thing: Any, *, name: str | None = None, tokenizer: Any = None) -> Model:
@@ -125,7 +126,8 @@ def wrap_model(thing: Any, *, name: str | None = None, tokenizer: Any = None) ->
     return _checked(model)
 
 
-def _checked(model: Model, reference: Tensor | None = None) -> Model:
+def _checked(model: Model, reference: Tensor | None = None, loaded_from: str | None = None) -> Model:
+    model.info = replace(model.info, loaded_from=loaded_from)
     return model.checked(check_model(model, reference))
 
 

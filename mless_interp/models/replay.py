@@ -12,7 +12,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from .attention import finished_scores, softmax
+from .arithmetic import finished_scores, softmax
 from .info import AttentionRule
 from .inputs import Recording
 

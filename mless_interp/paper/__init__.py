@@ -3,7 +3,7 @@
 "Meaningless Tokens, Meaningful Gains: How Activation Shifts Enhance LLM Reasoning", Shi et al. 2025, version 1.
 """
 
-from .arm import PUBLISHED_ARM, PublishedArm, arm_settings, published_arm
+from ..mechanism.arm_published import PUBLISHED_ARM, PublishedArm, arm_settings, published_arm
 from .checked_claims import ClaimCheck, ClaimChecks, check_claims
 from .claims import CLAIMS, Claim
 from .figures import (

@@ -156,18 +156,15 @@ def check_claims(
     return ClaimChecks(checks, settings)
 
 
+@dataclass(frozen=True, eq=False)
 class _Measures:
-    """Measured and null numbers per problem, by claim; short-lived."""
+    """Measured and null numbers per problem, by claim."""
 
-    def __init__(
-        self,
-        profile: AttentionProfile,
-        heads: tuple[Head, ...],
-        draws: tuple[AttentionProfile, ...],
-        meaningful: AttentionProfile | None,
-        seed: int,
-    ) -> None:
-        self.profile, self.heads, self.draws, self.meaningful, self.seed = profile, heads, draws, meaningful, seed
+    profile: AttentionProfile
+    heads: tuple[Head, ...]
+    draws: tuple[AttentionProfile, ...]
+    meaningful: AttentionProfile | None
+    seed: int
 
     def of(self, key: str) -> tuple[np.ndarray | None, np.ndarray | float | None, str]:
         """(measured `[problem]`, null `[problem]` or a number, why one is missing)."""
@@ -181,13 +178,13 @@ class _Measures:
             case "attenuation_beyond_dilution":
                 return self.retention(self.profile), self.retention(self.profile, uniform=True), ""
             case "low_in_span":
-                return self.span_level(self.profile), 1.0, ""
+                return self.level(self.profile), 1.0, ""
             case "low_in_span_beyond_random":
-                return self.span_level(self.profile), self.over_draws(self.span_level), self.no_draws()
+                return self.level(self.profile), self.over_draws(self.level), self.no_draws()
             case "timing":
                 return (*self.timing(), "")
             case "recovery":
-                return self.level("question") - self.level("inserted"), 0.0, ""
+                return self.level(self.profile, "question") - self.level(self.profile), 0.0, ""
             case "more_uniform":
                 return self.variation(self.profile), self.over_draws(self.variation), self.no_draws()
             case "first_layer_differs":
@@ -224,17 +221,10 @@ class _Measures:
             found.append(defined_mean(kept.numpy()))
         return np.array(found)
 
-    def span_level(self, profile: AttentionProfile) -> np.ndarray:
+    def level(self, profile: AttentionProfile, segment: str = "inserted") -> np.ndarray:
+        """Received attention of a segment over uniform attention's, mean over heads, `[problem]`."""
         rows = self.rows(profile, self.heads)
-        return np.array(
-            [defined_mean(level) for level in profile.level("inserted", "inserted", relative=True)[:, rows]]
-        )
-
-    def level(self, segment: str) -> np.ndarray:
-        rows = self.rows(self.profile, self.heads)
-        return np.array(
-            [defined_mean(level) for level in self.profile.level("inserted", segment, relative=True)[:, rows]]
-        )
+        return np.array([defined_mean(heads) for heads in profile.level("inserted", segment, relative=True)[:, rows]])
 
     def variation(self, profile: AttentionProfile) -> np.ndarray:
         rows = self.rows(profile, self.heads)

@@ -11,7 +11,7 @@ import torch
 
 from ..heads import Head
 from ..metrics.attention import span_log_odds
-from ..models.attention import masked_scores
+from ..models.arithmetic import masked_scores
 from ..models.base import Model
 from ..models.sites import site
 from ..prompts.conditions import CONDITIONS, CONTRASTS, one_of

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..heads import Head, check_heads
-from ..models.attention import masked_scores, mix_values, softmax
+from ..models.arithmetic import masked_scores, mix_values, softmax
 from ..models.base import Model
 from ..models.held import Held
 from ..models.info import AttentionRule

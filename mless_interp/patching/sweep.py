@@ -21,7 +21,9 @@ from .prepared import Prepared, Runs, prepare
 from .scores import SMALLEST_EFFECT, PatchScores, check_smallest_effect
 
 DIRECTIONS = ("denoising", "noising")
+"""Clean activations into the corrupted run, or the reverse."""
 POSITIONS = ("question", "last", "prefix", "span", "all")
+"""Where heads are edited; see `patch_heads`."""
 
 
 def patch_heads(

@@ -14,7 +14,7 @@ HELD_POSITIONS = ("first", "spread")
 
 @dataclass(frozen=True)
 class Condition:
-    """One way to run a prompt pair.
+    """One way to run a prompt pair. `title` is its name in pictures, `says` a line of explanation.
 
     `has_span`: the tokens are those of the inserted prompt. `positions`: whose position ids the tokens of both prompts
     have. `hides(inserted prompt)`: boolean `[dest, src]`, what may not be seen beyond causality (None: everything may).
@@ -25,6 +25,7 @@ class Condition:
     code: str
     has_span: bool
     positions: Positions
+    title: str
     says: str
     hides: Callable[[Any], Any] | None = None
     twin: str | None = None
@@ -39,13 +40,14 @@ def span_from_others(prompt: Any) -> Any:
 CONDITIONS: dict[str, Condition] = {
     made.name: made
     for made in (
-        Condition("base", "C0", False, "base", "the prompt without insertion"),
-        Condition("inserted", "C1", True, "inserted", "the prompt with it"),
+        Condition("base", "C0", False, "base", "without insertion", "the prompt without insertion"),
+        Condition("inserted", "C1", True, "inserted", "with insertion", "the prompt with it"),
         Condition(
             "gap",
             "C2",
             False,
             "inserted",
+            "without, positions as with it",
             "without it, but the question keeps the position ids that it has with it",
             twin="masked",
         ),
@@ -54,12 +56,18 @@ CONDITIONS: dict[str, Condition] = {
             "C3",
             True,
             "inserted",
+            "with, but nobody sees it",
             "with it, but nobody outside the span may see the span",
             hides=span_from_others,
             twin="gap",
         ),
         Condition(
-            "held", "C4", True, "base", "with it, but the question keeps the position ids that it has without it"
+            "held",
+            "C4",
+            True,
+            "base",
+            "with, positions as without it",
+            "with it, but the question keeps the position ids that it has without it",
         ),
     )
 }
@@ -126,6 +134,19 @@ def one_of(name: Any, known: Any, what: str) -> Any:
     if name not in known:
         raise ValueError(f"unknown {what} {name!r}; choose one of {', '.join(known)}")
     return known[name]
+
+
+def several_of(names: Any, known: Any, what: str) -> tuple[str, ...]:
+    """One or more different names of `known`, as a tuple; `ValueError` lists what there is.
+
+    >>> several_of(["shift"], CONTRASTS, "contrast")
+    ('shift',)
+    """
+    if isinstance(names, str) or not names or len(set(names)) != len(names):
+        raise ValueError(f"{what}s must be one or more different names of {', '.join(known)}, got {names!r}")
+    for name in names:
+        one_of(name, known, what)
+    return tuple(names)
 
 
 def as_words(table: dict[str, Any]) -> str:

@@ -5,16 +5,16 @@ They work on token ids: joining strings re-merges tokens at the seams and inside
 
 import hashlib
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any, Literal
 
+from .conditions import one_of
 from .problems import Problem
 from .prompt import Prompt, encode
 
-Kind = Literal["meaningless", "meaningful", "random_sentence", "other_questions", "repeated_bos", "text"]
 Before = Literal["question", "system"]
 
 
@@ -26,7 +26,7 @@ class Insertion:
     `after="question"` (position 3) or `at=` a token index of the prompt without insertion.
     """
 
-    kind: Kind
+    kind: str
     unit: str
     n_tokens: int | None
     before: Before | None = "question"
@@ -37,6 +37,7 @@ class Insertion:
     pool: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
+        one_of(self.kind, KINDS, "insertion")
         counted = self.n_tokens is not None or self.kind != "text"
         if counted and (isinstance(self.n_tokens, bool) or not isinstance(self.n_tokens, int)):
             raise TypeError(f"n_tokens must be a whole number, got {self.n_tokens!r}")
@@ -102,73 +103,55 @@ class Insertion:
 
     @classmethod
     def named(
-        cls, kind: str, *, unit: str | None = None, n_tokens: int = 55, seed: int = 0, **place: Any
+        cls,
+        kind: str,
+        *,
+        unit: str | None = None,
+        n_tokens: int = 55,
+        seed: int = 0,
+        problems: Iterable[Problem] = (),
+        **place: Any,
     ) -> "Insertion":
-        """The insertion of a kind's name, as command lines give it; `unit` is the unit, word or text."""
+        """The insertion of a kind's name, as command lines give it; `unit` is the unit, word or text.
+
+        `problems`: those that `other_questions` draws from.
+        """
+        one_of(kind, KINDS, "insertion")
         if kind in ("meaningless", "meaningful"):
             given = place if unit is None else {"unit" if kind == "meaningless" else "word": unit, **place}
             return (cls.meaningless if kind == "meaningless" else cls.meaningful)(n_tokens=n_tokens, **given)
         if kind == "random_sentence":
             return cls.random_sentence(n_tokens, seed=seed, **place)
+        if kind == "other_questions":
+            return cls.other_questions(problems, n_tokens, seed=seed, **place)
         if kind == "repeated_bos":
             return cls.repeated_bos(n_tokens, **place)
-        if kind == "text":
-            return cls.text(unit or "", **place)
-        raise ValueError(
-            f"unknown insertion {kind!r}; choose one of meaningless, meaningful, random_sentence, repeated_bos, text"
-        )
+        return cls.text(unit or "", **place)
 
     @property
     def label(self) -> str:
         """A short name for tables and legends: `Mless ' /' x55`."""
-        name = {
-            "meaningless": "Mless",
-            "meaningful": "Mful",
-            "random_sentence": "random words",
-            "other_questions": "other questions",
-        }.get(self.kind)
         shown = f" {self.unit!r}" if self.unit else ""
         size = f" x{self.n_tokens}" if self.n_tokens is not None else ""
-        return f"{name or self.kind}{shown}{size}"
+        return f"{KINDS[self.kind].short}{shown}{size}"
+
+    @property
+    def length(self) -> int:
+        """The number of tokens of an insertion that is counted in tokens (all but a text)."""
+        assert self.n_tokens is not None
+        return self.n_tokens
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it is one unit of text again and again."""
+        return KINDS[self.kind].ids is _repeated
 
     def span(self, tokenizer: Any, problem_id: str) -> "InsertedSpan":
         """The token ids that this insertion puts into this problem's prompt.
 
         Raises `ValueError` if a unit has the unknown token, encodes to nothing or does not divide `n_tokens`.
         """
-        if self.kind == "repeated_bos":
-            if tokenizer.bos_token_id is None:
-                raise ValueError(
-                    "this tokenizer has no beginning-of-sequence token, so repeated_bos cannot be inserted"
-                )
-            assert self.n_tokens is not None
-            return InsertedSpan((tokenizer.bos_token_id,) * self.n_tokens, "bos token")
-        if self.kind == "random_sentence":
-            assert self.n_tokens is not None
-            return _random_sentence(tokenizer, self.n_tokens, f"{self.seed}|{problem_id}|{self.draw}")
-        if self.kind == "other_questions":
-            assert self.n_tokens is not None
-            others = [text for other, text in self.pool if other != problem_id]
-            return _cut_questions(tokenizer, others, self.n_tokens, f"{self.seed}|{problem_id}|{self.draw}")
-        ids = encode(tokenizer, self.unit)
-        if not ids:
-            raise ValueError(f"the insertion {self.unit!r} encodes to no tokens with this tokenizer")
-        if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
-            raise ValueError(
-                f"the insertion {self.unit!r} becomes the unknown token {tokenizer.unk_token!r} with this tokenizer; "
-                "choose a unit that its vocabulary holds"
-            )
-        if self.kind == "text":
-            if self.n_tokens is not None and self.n_tokens != len(ids):
-                raise ValueError(f"the text {self.unit!r} is {len(ids)} tokens, not n_tokens={self.n_tokens}")
-            return InsertedSpan(ids, "text")
-        assert self.n_tokens is not None
-        if self.n_tokens % len(ids):
-            raise ValueError(
-                f"the unit {self.unit!r} is {len(ids)} tokens with this tokenizer, which does not divide "
-                f"n_tokens={self.n_tokens}; use {self.n_tokens - self.n_tokens % len(ids) or len(ids)}"
-            )
-        return InsertedSpan(ids * (self.n_tokens // len(ids)), "unit")
+        return KINDS[self.kind].ids(self, tokenizer, problem_id)
 
     def place(self, prompt: Prompt) -> int:
         """The token index at which the span goes into `prompt`."""
@@ -222,21 +205,24 @@ def _ordinary_tokens(tokenizer: Any) -> tuple[tuple[int, ...], ...]:
     return tuple((i,) for i, text in texts if text.strip() and not any(c.isdigit() for c in text))
 
 
-def _keyed(key: str) -> random.Random:
+def _keyed(insertion: Insertion, problem_id: str) -> random.Random:
+    key = f"{insertion.seed}|{problem_id}|{insertion.draw}"
     return random.Random(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big"))
 
 
-def _cut_questions(tokenizer: Any, texts: list[str], n_tokens: int, key: str) -> InsertedSpan:
-    draw, ids = _keyed(key), []
+def _other_questions(insertion: Insertion, tokenizer: Any, problem_id: str) -> InsertedSpan:
+    draw, n_tokens = _keyed(insertion, problem_id), insertion.length
+    texts = [text for other, text in insertion.pool if other != problem_id]
+    ids: tuple[int, ...] = ()
     for text in draw.sample(texts, len(texts)):
         ids += encode(tokenizer, " " + text)
         if len(ids) >= n_tokens:
-            return InsertedSpan(tuple(ids[:n_tokens]), "questions of other problems")
+            return InsertedSpan(ids[:n_tokens], "questions of other problems")
     raise ValueError(f"all other questions together are {len(ids)} tokens, fewer than n_tokens={n_tokens}: give more")
 
 
-def _random_sentence(tokenizer: Any, n_tokens: int, key: str) -> InsertedSpan:
-    draw = _keyed(key)
+def _random_sentence(insertion: Insertion, tokenizer: Any, problem_id: str) -> InsertedSpan:
+    n_tokens, draw = insertion.length, _keyed(insertion, problem_id)
     words = _encodable_words(tokenizer)
     source = "words"
     if 1 not in words or len(words[1]) < 8:
@@ -248,3 +234,57 @@ def _random_sentence(tokenizer: Any, n_tokens: int, key: str) -> InsertedSpan:
         fitting = [word for size, found in words.items() if size <= n_tokens - len(ids) for word in found]
         ids += draw.choice(fitting)
     return InsertedSpan(tuple(ids), source)
+
+
+def _encoded(insertion: Insertion, tokenizer: Any) -> tuple[int, ...]:
+    ids = encode(tokenizer, insertion.unit)
+    if not ids:
+        raise ValueError(f"the insertion {insertion.unit!r} encodes to no tokens with this tokenizer")
+    if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
+        raise ValueError(
+            f"the insertion {insertion.unit!r} becomes the unknown token {tokenizer.unk_token!r} with this tokenizer; "
+            "choose a unit that its vocabulary holds"
+        )
+    return ids
+
+
+def _repeated(insertion: Insertion, tokenizer: Any, problem_id: str) -> InsertedSpan:
+    ids, n_tokens = _encoded(insertion, tokenizer), insertion.length
+    if n_tokens % len(ids):
+        raise ValueError(
+            f"the unit {insertion.unit!r} is {len(ids)} tokens with this tokenizer, which does not divide "
+            f"n_tokens={n_tokens}; use {n_tokens - n_tokens % len(ids) or len(ids)}"
+        )
+    return InsertedSpan(ids * (n_tokens // len(ids)), "unit")
+
+
+def _once(insertion: Insertion, tokenizer: Any, problem_id: str) -> InsertedSpan:
+    ids = _encoded(insertion, tokenizer)
+    if insertion.n_tokens is not None and insertion.n_tokens != len(ids):
+        raise ValueError(f"the text {insertion.unit!r} is {len(ids)} tokens, not n_tokens={insertion.n_tokens}")
+    return InsertedSpan(ids, "text")
+
+
+def _bos(insertion: Insertion, tokenizer: Any, problem_id: str) -> InsertedSpan:
+    if tokenizer.bos_token_id is None:
+        raise ValueError("this tokenizer has no beginning-of-sequence token, so repeated_bos cannot be inserted")
+    return InsertedSpan((tokenizer.bos_token_id,) * insertion.length, "bos token")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of insertion: its `short` name in tables, and the `ids` that it puts into a problem's prompt."""
+
+    short: str
+    ids: Callable[[Insertion, Any, str], InsertedSpan]
+
+
+KINDS: dict[str, Kind] = {
+    "meaningless": Kind("Mless", _repeated),
+    "meaningful": Kind("Mful", _repeated),
+    "random_sentence": Kind("random words", _random_sentence),
+    "other_questions": Kind("other questions", _other_questions),
+    "repeated_bos": Kind("repeated_bos", _bos),
+    "text": Kind("text", _once),
+}
+"""Every kind of insertion by name; each has a constructor of that name in `Insertion`."""

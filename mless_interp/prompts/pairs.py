@@ -291,9 +291,8 @@ def _make_text_pair(tokenizer: Any, problem: Problem, insertion: Insertion, temp
         )
     system = template.system if problem.system is None else problem.system
     filler = tokenizer.decode(list(insertion.span(tokenizer, problem.id).ids)).strip()
-    if insertion.kind in ("meaningless", "meaningful"):
-        assert insertion.n_tokens is not None
-        repeats = insertion.n_tokens // len(encode(tokenizer, insertion.unit))
+    if insertion.repeats:
+        repeats = insertion.length // len(encode(tokenizer, insertion.unit))
         filler = (insertion.unit * repeats).strip()
     if not filler:
         raise ValueError('template="paper" strips the inserted text and nothing is left; use template="raw"')

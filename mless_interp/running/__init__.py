@@ -2,4 +2,6 @@
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, ["checkpoint", "progress", "store"])
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__, ["checkpoint", "loop", "progress", "registry", "results", "store"]
+)

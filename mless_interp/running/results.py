@@ -1,6 +1,6 @@
 """What every result has: a table, tidy rows, sentences, how it wants to be shown, and a name under which it is saved."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -13,6 +13,9 @@ from ..statistics import Interval
 from .registry import savable
 
 savable(Interval)
+
+Found = dict[str, dict[str, np.ndarray]]
+"""metric -> condition or contrast -> values."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,6 +161,49 @@ def of_heads(values: np.ndarray, heads: Sequence[Head]) -> np.ndarray:
 def interval_columns(name: str, interval: Interval) -> dict[str, np.ndarray]:
     """An estimate and its limits as the columns `name`, `name_ci_low`, `name_ci_high`."""
     return {name: interval.estimate, f"{name}_ci_low": interval.low, f"{name}_ci_high": interval.high}
+
+
+def place_of(name: str, known: Iterable[str], what: str) -> int:
+    """Where a name stands among those of a result; `ValueError` lists them."""
+    names = list(known)
+    if name not in names:
+        raise ValueError(f"no {what} {name!r} here; there are {', '.join(names)}")
+    return names.index(name)
+
+
+def put(found: Found, metric: str, name: str, layer: int, values: Any, *, shape: int | tuple[int, ...]) -> None:
+    """Set one layer of `found[metric][name]`, an array of this shape that is NaN until it is set."""
+    found.setdefault(metric, {}).setdefault(name, np.full(shape, np.nan))[layer] = values
+
+
+def stacked(parts: Sequence[Any], order: Iterable[str] | None = None) -> Found:
+    """`[problem, ...]` from the `Found` of one problem after the other, metrics in this order (default: as they are)."""
+    return {
+        metric: {name: np.stack([np.asarray(part[metric][name], dtype=float) for part in parts]) for name in named}
+        for metric, named in ((metric, parts[0][metric]) for metric in order or parts[0] if metric in parts[0])
+    }
+
+
+def undefined(values: Found, heads: Sequence[Head]) -> str:
+    """How many cells of each metric are NaN, as words; "" where none is."""
+    counted = []
+    for metric, named in values.items():
+        cells = np.stack([of_heads(array, heads) for array in named.values()])
+        if np.isnan(cells).any():
+            counted.append(f"{metric} {int(np.isnan(cells).sum())}/{cells.size}")
+    return ", ".join(counted)
+
+
+def rows_of(
+    problem_ids: Sequence[str], heads: Sequence[Head], array: np.ndarray, metric: str, **fixed: Any
+) -> pd.DataFrame:
+    """One tidy row per problem and head of a metric `[problem, layer, head]`; `fixed` columns stand after the problem."""
+    places = head_columns(heads, times=len(problem_ids))
+    del places["paper_label"]
+    problems = np.repeat(problem_ids, len(heads))
+    return pd.DataFrame(
+        {"problem": problems, **fixed, **places, "metric": metric, "value": of_heads(array, heads).ravel()}
+    )
 
 
 def tidy(axes: Mapping[str, Any], **values: np.ndarray) -> pd.DataFrame:

@@ -4,8 +4,8 @@ from .cache import score_cache
 from .catalogue import DEFAULT, METRICS, Metric
 from .layout import Thresholds
 from .profiles import AttentionProfile, Curve, attention_profile
-from .results import HeadScores
 from .score import score_heads
+from .scored import HeadScores
 
 __all__ = [
     "DEFAULT",

@@ -4,18 +4,18 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from ..heads import Head
 from ..metrics.segments import RowChoice
-from ..models.attention import visibility
+from ..models.arithmetic import visibility
 from ..prompts.pairs import PromptPair
 from ..prompts.prompt import Prompt
+from ..running.results import Found, put, stacked
 from .catalogue import Profile, chosen_metrics, metric_named
 from .evaluation import layer_values, plan_for
 from .layout import Layout, Thresholds, pair_layout, prompt_layout
-from .results import HeadScores
+from .scored import HeadScores
 from .streaming import pattern_blocks, reduce_blocks, uniform_blocks
 
 _PATTERN = re.compile(r"^blocks\.(\d+)\.attn\.hook_pattern$")
@@ -68,8 +68,8 @@ def score_cache(
     n_heads = next(iter(patterns.values())).shape[0]
     if windows is not None and len(windows) < n_layers:
         raise ValueError(f"windows must name every layer: {n_layers} layers, got {len(windows)}")
-    values: dict[str, dict[str, np.ndarray]] = {}
-    null: dict[str, dict[str, np.ndarray]] = {}
+    values: Found = {}
+    null: Found = {}
     profiles: dict[int, tuple[Profile, Profile]] = {}
     for name, (found, where) in caches.items():
         first = name == next(iter(caches))
@@ -81,20 +81,18 @@ def score_cache(
             visible = visibility(where.n_tokens, window=window, device=pattern.device)[0]
             reduced = reduce_blocks(pattern_blocks(pattern, visible), where, plan)
             uniform = reduce_blocks(uniform_blocks(visible, pattern.float().dtype), where, plan.of_uniform())
-            made = layer_values(names, reduced, uniform, where, thresholds, None if first else profiles.get(layer))
-            profiles[layer] = (made.profile, made.uniform)
-            for metric, heads in made.values.items():
-                grid = values.setdefault(metric, {}).setdefault(name, np.full((1, n_layers, n_heads), np.nan))
-                grid[0, layer] = heads.double().numpy()
-            for metric, one in made.null.items():
-                line = null.setdefault(metric, {}).setdefault(name, np.full((1, n_layers), np.nan))
-                line[0, layer] = float(one[0])
+            compared = None if first else profiles.get(layer)
+            made, nulls, profiles[layer] = layer_values(names, reduced, uniform, where, thresholds, compared)
+            for metric, heads in made.items():
+                put(values, metric, name, layer, heads.double().numpy(), shape=(n_layers, n_heads))
+            for metric, one in nulls.items():
+                put(null, metric, name, layer, float(one[0]), shape=n_layers)
     return HeadScores(
         problem_ids=(prompt.id if isinstance(prompt, PromptPair) else "prompt",),
         conditions=tuple(caches),
         heads=tuple(Head(layer, head) for layer in sorted(patterns) for head in range(n_heads)),
-        values=values,
-        null=null,
+        values=stacked([values]),
+        null=stacked([null]),
         settings={
             "rows": rows,
             "exclude_sink": exclude_sink,
@@ -107,7 +105,7 @@ def score_cache(
 
 def _pattern_metrics(metrics: str | Iterable[str] | None) -> tuple[str, ...]:
     names = chosen_metrics(metrics)
-    beyond = [n for n in names if metric_named(n).kind == "row" and set(metric_named(n).needs) - {"span"}]
+    beyond = [name for name in names if not metric_named(name).of_patterns]
     if beyond and metrics != "all":
         raise ValueError(
             f"{beyond[0]} needs more than patterns (values, or queries and keys): use score_heads with the model"

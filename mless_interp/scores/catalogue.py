@@ -2,7 +2,8 @@
 
 Three kinds. *Row* metrics are numbers per attention row, averaged over the question (`name`) or read at its last row
 (`name_last`). *Profile* metrics are functions of the attention that each token receives in one run. *Paired* metrics
-compare a run with the first condition's, on the tokens that both have.
+compare a run with the first condition's, on the tokens that both have. Each entry declares what its formula needs beside
+the pattern; what a run is reduced to (`evaluation.plan_for`) follows from that alone.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,20 +17,25 @@ from ..metrics import attention, distances, entropy, outputs, received, spikes
 from ..metrics import recovery as profiles
 from ..metrics.segments import segment_mean
 from .layout import Layout, Thresholds
-from .streaming import RowFormula, Rows, flow_step
+from .streaming import Need, RowFormula, Rows, flow_step
 
 Kind = Literal["row", "profile", "paired"]
 
 
 @dataclass(frozen=True, eq=False)
 class Profile:
-    """A layer's received attention, raw and relative to uniform, `[head, token]`, and mean sink levels `alpha`."""
+    """A layer's received attention, raw and relative to uniform, and mean sink levels if needed, `[head, token]`."""
 
     received: Tensor
     relative: Tensor
-    alpha: Tensor
+    sink_levels: Tensor | None
     layout: Layout
     thresholds: Thresholds
+
+    @property
+    def alpha(self) -> Tensor:
+        assert self.sink_levels is not None, 'a metric that reads alpha declares that it needs "sink_levels"'
+        return self.sink_levels
 
     @property
     def span(self) -> Tensor:
@@ -56,9 +62,10 @@ class TwoProfiles:
 
 @dataclass(frozen=True, eq=False)
 class Metric:
-    """One entry of the catalogue. `needs`: "span", "values", "flow", "other" (the run to compare with), or nothing.
+    """One entry of the catalogue, with what its formula needs beside a pattern.
 
-    `signed`: 0 is its middle (no difference, no correlation), not its lower end.
+    `signed`: 0 is its middle (no difference, no correlation), not its lower end. `censored`: it may be infinite ("never"),
+    so that it is summarised by its median. `variant`: which of several formulas in use it is.
     """
 
     name: str
@@ -66,15 +73,20 @@ class Metric:
     unit: str
     meaning: str
     formula: Callable[[Any], Tensor]
-    needs: tuple[str, ...] = ()
+    needs: tuple[Need, ...] = ()
     default: bool = True
     signed: bool = False
+    censored: bool = False
+    variant: str = ""
+
+    @property
+    def of_patterns(self) -> bool:
+        """Whether it follows from the patterns of the runs alone."""
+        return not set(self.needs) & {"values", "output_weights", "flow", "first_rows"}
 
 
-def _row(
-    name: str, unit: str, meaning: str, formula: RowFormula, *needs: str, default: bool = True, signed: bool = False
-) -> Metric:
-    return Metric(name, "row", unit, meaning, formula, needs, default, signed)
+def _row(name: str, unit: str, meaning: str, formula: RowFormula, *needs: Need, **more: Any) -> Metric:
+    return Metric(name, "row", unit, meaning, formula, needs, **more)
 
 
 def _from_pattern(formula: Callable[..., Tensor], *masks: str) -> RowFormula:
@@ -109,8 +121,7 @@ def _rollout(rows: Rows) -> Tensor:
 def _distance(formula: Callable[[Tensor, Tensor], Tensor]) -> RowFormula:
     def value(rows: Rows) -> Tensor:
         block = rows.block
-        if rows.other is None:
-            return block.pattern.new_full(block.pattern.shape[:-1], torch.nan)
+        assert rows.other is not None
         common = torch.isin(block.positions, rows.layout.shared.to(block.positions))
         found = block.pattern.new_full(block.pattern.shape[:-1], torch.nan)
         if bool(common.any()):
@@ -161,31 +172,41 @@ ROWS = (
     _row(
         "rollout_span_share", "share", "share of the span by attention rollout", _rollout, "span", "flow", default=False
     ),
-    _row("span_output_weight", "share", "share of the span by norm", _output_weight, "span", "values", default=False),
+    _row(
+        "span_output_weight",
+        "share",
+        "share of the span by norm",
+        _output_weight,
+        "span",
+        "values",
+        "output_weights",
+        default=False,
+        variant="after W_O",
+    ),
     _row(
         "js_distance",
         "sqrt bits",
         "change of where shared tokens are read (Jensen-Shannon)",
         _distance(distances.jensen_shannon_distance),
-        "other",
+        "first_rows",
         default=False,
     ),
-    _row("hellinger", "", "the same by Hellinger", _distance(distances.hellinger), "other", default=False),
+    _row("hellinger", "", "the same by Hellinger", _distance(distances.hellinger), "first_rows", default=False),
     _row(
         "total_variation",
         "share",
         "the same by total variation",
         _distance(distances.total_variation),
-        "other",
+        "first_rows",
         default=False,
     ),
 )
 
 
 def _profile(
-    name: str, unit: str, meaning: str, formula: Callable[[Profile], Tensor], *needs: str, signed: bool = False
+    name: str, unit: str, meaning: str, formula: Callable[[Profile], Tensor], *needs: Need, **more: Any
 ) -> Metric:
-    return Metric(name, "profile", unit, meaning, formula, needs, signed=signed)
+    return Metric(name, "profile", unit, meaning, formula, needs, **more)
 
 
 def _collapse(of: str) -> Callable[[Profile], Tensor]:
@@ -204,13 +225,18 @@ PROFILES = (
         lambda p: received.kurtosis(p.received),
     ),
     _profile(
-        "sink_alpha", "share", "mean attention on the first token", lambda p: segment_mean(p.alpha, p.layout.sink)
+        "sink_alpha",
+        "share",
+        "mean attention on the first token",
+        lambda p: segment_mean(p.alpha, p.layout.sink),
+        "sink_levels",
     ),
     _profile(
         "sink_rate",
         "share",
         "is the first token a sink",
         lambda p: received.sink_rate(p.alpha, p.layout.sink, threshold=p.thresholds.sink),
+        "sink_levels",
     ),
     _profile(
         "span_sink_rate",
@@ -218,6 +244,7 @@ PROFILES = (
         "share of the span's tokens that are sinks",
         lambda p: received.sink_rate(p.alpha, p.span, threshold=p.thresholds.sink),
         "span",
+        "sink_levels",
     ),
     _profile(
         "span_received",
@@ -312,10 +339,8 @@ def _peaks(c: TwoProfiles) -> tuple[Tensor, Tensor]:
     return spikes.spike_peaks(c.base), spikes.spike_peaks(c.inserted)
 
 
-def _paired(
-    name: str, unit: str, meaning: str, formula: Callable[[TwoProfiles], Tensor], *, signed: bool = False
-) -> Metric:
-    return Metric(name, "paired", unit, meaning, formula, ("other",), signed=signed)
+def _paired(name: str, unit: str, meaning: str, formula: Callable[[TwoProfiles], Tensor], **more: Any) -> Metric:
+    return Metric(name, "paired", unit, meaning, formula, ("first_profile",), **more)
 
 
 PAIRED = (
@@ -331,7 +356,7 @@ PAIRED = (
         "received attention that the question's tokens keep",
         lambda c: profiles.aligned_recovery(c.base, c.inserted, tokens=c.question),
     ),
-    _paired("recovery_latency", "tokens", "tokens until attention is back; inf: never", _latency),
+    _paired("recovery_latency", "tokens", "tokens until attention is back; inf: never", _latency, censored=True),
     _paired("recovered", "share", "whether attention comes back at all", _recovered),
     _paired("recovery_tau", "tokens", "time constant of the recovery", _tau),
     _paired(
@@ -366,6 +391,7 @@ PAIRED = (
 METRICS: dict[str, Metric] = {metric.name: metric for metric in (*ROWS, *PROFILES, *PAIRED)}
 """Every metric by name; any row metric also exists as `name_last`, read at the question's last row."""
 DEFAULT = (*(m.name for m in METRICS.values() if m.default), "span_mass_last", "lam_last")
+"""What is measured unless metrics are asked for."""
 
 
 def metric_named(name: str) -> Metric:

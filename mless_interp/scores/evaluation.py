@@ -7,27 +7,31 @@ from torch import Tensor
 
 from ..metrics.received import relative_received
 from ..metrics.segments import segment_mean
-from .catalogue import METRICS, Profile, TwoProfiles, metric_named
+from .catalogue import Profile, TwoProfiles, metric_named
 from .layout import Layout, Thresholds
-from .streaming import Plan, Reduced
+from .streaming import Need, Plan, Reduced
 
 
 def plan_for(names: Sequence[str], *, span: bool, other: bool, values: bool, exclude_sink: bool, renorm: bool) -> Plan:
     """What one run has to be reduced to for these metrics; `span`, `other`, `values`: what there is in this run."""
-    there = {"span": span, "other": other, "values": values, "flow": span}
+    there: dict[Need, bool] = {
+        "span": span,
+        "sink_levels": True,
+        "values": values,
+        "output_weights": values,
+        "flow": span,
+        "first_profile": other,
+        "first_rows": other,
+    }
     wanted = {metric.name: metric for metric in map(metric_named, names) if all(there[need] for need in metric.needs)}
     rows = {name: metric for name, metric in wanted.items() if metric.kind == "row"}
-    asks = {need for metric in wanted.values() for need in metric.needs}
     return Plan(
         received=True,
         exclude_sink=exclude_sink,
         renorm=renorm,
-        alpha=any("sink" in name for name in wanted if METRICS[name].kind == "profile"),
         rows={name: metric.formula for name, metric in rows.items()},
-        null_rows=tuple(name for name, metric in rows.items() if set(metric.needs) <= {"span"}),
-        needs_values="values" in asks,
-        needs_flow="flow" in asks,
-        needs_other="other" in asks and any("other" in metric.needs for metric in rows.values()),
+        null_rows=tuple(name for name, metric in rows.items() if metric.of_patterns),
+        needs=frozenset(need for metric in wanted.values() for need in metric.needs),
     )
 
 
@@ -35,7 +39,7 @@ def profile_of(reduced: Reduced, null: Reduced, layout: Layout, thresholds: Thre
     """A layer's profile from its sums."""
     found = reduced.received_mean(thresholds.min_rows).cpu()
     uniform = null.received_mean(thresholds.min_rows).cpu()
-    alpha = reduced.alpha_mean().cpu() if reduced.alpha is not None else torch.full_like(found, torch.nan)
+    alpha = reduced.alpha_mean().cpu() if reduced.alpha is not None else None
     return Profile(found, relative_received(found, uniform.to(found).expand_as(found)), alpha, layout, thresholds)
 
 
@@ -69,13 +73,6 @@ def compared(base: Profile, inserted: Profile) -> TwoProfiles:
     )
 
 
-class LayerValues:
-    """Metrics of one layer and of uniform attention in its place, with both profiles."""
-
-    def __init__(self, values: dict[str, Tensor], null: dict[str, Tensor], profile: Profile, uniform: Profile) -> None:
-        self.values, self.null, self.profile, self.uniform = values, null, profile, uniform
-
-
 def layer_values(
     names: Sequence[str],
     reduced: Reduced,
@@ -83,10 +80,10 @@ def layer_values(
     layout: Layout,
     thresholds: Thresholds,
     base: tuple[Profile, Profile] | None,
-) -> LayerValues:
-    """All metrics of a layer from what its pattern was reduced to; `base` holds the profiles to compare with."""
+) -> tuple[dict[str, Tensor], dict[str, Tensor], tuple[Profile, Profile]]:
+    """(metrics of a layer, those of uniform attention in its place, both profiles); `base`: both to compare with."""
     profile = profile_of(reduced, null, layout, thresholds)
     uniform = profile_of(null, null, layout, thresholds)
-    values = head_values(names, reduced, profile, None if base is None else base[0])
-    nulls = head_values(names, null, uniform, None if base is None else base[1])
-    return LayerValues(values, nulls, profile, uniform)
+    other, uniform_other = base or (None, None)
+    values = head_values(names, reduced, profile, other)
+    return values, head_values(names, null, uniform, uniform_other), (profile, uniform)

@@ -15,7 +15,7 @@ from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair
 from ..running.loop import Tick, in_context, over_problems
-from ..running.results import Result, Shown, ShownTable, head_columns, head_map
+from ..running.results import Result, Shown, ShownTable, head_columns, head_map, place_of
 from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean
 from .layout import pair_layout
 from .score import described_pairs
@@ -163,8 +163,7 @@ class AttentionProfile(Result):
 
     def whole(self, condition: str, *, relative: bool = False) -> tuple[np.ndarray, ...]:
         """Every problem's profile `[head, token]` over its whole sequence; `relative` to uniform attention."""
-        if condition not in self.received:
-            raise ValueError(f"no condition {condition!r} here; there are {', '.join(self.conditions)}")
+        place_of(condition, self.conditions, "condition")
         found = self.received[condition]
         if not relative:
             return found

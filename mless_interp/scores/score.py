@@ -1,26 +1,24 @@
 """`score_heads`: model and prompt pairs in, attention metrics of every head out."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
-from torch import Tensor
 
 from ..heads import Head
 from ..metrics.segments import RowChoice
 from ..models.base import Model
-from ..prompts.conditions import CONDITIONS, one_of
+from ..prompts.conditions import CONDITIONS, one_of, several_of
 from ..prompts.pairs import PromptPair
 from ..running.loop import Tick, in_context, over_problems
+from ..running.results import Found, put, stacked
 from .catalogue import Profile, chosen_metrics, metric_named
 from .evaluation import layer_values, plan_for
 from .layout import Layout, Thresholds, pair_layout
-from .results import HeadScores
+from .scored import HeadScores
 from .streaming import SOURCES, Other, Plan, PromptReduction, Source
-
-Found = dict[str, dict[str, np.ndarray]]
-"""metric -> condition -> values."""
 
 
 def score_heads(
@@ -74,9 +72,10 @@ def score_heads(
         "sink_moved": sum(pair.sink_moved for pair in found),
         "boundary_merge": sum(pair.boundary_merge for pair in found),
     }
-    if "span_output_weight" in {metric_named(name).name for name in names}:
-        settings["span_output_weight"] = "after W_O"
-    scorer = _Scorer(model, names, tuple(conditions), chosen, rows, exclude_sink, renorm, thresholds, source)
+    settings |= {metric.name: metric.variant for metric in map(metric_named, names) if metric.variant}
+    scorer = _Scorer(
+        model, names, tuple(conditions), model.info.mask_of(chosen), rows, exclude_sink, renorm, thresholds, source
+    )
     done = over_problems(
         [pair.id for pair in found],
         lambda unit, tick: [scorer.problem(found[at], tick) for at in unit],
@@ -90,8 +89,8 @@ def score_heads(
         problem_ids=tuple(pair.id for pair in found),
         conditions=tuple(conditions),
         heads=chosen,
-        values=_stacked([each["values"] for each in done]),
-        null=_stacked([each["null"] for each in done]),
+        values=stacked([each["values"] for each in done]),
+        null=stacked([each["null"] for each in done]),
         settings=settings,
         seed=seed,
     )
@@ -101,10 +100,7 @@ def described_pairs(
     pairs: Iterable[PromptPair], conditions: Sequence[str], source: str, rows: str
 ) -> tuple[PromptPair, ...]:
     """The pairs, and errors for unknown conditions, sources or rows, for no pairs, or repeated problems."""
-    if isinstance(conditions, str) or not conditions or len(set(conditions)) != len(conditions):
-        raise ValueError(f"conditions must be one or more different names, got {conditions!r}")
-    for name in conditions:
-        one_of(name, CONDITIONS, "condition")
+    several_of(conditions, CONDITIONS, "condition")
     one_of(source, dict.fromkeys(SOURCES), "source")
     one_of(rows, dict.fromkeys(get_args(RowChoice)), "rows")
     found = tuple(pairs)
@@ -115,28 +111,19 @@ def described_pairs(
     return found
 
 
+@dataclass(frozen=True, eq=False)
 class _Scorer:
-    """What stays the same from problem to problem; short-lived."""
+    """What stays the same from problem to problem; `asked` `[layer, head]`."""
 
-    def __init__(
-        self,
-        model: Model,
-        names: tuple[str, ...],
-        conditions: tuple[str, ...],
-        heads: tuple[Head, ...],
-        rows: RowChoice,
-        exclude_sink: bool,
-        renorm: bool,
-        thresholds: Thresholds,
-        source: Source,
-    ) -> None:
-        self.model, self.names, self.conditions, self.rows, self.source = model, names, conditions, rows, source
-        self.exclude_sink, self.renorm, self.thresholds = exclude_sink, renorm, thresholds
-        self.layers = sorted({head.layer for head in heads})
-        shape = (model.info.n_layers, model.info.n_heads)
-        self.asked = np.zeros(shape, dtype=bool)
-        for head in heads:
-            self.asked[head.layer, head.head] = True
+    model: Model
+    names: tuple[str, ...]
+    conditions: tuple[str, ...]
+    asked: np.ndarray
+    rows: RowChoice
+    exclude_sink: bool
+    renorm: bool
+    thresholds: Thresholds
+    source: Source
 
     def problem(self, pair: PromptPair, tick: Tick) -> dict[str, Found]:
         """One problem in every condition: values `[layer, head]` and nulls `[layer]`."""
@@ -144,28 +131,33 @@ class _Scorer:
         null: Found = {}
         base: dict[int, tuple[Profile, Profile]] = {}
         other: dict[int, Other] = {}
+        layers = np.flatnonzero(self.asked.any(1)).tolist()
         for number, condition in enumerate(self.conditions):
             layout = pair_layout(pair, condition, rows=self.rows)
             plan = self._plan(layout, first=number == 0)
-            keep = number == 0 and len(self.conditions) > 1 and self._plan(layout, first=False).needs_other
+            keep = number == 0 and len(self.conditions) > 1 and "first_rows" in self._plan(layout, first=False).needs
             try:
                 run = PromptReduction(
                     self.model,
                     pair.condition(condition),
                     layout,
                     plan,
-                    layers=self.layers,
+                    layers=layers,
                     source=self.source,
                     keep=keep,
                     compare=other if number else None,
                 ).run()
-                for layer in self.layers:
-                    profiles = layer_values(
+                for layer in layers:
+                    made, nulls, profiles = layer_values(
                         self.names, run.layers[layer], run.nulls[layer], layout, self.thresholds, base.get(layer)
                     )
-                    self._put(values, condition, layer, profiles.values, null, profiles.null)
+                    for name, heads in made.items():
+                        asked = np.where(self.asked[layer], heads.double().numpy(), np.nan)
+                        put(values, name, condition, layer, asked, shape=self.asked.shape)
+                    for name, one in nulls.items():
+                        put(null, name, condition, layer, float(one[0]), shape=len(self.asked))
                     if number == 0 and len(self.conditions) > 1:
-                        base[layer] = (profiles.profile, profiles.uniform)
+                        base[layer] = profiles
             except ValueError as error:
                 raise in_context(error, f"condition {condition}") from error
             if keep:
@@ -182,25 +174,3 @@ class _Scorer:
             exclude_sink=self.exclude_sink,
             renorm=self.renorm,
         )
-
-    def _put(
-        self, values: Found, condition: str, layer: int, new: dict[str, Tensor], null: Found, uniform: dict[str, Tensor]
-    ) -> None:
-        n_layers, n_heads = self.asked.shape
-        for name, heads in new.items():
-            grid = values.setdefault(name, {}).setdefault(condition, np.full((n_layers, n_heads), np.nan))
-            grid[layer] = np.where(self.asked[layer], heads.double().numpy(), np.nan)
-        for name, one in uniform.items():
-            line = null.setdefault(name, {}).setdefault(condition, np.full(n_layers, np.nan))
-            line[layer] = float(one[0])
-
-
-def _stacked(parts: list[Any]) -> Found:
-    """`[problem, ...]` from one problem's values after the other."""
-    return {
-        metric: {
-            condition: np.stack([np.asarray(part[metric][condition], dtype=float) for part in parts])
-            for condition in found
-        }
-        for metric, found in parts[0].items()
-    }

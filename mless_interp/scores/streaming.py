@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..metrics.patterns import uniform_pattern
 from ..metrics.received import received_from_sums, received_sums
-from ..models.attention import masked_scores, softmax, values_of_heads
+from ..models.arithmetic import masked_scores, softmax, values_of_heads
 from ..models.base import Model
 from ..models.held import Held
 from ..models.info import AttentionRule
@@ -23,6 +23,9 @@ from .layout import Layout
 
 Source = Literal["auto", "pattern", "recomputed"]
 SOURCES = ("auto", "pattern", "recomputed")
+Need = Literal["span", "sink_levels", "values", "output_weights", "flow", "first_profile", "first_rows"]
+"""What a metric can need: an inserted span; what each token gives itself and gets of all later ones; value vectors; W_O;
+the rollout from the span; and, of the first condition's run, its profile or its attention rows."""
 BLOCK_ELEMENTS = 2**20
 """Largest heads x rows x keys of a block: 4 MB in float32, times the few copies that a formula makes."""
 
@@ -129,18 +132,15 @@ RowFormula = Callable[[Rows], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What to reduce to: sums of received attention (with these options), sink levels, numbers per question row."""
+    """What to reduce to: sums of received attention (with these options), numbers per question row, and their `needs`."""
 
     received: bool = True
     exclude_sink: bool = True
     renorm: bool = False
     diag: bool = False
-    alpha: bool = False
     rows: dict[str, RowFormula] = field(default_factory=dict)
     null_rows: tuple[str, ...] = ()
-    needs_values: bool = False
-    needs_flow: bool = False
-    needs_other: bool = False
+    needs: frozenset[Need] = frozenset()
 
     def of_uniform(self) -> "Plan":
         """What uniform attention is reduced to: all that follows from a pattern alone (`null_rows`)."""
@@ -181,7 +181,7 @@ def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **extras:
                 block.pattern, sink=sink if plan.exclude_sink or plan.renorm else None, **options, **seen
             )
             _add(totals, "received", part, layout.n_tokens)
-        if plan.alpha:
+        if "sink_levels" in plan.needs:
             _add(totals, "alpha", received_sums(block.pattern, diag=True, **seen), layout.n_tokens)
         if plan.rows:
             asked = block.only(layout.question.to(device))
@@ -241,7 +241,7 @@ class PromptReduction:
         self.recompute = source == "recomputed" or (source == "auto" and model.info.attention != "eager")
         self.keep, self.compare = keep, compare
         self.visible = [mask[0] for mask in model.visible(inputs.to(model.info.device))]
-        self.flow = Flow(layout.span) if plan.needs_flow and layout.span is not None else None
+        self.flow = Flow(layout.span) if "flow" in plan.needs and layout.span is not None else None
         self.layers: dict[int, Reduced] = {}
         self.nulls: dict[int, Reduced] = {}
         self.kept: dict[int, Other] = {}
@@ -251,7 +251,7 @@ class PromptReduction:
         """The forward pass: no logits, no pattern outlives its layer."""
         capture: dict[str, Reducer] = {}
         for layer in range(self.model.info.n_layers) if self.flow is not None else self.asked:
-            if self.plan.needs_values:
+            if "values" in self.plan.needs:
                 capture |= self._held.captures(site(layer, "attn.hook_v"))
             if self.recompute or self.keep:
                 capture |= self._held.captures(site(layer, "attn.hook_rot_q"))
@@ -281,11 +281,11 @@ class PromptReduction:
 
     def _reduce(self, layer: int, blocks: Iterator[Block]) -> None:
         extras: dict[str, Any] = {}
-        if self.plan.needs_values:
+        if "values" in self.plan.needs:
             (values,) = self._held.take(site(layer, "attn.hook_v"))
             extras["values"] = values_of_heads(values[0], self.model.info.n_heads)
-            if "span_output_weight" in self.plan.rows:
-                extras["output_weights"] = self.model.output_weights(layer)
+        if "output_weights" in self.plan.needs:
+            extras["output_weights"] = self.model.output_weights(layer)
         if self.compare is not None:
             extras["other"] = self.compare.get(layer)
         if self.flow is not None:

@@ -9,7 +9,7 @@ from ..heads import Head
 from ..locating.curves import CircuitCurve
 from ..patching.dose import DoseResponse
 from ..scores import AttentionProfile, Curve
-from .plots import GREY, LINES, Picture, whole_numbers, words_of
+from .plots import GREY, LINES, Picture, draw_series, name_axes, panel, whole_numbers, words_of
 from .pooling import both_names
 
 SERIES = {"base": "without insertion", "inserted": "with insertion"}
@@ -91,16 +91,14 @@ def circuit_curve(found: CircuitCurve) -> Picture:
     nothing, 1: everything; the area under the ranking's line is CPR.
     """
     table = found.summary()
-    picture = Picture(figsize=(5.6, 3.7), layout="constrained")
-    axes = picture.add_subplot()
+    picture, axes = panel(5.6, 3.7)
     at = table["n_heads"]
     axes.fill_between(
         at, table["random_low"], table["random_high"], facecolor="0.88", hatch="....", edgecolor="0.7", linewidth=0.0,
         label="range of random orders",
     )  # fmt: skip
     for number, (column, name) in enumerate((("faithfulness", "ranking"), ("reversed", "ranking reversed"))):
-        colour, dashes, marker = LINES[number]
-        axes.plot(at, table[column], color=colour, linestyle=dashes, marker=marker, markersize=3.5, label=name)
+        draw_series(axes, at, table[column], None, number, name)
     axes.fill_between(
         at, table["ci_low"], table["ci_high"], color=LINES[0][0], alpha=0.2, linewidth=0, label="ranking, 95 % interval"
     )
@@ -109,13 +107,15 @@ def circuit_curve(found: CircuitCurve) -> Picture:
     axes.set_xscale("symlog", linthresh=1)
     whole_numbers(axes.xaxis, at)
     axes.set_xlim(left=0)
-    axes.set_xlabel(f"heads that see the inserted tokens (of {len(found.ranking)})", fontsize=8)
-    axes.set_ylabel("share of the effect restored (1: all of it)", fontsize=8)
     if not table["faithfulness"].notna().any():
         undefined = "undefined: the whole effect is not established\n(its interval holds 0, or there is one problem)"
         axes.text(0.5, 0.5, undefined, transform=axes.transAxes, ha="center", va="center", fontsize=8)
-    axes.set_title(words_of(found, "model", "insertion", "outcome"), fontsize=8)
-    axes.tick_params(labelsize=7)
+    name_axes(
+        axes,
+        x=f"heads that see the inserted tokens (of {len(found.ranking)})",
+        y="share of the effect restored (1: all of it)",
+        title=words_of(found, "model", "insertion", "outcome"),
+    )
     axes.legend(fontsize=6.5, loc="upper left")
     return picture
 
@@ -145,27 +145,24 @@ def dose_response(found: DoseResponse) -> Picture:
         if table["mean_ci_low"].notna().any():
             low, high = table["mean_ci_low"], table["mean_ci_high"]
             axes.fill_between(doses, low, high, color="black", alpha=0.15, linewidth=0)
-        axes.set_ylabel("log odds of reading the span (nats)", fontsize=8)
-        axes.set_title(f"layer {found.layer} (paper: layer {found.layer + 1}), {title}", fontsize=8)
+        where = f"layer {found.layer} (paper: layer {found.layer + 1}), {title}"
+        name_axes(axes, y="log odds of reading the span (nats)", title=where)
         axes.legend(fontsize=6.5)
     axes = picture.add_subplot(1, 3, 3)
     table = found.outcome_table()
     for number, (contrast, name) in enumerate(
         (("total", "total"), ("content", "content"), ("shift", "shift of positions"))
     ):
-        colour, dashes, marker = LINES[number]
-        axes.plot(doses, table[contrast], color=colour, linestyle=dashes, marker=marker, markersize=3.5, label=name)
-        low, high = table[f"{contrast}_ci_low"], table[f"{contrast}_ci_high"]
-        axes.fill_between(doses, low, high, color=colour, alpha=0.2, linewidth=0)
+        limits = table[f"{contrast}_ci_low"], table[f"{contrast}_ci_high"]
+        draw_series(axes, doses, table[contrast], limits, number, name)
     axes.axhline(0, color="0.5", linewidth=0.8)
-    axes.set_ylabel(f"effect on {found.settings.get('outcome', 'the outcome')} ({found.unit})", fontsize=8)
-    axes.set_title(f"{found.settings.get('model', '')}, bands: 95 % intervals over problems", fontsize=8)
+    effect = f"effect on {found.settings.get('outcome', 'the outcome')} ({found.unit})"
+    name_axes(axes, y=effect, title=f"{found.settings.get('model', '')}, bands: 95 % intervals over problems")
     axes.legend(fontsize=6.5)
     for axes in picture.axes:
         axes.set_xscale("log")
         whole_numbers(axes.xaxis, doses)
-        axes.set_xlabel("inserted tokens", fontsize=8)
-        axes.tick_params(labelsize=7)
+        name_axes(axes, x="inserted tokens")
     return picture
 
 
@@ -176,10 +173,7 @@ def _grid(columns: int, rows: int) -> Picture:
 
 
 def draw_curve(axes: Any, curve: Curve, name: str, number: int) -> None:
-    colour, dashes, _ = LINES[number % len(LINES)]
-    axes.plot(curve.position, curve.mean, color=colour, linestyle=dashes, linewidth=1.3, label=name)
-    if np.isfinite(curve.low).any():
-        axes.fill_between(curve.position, curve.low, curve.high, color=colour, alpha=0.2, linewidth=0)
+    draw_series(axes, curve.position, curve.mean, (curve.low, curve.high), number, name, marker=None, linewidth=1.3)
 
 
 def _draw_null(axes: Any, curve: Curve) -> None:
@@ -193,9 +187,7 @@ def shade_span(axes: Any, profile: AttentionProfile, condition: str) -> None:
 
 
 def label_curve(axes: Any, title: str, where: str, relative: bool) -> None:
-    axes.set_title(title, fontsize=8)
-    axes.set_xlabel(where, fontsize=8)
-    axes.set_ylabel("received attention / uniform" if relative else "mean attention received (probability)", fontsize=8)
+    received = "received attention / uniform" if relative else "mean attention received (probability)"
+    name_axes(axes, x=where, y=received, title=title)
     axes.set_ylim(bottom=0)
-    axes.tick_params(labelsize=7)
     axes.legend(fontsize=6.5)

@@ -14,7 +14,7 @@ from ..models.base import Model
 from ..prompts.pairs import PromptPair
 from ..running.results import Quantity, Result
 from .packing import scale_of
-from .plots import DIVERGING, LINES, Picture, draw_forest, draw_map, key, negative_cells, words_of
+from .plots import DIVERGING, LINES, Picture, draw_forest, draw_map, key, key_below, negative_cells, panel, words_of
 from .pooling import both_names, read_patterns
 
 MADE_WITH = ("model", "insertion", "contrast", "direction", "edit", "outcome")
@@ -59,9 +59,7 @@ def head_map(
     texts = {cell: str(cell[1]) for cell in largest} | {
         cell: f"{cell[1]}{letters}" for cell, (letters, _) in named.items()
     }
-    n_layers, n_heads = grid.shape
-    picture = Picture(figsize=(max(4.6, 0.32 * n_heads + 2.0), max(2.8, 0.32 * n_layers + 1.9)), layout="constrained")
-    axes = picture.add_subplot()
+    picture, axes = panel(*_map_size(grid))
     diverging = quantity.signed or bool((grid[np.isfinite(grid)] < 0).any())
     draw_map(
         axes,
@@ -89,7 +87,7 @@ def head_map(
     if np.isnan(grid).any():
         entries.append(("undefined or not tested", {"facecolor": "0.8", "edgecolor": "0.6"}))
     if entries:
-        picture.legend(handles=key(entries), loc="outside lower center", ncols=2, fontsize=7, frameon=False)
+        key_below(picture, handles=key(entries))
     return picture
 
 
@@ -122,6 +120,11 @@ def _grid_of(table: pd.DataFrame, value: str) -> np.ndarray:
     return grid
 
 
+def _map_size(grid: np.ndarray) -> tuple[float, float]:
+    """Width and height in inches of the map of a grid `[layer, head]`."""
+    return max(4.6, 0.32 * grid.shape[1] + 2.0), max(2.8, 0.32 * grid.shape[0] + 1.9)
+
+
 def _significant(table: pd.DataFrame, quantity: Quantity, level: float) -> list[tuple[int, int]]:
     """(layer, head) of the rows whose corrected p-value is below the level."""
     if quantity.p is None or quantity.p not in table:
@@ -142,8 +145,7 @@ def lambda_map(found: AttentionDecomposition, *, contrast: str | None = None, le
     """
     table = found.summary(contrast)
     grid = _grid_of(table, "lam")
-    n_layers, n_heads = grid.shape
-    size = (max(4.6, 0.32 * n_heads + 2.0), max(2.8, 0.32 * n_layers + 1.9))
+    size = _map_size(grid)
     rows, columns = (2, 1) if size[0] > 2 * size[1] else (1, 2)  # wide maps one below the other, to be readable
     picture = Picture(figsize=(size[0] * columns, size[1] * rows), layout="constrained")
     axes = picture.add_subplot(rows, columns, 1)
@@ -195,8 +197,7 @@ def forest(found: Result, *, heads: Iterable[Head] | None = None, value: str | N
         for head, kind in zip(shown["_head"], shown["kind"] if "kind" in shown else [""] * len(shown), strict=True)
     ]
     series = [(name, shown[column], *_limits(shown, found.quantity(column)), style) for column, name, style in measures]
-    picture = Picture(figsize=(7.2, 1.5 + (0.45 if located else 0.33) * len(rows)), layout="constrained")
-    axes = picture.add_subplot()
+    picture, axes = panel(7.2, 1.5 + (0.45 if located else 0.33) * len(rows))
     draw_forest(axes, rows, series)
     if located is not None and located.smallest_effect > 0:
         reach = located.smallest_effect
@@ -206,7 +207,7 @@ def forest(found: Result, *, heads: Iterable[Head] | None = None, value: str | N
     axes.set_xlabel(label, fontsize=8)
     axes.set_title(words_of(found, *MADE_WITH), fontsize=9)
     if len(axes.get_legend_handles_labels()[0]) > 1:
-        picture.legend(loc="outside lower center", ncols=2, fontsize=7, frameon=False)
+        key_below(picture)
     return picture
 
 

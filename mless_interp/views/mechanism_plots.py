@@ -1,10 +1,25 @@
 """Pictures of the mechanism: lambda and its null per head, shares of scale and bias, layers, mediation, near zero."""
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
 from ..mechanism import ActivationShift, AttentionDecomposition, Mediation
-from .plots import GREY, HATCHES, LINES, Picture, draw_forest, whole_numbers, words_of
+from .plots import (
+    GREY,
+    HATCHES,
+    LINES,
+    Picture,
+    draw_forest,
+    draw_series,
+    key_below,
+    name_axes,
+    panel,
+    reach_of,
+    whole_numbers,
+    words_of,
+)
 
 PARTS = (
     ("scale_share", "scale"),
@@ -30,24 +45,16 @@ def lambda_heads(found: AttentionDecomposition, *, layer: int = 0, contrast: str
     global affine fit, which is another number. Filled where lambda differs from uniform (corrected p < 0.05).
     """
     table = _of_layer(found.summary(contrast), layer)
-    picture = Picture(figsize=(max(5.0, 0.3 * len(table) + 2.0), 3.6), layout="constrained")
-    axes = picture.add_subplot()
+    picture, axes = _heads_panel(table, layer)
     at = np.arange(len(table))
     null = found.layer_table(contrast).set_index("layer").loc[layer, "lam_null"]
     axes.axhline(null, color=GREY, linewidth=1.6, label="uniform attention", zorder=1)
     if "lam_control" in table:
         axes.plot(at, table["lam_control"], "x", color="0.2", markersize=6, label=str(found.settings.get("control")))
-    axes.plot(
-        at,
-        table["fit_slope"],
-        "s",
-        color=LINES[1][0],
-        markerfacecolor="none",
-        markersize=5,
-        label="slope of the fit (not lambda)",
-    )
-    reach = [_reach(table, "lam", side) for side in ("low", "high")]
-    axes.errorbar(at, table["lam"], yerr=np.stack(reach), fmt="none", ecolor=LINES[0][0], linewidth=1.2, capsize=2)
+    hollow = {"color": LINES[1][0], "markerfacecolor": "none", "markersize": 5}
+    axes.plot(at, table["fit_slope"], "s", label="slope of the fit (not lambda)", **hollow)
+    bars = {"fmt": "none", "ecolor": LINES[0][0], "linewidth": 1.2, "capsize": 2}
+    axes.errorbar(at, table["lam"], yerr=_reach(table, "lam"), **bars)
     sure = (table["lam_p"] < 0.05).to_numpy()
     for filled, words in ((True, "lambda (differs from uniform)"), (False, "lambda (no difference shown)")):
         rows = sure == filled
@@ -56,13 +63,9 @@ def lambda_heads(found: AttentionDecomposition, *, layer: int = 0, contrast: str
             axes.plot(
                 at[rows], table["lam"][rows], "o", color=LINES[0][0], markerfacecolor=face, markersize=5, label=words
             )
-    axes.set_xticks(at, [str(head) for head in table["head"]], fontsize=7)
-    axes.set_xlabel(f"head of layer {layer} (zero-based; the paper's layer {layer + 1})", fontsize=8)
-    axes.set_ylabel("share of attention kept\noutside the span", fontsize=8)
     axes.set_ylim(min(0.0, float(np.nanmin(table["fit_slope"].fillna(0))) - 0.05), None)
-    axes.tick_params(axis="y", labelsize=7)
-    axes.set_title(_words(found, contrast), fontsize=8)
-    picture.legend(loc="outside lower center", ncols=2, fontsize=7, frameon=False)
+    name_axes(axes, y="share of attention kept\noutside the span", title=_words(found, contrast))
+    key_below(picture)
     return picture
 
 
@@ -79,8 +82,7 @@ def shares(
     table = _of_layer(found.summary(contrast), layer)
     if f"share{end}" not in table:
         raise ValueError("this model does not norm what attention writes: there are no shares after a norm")
-    picture = Picture(figsize=(max(5.0, 0.3 * len(table) + 2.0), 3.6), layout="constrained")
-    axes = picture.add_subplot()
+    picture, axes = _heads_panel(table, layer)
     at = np.arange(len(table))
     above, below = np.zeros(len(table)), np.zeros(len(table))
     for number, (column, name) in enumerate(PARTS):
@@ -88,37 +90,15 @@ def shares(
             continue
         height = table[f"{column}{end}"].fillna(0).to_numpy()
         bottom = np.where(height >= 0, above, below)
-        axes.bar(
-            at,
-            height,
-            0.75,
-            bottom,
-            color=LINES[number][0],
-            hatch=HATCHES[number],
-            edgecolor="white",
-            linewidth=0,
-            label=name,
-        )
+        style = {"color": LINES[number][0], "hatch": HATCHES[number], "edgecolor": "white", "linewidth": 0}
+        axes.bar(at, height, 0.75, bottom, label=name, **style)
         above, below = above + np.maximum(height, 0), below + np.minimum(height, 0)
-    reach = [_reach(table, f"share{end}", side) for side in ("low", "high")]
-    axes.errorbar(
-        at,
-        table[f"share{end}"],
-        yerr=np.stack(reach),
-        fmt="D",
-        color="black",
-        markersize=3,
-        linewidth=1,
-        capsize=2,
-        label="sum",
-    )
+    points = {"fmt": "D", "color": "black", "markersize": 3, "linewidth": 1, "capsize": 2}
+    axes.errorbar(at, table[f"share{end}"], yerr=_reach(table, f"share{end}"), label="sum", **points)
     axes.axhline(0, color="0.4", linewidth=0.8)
-    axes.set_xticks(at, [str(head) for head in table["head"]], fontsize=7)
-    axes.set_xlabel(f"head of layer {layer} (zero-based; the paper's layer {layer + 1})", fontsize=8)
-    axes.set_ylabel("share of the layer's\nresidual change", fontsize=8)
-    axes.tick_params(axis="y", labelsize=7)
-    axes.set_title(_words(found, contrast) + (", after the norm" if after_norm else ""), fontsize=8)
-    picture.legend(loc="outside lower center", ncols=5, fontsize=7, frameon=False)
+    title = _words(found, contrast) + (", after the norm" if after_norm else "")
+    name_axes(axes, y="share of the layer's\nresidual change", title=title)
+    key_below(picture, ncols=5)
     return picture
 
 
@@ -128,24 +108,15 @@ def affine_layers(found: AttentionDecomposition, *, contrast: str | None = None)
     Means over heads with 95 % intervals over problems. 0 in layer 0 is an identity, not a finding.
     """
     table = found.layer_table(contrast)
-    picture = Picture(figsize=(max(4.6, 0.25 * len(table) + 2.2), 3.2), layout="constrained")
-    axes = picture.add_subplot()
+    picture, axes = panel(max(4.6, 0.25 * len(table) + 2.2), 3.2)
     names = {"residual": "residual of lambda z + Sigma", "fit_r2": "R squared of the best affine fit", "lam": "lambda"}
     for number, (column, name) in enumerate(names.items()):
-        colour, dashes, marker = LINES[number]
-        axes.plot(
-            table["layer"], table[column], color=colour, linestyle=dashes, marker=marker, markersize=4, label=name
-        )
-        axes.fill_between(
-            table["layer"], table[f"{column}_ci_low"], table[f"{column}_ci_high"], color=colour, alpha=0.2, linewidth=0
-        )
+        limits = table[f"{column}_ci_low"], table[f"{column}_ci_high"]
+        draw_series(axes, table["layer"], table[column], limits, number, name, markersize=4)
     axes.axhline(0, color="0.4", linewidth=0.8)
     whole_numbers(axes.xaxis, table["layer"][:: max(1, len(table) // 14)])
-    axes.set_xlabel("layer (zero-based)", fontsize=8)
-    axes.set_ylabel("ratio, R squared, share", fontsize=8)
-    axes.tick_params(labelsize=7)
-    axes.set_title(_words(found, contrast), fontsize=8)
-    picture.legend(loc="outside lower center", ncols=2, fontsize=7, frameon=False)
+    name_axes(axes, x="layer (zero-based)", y="ratio, R squared, share", title=_words(found, contrast))
+    key_below(picture)
     return picture
 
 
@@ -192,27 +163,19 @@ def near_zero(shift: ActivationShift, *, contrast: str | None = None, metric: st
         )
     table = shift.by_class()
     table = table[(table["contrast"] == contrast) & (table["metric"] == metric)]
-    picture = Picture(figsize=(5.6, 3.4), layout="constrained")
-    axes = picture.add_subplot()
+    picture, axes = panel(5.6, 3.4)
     at = np.arange(len(table))
     for number, run in enumerate(("before", "after")):
-        colour, _, marker = LINES[number]
-        axes.errorbar(
-            at + (number - 0.5) * 0.22,
-            table[run],
-            yerr=np.stack([_reach(table, run, side) for side in ("low", "high")]),
-            fmt=marker,
-            color=colour,
-            markersize=5,
-            capsize=3,
-            label=run,
-        )
+        style = {"color": LINES[number][0], "fmt": LINES[number][2], "markersize": 5, "capsize": 3}
+        axes.errorbar(at + (number - 0.5) * 0.22, table[run], yerr=_reach(table, run), label=run, **style)
     names = [f"{group}\nn = {n}" for group, n in zip(table["token_class"], table["n"], strict=True)]
-    axes.set_xticks(at, names, fontsize=8)
-    axes.set_ylabel("share of activations near zero" if metric in NEAR_ZERO else metric, fontsize=8)
-    axes.tick_params(axis="y", labelsize=7)
     words = words_of(shift, "model", "insertion")
-    axes.set_title(f"{words}, contrast {contrast}\nMLP of layer {shift.layer} (zero-based)", fontsize=8)
+    name_axes(
+        axes,
+        y="share of activations near zero" if metric in NEAR_ZERO else metric,
+        title=f"{words}, contrast {contrast}\nMLP of layer {shift.layer} (zero-based)",
+    )
+    axes.set_xticks(at, names, fontsize=8)
     axes.legend(fontsize=7)
     return picture
 
@@ -224,11 +187,18 @@ def _of_layer(table: pd.DataFrame, layer: int) -> pd.DataFrame:
     return found
 
 
-def _reach(table: pd.DataFrame, column: str, side: str) -> np.ndarray:
-    """How far the interval reaches from the estimate; 0 where there is none."""
-    sign = -1 if side == "low" else 1
-    reach = sign * (table[f"{column}_ci_{side}"] - table[column]).to_numpy(dtype=float)
-    return np.where(np.isfinite(reach), np.maximum(reach, 0.0), 0.0)
+def _heads_panel(table: pd.DataFrame, layer: int) -> tuple[Picture, Any]:
+    """A picture with a place for each head of a layer."""
+    picture, axes = panel(max(5.0, 0.3 * len(table) + 2.0), 3.6)
+    axes.set_xticks(np.arange(len(table)), [str(head) for head in table["head"]])
+    name_axes(axes, x=f"head of layer {layer} (zero-based; the paper's layer {layer + 1})")
+    return picture, axes
+
+
+def _reach(table: pd.DataFrame, column: str) -> np.ndarray:
+    """How far the interval reaches below and above the estimate, `[2, row]`; 0 where there is none."""
+    low, estimate, high = (table[f"{column}{end}"].to_numpy(dtype=float) for end in ("_ci_low", "", "_ci_high"))
+    return reach_of(estimate, low, high)
 
 
 def _words(found: AttentionDecomposition, contrast: str | None) -> str:

@@ -11,7 +11,7 @@ from ..heads import Head
 from ..mechanism import ActivationShift
 from ..scores import AttentionProfile
 from .curve_plots import draw_curve, label_curve, shade_span
-from .plots import HATCHES, LINES, Picture, draw_forest, words_of
+from .plots import HATCHES, LINES, Picture, draw_forest, name_axes, panel, reach_of, words_of
 from .pooling import both_names
 
 
@@ -26,14 +26,13 @@ def accuracy_bars(results: AccuracyResults, published: Mapping[str, float] | pd.
     marks = _published(published)
     names = [str(name) for name in table["treatment"]]
     places = {name: float(at) for at, name in enumerate(dict.fromkeys([*names, *(name for name, *_ in marks)]))}
-    picture = Picture(figsize=(max(4.2, 1.1 * len(places) + 1.6), 3.6), layout="constrained")
-    axes = picture.add_subplot()
+    picture, axes = panel(max(4.2, 1.1 * len(places) + 1.6), 3.6)
     percent = 100 * table[["accuracy", "low", "high"]].to_numpy(dtype=float)
     for number, (name, (estimate, low, high), n) in enumerate(zip(names, percent, table["n"], strict=True)):
         colour, hatch = LINES[number % len(LINES)][0], HATCHES[number % len(HATCHES)]
         axes.bar(places[name], estimate, 0.7, color=colour, alpha=0.85, hatch=hatch, edgecolor="white", zorder=1)
         if np.isfinite([estimate, low, high]).all():
-            reach = [[max(estimate - low, 0.0)], [max(high - estimate, 0.0)]]
+            reach = reach_of(*np.array([[estimate], [low], [high]]))
             axes.errorbar(places[name], estimate, yerr=reach, color="black", capsize=4, linewidth=1.2, zorder=3)
         words = "undefined" if not np.isfinite(estimate) else f"{estimate:.1f} %"
         axes.text(
@@ -122,19 +121,16 @@ def activation_histograms(
     if positive.size:
         above.set_yscale("log")
         above.set_ylim(bottom=positive.min() / 2)
-    above.set_ylabel("share of activations\nper unit", fontsize=8)
     above.legend(fontsize=7)
     below.stairs(here["density_change"], edges, fill=True, color="0.45", hatch="//", edgecolor="white")
     below.axhline(0, color="0.4", linewidth=0.8)
-    below.set_ylabel("after − before", fontsize=8)
-    below.set_xlabel("activation (the outer bins hold everything beyond)", fontsize=8)
+    name_axes(below, x="activation (the outer bins hold everything beyond)", y="after − before")
     words, layer = words_of(shift, "model", "insertion"), shift.layer
     where = f"MLP of layer {layer} (paper: layer {layer + 1})"
-    above.set_title(f"{words}\n{where}, contrast {contrast}, {token_class} tokens", fontsize=8)
+    title = f"{words}\n{where}, contrast {contrast}, {token_class} tokens"
+    name_axes(above, y="share of activations\nper unit", title=title)
     if metric:
         _by_class(picture.add_subplot(halves[:, 1]), shift, contrast, metric)
-    for axes in (above, below):
-        axes.tick_params(labelsize=7)
     return picture
 
 
@@ -147,7 +143,8 @@ def _by_class(axes: Any, shift: ActivationShift, contrast: str, metric: str) -> 
     style = {"fmt": "o", "color": LINES[0][0]}
     draw_forest(axes, names, [(metric, rows["difference"], rows["ci_low"], rows["ci_high"], style)])
     unit = f" ({rows['unit'].iloc[0]})" if len(rows) else ""
-    axes.set_xlabel(f"{metric.replace('_', ' ')}: after − before{unit}", fontsize=8)
+    what = f"{metric.replace('_', ' ')}: after − before{unit}"
+    axes.set_xlabel(what, fontsize=8)
     axes.set_title("by token class, n problems, 95 % intervals", fontsize=8)
 
 

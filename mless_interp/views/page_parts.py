@@ -42,19 +42,7 @@ COLUMNS = {
 }
 """Column names of result tables as people read them, and what they mean."""
 
-BLUE_TO_RED = (
-    "053061",
-    "2166ac",
-    "4393c3",
-    "92c5de",
-    "d1e5f0",
-    "f7f7f7",
-    "fddbc7",
-    "f4a582",
-    "d6604d",
-    "b2182b",
-    "67001f",
-)
+BLUE_TO_RED = "053061 2166ac 4393c3 92c5de d1e5f0 f7f7f7 fddbc7 f4a582 d6604d b2182b 67001f".split()
 """ColorBrewer's RdBu, reversed, as in the still pictures: told apart by colour-blind readers, 0 in the middle."""
 
 MISSING = "–"
@@ -108,7 +96,7 @@ class Table:
                     confident = str(name).endswith("_ci_low")
                     usual = "95 % interval" if confident else "from, to"
                     note = f"of {str(name).removesuffix('_ci_low' if confident else '_low').replace('_', ' ')}"
-                cells.append(_intervals(frame[name].tolist(), frame[high].tolist()))
+                cells.append(_numbers(frame[name].tolist(), frame[high].tolist()))
                 made.append(Column(label or usual, note, True))
                 continue
             values = frame[name].tolist()
@@ -142,31 +130,18 @@ def _upper(name: str, frame: pd.DataFrame) -> str | None:
     return high if ends and name in frame.columns and high in frame.columns else None
 
 
-def _numbers(values: Sequence[Any]) -> list[Cell]:
-    """Numbers of one column with the same number of decimals, signed if any is negative."""
-    whole = all(isinstance(value, int) or pd.isna(value) for value in values)
-    known = [float(value) for value in values if not pd.isna(value)]
-    signed = any(value < 0 for value in known)
-    decimals = 0 if whole else _decimals(known)
+def _numbers(values: Sequence[Any], high: Sequence[Any] | None = None) -> list[Cell]:
+    """Numbers of one column, or intervals up to `high`, with the same number of decimals, signed if any is negative."""
+    known = [float(value) for value in (*values, *(high or ())) if not pd.isna(value)]
+    whole = high is None and all(isinstance(value, int) or pd.isna(value) for value in values)
+    signed, decimals = any(value < 0 for value in known), 0 if whole else _decimals(known)
     cells = []
-    for value in values:
-        if pd.isna(value):
+    for ends in zip(values, *(() if high is None else (high,)), strict=True):
+        if any(pd.isna(end) for end in ends):
             cells.append(Cell(MISSING, ""))
         else:
-            cells.append(Cell(_number(float(value), decimals, signed), _key(float(value))))
-    return cells
-
-
-def _intervals(low: Sequence[Any], high: Sequence[Any]) -> list[Cell]:
-    known = [float(value) for value in (*low, *high) if not pd.isna(value)]
-    signed, decimals = any(value < 0 for value in known), _decimals(known)
-    cells = []
-    for a, b in zip(low, high, strict=True):
-        if pd.isna(a) or pd.isna(b):
-            cells.append(Cell(MISSING, ""))
-        else:
-            ends = (_number(float(end), decimals, signed) for end in (a, b))
-            cells.append(Cell(f"[{', '.join(ends)}]", _key(float(a))))
+            words = ", ".join(_number(float(end), decimals, signed) for end in ends)
+            cells.append(Cell(words if high is None else f"[{words}]", _key(float(ends[0]))))
     return cells
 
 

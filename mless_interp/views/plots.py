@@ -53,6 +53,35 @@ class Picture(Figure):
         return Path(path)
 
 
+def panel(width: float, height: float) -> tuple[Picture, Any]:
+    """A picture of this size in inches with one pair of axes."""
+    picture = Picture(figsize=(width, height), layout="constrained")
+    return picture, picture.add_subplot()
+
+
+def name_axes(axes: Any, *, x: str | None = None, y: str | None = None, title: str | None = None) -> None:
+    """Words at the axes, in the size that all pictures have; None leaves what is there."""
+    for write, words in ((axes.set_xlabel, x), (axes.set_ylabel, y), (axes.set_title, title)):
+        if words is not None:
+            write(words, fontsize=8)
+    axes.tick_params(labelsize=7)
+
+
+def key_below(picture: Figure, *, ncols: int = 2, **options: Any) -> None:
+    """The legend of a whole picture, under it."""
+    picture.legend(loc="outside lower center", ncols=ncols, fontsize=7, frameon=False, **options)
+
+
+def draw_series(
+    axes: Any, x: Any, y: Any, limits: tuple[Any, Any] | None, number: int, label: str, **options: Any
+) -> None:
+    """The line of the series of this number, with its interval as a band where there is one."""
+    colour, dashes, marker = LINES[number % len(LINES)]
+    axes.plot(x, y, color=colour, linestyle=dashes, label=label, **{"marker": marker, "markersize": 3.5} | options)
+    if limits is not None and np.isfinite(np.asarray(limits[0], dtype=float)).any():
+        axes.fill_between(x, *limits, color=colour, alpha=0.2, linewidth=0)
+
+
 def draw_map(
     axes: Any,
     grid: np.ndarray,
@@ -143,24 +172,20 @@ def draw_forest(axes: Any, rows: Sequence[str], series: Sequence[tuple[str, Any,
     for number, (name, estimate, low, high, style) in enumerate(series):
         at = places + (0.35 - (number + 0.5) * height if len(series) > 1 else 0.0)
         estimate, low, high = (np.asarray(x, dtype=float) for x in (estimate, low, high))
-        reach = np.stack([estimate - low, high - estimate])
-        axes.errorbar(
-            estimate,
-            at,
-            xerr=np.where(np.isfinite(reach), np.maximum(reach, 0.0), 0.0),
-            linestyle="none",
-            capsize=2.5,
-            linewidth=1.1,
-            markersize=4.5,
-            label=name,
-            **style,
-        )
+        line = {"linestyle": "none", "capsize": 2.5, "linewidth": 1.1, "markersize": 4.5}
+        axes.errorbar(estimate, at, xerr=reach_of(estimate, low, high), label=name, **line, **style)
     axes.axvline(0, color="0.4", linewidth=0.8)
     axes.set_yticks(places, list(rows), fontsize=8)
     axes.set_ylim(-0.6, len(rows) - 0.4)
     for place in places[1:] + 0.5:
         axes.axhline(place, color="0.9", linewidth=0.6, zorder=0)
     axes.tick_params(axis="x", labelsize=7)
+
+
+def reach_of(estimate: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """How far an interval reaches below and above its estimate, `[2, ...]`; 0 where it is undefined."""
+    reach = np.stack([estimate - low, high - estimate])
+    return np.where(np.isfinite(reach), np.maximum(reach, 0.0), 0.0)
 
 
 def key(entries: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Any]:

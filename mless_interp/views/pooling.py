@@ -10,17 +10,11 @@ from torch import Tensor
 from ..heads import Head
 from ..models.base import Model
 from ..models.sites import site
+from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair
 
 MARK = "▌"
 """Stands before the text of an inserted token."""
-CONDITION_NAMES = {
-    "base": "without insertion",
-    "inserted": "with insertion",
-    "gap": "without, positions as with it",
-    "masked": "with, but nobody sees it",
-    "held": "with, positions as without it",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +35,7 @@ class Patterns:
     @property
     def title(self) -> str:
         """The condition in words, with its name."""
-        return f"{CONDITION_NAMES.get(self.condition, self.condition)} ({self.condition})"
+        return f"{CONDITIONS[self.condition].title} ({self.condition})"
 
     @property
     def visible(self) -> np.ndarray:

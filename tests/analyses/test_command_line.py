@@ -31,6 +31,7 @@ from mless_interp.command_line import (
     repeat_command,
 )
 from mless_interp.heads import Head
+from mless_interp.paper.figures import FIGURES
 from mless_interp.prompts.conditions import CONDITIONS, CONTRASTS
 
 # -------------------------------------------------------------------------------------------------------------- options
@@ -103,7 +104,7 @@ def explained(script: str) -> list[str]:
         ("head_profiles.py", [f"{each.name} ({each.code}): {each.says}" for each in CONDITIONS.values()]),
         ("mechanism.py", [contrasts("content", "held")]),
         ("patch_heads.py", [contrasts()]),
-        ("reproduce_figures.py", ["results/figure_<figure>"]),
+        ("reproduce_figures.py", [f"{each.key} ({each.number.replace('ure', '.')})" for each in FIGURES.values()]),
     ],
 )
 def test_a_script_explains_itself_by_the_tables_without_loading_what_is_heavy(script: str, words: list[str]) -> None:
@@ -112,6 +113,21 @@ def test_a_script_explains_itself_by_the_tables_without_loading_what_is_heavy(sc
     text = "".join("".join(shown).split())
     assert all("".join(each.split()) in text for each in words)
     assert loaded == ("0 []" if script not in ("head_profiles.py", "reproduce_figures.py") else "0 ['pandas']")
+
+
+def test_what_help_texts_list_are_the_tables() -> None:
+    from mless_interp.models.load import BACKENDS
+    from mless_interp.patching.interventions import INTERVENTIONS
+    from mless_interp.patching.outcomes import OUTCOMES
+    from mless_interp.prompts.insertions import KINDS
+
+    def listed(text: str) -> list[str]:
+        return text.replace(" or ", ", ").split(", ")
+
+    line = mi.command_line
+    shown = {line.BACKENDS: BACKENDS, line.OUTCOMES: OUTCOMES, line.EDITS: INTERVENTIONS, line.KINDS: KINDS}
+    assert [listed(text) for text in shown] == [list(table) for table in shown.values()]
+    assert all(hasattr(mi.Insertion, kind) for kind in KINDS), "each kind has a constructor"
 
 
 def test_contrasts_in_words() -> None:

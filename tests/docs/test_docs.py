@@ -20,7 +20,7 @@ import yaml
 from browser import browser
 from conftest import ROOT
 from mkdocs.exceptions import PluginError
-from refresh_docs import blocks
+from refresh_docs import TABLES, blocks, with_tables
 
 import mless_interp as mi
 
@@ -157,6 +157,29 @@ def test_every_public_name_is_on_an_api_page() -> None:
     assert missing == []
 
 
+def test_every_public_name_of_every_room_is_on_an_api_page() -> None:
+    documented = api_blocks()
+    whole = [importlib.import_module(block) for block in documented if is_module(block)]
+    missing = []
+    for room in mi.ROOMS:
+        module = importlib.import_module(f"mless_interp.{room}")
+        for name in getattr(module, "__all__", ()):
+            own = getattr(module, name)
+            if isinstance(own, ModuleType):
+                home = own.__name__
+            else:  # a constant does not know where it is defined
+                home = f"{getattr(own, '__module__', f'mless_interp.{room}')}.{name}"
+            shown = {block for block in documented if block == home or block.startswith(f"{home}.")}
+            shown |= {block for block in documented if room in block and block.endswith(f".{name}")}
+            if not shown and not any(getattr(other, name, None) is own for other in whole):
+                missing.append(f"{room}.{name}")
+    assert missing == []
+
+
+def is_module(dotted: str) -> bool:
+    return (ROOT / Path(*dotted.split("."))).is_dir() or (ROOT / Path(*dotted.split("."))).with_suffix(".py").is_file()
+
+
 def test_every_view_metric_and_statistic_is_on_an_api_page() -> None:
     documented = api_blocks()
     views = {f"mless_interp.views.{module}.{name}" for module, names in mi.views.PUBLIC.items() for name in names}
@@ -183,13 +206,29 @@ def test_methods_defines_every_metric_outcome_edit_and_measure_by_name() -> None
     from mless_interp.locating.located import MEASURES
     from mless_interp.patching.interventions import INTERVENTIONS
     from mless_interp.patching.outcomes import OUTCOMES
-    from mless_interp.prompts.pairs import CONDITIONS
+    from mless_interp.prompts.conditions import CONDITIONS
     from mless_interp.scores import METRICS
 
     text = (DOCS / "methods.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([a-z_0-9]+)`", text))
     for names in (METRICS, OUTCOMES, INTERVENTIONS, MEASURES, CONDITIONS):
         assert set(names) <= named, set(names) - named
+
+
+def test_tables_of_conditions_and_contrasts_are_what_the_code_says() -> None:
+    """Where one is out of date: python tools/refresh_docs.py tables."""
+    pages = {path: path.read_text(encoding="utf-8") for path in DOCS.rglob("*.md")}
+    assert [path.name for path, text in pages.items() if with_tables(text) != text] == []
+    assert sorted(re.findall(r"<!-- table ([\w ]+) -->", "".join(pages.values()))) == sorted(TABLES)
+
+
+def test_a_table_that_is_out_of_date_is_written_anew() -> None:
+    old = "a\n\n<!-- table contrasts -->\n\n| old |\n\n<!-- end -->\n\nb"
+    new = with_tables(old)
+    assert new.startswith("a\n\n<!-- table contrasts -->\n\n| contrast | clean run") and new.endswith(
+        "\n\n<!-- end -->\n\nb"
+    )
+    assert "| `content` | `masked` | `inserted` |" in new and "old" not in new
 
 
 def test_methods_shows_every_identity() -> None:

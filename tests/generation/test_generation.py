@@ -629,9 +629,11 @@ def test_vllm_is_given_token_ids_and_its_answers_are_cut_after_the_box(
     assert [parameters["seed"] for parameters in fake.parameters] == [None, None]
 
 
-def test_vllm_cannot_load_what_was_wrapped(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", [None, "demo"])
+def test_vllm_cannot_load_what_was_wrapped(name: str | None, demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "vllm", FakeVllm([]))
-    wrapped = wrap_model(demo.underlying, tokenizer=demo.tokenizer)
+    wrapped = wrap_model(demo.underlying, name=name, tokenizer=demo.tokenizer)
+    assert (demo.info.loaded_from, wrapped.info.loaded_from) == ("demo", None)
     with pytest.raises(
         ModelError, match="engine='vllm' loads the weights itself, .* which a wrapped model does not tell"
     ):

@@ -11,7 +11,6 @@ from mless_interp.metrics.attention import (
     log_density_ratio,
     non_sink_span_mass,
     retained_mass,
-    retained_mass_from_scores,
     span_log_odds,
     span_mass,
     span_mass_null,
@@ -153,7 +152,7 @@ def test_lambda_from_scores_is_lambda_of_the_softmax():
     span = (torch.arange(9) > 2) & (torch.arange(9) < 5)
     pattern = softmax(scores, visible)
     same(
-        retained_mass_from_scores(scores, span=span, visible=visible),
+        (-span_log_odds(scores, span=span, visible=visible)).sigmoid(),
         retained_mass(pattern, span=span, visible=visible),
     )
 

@@ -1,22 +1,19 @@
 """Distances between aligned attention rows."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import jensenshannon
 
-from mless_interp.metrics.attention import retained_mass
 from mless_interp.metrics.distances import (
-    first_layer_hellinger,
-    first_layer_jensen_shannon,
-    first_layer_total_variation,
     hellinger,
     jensen_shannon_distance,
     jensen_shannon_divergence,
     renormalised_rows,
     total_variation,
-    zero_padded_rows,
 )
 
 NAN = float("nan")
@@ -71,17 +68,8 @@ def test_aligned_rows_of_the_worked_example():
     inserted = renormalised_rows(A1[PI], alignment=PI)
     same(inserted, A0)
     same(jensen_shannon_divergence(A0, inserted), 0.0)
-    padded = zero_padded_rows(A0, alignment=PI, n_tokens=5)
-    same(padded[1:], [[0.6, 0, 0, 0.4, 0], [0.5, 0, 0, 0.3, 0.2]])
+    padded = torch.zeros(3, 5, dtype=A0.dtype).index_copy(-1, PI, A0)
     same(total_variation(padded, A1[PI])[1:], [0.2, 0.5])
-
-
-def test_first_layer_distances_are_fixed_by_lambda():
-    lam = retained_mass(A1[PI], span=SPAN, dest_positions=PI)
-    padded = zero_padded_rows(A0, alignment=PI, n_tokens=5)
-    same(total_variation(padded, A1[PI]), first_layer_total_variation(lam))
-    same(hellinger(padded, A1[PI]), first_layer_hellinger(lam))
-    same(jensen_shannon_divergence(padded, A1[PI]), first_layer_jensen_shannon(lam))
 
 
 @given(lam=st.floats(0, 1), seed=st.integers(0, 10**6))
@@ -89,14 +77,15 @@ def test_first_layer_distances_are_fixed_by_lambda():
 def test_first_layer_closed_forms_hold_for_any_lambda(lam, seed):
     base, inside = rows(6, seed=seed), rows(3, seed=seed + 1)
     alignment = torch.tensor([0, 1, 5, 6, 7, 8])
-    padded = zero_padded_rows(base[None], alignment=alignment, n_tokens=9)[0]
+    padded = torch.zeros(9, dtype=base.dtype).index_copy(-1, alignment, base)
     full = lam * padded
     full[2:5] = (1 - lam) * inside
     lam = torch.tensor(lam, dtype=torch.float64)
     loose = {"atol": 1e-7, "rtol": 0}
-    same(total_variation(padded, full), first_layer_total_variation(lam), **loose)
-    same(hellinger(padded, full), first_layer_hellinger(lam), **loose)
-    same(jensen_shannon_divergence(padded, full), first_layer_jensen_shannon(lam), **loose)
+    kept = torch.special.xlogy(lam, 2 * lam / (1 + lam)) / math.log(2)
+    same(total_variation(padded, full), 1 - lam, **loose)
+    same(hellinger(padded, full), (1 - lam.sqrt()).sqrt(), **loose)
+    same(jensen_shannon_divergence(padded, full), ((2 / (1 + lam)).log2() + kept + 1 - lam) / 2, **loose)
 
 
 @given(seed=st.integers(0, 10**6))
@@ -138,11 +127,6 @@ def test_rows_that_read_only_the_span_have_no_aligned_distance():
         same(distance(inserted, base), [NAN, 0.0])
 
 
-def test_undefined_lambda_stays_undefined():
-    for closed in (first_layer_total_variation, first_layer_hellinger, first_layer_jensen_shannon):
-        assert closed(torch.tensor(NAN)).isnan()
-
-
 def test_bfloat16_rows_are_rescaled_in_float32():
     p = rows(5, 200, seed=0).bfloat16()
     assert (p.float().sum(-1) - 1).abs().max() > 1e-4
@@ -158,13 +142,10 @@ def test_wrong_rows_are_refused():
         total_variation(p, torch.tensor([0.5, 0.25, 0.25]))
     with pytest.raises(ValueError, match=r"strictly increasing positions in 0 to 2, got \[2, 0\]"):
         renormalised_rows(torch.ones(1, 3) / 3, alignment=torch.tensor([2, 0]))
-    with pytest.raises(ValueError, match="strictly increasing positions in 0 to 1"):
-        zero_padded_rows(torch.ones(1, 2) / 2, alignment=torch.tensor([0, 2]), n_tokens=2)
 
 
 def test_inputs_are_not_edited():
     before = A1.clone()
     renormalised_rows(A1, alignment=PI)
-    zero_padded_rows(A0, alignment=PI, n_tokens=5)
     hellinger(A1, A1)
     assert A1.equal(before)

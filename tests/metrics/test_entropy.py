@@ -12,7 +12,6 @@ from mless_interp.metrics.entropy import (
     attention_entropy,
     effective_tokens,
     entropy_chain,
-    entropy_lower_bound,
     entropy_without_sink,
     normalised_entropy,
     participation,
@@ -173,29 +172,3 @@ def test_bfloat16_rows_are_renormalised_before_the_logarithm():
     same(rounded, attention_entropy(pattern).float(), atol=5e-3, rtol=0)
     uniform = uniform_pattern(visible_keys(60)).bfloat16()
     same(normalised_entropy(uniform)[1:], 1.0)
-
-
-def test_entropy_bound_of_the_worked_case():
-    bound = entropy_lower_bound(torch.tensor([1.0], dtype=torch.float64), n_keys=4)
-    same(bound, [1.226659], atol=1e-6, rtol=0)
-    assert bound < math.log(4)
-
-
-def test_entropy_bound_at_its_ends():
-    same(entropy_lower_bound(torch.tensor([0.0, 0.0]), n_keys=torch.tensor([5, 1])), [math.log(5), 0.0])
-    same(entropy_lower_bound(torch.tensor([1e4]), n_keys=5), [0.0])
-    with pytest.raises(ValueError, match="cannot be negative"):
-        entropy_lower_bound(torch.tensor([-1.0]), n_keys=2)
-
-
-@given(seed=st.integers(0, 10**6), scale=st.floats(0.05, 0.6))
-@settings(max_examples=25, deadline=None)
-def test_entropy_bound_holds_for_softmax_attention(seed, scale):
-    # A = softmax(X W_Q W_K^T X^T): |scores|_2 <= |W_K W_Q^T|_2 |X X^T|_2
-    generator = torch.Generator().manual_seed(seed)
-    x = scale * torch.randn(6, 4, generator=generator, dtype=torch.float64)
-    weights = torch.randn(4, 4, generator=generator, dtype=torch.float64)
-    sigma = torch.linalg.matrix_norm(weights, 2) * torch.linalg.matrix_norm(x @ x.mT, 2)
-    everything = torch.ones(6, 6, dtype=torch.bool)
-    entropy = attention_entropy((x @ weights @ x.mT).softmax(-1), visible=everything)
-    assert (entropy >= entropy_lower_bound(sigma, n_keys=6) - 1e-12).all()

@@ -11,7 +11,6 @@ from mless_interp.metrics.rankings import (
     average_precision,
     circuit_distance,
     circuit_performance,
-    precision_at_k,
     recall_at_k,
 )
 
@@ -45,7 +44,6 @@ def test_perfect_reversed_and_constant_scores():
     same(auroc(scores, TRUTH), [1, 0, 0.5])
     same(average_precision(scores, TRUTH), [1, 2 / 5, 2 / 5])
     same(recall_at_k(scores, TRUTH), [1, 0, 2 / 5])
-    same(precision_at_k(scores, TRUTH, k=2), [1, 0, 2 / 5])
 
 
 def test_a_class_without_heads_is_undefined():
@@ -54,7 +52,6 @@ def test_a_class_without_heads_is_undefined():
     same(auroc(SCORES, every), NAN)
     same(average_precision(SCORES, none), NAN)
     same(recall_at_k(SCORES, none), NAN)
-    same(precision_at_k(SCORES, none, k=2), 0.0)
 
 
 def test_average_precision_by_hand():
@@ -65,21 +62,17 @@ def test_average_precision_by_hand():
     same(average_precision(scores, truth), (1 + 2 / 3 + 3 / 4) / 3)
 
 
-def test_recall_and_precision_share_a_tied_place():
+def test_recall_shares_a_tied_place():
     # two places: .9 is in, .8 is in; three places: the third is .4 or .4
     same(recall_at_k(SCORES, TRUTH), 0.5)
     same(recall_at_k(SCORES, TRUTH, k=3), 0.75)
     same(recall_at_k(SCORES, TRUTH, k=4), 1.0)
-    same(precision_at_k(SCORES, TRUTH, k=3), 0.5)
-    same(precision_at_k(SCORES, TRUTH, k=5), 0.4)
 
 
 def test_heads_without_a_score_are_left_out():
     scores = torch.tensor([0.9, NAN, 0.4, 0.4, 0.1])
     same(auroc(scores, TRUTH), auroc(SCORES[[0, 2, 3, 4]], TRUTH[[0, 2, 3, 4]]))
     same(average_precision(scores, TRUTH), (1 + 2 / 3) / 2)
-    same(precision_at_k(scores, TRUTH, k=4), 0.5)
-    same(precision_at_k(scores, TRUTH, k=5), NAN)
     same(auroc(torch.full((5,), NAN), TRUTH), NAN)
 
 
@@ -98,7 +91,7 @@ def test_random_scores_recall_by_chance():
 def test_k_must_fit():
     for k in (0, 6):
         with pytest.raises(ValueError, match=rf"k must be between 1 and the number of heads \(5\), got {k}"):
-            precision_at_k(SCORES, TRUTH, k=k)
+            recall_at_k(SCORES, TRUTH, k=k)
     with pytest.raises((TypeError, ValueError)):
         auroc(SCORES, TRUTH[:4])
 

@@ -1,7 +1,5 @@
 """Received attention, its null, sinks and kurtosis."""
 
-import math
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,7 +16,6 @@ from mless_interp.metrics.received import (
     sink_alpha,
     sink_rate,
     uniform_received,
-    uniform_sink_alpha,
 )
 from mless_interp.metrics.segments import row_mask
 
@@ -252,12 +249,6 @@ def test_a_spiky_profile_has_a_higher_kurtosis_than_a_diffuse_one():
     diffuse = torch.linspace(0, 1, 30)
     spiky = torch.where(torch.arange(30) % 15 == 3, 1.0, 0.02 * diffuse)
     assert kurtosis(spiky) > 3 > 0 > kurtosis(diffuse)
-
-
-def test_uniform_sink_rate_at_length_64():
-    alpha = uniform_sink_alpha(visible_keys(64), dtype=torch.float64)
-    same(alpha[0], sum(1 / i for i in range(1, 65)) / 64)
-    assert math.isclose(alpha[0], 0.074, abs_tol=5e-4)
 
 
 def test_sink_rate_is_the_share_of_tokens_over_the_threshold():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from mless_interp.metrics.patterns import check_pattern, resolved_visible, row_positions, uniform_pattern, visible_keys
+from mless_interp.metrics.patterns import prepared, resolved_visible, row_positions, uniform_pattern, visible_keys
 from mless_interp.metrics.segments import (
     check_segment,
     check_span,
@@ -15,6 +15,10 @@ from mless_interp.metrics.segments import (
 )
 
 NAN = float("nan")
+
+
+def checked(pattern: torch.Tensor, visible: torch.Tensor | None = None) -> torch.Tensor:
+    return prepared(pattern, visible=visible, dest_positions=None)[0]
 
 
 def mask(*positions: int, n: int) -> torch.Tensor:
@@ -87,47 +91,47 @@ def test_windows_are_measured_on_position_ids():
 def test_uniform_pattern_spreads_over_visible_keys_only():
     visible = visible_keys(4, window=2, real=mask(1, 2, 3, n=4))
     same(uniform_pattern(visible), [[0, 0, 0, 0], [0, 1, 0, 0], [0, 0.5, 0.5, 0], [0, 0, 0.5, 0.5]])
-    check_pattern(uniform_pattern(visible), visible=visible)
+    checked(uniform_pattern(visible), visible)
 
 
 def test_bfloat16_rows_are_renormalised_in_float32():
     pattern = torch.rand(2, 50, 50).tril().softmax(-1).tril()
     pattern = (pattern / pattern.sum(-1, keepdim=True)).bfloat16()
     assert (pattern.float().sum(-1) - 1).abs().max() > 1e-4
-    checked = check_pattern(pattern)
-    assert checked.dtype == torch.float32
-    same(checked.sum(-1), torch.ones(2, 50))
+    row = checked(pattern)
+    assert row.dtype == torch.float32
+    same(row.sum(-1), torch.ones(2, 50))
 
 
 def test_checking_returns_float32_and_float64_unchanged_and_edits_nothing():
     pattern = torch.tensor([[1.0, 0.0], [0.25, 0.75]], dtype=torch.float64)
     before = pattern.clone()
-    assert check_pattern(pattern).equal(before) and pattern.equal(before)
+    assert checked(pattern).equal(before) and pattern.equal(before)
 
 
 def test_padded_rows_may_hold_anything():
     visible = visible_keys(3, real=mask(1, 2, n=3))
     pattern = torch.tensor([[NAN, NAN, NAN], [0.0, 1.0, 0.0], [0.0, 0.5, 0.5]])
-    same(check_pattern(pattern, visible=visible), [[0, 0, 0], [0, 1, 0], [0, 0.5, 0.5]])
+    same(checked(pattern, visible), [[0, 0, 0], [0, 1, 0], [0, 0.5, 0.5]])
 
 
 def test_rows_that_do_not_sum_to_one_are_named():
     with pytest.raises(ValueError, match=r"row \[1, 2\] sums to 0.5.*after the softmax.*visible="):
-        check_pattern(torch.tensor([[[1.0, 0, 0], [1, 0, 0], [1, 0, 0]], [[1, 0, 0], [1, 0, 0], [0.25, 0.25, 0]]]))
+        checked(torch.tensor([[[1.0, 0, 0], [1, 0, 0], [1, 0, 0]], [[1, 0, 0], [1, 0, 0], [0.25, 0.25, 0]]]))
     with pytest.raises(ValueError, match="sums to nan"):
-        check_pattern(torch.tensor([[1.0, 0.0], [NAN, 0.5]]))
+        checked(torch.tensor([[1.0, 0.0], [NAN, 0.5]]))
     with pytest.raises(ValueError, match="tolerance 0.02 for torch.bfloat16"):
-        check_pattern(torch.tensor([[0.9, 0.0], [0.5, 0.5]], dtype=torch.bfloat16))
+        checked(torch.tensor([[0.9, 0.0], [0.5, 0.5]], dtype=torch.bfloat16))
 
 
 def test_attention_to_later_tokens_is_not_accepted():
     with pytest.raises(ValueError, match="must sum to 1 over the keys that it can see"):
-        check_pattern(torch.full((2, 2), 0.5))
+        checked(torch.full((2, 2), 0.5))
 
 
 def test_a_block_needs_its_positions():
     with pytest.raises(ValueError, match="2 rows over 3 keys needs dest_positions"):
-        check_pattern(torch.ones(2, 3) / 3)
+        checked(torch.ones(2, 3) / 3)
     with pytest.raises(ValueError, match="dest_positions must lie in 0 to 2, got 1 to 3"):
         row_positions(torch.ones(2, 3), torch.tensor([1, 3]))
     with pytest.raises(ValueError, match=r"one position per row \(2 rows\)"):

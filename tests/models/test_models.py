@@ -13,7 +13,7 @@ from models_under_test import loaded, pairs_for
 from transformers import AutoModelForCausalLM
 
 import mless_interp as mi
-from mless_interp.models.attention import visibility
+from mless_interp.models.arithmetic import visibility
 from mless_interp.models.checks import check_model
 from mless_interp.models.hooked import HookedTransformerModel
 from mless_interp.models.hugging_face import reference_logits

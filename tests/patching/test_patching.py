@@ -17,7 +17,8 @@ from mless_interp.models.sites import site
 from mless_interp.patching.interventions import INTERVENTIONS, Gate, MatchedMassKnockout
 from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.patching.scores import PatchScores
-from mless_interp.patching.sweep import CONTRASTS, patch_heads
+from mless_interp.patching.sweep import patch_heads
+from mless_interp.prompts.conditions import CONTRASTS
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
 from mless_interp.statistics import max_t_sign_flip

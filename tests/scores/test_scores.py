@@ -25,7 +25,7 @@ from mless_interp.prompts.pairs import PromptPair, make_pairs
 from mless_interp.prompts.problems import Problem
 from mless_interp.prompts.prompt import Prompt
 from mless_interp.scores import METRICS, HeadScores, Thresholds, score_cache, score_heads, streaming
-from mless_interp.scores.results import _median_interval
+from mless_interp.scores.scored import _median_interval
 
 A0 = torch.tensor([[1.0, 0, 0], [0.6, 0.4, 0], [0.5, 0.3, 0.2]])
 A1 = torch.tensor(
@@ -316,7 +316,7 @@ def test_masses_and_entropies_add_up(tiny_model_dir: Any) -> None:
 def test_gap_and_masked_conditions_are_one(architecture: str, tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir(architecture), "bridge")
     names = ["retention", "spike_slope", "js_distance", "total_variation"]
-    scores = score_heads(model, pairs_for(model), metrics=names, conditions=("gap", "masked"), progress=False)
+    scores = score_heads(model, pairs_for(model, count=1), metrics=names, conditions=("gap", "masked"), progress=False)
     for name, same in zip(names, (1, 1, 0, 0), strict=True):
         np.testing.assert_allclose(scores.of(name), same, atol=2e-3 if name == "js_distance" else 1e-4)
 
@@ -578,3 +578,14 @@ def test_results_name_what_they_do_not_have(scores: HeadScores) -> None:
         scores.of("span_mass", "base")
     with pytest.raises(ValueError, match="no condition 'gap' here; there are base, inserted"):
         scores.summary("gap")
+
+
+def test_a_new_metric_is_given_what_it_declares(tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = loaded(tiny_model_dir("llama"), "bridge")
+    known = METRICS["sink_alpha"]
+    monkeypatch.setitem(METRICS, "parked", replace(known, name="parked"))
+    monkeypatch.setitem(METRICS, "forgetful", replace(known, name="forgetful", needs=()))
+    scores = score_heads(model, pairs_for(model, count=1), metrics=["parked"], progress=False)
+    assert np.isfinite(scores.of("parked", "base")).all(), "no word in its name says what it needs"
+    with pytest.raises(AssertionError, match='declares that it needs "sink_levels"'):
+        score_heads(model, pairs_for(model, count=1), metrics=["forgetful"], progress=False)

@@ -9,9 +9,9 @@ import pandas as pd
 
 from ..grading.graders import GRADERS
 from ..running.results import Result, Shown, ShownTable
-from ..statistics import CONFIDENCE, Interval, holm, pass_at_k
+from ..statistics import CONFIDENCE, Interval, defined_mean, holm, pass_at_k
 from .comparisons import Comparison, Comparisons, compare_answers
-from .intervals import accuracy_interval, mean_run
+from .intervals import accuracy_interval
 from .linked import LinkedAccuracy, link
 
 ROW = ("problem", "treatment", "sample", "completion", *GRADERS, "boxed", "decided", "cut_off", "n_tokens")
@@ -43,14 +43,17 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
     def __post_init__(self) -> None:
         check_names(self.problem_ids, "problem id")
         check_names(self.treatments, "treatment")
-        if set(self.correct) != set(GRADERS):
-            raise ValueError(f"correct needs the graders {', '.join(GRADERS)}, got {', '.join(self.correct) or 'none'}")
+        if GRADERS[0] not in self.correct or not set(self.correct) <= set(GRADERS):
+            raise ValueError(
+                f"correct needs grader {GRADERS[0]} and may have others of {', '.join(GRADERS)}, got "
+                f"{', '.join(self.correct) or 'none'}"
+            )
         arrays = self.correct | {"boxed": self.boxed, "cut_off": self.cut_off, "n_tokens": self.n_tokens}
         expected = (len(self.problem_ids), len(self.treatments), self.n_samples)
         for name, array in (*arrays.items(), ("decided", self.decided)):
             if array.shape != expected:
                 raise ValueError(f"{name} must be [problem, treatment, sample] = {expected}, got shape {array.shape}")
-        for name in (*GRADERS, "boxed", "cut_off"):
+        for name in (*self.correct, "boxed", "cut_off"):
             if not np.isin(arrays[name][~np.isnan(arrays[name])], (0.0, 1.0)).all():
                 raise ValueError(f"{name} must be 1, 0 or NaN (not run)")
         if self.golds and len(self.golds) != len(self.problem_ids):
@@ -110,13 +113,18 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
         )
 
     @property
+    def graders(self) -> tuple[str, ...]:
+        """Who graded, the strict one first."""
+        return tuple(name for name in GRADERS if name in self.correct)
+
+    @property
     def n_samples(self) -> int:
         """Answers per problem and treatment."""
         return self.n_tokens.shape[2] if self.n_tokens.ndim == 3 else 0
 
     def share_right(self, *, grader: str = "strict") -> np.ndarray:
         """Share of a problem's samples that are right, `[problem, treatment]`; NaN where none was run."""
-        return mean_run(self._graded(grader), axis=2)
+        return defined_mean(self._graded(grader), axis=2)
 
     def accuracy(self, *, grader: str = "strict") -> Interval:
         """Accuracy of each treatment with its interval: Wilson's with one sample per problem, else bootstrapped over
@@ -141,7 +149,7 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
     def summary(self, *, pass_at: Sequence[int] | None = None) -> pd.DataFrame:
         """One row per treatment.
 
-        `accuracy`, `low`, `high`, `n` (problems): strictly graded; `lenient` and `paper` with their own `_low`, `_high`;
+        `accuracy`, `low`, `high`, `n` (problems): strictly graded; each other grader with its own `_low`, `_high`;
         `pass_at_k` for each k of `pass_at` (all samples, when there are several); shares `boxed`, `cut_off`,
         `gave_up` (grades that ran out of time and count as wrong); mean `n_tokens`; `n_missing` answers not run; `flag`.
         """
@@ -153,7 +161,7 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
             "high": strict.high,
             "n": strict.n,
         }
-        for grader in GRADERS[1:]:
+        for grader in self.graders[1:]:
             found = self.accuracy(grader=grader)
             columns |= {grader: found.estimate, f"{grader}_low": found.low, f"{grader}_high": found.high}
         for k in pass_at if pass_at is not None else ((self.n_samples,) if self.n_samples > 1 else ()):
@@ -175,7 +183,7 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
             "treatment": np.tile(np.repeat(self.treatments, n_samples), n_problems),
             "sample": np.tile(np.arange(n_samples), n_problems * n_treatments),
         }
-        columns |= {grader: self.correct[grader].ravel() for grader in GRADERS}
+        columns |= {grader: self.correct[grader].ravel() for grader in self.graders}
         columns |= {name: getattr(self, name).ravel() for name in ("boxed", "cut_off", "n_tokens", "decided")}
         columns["completion"] = [text for problem in self.completions for samples in problem for text in samples]
         if self.golds:
@@ -297,19 +305,7 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
         """The strict grades with their intervals, the other graders beside them."""
         table = self.summary()
         at_k = [name for name in table if name.startswith("pass_at_")]
-        wanted = [
-            "treatment",
-            "accuracy",
-            "low",
-            "high",
-            "n",
-            "lenient",
-            "paper",
-            *at_k,
-            "boxed",
-            "cut_off",
-            "n_tokens",
-        ]
+        wanted = ["treatment", "accuracy", "low", "high", "n", *self.graders[1:], *at_k, "boxed", "cut_off", "n_tokens"]
         return table[wanted]
 
     def shown(self) -> Shown:
@@ -337,7 +333,7 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
 
     def _per_treatment(self, values: np.ndarray) -> np.ndarray:
         """Mean over samples, then over problems."""
-        return mean_run(mean_run(values, axis=2), axis=0)
+        return defined_mean(defined_mean(values, axis=2))
 
 
 def check_names(names: Sequence[str], what: str) -> None:

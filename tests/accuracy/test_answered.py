@@ -12,8 +12,8 @@ import pytest
 
 import mless_interp as mi
 from mless_interp.accuracy import Comparison, Comparisons
-from mless_interp.accuracy.results import ROW
-from mless_interp.grading import grade
+from mless_interp.accuracy.answered import ROW
+from mless_interp.grading import GRADERS, grade
 from mless_interp.patching.attribution import HeadAttribution
 from mless_interp.patching.scores import PatchScores
 from mless_interp.scores import HeadScores
@@ -30,7 +30,7 @@ def rows(right: np.ndarray, treatments: tuple[str, ...] = TREATMENTS, **more: An
             continue
         text = r"so \boxed{ 7 } <eos>" if right[i, c, s] else r"so \boxed{ 8 } <eos>"
         found = graded(text, "7")
-        row = {name: getattr(found, name) for name in ("strict", "lenient", "paper", "boxed", "decided")}
+        row = {name: getattr(found, name) for name in (*GRADERS, "boxed", "decided")}
         yield (
             row
             | {
@@ -96,7 +96,7 @@ def test_graders_stand_side_by_side() -> None:
     for i, (text, gold) in enumerate(answers):
         found = grade(text, gold)
         made.append(
-            {name: getattr(found, name) for name in ("strict", "lenient", "paper", "boxed", "decided")}
+            {name: getattr(found, name) for name in (*GRADERS, "boxed", "decided")}
             | {
                 "problem": f"p{i}",
                 "treatment": "none",
@@ -502,3 +502,17 @@ def test_unknown_names_are_answered_with_those_there_are(by_hand: mi.AccuracyRes
         by_hand.linked(None, treatments=["none"])
     with pytest.raises(ValueError, match="only one treatment, 'a': nothing to compare"):
         results(np.ones((3, 1, 1)), ("a",)).compare_all()
+
+
+def test_a_folder_from_before_a_grader_came_is_read_and_shown_without_it(tmp_path: Path) -> None:
+    found = results(one_sample(6, 0.5, 0.5))
+    older = replace(found, correct={name: found.correct[name] for name in ("strict", "paper")})
+    mi.save(tmp_path / "older", older)
+    back = mi.load(tmp_path / "older")["AccuracyResults"]
+    assert back.graders == ("strict", "paper") and repr(back) == repr(older)
+    assert "paper_low" in back.summary() and "lenient" not in {*back.summary(), *back.to_frame(), *back.printed()}
+    for correct in ({"paper": found.correct["paper"]}, found.correct | {"kind": found.correct["strict"]}):
+        with pytest.raises(
+            ValueError, match="correct needs grader strict and may have others of strict, lenient, paper, got"
+        ):
+            replace(found, correct=correct)

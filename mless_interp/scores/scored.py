@@ -9,12 +9,22 @@ import pandas as pd
 from scipy.stats import binom
 
 from ..heads import Head
-from ..running.results import Quantity, Result, Shown, ShownTable, head_columns, head_map, of_heads
+from ..running.results import (
+    Found,
+    Quantity,
+    Result,
+    Shown,
+    ShownTable,
+    head_columns,
+    head_map,
+    of_heads,
+    place_of,
+    rows_of,
+    undefined,
+)
 from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean
 from .catalogue import METRICS, metric_named
 
-CENSORED = ("recovery_latency",)
-"""Metrics that may be infinite ("never"): summarised by their median, not by their mean."""
 USUAL = ("collapse_relative", "recovery_aligned", "span_mass", "log_density_ratio", "entropy")
 """Metrics whose intervals a page shows; of all others it shows the means."""
 PRINTED = ("span_mass", "log_density_ratio", "collapse_relative", "recovery_aligned")
@@ -34,8 +44,8 @@ class HeadScores(Result):
     problem_ids: tuple[str, ...]
     conditions: tuple[str, ...]
     heads: tuple[Head, ...]
-    values: dict[str, dict[str, np.ndarray]]
-    null: dict[str, dict[str, np.ndarray]]
+    values: Found
+    null: Found
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     confidence: float = CONFIDENCE
@@ -56,8 +66,7 @@ class HeadScores(Result):
 
     def of(self, metric: str, condition: str | None = None) -> np.ndarray:
         """One metric `[problem, layer, head]`; `condition` defaults to the last one that has it."""
-        if metric not in self.values:
-            raise ValueError(f"no metric {metric!r} here; there are {', '.join(self.values)}")
+        place_of(metric, self.values, "metric")
         found = self.values[metric]
         if condition is None:
             condition = list(found)[-1]
@@ -85,12 +94,13 @@ class HeadScores(Result):
             if condition not in found:
                 continue
             cells = of_heads(found[condition], self.heads)
-            if metric in CENSORED:
+            censored = metric_named(metric).censored
+            if censored:
                 estimate, low, high = _median_interval(cells, self.confidence)
             else:
                 estimate, low, high = self._interval(cells)
             columns |= {metric: estimate, f"{metric}_ci_low": low, f"{metric}_ci_high": high}
-            columns[f"{metric}_n"] = (~np.isnan(cells) if metric in CENSORED else np.isfinite(cells)).sum(0)
+            columns[f"{metric}_n"] = (~np.isnan(cells) if censored else np.isfinite(cells)).sum(0)
             if condition in self.null.get(metric, {}):
                 null = defined_mean(self.null[metric][condition])
                 columns[f"{metric}_null"] = null[[head.layer for head in self.heads]]
@@ -98,24 +108,14 @@ class HeadScores(Result):
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, condition, head and metric: value, null, unit."""
-        n_heads = len(self.heads)
-        places = head_columns(self.heads, times=len(self.problem_ids))
-        del places["paper_label"]
         layers = [head.layer for head in self.heads]
         parts = []
         for metric, found in self.values.items():
             for condition, array in found.items():
                 null = self.null.get(metric, {}).get(condition)
-                table = {
-                    "problem": np.repeat(self.problem_ids, n_heads),
-                    "condition": condition,
-                    **places,
-                    "metric": metric,
-                    "value": of_heads(array, self.heads).ravel(),
-                    "null": np.nan if null is None else null[:, layers].ravel(),
-                    "unit": metric_named(metric).unit,
-                }
-                parts.append(pd.DataFrame(table))
+                nulls = np.nan if null is None else null[:, layers].ravel()
+                rows = rows_of(self.problem_ids, self.heads, array, metric, condition=condition)
+                parts.append(rows.assign(null=nulls, unit=metric_named(metric).unit))
         return pd.concat(parts, ignore_index=True)
 
     def top(self, metric: str, k: int = 10, condition: str | None = None) -> pd.DataFrame:
@@ -142,12 +142,8 @@ class HeadScores(Result):
             found.append(
                 f"On {s['boundary_merge']} tokens merged at a border of the span and are left out of comparisons."
             )
-        undefined = []
-        for metric, by_condition in self.values.items():
-            cells = np.stack([of_heads(array, self.heads) for array in by_condition.values()])
-            if np.isnan(cells).any():
-                undefined.append(f"{metric} {int(np.isnan(cells).sum())}/{cells.size}")
-        return [*found, f"Undefined (NaN): {', '.join(undefined)}."] if undefined else found
+        counted = undefined(self.values, self.heads)
+        return [*found, f"Undefined (NaN): {counted}."] if counted else found
 
     def printed(self) -> pd.DataFrame:
         """Means of a few metrics, ten heads, the largest of the first metric first (without the cost of intervals)."""
@@ -185,10 +181,7 @@ class HeadScores(Result):
         return Shown(tuple(tables), head_map(table, first, columns))
 
     def _condition(self, condition: str | None) -> str:
-        condition = condition or self.conditions[-1]
-        if condition not in self.conditions:
-            raise ValueError(f"no condition {condition!r} here; there are {', '.join(self.conditions)}")
-        return condition
+        return self.conditions[place_of(condition or self.conditions[-1], self.conditions, "condition")]
 
     def _interval(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         cells = np.where(np.isfinite(cells), cells, np.nan)

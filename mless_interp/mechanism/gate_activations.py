@@ -1,6 +1,7 @@
 """How an insertion shifts the gate activations of an MLP: one layer, shared tokens, per problem and token class."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ..models.base import Model
 from ..models.inputs import Inputs
 from ..models.sites import site
 from ..patching.prepared import fit_pairs, single
-from ..prompts.conditions import CONDITIONS, CONTRASTS
+from ..prompts.conditions import CONDITIONS, CONTRASTS, one_of, several_of
 from ..prompts.pairs import PromptPair
 from ..running.loop import over_problems
 from ..statistics.arguments import check_count
@@ -76,17 +77,13 @@ def activation_shift(
     Source: methods §5; arXiv 2510.01032, Figs. 4 and 7.
     """
     gate = model.gated_mlp(layer)
-    names = tuple(contrasts)
-    unknown = [name for name in names if name not in CONTRASTS]
-    if unknown or not names or len(set(names)) != len(names):
-        raise ValueError(f"contrasts must be some of {', '.join(CONTRASTS)}, each once; got {list(contrasts)}")
-    if positions not in POSITIONS:
-        raise ValueError(f"positions must be one of {', '.join(POSITIONS)}, got {positions!r}")
+    names = several_of(contrasts, CONTRASTS, "contrast")
+    one_of(positions, dict.fromkeys(POSITIONS), "positions")
     check_widths(c=c, q=q)
     check_count(bins, name="bins", at_least=2)
     found = fit_pairs(pairs)
     classes = [_classes(model, pair, classify) for pair in found]
-    read = _Reader(model, layer, gate.activation, positions)
+    read = _Reader(model, site(layer, "mlp.hook_pre"), gate.activation, positions)
     settings = {
         "layer": layer,
         "insertion": found[0].insertion.label,
@@ -127,16 +124,14 @@ def activation_shift(
     )
 
 
+@dataclass(frozen=True, eq=False)
 class _Reader:
-    """Runs one condition of a pair and keeps the wanted layer's gate activations at the wanted tokens, nothing else."""
+    """Runs one condition of a pair and keeps the wanted site's gate activations at the wanted tokens, nothing else."""
 
-    def __init__(self, model: Model, layer: int, activation: Callable[[Tensor], Tensor], positions: str) -> None:
-        self.model, self.site, self.activation, self.positions = (
-            model,
-            site(layer, "mlp.hook_pre"),
-            activation,
-            positions,
-        )
+    model: Model
+    site: str
+    activation: Callable[[Tensor], Tensor]
+    positions: str
 
     def __call__(self, pair: PromptPair, condition: str) -> Tensor:
         inputs: Inputs = pair.condition(condition)
