@@ -4,11 +4,12 @@ import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
-    ["insertions", "pairs", "problems", "prompt"],
+    ["insertions", "pairs", "problems", "prompt", "texts"],
     {
         "insertions": ["Insertion"],
         "pairs": ["PromptPair", "insert_tokens", "make_pairs"],
         "problems": ["Problem", "load_problems"],
         "prompt": ["Prompt", "Template", "build_prompt"],
+        "texts": ["problems_from_texts"],
     },
 )

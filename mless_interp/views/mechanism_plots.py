@@ -48,7 +48,7 @@ def lambda_heads(found: AttentionDecomposition, *, layer: int = 0, contrast: str
     )
     reach = [_reach(table, "lam", side) for side in ("low", "high")]
     axes.errorbar(at, table["lam"], yerr=np.stack(reach), fmt="none", ecolor=LINES[0][0], linewidth=1.2, capsize=2)
-    sure = (table["lam_p"] < 0.05).to_numpy()
+    sure = (table["lam_p"] < found.alpha).to_numpy()
     for filled, words in ((True, "lambda (differs from uniform)"), (False, "lambda (no difference shown)")):
         rows = sure == filled
         if rows.any():
@@ -165,7 +165,7 @@ def mediation(found: Mediation) -> Picture:
         style = {"fmt": "o", "color": LINES[0][0], "markerfacecolor": "white"}
         draw_forest(axes, SHOWN_EFFECTS, [(reading, here["mean"], here["ci_low"], here["ci_high"], style)])
         places = np.arange(len(here))[::-1]
-        sure = (here["p_corrected"] < 0.05).to_numpy()
+        sure = (here["p_corrected"] < 1 - found.confidence).to_numpy()
         axes.plot(here["mean"][sure], places[sure], "o", color=LINES[0][0], markersize=4.5, zorder=5)
         outcome = found.settings.get("outcome", "outcome")
         axes.set_title(READING_NAMES.get(reading, f"{outcome} ({found.unit})"), fontsize=8)
