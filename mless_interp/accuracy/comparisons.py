@@ -242,7 +242,7 @@ def _difference(change: np.ndarray, p: float, *, seed: int, confidence: float) -
         return replace(found, low=-bound, high=bound, flag=np.asarray(NO_CHANGE), method="exact bound")
     if p < 1 - confidence:
         return found
-    return replace(found, low=np.minimum(found.low, 0.0), high=np.maximum(found.high, 0.0))
+    return replace(found, low=np.asarray(np.minimum(found.low, 0.0)), high=np.asarray(np.maximum(found.high, 0.0)))
 
 
 def _power(change: np.ndarray, difference: Interval, *, n_tests: int) -> tuple[float, float]:

@@ -137,7 +137,9 @@ class LinkedAccuracy(Result):
         if self.left_out:
             found.append(f"{self.left_out} problems were scored or graded only, and are left out.")
         infinite = {metric: int(np.isinf(values).sum()) for metric, values in self.scores.items()}
-        found += [f"{n} infinite values of {metric} have no mean and stay out of it." for metric, n in infinite.items() if n]
+        found += [
+            f"{n} infinite values of {metric} have no mean and stay out of it." for metric, n in infinite.items() if n
+        ]
         return [*found, "A head that goes with changed answers need not cause them: patch it."]
 
     def printed(self) -> pd.DataFrame:

@@ -280,7 +280,11 @@ class PatchScores(Result):
         few = self.concentration
         if few.concentrated and n >= FEWEST:
             names = _listed([str(self.problem_ids[at]) for at in few.problems])
-            bounded = "" if self.settings.get("outcome") == "answer_prob" else '; outcome="answer_prob" is bounded and has no such tails'
+            bounded = (
+                ""
+                if self.settings.get("outcome") == "answer_prob"
+                else '; outcome="answer_prob" is bounded and has no such tails'
+            )
             found.append(
                 f"A few problems carry most of it: {len(few.problems)} of {n} ({names}) hold {100 * few.share:.0f} % of the sum of "
                 f"all |effects|; without them the mean lies between {few.low:+.4f} and {few.high:+.4f}{bounded}."
@@ -318,7 +322,15 @@ class PatchScores(Result):
     def shown(self) -> Shown:
         """Every head's share as a map and a table."""
         columns = ["label", "paper_label", "effect_fraction", "ci_low", "effect", "recovered"]
-        columns += ["median_fraction", "median_fraction_ci_low", "prevalence", "prevalence_ci_low", "k", "n", "p_prevalence"]
+        columns += [
+            "median_fraction",
+            "median_fraction_ci_low",
+            "prevalence",
+            "prevalence_ci_low",
+            "k",
+            "n",
+            "p_prevalence",
+        ]
         table = self.summary()
         key = self.default_column(table)
         marked = (table["p_prevalence"] < self.alpha).tolist()

@@ -148,7 +148,8 @@ class Insertion:
             return _random_sentence(tokenizer, self.n_tokens, f"{self.seed}|{problem_id}|{self.draw}")
         if self.kind == "other_questions":
             assert self.n_tokens is not None
-            others = [text for other, text in self.pool if other != problem_id]
+            own = {text for other, text in self.pool if other == problem_id}
+            others = [text for other, text in self.pool if other != problem_id and text not in own]
             return _cut_questions(tokenizer, others, self.n_tokens, f"{self.seed}|{problem_id}|{self.draw}")
         ids = encode(tokenizer, self.unit)
         if not ids:

@@ -29,7 +29,7 @@ LOCATED: tuple[tuple[str, str, dict[str, Any]], ...] = (
     ),
     ("mediated_removed_effect", "mediated part removed", {"fmt": "s", "color": LINES[1][0]}),
     ("mediated_added_effect", "mediated part added", {"fmt": "s", "color": LINES[1][0], "markerfacecolor": "white"}),
-    ("random_effect", "same, random sentence instead", {"fmt": "x", "color": "0.45"}),
+    ("random_effect", "same, random words instead", {"fmt": "x", "color": "0.45"}),
 )
 
 
