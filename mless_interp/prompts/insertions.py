@@ -228,7 +228,8 @@ def _keyed(key: str) -> random.Random:
 
 
 def _cut_questions(tokenizer: Any, texts: list[str], n_tokens: int, key: str) -> InsertedSpan:
-    draw, ids = _keyed(key), []
+    draw = _keyed(key)
+    ids: list[int] = []
     for text in draw.sample(texts, len(texts)):
         ids += encode(tokenizer, " " + text)
         if len(ids) >= n_tokens:

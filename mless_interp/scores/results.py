@@ -81,8 +81,8 @@ class HeadScores(Result):
         return (~np.isnan(self.of(metric, condition))).sum(0)
 
     def summary(self, condition: str | None = None) -> pd.DataFrame:
-        """One row per head: layer, head, label, paper_label, and for each metric its mean over problems (median for metrics that
-        may be infinite), interval `_ci_low`, `_ci_high`, the number of problems `_n` where it is defined, in how many of
+        """One row per head: layer, head, label, paper_label, and for each metric its mean over problems (median of metrics
+        that may be infinite), interval `_ci_low`, `_ci_high`, the number of problems `_n` where it is defined, in how many of
         them it is infinite (`_infinite`, where any is), and uniform attention's `_null`.
 
         Intervals of means are `mean_interval`'s (t below 20 problems), of medians those of order statistics.
@@ -195,8 +195,8 @@ class HeadScores(Result):
             columns += [name for end in ("", "_null", "_n", "_infinite") if (name := f"{metric}{end}") in table]
         where = f"condition {self.conditions[-1]!r}"
         caption = (
-            f"Attention per head, {where}: means over problems (medians of {' and '.join(CENSORED)}); null: uniform attention on "
-            "the same prompts; n: problems."
+            f"Attention per head, {where}: means over problems (medians of {' and '.join(CENSORED)}); null: uniform attention "
+            "on the same prompts; n: problems."
         )
         tables = [ShownTable(table, caption, columns)]
         if len(here) > len(first):

@@ -9,7 +9,8 @@ comes from `derive_generator(seed, ...)`, so the same seed gives the same result
 - medians and who carries a mean: `median_interval`, `concentration`
 - planning and shape: `cohen_dz`, `sample_size`, `average_within_problem`, `defined_mean`, `derive_generator`
 - intervals of means: `mean_interval`, `share_interval` (t below 20 problems), `bootstrap_interval`, `ratio_interval`
-- tests of means, for symmetric data: `max_t_sign_flip`, `corrected_p` (its p-values alone), `sign_flip`; of two groups: `max_t_two_groups`
+- tests of means, for symmetric data: `max_t_sign_flip`, `corrected_p` (its p-values alone), `sign_flip`; of two groups:
+  `max_t_two_groups`
 - many tests at once: `holm`, `benjamini_hochberg`; absence of an effect on average: `tost`
 - ranking: `rank_intervals`, `rank_enrichment`, `split_half_spearman`, `jaccard_at_k`
 - accuracy: `mcnemar`, `paired_difference`, `wilson`, `pass_at_k`

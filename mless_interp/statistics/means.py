@@ -1,4 +1,4 @@
-"""The mean over what is defined: the one place that says how undefined numbers are left out of it, and infinite ones not."""
+"""The mean over what is defined: the one place that says how undefined numbers are left out of it."""
 
 import numpy as np
 from jaxtyping import Shaped
@@ -9,7 +9,8 @@ Numbers = Shaped[np.ndarray, "..."]
 def defined_mean(values: Numbers, axis: int = 0) -> Numbers:
     """Mean over one axis (the problems, unless named) of what is not NaN; NaN where nothing is.
 
-    An infinite value is defined and makes the mean infinite: where it means something ("never", "nothing at all"), use a median.
+    An infinite value is defined and makes the mean infinite: where it means something ("never",
+    "nothing at all"), use a median.
 
     >>> defined_mean(np.array([[1.0, np.nan], [3.0, np.nan]]))
     array([ 2., nan])

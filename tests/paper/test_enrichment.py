@@ -41,7 +41,7 @@ def test_equal_heads_are_not_special() -> None:
 def test_the_figure_heads_14_and_22_have_limits_over_problems() -> None:
     effects = np.random.default_rng(0).normal(size=(40, 1, 28))
     effects[:, 0, 13] += 8.0  # head 14: the largest in every resample
-    shown = [Head.from_paper(1, head) for head in (14, 22)]
+    shown = [Head.from_paper(layer=1, head=head) for head in (14, 22)]
     found = enrichment(swept(effects), shown)
     table = found.to_frame().set_index("label")
     assert table.loc["L0H13", ["rank", "rank_ci_low", "rank_ci_high"]].tolist() == [1, 1, 1]

@@ -28,7 +28,8 @@ def geometry(n_layers: int, n_heads: int) -> ModelInfo:
 def readers() -> JointKnockout:
     """The planted readers together."""
     made, model = planted_here()
-    return joint_knockout(model, planted_pairs(made, model, 6), made.readers, n_random_sets=12, progress=False)
+    options = {"n_random_sets": 12, "chosen_elsewhere": True, "progress": False}
+    return joint_knockout(model, planted_pairs(made, model, 6), made.readers, **options)
 
 
 # ------------------------------------------------------------------------------------------------------ the definition
@@ -205,7 +206,7 @@ def test_heads_that_were_chosen_on_these_problems_have_no_p_value() -> None:
 def test_same_seed_same_sets_and_it_survives_saving(readers: JointKnockout, tmp_path: Any) -> None:
     made, model = planted_here()
     pairs = planted_pairs(made, model, 6)
-    again = joint_knockout(model, pairs, made.readers, n_random_sets=12, progress=False)
+    again = joint_knockout(model, pairs, made.readers, n_random_sets=12, chosen_elsewhere=True, progress=False)
     assert again.sets == readers.sets and np.array_equal(again.random, readers.random)
     kept = load(save(tmp_path / "joint", readers))["JointKnockout"]
     assert kept.sets == readers.sets and kept.describe() == readers.describe() == repr(readers)

@@ -228,10 +228,10 @@ def test_problems_that_carry_the_total_are_named_and_a_bounded_outcome_is_recomm
     words = found.describe()
     assert "A few problems carry most of it: 2 of 40 (p7, p3) hold 96 % of the sum of all |effects|" in words
     assert (
-        "without them the mean lies between +0.1000 and +2.3450" in words
-        and 'outcome="answer_prob" is bounded' in words
+        "as they are left out, the mean lies between +0.1000 and +2.3450" in words
+        and 'Patch with outcome="answer_prob"' in words
     )
-    assert "is bounded" not in patched(40, donor=total, outcome="answer_prob").describe()
+    assert "it is bounded" not in patched(40, donor=total, outcome="answer_prob").describe()
     assert "carry most" not in patched(40, donor=np.full(40, 0.1)).describe()
 
 
@@ -255,7 +255,7 @@ def test_the_smallest_effect_and_the_level_are_the_caller_s() -> None:
     with pytest.raises(
         ValueError, match="smallest_effect is a share of the median total effect, from 0 to below 1, got 5"
     ):
-        replace(made, smallest_effect=5)
+        replace(made, smallest_effect=5.0)
 
 
 def test_a_head_that_is_undefined_on_some_problem_has_fewer_problems() -> None:

@@ -112,7 +112,7 @@ def test_what_is_drawn_stands_in_the_table() -> None:
     for found, value, p in (
         (patched(12), "recovered", "p_prevalence"),
         (located(), "mediated_fraction", "p_either"),
-        (decomposed(), "lam", "lam_p"),
+        (decomposed(n=9), "lam", "lam_p"),
     ):
         table = found.summary()
         axes = mi.views.head_map(found, value=value, level=0.02).axes[0]
