@@ -281,8 +281,8 @@ class PatchScores(Result):
         if few.concentrated and n >= FEWEST:
             names = _listed([str(self.problem_ids[at]) for at in few.problems])
             found.append(
-                f"A few problems carry most of it: {len(few.problems)} of {n} ({names}) hold {100 * few.share:.0f} % of the sum "
-                f"of all |effects|; as they are left out, the mean lies between {few.low:+.4f} and {few.high:+.4f}."
+                f"A few problems carry most of it: {len(few.problems)} of {n} ({names}) hold {100 * few.share:.0f} % of the "
+                f"sum of all |effects|; as they are left out, the mean lies between {few.low:+.4f} and {few.high:+.4f}."
             )
             if self.settings.get("outcome") != "answer_prob":
                 found.append('Patch with outcome="answer_prob" as well: it is bounded and has no such tails.')

@@ -167,7 +167,7 @@ class HeadScores(Result):
         return found
 
     def printed(self) -> pd.DataFrame:
-        """Means (or medians) of a few metrics, ten heads, the largest of the first metric first (without the cost of intervals)."""
+        """Means (or medians) of a few metrics, ten heads, the largest of the first first (without the cost of intervals)."""
         condition = self.conditions[-1]
         here = [metric for metric, found in self.values.items() if condition in found]
         shown = [metric for metric in PRINTED if metric in here] or here[:5]
