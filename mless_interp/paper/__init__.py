@@ -6,7 +6,7 @@
 from .arm import PUBLISHED_ARM, PublishedArm, arm_settings, published_arm
 from .checked_claims import ClaimCheck, ClaimChecks, check_claims
 from .claims import CLAIMS, Claim
-from .enrichment import Enrichment, enrichment
+from .enriched import Enrichment, enrichment
 from .figures import (
     CONTRADICTIONS,
     FIGURES,
