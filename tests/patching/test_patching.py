@@ -231,6 +231,7 @@ def test_problems_that_carry_the_total_are_named_and_a_bounded_outcome_is_recomm
         "as they are left out, the mean lies between +0.1000 and +2.3450" in words
         and 'Patch with outcome="answer_prob"' in words
     )
+    assert found.delta == pytest.approx(0.05 * 0.1), "a share of the median total, which they do not move"
     assert "it is bounded" not in patched(40, donor=total, outcome="answer_prob").describe()
     assert "carry most" not in patched(40, donor=np.full(40, 0.1)).describe()
 
