@@ -28,7 +28,7 @@ class Options(mi.command_line.Inserting):
         str, Option(help=f"What is drawn and said: {mi.command_line.contrasts(*CONTRASTS)}. For the MLP: content.")
     ] = "content"
     control: Annotated[
-        bool, Option("--control/--no-control", help="Compare lambda with random sentences of the same length.")
+        bool, Option("--control/--no-control", help="Compare lambda with random words of the same length.")
     ] = True
     direction: Annotated[
         str, Option(help="Mediation: noising (add the parts without the span) or denoising (take them away).")

@@ -247,7 +247,8 @@ def knocked_out(n: int = 6) -> JointKnockout:
 
 def enriched() -> mi.Enrichment:
     heads = (mi.Head(0, 1), mi.Head(1, 4))
-    return mi.Enrichment(heads, 1.5, 4.5, 0.03, {"L0H1": 1, "L1H4": 2})
+    ranks, limits = {"L0H1": 1.0, "L1H4": 2.5}, {"L0H1": (1.0, 2.0), "L1H4": (1.0, 4.5)}
+    return mi.Enrichment(heads, 1.75, 4.5, 0.03, ranks, limits)
 
 
 def answered(first: float = 0.72, n: int = 500) -> mi.AccuracyResults:

@@ -193,8 +193,9 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
     def compare(self, first: str, second: str, *, grader: str = "strict") -> Comparison:
         """The second treatment against the first, on the problems that both answered.
 
-        One sample per problem: exact McNemar test; several: a sign-flip test of each problem's change in its share of
-        right answers. The interval of the difference is a paired bootstrap over problems.
+        One sample per problem: exact McNemar test and Tango's score interval; several: a sign-flip test of each problem's
+        change in its share of right answers, and the interval of that change's mean (t below 20 problems). Where the test
+        does not reject, the interval holds 0.
         """
         return self._compared(first, second, grader=grader, n_tests=1)
 

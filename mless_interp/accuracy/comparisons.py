@@ -13,13 +13,14 @@ from ..statistics import (
     cohen_dz,
     defined_mean,
     mcnemar,
+    mean_interval,
     one_problem,
-    paired_bootstrap_difference,
+    paired_difference,
     sample_size,
     sign_flip,
 )
 
-ALPHA, POWER = 0.05, 0.8
+POWER = 0.8
 NO_CHANGE = "no problem changed: exact bound"
 
 
@@ -27,7 +28,8 @@ NO_CHANGE = "no problem changed: exact bound"
 class Comparison(Result):
     """The second treatment against the first.
 
-    `difference` = second - first accuracy, with its interval over problems; `p` and the `test` behind it. `gained` are the
+    `difference` = second - first accuracy, with its interval over problems, which leaves out 0 only where `p` is below
+    `alpha`; `p` and the `test` behind it. `gained` are the
     problems right under the second alone, `lost` those right under the first alone (with several samples: whose share of
     right answers rises or falls). `n` problems were answered under both, `n_left_out` were not. `n_needed` problems would
     show a true difference of the observed size with 80 % power (NaN without one); with `n` problems that is
@@ -48,6 +50,11 @@ class Comparison(Result):
     n_left_out: int
     n_needed: float
     detectable: float
+
+    @property
+    def alpha(self) -> float:
+        """The level of the test: 1 - the interval's confidence."""
+        return 1 - self.difference.confidence
 
     def summary(self) -> pd.DataFrame:
         """One row."""
@@ -90,7 +97,7 @@ class Comparison(Result):
         if p_corrected is not None:
             words += f", {p_corrected:.3g} after Holm's correction"
             p = p_corrected
-        if p < ALPHA:
+        if p < self.alpha and low * high > 0:
             return [f"{words}."]
         found = [f"{words}: no difference is established."]
         if not np.isfinite(self.n_needed):
@@ -191,7 +198,10 @@ def compare_answers(
         p = mcnemar(len(lost), len(gained)) if n else float("nan")
     else:
         p = _sign_flip_p(change, seed=seed) if n else float("nan")
-    difference = _difference(a, b, seed=seed, confidence=confidence)
+    if single and n:
+        difference = paired_difference(len(lost), len(gained), n, confidence=confidence)
+    else:
+        difference = _difference(change, p, seed=seed, confidence=confidence)
     needed, detectable = _power(change, difference, n_tests=n_tests)
     return Comparison(
         first=names[0],
@@ -218,17 +228,21 @@ def _sign_flip_p(change: np.ndarray, *, seed: int) -> float:
     return float(sign_flip(change, seed=seed, alpha=0.999))  # the warning about few problems is said by `describe`
 
 
-def _difference(a: np.ndarray, b: np.ndarray, *, seed: int, confidence: float) -> Interval:
-    """Paired bootstrap of b - a; where no problem changes, the exact bound on the share of problems that do."""
-    n = len(a)
-    if n >= 2 and (a == b).all():
-        bound = 1 - ((1 - confidence) / 2) ** (1 / n)
-        found = paired_bootstrap_difference(a, b, confidence=confidence, seed=seed)
-        flag = np.asarray(NO_CHANGE)
-        return replace(found, low=np.asarray(-bound), high=np.asarray(bound), flag=flag, method="exact bound")
-    if n >= 2:
-        return paired_bootstrap_difference(a, b, confidence=confidence, seed=seed)
-    return one_problem(np.asarray((b - a).mean() if n else np.nan), confidence=confidence)
+def _difference(change: np.ndarray, p: float, *, seed: int, confidence: float) -> Interval:
+    """The mean change `[problem]` with its interval, which reaches 0 where the test does not reject; where no problem
+    changes, the exact bound on the share of problems that do."""
+    n = len(change)
+    if not n:
+        return one_problem(np.asarray(np.nan), confidence=confidence)
+    found = mean_interval(change, confidence=confidence, seed=seed)
+    if n < 2:
+        return found
+    if not change.any():
+        bound = np.asarray(1 - ((1 - confidence) / 2) ** (1 / n))
+        return replace(found, low=-bound, high=bound, flag=np.asarray(NO_CHANGE), method="exact bound")
+    if p < 1 - confidence:
+        return found
+    return replace(found, low=np.asarray(np.minimum(found.low, 0.0)), high=np.asarray(np.maximum(found.high, 0.0)))
 
 
 def _power(change: np.ndarray, difference: Interval, *, n_tests: int) -> tuple[float, float]:
@@ -238,9 +252,9 @@ def _power(change: np.ndarray, difference: Interval, *, n_tests: int) -> tuple[f
         return float("nan"), float("nan")
     if not change.any():
         return float("nan"), float(difference.high)
-    effect = float(cohen_dz(change))
-    z = norm.isf(ALPHA / n_tests / 2) + norm.ppf(POWER)
+    effect, alpha = float(cohen_dz(change)), 1 - difference.confidence
+    z = norm.isf(alpha / n_tests / 2) + norm.ppf(POWER)
     needed = float("nan")
     if np.isfinite(effect) and effect:
-        needed = float(sample_size(effect, n_tests=n_tests, alpha=ALPHA, power=POWER))
+        needed = float(sample_size(effect, n_tests=n_tests, alpha=alpha, power=POWER))
     return needed, float(z * change.std(ddof=1) / np.sqrt(n))

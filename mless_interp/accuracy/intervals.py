@@ -12,8 +12,8 @@ ALL_EQUAL = "all problems equal: Wilson"
 def accuracy_interval(shares: np.ndarray, *, sampled: bool, confidence: float, seed: int) -> Interval:
     """Accuracy of each treatment from the problems' shares of right samples `[problem, treatment]`, with its interval.
 
-    One sample per problem: Wilson's. Several (`sampled`): bootstrapped over problems, and Wilson's over problems where all
-    of them are always right, or never, because a bootstrap would give a point there.
+    One sample per problem: Wilson's. Several (`sampled`): of the mean over problems (`mean_interval`), and Wilson's over
+    problems where all of them are always right, or never, because any other would give a point there.
     """
     done = ~np.isnan(shares)
     n, right = done.sum(0), np.where(done, shares, 0.0).sum(0)
@@ -30,5 +30,5 @@ def accuracy_interval(shares: np.ndarray, *, sampled: bool, confidence: float, s
         low=np.where(certain, by_wilson.low, found.low),
         high=np.where(certain, by_wilson.high, found.high),
         flag=np.where(certain, ALL_EQUAL, found.flag.astype("<U40")),
-        method="bootstrap over problems",
+        method=f"{found.method} over problems",
     )

@@ -24,7 +24,8 @@ class LinkedAccuracy(Result):
     """Scores of heads on the problems whose answers were graded under a reference and other treatments.
 
     `scores[metric]` is `[problem, head]`; `right[treatment]` `[problem]` is 1 where most samples are right, 0 where not, NaN
-    where nothing was run, with the reference first. `left_out` problems were scored or graded only.
+    where nothing was run, with the reference first. `left_out` problems were scored or graded only. Infinite scores have no
+    mean: they are kept, counted in the sentences, and stay out of the comparison of means.
     """
 
     problem_ids: tuple[str, ...]
@@ -84,6 +85,7 @@ class LinkedAccuracy(Result):
         if change != "any":
             asked &= before == (1.0 if change == "lost" else 0.0)
         values = np.stack([self.scores[metric] for metric in self.scores], axis=1)[asked]
+        values = np.where(np.isinf(values), np.nan, values)
         if len(values) < 2:
             values = np.full((2, *values.shape[1:]), np.nan)
             return max_t_two_groups(values, np.array([True, False]), seed=self.seed)
@@ -134,6 +136,10 @@ class LinkedAccuracy(Result):
             found.append(f"{treatment!r}: {gained} gained, {lost} lost{few}.")
         if self.left_out:
             found.append(f"{self.left_out} problems were scored or graded only, and are left out.")
+        infinite = {metric: int(np.isinf(values).sum()) for metric, values in self.scores.items()}
+        found += [
+            f"{n} infinite values of {metric} have no mean and stay out of it." for metric, n in infinite.items() if n
+        ]
         return [*found, "A head that goes with changed answers need not cause them: patch it."]
 
     def printed(self) -> pd.DataFrame:
@@ -206,7 +212,7 @@ def per_head(
     values = {}
     for metric in chosen:
         array = found[metric] if found[metric].ndim == 2 else of_heads(found[metric], heads)
-        values[metric] = np.where(np.isfinite(array), array, np.nan)
+        values[metric] = array
     return tuple(scores.problem_ids), heads, values
 
 

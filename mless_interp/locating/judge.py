@@ -176,7 +176,7 @@ class Judged:
 
     @cached_property
     def told_in(self) -> np.ndarray:
-        """The sense in which each head is told about, `[head]`: its own or the claimed one; with the effect where it has none."""
+        """The sense in which each head is told about, `[head]`: its own or the claimed one, else with the effect."""
         own = self.sense if self.claims is None else self.claims.sense
         return np.where(own == 0, 1, own)
 

@@ -33,7 +33,7 @@ def power_words(n: int, n_heads: int, alpha: float) -> str:
     least = detectable_prevalence(n, n_heads, alpha=alpha)
     if np.isnan(least):
         return few_problems(n, n_heads, alpha)
-    return f"{n} problems name one of {n_heads} heads with 80 % power where it acts in {100 * least:.0f} % of all problems or more."
+    return f"{n} problems name one of {n_heads} heads with 80 % power where it acts in {100 * least:.0f} % of all problems."
 
 
 def share_words(share: float) -> str:

@@ -63,7 +63,7 @@ TOLD = {
     "lam": "lambda",
     "lam_null": "uniform attention's",
     "lam_p": "p, corrected",
-    "lam_control": "random sentence's",
+    "lam_control": "random words'",
     "lam_control_p": "p against it, corrected",
     "residual": "residual (0: affine)",
     "fit_slope": "slope of the fit (not lambda)",

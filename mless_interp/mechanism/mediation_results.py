@@ -64,16 +64,19 @@ class Mediation(Result):
 
     def summary(self) -> pd.DataFrame:
         """One row per reading and effect: mean and median over problems with their intervals, `n_up` and `n_down` of `n`
-        problems that rose and fell, and `p_corrected`: the exact sign test of that, Holm over all rows.
+        problems that rose and fell, and `p_corrected`: the exact sign test of that, Holm over the effects on a reading.
 
-        `before` is the reading's mean without the span. Changes within rounding count as none; p is NaN where there is no other.
+        `before` is the reading's mean without the span. Changes within rounding count as none; p is NaN where there is no
+        other, and of a single problem.
         """
         keys = [(reading, effect) for reading in self.readings for effect in EFFECTS]
         cells = np.stack([self.effect(*key) for key in keys], 1)
         noise = 1e-5 * np.abs(np.nanmean(np.stack([self.of(key[0], "without") for key in keys], 1), 0))
         made = mean_interval(cells, confidence=self.confidence, seed=self.seed)
         moved = np.where(np.abs(cells) > noise, cells, np.where(np.isnan(cells), np.nan, 0.0))
-        p = np.where((moved != 0).any(0), sign_test(moved), np.nan)
+        tested = (moved != 0).any(0) & (len(cells) > 1)
+        p = np.where(tested, sign_test(moved), np.nan).reshape(len(self.readings), len(EFFECTS))
+        p = np.concatenate([holm(family) if np.isfinite(family).any() else family for family in p])
         return pd.DataFrame(
             {
                 "reading": [reading for reading, _ in keys],
@@ -85,7 +88,7 @@ class Mediation(Result):
                 **interval_columns("median", median_interval(cells, confidence=self.confidence)),
                 "n_up": (moved > 0).sum(0),
                 "n_down": (moved < 0).sum(0),
-                "p_corrected": holm(p) if np.isfinite(p).any() else p,
+                "p_corrected": p,
                 "n": made.n,
                 "unit": [self.unit if reading == "outcome" else READINGS[reading][0] for reading, _ in keys],
             }

@@ -6,6 +6,7 @@
 from ..mechanism.arm_published import PUBLISHED_ARM, PublishedArm, arm_settings, published_arm
 from .checked_claims import ClaimCheck, ClaimChecks, check_claims
 from .claims import CLAIMS, Claim
+from .enriched import Enrichment, enrichment
 from .figures import (
     CONTRADICTIONS,
     FIGURES,
@@ -32,6 +33,7 @@ __all__ = [
     "ClaimCheck",
     "ClaimChecks",
     "Contradiction",
+    "Enrichment",
     "Figure",
     "Panel",
     "PaperModel",
@@ -39,6 +41,7 @@ __all__ = [
     "PublishedArm",
     "arm_settings",
     "check_claims",
+    "enrichment",
     "load_panel_model",
     "published",
     "published_arm",

@@ -20,7 +20,7 @@ from ..metrics.spikes import timing_spearman
 from ..running.registry import savable
 from ..running.results import Result, Shown, ShownTable
 from ..scores import AttentionProfile
-from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean, derive_generator
+from ..statistics import CONFIDENCE, defined_mean, derive_generator, mean_interval
 from .claims import CLAIMS, Claim
 
 N_SHIFTS = 100
@@ -310,5 +310,5 @@ def _interval(values: np.ndarray, seed: int, confidence: float) -> tuple[float, 
     n = int(np.isfinite(values).sum())
     if len(values) < 2:
         return float(defined_mean(values)), float("nan"), float("nan"), n
-    found = bootstrap_interval(values, seed=seed, confidence=confidence)
+    found = mean_interval(values, seed=seed, confidence=confidence)
     return float(defined_mean(values)), float(found.low), float(found.high), n

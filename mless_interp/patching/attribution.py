@@ -268,7 +268,7 @@ class HeadAttribution(Result):
 
     @property
     def best(self) -> np.ndarray:
-        """What is known best of each head, `[problem, layer, head]`: exact where `verified`, else the estimate of that sweep."""
+        """What is known best of each head, `[problem, layer, head]`: exact where `verified`, else that sweep's estimate."""
         estimate = self.scores if self.knockout is None else self.knockout
         return estimate if self.exact is None else np.where(self.verified, self.exact, estimate)
 

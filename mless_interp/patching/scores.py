@@ -176,8 +176,8 @@ class PatchScores(Result):
         total = float(self.median_total.estimate) if self.established else np.nan
         one, made = abs(total) or np.nan, self.median
         low, high = (made.low, made.high) if self.direction > 0 else (-made.high, -made.low)
-        shares = (x / one + 0.0 for x in (self.direction * made.estimate, low, high))  # no -0
-        return replace(made, **dict(zip(("estimate", "low", "high"), shares, strict=True)))
+        estimate, low, high = (x / one + 0.0 for x in (self.direction * made.estimate, low, high))  # no -0
+        return replace(made, estimate=estimate, low=low, high=high)
 
     @cached_property
     def concentration(self) -> Concentration:
@@ -280,15 +280,12 @@ class PatchScores(Result):
         few = self.concentration
         if few.concentrated and n >= FEWEST:
             names = _listed([str(self.problem_ids[at]) for at in few.problems])
-            bounded = (
-                ""
-                if self.settings.get("outcome") == "answer_prob"
-                else '; outcome="answer_prob" is bounded and has no such tails'
-            )
             found.append(
-                f"A few problems carry most of it: {len(few.problems)} of {n} ({names}) hold {100 * few.share:.0f} % of the sum of "
-                f"all |effects|; without them the mean lies between {few.low:+.4f} and {few.high:+.4f}{bounded}."
+                f"A few problems carry most of it: {len(few.problems)} of {n} ({names}) hold {100 * few.share:.0f} % of the "
+                f"sum of all |effects|; as they are left out, the mean lies between {few.low:+.4f} and {few.high:+.4f}."
             )
+            if self.settings.get("outcome") != "answer_prob":
+                found.append('Patch with outcome="answer_prob" as well: it is bounded and has no such tails.')
         return found
 
     def _head_words(self) -> list[str]:

@@ -212,7 +212,8 @@ def _keyed(insertion: Insertion, problem_id: str) -> random.Random:
 
 def _other_questions(insertion: Insertion, tokenizer: Any, problem_id: str) -> InsertedSpan:
     draw, n_tokens = _keyed(insertion, problem_id), insertion.length
-    texts = [text for other, text in insertion.pool if other != problem_id]
+    own = {text for other, text in insertion.pool if other == problem_id}
+    texts = [text for other, text in insertion.pool if other != problem_id and text not in own]
     ids: tuple[int, ...] = ()
     for text in draw.sample(texts, len(texts)):
         ids += encode(tokenizer, " " + text)

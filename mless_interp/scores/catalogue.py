@@ -151,6 +151,7 @@ ROWS = (
         _from_pattern(attention.log_density_ratio, "span", "sink"),
         "span",
         signed=True,
+        censored=True,
     ),
     _row(
         "within_span_entropy",

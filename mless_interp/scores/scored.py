@@ -22,8 +22,8 @@ from ..running.results import (
     rows_of,
     undefined,
 )
-from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean
-from .catalogue import METRICS, metric_named
+from ..statistics import CONFIDENCE, defined_mean, mean_interval
+from .catalogue import metric_named
 
 USUAL = ("collapse_relative", "recovery_aligned", "span_mass", "log_density_ratio", "entropy")
 """Metrics whose intervals a page shows; of all others it shows the means."""
@@ -38,7 +38,8 @@ class HeadScores(Result):
     `values[metric][condition]` is `[problem, layer, head]`, NaN where undefined or not asked for; a metric of the span
     has no entry for a condition without one, and paired metrics stand under the condition that is compared with the
     first. `null[metric][condition]` `[problem, layer]` is the same metric of uniform attention on the same prompts,
-    where it has one. Infinite values (attention that never recovers) are kept.
+    where it has one. Infinite values (attention that never recovers, a span that gets none at all) are kept, counted, and
+    rank as the most extreme.
     """
 
     problem_ids: tuple[str, ...]
@@ -75,18 +76,25 @@ class HeadScores(Result):
         return found[condition]
 
     def mean(self, metric: str, condition: str | None = None) -> np.ndarray:
-        """Mean over the problems where it is finite, `[layer, head]`; NaN where there is none (see `count`)."""
+        """Mean over the problems where it is defined, `[layer, head]`; NaN where there is none (see `count`), infinite where
+        it is infinite on one (see `middle`)."""
         return defined_mean(self.of(metric, condition))
 
+    def middle(self, metric: str, condition: str | None = None) -> np.ndarray:
+        """The mean over problems, `[layer, head]`; the median of metrics that may be infinite (`Metric.censored`)."""
+        values = self.of(metric, condition)
+        return _median_interval(values, self.confidence)[0] if metric_named(metric).censored else defined_mean(values)
+
     def count(self, metric: str, condition: str | None = None) -> np.ndarray:
-        """Problems where the metric is finite, `[layer, head]`."""
-        return np.isfinite(self.of(metric, condition)).sum(0)
+        """Problems where the metric is defined (not NaN), `[layer, head]`."""
+        return (~np.isnan(self.of(metric, condition))).sum(0)
 
     def summary(self, condition: str | None = None) -> pd.DataFrame:
-        """One row per head: layer, head, label, paper_label, and for each metric its mean over problems (median for
-        latencies), interval `_ci_low`, `_ci_high`, the number of problems `_n`, and uniform attention's `_null`.
+        """One row per head: layer, head, label, paper_label, and for each metric its mean over problems (median of metrics
+        that may be infinite), interval `_ci_low`, `_ci_high`, the number of problems `_n` where it is defined, in how many of
+        them it is infinite (`_infinite`, where any is), and uniform attention's `_null`.
 
-        Intervals are bootstrapped over problems; for medians they are those of order statistics.
+        Intervals of means are `mean_interval`'s (t below 20 problems), of medians those of order statistics.
         """
         condition = self._condition(condition)
         columns: dict[str, Any] = dict(head_columns(self.heads))
@@ -94,13 +102,14 @@ class HeadScores(Result):
             if condition not in found:
                 continue
             cells = of_heads(found[condition], self.heads)
-            censored = metric_named(metric).censored
-            if censored:
+            if metric_named(metric).censored:
                 estimate, low, high = _median_interval(cells, self.confidence)
             else:
                 estimate, low, high = self._interval(cells)
             columns |= {metric: estimate, f"{metric}_ci_low": low, f"{metric}_ci_high": high}
-            columns[f"{metric}_n"] = (~np.isnan(cells) if censored else np.isfinite(cells)).sum(0)
+            columns[f"{metric}_n"] = (~np.isnan(cells)).sum(0)
+            if np.isinf(cells).any():
+                columns[f"{metric}_infinite"] = np.isinf(cells).sum(0)
             if condition in self.null.get(metric, {}):
                 null = defined_mean(self.null[metric][condition])
                 columns[f"{metric}_null"] = null[[head.layer for head in self.heads]]
@@ -119,7 +128,7 @@ class HeadScores(Result):
         return pd.concat(parts, ignore_index=True)
 
     def top(self, metric: str, k: int = 10, condition: str | None = None) -> pd.DataFrame:
-        """The `k` heads with the largest mean of a metric, as rows of `summary`."""
+        """The `k` heads with the largest mean (median, where it may be infinite) of a metric, as rows of `summary`."""
         self.of(metric, condition)
         if condition is None:
             condition = list(self.values[metric])[-1]
@@ -143,10 +152,18 @@ class HeadScores(Result):
                 f"On {s['boundary_merge']} tokens merged at a border of the span and are left out of comparisons."
             )
         counted = undefined(self.values, self.heads)
-        return [*found, f"Undefined (NaN): {counted}."] if counted else found
+        if counted:
+            found.append(f"Undefined (NaN): {counted}.")
+        infinite = []
+        for metric, by_condition in self.values.items():
+            cells = np.stack([of_heads(array, self.heads) for array in by_condition.values()])
+            n_low, n_high = (int((cells == end).sum()) for end in (-np.inf, np.inf))
+            if n_low or n_high:
+                infinite.append(f"{metric} {n_low} at minus, {n_high} at plus infinity of {cells.size}")
+        return [*found, f"Infinite, kept as the most extreme: {'; '.join(infinite)}."] if infinite else found
 
     def printed(self) -> pd.DataFrame:
-        """Means of a few metrics, ten heads, the largest of the first metric first (without the cost of intervals)."""
+        """Means (or medians) of a few metrics, ten heads, the largest of the first first (without the cost of intervals)."""
         condition = self.conditions[-1]
         here = [metric for metric, found in self.values.items() if condition in found]
         shown = [metric for metric in PRINTED if metric in here] or here[:5]
@@ -154,12 +171,12 @@ class HeadScores(Result):
             return pd.DataFrame()
         table = pd.DataFrame(head_columns(self.heads)).drop(columns=["layer", "head"])
         for metric in shown:
-            table[metric] = of_heads(self.mean(metric, condition), self.heads)
+            table[metric] = of_heads(self.middle(metric, condition), self.heads)
         return table.sort_values(shown[0], ascending=False, kind="stable").head(10)
 
     def quantity(self, column: str) -> Quantity:
         """A metric in its unit, around 0 where it has a sign."""
-        if column.removesuffix("_last") not in METRICS:
+        if column not in self.values:
             return super().quantity(column)
         metric = metric_named(column)
         return Quantity(metric.unit, metric.signed, (f"{column}_ci_low", f"{column}_ci_high"))
@@ -171,12 +188,15 @@ class HeadScores(Result):
         first = [metric for metric in USUAL if metric in here] or here[:5]
         columns = ["label", "paper_label"]
         for metric in first:
-            columns += [name for name in (metric, f"{metric}_null", f"{metric}_n") if name in table]
+            columns += [name for end in ("", "_null", "_n", "_infinite") if (name := f"{metric}{end}") in table]
         where = f"condition {self.conditions[-1]!r}"
-        caption = f"Attention per head, {where}: means over problems; null: uniform attention on the same prompts; n: problems."
+        caption = (
+            f"Attention per head, {where}: means over problems (medians of those that may be infinite); null: uniform "
+            "attention on the same prompts; n: problems."
+        )
         tables = [ShownTable(table, caption, columns)]
         if len(here) > len(first):
-            means = f"All {len(here)} metrics, {where}: means over problems (latencies: medians)."
+            means = f"All {len(here)} metrics, {where}: means over problems (medians of those that may be infinite)."
             tables.append(ShownTable(table[["label", "paper_label", *here]], means))
         return Shown(tuple(tables), head_map(table, first, columns))
 
@@ -184,12 +204,10 @@ class HeadScores(Result):
         return self.conditions[place_of(condition or self.conditions[-1], self.conditions, "condition")]
 
     def _interval(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        cells = np.where(np.isfinite(cells), cells, np.nan)
-        if len(cells) == 1:
-            unknown = np.full(cells.shape[1:], np.nan)
-            return cells[0], unknown, unknown
-        found = bootstrap_interval(cells, confidence=self.confidence, seed=self.seed, n_resamples=self.n_resamples)
-        return np.where(found.n > 0, defined_mean(cells), np.nan), found.low, found.high
+        mean = defined_mean(cells)
+        values = np.where(np.isinf(mean), np.nan, cells)
+        found = mean_interval(values, confidence=self.confidence, n_resamples=self.n_resamples, seed=self.seed)
+        return mean, found.low, found.high
 
 
 def _median_interval(cells: np.ndarray, confidence: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

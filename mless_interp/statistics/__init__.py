@@ -9,9 +9,10 @@ comes from `derive_generator(seed, ...)`, so the same seed gives the same result
 - medians and who carries a mean: `median_interval`, `concentration`
 - planning and shape: `cohen_dz`, `sample_size`, `average_within_problem`, `defined_mean`, `derive_generator`
 - intervals of means: `mean_interval`, `share_interval` (t below 20 problems), `bootstrap_interval`, `ratio_interval`
-- tests of means, for symmetric data: `max_t_sign_flip`, `corrected_p` (its p-values alone), `sign_flip`; of two groups: `max_t_two_groups`
+- tests of means, for symmetric data: `max_t_sign_flip`, `corrected_p` (its p-values alone), `sign_flip`; of two groups:
+  `max_t_two_groups`
 - many tests at once: `holm`, `benjamini_hochberg`; absence of an effect on average: `tost`
-- ranking: `rank_intervals`, `split_half_spearman`, `jaccard_at_k`
+- ranking: `rank_intervals`, `rank_enrichment`, `split_half_spearman`, `jaccard_at_k`
 - accuracy: `mcnemar`, `paired_difference`, `wilson`, `pass_at_k`
 """
 
@@ -43,7 +44,15 @@ from .prevalence import (
     within_test,
 )
 from .proportions import mcnemar, paired_difference, pass_at_k, wilson
-from .ranking import RankIntervals, SplitHalf, jaccard_at_k, rank_intervals, split_half_spearman
+from .ranking import (
+    RankEnrichment,
+    RankIntervals,
+    SplitHalf,
+    jaccard_at_k,
+    rank_enrichment,
+    rank_intervals,
+    split_half_spearman,
+)
 
 __all__ = [
     "CONFIDENCE",
@@ -56,6 +65,7 @@ __all__ = [
     "Interval",
     "Prevalence",
     "ProblemMeans",
+    "RankEnrichment",
     "RankIntervals",
     "SignFlipTest",
     "SplitHalf",
@@ -83,6 +93,7 @@ __all__ = [
     "paired_difference",
     "pass_at_k",
     "prevalence_test",
+    "rank_enrichment",
     "rank_intervals",
     "ratio_interval",
     "sample_size",

@@ -128,7 +128,9 @@ def bootstrap_interval(
     return out.interval(shape, confidence=confidence, method=method)
 
 
-def mean_interval(values: Effects, *, confidence: float = CONFIDENCE, seed: int = 0) -> Interval:
+def mean_interval(
+    values: Effects, *, confidence: float = CONFIDENCE, n_resamples: int = 10_000, seed: int = 0
+) -> Interval:
     r"""Each cell's mean over problems with its interval: BCa from 20 problems on, Student's t below, flagged.
 
     $$ \bar x \pm t_{n - 1}\, s / \sqrt n \qquad (n < 20) $$
@@ -146,11 +148,11 @@ def mean_interval(values: Effects, *, confidence: float = CONFIDENCE, seed: int 
     counts = (~np.isnan(array)).sum(0)
     few = counts < FEW_PROBLEMS
     if not few.any():
-        return bootstrap_interval(array, confidence=confidence, seed=seed)
+        return bootstrap_interval(array, confidence=confidence, n_resamples=n_resamples, seed=seed)
     student = _student(array, confidence)
     if few.all():
         return student
-    resampled = bootstrap_interval(array, confidence=confidence, seed=seed)
+    resampled = bootstrap_interval(array, confidence=confidence, n_resamples=n_resamples, seed=seed)
     return _chosen(few, student, resampled, "t below 20 problems, else bca")
 
 

@@ -91,16 +91,18 @@ def paired_difference(only_first: int, only_second: int, n: int, *, confidence: 
     z = float(ndtri((1 + confidence) / 2))
 
     def excess(delta: float, side: int) -> float:
-        first = 2 * total
-        second = -b - c + (2 * total - c + b) * delta
-        third = -b * delta * (1 - delta)
-        q = (np.sqrt(max(second**2 - 4 * first * third, 0.0)) - second) / (2 * first)
+        one = 2 * total
+        two = -b - c + (2 * total - c + b) * delta
+        three = -b * delta * (1 - delta)
+        q = (np.sqrt(max(two**2 - 4 * one * three, 0.0)) - two) / (2 * one)
         spread = total * (2 * q + delta * (1 - delta))
         return (c - b - total * delta) - side * z * np.sqrt(max(spread, 0.0))
 
     estimate = (c - b) / total
-    limits = [brentq(excess, -1 + 1e-12, 1 - 1e-12, args=(side,), xtol=1e-12) for side in (1, -1)]
-    low, high = min(limits), max(limits)
+    first, last = -1 + 1e-12, 1 - 1e-12
+    # the excess falls with delta; where it does not reach 0 (all problems changed the same way) the limit is the end
+    low = float(brentq(excess, first, last, args=(1,), xtol=1e-12)) if excess(first, 1) > 0 else -1.0
+    high = float(brentq(excess, first, last, args=(-1,), xtol=1e-12)) if excess(last, -1) < 0 else 1.0
     if mcnemar(b, c) >= 1 - confidence:
         low, high = min(low, 0.0), max(high, 0.0)
     return Interval(

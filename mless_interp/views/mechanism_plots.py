@@ -55,7 +55,7 @@ def lambda_heads(found: AttentionDecomposition, *, layer: int = 0, contrast: str
     axes.plot(at, table["fit_slope"], "s", label="slope of the fit (not lambda)", **hollow)
     bars = {"fmt": "none", "ecolor": LINES[0][0], "linewidth": 1.2, "capsize": 2}
     axes.errorbar(at, table["lam"], yerr=_reach(table, "lam"), **bars)
-    sure = (table["lam_p"] < 0.05).to_numpy()
+    sure = (table["lam_p"] < found.alpha).to_numpy()
     for filled, words in ((True, "lambda (differs from uniform)"), (False, "lambda (no difference shown)")):
         rows = sure == filled
         if rows.any():
@@ -136,7 +136,7 @@ def mediation(found: Mediation) -> Picture:
         style = {"fmt": "o", "color": LINES[0][0], "markerfacecolor": "white"}
         draw_forest(axes, SHOWN_EFFECTS, [(reading, here["mean"], here["ci_low"], here["ci_high"], style)])
         places = np.arange(len(here))[::-1]
-        sure = (here["p_corrected"] < 0.05).to_numpy()
+        sure = (here["p_corrected"] < 1 - found.confidence).to_numpy()
         axes.plot(here["mean"][sure], places[sure], "o", color=LINES[0][0], markersize=4.5, zorder=5)
         outcome = found.settings.get("outcome", "outcome")
         axes.set_title(READING_NAMES.get(reading, f"{outcome} ({found.unit})"), fontsize=8)

@@ -97,12 +97,13 @@ def draw_map(
 
     Zero-based numbers left and below, the paper's one-based ones right and above. `hatched` cells carry strokes, `outlined`
     ones a frame (its value is the line style), `texts` words; NaN is grey, and a clearly negative cell has a minus below its
-    middle. `limit` is the end of the colours.
+    middle. `limit` is the end of the colours, which infinite cells have too.
     """
     finite = grid[np.isfinite(grid)]
     if limit is None:
         limit = float(np.abs(finite).max()) if finite.size else 1.0
     limit = limit or 1.0
+    grid = np.clip(grid, -limit, limit)
     axes.set_facecolor(UNDEFINED)
     norm = TwoSlopeNorm(0.0, -limit, limit) if diverging else Normalize(0.0, limit)
     image = axes.imshow(grid, cmap=DIVERGING if diverging else SEQUENTIAL, norm=norm, aspect="auto")

@@ -193,7 +193,7 @@ def test_a_paired_comparison_by_hand(by_hand: mi.AccuracyResults) -> None:
     assert found.p == pytest.approx(0.098, abs=5e-4)  # methods §9
     assert float(found.difference.estimate) == pytest.approx(13 / 500)
     sd = np.std([1] * 33 + [-1] * 20 + [0] * 447, ddof=1)
-    assert float(found.difference.standard_error) == pytest.approx(sd / 500**0.5)
+    assert float(found.difference.standard_error) == pytest.approx(sd * (499 / 500) ** 0.5 / 500**0.5)
     assert float(found.difference.low) == pytest.approx(0.026 - 1.96 * sd / 500**0.5, abs=0.004)
     assert found.detectable == pytest.approx(2.8016 * sd / 500**0.5, rel=1e-3)
     assert found.n_needed == np.ceil((2.8016 * sd / 0.026) ** 2)
@@ -206,7 +206,7 @@ def test_only_problems_answered_under_both_are_compared(by_hand: mi.AccuracyResu
     found = by_hand.compare("none", "mful")
     assert (found.n, found.n_left_out, found.p) == (400, 100, 1.0)
     assert found.accuracy_first == found.accuracy_second == 362 / 400
-    bound = 1 - 0.025 ** (1 / 400)
+    bound = 1.959964**2 / (400 + 1.959964**2)  # Tango's where nothing changed
     assert (float(found.difference.low), float(found.difference.high)) == pytest.approx((-bound, bound))
     assert f"a true difference of up to {100 * bound:.1f} points fits too" in repr(found)
 
@@ -230,13 +230,55 @@ def test_holm_is_over_the_comparisons_made() -> None:
 
 
 def test_what_is_established_is_judged_after_the_correction(by_hand: mi.AccuracyResults) -> None:
-    found = replace(by_hand.compare("none", "mless"), p=0.03)
+    found = by_hand.compare("none", "mless")
+    found = replace(found, p=0.03, difference=replace(found.difference, low=np.asarray(0.001)))
     assert "no difference is established" not in found.describe()
     corrected = found.sentences(p_corrected=0.06)
     assert "p = 0.03 (exact McNemar test), 0.06 after Holm's correction: no difference is established." in corrected[0]
     both = Comparisons("none", "strict", (found, found), np.array([0.06, 0.06]))
     assert both.sentences() == corrected * 2 and repr(both).splitlines()[:2] == [" ".join(corrected)] * 2
     assert both.shown().tables[0].caption.startswith("Each treatment against 'none' on the same problems")
+
+
+def test_the_level_of_a_test_is_that_of_its_interval(by_hand: mi.AccuracyResults) -> None:
+    loose = replace(by_hand, confidence=0.9).compare("none", "mless")  # p = 0.098
+    assert "no difference is established" not in loose.describe() and float(loose.difference.low) > 0
+    assert "no difference is established" in by_hand.compare("none", "mless").describe()
+
+
+@pytest.mark.parametrize("n", range(1, 13))
+def test_interval_and_test_never_contradict_each_other(n: int) -> None:
+    """Every table of up to 12 problems: 0 lies outside the interval exactly where McNemar's test rejects."""
+    for lost in range(n + 1):
+        for gained in range(n + 1 - lost):
+            right = np.zeros((n, 2, 1))
+            right[:lost, 0] = right[lost : lost + gained, 1] = 1
+            found = results(right, ("a", "b")).compare("a", "b")
+            low, high = float(found.difference.low), float(found.difference.high)
+            assert (low * high > 0) == (found.p < 0.05), (n, lost, gained)
+            assert low <= (gained - lost) / n <= high and low < high
+
+
+def test_three_lost_of_thirty_are_no_established_difference() -> None:
+    right = np.ones((30, 2, 1))
+    right[:3, 1] = 0
+    found = results(right, ("a", "b")).compare("a", "b")
+    assert found.p == 0.25 and float(found.difference.high) > 0 > float(found.difference.low)
+
+
+def test_with_several_samples_the_interval_holds_0_where_the_test_does_not_reject() -> None:
+    rejected = 0
+    for seed in range(60):
+        draws = np.random.default_rng(seed)
+        right = (draws.random((6, 2, 4)) < np.array([0.4, 0.75])[:, None]).astype(float)
+        found = results(right, ("a", "b")).compare("a", "b")
+        if found.p >= 0.05:
+            assert not float(found.difference.low) * float(found.difference.high) > 0, seed
+            assert "no difference is established" in found.describe()
+        else:
+            rejected += 1
+        assert found.difference.method in ("t", "exact bound") and "few problems" in str(found.difference.flag)
+    assert 0 < rejected < 60
 
 
 def test_several_samples_are_compared_by_problem() -> None:
@@ -291,7 +333,7 @@ def test_the_planted_head_is_the_only_one_that_goes_with_flips(
     values[:, 1, 4] += 1.5 * np.abs(change)
     linked = found.linked(head_scores(values, list(found.problem_ids)))
     table = linked.summary()
-    below = table[table["p_corrected"] < 0.05]
+    below = table[table["p_corrected"] < 0.01]
     assert list(below["label"]) == ["L1H4"]
     row = below.iloc[0]
     moved = change != 0

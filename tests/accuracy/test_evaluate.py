@@ -138,7 +138,7 @@ def test_a_problems_samples_depend_on_nothing_but_seed_and_id(demo: Model, probl
     assert len(set(texts)) > len(texts) / 2, "samples differ"
     other = evaluate_accuracy(demo, problems[2:3], [SLASHES], seed=1, **options)
     assert other.completions != alone.completions
-    assert both.n_samples == 3 and both.accuracy().method == "bootstrap over problems"
+    assert both.n_samples == 3 and both.accuracy().method == "t over problems"
 
 
 def test_equal_draws_under_two_treatments_that_do_the_same(demo: Model, problems: tuple[Problem, ...]) -> None:
@@ -406,7 +406,7 @@ def test_treatments_are_what_users_write() -> None:
 
 def test_treatments_that_differ_in_nothing_but_a_seed_are_told_apart_by_name() -> None:
     first, second = (Insertion.random_sentence(9, seed=seed) for seed in (0, 1))
-    with pytest.raises(ValueError, match="the treatment 'random sentence x9' is named twice; tell them apart with"):
+    with pytest.raises(ValueError, match="the treatment 'random words x9' is named twice; tell them apart with"):
         as_treatments([first, second])
     named = as_treatments([Treatment(first, name="first"), Treatment(second, name="second")])
     assert named[0].record() != named[1].record()

@@ -276,7 +276,7 @@ def test_planted_heads_show_what_each_kind_does(case: dict[str, Any]) -> None:
     no proof that anybody reads it: the unread decoy has one too."""
     made, model = planted_here(**case)
     assert "random" in case or all(made.decoys[kind] for kind in ("silent", "unread", "avoids")), "every kind once"
-    pairs = planted_pairs(made, model, 8)
+    pairs = planted_pairs(made, model, 12)
     layers = sorted({head.layer for head in (*made.readers, *made.mediators, *sum(made.decoys.values(), ()))})
     found = decompose_attention(
         model, pairs, layers=layers, control="random_sentence", n_control_draws=2, progress=False

@@ -143,9 +143,10 @@ def test_a_planted_reader_acts_by_its_bias() -> None:
         bias == pytest.approx(both, abs=0.05 * np.abs(both).max()) and np.abs(scale).max() < 0.05 * np.abs(both).max()
     )
     assert both == pytest.approx(total, abs=0.1 * np.abs(total).max()), "the readers carry all of it"
-    table = found.summary().set_index(["reading", "effect"])
-    assert table.loc[("outcome", "bias"), "p_corrected"] == 2**-7, "all 8 problems agree"
-    assert np.isnan(table.loc[("outcome", "scale"), "p_corrected"]), "what scale does is the same everywhere: no test"
+    table = found.summary().set_index(["reading", "effect"]).loc["outcome"]
+    row, tested = table.loc["bias"], table["p_corrected"].notna().sum()
+    assert {row["n_up"], row["n_down"]} == {0, 8} and row["median_ci_low"] * row["median_ci_high"] > 0
+    assert 2**-7 <= row["p_corrected"] <= tested * 2**-7, "all 8 problems agree; Holm over the effects on the outcome"
     silent = [head for head in made.decoys["silent"] if head.layer == 0]
     nothing = mediate(model, pairs, heads=silent, progress=False)
     assert np.abs(nothing.effect("outcome", "both")).max() < 1e-5

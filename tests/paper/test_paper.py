@@ -74,7 +74,7 @@ def test_a_model_that_does_what_the_figures_say_agrees() -> None:
 
 def test_a_model_that_does_the_opposite_disagrees() -> None:
     found = verdicts(
-        profile(kept=1.2, in_span=2.5, noise=0.6),
+        profile(kept=1.2, in_span=2.5, noise=0.4),
         heads=[Head(0, 1)],
         random_sentence=profile(in_span=0.5, noise=0.01, seed=4),
     )

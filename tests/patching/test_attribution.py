@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import ARCHITECTURES, BACKENDS
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs, without_stepper
+from small_results import attributed
 
 from mless_interp.heads import Head
 from mless_interp.models import memory
@@ -173,9 +174,9 @@ def test_scores_are_per_problem_and_the_mean_is_theirs(tiny_model_dir: Any, tmp_
     mean = table.groupby(["layer", "head"])["score"].mean()
     assert mean.loc[(2, 5)] == pytest.approx(found.mean()[2, 5])
     first = found.ranking()[0]
-    row = f"{first} {found.mean()[first.layer, first.head]:+.4f} "
+    row = f"{first} exact {found.mean()[first.layer, first.head]:+.4f} "
     assert any(" ".join(line.split()).startswith(row) for line in repr(found).splitlines())
-    assert "The first 24 heads were verified by an exact sweep." in repr(found)
+    assert "The first 24 heads were verified by an exact sweep and are ranked by it." in repr(found)
     kept = load(save(tmp_path / "screen", found))["HeadAttribution"]
     assert np.array_equal(kept.scores, found.scores) and kept.problem_ids == found.problem_ids
     assert kept.settings == found.settings and kept.ranking() == found.ranking()
@@ -245,6 +246,23 @@ def test_the_best_heads_are_verified_and_ranked_by_what_came() -> None:
     z = -patch_heads(model, pairs, progress=False).effect
     assert by_z.exact is not None and np.isfinite(by_z.exact[0]).sum() == 2
     assert np.nanmax(np.abs(by_z.exact - z)) < 1e-5
+
+
+def test_estimates_never_stand_before_heads_that_were_verified() -> None:
+    """An estimate that is far off, of a head that was not verified, does not pass for the largest effect."""
+    made = attributed()
+    made.exact[:, 0, 0] = 0.1
+    made.knockout[:, 0, 1] = 9.0
+    labels = list(map(str, made.ranking()))
+    assert labels[:3] == ["L1H2", "L0H0", "L0H1"], "verified by their exact value (0.4, 0.1), then the rest by estimate"
+    table = made.summary()
+    assert table["label"].tolist() == labels and table["ranked by"].tolist() == ["exact"] * 2 + ["estimate"] * 4
+    assert "The first 2 heads were verified by an exact sweep and are ranked by it; the other 4 follow" in repr(made)
+    assert "ranked by" in made.printed()
+    made.exact[0, 0, 0] = np.nan
+    assert not made.verified[0, 0] and np.array_equal(made.best[:, 0, 0], made.knockout[:, 0, 0]), (
+        "not on every problem"
+    )
 
 
 def test_verified_gate_gradients_find_the_twenty_largest_knockouts(tiny_model_dir: Any) -> None:

@@ -1,6 +1,7 @@
 """Dose-response: a slope of exactly 1 where it must be, the outcome per dose, the script from end to end."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pandas as pd
 import pytest
 from conftest import ARCHITECTURES, BACKENDS, ROOT
 from models_under_test import loaded, planted_here, planted_problems, problems
+from scipy import stats
 from scripts_under_test import Done, run_script
 from small_results import doses
 
@@ -104,6 +106,31 @@ def test_slopes_by_hand() -> None:
     assert np.isnan(slope_in_log_dose(np.array([np.nan, 1.0]), (1, 2)))
     with pytest.raises(ValueError, match="at least two different doses"):
         slope_in_log_dose(np.array([1.0]), [5])
+
+
+def test_the_dose_picked_by_its_effect_has_an_interval_for_all_doses_together() -> None:
+    made = doses(n=8)
+    alone, together = made.effects(), made.effects(together=True)
+    assert (together.high - together.low > alone.high - alone.low).all()
+    half = stats.t.isf(0.025 / 4, 7) * made.outcomes["inserted"].std(0, ddof=1) / 8**0.5
+    assert together.high - together.estimate == pytest.approx(half), "Bonferroni over 4 doses"
+    table = made.outcome_table()
+    assert table["total_together_ci_low"].to_numpy() == pytest.approx(together.low)
+    words = f"95 % interval [{together.low[3]:+.4f}, {together.high[3]:+.4f}] (for all 4 doses together"
+    assert words in made.describe()
+
+
+def test_noise_alone_rarely_moves_the_outcome_at_the_largest_dose() -> None:
+    """Of doses that do nothing the one picked by its effect leaves out 0 in 5 % of the data sets, not in 18."""
+    draws, made, false = np.random.default_rng(0), doses(n=12), 0
+    for _ in range(200):
+        noise = draws.normal(size=(12, 4))
+        found = replace(
+            made,
+            outcomes=dict.fromkeys(made.outcomes, noise),
+        )
+        false += "which holds 0" not in found.sentences()[-1]
+    assert false / 200 <= 0.05 + 2 * (0.05 * 0.95 / 200) ** 0.5
 
 
 def test_what_is_drawn_of_the_heads_stands_in_one_table() -> None:

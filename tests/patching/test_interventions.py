@@ -74,6 +74,12 @@ def test_edge_noise_opens_the_span_for_this_head_alone() -> None:
     assert value(EdgeNoise(), shut) == pytest.approx((30 + 400) / 0.7), "what a window hides stays hidden"
 
 
+def test_a_sink_outside_the_window_tests_nothing() -> None:
+    """NaN, never "no change": the span's attention has nowhere to go."""
+    window = torch.tensor([[[[False, True, True, True]]]])
+    assert torch.isnan(RerouteToSink()(state_by_hand(visible=window, unmasked=window))).all()
+
+
 def test_patches_take_from_the_donor() -> None:
     donor = state_by_hand(z=torch.full((1, 1, 1, 1), 7.0, dtype=torch.float64), v=state_by_hand().v * 2)
     state = state_by_hand(donor=donor)
@@ -90,6 +96,36 @@ def test_patches_take_from_the_donor() -> None:
 def test_matched_mass_that_cannot_be_reached_is_nan() -> None:
     span = torch.tensor([[False, True, True, False]])
     assert torch.isnan(MatchedMassKnockout()(state_by_hand(span=span))).all()
+
+
+def test_matched_mass_is_drawn_for_a_problem_by_its_name() -> None:
+    """The same alone and in a batch, at whatever place; another for another name, draw, seed or layer."""
+    n = 12
+    generator = torch.Generator().manual_seed(0)
+    scores, values = torch.rand(1, n, 1, 1, generator=generator), torch.rand(1, n, 1, 1, generator=generator)
+    span = torch.zeros(1, n, dtype=torch.bool)
+    span[:, 3:5] = True
+
+    def taken(*names: str, layer: int = 0, **options: int) -> list[float]:
+        rows = len(names)
+        state = LayerState(
+            q=torch.ones(rows, 1, 1, 1),
+            k=scores.expand(rows, -1, -1, -1),
+            v=values.expand(rows, -1, -1, -1),
+            z=torch.zeros(rows, 1, 1, 1),
+            visible=torch.ones(rows, 1, 1, n, dtype=torch.bool),
+            unmasked=torch.ones(rows, 1, 1, n, dtype=torch.bool),
+            rule=AttentionRule(1.0),
+            span=span.expand(rows, -1),
+            layer=layer,
+            names=names,
+        )
+        return MatchedMassKnockout(**options)(state).flatten().tolist()
+
+    a, b = taken("a", "b")
+    assert taken("a") == [a] and taken("b", "a") == [b, a]
+    others = [b, *taken("a", layer=1), *taken("a", seed=1), *taken("a", draw=1)]
+    assert len({a, *others}) == 5
 
 
 def prepared(backend: str, tiny_model_dir: Any) -> tuple[Model, PromptPair]:

@@ -28,7 +28,8 @@ def geometry(n_layers: int, n_heads: int) -> ModelInfo:
 def readers() -> JointKnockout:
     """The planted readers together."""
     made, model = planted_here()
-    return joint_knockout(model, planted_pairs(made, model, 6), made.readers, n_random_sets=12, progress=False)
+    options = {"n_random_sets": 12, "chosen_elsewhere": True, "progress": False}
+    return joint_knockout(model, planted_pairs(made, model, 6), made.readers, **options)
 
 
 # ------------------------------------------------------------------------------------------------------ the definition
@@ -56,7 +57,7 @@ def test_it_is_one_forward_pass_with_the_knockout_in_all_these_heads(architectur
 def test_one_head_alone_is_its_own_knockout(tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     pairs = pairs_for(model, count=2)
-    made = joint_knockout(model, pairs, [Head(1, 2)], n_random_sets=7, progress=False)
+    made = joint_knockout(model, pairs, [Head(1, 2)], n_random_sets=7, chosen_elsewhere=True, progress=False)
     exact = -patch_heads(model, pairs, edit="knockout", progress=False).effect[:, 1]
     assert made.effect == pytest.approx(exact[:, 2], abs=1e-4) and made.interaction == pytest.approx(0, abs=1e-4)
     assert made.exact and made.n_possible == 7
@@ -85,7 +86,12 @@ def test_planted_readers_do_what_random_sets_do_not(readers: JointKnockout) -> N
     assert np.abs(readers.random.mean(0)).max() < 0.05 * readers.effect.mean()
     assert float(readers.margin_interval.low) > 0
     others = joint_knockout(
-        model, planted_pairs(made, model, 6), [Head(0, 0), Head(0, 2)], n_random_sets=14, progress=False
+        model,
+        planted_pairs(made, model, 6),
+        [Head(0, 0), Head(0, 2)],
+        n_random_sets=14,
+        chosen_elsewhere=True,
+        progress=False,
     )
     assert others.p > 0.1, "a silent decoy and an idle head are nothing special"
 
@@ -134,6 +140,7 @@ def by_hand(effect: Any, singles: Any, random: Any, *, n_possible: int = 1000, n
         n_possible=n_possible,
         unit="nats",
         settings={"n_random_sets": n_sets},
+        chosen_elsewhere=True,
     )
 
 
@@ -173,6 +180,7 @@ def test_what_is_said_of_many_few_and_no_random_sets() -> None:
     assert "100 random sets of the same layers and size remove +0.0500 (median; 95 % of them" in many.describe()
     assert "p = 0.0099" in many.describe()
     few = by_hand([1.0] * 4, [[0.5, 0.5]] * 4, [[0.1, 0.0, 0.2]] * 4, n_possible=3)
+    assert "none of them as much; p = 0.25 (" in few.describe()
     assert "All 3 other sets of the same layers and size" in few.describe()
     assert "(too few other heads: no p below 0.25 can come out)" in few.describe()
     none = by_hand([1.0] * 4, [[0.5, 0.5]] * 4, np.zeros((4, 0)), n_possible=0)
@@ -182,13 +190,23 @@ def test_what_is_said_of_many_few_and_no_random_sets() -> None:
     assert "random set" not in off.describe()
 
 
+def test_heads_that_were_chosen_on_these_problems_have_no_p_value() -> None:
+    known = by_hand([1.0] * 4, [[0.5, 0.5]] * 4, [[0.1, -2.0, 0.2]] * 4)
+    chosen = replace(known, chosen_elsewhere=False)
+    assert known.p == 1 / 2 and "1 of them as much; p = 0.5." in known.describe()
+    assert np.isnan(chosen.p) and "p =" not in chosen.describe()
+    assert "1 of them as much; chosen on these problems, so no p-value." in chosen.describe()
+    exact = replace(by_hand([1.0] * 4, [[0.5, 0.5]] * 4, [[0.1]] * 4, n_possible=1), chosen_elsewhere=False)
+    assert "no p below" not in exact.describe()
+
+
 # ------------------------------------------------------------------------------------------------- files, seeds, stops
 
 
 def test_same_seed_same_sets_and_it_survives_saving(readers: JointKnockout, tmp_path: Any) -> None:
     made, model = planted_here()
     pairs = planted_pairs(made, model, 6)
-    again = joint_knockout(model, pairs, made.readers, n_random_sets=12, progress=False)
+    again = joint_knockout(model, pairs, made.readers, n_random_sets=12, chosen_elsewhere=True, progress=False)
     assert again.sets == readers.sets and np.array_equal(again.random, readers.random)
     kept = load(save(tmp_path / "joint", readers))["JointKnockout"]
     assert kept.sets == readers.sets and kept.describe() == readers.describe() == repr(readers)

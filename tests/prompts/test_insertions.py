@@ -167,7 +167,7 @@ def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
 def test_labels_name_kind_unit_and_size() -> None:
     assert Insertion.meaningless().label == "Mless ' /' x55"
     assert Insertion.meaningful("he", 3).label == "Mful ' he' x3"
-    assert Insertion.random_sentence(9).label == "random sentence x9"
+    assert Insertion.random_sentence(9).label == "random words x9"
     assert Insertion.repeated_bos(2).label == "repeated_bos x2"
     assert Insertion.text("Hm.").label == "text 'Hm.'"
 
@@ -214,6 +214,38 @@ def test_a_random_sentence_has_exactly_n_tokens_of_common_words_and_no_digit(nam
             assert len(span.ids) == n_tokens and span.source == "words"
             assert set(text.split()) <= common and not any(sign.isdigit() for sign in text)
             assert not set(span.ids) & set(tokenizer.all_special_ids)
+
+
+# ------------------------------------------------------------------------------------------------ questions of others
+
+
+def asked(*questions: str) -> list[Problem]:
+    return [Problem(f"p{at}", question, "1") for at, question in enumerate(questions)]
+
+
+def test_other_questions_are_cut_to_length_and_never_the_problem_s_own() -> None:
+    tokenizer = tiny_words("river", "stone", "lamp", "window", "quiet", "garden")
+    # the last problem asks the first one's question again under another name
+    pool = asked("river river river", "stone lamp", "window quiet", "river river river")
+    for n_tokens in (1, 3, 4):
+        for draw in range(6):
+            span = Insertion.other_questions(pool, n_tokens, draw=draw).span(tokenizer, "p0")
+            assert len(span.ids) == n_tokens and "river" not in tokenizer.decode(list(span.ids))
+            assert span.source == "questions of other problems"
+    made = Insertion.other_questions(pool, 4)
+    assert made.label == "other questions x4" and made.span(tokenizer, "p0").ids == made.span(tokenizer, "p0").ids
+    texts = {
+        tokenizer.decode(list(Insertion.other_questions(pool, 4, draw=d).span(tokenizer, "p0").ids)) for d in range(9)
+    }
+    assert texts == {"stone lamp window quiet", "window quiet stone lamp"}, "whole questions, in any order"
+
+
+def test_other_questions_that_are_too_few_or_too_short_are_refused() -> None:
+    tokenizer = tiny_words("river", "stone", "lamp")
+    with pytest.raises(ValueError, match="all other questions together are 2 tokens, fewer than n_tokens=3: give more"):
+        Insertion.other_questions(asked("river", "stone lamp"), 3).span(tokenizer, "p0")
+    with pytest.raises(ValueError, match="give at least 2 with different questions"):
+        Insertion.other_questions(asked("river", "river"), 3)
 
 
 # ----------------------------------------------------------------------------------------------------- where it goes in

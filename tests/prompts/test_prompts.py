@@ -84,7 +84,7 @@ def test_extending_makes_a_new_prompt() -> None:
 
 
 def test_an_unknown_template_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="unknown template 'plain'; choose one of raw, raw_as_sent, paper, chat"):
+    with pytest.raises(ValueError, match="unknown template 'plain'; choose one of raw, raw_as_sent, paper, text, chat"):
         template_named("plain")
 
 

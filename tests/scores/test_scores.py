@@ -426,8 +426,32 @@ def test_what_is_left_out_and_undefined_is_said() -> None:
     assert scores.sentences()[1:] == [
         "On 2 tokens merged at a border of the span and are left out of comparisons.",
         "Undefined (NaN): span_mass 1/18.",
+        "Infinite, kept as the most extreme: recovery_latency 0 at minus, 4 at plus infinity of 18.",
     ]
     assert scores.printed()["span_mass"].notna().all(), "means over the other problems"
+
+
+def test_heads_that_give_the_span_nothing_are_the_most_extreme_and_are_counted() -> None:
+    n = 5
+    ratio = np.tile(np.array([[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0]]), (n, 1, 1))
+    ratio[:4, 0, 0] = -np.inf  # the median is minus infinity, the mean of the rest -1
+    ratio[0, 0, 1] = -np.inf  # one problem of five
+    ratio[0, 1, 0] = np.nan
+    mass = np.where(np.isinf(ratio), np.inf, 0.5)
+    values = {"log_density_ratio": {"inserted": ratio}, "entropy": {"inserted": mass}}
+    made = HeadScores(tuple("abcde"), ("inserted",), scored().heads, values, {})
+    table = made.summary().set_index("label")
+    assert table["log_density_ratio"].tolist() == [-np.inf, -2, -3, -4, -5, -6]
+    assert table["log_density_ratio_n"].tolist() == [5, 5, 5, 4, 5, 5], "infinite is defined, NaN is not"
+    assert table["log_density_ratio_infinite"].tolist() == [4, 1, 0, 0, 0, 0]
+    assert made.top("log_density_ratio", 6)["label"].iloc[-1] == "L0H0" == made.printed()["label"].iloc[-1]
+    assert np.isinf(table.loc["L0H0", "entropy"]) and np.isnan(table.loc["L0H0", "entropy_ci_low"]), "no finite mean"
+    assert np.isinf(made.mean("log_density_ratio")[0, 0]) and made.count("log_density_ratio")[1, 0] == 4
+    assert "log_density_ratio 5 at minus, 0 at plus infinity of 30" in made.describe()
+    colours = mi.views.head_map(made, value="log_density_ratio").axes[0].images[0]
+    assert np.ma.filled(colours.get_array(), np.nan)[0, 0] == colours.norm.vmin == -6, (
+        "the end of the colours, not grey"
+    )
 
 
 def test_a_condition_without_any_metric_prints_no_table() -> None:

@@ -753,8 +753,9 @@ def test_tost_keeps_its_level_at_the_border_and_has_no_p_without_spread():
 
 def test_the_mean_of_what_is_defined_by_hand():
     values = np.array([[1.0, np.nan, np.inf], [3.0, np.nan, 5.0], [np.nan, np.nan, 7.0]])
-    np.testing.assert_array_equal(st.defined_mean(values), [2.0, np.nan, 6.0])
-    np.testing.assert_array_equal(st.defined_mean(values, axis=1), [1.0, 4.0, 7.0])
+    np.testing.assert_array_equal(st.defined_mean(values), [2.0, np.nan, np.inf])  # infinite is defined
+    np.testing.assert_array_equal(st.defined_mean(values, axis=1), [np.inf, 4.0, 7.0])
+    assert np.isnan(st.defined_mean(np.array([np.inf, -np.inf])))
     assert st.defined_mean(values[:, 0]) == 2.0 and np.isnan(st.defined_mean(np.array([])))
 
 

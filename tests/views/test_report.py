@@ -132,16 +132,18 @@ def marked(head_map: HeadMap | None) -> list[tuple[int, int]]:
 
 
 def test_a_sweep_becomes_sentences_a_map_and_a_table_with_the_largest_share_first() -> None:
-    sentences, head_map, (table,) = shown(patched())
-    assert " ".join(sentences) == patched().describe() and len(sentences) == 2
+    sentences, head_map, (table,) = shown(patched(12))
+    assert " ".join(sentences) == patched(12).describe() and len(sentences) == 4
     assert texts(table, 0)[0] == "L1H2" and len(table.rows) == 6
     assert head_map is not None and head_map.value == "share of the effect" and marked(head_map) == [(1, 2)]
-    assert "not corrected" in head_map.marked_means
+    assert "more than 0.05 of the effect in most problems, p < 0.05 corrected" in head_map.marked_means
+    assert {"k", "n", "share of problems", "p, corrected", "median share"} <= set(labels(table))
+    assert marked(shown(patched(4))[1]) == [], "4 problems name no head"
 
 
 def test_where_shares_are_undefined_the_map_shows_effects() -> None:
     sentences, head_map, _ = shown(patched(donor=np.array([1.0, -1.0, 1.0, -1.0])))
-    assert head_map is not None and head_map.value == "effect" and marked(head_map) == [(1, 2)]
+    assert head_map is not None and head_map.value == "effect" and marked(head_map) == []
     assert any("effect_fraction is NaN" in sentence for sentence in sentences)
 
 

@@ -58,10 +58,12 @@ def test_both_ways_of_counting_are_on_the_axes() -> None:
 
 def test_strokes_mark_heads_below_the_corrected_level_and_no_others() -> None:
     few, many = (mi.views.head_map(patched(n)) for n in (4, 12))
-    assert not [patch for patch in few.axes[0].patches if patch.get_hatch()], "4 problems cannot reach 0.05: 2^-3"
+    assert not [patch for patch in few.axes[0].patches if patch.get_hatch()], "4 problems cannot reach 0.05"
     (stroked,) = [patch for patch in many.axes[0].patches if patch.get_hatch()]
     assert (stroked.get_x(), stroked.get_y()) == (1.5, 0.5), "layer 1, head 2"
-    assert words_of(many) == ["corrected p < 0.05 (max-T over 6 heads)"] and words_of(few) == []
+    assert (
+        words_of(many) == ["corrected p < 0.05 (more than 0.05 of the effect in most problems)"] and words_of(few) == []
+    )
 
 
 def test_named_heads_are_framed_with_their_kind_and_what_was_not_tested_is_grey() -> None:
@@ -108,9 +110,9 @@ def test_a_share_below_0_has_0_in_the_middle_whatever_the_metric_says() -> None:
 def test_what_is_drawn_stands_in_the_table() -> None:
     """Colours are the column, strokes the p-values below the level: nothing is computed for the picture."""
     for found, value, p in (
-        (patched(12), "recovered", "effect_p"),
+        (patched(12), "recovered", "p_prevalence"),
         (located(), "mediated_fraction", "p_either"),
-        (decomposed(), "lam", "lam_p"),
+        (decomposed(n=9), "lam", "lam_p"),
     ):
         table = found.summary()
         axes = mi.views.head_map(found, value=value, level=0.02).axes[0]
@@ -328,8 +330,8 @@ def test_layers_show_means_over_heads_with_their_bands() -> None:
 
 
 def test_effects_that_are_sure_are_filled() -> None:
-    picture = mi.views.mediation(mediated(8))
-    table = mediated(8).summary().query("reading == 'outcome'").set_index("effect")
+    picture = mi.views.mediation(mediated(9))
+    table = mediated(9).summary().query("reading == 'outcome'").set_index("effect")
     last = picture.axes[5]
     sure = [line for line in last.lines if line.get_zorder() == 5]
     assert sorted(sure[0].get_xdata()) == pytest.approx(sorted(table.loc[["bias", "both", "total"], "mean"]))
