@@ -3,14 +3,11 @@
 import json
 import random
 import struct
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
 from convert_llama2c import SPECIAL, convert, main
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -236,18 +233,18 @@ def test_a_token_given_twice_is_refused(files: tuple[Path, Path, Path]) -> None:
     assert not out.exists()
 
 
-def test_the_command_says_what_is_wrong_in_one_line_and_spares_what_is_there(files: tuple[Path, Path, Path]) -> None:
-    model, _, out = files
-    script = [sys.executable, str(ROOT / "tools" / "convert_llama2c.py")]
-    options = {"capture_output": True, "text": True, "check": False}
-    missing = subprocess.run([*script, str(model), "nowhere.bin", str(out)], **options)
-    assert missing.returncode == 2 and "nowhere.bin" in missing.stderr and "Traceback" not in missing.stderr
-    assert not out.exists()
-    done = subprocess.run([*script, *map(str, files)], **options)
-    assert done.returncode == 0, done.stderr
-    assert "2 layers, 4 query heads over 2 key-value heads, 276 tokens, 32 positions" in done.stdout
-    before = {path.name: path.read_bytes() for path in out.iterdir()}
+def test_the_command_says_what_is_wrong_in_one_line_and_spares_what_is_there(
+    files: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, tokenizer, out = map(str, files)
+    assert main([model, "nowhere.bin", out]) == 2
+    said = capsys.readouterr().err
+    assert "nowhere.bin" in said and len(said.splitlines()) == 1
+    assert not files[2].exists()
+    assert main([model, tokenizer, out]) == 0
+    assert "2 layers, 4 query heads over 2 key-value heads, 276 tokens, 32 positions" in capsys.readouterr().out
+    before = {path.name: path.read_bytes() for path in files[2].iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= before.keys()
-    again = subprocess.run([*script, *map(str, files)], **options)
-    assert again.returncode == 2 and "is not an empty folder" in again.stderr
-    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert main([model, tokenizer, out]) == 2
+    assert "is not an empty folder" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in files[2].iterdir()} == before
