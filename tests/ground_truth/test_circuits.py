@@ -14,7 +14,7 @@ from mless_interp.ground_truth.planted import CIRCUITS, PlantedModel, planted_ex
 from mless_interp.ground_truth.roles import Expected, named_in
 from mless_interp.heads import Head
 from mless_interp.locating.judge import KINDS, Judged, judge
-from mless_interp.models.load import load_model
+from mless_interp.models.transformer_lens import bridge_from
 from mless_interp.patching.outcomes import resolution_of
 from mless_interp.patching.prepared import prepare
 from mless_interp.patching.sweep import Sweep, sweep_heads
@@ -30,7 +30,7 @@ def judged(
     made: PlantedModel, count: int, *, n_tokens: int = 20, outcome: str = "answer_logprob", **options: Any
 ) -> Judged:
     """The verdicts on all heads of a planted model, from the four exact sweeps over `count` problems."""
-    model = load_model(made, backend="bridge", device="cpu")
+    model = bridge_from(made.hf_model, made.tokenizer, name=made.name)
     prepared = prepare(model, planted_pairs(made, model, count, n_tokens, **options), outcome)
     heads = model.info.chosen(None, what="patch")
     names = {"knockout": ("knockout", "denoising"), "edge_noise": ("knockout", "noising")}
@@ -71,9 +71,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 @lru_cache
 def small(name: str) -> tuple[PlantedModel, Judged]:
-    made = planted_model(
-        **{"n_heads": 8, "n_key_value_heads": 2, "n_layers": 3, "sign": 1 if len(name) % 2 else -1, **SMALL[name]}
-    )
+    made = planted_model(n_heads=8, n_key_value_heads=2, n_layers=3, sign=1 if len(name) % 2 else -1, **SMALL[name])
     return made, judged(made, 16)
 
 
@@ -88,7 +86,7 @@ def test_every_head_gets_the_declared_verdict(name: str) -> None:
 
 
 def test_what_is_declared_of_each_circuit() -> None:
-    """By hand, from methods §8: the names, so that no change of the table goes unseen."""
+    """The names by hand, so that no change of the table goes unseen."""
     declared = {
         name: {str(h): (e.verdict, e.sense) for h, e in small(name)[0].expected.items() if e.sense} for name in SMALL
     }
@@ -139,7 +137,7 @@ def test_a_sense_or_a_verdict_declared_wrong_of_one_head_fails_for_it_alone() ->
     assert differing(made.expected | {idle: made.expected[A]}, found) == {idle: ("negligible", 0)}
 
 
-def test_the_measures_of_an_and_circuit_are_those_of_methods_section_8() -> None:
+def test_the_measures_of_an_and_circuit_are_all_or_nothing() -> None:
     found = small("switched")[1]
     share = {name: np.median(each, axis=0) / np.median(found.total) for name, each in found.values.items()}
 
@@ -181,11 +179,11 @@ def test_a_reader_looks_at_the_span_only_from_the_rows_it_is_told() -> None:
     made, _ = small("rows")
     made.hf_model.set_attn_implementation("eager")
     problem = made.problems(1)[0]
-    parts = [problem.system, " / / / / / / / /", problem.question, f" Answer : {ANSWER}"]
-    ids = [made.tokenizer(part, add_special_tokens=False)["input_ids"] for part in parts]
-    start = len(ids[0])
-    tokens = made.tokenizer.convert_ids_to_tokens(sum(ids, []))
-    patterns = made.hf_model(torch.tensor([sum(ids, [])]), output_attentions=True).attentions
+    parts = [problem.system, " / / / / / / / / ", problem.question, f" Answer : {ANSWER}"]
+    start = len(made.tokenizer(problem.system)["input_ids"])
+    ids = made.tokenizer("".join(parts))["input_ids"]
+    tokens = made.tokenizer.convert_ids_to_tokens(ids)
+    patterns = made.hf_model(torch.tensor([ids]), output_attentions=True).attentions
     for head, looks in ((A, {ANSWER}), (B, {*NUMBERS})):
         mass = patterns[head.layer][0, head.head, :, start : start + 8].sum(-1)
         for at in range(start + 8, len(tokens)):
