@@ -30,7 +30,7 @@ PUBLIC = {
     "models.inputs": ["Inputs"],
     "models.load": ["load_model", "wrap_model"],
     "models.checks": ["check_model"],
-    "ground_truth.planted": ["PlantedModel", "planted_model", "random_planted"],
+    "ground_truth.planted": ["PlantedModel", "planted_examples", "planted_model", "random_planted"],
     "identities.certificate": ["Certificate", "certify_model"],
     "scores": ["AttentionProfile", "HeadScores", "attention_profile", "score_cache", "score_heads"],
     "patching": ["PatchScores", "interventions", "patch_heads"],

@@ -4,9 +4,10 @@ import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
-    ["planted", "stand_ins"],
+    ["planted", "roles", "stand_ins"],
     {
-        "planted": ["PlantedModel", "planted_model", "planted_truth", "random_planted"],
+        "planted": ["CIRCUITS", "PlantedModel", "planted_examples", "planted_model", "planted_truth", "random_planted"],
+        "roles": ["Expected"],
         "stand_ins": ["stand_in", "stand_in_problems"],
     },
 )

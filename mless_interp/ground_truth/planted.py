@@ -10,59 +10,116 @@ model answers with the largest number of the question. Its parts, all exact func
   the *signal* channel of the residual stream and the number;
 - the `copier` reads the numbers of the question, the larger the stronger, and writes them down;
 - a `reader` attends to the unit's tokens and writes what it reads of them to the *signal* channel;
-- a `mediator` attends to question words, never to the unit, and carries their *signal* on to the *carried* channel;
+- a `mediator` attends to the question's numbers, never to the unit, and carries their *signal* on to the *carried* channel;
+- a `conditional` reader looks at the unit only in rows where the *switch* channel is on, which an earlier head, the
+  `switch`, writes where it sees the unit: an AND circuit of attention;
+- a head `against` is a reader that writes with the opposite sign;
+- a reader may be restricted to the rows of some tokens (`reads_from`): of the one that predicts the answer, of the
+  numbers (then only mediators hand on what it wrote), or of one number, so that it acts in few problems (`rare`);
+- a `span writer` writes in the span's own rows what a later `relay` brings from there to the question;
 - the last MLP multiplies the copied numbers by `2 + 2 (signal + carried)` (`4 - 2 (...)` with `sign=-1`) and the
-  unembedding reads the product: the span makes the model surer (or less sure) of its answer;
+  unembedding reads the product: the span makes the model surer (or less sure) of its answer. With `combine="any"` or
+  `"all"` a step takes the sum's place, at one contribution or at all of them: circuits of OR and of AND;
 - decoys: `silent` attends to the unit more than any reader and has no output weights, `unread` writes what it reads
   where nobody reads, `avoids` has a larger output on the answer than any reader, but never attends to the unit;
 - all other heads and MLPs are small random weights, and the residual basis is turned by a random rotation, so that no
   channel lies on an axis. Queries and keys of the idle heads are not small: their patterns look like patterns.
 
-Source: methods section 10 (the toy with readers, a mediator and three decoys); here with grouped queries, problems of
-their own, any number of layers, and as a model that every backend loads.
+Which verdict each head must get, and why, is declared (`PlantedModel.expected`) from how the parts work, not measured.
+
+Source: methods section 10 (the toy with readers, a mediator and three decoys), and sections 8 and 17 (AND and OR circuits,
+writers in the span's rows); here with grouped queries, problems of their own, any number of layers, and as a model that
+every backend loads.
 """
 
 import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ..heads import Head
 from ..prompts.problems import Problem
-from .roles import DECOY_KINDS, Roles, fair_shares, kinds_of, output_gains
-from .tokenizer import EOS, PAD, Vocabulary, build_tokenizer, draw_records, draw_vocabulary
-from .weights import ROPE_THETA, PlantedWeights, head_size
+from .roles import ANSWER_ROW, DECOY_KINDS, Expected, Roles, shares_and_gains
+from .tokenizer import EOS, NUMBERS, PAD, Vocabulary, build_tokenizer, draw_records, draw_vocabulary
+from .weights import ROPE_THETA, PlantedWeights
 
 MAX_POSITIONS = 2048
+CIRCUITS = (
+    "plain",
+    "switched",
+    "any",
+    "all",
+    "any mediators",
+    "all mediators",
+    "against",
+    "rows",
+    "rare",
+    "relayed",
+    "mixed",
+)
+"""What `random_planted` can draw."""
 
 
 @dataclass(frozen=True, eq=False)
 class PlantedModel:
     """A model with known heads. `truth` names every head that has a role; all others are idle.
 
-    `hf_model` is a `LlamaForCausalLM` in evaluation mode, `tokenizer` its word-level tokenizer, `shares` the nominal
-    part of the span's effect that each reader contributes and each mediator carries, `settings` what `planted_model`
-    was called with after all defaults were filled in.
+    `hf_model` is a `LlamaForCausalLM` in evaluation mode, `tokenizer` its word-level tokenizer, `roles` who does what,
+    `shares` the nominal part of the span's effect that each reader contributes and each mediator carries, `settings` what
+    `planted_model` was called with after all defaults were filled in.
     """
 
     hf_model: LlamaForCausalLM
     tokenizer: PreTrainedTokenizerFast
-    readers: tuple[Head, ...]
-    mediators: tuple[Head, ...]
-    decoys: Mapping[str, tuple[Head, ...]]
-    copier: Head
+    roles: Roles
     shares: Mapping[Head, float]
     vocabulary: Vocabulary
     settings: Mapping[str, object]
 
     @property
     def truth(self) -> dict[Head, str]:
-        """Each planted head's kind: reader, mediator, silent, unread, avoids or copier."""
-        return kinds_of(self.readers, self.mediators, self.decoys, self.copier)
+        """Each planted head's kind: reader, mediator, silent, unread, avoids, copier, or one of a larger circuit."""
+        return self.roles.kinds
+
+    @property
+    def readers(self) -> tuple[Head, ...]:
+        """The heads that read the span and whose effect adds up with all others'."""
+        return self.roles.readers
+
+    @property
+    def mediators(self) -> tuple[Head, ...]:
+        """The heads that carry on what readers wrote."""
+        return self.roles.mediators
+
+    @property
+    def decoys(self) -> Mapping[str, tuple[Head, ...]]:
+        """kind -> the heads that only look as if they carried the effect."""
+        return self.roles.decoys
+
+    @property
+    def copier(self) -> Head:
+        """The head that copies the question's numbers."""
+        return self.roles.copier
+
+    @property
+    def expected(self) -> dict[Head, Expected]:
+        """The verdict that every head must get in enough problems, with its sense and the reason.
+
+        Of a model without readers it says "undecided": that holds with `noise=0`, where the span does nothing, and for
+        `problems(swap=True)` under `logit_diff`, where it has no tendency. Idle heads' tiny tendency under other outcomes is
+        an effect, which a method may find.
+        """
+        config = self.hf_model.config
+        heads = [Head(at, h) for at in range(config.num_hidden_layers) for h in range(config.num_attention_heads)]
+        if self.settings["null"]:
+            nothing = Expected("undecided", 0, "the span has no effect of which it could carry a part")
+            return dict.fromkeys(heads, nothing)
+        return {head: self.roles.expected(head) for head in heads}
 
     @property
     def name(self) -> str:
@@ -103,6 +160,7 @@ class PlantedModel:
         facts = {
             "truth": {str(head): kind for head, kind in self.truth.items()},
             "shares": {str(head): share for head, share in self.shares.items()},
+            "expected": {str(head): asdict(found) for head, found in self.expected.items() if head in self.truth},
             "settings": dict(self.settings),
         }
         (directory / "planted.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
@@ -135,6 +193,11 @@ def planted_model(
     reads: Sequence[str] | Mapping[str, float] = ("/",),
     noise: float = 5e-4,
     null: bool = False,
+    conditional: Mapping[Head, Head] | None = None,
+    against: Iterable[Head] = (),
+    relayed: Mapping[Head, Head] | None = None,
+    reads_from: Mapping[Head, Iterable[str]] | None = None,
+    combine: str = "sum",
     dtype: torch.dtype = torch.float32,
 ) -> PlantedModel:
     """Build a model whose readers, mediators and decoys are exactly the given heads (zero-based).
@@ -150,6 +213,13 @@ def planted_model(
     - `null`: no reader and no mediator; the default decoys leave out `unread`, which acts a little through the norm.
       What idle heads do remains, about 0.005 nats, with a tendency of its own in each model; with `noise=0` as well
       the span changes nothing. Data with effects but no tendency: `PlantedModel.problems(..., swap=True)`.
+    - `conditional`: each conditional reader -> the earlier head that must see the span for it to look at it.
+    - `against`: readers that take back a quarter of what all readers bring.
+    - `relayed`: each reader of what the span's own rows hold -> the earlier head that writes it there.
+    - `reads_from`: reader -> the tokens in whose rows alone it looks at the span: `"\\boxed{"` (which predicts the answer),
+      numbers "2" to "13" (only mediators hand on what is written there), or both. One number: it acts in a few problems.
+    - `combine`: "sum", contributions add up; "any", each is enough; "all", all are needed. The last two for two or more
+      readers without mediators, or one reader from rows of numbers and two or more mediators.
     - `dtype`: of the returned model; weights are computed in float64.
 
     The roles' nominal shares of the span's effect are in `.shares`. Readers' shares add up to 1; a mediator's share is
@@ -168,24 +238,24 @@ def planted_model(
         raise ValueError(f"sign must be 1 (the span helps the answer) or -1 (it hurts), got {sign}")
     if not 0 <= noise <= 0.01:
         raise ValueError(f"noise must lie in 0 to 0.01 (more would drown the planted heads), got {noise}")
-    roles = Roles.fill(readers, mediators, decoys, copier, n_layers=n_layers, n_heads=n_heads, null=null)
-    shares = fair_shares(roles.readers, roles.mediators, seed)
+    roles = Roles.fill(
+        readers,
+        mediators,
+        decoys,
+        copier,
+        n_layers=n_layers,
+        n_heads=n_heads,
+        null=null,
+        conditional=conditional,
+        against=against,
+        relayed=relayed,
+        reads_from=reads_from,
+        combine=combine,
+    )
+    shares, gains = shares_and_gains(roles, seed)
     vocabulary = draw_vocabulary(seed)
     strengths = _read_strengths(reads, vocabulary)
-
-    plan = PlantedWeights(
-        vocabulary=vocabulary,
-        kinds=roles.kinds,
-        gains=output_gains(shares, roles.readers, roles.mediators),
-        reads=strengths,
-        n_layers=roles.n_layers,
-        n_heads=n_heads,
-        n_key_value_heads=n_key_value_heads,
-        d_head=head_size(n_heads, len(roles.decoys["unread"])),
-        seed=seed,
-        sign=sign,
-        noise=noise,
-    )
+    plan = PlantedWeights(vocabulary, roles, gains, strengths, n_heads, n_key_value_heads, seed, sign, noise)
     config = LlamaConfig(
         vocab_size=len(vocabulary.tokens),
         hidden_size=plan.d_model,
@@ -218,26 +288,44 @@ def planted_model(
         "reads": strengths,
         "noise": noise,
         "null": null,
+        "conditional": {str(reader): str(switch) for reader, switch in roles.conditional.items()},
+        "against": [str(head) for head in roles.against],
+        "relayed": {str(reader): str(writer) for reader, writer in roles.relayed.items()},
+        "reads_from": {str(head): sorted(tokens) for head, tokens in roles.reads_from.items()},
+        "combine": roles.combine,
     }
     return PlantedModel(
         hf_model=model.eval(),
         tokenizer=build_tokenizer(vocabulary.tokens, model_max_length=MAX_POSITIONS),
-        readers=roles.readers,
-        mediators=roles.mediators,
-        decoys=roles.decoys,
-        copier=roles.copier,
+        roles=roles,
         shares=shares,
         vocabulary=vocabulary,
         settings=settings,
     )
 
 
-def random_planted(seed: int, *, dtype: torch.dtype = torch.float32, null: bool = False) -> PlantedModel:
+def random_planted(
+    seed: int, *, circuit: str = "plain", dtype: torch.dtype = torch.float32, null: bool = False
+) -> PlantedModel:
     """A planted model with geometry and heads drawn at random, for benchmarks.
 
-    2-6 layers, 8-28 query heads, grouped or full attention, 1-4 readers, 0-3 mediators, 0-2 decoys of each kind, either
-    sign. With `null` there are no readers, no mediators and no `unread` decoys.
+    2-6 layers, 8-28 query heads, grouped or full attention, 0-2 decoys of each kind, either sign, and by `circuit`:
+
+    - "plain": 1-4 readers and 0-3 mediators; with `null` none of them, and no `unread` decoys;
+    - "switched": one or two conditional readers of one switch, and perhaps a reader beside them;
+    - "any", "all": two or three readers of which each is enough, or all are needed;
+    - "any mediators", "all mediators": the same of mediators of one reader;
+    - "against": two or three readers and one that pushes the other way;
+    - "rows": readers from the answer's row alone, from the numbers' rows, and from all rows, and a mediator;
+    - "rare": a reader and a mediator, and two readers whose large effects need a number: one that few problems name, or
+      one of nine, which nearly all name;
+    - "relayed": a writer in the span's rows and the head that reads there, perhaps beside a reader;
+    - "mixed": a switch with its reader, a reader, one against, and a mediator.
     """
+    if circuit not in CIRCUITS:
+        raise ValueError(f"unknown circuit {circuit!r}; there are {', '.join(CIRCUITS)}")
+    if null and circuit != "plain":
+        raise ValueError(f"null=True is a model without any circuit, got circuit={circuit!r}: leave one of them out")
     rng = random.Random(f"planted geometry {seed}")
     n_layers, n_heads = rng.randint(2, 6), rng.choice((8, 12, 14, 16, 20, 24, 28))
     groups = [kv for kv in range(1, n_heads) if n_heads % kv == 0]
@@ -250,19 +338,58 @@ def random_planted(seed: int, *, dtype: torch.dtype = torch.float32, null: bool 
         free[:] = [head for head in free if head not in heads]
         return heads
 
-    n_readers, n_mediators = rng.randint(1, 4), rng.randint(0, 3)
+    def after(heads: Sequence[Head]) -> range:
+        return range(max(head.layer for head in heads) + 1, n_layers)
+
+    every, early = range(n_layers), range(n_layers - 1)
     readers: list[Head] = []
     mediators: list[Head] = []
-    if not null:
-        readers = take(1, range(n_layers - 1)) if n_mediators else []
-        readers += take(n_readers - len(readers), range(n_layers))
-        mediators = take(n_mediators, range(min(head.layer for head in readers) + 1, n_layers))
-    decoys = {kind: take(rng.randint(0, 2), range(n_layers)) for kind in DECOY_KINDS if not (null and kind == "unread")}
+    more: dict[str, Any] = {}
+    match circuit:
+        case "plain":
+            n_readers, n_mediators = rng.randint(1, 4), rng.randint(0, 3)
+            if not null:
+                readers = take(1, early) if n_mediators else []
+                readers += take(n_readers - len(readers), every)
+                mediators = take(n_mediators, range(min(head.layer for head in readers) + 1, n_layers))
+        case "switched":
+            switch = take(1, early)
+            more["conditional"] = dict.fromkeys(take(rng.randint(1, 2), after(switch)), switch[0])
+            readers = take(rng.randint(0, 1), every)
+        case "any" | "all":
+            readers = take(rng.randint(2, 3), every)
+            more["combine"] = circuit
+        case "any mediators" | "all mediators":
+            readers = take(1, early)
+            mediators = take(rng.randint(2, 3), after(readers))
+            more = {"combine": circuit.split()[0], "reads_from": {readers[0]: NUMBERS}}
+        case "against":
+            readers = take(rng.randint(2, 3), every)
+            more["against"] = take(1, every)
+        case "rows":
+            readers = take(3, early)
+            mediators = take(1, after(readers))
+            more["reads_from"] = {readers[0]: [ANSWER_ROW], readers[1]: NUMBERS}
+        case "rare":
+            readers = take(3, early)
+            mediators = take(1, after(readers))
+            numbers = rng.sample(NUMBERS, 10)
+            more["reads_from"] = {readers[0]: numbers[:1], readers[1]: numbers[1:]}
+        case "relayed":
+            writer = take(1, early)
+            more["relayed"] = {take(1, after(writer))[0]: writer[0]}
+            readers = take(rng.randint(0, 1), every)
+        case "mixed":
+            switch = take(1, early)
+            more = {"conditional": {take(1, after(switch))[0]: switch[0]}, "against": take(1, every)}
+            readers = take(1, early)
+            mediators = take(1, after(readers))
+    decoys = {kind: take(rng.randint(0, 2), every) for kind in DECOY_KINDS if not (null and kind == "unread")}
     return planted_model(
         sorted(readers),
         sorted(mediators),
         decoys=decoys,
-        copier=take(1, range(n_layers))[0],
+        copier=take(1, every)[0],
         n_layers=n_layers,
         n_heads=n_heads,
         n_key_value_heads=n_key_value_heads,
@@ -270,7 +397,15 @@ def random_planted(seed: int, *, dtype: torch.dtype = torch.float32, null: bool 
         sign=rng.choice((1, -1)),
         null=null,
         dtype=dtype,
+        **more,
     )
+
+
+def planted_examples(n: int, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Iterator[PlantedModel]:
+    """`n` random planted models, one after the other of each of `CIRCUITS`; model i depends on `seed` + i only."""
+    if n < 1:
+        raise ValueError(f"n must be 1 or more, got {n}")
+    return (random_planted(each, circuit=CIRCUITS[each % len(CIRCUITS)], dtype=dtype) for each in range(seed, seed + n))
 
 
 def _read_strengths(reads: Sequence[str] | Mapping[str, float], vocabulary: Vocabulary) -> dict[str, float]:

@@ -1,41 +1,145 @@
-"""Which heads of a planted model have which role, and how much of the span's effect each carries."""
+"""Which heads of a planted model have which role, how much of the span's effect each carries, and what must be found."""
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import comb
+from typing import Any
 
 from ..heads import Head, check_heads
+from .tokenizer import ANSWER_PREFIX, NUMBERS
 
 DECOY_KINDS = ("silent", "unread", "avoids")
+COMBINE = ("sum", "any", "all")
 SMALLEST_SHARE = 0.1
 """Least part of the span's effect that a planted reader or mediator must carry; layouts with less are refused."""
 
+ANSWER_ROW = ANSWER_PREFIX[-1]
+"""The token in whose row the answer is predicted."""
+
 _MOST_LAYERS = 1000
 _MOST_MEDIATED = 0.8  # of what the readers before a mediator contribute, this much at most passes through mediators
+_AGAINST = 0.25  # of what all readers bring, this much each opposing reader takes back
+_RARE, _FREQUENT = 0.3, 0.9  # the share of problems that name one of some numbers: at most a few, at least nearly all
 
 
-def kinds_of(
-    readers: Sequence[Head], mediators: Sequence[Head], decoys: Mapping[str, Sequence[Head]], copier: Head
-) -> dict[Head, str]:
-    """The kind of every head that has a role, in the order of the heads."""
-    kinds = dict.fromkeys(readers, "reader") | dict.fromkeys(mediators, "mediator") | {copier: "copier"}
-    return dict(sorted((kinds | {head: kind for kind in DECOY_KINDS for head in decoys[kind]}).items()))
+@dataclass(frozen=True)
+class Expected:
+    """The verdict that a planted head must get: its name, +1 with the insertion's effect or -1 against it, and why."""
+
+    verdict: str
+    sense: int
+    why: str
+
+
+_NOTHING = {
+    "silent": "it attends to the span and has no output weights",
+    "unread": "it writes what it reads of the span where nobody reads",
+    "avoids": "its output acts on the answer, and does not change with the span, which it never attends to",
+    "copier": "it copies the question's numbers, with the span or without",
+    "span writer": "its own writing stands in the rows of the span, which are the same in both runs: no edit of question "
+    "rows can show it",
+    "rare": "it reads the span in a few problems only, and a verdict is about most problems",
+    "idle": "its weights are small noise",
+}
+_ALONE = "it reads the span, and adds to or takes from the effect whatever other heads do"
+_PASSES = "it never sees the span, and carries on what readers wrote"
+_SUM = {
+    "reader": Expected("reader", 1, _ALONE),
+    "against": Expected("reader", -1, f"{_ALONE}, but it writes with the opposite sign"),
+    "relay": Expected("reader", 1, "question rows get from the span, through it, what the span's own rows hold"),
+    "mediator": Expected("mediator", 1, _PASSES),
+    "conditional": Expected(
+        "conditional reader",
+        1,
+        "patching its output moves its whole effect either way; cutting its sight takes the effect away; but its sight alone "
+        "brings nothing into the run without the span, where the head that makes it look has nothing to say",
+    ),
+    "switch": Expected(
+        "necessary reader",
+        1,
+        "without what it writes no conditional reader looks at the span, so cutting its sight takes their effect away; "
+        "alone it brings nothing, for they still cannot see the span",
+    ),
+}
+_ANY = {
+    "reader": Expected("redundant reader", 1, "it is enough alone, and not needed: the others are enough without it"),
+    "mediator": Expected("redundant mediator", 1, "it is enough alone, and not needed: the others are enough"),
+}
+_ALL = {
+    "reader": Expected("necessary reader", 1, "no effect without it, and none with it alone"),
+    "mediator": Expected("necessary mediator", 1, "no effect without it, and none with it alone"),
+}
 
 
 @dataclass(frozen=True)
 class Roles:
-    """Which head does what in a model of `n_layers` layers: checked, complete, no head in two roles."""
+    """Which head does what in a model of `n_layers` layers: checked, complete, no head in two roles.
+
+    `conditional` maps each conditional reader to the earlier head that makes it look, `relayed` each reader of the span's
+    own rows to the earlier head that writes there, `reads_from` some readers to the tokens in whose rows alone they look.
+    `combine`: whether contributions add up ("sum"), or any one is enough, or all are needed.
+    """
 
     readers: tuple[Head, ...]
     mediators: tuple[Head, ...]
     decoys: dict[str, tuple[Head, ...]]
     copier: Head
     n_layers: int
+    conditional: dict[Head, Head] = field(default_factory=dict)
+    against: tuple[Head, ...] = ()
+    relayed: dict[Head, Head] = field(default_factory=dict)
+    reads_from: dict[Head, frozenset[str]] = field(default_factory=dict)
+    combine: str = "sum"
 
     @property
     def kinds(self) -> dict[Head, str]:
-        """The kind of every head that has a role."""
-        return kinds_of(self.readers, self.mediators, self.decoys, self.copier)
+        """The kind of every head that has a role, in the order of the heads."""
+        named = {
+            "reader": self.readers,
+            "mediator": self.mediators,
+            "against": self.against,
+            "conditional": tuple(self.conditional),
+            "switch": self.switches,
+            "relay": tuple(self.relayed),
+            "span writer": tuple(self.relayed.values()),
+            "copier": (self.copier,),
+            **self.decoys,
+        }
+        return dict(sorted((head, kind) for kind, heads in named.items() for head in heads))
+
+    @property
+    def switches(self) -> tuple[Head, ...]:
+        """The heads that make conditional readers look, each once."""
+        return tuple(dict.fromkeys(self.conditional.values()))
+
+    @property
+    def rare(self) -> tuple[Head, ...]:
+        """Readers that read the span in a few problems only."""
+        return tuple(head for head in self.readers if named_in(self.reads_from.get(head)) <= _RARE)
+
+    @property
+    def threshold(self) -> float | None:
+        """How much must be written for the effect, where heads do not add up: each writes 0.8 to 1 in all problems."""
+        if self.combine == "sum":
+            return None
+        return 0.4 if self.combine == "any" else len(self.mediators or self.readers) - 0.72
+
+    def direct(self, reader: Head) -> bool:
+        """Whether it looks at the span from the row that predicts the answer."""
+        return reader not in self.reads_from or ANSWER_ROW in self.reads_from[reader]
+
+    def passes(self, head: Head) -> bool:
+        """Whether what it writes can be carried on by a later mediator, which reads the rows of numbers."""
+        return head not in self.relayed and (head not in self.reads_from or self.reads_from[head] != {ANSWER_ROW})
+
+    def expected(self, head: Head) -> Expected:
+        """The verdict that a head must get in most problems of a model that has readers."""
+        kind = "rare" if head in self.rare else self.kinds.get(head, "idle")
+        if kind in _NOTHING:
+            return Expected("negligible", 0, _NOTHING[kind])
+        single = self.combine == "sum" or (kind == "reader" and self.mediators)
+        return (_SUM if single else {"any": _ANY, "all": _ALL}[self.combine])[kind]
 
     @classmethod
     def fill(
@@ -48,14 +152,29 @@ class Roles:
         n_layers: int | None,
         n_heads: int,
         null: bool,
+        conditional: Mapping[Head, Head] | None = None,
+        against: Iterable[Head] = (),
+        relayed: Mapping[Head, Head] | None = None,
+        reads_from: Mapping[Head, Iterable[str]] | None = None,
+        combine: str = "sum",
     ) -> "Roles":
         """The given roles, checked, with defaults for what is missing."""
         unknown = set(decoys or {}) - set(DECOY_KINDS)
         if unknown:
             raise ValueError(f"unknown decoy kind {min(unknown)!r}; the kinds are {', '.join(DECOY_KINDS)}")
+        if combine not in COMBINE:
+            raise ValueError(f"combine must be one of {', '.join(COMBINE)}, got {combine!r}")
+        conditional, relayed = dict(conditional or {}), dict(relayed or {})
         given: dict[str, list[Head]] = {"readers": list(readers or ()), "mediators": list(mediators or ())}
         given |= {f"{kind} decoys": list((decoys or {}).get(kind, ())) for kind in DECOY_KINDS}
         given["copier"] = [] if copier is None else [copier]
+        given |= {
+            "conditional readers": list(conditional),
+            "switches": list(dict.fromkeys(conditional.values())),
+            "readers of the span's rows": list(relayed),
+            "writers of the span's rows": list(relayed.values()),
+            "readers against the effect": list(against),
+        }
         for heads in given.values():  # types first: the number of layers is read from the heads
             check_heads(heads, n_layers=n_layers or _MOST_LAYERS, n_heads=n_heads)
         if n_layers is None:
@@ -68,9 +187,12 @@ class Roles:
                 if head in role_of:
                     raise ValueError(f"{head} is given two roles, {role_of[head]} and {role} (zero-based)")
                 role_of[head] = role
-        if null and (given["readers"] or given["mediators"]):
-            raise ValueError("null=True is a model without readers and mediators: leave both out, or null=False")
-        if not null and readers is not None and not given["readers"]:
+        brings = any(given[role] for role in ("readers", "conditional readers", "readers of the span's rows"))
+        if null and (brings or given["mediators"] or given["readers against the effect"]):
+            raise ValueError(
+                "null=True is a model without readers and mediators of any kind: leave all out, or null=False"
+            )
+        if not null and readers is not None and not brings:
             raise ValueError("no readers are given: name at least one, or ask for null=True, a model without any")
 
         def choose(role: str, layers: Iterable[int], wanted: Iterable[int] = ()) -> list[Head]:
@@ -87,15 +209,9 @@ class Roles:
             given["readers"] = [
                 head for h in (n_heads // 2 - 1, 3 * n_heads // 4) for head in choose("readers", [0], [h])
             ]
-        if mediators is None and given["readers"]:
+        if mediators is None and given["readers"] and combine == "sum":
             later = range(min(head.layer for head in given["readers"]) + 1, n_layers)
             given["mediators"] = choose("mediators", later, [n_heads // 7]) if later else []
-        for mediator in given["mediators"]:
-            if not any(reader.layer < mediator.layer for reader in given["readers"]):
-                raise ValueError(
-                    f"mediator {mediator} has nothing to carry: it must lie in a later layer than at least one reader, "
-                    f"and the readers are {', '.join(map(str, given['readers']))} (zero-based)"
-                )
         if decoys is None:
             for kind, layer in zip(DECOY_KINDS, (0, 0, n_layers - 1), strict=True):
                 if null and kind == "unread":
@@ -103,31 +219,134 @@ class Roles:
                 given[f"{kind} decoys"] = choose(kind, [layer, *range(n_layers)])
         if copier is None:
             given["copier"] = choose("copier", reversed(range(n_layers)))
-        return cls(
+        roles = cls(
             tuple(given["readers"]),
             tuple(given["mediators"]),
             {kind: tuple(given[f"{kind} decoys"]) for kind in DECOY_KINDS},
             given["copier"][0],
             n_layers,
+            conditional,
+            tuple(given["readers against the effect"]),
+            relayed,
+            _rows(reads_from or {}, given["readers"]),
+            combine,
         )
+        roles._check()
+        return roles
+
+    def _check(self) -> None:
+        for needed, what in ((self.conditional, "made to look"), (self.relayed, "given anything to read")):
+            for reader, earlier in needed.items():
+                if earlier.layer >= reader.layer:
+                    raise ValueError(
+                        f"{reader} cannot be {what} by {earlier}, which must lie in an earlier layer (zero-based)"
+                    )
+        feeding = [head for head in (*self.readers, *self.conditional) if self.passes(head) and head not in self.rare]
+        for mediator in self.mediators:
+            if not any(reader.layer < mediator.layer for reader in feeding):
+                raise ValueError(
+                    f"mediator {mediator} has nothing to carry: it must lie in a later layer than at least one reader "
+                    "that writes in the rows of numbers in most problems, and these readers are "
+                    f"{', '.join(map(str, feeding)) or 'none'} (zero-based)"
+                )
+        for reader in self.reads_from:
+            if not self.direct(reader) and not any(mediator.layer > reader.layer for mediator in self.mediators):
+                raise ValueError(
+                    f"reads_from: {reader} looks from rows of numbers only, so it needs a mediator in a later layer "
+                    f"(zero-based), or {ANSWER_ROW!r} among its tokens"
+                )
+        if self.combine == "sum":
+            return
+        if self.conditional or self.against or self.relayed or self.rare:
+            raise ValueError(
+                f"combine={self.combine!r} is for readers and mediators alone; conditional, opposing, relayed and rare "
+                "readers need combine='sum'"
+            )
+        parallel = len(self.readers) > 1 and not self.mediators and all(map(self.direct, self.readers))
+        chain = len(self.mediators) > 1 and len(self.readers) == 1 and not self.direct(self.readers[0])
+        if not (parallel or chain):
+            raise ValueError(
+                f"combine={self.combine!r} needs two or more readers and no mediators, or two or more mediators and one "
+                f"reader whose reads_from are numbers; got {len(self.readers)} readers and {len(self.mediators)} mediators"
+            )
 
 
-def fair_shares(readers: Sequence[Head], mediators: Sequence[Head], seed: int) -> dict[Head, float]:
+def named_in(tokens: Iterable[str] | None) -> float:
+    """The share of problems of two numbers (drawn from `NUMBERS` without replacement) that name one of `tokens`.
+
+    1 where the row of the answer is among the tokens, or where there is no restriction.
+
+    >>> named_in(None), round(named_in(["13"]), 3)
+    (1.0, 0.167)
+    """
+    if tokens is None or ANSWER_ROW in set(tokens):
+        return 1.0
+    return 1 - comb(len(NUMBERS) - len(set(tokens)), 2) / comb(len(NUMBERS), 2)
+
+
+def _rows(reads_from: Mapping[Head, Iterable[str]], readers: Sequence[Head]) -> dict[Head, frozenset[str]]:
+    rows = {head: tokens if isinstance(tokens, str) else frozenset(tokens) for head, tokens in reads_from.items()}
+    for head, tokens in rows.items():
+        if isinstance(tokens, str):
+            raise TypeError(f"reads_from: {head} needs a collection of tokens, got the text {tokens!r}")
+        if head not in readers:
+            raise ValueError(f"reads_from: {head} is none of the readers (zero-based)")
+        wrong = sorted(tokens - {*NUMBERS, ANSWER_ROW})
+        if wrong or not tokens:
+            raise ValueError(
+                f"reads_from: {head} must look from the rows of {ANSWER_ROW!r} or of numbers ({NUMBERS[0]} to "
+                f"{NUMBERS[-1]}), which later heads read; got {wrong or 'no token'}"
+            )
+        if _RARE < named_in(tokens) < _FREQUENT:
+            raise ValueError(
+                f"reads_from: {named_in(tokens):.0%} of the problems name one of {sorted(tokens)}, so whether most do is "
+                "left to chance: give 1 number (few problems do), or 8 or more (nearly all do)"
+            )
+    return {head: frozenset(tokens) for head, tokens in rows.items()}
+
+
+def shares_and_gains(roles: Roles, seed: int) -> tuple[dict[Head, float], dict[Head, float]]:
+    """Each head's nominal part of the span's effect, and the size of what it writes.
+
+    Readers' parts add up to 1 before opposing readers take theirs back. A rare reader's part is that in a problem which
+    names its number; where heads do not add up, every one has part 1: it brings everything, or takes it.
+    """
+    if roles.combine != "sum":
+        return dict.fromkeys((*roles.readers, *roles.mediators), 1.0), dict.fromkeys(roles.kinds, 1.0)
+    shares = fair_shares(roles, seed)
+    gains = output_gains(shares, roles)
+    rng = random.Random(f"planted shares against {seed}")
+    shares |= {head: -_AGAINST * rng.uniform(0.95, 1.05) for head in roles.against}
+    gains |= {head: shares[head] for head in roles.against}
+    for head in roles.rare:
+        shares[head] = 1.0
+        gains[head] = 2 / sum(gains[m] for m in roles.mediators if m.layer > head.layer)  # one of two numbers
+    shares |= {
+        switch: sum(shares[head] for head, needs in roles.conditional.items() if needs == switch)
+        for switch in roles.switches
+    }
+    return shares, gains
+
+
+def fair_shares(roles: Roles, seed: int) -> dict[Head, float]:
     """Each reader's part of the span's effect (they add up to 1) and the part that passes through each mediator.
 
     As equal as the layers allow: what the mediators up to some layer carry is at most `_MOST_MEDIATED` of what the
-    readers before that layer contribute, so where few readers come first, they get more.
+    readers before that layer contribute, so where few readers come first, they get more. Where readers look from rows of
+    numbers only, each mediator carries on an equal part of what it finds.
     """
+    rare, mediators = roles.rare, roles.mediators
+    readers = [head for head in (*roles.readers, *roles.conditional, *roles.relayed) if head not in rare]
     if not readers:
         return {}
-    layers = {mediator.layer for mediator in mediators}
-    extra = max(
-        [0.0]
-        + [
-            sum(m.layer <= layer for m in mediators) / _MOST_MEDIATED - sum(r.layer < layer for r in readers)
-            for layer in layers
-        ]
-    )
+    rng = random.Random(f"planted shares {seed}")
+    fed = [reader for reader in readers if roles.passes(reader)]
+    given = _given_gains(roles)
+    extra = 0.0
+    if not given:
+        for layer in {mediator.layer for mediator in mediators}:
+            carried = sum(m.layer <= layer for m in mediators) / _MOST_MEDIATED
+            extra = max(extra, carried - sum(r.layer < layer for r in fed))
     least = 1 / (len(readers) + extra)
     through = min(least, 0.6 / len(mediators)) if mediators else least
     if min(least, through) < SMALLEST_SHARE:
@@ -137,26 +356,46 @@ def fair_shares(readers: Sequence[Head], mediators: Sequence[Head], seed: int) -
             "readers in layers before the mediators"
         )
     extra *= through
-    rng = random.Random(f"planted shares {seed}")
-    first = [reader for reader in readers if reader.layer == min(head.layer for head in readers)]
+    first = [reader for reader in fed if reader.layer == min(head.layer for head in fed)]
     rest = (1 - extra) / len(readers)
     reader_shares = {
         reader: (rest + (extra / len(first) if reader in first else 0)) * rng.uniform(0.95, 1.05) for reader in readers
     }
     total = sum(reader_shares.values())
-    return {reader: share / total for reader, share in reader_shares.items()} | {
-        mediator: through * rng.uniform(0.95, 1.05) for mediator in mediators
-    }
+    shares = {reader: share / total for reader, share in reader_shares.items()}
+    if not given:
+        return shares | {mediator: through * rng.uniform(0.95, 1.05) for mediator in mediators}
+    gains = output_gains(shares, roles)
+    shares |= {m: given[m] * sum(gains[r] for r in fed if r.layer < m.layer) for m in mediators}
+    if min(shares.values()) < SMALLEST_SHARE:
+        raise ValueError(
+            f"a mediator would carry only {min(shares.values()):.3f} of the span's effect, below {SMALLEST_SHARE}: give fewer"
+        )
+    return shares
 
 
-def output_gains(shares: Mapping[Head, float], readers: Sequence[Head], mediators: Sequence[Head]) -> dict[Head, float]:
+def _given_gains(roles: Roles) -> dict[Head, float]:
+    """The mediators' gains where readers look from rows of numbers, else nothing: then they follow from the shares."""
+    restricted = any(not roles.direct(head) for head in roles.reads_from)
+    return dict.fromkeys(roles.mediators, 1 / len(roles.mediators)) if restricted else {}
+
+
+def output_gains(shares: Mapping[Head, float], roles: Roles) -> dict[Head, float]:
     """Output gains that give the shares: a reader acts on its own and through every later mediator.
 
-    share(reader) = gain(reader) * (1 + sum of later mediators' gains);
+    share(reader) = gain(reader) * (direct + the rows of numbers it looks from * sum of later mediators' gains);
     share(mediator) = gain(mediator) * sum of earlier readers' gains. Solved by iteration, a contraction.
     """
-    gains = dict(shares)
+    mediators, given = roles.mediators, _given_gains(roles)
+    readers = [head for head in shares if head not in mediators]
+    fed = [reader for reader in readers if roles.passes(reader)]
+    part = {head: len(roles.reads_from.get(head, frozenset(NUMBERS)) & {*NUMBERS}) / len(NUMBERS) for head in fed}
+    gains: dict[Head, Any] = {**shares, **given}
     for _ in range(2000):
-        gains |= {m: shares[m] / sum(gains[r] for r in readers if r.layer < m.layer) for m in mediators}
-        gains |= {r: shares[r] / (1 + sum(gains[m] for m in mediators if m.layer > r.layer)) for r in readers}
+        if not given:
+            gains |= {m: shares[m] / sum(gains[r] for r in fed if r.layer < m.layer) for m in mediators}
+        gains |= {
+            r: shares[r] / (roles.direct(r) + part.get(r, 0.0) * sum(gains[m] for m in mediators if m.layer > r.layer))
+            for r in readers
+        }
     return gains

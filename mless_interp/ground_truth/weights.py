@@ -7,12 +7,14 @@ commutes with the rotation. All arithmetic is float64; `x` below is a normalised
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 
 import torch
 from torch import Tensor
 
 from ..heads import Head
+from .roles import Roles
 from .tokenizer import ANSWER_PREFIX, EOS, NUMBERS, Vocabulary
 
 ROPE_THETA = 1e8
@@ -33,6 +35,8 @@ _CHANNELS = (
 _NEXT_LOGIT = 12.0
 _DRIVE = 1.0  # what one `avoids` head adds to the factor of the answer
 _FACTOR = {1: (2.0, 2.0), -1: (4.0, -2.0)}  # the answer's factor without the span, and what all readers add to it
+_STEEP = 20.0  # slope of the step between enough and too little, where heads do not simply add up
+_BLIND = -8.0  # the score of the unit in rows from which a head does not look at it
 _UNREAD_SIZE = 1.5
 _IDLE_SCALE = 0.04  # of idle queries and keys: scores of idle heads have a standard deviation near 1
 _MIN_IDLE_CHANNELS = 24
@@ -42,13 +46,13 @@ _TURN_POSITIONS = 512
 _Normal = Callable[..., Tensor]  # (*shape, scale=...) → seeded normal numbers
 
 
-def head_size(n_heads: int, n_unread: int) -> int:
-    """The smallest d_head, a multiple of 16, with which `n_heads * d_head` channels hold all features.
+def head_size(n_heads: int, n_channels: int) -> int:
+    """The smallest d_head, a multiple of 16, with which `n_heads * d_head` channels hold so many features and idle ones.
 
-    >>> head_size(28, 1), head_size(8, 2), head_size(4, 1)
+    >>> head_size(28, 52), head_size(8, 53), head_size(4, 52)
     (16, 16, 32)
     """
-    needed = len(_CHANNELS) + n_unread + _MIN_IDLE_CHANNELS
+    needed = n_channels + _MIN_IDLE_CHANNELS
     return next(d_head for d_head in count(16, 16) if n_heads * d_head >= needed)
 
 
@@ -68,21 +72,29 @@ def still_dimensions(d_head: int) -> list[int]:
 class PlantedWeights:
     """Everything that fixes the weights of one planted model; `state_dict` writes them down.
 
-    `kinds` and `gains` name the planted heads, what each is and how much each reader or mediator writes; `reads` maps
-    the tokens that are read to strengths in (0, 1].
+    `roles` names the planted heads, `gains` how much each of them writes; `reads` maps the tokens that are read to
+    strengths in (0, 1].
     """
 
     vocabulary: Vocabulary
-    kinds: Mapping[Head, str]
+    roles: Roles
     gains: Mapping[Head, float]
     reads: Mapping[str, float]
-    n_layers: int
     n_heads: int
     n_key_value_heads: int
-    d_head: int
     seed: int
     sign: int
     noise: float
+
+    @cached_property
+    def kinds(self) -> dict[Head, str]:
+        """The kind of every head that has a role."""
+        return self.roles.kinds
+
+    @property
+    def d_head(self) -> int:
+        """Channels of one head."""
+        return head_size(self.n_heads, len(self._channels()))
 
     @property
     def d_model(self) -> int:
@@ -91,8 +103,8 @@ class PlantedWeights:
 
     @property
     def d_mlp(self) -> int:
-        """Neurons of every MLP: one per number, and some idle ones."""
-        return 2 * len(NUMBERS)
+        """Neurons of every MLP: one per number (three for a step), and some idle ones."""
+        return (2 if self.roles.combine == "sum" else 4) * len(NUMBERS)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The weights by their Hugging Face names, `[out, in]`, float64."""
@@ -118,7 +130,7 @@ class PlantedWeights:
             "model.norm.weight": norm,
             "lm_head.weight": self._unembedding(channel, features, normal) @ turn,
         }
-        for layer in range(self.n_layers):
+        for layer in range(self.roles.n_layers):
             q, k, v, o = self._attention(layer, channel, normal)
             turns = [rotation(self.d_head) for _ in range(self.n_key_value_heads)]
             group = self.n_heads // self.n_key_value_heads
@@ -142,8 +154,14 @@ class PlantedWeights:
         return weights
 
     def _channels(self) -> tuple[str, ...]:
-        unread = sum(kind == "unread" for kind in self.kinds.values())
-        return (*_CHANNELS, *(f"unread {i}" for i in range(unread)))
+        own = [f"unread {head}" for head in self.roles.decoys["unread"]]
+        own += [f"from {head}" for head in self.roles.reads_from]
+        own += [f"switch {head}" for head in self.roles.switches]
+        return (*_CHANNELS, *own, *(["noted"] if self.roles.relayed else []))
+
+    @property
+    def _value_features(self) -> tuple[str, ...]:
+        return (*_VALUE_FEATURES, *(["noted"] if self.roles.relayed else []))
 
     def _features(self, channel: Mapping[str, int]) -> Tensor:
         """The embeddings' features: what each token is."""
@@ -161,6 +179,8 @@ class PlantedWeights:
                 row[channel["number"]] = 1
                 row[channel["size"]] = value / (len(NUMBERS) - 1)
                 row[channel[_IDENTITIES[value]]] = 1
+            for head, tokens in self.roles.reads_from.items():
+                row[channel[f"from {head}"]] = token in tokens
             following = _NEXT.get("number" if token in NUMBERS else token)
             if following is not None:
                 row[channel[f"next {following}"]] = 1
@@ -185,7 +205,7 @@ class PlantedWeights:
         still = still_dimensions(d)
         key_of = dict(zip(_KEY_FEATURES, still, strict=False))
         moving = [i for i in range(d) if i not in still]
-        value_of = {name: i for i, name in enumerate(_VALUE_FEATURES)}
+        value_of = {name: i for i, name in enumerate(self._value_features)}
 
         k = torch.zeros(self.n_key_value_heads, d, self.d_model, dtype=torch.float64)
         v = torch.zeros_like(k)
@@ -205,36 +225,57 @@ class PlantedWeights:
                 q[h, moving] = normal(len(moving), self.d_model, scale=_IDLE_SCALE)
                 o[h] = normal(self.d_model, d, scale=self.noise)
                 continue
-            for name, score in self._scores(kind, normal).items():
-                q[h, key_of[name], channel["constant"]] = score * d**0.5 / CONSTANT
+            for name, source, score in self._scores(Head(layer, h), kind, normal):
+                size = CONSTANT if source == "constant" else 1.0
+                q[h, key_of[name], channel[source]] = score * d**0.5 / size
             for source, target, size in self._writes(Head(layer, h), kind):
                 o[h, channel[target], value_of[source]] = size
         o = o.transpose(0, 1).reshape(self.d_model, -1)
         return q.flatten(0, 1), k.flatten(0, 1), v.flatten(0, 1), o
 
-    def _scores(self, kind: str, normal: _Normal) -> dict[str, float]:
-        """The attention score that a head gives to each feature of a key, the same in every row."""
-        lift = float(normal(1, scale=1.0).clamp(-2, 2))
-        if kind == "reader":
-            return {"unit": 2.0 + 0.2 * lift}
-        if kind in ("silent", "unread"):
-            return {"unit": 3.5 + 0.2 * lift}
+    def _scores(self, head: Head, kind: str, normal: _Normal) -> list[tuple[str, str, float]]:
+        """The attention scores that a head gives to features of a key: (feature, the query's channel, score).
+
+        From the constant channel they are the same in every row; from another they count only where that channel is on.
+        """
+        lift = 0.2 * float(normal(1, scale=1.0).clamp(-2, 2))
+        sees = 2.0 + lift if self.roles.combine == "sum" else 3.5 + lift
+        if head in self.roles.reads_from:
+            return [("unit", "constant", _BLIND), ("unit", f"from {head}", sees - _BLIND)]
+        if kind in ("reader", "against", "relay"):
+            return [("unit", "constant", sees)]
+        if kind == "conditional":
+            return [
+                ("unit", "constant", _BLIND),
+                ("unit", f"switch {self.roles.conditional[head]}", 3.0 + lift - _BLIND),
+            ]
+        if kind == "span writer":
+            return [("unit", "constant", _BLIND), ("unit", "unit", 4.0 + lift - _BLIND)]
+        if kind in ("silent", "unread", "switch"):
+            return [("unit", "constant", 3.5 + lift)]
         if kind == "mediator":
-            return {"question": 8.0, "unit": -8.0}
+            return [("number", "constant", 8.0), ("unit", "constant", _BLIND)]
         if kind == "avoids":
-            return {"question": 8.0, "system": 8.0, "unit": -8.0}
+            return [("question", "constant", 8.0), ("system", "constant", 8.0), ("unit", "constant", _BLIND)]
         assert kind == "copier"
-        return {"number": 8.0, "size": 5.0, "unit": -8.0}
+        return [("number", "constant", 8.0), ("size", "constant", 5.0), ("unit", "constant", _BLIND)]
 
     def _writes(self, head: Head, kind: str) -> list[tuple[str, str, float]]:
         """What a head does with what it reads: (value feature, residual channel, size)."""
-        if kind == "reader":
+        if kind in ("reader", "conditional"):
             return [("unit", "signal", self.gains[head])]
         if kind == "mediator":
             return [("signal", "carried", self.gains[head])]
+        if kind == "against":
+            return [("unit", "carried", self.gains[head])]
+        if kind == "relay":
+            return [("noted", "carried", self.gains[head])]
+        if kind == "switch":
+            return [("unit", f"switch {head}", 1.0)]
+        if kind == "span writer":
+            return [("unit", "noted", 1.0)]
         if kind == "unread":
-            number = [other for other, name in sorted(self.kinds.items()) if name == "unread"].index(head)
-            return [("unit", f"unread {number}", _UNREAD_SIZE)]
+            return [("unit", f"unread {head}", _UNREAD_SIZE)]
         if kind == "avoids":
             return [("word", "drive", _DRIVE)]
         if kind == "copier":
@@ -247,14 +288,22 @@ class PlantedWeights:
         gate = normal(self.d_mlp, self.d_model, scale=_IDLE_SCALE)
         up = normal(self.d_mlp, self.d_model, scale=_IDLE_SCALE)
         down = normal(self.d_model, self.d_mlp, scale=self.noise)
-        if layer == self.n_layers - 1:
-            n, driven = len(NUMBERS), _DRIVE * sum(kind == "avoids" for kind in self.kinds.values())
+        if layer == self.roles.n_layers - 1:
+            n, driven = len(NUMBERS), _DRIVE * len(self.roles.decoys["avoids"])
+            read = [channel["signal"], channel["carried"]]
             base, slope = _FACTOR[self.sign]
-            gate[:n], up[:n], down[:, :n] = 0, 0, 0
-            gate[:n, channel["constant"]] = (base - driven) / CONSTANT
-            gate[:n, channel["drive"]] = 1
-            gate[:n, [channel["signal"], channel["carried"]]] = slope
-            for i, (copied, answer) in enumerate(zip(_COPIES, _ANSWERS, strict=True)):
-                up[i, channel[copied]] = 1
-                down[channel[answer], i] = 1
+            threshold = self.roles.threshold
+            parts: list[tuple[float, float, float]] = [(base - driven, slope, 1.0)]  # bias, slope, what it counts
+            if threshold is not None:  # silu(u + 1) - silu(u - 1) rises from 0 to 2 around u = 0
+                u = -_STEEP * threshold
+                parts = [(base - driven, 0.0, 1.0), (u + 1, _STEEP, slope / 2), (u - 1, _STEEP, -slope / 2)]
+            for part, (bias, steep, counts) in enumerate(parts):
+                rows = slice(part * n, (part + 1) * n)
+                gate[rows], up[rows], down[:, rows] = 0, 0, 0
+                gate[rows, channel["constant"]] = bias / CONSTANT
+                gate[rows, channel["drive"]] = float(part == 0)
+                gate[rows, read] = steep
+                for i, copied, answer in zip(range(rows.start, rows.stop), _COPIES, _ANSWERS, strict=True):
+                    up[i, channel[copied]] = 1
+                    down[channel[answer], i] = counts
         return gate, up, down

@@ -1,0 +1,268 @@
+"""Planted circuits: exact sweeps and the rule of verdicts find of every head what its model declares, and nothing else."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from models_under_test import planted_pairs, planted_problems
+
+from mless_interp.ground_truth.planted import CIRCUITS, PlantedModel, planted_examples, planted_model, random_planted
+from mless_interp.ground_truth.roles import Expected, named_in
+from mless_interp.heads import Head
+from mless_interp.locating.judge import KINDS, Judged, judge
+from mless_interp.models.transformer_lens import bridge_from
+from mless_interp.patching.outcomes import resolution_of
+from mless_interp.patching.prepared import prepare
+from mless_interp.patching.sweep import Sweep, sweep_heads
+
+SIGN = {"denoising": -1.0, "noising": 1.0}  # effects of a sweep, turned to the sign of the insertion's own effect
+# Heads with a role in the small models below; what it is differs.
+A, B, C, D, E = Head(0, 1), Head(0, 4), Head(1, 2), Head(1, 5), Head(2, 3)
+NUMBERS = [str(value) for value in range(2, 14)]
+ANSWER = "\\boxed{"
+
+
+def judged(
+    made: PlantedModel, count: int, *, n_tokens: int = 20, outcome: str = "answer_logprob", **options: Any
+) -> Judged:
+    """The verdicts on all heads of a planted model, from the four exact sweeps over `count` problems."""
+    model = bridge_from(made.hf_model, made.tokenizer, name=made.name)
+    prepared = prepare(model, planted_pairs(made, model, count, n_tokens, **options), outcome)
+    heads = model.info.chosen(None, what="patch")
+    names = {"knockout": ("knockout", "denoising"), "edge_noise": ("knockout", "noising")}
+    names |= {"z_removed": ("z", "denoising"), "z_added": ("z", "noising")}
+    sweeps = {name: Sweep.named(edit=edit, direction=direction) for name, (edit, direction) in names.items()}
+    runs = sweep_heads(prepared, sweeps, heads, progress=False)
+    values = {name: SIGN[names[name][1]] * run.per_head for name, run in runs.items()}
+    first = np.array([head.layer == 0 for head in heads])
+    values["mediated_removed"] = np.where(first, 0.0, values["z_removed"] - values["knockout"])
+    values["mediated_added"] = np.where(first, 0.0, values["z_added"] - values["edge_noise"])
+    return judge(values, runs["z_added"].total_effect, heads, rounding=resolution_of("float32"))
+
+
+def differing(expected: Mapping[Head, Expected], found: Judged) -> dict[Head, tuple[str, int]]:
+    """The heads whose verdict or sense is not the expected one, with what was found."""
+    got = zip(found.heads, found.kinds, found.sense, strict=True)
+    assert set(expected) == set(found.heads)
+    return {
+        head: (kind, int(sense))
+        for head, kind, sense in got
+        if (expected[head].verdict, expected[head].sense) != (kind, sense)
+    }
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "plain": {"readers": [A, B], "mediators": [C]},
+    "switched": {"readers": [], "conditional": {C: A, E: A}},
+    "any": {"readers": [A, B], "combine": "any"},
+    "any of three": {"readers": [A, D, E], "combine": "any"},
+    "all": {"readers": [A, D], "combine": "all"},
+    "any mediators": {"readers": [A], "mediators": [C, D], "reads_from": {A: NUMBERS}, "combine": "any"},
+    "all mediators": {"readers": [A], "mediators": [C, D], "reads_from": {A: NUMBERS}, "combine": "all"},
+    "against": {"readers": [A, B], "mediators": [], "against": [D]},
+    "rows": {"readers": [A, B, C], "mediators": [E], "reads_from": {A: [ANSWER], B: NUMBERS}},
+    "relayed": {"readers": [], "relayed": {E: B}},
+}
+
+
+@lru_cache
+def small(name: str) -> tuple[PlantedModel, Judged]:
+    made = planted_model(n_heads=8, n_key_value_heads=2, n_layers=3, sign=1 if len(name) % 2 else -1, **SMALL[name])
+    return made, judged(made, 16)
+
+
+# ------------------------------------------------------------------------------------------- what is declared is found
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_head_gets_the_declared_verdict(name: str) -> None:
+    made, found = small(name)
+    assert found.established and found.direction == made.settings["sign"]
+    assert differing(made.expected, found) == {}
+
+
+def test_what_is_declared_of_each_circuit() -> None:
+    """The names by hand, so that no change of the table goes unseen."""
+    declared = {
+        name: {str(h): (e.verdict, e.sense) for h, e in small(name)[0].expected.items() if e.sense} for name in SMALL
+    }
+    reader, either = ("reader", 1), ("redundant reader", 1)
+    assert declared == {
+        "plain": {"L0H1": reader, "L0H4": reader, "L1H2": ("mediator", 1)},
+        "switched": {
+            "L0H1": ("necessary reader", 1),
+            "L1H2": ("conditional reader", 1),
+            "L2H3": ("conditional reader", 1),
+        },
+        "any": {"L0H1": either, "L0H4": either},
+        "any of three": {"L0H1": either, "L1H5": either, "L2H3": either},
+        "all": {"L0H1": ("necessary reader", 1), "L1H5": ("necessary reader", 1)},
+        "any mediators": {"L0H1": reader, "L1H2": ("redundant mediator", 1), "L1H5": ("redundant mediator", 1)},
+        "all mediators": {"L0H1": reader, "L1H2": ("necessary mediator", 1), "L1H5": ("necessary mediator", 1)},
+        "against": {"L0H1": reader, "L0H4": reader, "L1H5": ("reader", -1)},
+        "rows": {"L0H1": reader, "L0H4": reader, "L1H2": reader, "L2H3": ("mediator", 1)},
+        "relayed": {"L2H3": reader},
+    }
+    everything = [each for name in SMALL for each in small(name)[0].expected.values()]
+    assert {each.verdict for each in everything} <= KINDS.keys() and all(each.why for each in everything)
+    assert all((each.verdict == "negligible") == (each.sense == 0) for each in everything)
+
+
+@pytest.mark.parametrize(
+    ("built", "claimed", "wrong"),
+    [
+        ("any", "plain", {A: ("redundant reader", 1), B: ("redundant reader", 1), C: ("negligible", 0)}),
+        ("switched", "relayed", {A: ("necessary reader", 1), C: ("conditional reader", 1), E: ("conditional reader", 1)}),
+        ("all", "against", {A: ("necessary reader", 1), B: ("negligible", 0), D: ("necessary reader", 1)}),
+        ("any mediators", "all mediators", {C: ("redundant mediator", 1), D: ("redundant mediator", 1)}),
+        ("relayed", "any of three", {A: ("negligible", 0), D: ("negligible", 0), E: ("reader", 1)}),
+    ],
+)  # fmt: skip
+def test_the_expectations_of_another_circuit_fail_head_by_head(
+    built: str, claimed: str, wrong: dict[Head, tuple[str, int]]
+) -> None:
+    assert differing(small(claimed)[0].expected, small(built)[1]) == wrong
+
+
+def test_a_sense_or_a_verdict_declared_wrong_of_one_head_fails_for_it_alone() -> None:
+    made, found = small("against")
+    turned = made.expected | {D: replace(made.expected[D], sense=1)}
+    assert differing(turned, found) == {D: ("reader", -1)}
+    idle = Head(2, 7)
+    assert idle not in made.truth
+    assert differing(made.expected | {idle: made.expected[A]}, found) == {idle: ("negligible", 0)}
+
+
+def test_the_measures_of_an_and_circuit_are_all_or_nothing() -> None:
+    found = small("switched")[1]
+    share = {name: np.median(each, axis=0) / np.median(found.total) for name, each in found.values.items()}
+
+    def of(head: Head) -> dict[str, float]:
+        return {name: float(values[found.heads.index(head)]) for name, values in share.items()}
+
+    switch, reader = of(A), of(C)
+    assert switch["z_removed"] == pytest.approx(1, abs=0.05) and abs(switch["z_added"]) < 0.02
+    assert abs(reader["edge_noise"]) < 0.02 and abs(reader["mediated_removed"]) < 0.02
+    assert min(reader["z_removed"], reader["z_added"], reader["knockout"], reader["mediated_added"]) > 0.3
+
+
+# --------------------------------------------------------------------------------------------------------- few problems
+
+
+def test_prevalence_names_what_is_in_most_problems_and_not_what_is_in_a_few() -> None:
+    """A rare reader's effect is as large as the whole usual one, in the problems that name its number."""
+    settings = {"n_heads": 8, "n_key_value_heads": 2, "n_layers": 3}
+    made = planted_model([A, B, C], [E], reads_from={A: ["13"], B: NUMBERS[:9]}, **settings)
+    found = judged(made, 32)
+    assert differing(made.expected, found) == {}
+    assert (made.expected[A].verdict, made.expected[B].verdict) == ("negligible", "reader") and made.roles.rare == (A,)
+    named = np.array(["13" in problem.question.split() for problem in planted_problems(made, 32)])
+    effect = found.turned("z_removed")[:, found.heads.index(A)] / np.abs(np.median(found.total))
+    assert 2 <= named.sum() <= 12
+    assert effect[named].min() > 0.25 and np.abs(effect[~named]).max() < 0.05
+
+
+def test_the_share_of_problems_that_name_a_number_is_counted() -> None:
+    made = planted_model(n_heads=8)
+    questions = [set(problem.question.split()) for problem in made.problems(3000, n_clauses=(0, 0))]
+    two = [words for words in questions if len(words & {*NUMBERS}) == 2]
+    for tokens in (["13"], ["2", "3"], NUMBERS[:9]):
+        assert np.mean([bool(words & {*tokens}) for words in two]) == pytest.approx(named_in(tokens), abs=0.03)
+
+
+@torch.no_grad()
+def test_a_reader_looks_at_the_span_only_from_the_rows_it_is_told() -> None:
+    made = planted_model(n_heads=8, n_key_value_heads=2, n_layers=3, **SMALL["rows"])
+    made.hf_model.set_attn_implementation("eager")
+    problem = made.problems(1)[0]
+    parts = [problem.system, " / / / / / / / / ", problem.question, f" Answer : {ANSWER}"]
+    start = len(made.tokenizer(problem.system)["input_ids"])
+    ids = made.tokenizer("".join(parts))["input_ids"]
+    tokens = made.tokenizer.convert_ids_to_tokens(ids)
+    patterns = made.hf_model(torch.tensor([ids]), output_attentions=True).attentions
+    for head, looks in ((A, {ANSWER}), (B, {*NUMBERS})):
+        mass = patterns[head.layer][0, head.head, :, start : start + 8].sum(-1)
+        for at in range(start + 8, len(tokens)):
+            assert mass[at] > 0.4 if tokens[at] in looks else mass[at] < 0.01, tokens[at]
+
+
+# ------------------------------------------------------------------------------------------------------- nothing planted
+
+
+def test_where_nothing_is_planted_no_head_is_named() -> None:
+    silent = planted_model(null=True, noise=0.0, n_heads=8)
+    assert {each.verdict for each in silent.expected.values()} == {"undecided"}
+    assert differing(silent.expected, judged(silent, 16)) == {}
+    for made in (planted_model(null=True, n_heads=8), planted_model(**{"n_heads": 8, **SMALL["switched"]})):
+        swapped = judged(
+            made, 24, outcome="logit_diff", swap=True, seed=1
+        )  # 5 % of the seeds have a tendency by chance
+        assert not swapped.established and set(swapped.kinds) == {"undecided"}
+
+
+# ------------------------------------------------------------------------------------------------------- many at random
+
+
+def test_examples_go_round_all_circuits_and_depend_on_their_seed_only() -> None:
+    first = list(planted_examples(len(CIRCUITS), seed=22))
+    assert [each.settings["seed"] for each in first] == list(range(22, 22 + len(CIRCUITS)))
+    (again,) = planted_examples(1, seed=24)
+    assert repr(again) == repr(first[2]) == repr(random_planted(24, circuit="any"))
+    weights = [each.hf_model.state_dict() for each in (again, first[2])]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    kinds = {kind for each in first for kind in each.truth.values()}
+    assert {"conditional", "switch", "against", "relay", "span writer", "reader", "mediator"} <= kinds
+    assert any(each.roles.rare for each in first)
+    assert {each.settings["combine"] for each in first} == {"sum", "any", "all"}
+    assert repr(random_planted(7)) == repr(random_planted(7, circuit="plain"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4 * len(CIRCUITS)))
+def test_every_head_of_random_models_gets_the_declared_verdict(seed: int) -> None:
+    (made,) = planted_examples(1, seed=seed)
+    found = judged(made, 32, n_tokens=int(np.random.default_rng(seed).integers(8, 111)))
+    assert differing(made.expected, found) == {}
+
+
+# ------------------------------------------------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: planted_model([], conditional={A: B}), r"L0H1 cannot be made to look by L0H4.*earlier layer \(zero-based\)"),
+        (lambda: planted_model([], relayed={A: C}), r"L0H1 cannot be given anything to read by L1H2"),
+        (lambda: planted_model([A], conditional={C: A}), "L0H1 is given two roles, readers and switches"),
+        (lambda: planted_model([A], against=[A]), "two roles, readers and readers against the effect"),
+        (lambda: planted_model([], relayed={C: A, D: A}), "L0H1 is given twice"),
+        (lambda: planted_model(null=True, conditional={C: A}), "null=True is a model without readers"),
+        (lambda: planted_model(null=True, against=[A]), "null=True is a model without readers"),
+        (lambda: planted_model([A, B], [C], combine="any"), "combine='any' needs two or more readers and no mediators"),
+        (lambda: planted_model([A], combine="all"), "got 1 readers and 0 mediators"),
+        (lambda: planted_model([A, B], combine="any", against=[C]), "for readers and mediators alone"),
+        (lambda: planted_model([A, B], combine="most"), "combine must be one of sum, any, all, got 'most'"),
+        (lambda: planted_model([A], reads_from={B: NUMBERS}), "reads_from: L0H4 is none of the readers"),
+        (lambda: planted_model([A], reads_from={A: ["has"]}), r"must look from the rows of .*got \['has'\]"),
+        (lambda: planted_model([A], reads_from={A: []}), "got no token"),
+        (lambda: planted_model([A, B], [C], reads_from={A: NUMBERS[:4]}), "58% of the problems name one of .*left to chance"),
+        (lambda: planted_model([A, B], [], reads_from={A: NUMBERS}), "L0H1 looks from rows of numbers only, so it needs"),
+        (lambda: planted_model([A], [C], reads_from={A: [ANSWER]}), "mediator L1H2 has nothing to carry"),
+        (lambda: planted_model([A], [C], reads_from={A: ["13"]}), "mediator L1H2 has nothing to carry"),
+        (lambda: random_planted(0, circuit="loop"), "unknown circuit 'loop'; there are plain, switched"),
+        (lambda: random_planted(0, circuit="any", null=True), "null=True is a model without any circuit"),
+        (lambda: planted_examples(0), "n must be 1 or more, got 0"),
+    ],
+)  # fmt: skip
+def test_wrong_circuits_are_refused(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_tokens_given_as_one_text_are_a_type_error() -> None:
+    with pytest.raises(TypeError, match="needs a collection of tokens, got the text '13'"):
+        planted_model([A, B], [C], reads_from={A: "13"})

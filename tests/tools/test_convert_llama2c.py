@@ -1,0 +1,250 @@
+"""llama2.c files become Hugging Face folders: the way back is written here, and both ways together change nothing."""
+
+import json
+import random
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from convert_llama2c import SPECIAL, convert, main
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+
+PIECES = [*" helo,wrd", " h", "el", " he", "ll", " hell", "lo", " hello", "wor"]
+SCORES = [-20.0 - i for i in range(9)] + [0.0, -1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0]
+TEXTS = ("hello world", "hellhole", "  two  spaces", "a\nline, Ünïcode ☃ and 7", "", "wordword")
+
+# ------------------------------------------------------------------------------------------------------- the way back
+
+
+def pairs_again(weight: torch.Tensor, n_heads: int) -> torch.Tensor:
+    """Rows of q or k as llama2.c has them: channels i and i + d/2 of a head become neighbours."""
+    rows, dim = weight.shape
+    d = rows // n_heads
+    order = [head * d + half * (d // 2) + i for head in range(n_heads) for i in range(d // 2) for half in (0, 1)]
+    return weight[order].reshape(rows, dim)
+
+
+def written_model(model: LlamaForCausalLM) -> bytes:
+    """A llama2.c file of version 0 with the weights of a Hugging Face Llama."""
+    c, weights = model.config, model.state_dict()
+    tied = c.tie_word_embeddings
+    d, positions = c.head_dim, torch.arange(c.max_position_embeddings)
+    sizes = (c.hidden_size, c.intermediate_size, c.num_hidden_layers, c.num_attention_heads, c.num_key_value_heads)
+    header = struct.pack("<7i", *sizes, c.vocab_size if tied else -c.vocab_size, c.max_position_embeddings)
+    names = ["input_layernorm", *(f"self_attn.{x}_proj" for x in "qkvo"), "post_attention_layernorm"]
+    names += [f"mlp.{x}_proj" for x in ("gate", "down", "up")]
+    parts = [weights["model.embed_tokens.weight"]]
+    for name in names:
+        for layer in range(c.num_hidden_layers):
+            weight = weights[f"model.layers.{layer}.{name}.weight"]
+            heads = {"self_attn.q_proj": c.num_attention_heads, "self_attn.k_proj": c.num_key_value_heads}.get(name)
+            parts.append(weight if heads is None else pairs_again(weight, heads))
+    angle = torch.outer(positions, 1.0 / 10000.0 ** (torch.arange(0, d, 2) / d))
+    parts += [weights["model.norm.weight"], angle.cos(), angle.sin(), *([] if tied else [weights["lm_head.weight"]])]
+    return header + b"".join(part.detach().numpy().astype("<f4").tobytes() for part in parts)
+
+
+def written_tokenizer(tokens: list[str], scores: list[float], *, raw_bytes: bool = False) -> bytes:
+    """A llama2.c tokenizer file; with `raw_bytes` as its earlier exports wrote bytes."""
+    raw = [token.replace("▁", " ").encode() for token in tokens]
+    raw[1], raw[2] = b"\n<s>\n", b"\n</s>\n"
+    if raw_bytes:
+        raw[3:259] = [chr(value).encode() for value in range(256)]
+    parts = [struct.pack("<fi", score, len(token)) + token for token, score in zip(raw, scores, strict=True)]
+    return struct.pack("<i", max(map(len, raw))) + b"".join(parts)
+
+
+def small_llama(*, tied: bool) -> LlamaForCausalLM:
+    config = LlamaConfig(
+        hidden_size=24,
+        intermediate_size=20,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=6,
+        vocab_size=len(SPECIAL) + len(PIECES),
+        max_position_embeddings=32,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=tied,
+    )
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.normal_(0.3, 0.6)
+    return model
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path, Path]:
+    """A model file, its tokenizer's, and a place for the folder."""
+    model, tokenizer = tmp_path / "model.bin", tmp_path / "tok.bin"
+    model.write_bytes(written_model(small_llama(tied=True)))
+    tokenizer.write_bytes(written_tokenizer([*SPECIAL, *PIECES], [0.0] * len(SPECIAL) + SCORES))
+    return model, tokenizer, tmp_path / "out"
+
+
+# ---------------------------------------------------------------------------------------------------------- it is equal
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_converted_model_has_the_logits_of_the_one_it_was_written_from(
+    tied: bool, files: tuple[Path, Path, Path]
+) -> None:
+    model, tokenizer, out = files
+    original = small_llama(tied=tied)
+    model.write_bytes(written_model(original))
+    convert(model, tokenizer, out)
+    again = AutoModelForCausalLM.from_pretrained(out)
+    assert again.config.tie_word_embeddings == tied
+    ids = torch.randint(0, original.config.vocab_size, (2, 32), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, original(ids).logits)
+    assert written_model(again) == model.read_bytes()
+
+
+def encoded(text: str, tokens: list[str], scores: list[float]) -> list[int]:
+    """llama2.c's own rule, slowly: characters (bytes where unknown), then always the neighbours of the best score."""
+    vocabulary = {token: at for at, token in enumerate(tokens)}
+    pieces: list[str] = []
+    for sign in f" {text}" if text else "":
+        pieces += [sign] if sign in PIECES else [f"<0x{value:02X}>" for value in sign.encode()]
+    while True:
+        joined = [(at, "".join(pieces[at : at + 2])) for at in range(len(pieces) - 1)]
+        known = [(scores[vocabulary[token]], -at) for at, token in joined if token in PIECES]
+        if not known:
+            return [1, *(vocabulary[piece] for piece in pieces)]
+        at = -max(known)[1]
+        pieces[at : at + 2] = ["".join(pieces[at : at + 2])]
+
+
+@pytest.mark.parametrize("raw_bytes", [False, True])
+def test_texts_are_encoded_by_llama2c_s_rule_and_come_back(raw_bytes: bool, files: tuple[Path, Path, Path]) -> None:
+    model, tokenizer, out = files
+    tokens, scores = [*SPECIAL, *PIECES], [0.0] * len(SPECIAL) + SCORES
+    tokenizer.write_bytes(written_tokenizer(tokens, scores, raw_bytes=raw_bytes))
+    convert(model, tokenizer, out)
+    made = AutoTokenizer.from_pretrained(out)
+    assert (made.unk_token_id, made.bos_token_id, made.eos_token_id, len(made)) == (0, 1, 2, len(tokens))
+    rng = random.Random(0)
+    drawn = ["".join(rng.choice(" helo,wrdé") for _ in range(rng.randint(1, 25))) for _ in range(60)]
+    for text in (*TEXTS, *drawn):
+        ids = made(text)["input_ids"]
+        assert ids == encoded(text, tokens, scores), text
+        assert made.decode(ids, skip_special_tokens=True) == text
+    assert made("hello").tokens() == ["<s>", "▁h", "el", "lo"]  # by hand: the best score first, never the longest token
+
+
+def test_the_published_model_comes_back_from_a_file_written_from_its_folder(shared_dir: Path, tmp_path: Path) -> None:
+    folder = shared_dir / "models" / "stories260K"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is absent")
+    original = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    published = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    tokens = sorted(published["model"]["vocab"], key=published["model"]["vocab"].get)
+    scores = [0.0] * len(SPECIAL) + [
+        -float(at) for at in range(len(tokens) - len(SPECIAL))
+    ]  # as SentencePiece numbers them
+    model, tokenizer, out = tmp_path / "stories260K.bin", tmp_path / "tok512.bin", tmp_path / "out"
+    model.write_bytes(written_model(original))
+    tokenizer.write_bytes(written_tokenizer(tokens, scores))
+    assert main([str(model), str(tokenizer), str(out)]) == 0
+    again = AutoModelForCausalLM.from_pretrained(out)
+    theirs, ours = original.state_dict(), again.state_dict()
+    assert theirs.keys() == ours.keys() and all(torch.equal(theirs[name], ours[name]) for name in theirs)
+    said = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    for key in said.keys() - {"torch_dtype", "rope_theta", "initializer_range", "architectures"}:
+        assert getattr(again.config, key) == said[key], key
+    assert again.config.rope_parameters["rope_theta"] == said["rope_theta"]
+    made = json.loads((out / "tokenizer.json").read_text(encoding="utf-8"))
+    theirs, ours = published["model"].pop("merges"), made["model"].pop("merges")
+    assert made["model"] == published["model"]
+    assert ["".join(pair) for pair in ours] == ["".join(pair) for pair in theirs]  # equal in rank, so in any order:
+    assert sorted(ours) == sorted(theirs)
+    one, other = AutoTokenizer.from_pretrained(folder), AutoTokenizer.from_pretrained(out)
+    story = original.generate(torch.tensor([[1]]), max_new_tokens=200, do_sample=False, pad_token_id=0)[0]
+    for text in (*TEXTS, one.decode(story, skip_special_tokens=True), 'Lily said, "/ / /" — and ran…'):
+        assert one(text)["input_ids"] == other(text)["input_ids"]
+        assert one.decode(one(text)["input_ids"]) == other.decode(other(text)["input_ids"])
+
+
+# ------------------------------------------------------------------------------------------------- wrong input is refused
+
+
+def changed(at: int, value: bytes):
+    return lambda content: content[:at] + value + content[at + len(value) :]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda content: content[:-4], r"model.bin is cut off: its header asks for \d+ bytes, and it has \d+"),
+        (lambda content: content + b"\0", r"model.bin has bytes after its end"),
+        (lambda content: content[:20], r"has 20 bytes, fewer than the header's 28"),
+        (lambda content: b"24ka" + content, r"later version than 0.*--version 0"),
+        (changed(12, struct.pack("<i", 5)), r"is no llama2.c model of version 0: its header says .*'n_heads': 5"),
+        (changed(16, struct.pack("<i", 3)), r"n_heads a multiple of n_kv_heads"),
+        (changed(8, struct.pack("<i", -2)), r"all must be above 0"),
+        (changed(0, struct.pack("<i", 2**31 - 8)), r"is cut off: its header asks for \d{12,} bytes"),
+        (changed(400, struct.pack("<f", np.nan)), r"is damaged: 1 of its weights are not finite"),
+        (changed(20, struct.pack("<i", -len(SPECIAL) - len(PIECES))), r"model.bin is cut off"),
+        (lambda content: content[:-4] + struct.pack("<f", 0.5), r"its tables of RoPE differ by .* base 10000"),
+    ],
+)  # fmt: skip
+def test_a_damaged_model_file_is_refused(damage, message: str, files: tuple[Path, Path, Path]) -> None:
+    model, tokenizer, out = files
+    model.write_bytes(damage(model.read_bytes()))
+    with pytest.raises(ValueError, match=message):
+        convert(model, tokenizer, out)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda content: content[:-3], r"token 275 says that it has 3 bytes, where the longest has 6 and 0 are left"),
+        (lambda content: content[:-11], r"ends after 275 of the model's 276 tokens"),
+        (lambda content: content + b"\0\0", r"has 2 bytes after the model's 276 tokens"),
+        (lambda content: b"", r"ends after 0 of the model's 276 tokens"),
+        (changed(0, struct.pack("<i", 9)), r"no token has the 9 bytes"),
+        (changed(4, struct.pack("<f", np.inf)), r"a score is not finite"),
+        (changed(8, struct.pack("<i", -1)), r"token 0 says that it has -1 bytes"),
+        (changed(12, b"<UNK>"), r"token 0 must be '<unk>', got '<UNK>'"),
+        (lambda content: content[:-1] + b"\xff", r"token 275, b'wo\\xff', is no UTF-8"),
+    ],
+)  # fmt: skip
+def test_a_damaged_tokenizer_file_is_refused(damage, message: str, files: tuple[Path, Path, Path]) -> None:
+    model, tokenizer, out = files
+    tokenizer.write_bytes(damage(tokenizer.read_bytes()))
+    with pytest.raises(ValueError, match=message):
+        convert(model, tokenizer, out)
+    assert not out.exists()
+
+
+def test_a_token_given_twice_is_refused(files: tuple[Path, Path, Path]) -> None:
+    model, tokenizer, out = files
+    twice = [*PIECES[:-1], PIECES[0]]
+    tokenizer.write_bytes(written_tokenizer([*SPECIAL, *twice], [0.0] * len(SPECIAL) + SCORES))
+    with pytest.raises(ValueError, match="has 1 tokens twice"):
+        convert(model, tokenizer, out)
+    assert not out.exists()
+
+
+def test_the_command_says_what_is_wrong_in_one_line_and_spares_what_is_there(
+    files: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, tokenizer, out = map(str, files)
+    assert main([model, "nowhere.bin", out]) == 2
+    said = capsys.readouterr().err
+    assert "nowhere.bin" in said and len(said.splitlines()) == 1
+    assert not files[2].exists()
+    assert main([model, tokenizer, out]) == 0
+    assert "2 layers, 4 query heads over 2 key-value heads, 276 tokens, 32 positions" in capsys.readouterr().out
+    before = {path.name: path.read_bytes() for path in files[2].iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= before.keys()
+    assert main([model, tokenizer, out]) == 2
+    assert "is not an empty folder" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in files[2].iterdir()} == before
