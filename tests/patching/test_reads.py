@@ -140,7 +140,7 @@ def test_each_edit_is_its_own_sweep_and_a_sink_out_of_sight_is_undefined(
     assert lost.tolist() == ([True, True, False] if architecture == "gemma3" else [False] * 3), "layers 0, 2: a window"
     assert not np.isnan(np.delete(found.values, 3, -1)).any()
     assert found.summary()["n_undefined"].sum() == 2 * lost.sum()
-    assert (np.abs(found.values[..., 0]) > 1e-4).all()
+    assert (np.abs(found.values[:, 1:, 0]) > 1e-4).all(), "in the last layer a window may hide the span from the answer"
 
 
 # ------------------------------------------------------------------------------------------------------------- by hand
@@ -215,7 +215,7 @@ def test_medians_shares_and_undefined_problems_by_hand() -> None:
     assert (sink["n"], sink["n_undefined"], sink["removed_median"]) == (13, 3, pytest.approx(0.3 * 10))
     words = found.describe()
     assert "knocking its read out removes 212 % [100, 325] of the median total (more than 5 % in 16 of 16" in words
-    assert "150 % [60, 210] (undefined in 3 of 16 problems)" in words
+    assert "150 % [90, 210] (undefined in 3 of 16 problems)" in words
     rows = found.to_frame()
     assert len(rows) == 16 * 5 and rows["total"].eq(2.0).all() and rows["removed"].isna().sum() == 3
 
