@@ -37,6 +37,7 @@ PUBLIC = {
     "patching.attribution": ["HeadAttribution", "attribute_heads"],
     "patching.dose": ["DoseResponse", "dose_response"],
     "patching.joint": ["JointKnockout", "joint_knockout"],
+    "patching.reads": ["ReadEffects", "read_effects"],
     "mechanism": [
         "ARM",
         "ActivationShift",

@@ -14,6 +14,7 @@ from mless_interp.paper import CLAIMS, ClaimCheck
 from mless_interp.patching.attribution import HeadAttribution
 from mless_interp.patching.dose import DoseResponse
 from mless_interp.patching.joint import JointKnockout
+from mless_interp.patching.reads import ReadEffects
 from mless_interp.patching.scores import PatchScores
 from mless_interp.scores import AttentionProfile, HeadScores
 
@@ -245,6 +246,15 @@ def knocked_out(n: int = 6) -> JointKnockout:
     )
 
 
+def read_apart(bias: float = 0.4, n: int = 12) -> ReadEffects:
+    """L0H1 reads by its bias; of L1H2 the scale matters, the first token does as well where it is seen; total 1."""
+    removed = np.array([[bias, bias, 0.0, bias, 0.9 * bias], [0.3, 0.01, 0.3, 0.02, 0.1]])
+    values = removed + spread(n, 0.02)[:, None, None]
+    values[:2, 1, 3] = np.nan
+    settings = SETTINGS | {"contrast": "content"}
+    return ReadEffects(problems(n), (mi.Head(0, 1), mi.Head(1, 2)), values, 1.0 + spread(n), "nats", settings=settings)
+
+
 def enriched() -> mi.Enrichment:
     heads = (mi.Head(0, 1), mi.Head(1, 4))
     ranks, limits = {"L0H1": 1.0, "L1H4": 2.5}, {"L0H1": (1.0, 2.0), "L1H4": (1.0, 4.5)}
@@ -323,6 +333,7 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "ActivationShift": activations,
     "HeadAttribution": attributed,
     "JointKnockout": knocked_out,
+    "ReadEffects": read_apart,
     "Enrichment": enriched,
     "AccuracyResults": answered,
     "Comparison": lambda: answered(n=20).compare("none", "Mless"),

@@ -9,6 +9,7 @@ import pandas as pd
 
 from ..heads import Head
 from ..patching.joint import JointKnockout
+from ..patching.reads import ReadEffects
 from ..running.results import Result, Shown, ShownTable, head_columns, interval_columns, tidy
 from ..statistics import median_interval
 from .control import beside_controls
@@ -36,6 +37,7 @@ class Confirmation(Result):
     total: np.ndarray
     controls: dict[str, np.ndarray] = field(default_factory=dict)
     joint: JointKnockout | None = None
+    reads: ReadEffects | None = None
     curve: CircuitCurve | None = None
     unit: str = "nats"
     settings: dict[str, Any] = field(default_factory=dict)
@@ -116,6 +118,8 @@ class Confirmation(Result):
         if self.joint is not None:
             first, *rest = self.joint.sentences()
             found += [f"Heads that read, as a set: {first}", *rest]
+        if self.reads is not None:
+            found += self.reads.sentences()[1:]
         if self.curve is not None:
             _, _, *rest = self.curve.sentences()
             found += [f"The ranking found before, on these problems: {' '.join(rest)}"] if rest else []

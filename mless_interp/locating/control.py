@@ -1,7 +1,7 @@
 """What a claim about heads is held against: other insertions, other attention, the gap alone, other heads."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from ..heads import Head
 from ..patching.interventions import MatchedMassKnockout
 from ..patching.joint import JointKnockout, joint_knockout
 from ..patching.prepared import Prepared, prepare
+from ..patching.reads import ReadEffects, read_effects
 from ..patching.sweep import Sweep, sweep_heads
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, make_pairs
@@ -22,6 +23,8 @@ from .measure import MEASURES, SIGN, measure
 
 LEAST_MATCHED = 8
 """A matched-mass knockout is tested where it is defined on this many problems and on half of them (on all if fewer)."""
+LEAST_READ = 0.05
+"""The smallest effect of interest of a read where locating was given none."""
 OTHERS = {"random": "random words", "questions": "questions of other problems", "mful": "a repeated word"}
 """What else is inserted, in the same place and length: the first decides, the others are reported."""
 
@@ -47,6 +50,8 @@ class Controls:
 
     draws: int
     n_random_sets: int
+    alpha: float
+    smallest_effect: float
     folder: Path | None
     progress: bool
     seed: int
@@ -56,7 +61,7 @@ class Controls:
         return {"checkpoint": file, "progress": self.progress, "seed": self.seed}
 
     def held(self, prepared: Prepared, claims: Claims, knockouts: np.ndarray, spare: Head, *, fresh: bool) -> "Held":
-        """The named heads under other circumstances; those that read, as a set.
+        """The named heads under other circumstances; those that read, as a set and taken apart.
 
         `knockouts` `[problem, head]` of the named heads; `spare` is swept where none is, for the total of the gap alone;
         `fresh`: the heads were chosen on other problems, so that the set may be tested.
@@ -64,7 +69,7 @@ class Controls:
         named = claims.heads
         values = self._gap_alone(prepared, named, spare)
         if not named:
-            return Held(values, None, {})
+            return Held(values)
         left_out: dict[str, str] = {}
         self._other_insertions(prepared, named, values, left_out)
         self._matched_mass(prepared, named, values)
@@ -80,7 +85,19 @@ class Controls:
                 chosen_elsewhere=fresh,
                 **self._options("random-sets"),
             )
-        return Held(values, joint, left_out)
+        reads = None
+        if claims.reads.any():
+            reads = read_effects(
+                prepared.model,
+                prepared,
+                [head for head, reads in zip(named, claims.reads, strict=True) if reads],
+                outcome=prepared.outcome,
+                alpha=self.alpha,
+                smallest_effect=self.smallest_effect or LEAST_READ,
+                checkpoint=self._options("reads")["checkpoint"],
+                progress=self.progress,
+            )
+        return Held(values, joint, reads, left_out)
 
     def _gap_alone(self, prepared: Prepared, named: Sequence[Head], spare: Head) -> dict[str, np.ndarray]:
         """What the shift of positions does with nothing inserted (C0 -> C2), and each named head's part in it.
@@ -167,11 +184,12 @@ class Controls:
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """What came of the controls: effects by name, the heads that read as a set, and what was left out and why."""
+    """What came of the controls: effects by name, the heads that read as a set, what each read is, what was left out and why."""
 
-    values: dict[str, np.ndarray]
-    joint: JointKnockout | None
-    left_out: dict[str, str]
+    values: dict[str, np.ndarray] = field(default_factory=dict)
+    joint: JointKnockout | None = None
+    reads: ReadEffects | None = None
+    left_out: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

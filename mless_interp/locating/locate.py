@@ -106,7 +106,7 @@ def locate_heads(
         **_way_settings(way, family, candidates, budget_seconds if mode == "auto" else None),
         "resolution": resolution,
     }
-    held, confirmation = Held({}, None, {}), None
+    held, confirmation = Held(), None
     if fresh is not None and judged.named.any():
         folder = None if folder is None else folder / "confirm"
         confirmation = rules.confirmed(fresh, judged, settings, folder=folder, progress=progress)
@@ -125,6 +125,7 @@ def locate_heads(
         settings={**settings, "left_out": held.left_out},
         seed=seed,
         joint=held.joint,
+        reads=held.reads,
         confirmation=confirmation,
     )
 
@@ -197,7 +198,9 @@ class Rules:
         return judge(values, total, family, **options)
 
     def controls_in(self, folder: Path | None, progress: bool) -> Controls:
-        return Controls(self.n_control_draws, self.n_random_sets, folder, progress, self.seed)
+        return Controls(
+            self.n_control_draws, self.n_random_sets, self.alpha, self.smallest_effect, folder, progress, self.seed
+        )
 
     def confirmed(
         self, fresh: Prepared, judged: Judged, settings: dict[str, Any], *, folder: Path | None, progress: bool
@@ -206,7 +209,7 @@ class Rules:
         claims = judged.found
         file = None if folder is None else folder / "mless.jsonl"
         measured = measure(fresh, claims.heads, checkpoint=file, progress=progress, seed=self.seed)
-        held, curve = Held({}, None, {}), None
+        held, curve = Held(), None
         if self.controls:
             made = self.controls_in(folder, progress)
             held = made.held(fresh, claims, measured.values["knockout"], claims.heads[0], fresh=True)
@@ -231,6 +234,7 @@ class Rules:
             total=measured.total,
             controls=held.values,
             joint=held.joint,
+            reads=held.reads,
             curve=curve,
             unit=fresh.outcome.unit,
             settings={**settings, "left_out": held.left_out},

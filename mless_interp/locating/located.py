@@ -9,6 +9,7 @@ import pandas as pd
 
 from ..heads import Head
 from ..patching.joint import JointKnockout
+from ..patching.reads import ReadEffects
 from ..patching.scores import WHOLE, PatchScores
 from ..running.results import Quantity, Result, Shown, ShownTable, as_text, head_map, interval_columns, tidy
 from ..statistics import Interval, mean_interval, median_interval
@@ -65,6 +66,7 @@ class LocatedHeads(
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     joint: JointKnockout | None = None
+    reads: ReadEffects | None = None
     confirmation: Confirmation | None = None
 
     drawn = ("removed_share", "effect_fraction", "effect")
@@ -239,6 +241,8 @@ class LocatedHeads(
             if self.joint is not None:
                 first, *rest = self.joint.sentences()
                 found += [f"Heads that read, as a set: {first}", *rest]
+            if self.reads is not None:
+                found += self.reads.sentences()[1:]
         left_out = s.get("left_out") or {}
         return [*found, *(f"The control of {OTHERS[name]} was left out: {why}." for name, why in left_out.items())]
 

@@ -1,4 +1,4 @@
-"""Pictures of the mechanism: lambda and its null per head, shares of scale and bias, layers, mediation, near zero."""
+"""Pictures of the mechanism: lambda and its null, shares of scale and bias, layers, mediation, reads, near zero."""
 
 from typing import Any
 
@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 
 from ..mechanism import ActivationShift, AttentionDecomposition, Mediation
+from ..patching.reads import ReadEffects
 from .plots import (
     GREY,
     HATCHES,
@@ -13,6 +14,7 @@ from .plots import (
     Picture,
     draw_forest,
     draw_series,
+    key,
     key_below,
     name_axes,
     panel,
@@ -29,6 +31,12 @@ PARTS = (
 )
 SHOWN_EFFECTS = ("scale", "bias", "both", "interaction", "total")
 NEAR_ZERO = ("near_zero_arm", "near_zero_quantile", "relative_sparsity")
+READ_MARKS = {
+    "more": ("o", LINES[0][0], "more, in most problems"),
+    "against": ("v", LINES[1][0], "more, against the effect"),
+    "less": ("s", "0.2", "less, in most problems"),
+}
+"""What is shown of an edit -> marker, colour, words."""
 READING_NAMES = {
     "near_zero_arm": "near-zero share (ARM's form)",
     "near_zero_quantile": "near-zero share (quantile)",
@@ -147,6 +155,58 @@ def mediation(found: Mediation) -> Picture:
     heads = "all heads" if s.get("all_heads") else ", ".join(s.get("heads", []))
     words = words_of(found, "model", "insertion", "contrast", "direction")
     picture.suptitle(f"{words}: {heads} of layer {s.get('layer')} (zero-based)", fontsize=9)
+    return picture
+
+
+def read_effects(found: ReadEffects) -> Picture:
+    """What each edit of each head's read removes: a panel per head, median over problems with its 95 % interval.
+
+    As shares of the median total effect; in the outcome's unit where that is not established. Filled: shown to be more than
+    the smallest effect of interest in most problems, with the insertion's effect (round) or against it (a triangle); square:
+    shown to be less; open: neither is shown. The band is the smallest effect of interest.
+    """
+    table = found.summary()
+    value = found.default_column(table)
+    quantity = found.quantity(value)
+    low, high = quantity.limits or ("", "")
+    labels = list(dict.fromkeys(table["label"]))
+    columns = min(3, len(labels))
+    rows = -(-len(labels) // columns)
+    picture = Picture(figsize=(2.7 * columns + 1.9, 1.9 * rows + 1.0), layout="constrained")
+    reach = {"share": found.smallest_effect}.get(value, found.delta)
+    axes: Any = None
+    for number, label in enumerate(labels):
+        axes = picture.add_subplot(rows, columns, number + 1, sharex=axes)
+        here = table[table["label"] == label]
+        names = here["intervention"].str.replace("_", " ").tolist()
+        style = {"fmt": "o", "color": LINES[0][0], "markerfacecolor": "white"}
+        draw_forest(axes, names, [(label, here[value], here[low], here[high], style)])
+        places = np.arange(len(here))[::-1]
+        for shown, (marker, colour, _) in READ_MARKS.items():
+            at = (here["shown"] == shown).to_numpy()
+            axes.plot(here[value][at], places[at], marker, color=colour, markersize=5, zorder=5)
+        for place in places[here[value].isna().to_numpy()]:
+            axes.text(0, place, "undefined", fontsize=7, color=GREY, ha="left", va="center")
+        if np.isfinite(reach):
+            axes.axvspan(-reach, reach, color="0.9", zorder=0)
+        axes.set_title(f"{label} (paper: {here['paper_label'].iloc[0]})", fontsize=8)
+        axes.locator_params(axis="x", nbins=5)
+        if number % columns:
+            axes.set_yticklabels([])
+        if number + columns >= len(labels):
+            axes.set_xlabel(f"removed ({quantity.unit})", fontsize=7)
+    picture.suptitle(words_of(found, "model", "insertion", "contrast", "outcome"), fontsize=9)
+    marks: list[tuple[str, Any]] = [
+        (words, {"marker": marker, "color": colour, "linestyle": "none", "markersize": 5})
+        for shown, (marker, colour, words) in READ_MARKS.items()
+        if (table["shown"] == shown).any()
+    ]
+    if (table["shown"] == "").any():
+        hollow = {"marker": "o", "markerfacecolor": "white", "color": LINES[0][0], "linestyle": "none", "markersize": 5}
+        marks.append(("neither is shown", hollow))
+    if np.isfinite(reach):
+        marks.append(("smallest effect of interest", {"facecolor": "0.9", "edgecolor": "none"}))
+    picture.legend(handles=key(marks), loc="outside lower center", ncols=3, fontsize=7, frameon=False)
     return picture
 
 

@@ -12,7 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from small_results import activations, answered, curve, decomposed, doses, located, mediated, patched, profiled
+from small_results import (
+    activations,
+    answered,
+    curve,
+    decomposed,
+    doses,
+    located,
+    mediated,
+    patched,
+    profiled,
+    read_apart,
+)
 
 import mless_interp as mi
 
@@ -33,6 +44,7 @@ DRAWN: dict[str, tuple[Callable[[Any], Any], Any, Any]] = {
     "accuracy_bars": (lambda first: mi.views.accuracy_bars(answered(first), {"none": 0.724, "ARM": 0.734}), 0.72, 0.3),
     "activation_histograms": (lambda moved: mi.views.activation_histograms(activations(moved)), 30, 60),
     "mediation": (lambda n: mi.views.mediation(mediated(n)), 8, 2),
+    "read_effects": (lambda bias: mi.views.read_effects(read_apart(bias)), 0.4, 0.0),
     "near_zero": (lambda n: mi.views.near_zero(activations(n=n)), 8, 2),
 }
 """Name: (what draws it from one number, the number, another that must show)."""

@@ -19,6 +19,7 @@ from small_results import (
     mediated,
     patched,
     profiled,
+    read_apart,
     scored,
 )
 
@@ -338,6 +339,29 @@ def test_effects_that_are_sure_are_filled() -> None:
     assert (
         table.loc[["bias", "both", "total"], "p_corrected"] < 0.05
     ).all() and last.get_title() == "answer_logprob (nats)"
+
+
+def test_edits_of_a_read_are_marked_by_what_is_shown_of_them() -> None:
+    found = read_apart()
+    picture = mi.views.read_effects(found)
+    table = found.summary()
+    for axes, label in zip(picture.axes, ("L0H1", "L1H2"), strict=True):
+        here = table[table["label"] == label]
+        drawn = {line.get_marker(): sorted(line.get_xdata()) for line in axes.lines if line.get_zorder() == 5}
+        for shown, marker in {"more": "o", "less": "s", "against": "v"}.items():
+            assert drawn[marker] == pytest.approx(sorted(here.loc[here["shown"] == shown, "share"]))
+        assert axes.get_title() == f"{label} (paper: {here['paper_label'].iloc[0]})"
+        assert axes.patches[0].get_width() == pytest.approx(0.1), "the smallest effect of interest"
+    assert words_of(picture) == ["more, in most problems", "less, in most problems", "smallest effect of interest"]
+    assert picture.axes[0].get_xlabel() == "removed (1: the median total effect)"
+
+
+def test_a_read_s_edits_are_drawn_in_the_outcome_s_unit_where_no_total_is_established() -> None:
+    found = read_apart(n=3)
+    found.values[:, 1, 3] = np.nan
+    picture = mi.views.read_effects(found)
+    assert picture.axes[0].get_xlabel() == "removed (nats)" and words_of(picture) == ["neither is shown"]
+    assert [text.get_text() for text in picture.axes[1].texts] == ["undefined"]
 
 
 def test_doses_are_drawn_with_the_line_of_slope_1_and_each_head() -> None:

@@ -1,0 +1,400 @@
+"""What the read of a head is: its scale, its bias, or only a place to park attention (methods §8)."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..heads import Head
+from ..models.base import Model
+from ..prompts.pairs import PromptPair
+from ..running.results import Quantity, Result, Shown, ShownTable, interval_columns, tidy
+from ..statistics import (
+    CONFIDENCE,
+    Interval,
+    Prevalence,
+    fewest_problems,
+    holm,
+    median_interval,
+    prevalence_test,
+    sign_test,
+    within_test,
+)
+from .outcomes import Outcome, resolution_of
+from .prepared import Prepared, prepare
+from .sweep import Sweep, sweep_heads
+
+READ_EDITS = {
+    "knockout": "knocking its read out",
+    "knockout_zero": "cutting the span off without renormalising",
+    "restore_scale": "restoring the scale",
+    "reroute_to_sink": "parking the span's attention on the first token outside it",
+    "reroute_uniform": "spreading it evenly over the other tokens",
+}
+"""What is done to a read, and how it is said; the last axis of `ReadEffects.values`."""
+FOLLOWS = {
+    "knockout_zero": {
+        "same": "what it takes from the span matters (bias)",
+        "less": "what it takes from the span hardly matters by itself, so the knockout acts by renormalising",
+        "other": "what it takes from the span acts the other way",
+    },
+    "restore_scale": {
+        "same": "how much attention it keeps for the rest matters (scale)",
+        "less": "how much attention it keeps for the rest (scale) hardly matters by itself",
+        "other": "how much attention it keeps for the rest (scale) acts the other way",
+    },
+    "reroute_to_sink": {
+        "same": "the first token in the span's place does not do as well, so the span is more than a place to park attention",
+        "less": "the first token in the span's place does as well, so the span is just a place to park attention",
+        "other": "the first token in the span's place does even more",
+    },
+    "reroute_uniform": {
+        "same": "all other tokens alike in its place do not do as well, so this is more than dilution",
+        "less": "all other tokens alike in its place do as well, so this is only dilution",
+        "other": "all other tokens alike in its place do even more",
+    },
+}
+"""What follows of an edit that is shown to act as the knockout does ("same"), next to nothing ("less"), or against it."""
+ASKED = ("more", "against", "less")
+"""What a cell can be shown to be: beyond the smallest effect with the insertion's effect or against it, or below it."""
+
+
+def read_effects(
+    model: Model,
+    pairs: Iterable[PromptPair] | Prepared,
+    heads: Iterable[Head],
+    *,
+    outcome: str | Outcome = "answer_logprob",
+    alpha: float = 0.05,
+    smallest_effect: float = 0.05,
+    checkpoint: str | Path | None = None,
+    max_rows: int | None = None,
+    progress: bool = True,
+) -> "ReadEffects":
+    r"""Take the read of heads apart: five edits of each head's attention to the span, one head at a time, exactly.
+
+    In the run that sees the span (content contrast, denoising) a head writes $z' = \lambda z_- + \Sigma$, with $\lambda$ the
+    attention that it keeps for the rest, $z_-$ what the rest alone would give it and $\Sigma$ what it takes from the span.
+    Each edit puts something else in place of $z'$ at every token after the insertion:
+
+    $$ \text{knockout}: z_-, \qquad \text{knockout\_zero}: \lambda z_- = z' - \Sigma, \qquad
+       \text{restore\_scale}: z^\text{ref} + \Sigma, \qquad
+       \text{reroute}: \lambda z_- + (1 - \lambda)\, u $$
+
+    and what it removes is $Y_\text{receiving} - Y_\text{patched}$, positive where a part of the insertion's own effect goes.
+    The comparison reads like this:
+
+    - `knockout` removes scale and bias: the whole direct read. The other four say something of the head only where this does.
+    - `knockout_zero` removes the **bias** alone. It removes as much: what is taken from the span matters. It removes next to
+      nothing: the knockout acts by renormalising, so the scale is what matters.
+    - `restore_scale` removes the **scale** alone; $z^\text{ref}$ is the output in the run without the span. In layer 0 it is
+      $z_-$, and the two changes of z add up to the knockout's exactly (their effects on the outcome need not). Above layer 0
+      it also undoes what earlier layers changed, so nothing is concluded from it there.
+    - `reroute_to_sink` gives the span's mass to the first token outside it ($u$ = that token's value). It removes next to
+      nothing although the knockout does: the span is just a place to park attention, and that token would do. NaN where
+      some row cannot see that token (a sliding window).
+    - `reroute_uniform` spreads the mass evenly over the other tokens ($u$ = their mean value). It removes next to nothing
+      although the knockout does: only dilution, and any tokens would do.
+
+    Parameters
+    ----------
+    heads : usually the readers that `locate_heads` names; zero-based. They are taken as given: where the same problems
+        chose them by their knockout, `knockout` is no second evidence for them.
+    outcome : one with a sign: "answer_logprob", "answer_prob", "solution_logprob", "logit_diff".
+    smallest_effect : of interest, as a share of the |median total effect|, above 0.
+    alpha : level of all tests together.
+    checkpoint : a file that receives each finished problem; started again with the same settings the run goes on there.
+    max_rows : rows of one batch at most (default: sized to memory).
+
+    Returns `ReadEffects` with values `[problem, head, intervention]`. Models with folded value biases give other numbers for
+    `knockout_zero` (rows no longer sum to 1); nothing is folded here. Raises `ValueError` before anything runs for heads out
+    of range or none, outcomes without a sign, and pairs that cannot be patched.
+
+    Source: methods §3 (I1, I7, I8), §6, §8.
+    """
+    _check_levels(alpha, smallest_effect)
+    prepared = prepare(model, pairs, outcome, signed_for="taking a read apart")
+    chosen = model.info.chosen(heads, what="take apart")
+    sweeps = {name: Sweep.named(edit=name) for name in READ_EDITS}
+    swept = sweep_heads(prepared, sweeps, chosen, checkpoint=checkpoint, max_rows=max_rows, progress=progress)
+    return ReadEffects(
+        problem_ids=prepared.ids,
+        heads=chosen,
+        values=np.stack([-swept[name].per_head for name in READ_EDITS], -1),
+        total=-swept["knockout"].total_effect,
+        unit=prepared.outcome.unit,
+        alpha=alpha,
+        smallest_effect=smallest_effect,
+        resolution=resolution_of(model.info.dtype),
+        settings={"heads": list(map(str, chosen)), "contrast": "content", **prepared.settings},
+    )
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ReadEffects(Result):
+    """What each edit of each head's read removes: `values` `[problem, head, intervention]` (`READ_EDITS`, in their order).
+
+    `values` = receiving - patched, and `total` `[problem]` is the insertion's content effect, both in the outcome's unit and
+    with the outcome's own sign; `removed` is turned so that positive means: a part of the insertion's effect goes. `delta`,
+    the smallest effect of interest, is `smallest_effect` x |median total|; effects up to `resolution` are rounding. NaN is
+    undefined: the problem leaves that cell's n.
+
+    A cell is *shown* to remove "more" than delta (with the effect, or "against" it), or "less" (|removed| < delta), where
+    most problems do: exact binomial tests, Holm over heads x interventions x these three questions, at `alpha`. Where
+    the total effect is not established (sign test over problems) there are no shares, and nothing is shown.
+    """
+
+    problem_ids: tuple[str, ...]
+    heads: tuple[Head, ...]
+    values: np.ndarray
+    total: np.ndarray
+    unit: str
+    alpha: float = 0.05
+    smallest_effect: float = 0.05
+    resolution: float = 0.0
+    settings: dict[str, Any] = field(default_factory=dict)
+    confidence: float = CONFIDENCE
+
+    drawn = ("share", "removed_median")
+
+    def __post_init__(self) -> None:
+        shape = (len(self.problem_ids), len(self.heads), len(READ_EDITS))
+        if self.values.shape != shape or self.total.shape != shape[:1]:
+            raise ValueError(
+                f"values must be [problem, head, intervention] = {list(shape)} and total [problem], got "
+                f"{list(self.values.shape)} and {list(self.total.shape)}"
+            )
+        _check_levels(self.alpha, self.smallest_effect)
+
+    # -------------------------------------------------------------------------------------------------------- numbers
+
+    @cached_property
+    def total_interval(self) -> Interval:
+        """Median total effect with its order-statistic interval over problems."""
+        return median_interval(self.total, confidence=self.confidence)
+
+    @property
+    def _size(self) -> float:
+        """|median total|, in `unit`."""
+        return abs(float(self.total_interval.estimate))
+
+    @property
+    def _turn(self) -> float:
+        """The sign of the median total."""
+        return -1.0 if float(self.total_interval.estimate) < 0 else 1.0
+
+    @cached_property
+    def p_total(self) -> float:
+        """Sign test of the total effect, beyond rounding."""
+        return float(sign_test(self.total, rounding=self.resolution))
+
+    @property
+    def established(self) -> bool:
+        """Whether the insertion does anything in most problems."""
+        return self.p_total < self.alpha and self._size > self.resolution
+
+    @property
+    def delta(self) -> float:
+        """The smallest effect of interest, in `unit`; NaN where the total effect is not established."""
+        return self.smallest_effect * self._size if self.established else float("nan")
+
+    @cached_property
+    def removed(self) -> np.ndarray:
+        """`[problem, head, intervention]`, positive where a part of the insertion's effect in most problems goes."""
+        return self._turn * self.values
+
+    @cached_property
+    def removed_interval(self) -> Interval:
+        """Median of `removed` over problems with its order-statistic interval, `[head, intervention]`."""
+        return median_interval(self.removed, confidence=self.confidence)
+
+    @cached_property
+    def prevalence(self) -> Prevalence | None:
+        """In how many problems each cell removes more than delta, and less than -delta; None without a delta."""
+        return prevalence_test(self.removed, self.delta, confidence=self.confidence) if self.established else None
+
+    @cached_property
+    def p(self) -> np.ndarray:
+        """`[more | against | less, head, intervention]`, Holm over all of them; NaN where nothing can be tested."""
+        if self.prevalence is None:
+            return np.full((len(ASKED), *self.values.shape[1:]), np.nan)
+        return holm(np.stack([*self.prevalence.p, within_test(self.removed, self.delta)[0]]))
+
+    @cached_property
+    def verdicts(self) -> np.ndarray:
+        """What is shown of each cell, `[head, intervention]`: one of `ASKED`, "" for nothing."""
+        sure = np.nan_to_num(self.p, nan=1.0) < self.alpha  # one of the three at most: each is about most problems
+        return np.select(list(sure), ASKED, default="")
+
+    # --------------------------------------------------------------------------------------------------------- tables
+
+    def summary(self) -> pd.DataFrame:
+        """One row per head and intervention.
+
+        `removed_median` over problems with its interval, in `unit`; `share`: the same over the |median total|, whose own
+        error is not in its limits; `prevalence`: the share of problems in which more than delta is removed, with exact
+        limits; corrected p of removing more, of acting against the effect, of removing less; `shown`: which of them is
+        shown; n, and the `n_undefined` problems that it lacks.
+        """
+        made, counted = self.removed_interval, self.prevalence
+        whole = self._size if self.established else np.nan
+        shares = [limit / whole for limit in (made.estimate, made.low, made.high)]
+        unknown = np.full(made.n.shape, np.nan)
+        above = [unknown] * 3 if counted is None else [counted.share[0], counted.low[0], counted.high[0]]
+        columns = interval_columns("removed_median", made)
+        for name, values in (("share", shares), ("prevalence", above)):
+            columns |= dict(zip((name, f"{name}_ci_low", f"{name}_ci_high"), values, strict=True))
+        columns |= {f"p_{name}": p for name, p in zip(ASKED, self.p, strict=True)}
+        columns |= {"shown": self.verdicts, "n": made.n, "n_undefined": len(self.total) - made.n}
+        table = tidy({"label": list(map(str, self.heads)), "intervention": list(READ_EDITS)}, **columns)
+        table.insert(1, "paper_label", np.repeat([head.paper_label for head in self.heads], len(READ_EDITS)))
+        return table
+
+    def quantity(self, column: str) -> Quantity:
+        """An amount in the outcome's unit, a share of the median total effect, or of the problems."""
+        unit = {"share": "1: the median total effect", "prevalence": "1: every problem"}.get(column, self.unit)
+        return Quantity(unit, column != "prevalence", (f"{column}_ci_low", f"{column}_ci_high"))
+
+    def to_frame(self) -> pd.DataFrame:
+        """One tidy row per problem, head and intervention: what is removed, beside the problem's total effect.
+
+        Both are turned alike: positive as the insertion's effect is in most problems.
+        """
+        axes = {"problem": self.problem_ids, "label": list(map(str, self.heads)), "intervention": list(READ_EDITS)}
+        total = np.broadcast_to(self._turn * self.total[:, None, None], self.values.shape)
+        return tidy(axes, removed=self.removed, total=total)
+
+    def printed(self) -> pd.DataFrame:
+        """One row per head: every edit's median with its interval, and what is shown of it."""
+        rows = [
+            {"label": str(head)}
+            | {name: f"{self._amount(at, k)} {self.verdicts[at, k]}".strip() for k, name in enumerate(READ_EDITS)}
+            for at, head in enumerate(self.heads)
+        ]
+        return pd.DataFrame(rows)
+
+    def shown(self) -> Shown:
+        """Every edit of every head."""
+        caption = (
+            f"What each edit of a head's attention to the span removes of the insertion's effect: median over problems "
+            f"({'as a share of the median total effect' if self.established else self.unit}), and in which share of the "
+            f"problems it is more than {self._least} of the total. Shown: more than that, as much against the effect, or "
+            "less, in most problems (p after Holm over all rows and these three questions)."
+        )
+        value = "share" if self.established else "removed_median"
+        named = dict.fromkeys(("label", "paper_label", "intervention"), "") | {
+            value: "removed (share)" if self.established else "removed",
+            f"{value}_ci_low": "",
+            f"{value}_ci_high": "",
+            "shown": "",
+            "prevalence": "more in (share of problems)",
+            **{f"p_{name}": f"p ({name})" for name in ASKED},
+            "n": "",
+        }
+        return Shown((ShownTable(self.summary(), caption, named),))
+
+    # ---------------------------------------------------------------------------------------------------------- words
+
+    def sentences(self) -> list[str]:
+        """What is removed from each head's read, edit by edit, and what follows; what does not follow is not said."""
+        s, n = self.settings, len(self.total)
+        total = [float(x) for x in (self.total_interval.estimate, self.total_interval.low, self.total_interval.high)]
+        heads = ", ".join(map(str, self.heads))
+        what = f"What the read of {heads} is" if len(self.heads) == 1 else f"What the reads of {heads} are"
+        found = [
+            f"{what}: {s.get('insertion')}, {n} problems, outcome "
+            f"{s.get('outcome')}, median total content effect {_with_limits(total, self.unit)}."
+        ]
+        needed = fewest_problems(self.values[0].size, alpha=self.alpha, n_senses=len(ASKED))
+        if not self.established:
+            found.append(
+                f"That is no established effect (sign test over problems, p = {self.p_total:.2g}), so there are no shares of "
+                "it, and nothing is concluded."
+            )
+        elif n < needed:
+            found.append(f"Nothing can be shown with fewer than {needed} problems: the edits are described, no more.")
+        else:
+            found.append(
+                f"What is concluded holds in most problems: more or less than {self._least} of the median total "
+                f"({self.delta:.3g} {self.unit}), p < {self.alpha:g} after Holm over {self.p.size} tests."
+            )
+        for at in range(len(self.heads)):
+            found += [self._edits_words(at), *self._conclusion(at)]
+        deeper = ", ".join(str(head) for head in self.heads if head.layer > 0)
+        if deeper and self.established:
+            found.append(
+                f"Above layer 0 ({deeper}) restoring the scale also undoes what earlier layers changed, so nothing is "
+                "concluded from it there."
+            )
+        return found
+
+    @property
+    def _least(self) -> str:
+        return f"{100 * self.smallest_effect:g} %"
+
+    def _edits_words(self, at: int) -> str:
+        """What each edit removes of one head's read, and in how many problems."""
+        head, made = self.heads[at], self.removed_interval
+        words = []
+        for k, said in enumerate(READ_EDITS.values()):
+            said += f"{' removes' if k == 0 else ''} {self._amount(at, k)}"
+            if k == 0 and self.prevalence is not None:
+                against = int(made.estimate[at, k] < -self.delta)
+                count, n = int(self.prevalence.count[against, at, k]), int(self.prevalence.n[at, k])
+                way = " against it" * against
+                said += f" of the median total (more than {self._least}{way} in {count} of {n} problems)"
+            lacking = len(self.total) - int(made.n[at, k])
+            words.append(said + (f" (undefined in {lacking} of {len(self.total)} problems)" if lacking else ""))
+        return f"{head} ({head.paper_label} in the paper's counting): {'; '.join(words)}."
+
+    def _amount(self, at: int, k: int) -> str:
+        """A cell's median with its interval: percent of the median total where that is established, else in `unit`."""
+        made = self.removed_interval
+        numbers = [float(values[at, k]) for values in (made.estimate, made.low, made.high)]
+        if not np.isfinite(numbers[0]):
+            return "undefined"
+        if not self.established:
+            return _with_limits(numbers, self.unit)
+        return _with_limits([100 * x / self._size for x in numbers], "%", form="z.0f")
+
+    def _conclusion(self, at: int) -> list[str]:
+        """What is shown of one head's read; only where its knockout is shown to do anything."""
+        if self.prevalence is None:
+            return []
+        head, found = self.heads[at], dict(zip(READ_EDITS, self.verdicts[at], strict=True))
+        whole = found.pop("knockout")
+        if whole == "less":
+            return [f"{head}: its read does next to nothing, so there is nothing to take apart."]
+        if not whole:
+            return [
+                f"{head}: that its read as a whole does anything is not shown, so nothing is concluded of its parts."
+            ]
+        if head.layer > 0:
+            del found["restore_scale"]  # there it undoes more than the scale
+        said = [
+            FOLLOWS[name]["same" if shown == whole else "less" if shown == "less" else "other"]
+            for name, shown in found.items()
+            if shown
+        ]
+        matters = f"its read matters{', against the effect' if whole == 'against' else ''}"
+        return [f"{head}: {'; '.join([matters, *said]) if said else f'{matters}, which part of it is not shown'}."]
+
+
+def _with_limits(numbers: list[float], unit: str, *, form: str = "+z.4f") -> str:
+    """`31 % [28, 34]`; the first number alone where there is no interval (few problems)."""
+    middle, low, high = (format(x, form) for x in numbers)
+    return f"{middle} {unit}" + (f" [{low}, {high}]" if np.isfinite(numbers).all() else "")
+
+
+def _check_levels(alpha: float, smallest_effect: float) -> None:
+    if not 0 < alpha < 1:
+        raise ValueError(f"alpha must lie between 0 and 1, got {alpha}")
+    if not 0 < smallest_effect < np.inf:
+        raise ValueError(
+            f"smallest_effect must be above 0, a share of the total effect such as 0.05, got {smallest_effect}: without one "
+            "nothing can be shown to do next to nothing"
+        )

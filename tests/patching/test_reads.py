@@ -1,0 +1,307 @@
+"""What a read is: planted heads of a known kind, the identities of its edits, verdicts by hand, stops, wrong requests."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import ARCHITECTURES, BACKENDS
+from models_under_test import loaded, pairs_for, planted_here, planted_pairs
+
+from mless_interp.ground_truth.planted import PlantedModel, planted_model
+from mless_interp.heads import Head
+from mless_interp.models.base import Model
+from mless_interp.models.transformer_lens import bridge_from
+from mless_interp.patching import sweep
+from mless_interp.patching.interventions import INTERVENTIONS, LayerState
+from mless_interp.patching.prepared import prepare
+from mless_interp.patching.reads import READ_EDITS, ReadEffects, read_effects
+from mless_interp.patching.sweep import patch_heads
+from mless_interp.running.store import load, save
+
+N = 16
+
+
+def shown(found: ReadEffects, head: Head) -> dict[str, str]:
+    return dict(zip(READ_EDITS, found.verdicts[found.heads.index(head)].tolist(), strict=True))
+
+
+def conclusion(found: ReadEffects, head: Head) -> str:
+    (words,) = [words for words in found.sentences() if words.startswith(f"{head}: ")]
+    return words
+
+
+# ------------------------------------------------------------------------------------------------------------- planted
+
+
+@pytest.fixture(scope="module")
+def readers() -> ReadEffects:
+    """Two readers, whose output has nothing but what they take from the span, a mediator, and a decoy nobody reads."""
+    made, model = planted_here()
+    heads = (*made.readers, *made.mediators, *made.decoys["unread"])
+    return read_effects(model, planted_pairs(made, model, N), heads, progress=False)
+
+
+def diluted(copier: Head) -> tuple[PlantedModel, Model]:
+    """No reader; the head that copies numbers attends to the span too, where it finds none: a place to park attention.
+
+    The span's values (and the first token's) are 0 in what the head writes, so that nothing but its scale can change.
+    """
+    made = planted_model(n_heads=8, n_key_value_heads=2, seed=1, null=True, noise=0.0, copier=copier)
+    weights, d = made.hf_model.state_dict(), made.hf_model.config.head_dim
+    silent = made.decoys["silent"][0]  # a head whose queries want the span and nothing else
+
+    def queries(head: Head) -> torch.Tensor:
+        return weights[f"model.layers.{head.layer}.self_attn.q_proj.weight"][head.head * d : (head.head + 1) * d]
+
+    queries(copier).add_(4.5 * queries(silent))
+    return made, bridge_from(made.hf_model, made.tokenizer, name="diluted")
+
+
+def test_planted_readers_read_by_their_bias(readers: ReadEffects) -> None:
+    made, _ = planted_here()
+    for head in made.readers:
+        knockout, zero, scale, sink, uniform = readers.removed[:, readers.heads.index(head)].T
+        assert knockout.min() > 0.1 and zero == pytest.approx(knockout, abs=1e-4)
+        assert sink == pytest.approx(knockout, abs=1e-4) and uniform == pytest.approx(knockout, abs=1e-4)
+        assert scale == pytest.approx(0, abs=1e-4)
+        assert shown(readers, head) == dict.fromkeys(READ_EDITS, "more") | {"restore_scale": "less"}
+        words = conclusion(readers, head)
+        assert "matters (bias)" in words and "(scale) hardly matters by itself" in words
+        assert "more than a place to park attention" in words and "more than dilution" in words
+
+
+def test_a_mediator_and_an_unread_head_have_no_read_to_take_apart(readers: ReadEffects) -> None:
+    made, _ = planted_here()
+    for head in (*made.mediators, *made.decoys["unread"]):
+        assert shown(readers, head)["knockout"] == "less" and "nothing to take apart" in conclusion(readers, head)
+    (mediator,) = made.mediators
+    assert shown(readers, mediator)["restore_scale"] == "more", "the donor's z undoes what the readers wrote"
+    assert f"Above layer 0 ({mediator}) restoring the scale also undoes" in readers.describe()
+
+
+@pytest.mark.parametrize("copier", [Head(0, 2), Head(1, 2)])
+def test_a_head_that_parks_attention_acts_by_its_scale(copier: Head) -> None:
+    made, model = diluted(copier)
+    found = read_effects(model, planted_pairs(made, model, N), [copier], progress=False)
+    assert np.all(found.total < 0), "it hurts: what is removed is turned"
+    removed = found.removed[:, 0]
+    assert removed[:, 0] == pytest.approx(-found.total, abs=1e-4), "the head is all of the effect"
+    assert removed[:, 1] == pytest.approx(0, abs=1e-4) and removed[:, 3] == pytest.approx(0, abs=1e-4)
+    assert removed[:, 2] == pytest.approx(removed[:, 0], abs=1e-4)
+    assert np.all(removed[:, 4] > 0), "a part of the spread attention falls on numbers"
+    assert shown(found, copier) == {
+        "knockout": "more", "knockout_zero": "less", "restore_scale": "more", "reroute_to_sink": "less",
+        "reroute_uniform": "",
+    }  # fmt: skip
+    words = conclusion(found, copier)
+    assert "just a place to park attention" in words and "the knockout acts by renormalising" in words
+    assert ("matters (scale)" in words) == (copier.layer == 0), "above layer 0 the donor's z is more than the scale"
+    assert "dilution" not in words
+
+
+# ---------------------------------------------------------------------------------------------------------- identities
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bias_and_scale_add_up_to_the_knockout_in_layer_0_and_only_there(backend: str, tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), backend)
+    pair = pairs_for(model, count=1)[0].answered()
+    span, start = pair.span_mask[None], pair.span[1]
+    inserted, masked = (model.record(pair.condition(name), start=start) for name in ("inserted", "masked"))
+    for layer in range(model.info.n_layers):
+        donor = LayerState.of(model, masked, layer, span=span)
+        state = LayerState.of(model, inserted, layer, span=span, donor=donor)
+        z = {name: INTERVENTIONS[name](state) for name in READ_EDITS}
+        change = {name: state.z - edited for name, edited in z.items()}
+        lam = 1 - state.span_mass().transpose(1, 2)[..., None]
+        assert torch.allclose(z["knockout_zero"], lam * z["knockout"], atol=1e-4), (
+            "the cut keeps lambda, in every layer"
+        )
+        rest = change["knockout"] - change["knockout_zero"] - change["restore_scale"]
+        assert torch.allclose(rest, donor.z - z["knockout"], atol=1e-4)
+        assert (float(rest.abs().max()) < 1e-4) == (layer == 0)
+        assert float(change["knockout"].abs().max()) > 1e-2
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_each_edit_is_its_own_sweep_and_a_sink_out_of_sight_is_undefined(
+    architecture: str, tiny_model_dir: Any
+) -> None:
+    model = loaded(tiny_model_dir(architecture), "bridge")
+    pairs, heads = pairs_for(model, count=2), (Head(2, 3), Head(0, 1), Head(1, 6))
+    found = read_effects(model, pairs, heads, progress=False)
+    assert found.heads == heads and found.values.shape == (2, 3, 5) and found.unit == "nats"
+    for k, name in enumerate(READ_EDITS):
+        alone = patch_heads(model, pairs, edit=name, heads=heads, progress=False)
+        assert found.values[..., k] == pytest.approx(-alone.per_head, abs=1e-5, nan_ok=True)
+        assert found.total == pytest.approx(-alone.total_effect, abs=1e-5)
+    lost = np.isnan(found.values[..., 3]).all(0)
+    assert lost.tolist() == ([True, True, False] if architecture == "gemma3" else [False] * 3), "layers 0, 2: a window"
+    assert not np.isnan(np.delete(found.values, 3, -1)).any()
+    assert found.summary()["n_undefined"].sum() == 2 * lost.sum()
+    assert (np.abs(found.values[:, 1:, 0]) > 1e-4).all(), "in the last layer a window may hide the span from the answer"
+
+
+# ------------------------------------------------------------------------------------------------------------- by hand
+
+
+def by_hand(cells: Any, *, total: float = 1.0, n: int = 20, layer: int = 0, **options: Any) -> ReadEffects:
+    """One head whose edits remove `cells`, the same in every problem."""
+    values = np.tile(np.array(cells, dtype=float), (n, 1, 1)).reshape(n, 1, 5)
+    ids = tuple(f"p{i}" for i in range(n))
+    settings = {"insertion": "Mless", "outcome": "answer_logprob"}
+    return ReadEffects(ids, (Head(layer, 4),), values, np.full(n, total), "nats", settings=settings, **options)
+
+
+@pytest.mark.parametrize(
+    ("cells", "words"),
+    [
+        ([0.3, 0.3, 0.0, 0.3, 0.3], ("(bias)", "(scale) hardly", "more than a place to park", "more than dilution")),
+        ([0.3, 0.0, 0.3, 0.0, 0.0], ("by renormalising", "(scale)", "just a place to park attention", "only dilution")),
+        ([0.3, 0.2, 0.2, 0.3, 0.0], ("(bias)", "matters (scale)", "more than a place", "only dilution")),
+        ([0.3, 0.4, -0.1, -0.2, -0.2], ("(bias)", "(scale) acts the other way", "does even more", "do even more")),
+        ([0.3, -0.2, 0.4, 0.04, 0.06], ("acts the other way", "(scale)", "just a place to park", "more than dilution")),
+        ([-0.3, -0.3, 0.0, -0.3, 0.0], ("against the effect", "(bias)", "more than a place to park", "only dilution")),
+        ([0.01, 0.3, 0.3, 0.3, 0.3], ("next to nothing, so there is nothing to take apart",)),
+    ],
+)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_verdicts_by_hand(cells: Any, words: tuple[str, ...], sign: int) -> None:
+    """The same of an insertion that helps and of one that hurts."""
+    found = by_hand(sign * np.array(cells), total=float(sign))
+    said = conclusion(found, Head(0, 4))
+    assert all(part in said for part in words), said
+    assert found.removed[0, 0].tolist() == cells
+    if len(words) == 1:
+        assert "bias" not in said and "scale" not in said and "park" not in said
+
+
+def test_what_is_not_shown_is_not_said() -> None:
+    """Half of the problems each way: the medians say something, the tests do not, and no verdict is given."""
+    found = by_hand([0.3, 0.3, 0.0, 0.3, 0.3])
+    found.values[:9] *= -1
+    assert found.verdicts[0].tolist() == ["", "", "less", "", ""]
+    assert "is not shown, so nothing is concluded of its parts" in conclusion(found, Head(0, 4))
+    found = by_hand([0.3, 0.3, 0.3, 0.3, 0.3])
+    found.values[:9, :, 1:] = 0
+    assert conclusion(found, Head(0, 4)) == "L0H4: its read matters, which part of it is not shown."
+    exactly = by_hand([0.3, 0.05, 0.05, 0.05, 0.05])
+    assert exactly.verdicts[0].tolist() == ["more", "", "", "", ""], "neither more nor less than delta"
+
+
+def test_p_values_are_corrected_over_edits_and_questions() -> None:
+    found = by_hand([0.3, 0.3, 0.0, 0.3, 0.3], n=8)
+    assert found.p.shape == (3, 1, 5)
+    assert found.p[0, 0].tolist() == pytest.approx([15 / 256] * 2 + [1] + [15 / 256] * 2)
+    assert found.p[2, 0, 2] == pytest.approx(15 / 256) and not found.verdicts.any()
+    assert "Nothing can be shown with fewer than 9 problems" in found.describe()
+    enough = by_hand([0.3, 0.3, 0.0, 0.3, 0.3], n=9)
+    assert enough.verdicts[0].tolist() == ["more", "more", "less", "more", "more"]
+
+
+def test_medians_shares_and_undefined_problems_by_hand() -> None:
+    found = by_hand([0.5, 0.4, 0.2, 0.3, 0.1], total=-2.0, n=16)
+    found.values[:] *= -np.arange(1.0, 17)[:, None, None]
+    found.values[:3, 0, 3] = np.nan
+    table = found.summary().set_index("intervention")
+    assert list(table.index) == list(READ_EDITS) and table["label"].unique().tolist() == ["L0H4"]
+    row = table.loc["knockout"]
+    assert row["removed_median"] == pytest.approx(0.5 * 8.5)
+    assert (row["removed_median_ci_low"], row["removed_median_ci_high"]) == pytest.approx((2.0, 6.5))
+    assert (row["share"], row["share_ci_low"], row["share_ci_high"]) == pytest.approx((2.125, 1.0, 3.25))
+    assert table.loc["reroute_uniform", "prevalence"] == pytest.approx(15 / 16), "0.1 is not more than delta"
+    sink = table.loc["reroute_to_sink"]
+    assert (sink["n"], sink["n_undefined"], sink["removed_median"]) == (13, 3, pytest.approx(0.3 * 10))
+    words = found.describe()
+    assert "knocking its read out removes 212 % [100, 325] of the median total (more than 5 % in 16 of 16" in words
+    assert "150 % [90, 210] (undefined in 3 of 16 problems)" in words
+    rows = found.to_frame()
+    assert len(rows) == 16 * 5 and rows["total"].eq(2.0).all() and rows["removed"].isna().sum() == 3
+
+
+def test_a_sink_that_no_problem_sees_is_undefined_and_nothing_follows() -> None:
+    found = by_hand([0.3, 0.3, 0.0, np.nan, 0.3])
+    assert "first token outside it undefined (undefined in 20 of 20 problems)" in found.describe()
+    assert "place to park attention" not in conclusion(found, Head(0, 4))
+    assert np.isnan(found.p[:, 0, 3]).all() and found.summary()["share"].isna().sum() == 1
+    assert found.printed().iloc[0].to_list() == [
+        "L0H4", "30 % [30, 30] more", "30 % [30, 30] more", "0 % [0, 0] less", "undefined", "30 % [30, 30] more"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("total", [0.0, 1e-6, None])
+def test_without_an_established_total_there_are_no_shares_and_no_verdicts(total: float | None) -> None:
+    found = by_hand([0.3, 0.3, 0.0, 0.3, 0.3], total=total or 0.0, resolution=1e-5)
+    if total is None:
+        found.total[:] = np.resize([1.0, -1.0, 1.0], 20)
+    assert not found.established and np.isnan(found.delta) and not found.verdicts.any()
+    table = found.summary()
+    assert table["share"].isna().all() and table["p_more"].isna().all() and table["prevalence"].isna().all()
+    assert "That is no established effect" in found.describe() and "%" not in " ".join(found.sentences()[2:])
+    assert "removes +0.3000 nats [+0.3000, +0.3000]" in found.describe()
+    assert not [words for words in found.sentences() if words.startswith("L0H4: ")]
+
+
+# ------------------------------------------------------------------------------------------- prepared, stops, requests
+
+
+def test_prepared_problems_share_what_is_ready_and_give_the_same(readers: ReadEffects) -> None:
+    made, model = planted_here()
+    ready = prepare(model, planted_pairs(made, model, N))
+    again = read_effects(model, ready, readers.heads, progress=False)
+    assert np.array_equal(again.values, readers.values) and np.array_equal(again.total, readers.total)
+    other = read_effects(model, ready, readers.heads[:1], progress=False, alpha=0.01, smallest_effect=0.5)
+    assert other.values == pytest.approx(readers.values[:, :1], abs=1e-5)
+    assert not other.verdicts[0, 0] or other.verdicts[0, 0] == "less"
+
+
+def test_a_stopped_run_goes_on_and_it_survives_saving(
+    readers: ReadEffects, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, model = planted_here()
+    pairs, file = planted_pairs(made, model, N), tmp_path / "reads.jsonl"
+    whole = read_effects(model, pairs, readers.heads, progress=False, checkpoint=file)
+    assert np.array_equal(whole.values, readers.values)
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join(lines[: 1 + N // 2]) + "\n")
+    recorded: list[int] = []
+    swept = sweep._Swept.all_heads
+    monkeypatch.setattr(
+        sweep._Swept, "all_heads", lambda self, *a: (recorded.append(len(self.runs.pairs)), swept(self, *a))[1]
+    )
+    resumed = read_effects(model, pairs, readers.heads, progress=False, checkpoint=file)
+    assert recorded == [N // 2] * len(READ_EDITS), "one unit was left"
+    assert np.array_equal(resumed.values, whole.values) and np.array_equal(resumed.total, whole.total)
+    kept = load(save(tmp_path / "reads", resumed))["ReadEffects"]
+    assert repr(kept) == repr(resumed) == repr(readers) and np.array_equal(kept.values, readers.values)
+    with pytest.raises(ValueError, match="was made with other settings"):
+        read_effects(model, pairs, readers.heads[:1], progress=False, checkpoint=file)
+
+
+@pytest.mark.parametrize(
+    ("heads", "options", "message"),
+    [
+        ([], {}, "no heads to take apart"),
+        ([Head(0, 1), Head(0, 1)], {}, "L0H1 is given twice"),
+        ([Head(7, 1)], {}, r"layer 7 is out of range \(zero-based\)"),
+        ([Head(0, 1)], {"outcome": "x"}, "unknown outcome 'x'"),
+        ([Head(0, 1)], {"outcome": "kl"}, r"taking a read apart needs a signed outcome \(answer_logprob"),
+        ([Head(0, 1)], {"alpha": 1.0}, "alpha must lie between 0 and 1, got 1.0"),
+        ([Head(0, 1)], {"smallest_effect": 0.0}, r"smallest_effect must be above 0.*got 0.0: without one"),
+        ([Head(0, 1)], {"smallest_effect": float("nan")}, "smallest_effect must be above 0.*got nan"),
+    ],
+)
+def test_wrong_requests_are_named_before_anything_runs(
+    heads: Any, options: dict[str, Any], message: str, tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    pairs = pairs_for(model, count=1)
+    monkeypatch.setattr(type(model), "record", None)
+    with pytest.raises(ValueError, match=message):
+        read_effects(model, pairs, heads, progress=False, **options)
+
+
+def test_arrays_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"values must be \[problem, head, intervention\] = \[1, 1, 5\].*got \[1, 5\]"):
+        ReadEffects(("p0",), (Head(0, 4),), np.zeros((1, 5)), np.zeros(1), "nats")
