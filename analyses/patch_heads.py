@@ -97,7 +97,7 @@ def main(options: Options) -> None:
             "heads.csv": found.summary(),
             "heads.parquet": found.summary(),
             "patches.parquet": patches.to_frame(),
-            "head_map.png": mi.views.head_map(patches),
+            "head_map.png": mi.views.head_map(found),
             "attention.html": attention,
         },
         model=model,

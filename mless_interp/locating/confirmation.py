@@ -95,7 +95,9 @@ class Confirmation(Result):
     def sentences(self) -> list[str]:
         """Which heads are confirmed, and as what; the set, the curve and specificity, tested on these problems."""
         s, n = self.settings, len(self.total)
-        found = [f"{n} fresh problems, none of them used to name the heads; {len(self.heads)} heads tested again."]
+        found = [
+            f"{n} fresh problems, none of them used to name the heads; {len(self.heads)} {'head' if len(self.heads) == 1 else 'heads'} tested again."
+        ]
         found += total_words(self.judged, self.unit)
         few = few_problems(n, len(self.heads), s["alpha"], n_senses=1)
         if few:

@@ -184,7 +184,7 @@ class Controls:
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """What came of the controls: effects by name, the heads that read as a set, what each read is, what was left out and why."""
+    """What came of the controls: effects by name, those that read as a set and taken apart, what was left out and why."""
 
     values: dict[str, np.ndarray] = field(default_factory=dict)
     joint: JointKnockout | None = None
