@@ -306,7 +306,7 @@ class ReadEffects(Result):
         heads = ", ".join(map(str, self.heads))
         what = f"What the read of {heads} is" if len(self.heads) == 1 else f"What the reads of {heads} are"
         found = [
-            f"{what}: {s.get('insertion')}, {n} problems, outcome "
+            f"{what}: {s.get('insertion')}, {n} problem{'s' * (n > 1)}, outcome "
             f"{s.get('outcome')}, median total content effect {_with_limits(total, self.unit)}."
         ]
         needed = fewest_problems(self.values[0].size, alpha=self.alpha, n_senses=len(ASKED))

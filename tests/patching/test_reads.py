@@ -198,6 +198,7 @@ def test_p_values_are_corrected_over_edits_and_questions() -> None:
     assert "Nothing can be shown with fewer than 9 problems" in found.describe()
     enough = by_hand([0.3, 0.3, 0.0, 0.3, 0.3], n=9)
     assert enough.verdicts[0].tolist() == ["more", "more", "less", "more", "more"]
+    assert "p < 0.05 after Holm over 15 tests" in enough.describe() and "Nothing can be shown" not in enough.describe()
 
 
 def test_medians_shares_and_undefined_problems_by_hand() -> None:
@@ -230,11 +231,14 @@ def test_a_sink_that_no_problem_sees_is_undefined_and_nothing_follows() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("total", [0.0, 1e-6, None])
-def test_without_an_established_total_there_are_no_shares_and_no_verdicts(total: float | None) -> None:
-    found = by_hand([0.3, 0.3, 0.0, 0.3, 0.3], total=total or 0.0, resolution=1e-5)
-    if total is None:
-        found.total[:] = np.resize([1.0, -1.0, 1.0], 20)
+@pytest.mark.parametrize(
+    "total",
+    [[0.0], [1e-6], [1.0, -1.0, 1.0], [1.0] * 11 + [1e-6] * 9],
+    ids=["none", "rounding", "either sign", "half of them rounding"],
+)
+def test_without_an_established_total_there_are_no_shares_and_no_verdicts(total: list[float]) -> None:
+    found = by_hand([0.3, 0.3, 0.0, 0.3, 0.3], resolution=1e-5)
+    found.total[:] = np.resize(total, 20)
     assert not found.established and np.isnan(found.delta) and not found.verdicts.any()
     table = found.summary()
     assert table["share"].isna().all() and table["p_more"].isna().all() and table["prevalence"].isna().all()
