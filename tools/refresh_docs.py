@@ -30,7 +30,7 @@ def printed(code: str) -> str:
         exec(compile(code, "example", "exec"), {})
     lines = out.getvalue().rstrip().splitlines()
     return "\n".join(
-        part for line in lines for part in (textwrap.wrap(line, WIDTH) if len(line) > WIDTH + 4 else [line])
+        part for line in lines for part in (textwrap.wrap(line, WIDTH) if len(line) > SENTENCES else [line])
     )
 
 
