@@ -16,7 +16,7 @@ from ..patching.sweep import Sweep, sweep_heads
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, make_pairs
 from ..running.results import interval_columns
-from ..statistics import median_interval, prevalence_test
+from ..statistics import median_interval, one_problem, prevalence_test
 from .judge import PARTS, SIDES, Claims, measured
 from .measure import MEASURES, SIGN, measure
 
@@ -108,28 +108,25 @@ class Controls:
         """The measures of the named heads with something else in the same place and of the same length, into `values`.
 
         `{name}_{measure}` `[problem, named]`: mean over draws within each problem; `random_size_removed`, `_added`: the mean
-        over draws of |z patch|, so that draws of opposite signs do not hide each other.
+        over draws of |z patch|, so that draws of opposite signs do not hide each other. Where random words or other questions
+        are themselves under study, other draws of them are taken.
         """
         own, n_tokens = prepared.bare[0].insertion, prepared.bare[0].n_inserted
         problems = [pair.problem for pair in prepared.bare]
         options: dict[str, Any] = {"n_tokens": n_tokens, "seed": self.seed}
-        made: dict[str, list[Callable[[], Insertion]]] = {
-            "random": [
-                lambda draw=draw: Insertion.random_sentence(**options, draw=draw)  # type: ignore[misc]
-                for draw in range(self.draws)
-            ],
-            "questions": [
-                lambda draw=draw: Insertion.other_questions(problems, **options, draw=draw)  # type: ignore[misc]
-                for draw in range(self.draws)
-            ],
-            "mful": [lambda: Insertion.meaningful("he", n_tokens)],
+        drawn = own.kind in ("random_sentence", "other_questions") and own.seed == self.seed
+        draws = [draw for draw in range(self.draws + 1) if not (drawn and draw == own.draw)][: self.draws]
+        made: dict[str, tuple[list[int], Callable[[int], Insertion]]] = {
+            "random": (draws, lambda draw: Insertion.random_sentence(**options, draw=draw)),
+            "questions": (draws, lambda draw: Insertion.other_questions(problems, **options, draw=draw)),
+            "mful": ([0], lambda draw: Insertion.meaningful("he", n_tokens)),
         }
-        for name, draws in made.items():
+        for name, (numbers, insertion) in made.items():
             found = []
             try:
-                for draw, insertion in enumerate(draws):
-                    other = insertion()
-                    if (own.kind, own.unit) == (other.kind, other.unit):
+                for draw in numbers:
+                    other = insertion(draw)
+                    if name == "mful" and (own.kind, own.unit) == (other.kind, other.unit):
                         raise ValueError("it is the insertion under study")
                     found.append(self._under(prepared, other, f"{name}-{draw}", named))
             except ValueError as error:
@@ -239,8 +236,8 @@ def beside_controls(
     used["matched_mass_effect"] = np.where(claims.reads, mass, np.nan)
     shift = [controls.get(f"shift_{side}", nothing) for side in SIDES]
     used["shift_effect"] = np.where(np.array(sides) == "added", shift[1], shift[0])
-    for name, effects in used.items():
-        columns |= interval_columns(name, median_interval(effects))
+    for name, effects in used.items():  # without named heads there are the columns alone
+        columns |= interval_columns(name, median_interval(effects) if claims.heads else one_problem(effects[0]))
     unknown = np.zeros(len(claims.heads), dtype=int)
     columns |= {
         "exceeds_random": unknown if made is None else made.exceeds,
