@@ -22,7 +22,7 @@ CLASSES = {
     "ActivationShift": "52 a problem",
     "AttentionDecomposition": "from 0.113 to 0.475",
     "AttentionProfile": "57 to 60 tokens",
-    "CircuitCurve": "CPR 0.806, CMD 0.194",
+    "CircuitCurve": "Total effect +0.5270 nats",
     "DoseResponse": "+0.4485",
     "HeadAttribution": "+0.5270 nats",
     "HeadScores": "-11.5610",
