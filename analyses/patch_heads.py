@@ -58,9 +58,13 @@ def main(options: Options) -> None:
     if mode == "locate" and sweep:
         given = ", ".join(f"--{name}" for name in sweep)
         raise ValueError(f"{given} only goes with --mode sweep; locating runs both directions of both edits")
-    if options.confirm < 0 or (mode == "sweep" and options.confirm):
-        raise ValueError(f"--confirm takes 0 or more problems and only goes with --mode locate, got {options.confirm}")
+    if options.confirm < 0 or options.confirm == 1 or (mode == "sweep" and options.confirm):
+        raise ValueError(
+            f"--confirm takes 2 or more problems, or 0, and only goes with --mode locate, got {options.confirm}"
+        )
     limit = PROBLEMS[mode] if options.limit is None else options.limit
+    if limit < 1:
+        raise ValueError(f"limit must be 1 or more, got {limit}")
     asked = replace(options, limit=limit + options.confirm)
     if options.confirm and len(asked.questions()) < asked.limit:
         raise ValueError(

@@ -1,6 +1,7 @@
 """A real result of every kind, made of a few numbers in a moment: what is told, drawn and saved is tested on these."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -39,46 +40,79 @@ def patched(n: int = 4, *, donor: np.ndarray | None = None, **settings: Any) -> 
     return PatchScores(problems(n), values, np.zeros(n), end, SIX, "nats", {"model": "tiny", "edit": "z"} | settings)
 
 
+HEADS = (mi.Head(0, 1), mi.Head(1, 0), mi.Head(0, 0))
+
+
+def measures(scale: float, n: int) -> dict[str, np.ndarray]:
+    """L0H1 reads, L1H0 mediates, of a total effect of 1; L0H0 goes either way."""
+    made = {
+        "knockout": ((0.6, 0.0, -0.2), (0.15, 0.05, 0.6)),
+        "edge_noise": ((0.5, 0.0, -0.1), (0.15, 0.05, 0.6)),
+        "mediated_removed": ((0.0, 0.4, 0.0), (0.0, 0.15, 0.0)),
+        "mediated_added": ((0.0, 0.3, 0.0), (0.0, 0.15, 0.0)),
+    }
+    return {
+        name: scale * np.array(mean) + spread(n, 1.0)[:, None] * np.array(width) for name, (mean, width) in made.items()
+    }
+
+
+def beside(n: int, n_named: int) -> dict[str, np.ndarray]:
+    """Controls of named heads, the first of which reads: all of them do a tenth of what the insertion does."""
+    little = 0.05 + 0.1 * spread(n)[:, None] + np.zeros(n_named)
+    names = ("knockout", "edge_noise", "mediated_removed", "mediated_added")
+    controls = {f"{other}_{name}": little for other in ("random", "mful") for name in names}
+    mass = np.where(np.arange(n_named) == 0, 2 * little, np.nan)
+    return controls | {
+        "random_size_removed": 2 * little,
+        "random_size_added": 2 * little,
+        "matched_mass": mass,
+        "matched_mass_size": mass,
+        "shift_removed": 0.2 * little,
+        "shift_added": 0.1 * little,
+        "shift_total": 0.02 + 0.1 * spread(n, 0.15),
+    }
+
+
+LOCATING = SETTINGS | {
+    "alpha": 0.05,
+    "smallest_effect": 0.05,
+    "resolution": 1e-6,
+    "swept": "all heads on all problems, exactly",
+    "left_out": {"questions": "there is one problem only"},
+}
+
+
 def located(scale: float = 1.0, n: int = 12) -> mi.LocatedHeads:
-    """L0H1 a reader, L1H0 a mediator, L0H0 neither, of a total effect of 1."""
-    heads = (mi.Head(0, 1), mi.Head(1, 0), mi.Head(0, 0))
+    """L0H1 a reader, L1H0 a mediator, L0H0 undecided, of a total effect of 1."""
     of_problem = spread(n, 0.15)
-    means = {
-        "knockout": (0.6, 0.0, -0.2),
-        "edge_noise": (0.5, 0.0, -0.1),
-        "mediated_removed": (0.0, 0.4, 0.0),
-        "mediated_added": (0.0, 0.3, 0.0),
-    }
-    values = {name: scale * np.array(mean) + of_problem[:, None] for name, mean in means.items()}
-    controls = {
-        "random_knockout": scale * np.array([0.1, np.nan]) + of_problem[:, None],
-        "random_mediated_removed": scale * np.array([np.nan, 0.05]) + of_problem[:, None],
-        "matched_mass": scale * np.array([0.2, np.nan]) + of_problem[:, None],
-        "shift_removed": 0.01 * of_problem[:, None] + np.zeros(2),
-        "shift_total": 0.02 + 0.1 * of_problem,
-    }
     z = np.full((n, 2, 2), np.nan)
     z[:, [0, 1, 0], [1, 0, 0]] = scale * np.array([0.5, 0.3, 0.0]) + of_problem[:, None]
-    settings = SETTINGS | {
-        "smallest_effect": 0.05,
-        "resolution": 1e-6,
-        "swept": "all of them",
-        "direction": "denoising",
-    }
+    settings = LOCATING | {"direction": "denoising"}
     return mi.LocatedHeads(
         problem_ids=problems(n),
-        heads=heads,
-        values=values,
+        heads=HEADS,
+        values=measures(scale, n),
         total=1.0 + of_problem,
-        readers=np.array([True, False, False]),
-        mediators=np.array([False, True, False]),
-        p_reader=np.array([0.01, 0.9, 0.02]),
-        p_mediator=np.array([1.0, 0.03, 1.0]),
-        tested=np.ones(3, dtype=bool),
-        specific=np.array([1.0, 0.0, np.nan]),
-        patches=PatchScores(problems(n), z, np.zeros(n), 1.0 + of_problem, heads, "nats", settings),
-        controls=controls,
+        patches=PatchScores(problems(n), z, np.zeros(n), 1.0 + of_problem, HEADS, "nats", settings),
+        controls=beside(n, 2),
         settings=settings,
+    )
+
+
+def confirmed(scale: float = 1.0, n: int = 10) -> mi.Confirmation:
+    """Of a reader, a mediator and a sufficient head the first two act again on fresh problems."""
+    return mi.Confirmation(
+        problem_ids=tuple(f"fresh {at}" for at in range(n)),
+        heads=HEADS,
+        kinds=("reader", "mediator", "sufficient only"),
+        senses=np.array([1, 1, -1]),
+        direction=1.0,
+        values=measures(scale, n),
+        total=1.0 + spread(n, 0.15),
+        controls=beside(n, 3),
+        joint=replace(knocked_out(n), chosen_elsewhere=True),
+        curve=replace(curve(n=n), settings={"model": "tiny", "ablation": "none", "chosen_elsewhere": True}),
+        settings=LOCATING,
     )
 
 
@@ -323,6 +357,7 @@ def certified() -> mi.Certificate:
 RESULTS: dict[str, Callable[[], Any]] = {
     "PatchScores": patched,
     "LocatedHeads": located,
+    "Confirmation": confirmed,
     "HeadScores": scored,
     "AttentionProfile": profiled,
     "CircuitCurve": curve,

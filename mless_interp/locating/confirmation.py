@@ -15,7 +15,7 @@ from ..statistics import median_interval
 from .control import beside_controls
 from .curves import CircuitCurve
 from .judge import KINDS, SIDES, Claims, Judged, judge, measured
-from .sentences import few_problems, share_words, specific_words, total_words, verdict_words
+from .sentences import few_problems, left_out_words, share_words, specific_words, total_words, verdict_words
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -95,11 +95,10 @@ class Confirmation(Result):
     def sentences(self) -> list[str]:
         """Which heads are confirmed, and as what; the set, the curve and specificity, tested on these problems."""
         s, n = self.settings, len(self.total)
-        found = [
-            f"{n} fresh problems, none of them used to name the heads; {len(self.heads)} {'head' if len(self.heads) == 1 else 'heads'} tested again."
-        ]
+        heads = f"{len(self.heads)} {'head' if len(self.heads) == 1 else 'heads'}"
+        found = [f"{n} fresh problems, none of them used to name the heads; {heads} tested again."]
         found += total_words(self.judged, self.unit)
-        few = few_problems(n, len(self.heads), s["alpha"], n_senses=1)
+        few = few_problems(n, len(self.heads), s["alpha"], again=True)
         if few:
             found.append(few)
         if not self.judged.established:
@@ -115,8 +114,7 @@ class Confirmation(Result):
             for one, kind, claimed in zip(self.confirmed, self.judged.kinds, self.kinds, strict=True)
         ]
         found += [f"{text}{kind}." for text, kind in zip(words, kinds, strict=True)]
-        if self.controls:
-            found += specific_words(self.control_table(), alpha=s["alpha"], n=n, confirmed=sure)
+        found += specific_words(self.control_table(), alpha=s["alpha"], n=n, confirmed=sure)
         if self.joint is not None:
             first, *rest = self.joint.sentences()
             found += [f"Heads that read, as a set: {first}", *rest]
@@ -125,7 +123,7 @@ class Confirmation(Result):
         if self.curve is not None:
             _, _, *rest = self.curve.sentences()
             found += [f"The ranking found before, on these problems: {' '.join(rest)}"] if rest else []
-        return found
+        return [*found, *left_out_words(s.get("left_out") or {})]
 
     def shown(self) -> Shown:
         """The claims and what came of them, and the effects beside the controls."""

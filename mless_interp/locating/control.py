@@ -125,28 +125,25 @@ class Controls:
         """The measures of the named heads with something else in the same place and of the same length, into `values`.
 
         `{name}_{measure}` `[problem, named]`: mean over draws within each problem; `random_size_removed`, `_added`: the mean
-        over draws of |z patch|, so that draws of opposite signs do not hide each other.
+        over draws of |z patch|, so that draws of opposite signs do not hide each other. Where random words or other questions
+        are themselves under study, other draws of them are taken.
         """
         own, n_tokens = prepared.bare[0].insertion, prepared.bare[0].n_inserted
         problems = [pair.problem for pair in prepared.bare]
         options: dict[str, Any] = {"n_tokens": n_tokens, "seed": self.seed}
-        made: dict[str, list[Callable[[], Insertion]]] = {
-            "random": [
-                lambda draw=draw: Insertion.random_sentence(**options, draw=draw)  # type: ignore[misc]
-                for draw in range(self.draws)
-            ],
-            "questions": [
-                lambda draw=draw: Insertion.other_questions(problems, **options, draw=draw)  # type: ignore[misc]
-                for draw in range(self.draws)
-            ],
-            "mful": [lambda: Insertion.meaningful("he", n_tokens)],
+        drawn = own.kind in ("random_sentence", "other_questions") and own.seed == self.seed
+        draws = [draw for draw in range(self.draws + 1) if not (drawn and draw == own.draw)][: self.draws]
+        made: dict[str, tuple[list[int], Callable[[int], Insertion]]] = {
+            "random": (draws, lambda draw: Insertion.random_sentence(**options, draw=draw)),
+            "questions": (draws, lambda draw: Insertion.other_questions(problems, **options, draw=draw)),
+            "mful": ([0], lambda draw: Insertion.meaningful("he", n_tokens)),
         }
-        for name, draws in made.items():
+        for name, (numbers, insertion) in made.items():
             found = []
             try:
-                for draw, insertion in enumerate(draws):
-                    other = insertion()
-                    if (own.kind, own.unit) == (other.kind, other.unit):
+                for draw in numbers:
+                    other = insertion(draw)
+                    if name == "mful" and (own.kind, own.unit) == (other.kind, other.unit):
                         raise ValueError("it is the insertion under study")
                     found.append(self._under(prepared, other, f"{name}-{draw}", named))
             except ValueError as error:

@@ -250,7 +250,8 @@ class CircuitCurve(Result):
         ]
         if not self.established:
             words.append(
-                "It is not established (most problems do not show one of one sign), so there is no curve to draw."
+                "It is not established (too few problems, or not most of them, show one of one sign), so there is no curve to "
+                "draw."
             )
             return words
         cpr, cmd = self.cpr, self.cmd

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,8 @@ def locate_heads(
         small sweeps over all layers of the first problem. The result says which was done and why.
     checkpoint : folder for the sweeps' partial results; a run started again with the same settings goes on from there.
 
-    Warns before anything runs where the problems are too few to name any of so many heads, with the number needed.
+    Warns before it sweeps where the problems are too few to name any of so many heads, or the fresh ones to confirm a single
+    one, with the number needed.
 
     Source: methods §8 and §9. Differs from a plain patching sweep in that the problem is the unit of replication, and a
     claim about a head is a number of problems.
@@ -82,9 +83,9 @@ def locate_heads(
     prepared = prepare(model, pairs, outcome_named(outcome, signed_for="locating heads"))
     if len(prepared.ids) < 2:
         raise ValueError(f"locating heads needs at least 2 problems (the unit of replication), got {len(prepared.ids)}")
-    if controls:
-        check_controls(prepared.bare)
     fresh = None if confirm is None else fresh_problems(prepare(model, confirm, prepared.outcome), prepared)
+    if controls:
+        check_controls((*prepared.bare, *(fresh.bare if fresh is not None else ())))
     candidates = model.info.chosen(heads, what="locate")
     folder = None if checkpoint is None else Path(checkpoint)
     way = chosen_way(prepared, candidates, mode=mode, budget_seconds=budget_seconds)
@@ -96,6 +97,8 @@ def locate_heads(
         family = screened(discovery, candidates, progress=progress)
     else:
         _warn_of_few(len(prepared.ids), len(family), alpha)
+    if fresh is not None:
+        _warn_of_few(len(fresh.ids), 1, alpha, again=True)
     resolution = resolution_of(model.info.dtype)
     file = None if folder is None else folder / "mless.jsonl"
     measured = measure(prepared, family, checkpoint=file, progress=progress, seed=seed)
@@ -119,7 +122,7 @@ def locate_heads(
         heads=family,
         values=measured.values,
         total=measured.total,
-        patches=measured.patches,
+        patches=replace(measured.patches, smallest_effect=smallest_effect),
         controls=held.values,
         unit=prepared.outcome.unit,
         settings={**settings, "left_out": held.left_out},
@@ -152,8 +155,8 @@ def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
     return fresh
 
 
-def _warn_of_few(n: int, n_heads: int, alpha: float) -> None:
-    words = few_problems(n, n_heads, alpha)
+def _warn_of_few(n: int, n_heads: int, alpha: float, *, again: bool = False) -> None:
+    words = few_problems(n, n_heads, alpha, again=again)
     if words:
         warnings.warn(words, stacklevel=3)
 
@@ -244,7 +247,7 @@ class Rules:
 
 def ranking(judged: Judged) -> tuple[Head, ...]:
     """The family by the median of what each head removes or adds, whichever is more, in its own sense; the named first."""
-    size = np.max([np.median(judged.turned(measure), axis=0) for measure in SIDES.values()], axis=0)
+    size = np.max([np.median(judged.told_in * judged.turned(z), axis=0) for z in SIDES.values()], axis=0)
     order = np.lexsort((-np.nan_to_num(size, nan=-np.inf), ~judged.named))
     return tuple(judged.heads[at] for at in order)
 

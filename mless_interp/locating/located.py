@@ -20,6 +20,7 @@ from .measure import MEASURES
 from .sentences import (
     concentration_words,
     gap_words,
+    left_out_words,
     power_words,
     share_words,
     specific_words,
@@ -113,9 +114,9 @@ class LocatedHeads(
         rests on. For the sides `removed` (z patch, denoising) and `added` (noising): `_count` of `n` problems with more
         than the smallest effect in the head's sense, their `_prevalence` with exact limits, the corrected `_p` of the
         better sense, the `_median` and its `_share` of the median total (NaN where that is not established), both with
-        limits. `p_either`: the smaller of both sides'. For the four measures their `_count`, `_median` and mean
-        (`_effect`), the latter two with limits. Last, of named heads, the controls of `control_table`. Effects are in the
-        outcome's unit and have the sign of the insertion's own effect.
+        limits. `p_either`: the smaller of both sides', NaN where the total is not established. For the four measures their
+        `_count`, `_median` and mean (`_effect`), the latter two with limits. Last, of named heads, the controls of
+        `control_table`. Effects are in the outcome's unit and have the sign of the insertion's own effect.
         """
         judged = self.judged
         whole = abs(float(np.median(self.total))) if self.established else np.nan
@@ -132,7 +133,7 @@ class LocatedHeads(
             columns[f"{side}_p"] = np.fmin(*judged.sides[side].p_corrected)
             columns |= interval_columns(f"{side}_median", median_interval(measured(self.values, measure)))
             columns |= interval_columns(f"{side}_share", median_interval(judged.turned(measure) / whole))
-        columns["p_either"] = np.fmin(columns["removed_p"], columns["added_p"])
+        columns["p_either"] = np.fmin(columns["removed_p"], columns["added_p"]) * (1.0 if self.established else np.nan)
         for measure in MEASURES:
             columns[f"{measure}_count"] = judged.counted(measure).count[0]
             columns |= interval_columns(f"{measure}_median", median_interval(self.values[measure]))
@@ -151,9 +152,10 @@ class LocatedHeads(
 
     def quantity(self, column: str) -> Quantity:
         """A share of the whole effect or a part of it; strokes mark heads that pass on either side."""
+        claim = f"more than {share_words(self.judged.smallest_effect)} of the effect removed or added in most problems"
         if column in SHARES:
-            return Quantity(WHOLE, True, (f"{column}_ci_low", f"{column}_ci_high"), "p_either")
-        return replace(self.patches.quantity(column), p="p_either")
+            return Quantity(WHOLE, True, (f"{column}_ci_low", f"{column}_ci_high"), "p_either", claim)
+        return replace(self.patches.quantity(column), p="p_either", claim=claim)
 
     def control_table(self) -> pd.DataFrame:
         """One row per named head: its effect beside the same under each control (`control.beside_controls`).
@@ -163,7 +165,12 @@ class LocatedHeads(
         if self.confirmation is not None:
             return self.confirmation.control_table()
         named = {measure: values[:, self.judged.named] for measure, values in self.values.items()}
-        return beside_controls(self.judged.found, named, self.controls, fresh=False)
+        return beside_controls(self.judged.found, named, self.controls if self._of_today else {}, fresh=False)
+
+    @property
+    def _of_today(self) -> bool:
+        """Whether the controls are of the heads that are named here: version 0.1 named others, and kept no sizes."""
+        return "random_size_removed" in self.controls
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem and head, with the four measures."""
@@ -226,7 +233,7 @@ class LocatedHeads(
             found += [f"{verdict_words(judged, at, judged.kinds[at])}." for at in places.tolist()]
         else:
             found.append(
-                "No head carries more than the smallest effect of interest in most problems, so none is named."
+                "No head is shown to carry more than the smallest effect of interest in most problems, so none is named."
             )
         others = [kind for kind, named in zip(judged.kinds, judged.named, strict=True) if not named]
         found.append(
@@ -243,8 +250,7 @@ class LocatedHeads(
                 found += [f"Heads that read, as a set: {first}", *rest]
             if self.reads is not None:
                 found += self.reads.sentences()[1:]
-        left_out = s.get("left_out") or {}
-        return [*found, *(f"The control of {OTHERS[name]} was left out: {why}." for name, why in left_out.items())]
+        return [*found, *left_out_words(s.get("left_out") or {})]
 
     def printed(self) -> pd.DataFrame:
         """The named heads and some more, with what the verdicts rest on."""

@@ -14,17 +14,22 @@ from ..statistics import (
     mean_interval,
     median_interval,
 )
+from .control import OTHERS
 from .judge import KINDS, SIDES, Judged, established
 
 
-def few_problems(n: int, n_heads: int, alpha: float, *, n_senses: int = 2) -> str:
-    """What to say where so few problems cannot name any of so many heads; nothing where they can."""
-    needed = fewest_problems(n_heads, alpha=alpha, n_senses=n_senses)
+def few_problems(n: int, n_heads: int, alpha: float, *, again: bool = False) -> str:
+    """What to say where so few problems cannot name any of so many heads; nothing where they can.
+
+    `again`: heads that were named before are to be confirmed, each in its own sense; the total effect has two signs still.
+    """
+    needed = max(fewest_problems(n_heads, alpha=alpha, n_senses=1 if again else 2), fewest_problems(1, alpha=alpha))
     if n >= needed:
         return ""
+    heads = "a head" if n_heads == 1 else f"any of {n_heads} heads"
     return (
-        f"{n} problems are too few to name any of {n_heads} heads at alpha = {alpha:g}: not even a head that acts in every "
-        f"problem would pass. {needed} problems are needed, more where heads act in fewer than all."
+        f"{n} problems are too few to {'confirm' if again else 'name'} {heads} at alpha = {alpha:g}: not even a head that acts "
+        f"in every problem would pass. {needed} problems are needed, more where heads act in fewer than all."
     )
 
 
@@ -47,8 +52,9 @@ def total_words(judged: Judged, unit: str) -> list[str]:
     middle, mean = median_interval(total), mean_interval(total)
     agree = int((judged.direction * total > judged.rounding).sum())
     limits = "" if np.isnan(middle.low) else f" [{float(middle.low):+.4f}, {float(middle.high):+.4f}]"
+    sign = "this sign" if judged.claims is None else "the sign claimed"
     return [
-        f"Total content effect: median {float(middle.estimate):+.4f} {unit}{limits}, of this sign in {agree} of {len(total)} "
+        f"Total content effect: median {float(middle.estimate):+.4f} {unit}{limits}, of {sign} in {agree} of {len(total)} "
         f"problems (sign test, p = {judged.p_total:.2g}); mean {float(mean.estimate):+.4f} [{float(mean.low):+.4f}, "
         f"{float(mean.high):+.4f}]."
     ]
@@ -134,6 +140,11 @@ def specific_words(table: pd.DataFrame, *, alpha: float, n: int, confirmed: Sequ
             "enough other attention to take); where it is on too few, random words alone decide."
         )
     return words
+
+
+def left_out_words(left_out: dict[str, str]) -> list[str]:
+    """Which controls could not be run, and why."""
+    return [f"The control of {OTHERS[name]} was left out: {why}." for name, why in left_out.items()]
 
 
 def gap_words(controls: dict[str, Any], *, unit: str, alpha: float, rounding: float) -> list[str]:

@@ -22,7 +22,7 @@ FILES = {"heads.csv", "heads.parquet", "patches.parquet", "head_map.png", "atten
 @pytest.fixture(scope="module")
 def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("planted") / "model"
-    planted_model(readers=[Head(0, 13), Head(0, 21)], mediators=[Head(1, 4)], seed=5).save(folder, n_problems=8)
+    planted_model(readers=[Head(0, 13), Head(0, 21)], mediators=[Head(1, 4)], seed=5).save(folder, n_problems=28)
     return folder
 
 
@@ -41,9 +41,10 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 def test_it_finds_the_planted_heads_and_writes_everything(
     backend: str, planted: Path, tmp_path: Path, run: Any
 ) -> None:
-    done = run("--model", planted, "--backend", backend, "--out", "found", "--no-progress", cwd=tmp_path)
+    asked = ["--model", planted, "--backend", backend, "--limit", 14, "--out", "found", "--no-progress"]
+    done = run(*asked, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "L0H13" in done.stdout and "layer 1 head 14" in done.stdout and "found/heads.csv" in done.stdout
+    assert "L0H13: reader" in done.stdout and "layer 1 head 14" in done.stdout and "found/heads.csv" in done.stdout
     out = tmp_path / "found"
     assert {path.name for path in out.iterdir()} == FILES
     assert [path.name for path in tmp_path.iterdir()] == ["found"], "no partial files stay"
@@ -63,10 +64,10 @@ def test_it_finds_the_planted_heads_and_writes_everything(
     assert set(columns) <= set(heads.columns) and len(heads) == 2 * 28
     best = set(heads.loc[heads["effect_fraction"].abs().nlargest(3).index, "label"])
     assert best == {"L0H13", "L0H21", "L1H4"}
-    assert len(pd.read_parquet(out / "patches.parquet")) == 8 * 2 * 28
+    assert len(pd.read_parquet(out / "patches.parquet")) == 14 * 2 * 28
     kept = json.loads((out / "run.json").read_text())
     assert kept["checks"]["replay_difference"] < 1e-3 and kept["model"]["backend"] == backend
-    assert kept["seed"] == 0 and kept["versions"]["torch"] and kept["n_problems"] == 8
+    assert kept["seed"] == 0 and kept["versions"]["torch"] and kept["n_problems"] == 14
     first = kept["prompts"][0]
     start, stop = first["span"]
     assert stop - start == 55 and len(set(first["inserted_ids"][start:stop])) == 1
@@ -86,10 +87,10 @@ def test_it_runs_as_a_program_and_explains_itself(planted: Path, tmp_path: Path)
     page = html.unescape((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
     run = json.loads((tmp_path / "out" / "run.json").read_text())
     assert page.count("<h1>") == 1 and "Which of 2 heads of" in page and run["repeat"] in page
-    assert "L0H13 (layer 1 head 14 in the paper's counting): reader" in page, (
-        "what was found, in the result's own words"
+    assert "L0H13: reader; removes more than 5 % of the effect in 8 of 8 problems" in page, "in the result's own words"
+    assert "head L0H13; in the paper's counting layer 1 head 14; " in page and " reader; sense with" in page, (
+        "on the map"
     )
-    assert "head L0H13; in the paper's counting layer 1 head 14; kind reader" in page, "and on the head map"
     assert page.count('class="mless-view"') == 1 and page.count('class="mless-circuitsvis"') == 1
     assert str(run["checks"]["replay"]) in page and run["versions"]["torch"] in page
     wrong = subprocess.run([*program, "--limit", "0", "--out", "other"], **common)
@@ -126,6 +127,86 @@ def test_same_seed_same_table_and_only_chosen_heads(planted: Path, tmp_path: Pat
         assert run(*common, "--out", name, cwd=tmp_path).returncode == 0
     assert (tmp_path / "a" / "heads.csv").read_text() == (tmp_path / "b" / "heads.csv").read_text()
     assert set(pd.read_csv(tmp_path / "a" / "heads.csv")["label"]) == {"L0H13", "L1H4"}
+
+
+CHOSEN = ["--backend", "bridge", "--heads", "0:13,0:21,1:4,0:2", "--no-progress"]
+
+
+@pytest.mark.slow
+def test_the_named_heads_are_confirmed_on_the_problems_after_the_first(planted: Path, tmp_path: Path, run: Any) -> None:
+    done = run("--model", planted, *CHOSEN, "--limit", 12, "--confirm", 10, "--report", "--out", "c", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "Confirmation: 10 fresh problems, none of them used to name the heads; 3 heads tested again." in done.stdout
+    kept = json.loads((tmp_path / "c" / "run.json").read_text())
+    ids = [json.loads(line)["unique_id"] for line in (planted / "problems.jsonl").read_text().splitlines()]
+    assert (kept["n_problems"], kept["n_fresh"]) == (12, 10)
+    assert [prompt["problem"] for prompt in kept["prompts"]] == ids[:22], "the first 12, then 10 others"
+    assert len(pd.read_parquet(tmp_path / "c" / "patches.parquet")) == 12 * 4
+    heads = pd.read_csv(tmp_path / "c" / "heads.csv").set_index("label")
+    assert heads.loc[["L0H13", "L0H21", "L1H4"], "confirmed"].astype(bool).all() and pd.isna(
+        heads.loc["L0H2", "confirmed"]
+    )
+    page = html.unescape((tmp_path / "c" / "report.html").read_text(encoding="utf-8"))
+    assert "The named heads on fresh problems" in page and "Confirmed: L0H13, L0H21, L1H4." in page
+
+
+@pytest.mark.slow
+def test_a_run_stopped_while_it_confirms_goes_on_there(
+    planted: Path, tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mless_interp.running.checkpoint import Checkpoint
+
+    asked = ["--model", planted, *CHOSEN, "--limit", 10, "--confirm", 10]
+    put, done = Checkpoint.put, 0
+    seen: list[str] = []
+
+    def watch(self: Checkpoint, values: dict[str, Any]) -> None:
+        nonlocal done
+        stage = "" if self.path is None else f"{self.path.parent.name}/{self.path.stem}"
+        done += stage == "confirm/matched-mass"
+        if done == 2:
+            raise KeyboardInterrupt
+        seen.append(stage)
+        put(self, values)
+
+    monkeypatch.setattr(Checkpoint, "put", watch)
+    stopped = run(*asked, "--out", "stopped", cwd=tmp_path)
+    assert stopped.returncode != 0 and "confirm/mless" in seen and not (tmp_path / "stopped").exists()
+    assert (tmp_path / ".stopped.partial" / "confirm" / "matched-mass.jsonl").is_file()
+    seen.clear()
+    assert run(*asked, "--out", "stopped", cwd=tmp_path).returncode == 0
+    assert seen and "confirm/mless" not in seen and not [stage for stage in seen if not stage.startswith("confirm/")]
+    assert not (tmp_path / ".stopped.partial").exists()
+    assert run(*asked, "--out", "straight", cwd=tmp_path).returncode == 0
+    first, second = (pd.read_csv(tmp_path / name / "heads.csv") for name in ("stopped", "straight"))
+    pd.testing.assert_frame_equal(first, second, check_exact=False, atol=1e-4)
+    told = [json.loads((tmp_path / name / "run.json").read_text())["conclusion"] for name in ("stopped", "straight")]
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--confirm", -1], "--confirm takes 2 or more problems, or 0, and only goes with --mode locate, got -1"),
+        (["--confirm", 1], "--confirm takes 2 or more problems, or 0, and only goes with --mode locate, got 1"),
+        (["--confirm", 4, "--mode", "sweep"], "only goes with --mode locate, got 4"),
+        (["--confirm", 5, "--limit", 0], "limit must be 1 or more, got 0"),
+        (["--confirm", 5, "--limit", -3], "limit must be 1 or more, got -3"),
+        (["--confirm", 9, "--limit", 20], "--limit 20 and --confirm 9 need 29 problems, there are 28"),
+        (["--confirm", 8], "--limit 64 and --confirm 8 need 72 problems, there are 28"),
+    ],
+)
+def test_wrong_numbers_are_told_before_the_model_is_loaded(
+    arguments: list[Any], message: str, planted: Path, tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loaded(*given: Any, **options: Any) -> Any:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr("mless_interp.models.load.load_model", loaded)
+    done = run("--model", planted, *arguments, "--out", "out", cwd=tmp_path)
+    assert done.returncode == 2 and message in done.stderr and not (tmp_path / "out").exists()
+    with pytest.raises(AssertionError, match="the model was loaded"):
+        run("--model", planted, "--confirm", 8, "--limit", 20, "--out", "out", cwd=tmp_path)
 
 
 def test_an_existing_folder_is_kept_unless_overwriting_is_allowed(planted: Path, tmp_path: Path, run: Any) -> None:

@@ -1,5 +1,6 @@
 """Circuit curves: ends, sizes, planted heads first, random orders, joint knockouts, messages."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,10 @@ import pytest
 from conftest import ARCHITECTURES
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs, without_stepper
 
+from mless_interp.ground_truth.planted import PlantedModel
 from mless_interp.heads import Head
 from mless_interp.locating.curves import ABLATION, FRACTIONS, CircuitCurve, circuit_curve, circuit_sizes, same_layers
+from mless_interp.patching.joint import CHOSEN_HERE
 from mless_interp.patching.sweep import patch_heads
 from mless_interp.running.store import load, save
 
@@ -17,8 +20,12 @@ from mless_interp.running.store import load, save
 def curve() -> CircuitCurve:
     """Planted heads first: readers, then the mediator."""
     made, model = planted_here()
-    ranking = [*made.readers, *made.mediators]
-    return circuit_curve(model, planted_pairs(made, model, 6), ranking, n_random=9, progress=False)
+    return planted_curve(made, model, [*made.readers, *made.mediators])
+
+
+def planted_curve(made: PlantedModel, model: Any, ranking: Sequence[Head], *, elsewhere: bool = True) -> CircuitCurve:
+    pairs = planted_pairs(made, model, 6)
+    return circuit_curve(model, pairs, ranking, n_random=9, chosen_elsewhere=elsewhere, progress=False)
 
 
 def test_the_planted_readers_restore_everything(curve: CircuitCurve) -> None:
@@ -31,6 +38,14 @@ def test_the_planted_readers_restore_everything(curve: CircuitCurve) -> None:
     assert curve.cpr[0] > curve.cpr[2:].mean() > curve.cpr[1]
     assert curve.cmd[0] < curve.cmd[2:].mean() < curve.cmd[1]
     assert curve.p_random == pytest.approx((1 + (curve.cmd[2:] <= curve.cmd[0]).sum()) / 10)
+
+
+def test_a_ranking_made_on_these_problems_is_not_tested_on_them(curve: CircuitCurve) -> None:
+    made, model = planted_here()
+    here = planted_curve(made, model, curve.ranking[:3], elsewhere=False)
+    assert np.array_equal(here.values, curve.values) and np.isnan(here.p_random)
+    assert f"on average; {CHOSEN_HERE}." in here.describe() and "p =" not in here.describe()
+    assert f"on average; p = {curve.p_random:.3f} for the CMD." in curve.describe()
 
 
 def test_areas_are_trapezoids_over_the_shares(curve: CircuitCurve) -> None:
@@ -92,7 +107,7 @@ def test_heads_that_the_ranking_leaves_out_come_last(curve: CircuitCurve) -> Non
 
 def test_same_seed_same_curve_and_it_survives_saving(curve: CircuitCurve, tmp_path: Any) -> None:
     made, model = planted_here()
-    again = circuit_curve(model, planted_pairs(made, model, 6), curve.ranking[:3], n_random=9, progress=False)
+    again = planted_curve(made, model, curve.ranking[:3])
     assert np.array_equal(again.values, curve.values)
     kept = load(save(tmp_path / "curve", curve))["CircuitCurve"]
     assert kept.describe() == curve.describe() and kept.summary().equals(curve.summary())

@@ -163,7 +163,7 @@ def test_the_column_drawn_is_the_first_that_is_known() -> None:
     assert unknown.summary()["effect_fraction"].isna().all()
     assert unknown.default_column(unknown.summary()) == "effect"
     assert patched().default_column(patched().summary()) == "effect_fraction"
-    assert located().default_column(located().summary()) == "knockout_fraction"
+    assert located().default_column(located().summary()) == "removed_share"
 
 
 def test_no_map_of_one_head_nor_of_several_rows_of_a_head() -> None:

@@ -14,7 +14,18 @@ import pandas as pd
 import pytest
 from browser import Browser, Page, browser
 from models_under_test import loaded, pairs_for
-from small_results import activations, answered, checked, decomposed, doses, located, mediated, patched, scored
+from small_results import (
+    activations,
+    answered,
+    checked,
+    confirmed,
+    decomposed,
+    doses,
+    located,
+    mediated,
+    patched,
+    scored,
+)
 
 import mless_interp as mi
 from mless_interp.views.page_parts import HeadMap, Table, colour
@@ -148,10 +159,14 @@ def test_where_shares_are_undefined_the_map_shows_effects() -> None:
 
 
 def test_located_heads_are_outlined_and_come_first() -> None:
-    sentences, head_map, (table,) = shown(located())
+    sentences, head_map, (table, controls) = shown(located())
     assert marked(head_map) == [(0, 1), (1, 0)] and head_map is not None and head_map.value == "share of the effect"
-    assert texts(table, 0)[:2] == ["L0H1", "L1H0"] and texts(table, 2) == ["reader", "mediator", "neither"]
-    assert "Specific (more than random sentences of the same length): L0H1." in sentences
+    assert texts(table, 0)[:2] == ["L0H1", "L1H0"] and texts(table, 2) == ["reader", "mediator", "undecided"]
+    assert texts(controls, 0) == ["L0H1", "L1H0"]
+    assert any(sentence.startswith("Beside their controls (chosen on these problems") for sentence in sentences)
+    _, _, (_, fresh, again) = shown(replace(located(), confirmation=confirmed()))
+    assert "on fresh problems" in fresh.caption and texts(again, 2) == ["reader", "mediator", "sufficient only"]
+    assert texts(again, 3) == ["True", "True", "False"]
 
 
 def test_scores_have_intervals_of_the_usual_metrics_and_the_means_of_all() -> None:

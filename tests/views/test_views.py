@@ -74,9 +74,12 @@ def test_named_heads_are_framed_with_their_kind_and_what_was_not_tested_is_grey(
     assert frames == {"-": (0.55, -0.45), "--": (-0.45, 0.55)}
     assert sorted(text.get_text() for text in axes.texts) == ["0M", "1R"]
     strokes = {(p.get_x(), p.get_y()) for p in axes.patches if p.get_hatch()}
-    assert strokes == {(0.5, -0.5), (-0.5, 0.5), (-0.5, -0.5)}, "significant, named or not"
+    assert strokes == {(0.5, -0.5), (-0.5, 0.5)}, "those that pass on a side"
     assert np.isnan(np.ma.filled(axes.images[0].get_array().astype(float), np.nan)[1, 1])
-    assert words_of(picture)[1:] == ["R: reader", "M: mediator", "negative", "undefined or not tested"]
+    assert words_of(picture) == [
+        "corrected p < 0.05 (more than 5 % of the effect removed or added in most problems)",
+        *("R: reader", "M: mediator", "negative", "undefined or not tested"),
+    ]
 
 
 def test_negative_cells_carry_a_minus_that_grey_print_shows() -> None:
@@ -112,7 +115,7 @@ def test_what_is_drawn_stands_in_the_table() -> None:
     """Colours are the column, strokes the p-values below the level: nothing is computed for the picture."""
     for found, value, p in (
         (patched(12), "recovered", "p_prevalence"),
-        (located(), "mediated_fraction", "p_either"),
+        (located(), "removed_share", "p_either"),
         (decomposed(n=9), "lam", "lam_p"),
     ):
         table = found.summary()
@@ -170,9 +173,9 @@ def test_the_forest_has_a_row_per_head_in_both_countings_with_every_measure_s_in
     assert rows[:2] == ["L0H1 (paper: layer 1, head 2)\nreader", "L1H0 (paper: layer 2, head 1)\nmediator"]
     assert len(axes.containers) == 5
     points, _, (bars,) = axes.containers[0].lines
-    assert points.get_xdata().tolist() == pytest.approx([0.6, 0.0, -0.2])
+    assert points.get_xdata().tolist() == pytest.approx([0.6, 0.4, -0.2])
     ends = [segment[:, 0].tolist() for segment in bars.get_segments()]
-    limits = located().summary()[["knockout_effect_ci_low", "knockout_effect_ci_high"]]
+    limits = located().summary()[["removed_median_ci_low", "removed_median_ci_high"]]
     assert np.array(ends) == pytest.approx(limits.to_numpy()) and ends[0][0] < 0.6 < ends[0][1]
     smallest = [line.get_xdata()[0] for line in axes.lines if line.get_linestyle() == "--"]
     assert sorted(smallest) == pytest.approx([-0.05, 0.05])

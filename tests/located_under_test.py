@@ -1,0 +1,59 @@
+"""Heads of the default planted model, located once per process, with controls and with fresh problems to confirm on."""
+
+from functools import lru_cache
+from typing import Any
+
+from models_under_test import planted_here, planted_problems
+
+from mless_interp.ground_truth.planted import PlantedModel
+from mless_interp.heads import Head
+from mless_interp.locating.judge import KINDS
+from mless_interp.locating.locate import locate_heads
+from mless_interp.locating.located import LocatedHeads
+from mless_interp.prompts.insertions import Insertion
+from mless_interp.prompts.pairs import PromptPair, make_pairs
+
+N = 12
+"""Problems to name heads on, and as many to confirm on: with fewer than 10 none of 16 heads can be named."""
+SLASHES = Insertion.meaningless(" /", 20)
+
+
+def pairs_of(made: PlantedModel, model: Any, count: int, *, skip: int = 0) -> tuple[PromptPair, ...]:
+    """Pairs of short problems, those after the first `skip`."""
+    return make_pairs(model, planted_problems(made, skip + count)[skip:], SLASHES)
+
+
+def located(made: PlantedModel, model: Any, count: int = N, **options: Any) -> LocatedHeads:
+    options = {"progress": False, "controls": False, "mode": "exact", **options}
+    return locate_heads(model, pairs_of(made, model, count), **options)
+
+
+@lru_cache
+def located_here() -> LocatedHeads:
+    """With controls."""
+    return located(*planted_here(), controls=True, n_control_draws=2)
+
+
+def fresh_here(count: int = N) -> tuple[PromptPair, ...]:
+    return pairs_of(*planted_here(), count, skip=N)
+
+
+@lru_cache
+def confirmed_here() -> LocatedHeads:
+    """With controls, on fresh problems."""
+    return located(*planted_here(), controls=True, n_control_draws=2, confirm=fresh_here())
+
+
+def readers(found: LocatedHeads) -> set[Head]:
+    """Named heads that read the span, of whichever kind."""
+    return {head for head, kind in found.found.items() if KINDS[kind].reads}
+
+
+def mediators(found: LocatedHeads) -> set[Head]:
+    """Named heads that pass on what others read, of whichever kind."""
+    return {head for head, kind in found.found.items() if KINDS[kind].mediates}
+
+
+def planted_kinds(made: PlantedModel) -> dict[Head, str]:
+    """What has to be found."""
+    return dict.fromkeys(made.readers, "reader") | dict.fromkeys(made.mediators, "mediator")

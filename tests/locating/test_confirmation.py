@@ -1,0 +1,265 @@
+"""Named heads on fresh problems: confirmed where they act again, refused where problems or prompts are not fresh or alike."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import small_results as results
+from located_under_test import SLASHES, N, confirmed_here, fresh_here, located, located_here, pairs_of, planted_kinds
+from models_under_test import planted_here, planted_problems
+
+from mless_interp.heads import Head
+from mless_interp.locating import locate
+from mless_interp.locating.confirmation import Confirmation
+from mless_interp.locating.judge import judge
+from mless_interp.locating.locate import locate_heads, ranking
+from mless_interp.locating.measure import MEASURES
+from mless_interp.locating.sentences import few_problems
+from mless_interp.patching.joint import CHOSEN_HERE
+from mless_interp.patching.prepared import prepare
+from mless_interp.prompts.insertions import Insertion
+from mless_interp.prompts.pairs import make_pairs
+from mless_interp.prompts.prompt import TEMPLATES
+from mless_interp.running.store import load, save
+from mless_interp.statistics import fewest_problems
+
+
+def made(**changed: Any) -> Confirmation:
+    """Without what is not tested here."""
+    return replace(results.confirmed(), controls={}, joint=None, curve=None, **changed)
+
+
+# ------------------------------------------------------------------------------------------------------------ by hand
+
+
+def test_who_is_confirmed_by_hand() -> None:
+    found = results.confirmed()
+    assert found.confirmed.tolist() == [True, True, False] and found.same_kind.tolist() == [True, True, False]
+    assert found.judged.kinds[:2] == ("reader", "mediator")
+    table = found.summary().set_index("label")
+    assert table.loc["L0H1", "removed_p"] == 3 / 2**10, "Holm over the three claims, one sense"
+    assert table.loc["L0H1", ["removed_count", "added_count", "n"]].tolist() == [10, 10, 10]
+    assert table.loc["L0H1", "removed_median"] == pytest.approx(0.6)
+    assert table.loc["L0H0", "added_count"] == 5, "in the sense that was claimed: against"
+    words = found.sentences()
+    assert words[0] == "10 fresh problems, none of them used to name the heads; 3 heads tested again."
+    assert "of this sign" not in words[1] and "of the sign claimed in 10 of 10 problems" in words[1]
+    assert "Confirmed: L0H1, L1H0. Not confirmed: L0H0." in words
+    assert words[3].startswith("L0H1: reader; removes more than 5 % of the effect in 10 of 10 problems, adds it in 10;")
+
+
+def test_what_was_named_on_both_sides_has_to_pass_on_both() -> None:
+    one_sided = {name: array * (name in ("knockout", "mediated_removed")) for name, array in made().values.items()}
+    assert made(values=one_sided).confirmed.tolist() == [False, False, False]
+    claimed = made(values=one_sided, kinds=("necessary reader", "carrier", "redundant reader"))
+    assert claimed.confirmed.tolist() == [True, False, False]
+
+
+def test_a_head_may_be_confirmed_as_another_kind() -> None:
+    found = made(kinds=("necessary reader", "carrier", "sufficient only"))
+    assert found.confirmed.tolist() == [True, True, False] and not found.same_kind.any()
+    assert any(
+        words.startswith("L0H1: necessary reader;") and words.endswith("(here: reader).") for words in found.sentences()
+    )
+
+
+def test_where_the_effect_goes_the_other_way_nothing_is_confirmed() -> None:
+    found = made(total=-made().total, values={name: -array for name, array in made().values.items()})
+    assert not found.confirmed.any() and not found.judged.established
+    assert "of the sign claimed in 0 of 10 problems" in found.describe()
+    assert found.sentences()[-1] == (
+        "The effect is not established there in the direction claimed, so no head is confirmed."
+    )
+
+
+def test_claims_against_the_effect_are_tested_against_it() -> None:
+    values = {name: -array for name, array in made().values.items()}
+    assert made(values=values, senses=np.array([-1, -1, 1])).confirmed.tolist() == [True, True, False]
+    assert not made(values=values).confirmed.any()
+
+
+@pytest.mark.parametrize(("n", "n_heads", "needed"), [(5, 1, 6), (6, 1, 0), (5, 3, 6), (6, 3, 0), (6, 4, 7), (7, 4, 0)])
+def test_too_few_fresh_problems_are_counted(n: int, n_heads: int, needed: int) -> None:
+    """2^-n x heads < 0.05 for the heads; 2 x 2^-n < 0.05 for the total, whose sign is not taken for granted."""
+    words = few_problems(n, n_heads, 0.05, again=True)
+    assert bool(words) == bool(needed) and (f"{needed} problems are needed" in words) == bool(needed)
+    heads = tuple(Head(1, at) for at in range(n_heads))
+    values = {name: np.full((n, n_heads), 0.3) for name in MEASURES}
+    found = made(
+        problem_ids=results.problems(n),
+        heads=heads,
+        kinds=("reader",) * n_heads,
+        senses=np.ones(n_heads, int),
+        values=values,
+        total=np.ones(n),
+    )
+    assert bool(found.confirmed.all()) == (not needed) and words in found.describe()
+    assert ("too few to confirm" in found.describe()) == bool(needed)
+
+
+def test_without_controls_that_is_said_and_left_out_controls_too() -> None:
+    found = made()
+    assert "Controls were not run, so whether they are specific is unknown." in found.sentences()
+    assert "The control of questions of other problems was left out: there is one problem only." in found.sentences()
+
+
+def test_the_ranking_is_by_size_in_each_head_s_own_sense_the_named_first() -> None:
+    sizes = np.array([0.2, -0.9, 0.5, 0.02, 3.0])
+    column = np.ones((16, 1)) * sizes
+    column[:, 4] *= np.where(np.arange(16) % 2, 1, -0.5)  # large on average, in half of the problems: not named
+    heads = tuple(Head(1, at) for at in range(5))
+    values = {name: column if name in ("knockout", "edge_noise") else 0 * column for name in MEASURES}
+    judged = judge(values, np.ones(16), heads)
+    assert judged.named.tolist() == [True, True, True, False, False]
+    assert ranking(judged) == (Head(1, 1), Head(1, 2), Head(1, 0), Head(1, 4), Head(1, 3))
+
+
+# -------------------------------------------------------------------------------------------------- on a planted model
+
+
+def test_planted_heads_are_confirmed_on_fresh_problems_and_nothing_else_is_tested() -> None:
+    found, (planted, _) = confirmed_here(), planted_here()
+    again = found.confirmation
+    assert again is not None and found.found == located_here().found == planted_kinds(planted)
+    assert again.heads == tuple(found.found) and found.confirmed == found.found and again.same_kind.all()
+    assert not set(again.problem_ids) & set(found.problem_ids) and len(again.problem_ids) == N
+    assert again.values["knockout"].shape == (N, len(found.found))
+    exact = located(*planted_here(), 2 * N, heads=list(found.found))
+    for name in MEASURES:
+        assert np.abs(exact.values[name][N:] - again.values[name]).max() < 1e-4
+    table = found.summary().set_index("label")
+    assert table.loc[[str(head) for head in found.found], "confirmed"].tolist() == [True] * len(found.found)
+    assert table["confirmed"].isna().sum() == len(table) - len(found.found)
+
+
+def test_what_was_chosen_on_the_same_problems_has_no_p() -> None:
+    found = located_here()
+    words = found.describe()
+    assert words.count(CHOSEN_HERE) == 2, "the set that reads, and specificity"
+    assert found.confirmation is None and found.joint is not None and np.isnan(found.joint.p)
+    assert "Nothing was confirmed on fresh problems: confirm=pairs tests the named heads on others." in words
+    assert not found.confirmed
+
+
+def test_what_was_chosen_elsewhere_has_one() -> None:
+    found = confirmed_here()
+    again, words = found.confirmation, found.describe()
+    assert again is not None and again.joint is not None and again.curve is not None
+    assert np.isfinite([again.joint.p, again.curve.p_random]).all() and CHOSEN_HERE not in words
+    assert f"p = {again.curve.p_random:.3f} for the CMD" in words and "Nothing was confirmed" not in words
+    assert "Confirmation: 12 fresh problems, none of them used to name the heads; 3 heads tested again." in words
+    assert again.curve.ranking[:3] == ranking(found.judged)[:3] and set(again.curve.ranking[:3]) == set(found.found)
+    assert not found.controls and found.joint is None, "they were run on the fresh problems"
+
+
+def test_prepared_problems_are_taken_as_they_are() -> None:
+    planted, model = planted_here()
+    fresh = prepare(model, fresh_here())
+    named = confirmed_here()
+    options = {"heads": list(named.found), "confirm": fresh}
+    found = located(planted, model, **options)
+    assert found.confirmed == named.confirmed and found.confirmation is not None
+    assert named.confirmation is not None
+    for name in MEASURES:
+        assert np.array_equal(found.confirmation.values[name], named.confirmation.values[name]), "the same bits"
+    with pytest.raises(
+        ValueError, match="these problems were prepared for outcome 'answer_logprob'.*not for 'logit_diff'"
+    ):
+        located(planted, model, outcome="logit_diff", **options)
+
+
+def test_where_nobody_is_named_there_is_nothing_to_confirm() -> None:
+    planted, model = planted_here(null=True, noise=0.0)
+    found = located(planted, model, 10, confirm=pairs_of(planted, model, 6, skip=10), heads=[Head(0, 0), Head(1, 1)])
+    assert found.confirmation is None and not found.confirmed and "Confirmation" not in found.describe()
+
+
+def test_a_saved_result_keeps_what_was_confirmed(tmp_path: Any) -> None:
+    found = confirmed_here()
+    kept = load(save(tmp_path / "located", found))["LocatedHeads"]
+    assert kept.confirmed == found.confirmed and kept.describe() == found.describe() and repr(kept) == repr(found)
+    assert isinstance(kept.confirmation, Confirmation) and kept.summary().equals(found.summary())
+
+
+# -------------------------------------------------------------------------------------------------------- wrong input
+
+
+@pytest.fixture
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever sweeps is an error."""
+
+    def sweeps(*arguments: Any, **options: Any) -> Any:
+        raise AssertionError("a sweep began")
+
+    for name in ("measure", "screened"):
+        monkeypatch.setattr(locate, name, sweeps)
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_problems_that_named_the_heads_are_refused() -> None:
+    planted, model = planted_here()
+    problems = planted_problems(planted, 6)
+    renamed = [replace(problem, id=f"other {problem.id}") for problem in problems[1:3]]
+    rephrased = [replace(problem, question=problems[5].question) for problem in problems[:1]]
+    for again, first in ((problems[2:6], problems[2].id), (renamed, renamed[0].id), (rephrased, rephrased[0].id)):
+        with pytest.raises(
+            ValueError, match=f"among those that name the heads.*first: '{first}'.*nothing can be confirmed"
+        ):
+            locate_heads(
+                model,
+                make_pairs(model, problems[:4], SLASHES),
+                confirm=make_pairs(model, again, SLASHES),
+                progress=False,
+            )
+
+
+@pytest.mark.usefixtures("nothing_runs")
+@pytest.mark.parametrize("other", [Insertion.meaningless(" /", 19), Insertion.meaningless(" /", 20, before="system")])
+def test_another_insertion_is_refused(other: Insertion) -> None:
+    planted, model = planted_here()
+    fresh = make_pairs(model, planted_problems(planted, 8)[4:], other)
+    with pytest.raises(
+        ValueError, match="the problems to confirm on have another insertion .* make both with the same one"
+    ):
+        locate_heads(model, pairs_of(planted, model, 4), confirm=fresh, progress=False)
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_another_template_is_refused() -> None:
+    planted, model = planted_here()
+    fresh = [replace(pair, template=TEMPLATES["raw_as_sent"]) for pair in pairs_of(planted, model, 4, skip=4)]
+    with pytest.raises(ValueError, match="the problems to confirm on have another template"):
+        locate_heads(model, pairs_of(planted, model, 4), confirm=fresh, progress=False)
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_one_or_no_fresh_problem_is_refused() -> None:
+    planted, model = planted_here()
+    pairs = pairs_of(planted, model, 5)
+    with pytest.raises(ValueError, match="confirming needs at least 2 problems .*, got 1"):
+        locate_heads(model, pairs[:4], confirm=pairs[4:], progress=False)
+    with pytest.raises(ValueError, match="there are no prompt pairs"):
+        locate_heads(model, pairs[:4], confirm=[], progress=False)
+
+
+@pytest.mark.usefixtures("nothing_runs")
+def test_too_few_problems_are_warned_about_before_anything_runs() -> None:
+    planted, model = planted_here()
+    needed = fewest_problems(16)
+    assert needed == 10
+    with (
+        pytest.raises(AssertionError, match="a sweep began"),
+        pytest.warns(
+            UserWarning, match=f"9 problems are too few to name any of 16 heads .* {needed} problems are needed"
+        ),
+    ):
+        located(planted, model, needed - 1)
+    with (
+        pytest.raises(AssertionError, match="a sweep began"),
+        pytest.warns(UserWarning, match="5 problems are too few to confirm a head .* 6 problems are needed"),
+    ):
+        located(planted, model, needed, confirm=pairs_of(planted, model, 5, skip=needed))
+    enough = pairs_of(planted, model, 6, skip=needed)
+    with pytest.raises(AssertionError, match="a sweep began"):  # and no warning, which would be an error
+        located(planted, model, needed, confirm=enough)
