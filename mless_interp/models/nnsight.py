@@ -19,6 +19,7 @@ from .hugging_face import HuggingFaceModel, additive_mask
 from .info import ModelError
 from .inputs import Inputs, Taps
 from .sites import SITES, site
+from .unembedding import unembedded
 
 _PROBE = 7  # tokens of the prompt on which the operations are found
 
@@ -83,6 +84,9 @@ class NnsightModel(HuggingFaceModel):
                     value = tap(place.part.get(whole))
                     if tap.edit is not None:
                         place.write(at, place.part.put(whole, value))
+            logits = None if read is None else unembedded(traced.lm_head._module, traced.lm_head.input)
+            if logits is not None:
+                traced.lm_head.output = logits
             shown["logits"] = traced.lm_head.output if read is None else traced.output.logits
             nnsight.save(shown)
         return None if read is None else shown["logits"]
