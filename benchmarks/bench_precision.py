@@ -1,8 +1,10 @@
 """Do sweeps in half precision rank the heads as float32 does, and does their own noise say where they cannot?
 
-Weights are rounded to bfloat16 once, so that only the arithmetic differs. The unembedding is multiplied by a power of two
-(which no precision rounds) until the largest logit where the outcome is read reaches `--logits`: small models have small
-logits, and half precision rounds those of 16 to 32, a real model's, to an eighth in bfloat16. "demo" has its own
+Weights are rounded to bfloat16 once, so that only the arithmetic differs. Small models have small logits; a real model's
+are of 16 to 32, which bfloat16 rounds to an eighth. So the unembedding is changed until logits where the outcome is read
+reach `--logits`: by "shift" one direction (the mean normed stream there) is added to all of its rows, which adds the same
+to all logits of a position and leaves every probability as it was; by "scale" it is multiplied by a power of two, which
+sharpens all probabilities. "demo" has its own
 problems; any other model continues its own texts: drawn from it, the span inserted after a third of them, the answer is
 the next token that it would say.
 
@@ -11,6 +13,8 @@ the next token that it would say.
 
 import argparse
 import copy
+import math
+import time
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
@@ -19,8 +23,9 @@ import numpy as np
 import torch
 
 import mless_interp as mi
+from mless_interp.models.decoder import decoder_of, unwrapped
 
-TOP, WORDS, CONTINUED = 10, 48, 1
+TOP, WORDS = 10, 48
 COLUMNS = ("dtype", "edit", "direction", "Pearson r", "top 10", "ranked", "top 10 of ranked", "noise", "error / noise", "s")
 
 
@@ -33,8 +38,8 @@ class Held:
     tokenizer: Any
 
 
-def rounded(source: str, scale: float) -> Held:
-    """A model's float32 copy with weights that bfloat16 holds exactly, its unembedding untied and scaled."""
+def rounded(source: str, *, scale: float = 1.0, along: torch.Tensor | None = None) -> Held:
+    """A model's float32 copy with weights that bfloat16 holds exactly; its unembedding untied, scaled and shifted."""
     from mless_interp.models.hugging_face import Placement, load_hugging_face
     from mless_interp.models.load import source_of
 
@@ -42,9 +47,26 @@ def rounded(source: str, scale: float) -> Held:
     config = copy.deepcopy(made.config)
     config.tie_word_embeddings = False
     untied = type(made)(config).eval()
-    weights = {name: weight.bfloat16().float() for name, weight in made.state_dict().items()}
-    untied.load_state_dict(weights | {"lm_head.weight": weights["lm_head.weight"] * scale})
-    return Held(f"{source}, unembedding x {scale:g}", untied, tokenizer)
+    weights = made.state_dict()
+    last = weights["lm_head.weight"] * scale
+    weights["lm_head.weight"] = last if along is None else last + along
+    untied.load_state_dict({name: weight.bfloat16().float() for name, weight in weights.items()})
+    return Held(source, untied, tokenizer)
+
+
+def enlarged(source: str, model: mi.Model, pairs: Any, *, by: str, logits: float) -> Held:
+    """The model with logits of this size where the outcome is read."""
+    if by == "scale":
+        return rounded(source, scale=2.0 ** max(0, math.ceil(math.log2(logits / largest_logit(model, pairs)))))
+    streams = []
+    norm = unwrapped(decoder_of(model.hf_model).norm)
+    handle = norm.register_forward_hook(lambda module, given, made: streams.append(made[0, -1].detach()))
+    try:
+        largest_logit(model, pairs)
+    finally:
+        handle.remove()
+    mean = torch.stack(streams).mean(0)
+    return rounded(source, along=logits * mean / (mean @ mean))
 
 
 @torch.no_grad()
@@ -98,25 +120,23 @@ def main() -> None:
     parser.add_argument("--model", default="demo", help="a model (default demo)")
     parser.add_argument("--backend", default="bridge")
     parser.add_argument("--problems", type=int, default=32)
-    parser.add_argument("--logits", type=float, default=20.0, help="how large logits are to be (default 20)")
+    parser.add_argument("--logits", type=float, default=25.0, help="how large logits are to be (default 25)")
+    parser.add_argument("--by", choices=("shift", "scale"), default="shift", help="how they become so large")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float16"])
     options = parser.parse_args()
-    plain = rounded(options.model, 1.0)
-    model = mi.load_model(plain, backend=options.backend)
+    plain = rounded(options.model)
+    model = mi.load_model(plain, backend="bridge")
     texts = pairs_of(options.model, plain, model, options.problems)
-    scale = 2.0 ** max(0, int(np.ceil(np.log2(options.logits / largest_logit(model, texts)))))
-    held = rounded(options.model, scale)
+    held = enlarged(options.model, model, texts, by=options.by, logits=options.logits)
     models = {dtype: mi.load_model(held, backend=options.backend, dtype=dtype) for dtype in ("float32", *options.dtypes)}
     packages = ", ".join(
         f"{name} {version(name)}" for name in ("mless_interp", "torch", "transformers", "transformer-lens", "nnsight")
     )
     print(
-        f"{packages}; {torch.get_num_threads()} threads, CPU, {options.backend}. {held.name}: largest logits "
-        f"{largest_logit(models['float32'], texts):.1f}, {len(texts)} problems\n"
+        f"{packages}; {torch.get_num_threads()} threads, CPU, {options.backend}. {held.name}, by {options.by}: largest "
+        f"logits {largest_logit(models['float32'], texts):.1f}, {len(texts)} problems\n"
     )
     print(f"| {' | '.join(COLUMNS)} |\n|{' --- |' * len(COLUMNS)}", flush=True)
-    import time
-
     for edit in ("z", "knockout"):
         for direction in ("denoising", "noising"):
             truth = None

@@ -24,6 +24,10 @@ class PatchScores(Result):
     in both directions; rank by it. `recovered` = (patched - corrupted) / (clean - corrupted): the same when denoising,
     1 minus it when noising. Fractions are ratios of means over problems with bootstrap intervals; where the
     denominator's own interval holds 0 they are NaN and flagged, and only the raw effect stands.
+
+    `noise` `[problem, layer]` is how far the outcome of a row was off that continued the receiving run from that layer
+    unedited (NaN for layers that were not swept but 0; None in results of versions that did not measure it): rounding.
+    A head whose mean effect does not exceed `noise_floor` has no rank.
     """
 
     problem_ids: tuple[str, ...]
@@ -35,6 +39,7 @@ class PatchScores(Result):
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     confidence: float = CONFIDENCE
+    noise: np.ndarray | None = None
 
     signed = True
     drawn = ("effect_fraction", "effect")
@@ -58,6 +63,27 @@ class PatchScores(Result):
     def total_effect(self) -> np.ndarray:
         """donor - receiving, `[problem]`: what patching everything would do."""
         return self.donor - self.receiving
+
+    @cached_property
+    def noise_floor(self) -> float:
+        """What rounding alone can do to a mean effect, in `unit`; NaN where it was not measured.
+
+        The mean over problems of the largest |noise| of any layer. Not layer by layer: a row that joins late has hardly
+        rounded anew, but the run that it continues has; and not a high quantile: the problems that round most are those
+        that carry the mean.
+        """
+        return float("nan") if self.noise is None else float(np.nanmax(np.abs(self.noise), axis=1).mean())
+
+    @cached_property
+    def rank(self) -> np.ndarray:
+        """Rank of each head by |effect|, 1 the largest, in the order of `heads`; NaN where undefined or within the noise."""
+        size = np.abs(self.effect_interval.estimate)
+        return pd.Series(np.where(self.within_noise, np.nan, size)).rank(ascending=False, method="min").to_numpy()
+
+    @property
+    def within_noise(self) -> np.ndarray:
+        """Whether a head's mean effect is no larger than `noise_floor`, in the order of `heads`."""
+        return np.abs(self.effect_interval.estimate) <= self.noise_floor
 
     def mean(self) -> np.ndarray:
         """Mean effect over problems, `[layer, head]` (NaN where a problem's is undefined)."""
@@ -93,7 +119,7 @@ class PatchScores(Result):
     def summary(self) -> pd.DataFrame:
         """One row per head, in order of layer and head: effect, its corrected p, effect_fraction, recovered, n, flag.
 
-        `ci_low` and `ci_high` are the limits of `effect_fraction`.
+        `noise` is `noise_floor`, `rank` NaN where the mean effect does not exceed it. `ci_low` and `ci_high` are the limits of `effect_fraction`.
         """
         fraction, effect = self.effect_fraction, self.effect_interval
         recovered = fraction.estimate, fraction.low, fraction.high
@@ -112,11 +138,15 @@ class PatchScores(Result):
                 "recovered_ci_high": recovered[2],
                 "n": fraction.n,
                 "flag": fraction.flag,
+                "noise": self.noise_floor,
+                "rank": self.rank,
             }
         )
 
     def quantity(self, column: str) -> Quantity:
         """An effect in the outcome's unit, or a share of the whole one; all of them rest on the same test."""
+        if column in ("noise", "rank"):
+            return Quantity(self.unit if column == "noise" else "")
         if column == "effect_fraction":
             return Quantity(WHOLE, True, ("ci_low", "ci_high"), "effect_p")
         unit = WHOLE if column == "recovered" else self.unit
@@ -139,11 +169,13 @@ class PatchScores(Result):
         )
 
     def top(self, k: int = 10) -> pd.DataFrame:
-        """The `k` heads of largest |effect_fraction| (largest |effect| where fractions are undefined)."""
+        """The `k` heads of largest |effect_fraction| (largest |effect| where fractions are undefined); those without a
+        rank come last."""
         table = self.summary()
         key = self.default_column(table)
         order = table[key].abs().sort_values(ascending=False, kind="stable").index
-        return table.loc[order].head(k).reset_index(drop=True)
+        ranked = table.loc[order].sort_values("rank", key=np.isnan, kind="stable")
+        return ranked.head(k).reset_index(drop=True)
 
     def sentences(self) -> list[str]:
         """What was measured."""
@@ -158,11 +190,20 @@ class PatchScores(Result):
         if not low * high > 0:
             found.append("That interval holds 0 (or is undefined): effect_fraction is NaN, read the raw effects only.")
         undefined = int(np.isnan(self.per_head).any(0).sum())
-        return [*found, f"{undefined} heads are undefined on some problem (NaN)."] if undefined else found
+        if undefined:
+            found.append(f"{undefined} heads are undefined on some problem (NaN).")
+        within = int(self.within_noise.sum())
+        if within:
+            found.append(
+                f"{within} heads are not ranked: their mean effect is within {self.noise_floor:.1e} {self.unit}, what "
+                f"rounding in {s.get('dtype', 'the model')} does to rows that are not edited."
+            )
+        return found
 
     def printed(self) -> pd.DataFrame:
-        """The ten heads of the largest share."""
-        return self.top(10)[["label", "paper_label", "effect", "effect_fraction", "ci_low", "ci_high", "n"]]
+        """The ten heads of the largest share, of those that have a rank."""
+        top = self.top(10)
+        return top[top["rank"].notna()][["label", "paper_label", "effect", "effect_fraction", "ci_low", "ci_high", "n"]]
 
     def shown(self) -> Shown:
         """Every head's share as a map and a table."""
@@ -170,7 +211,7 @@ class PatchScores(Result):
         table = self.summary()
         key = self.default_column(table)
         low, high = self.quantity(key).limits or ("", "")
-        marked = (table[low] * table[high] > 0).tolist()
+        marked = ((table[low] * table[high] > 0) & table["rank"].notna()).tolist()
         caption = f"Patched heads, the largest share first. Effects in {self.unit}."
         return Shown(
             (ShownTable(self.top(len(table)), caption, columns),),
