@@ -47,7 +47,10 @@ def gives_nan(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
             changes_the_pattern(lambda p: p * 0.99),
             r"the rows of its attention pattern do not sum to 1 \(largest error 0.01",
         ),
-        (ignores_edits, "an edit of its attention pattern is not obeyed: where every token looks at itself alone, head"),
+        (
+            ignores_edits,
+            "an edit of its attention pattern is not obeyed: where every token looks at itself alone, head",
+        ),
         (ignores_edits_of_later_patterns, "an edit of its attention pattern is not obeyed"),
         (ignores_positions, "the gap condition differs from the masked one on shared tokens by"),
     ],
