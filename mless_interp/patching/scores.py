@@ -119,7 +119,8 @@ class PatchScores(Result):
     def summary(self) -> pd.DataFrame:
         """One row per head, in order of layer and head: effect, its corrected p, effect_fraction, recovered, n, flag.
 
-        `noise` is `noise_floor`, `rank` NaN where the mean effect does not exceed it. `ci_low` and `ci_high` are the limits of `effect_fraction`.
+        `noise` is `noise_floor`, `rank` NaN where the mean effect does not exceed it. `ci_low` and `ci_high` are the
+        limits of `effect_fraction`.
         """
         fraction, effect = self.effect_fraction, self.effect_interval
         recovered = fraction.estimate, fraction.low, fraction.high

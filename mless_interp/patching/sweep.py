@@ -248,7 +248,8 @@ class _Swept:
 
     def _patched(self, cells: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
         """Of one pass, `[problem, cell]`: outcomes, and where an edit changes nothing, so that its effect is exactly 0."""
-        rows, same = [], []
+        rows: list[Tensor] = []
+        same: list[Tensor] = []
         for layer, head in cells:
             old = self.receiving.z[layer]
             z = old.clone()
