@@ -19,7 +19,7 @@ from .control import Controls, Held, check_controls
 from .curves import circuit_curve
 from .judge import SIDES, Judged, judge
 from .located import LocatedHeads
-from .measure import N_SCREENED, Way, chosen_way, measure, screened
+from .measure import N_SCREENED, Measured, Way, chosen_way, measure, screened
 from .sentences import few_problems
 
 MODES = ("auto", "exact", "screen")
@@ -99,9 +99,9 @@ def locate_heads(
         _warn_of_few(len(prepared.ids), len(family), alpha)
     if fresh is not None:
         _warn_of_few(len(fresh.ids), 1, alpha, again=True)
-    resolution = resolution_of(model.info.dtype)
     file = None if folder is None else folder / "mless.jsonl"
     measured = measure(prepared, family, checkpoint=file, progress=progress, seed=seed)
+    resolution = _resolution(model, measured)
     judged = rules.judged(measured.values, measured.total, family, resolution)
     settings = {
         **prepared.settings,
@@ -153,6 +153,11 @@ def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
                 f"heads ({', '.join(sorted(ours))[:200]}): make both with the same one"
             )
     return fresh
+
+
+def _resolution(model: Model, measured: Measured) -> float:
+    """What is rounding: the precision's own size, or what it did to rows that were not edited, if that is more."""
+    return float(np.fmax(resolution_of(model.info.dtype), measured.noise))
 
 
 def _warn_of_few(n: int, n_heads: int, alpha: float, *, again: bool = False) -> None:
@@ -240,7 +245,7 @@ class Rules:
             reads=held.reads,
             curve=curve,
             unit=fresh.outcome.unit,
-            settings={**settings, "left_out": held.left_out},
+            settings={**settings, "resolution": _resolution(fresh.model, measured), "left_out": held.left_out},
             seed=self.seed,
         )
 

@@ -25,11 +25,15 @@ FEWEST_TO_SPLIT = 8
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """The four measures `[problem, head]`, each with the sign of the insertion's effect, and the total `[problem]`."""
+    """The four measures `[problem, head]`, each with the sign of the insertion's effect, and the total `[problem]`.
+
+    `noise` is the largest that rounding did to any of the sweeps (`PatchScores.noise_floor`).
+    """
 
     values: dict[str, np.ndarray]
     total: np.ndarray
     patches: PatchScores
+    noise: float = float("nan")
 
 
 def measure(
@@ -59,6 +63,7 @@ def measure(
         },
         runs["z-noising"].total_effect,
         runs["z-denoising"],
+        float(np.fmax.reduce([run.noise_floor for run in runs.values()])),
     )
 
 

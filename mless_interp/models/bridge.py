@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from .decoder import unwrapped
 from .hooked import as_hook
-from .hugging_face import HuggingFaceModel, layer_masks
+from .hugging_face import HuggingFaceModel, float32_unembedding, layer_masks
 from .info import AttentionOutput
 from .inputs import Inputs, Taps
 
@@ -61,7 +61,8 @@ class BridgeModel(HuggingFaceModel):
             bridge.context_level = level
             for point, hook in hooks:
                 point.add_hook(hook, level=level)
-            with layer_masks([block.attn for block in bridge.blocks], masks):
+            attentions, last = [block.attn for block in bridge.blocks], bridge.original_model.get_output_embeddings()
+            with layer_masks(attentions, masks), float32_unembedding(unwrapped(last)):
                 logits = bridge(inputs.tokens, **options)
         finally:
             for point, _ in hooks:

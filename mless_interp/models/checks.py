@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from .arithmetic import values_of_heads
 from .base import Model
 from .info import BY_LAYERS, ModelChecks, ModelError
 from .inputs import Inputs
@@ -44,31 +45,35 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
 
     difference = None
     if reference is not None:
+        if not bool(torch.isfinite(reference).all()):
+            raise fail("the plain Hugging Face forward pass gives NaN or infinity on a prompt of ordinary tokens")
         difference = _distance(logits, reference)
-        if difference > allowed:
+        if not difference <= allowed:
             raise fail(
                 f"its logits differ from the plain Hugging Face forward pass by {difference:.3g} (allowed "
                 f'{allowed:.3g}); use another backend, for example "bridge"'
             )
 
-    row_error = effect = None
+    row_error = error = effect = None
     if info.attention == "eager":
         name = site(0, "attn.hook_pattern")
         pattern = model.run(tokens, capture={name: None}, logits_at="last").captured[name]
         if tuple(pattern.shape) != (1, info.n_heads, size, size):
             raise fail(f"pattern of shape {list(pattern.shape)}, expected [1, {info.n_heads}, {size}, {size}]")
         row_error = float((pattern.double().sum(-1) - 1).abs().max())
-        if row_error > max(tolerance, 1e-5):
+        if not row_error <= max(tolerance, 1e-5):
             raise fail(f"the rows of its attention pattern do not sum to 1 (largest error {row_error:.3g})")
-        edited = model.run(tokens, edits={name: lambda p: torch.eye(size).to(p).expand_as(p)}).logits
-        effect = _distance(edited, logits)
-        if effect == 0:
-            raise fail("an edit of its attention pattern does not change the logits")
+        error, effect = _edited_pattern(model, tokens, logits)
+        if not error <= tolerance:
+            raise fail(
+                "an edit of its attention pattern is not obeyed: where every token looks at itself alone, head outputs "
+                f"differ from their own values by {error:.3g} of the largest (allowed {tolerance:.3g})"
+            )
 
     gap = None
     if not model.remote:
         gap = _gap_difference(model, tokens)
-        if gap > allowed:
+        if not gap <= allowed:
             raise fail(f"the gap condition differs from the masked one on shared tokens by {gap:.3g} logits")
     shows_rotated = _shows_rotated(model, tokens)
     replayed, reason = _check_replay(model, tokens, allowed) if shows_rotated else (None, _UNKNOWN)
@@ -76,6 +81,7 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
         largest_logit=largest,
         row_sum_error=row_error,
         edit_effect=effect,
+        edit_error=error,
         logits_difference=difference,
         gap_difference=gap,
         replay_difference=replayed,
@@ -88,6 +94,21 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
 def _distance(a: Tensor | None, b: Tensor) -> float:
     assert a is not None
     return float((a.cpu().double() - b.cpu().double()).abs().max())
+
+
+def _edited_pattern(model: Model, tokens: Tensor, logits: Tensor) -> tuple[float, float]:
+    """Every token of every layer made to look at itself: largest |z - v| of a layer, as a share of its largest |v|, and
+    largest change of a logit (0 where attention writes nothing)."""
+    layers = range(model.info.n_layers)
+    edits = {site(layer, "attn.hook_pattern"): lambda p: torch.eye(p.shape[-1]).to(p).expand_as(p) for layer in layers}
+    capture = dict.fromkeys(site(layer, f"attn.hook_{what}") for layer in layers for what in "zv")
+    run = model.run(tokens, edits=edits, capture=capture)
+    errors = []
+    for layer in layers:
+        z, v = (run.captured[site(layer, f"attn.hook_{what}")][0].double().cpu() for what in "zv")
+        off = (z - values_of_heads(v, model.info.n_heads).transpose(0, 1)).abs().max()
+        errors.append(off if off == 0 else off / v.abs().max())
+    return float(torch.stack(errors).max()), _distance(run.logits, logits)
 
 
 def _gap_difference(model: Model, tokens: Tensor) -> float:
@@ -128,4 +149,5 @@ def _check_replay(model: Model, tokens: Tensor, allowed: float) -> tuple[float |
     except (AttributeError, TypeError, RuntimeError) as error:
         return None, f"continuing layer by layer failed: {str(error).splitlines()[0]}"
     difference = _distance(fast, model.replay(recording, layers, z, logits_at="all", exact_forward=True))
-    return difference, f"continuing layer by layer was off by {difference:.3g} logits" if difference > allowed else None
+    off = f"continuing layer by layer was off by {difference:.3g} logits"
+    return difference, None if difference <= allowed else off

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .info import AttentionOutput, AttentionRule, GatedMlp
+from .unembedding import unembedded
 
 # ------------------------------------------------------------------------------------------------- what its layers have
 
@@ -253,5 +254,7 @@ class HuggingFaceLayers:
 
     def unembed(self, resid: Tensor) -> Tensor:
         """Logits; see `Layers`."""
-        logits = linear(self._unembed, self._norm(resid))
+        normed = self._norm(resid)
+        logits = unembedded(self._unembed, normed)
+        logits = linear(self._unembed, normed) if logits is None else logits
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap

@@ -12,6 +12,7 @@ from .held import Held
 from .info import AttentionOutput, AttentionRule, GatedMlp, ModelInfo, versions_of
 from .inputs import Edit, Inputs, Tap, Taps
 from .sites import attention_sites, site
+from .unembedding import float32_logits, is_half
 
 Hook = Callable[..., Tensor | None]
 """A function of an activation and, by name, its hook point."""
@@ -183,10 +184,14 @@ class HookedLayers:
 
 
 def hooked_unembed(hooked: Any, resid: Tensor) -> Tensor:
-    """Logits `[..., vocab]` of a HookedTransformer's last residual stream, with its final norm and soft-cap."""
+    """Logits `[..., vocab]` of a HookedTransformer's last residual stream, with its final norm and soft-cap.
+
+    At least float32.
+    """
     if hooked.cfg.normalization_type is not None:
         resid = hooked.ln_final(resid)
-    logits = hooked.unembed(resid)
+    last = hooked.unembed
+    logits = float32_logits(resid, last.W_U.T, last.b_U) if is_half(last.W_U) else last(resid)
     cap = hooked.cfg.output_logits_soft_cap
     return logits if cap is None or cap <= 0 else torch.tanh(logits / cap) * cap
 

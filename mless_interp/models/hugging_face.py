@@ -16,6 +16,7 @@ from transformers.utils import logging
 from .base import Model
 from .decoder import HuggingFaceLayers, attention_rule_of, decoder_layers, unwrapped
 from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
+from .unembedding import unembedded
 
 
 def hugging_face_info(
@@ -197,6 +198,16 @@ def reference_logits(hf_model: nn.Module, tokens: Tensor) -> Tensor:
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """0 where visible, the dtype's lowest number elsewhere: what Hugging Face's eager and sdpa attention add."""
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)
+
+
+@contextmanager
+def float32_unembedding(module: nn.Module) -> Iterator[None]:
+    """This output layer gives float32 where its weights are in half precision: a soft-cap after it then is float32 too."""
+    handle = module.register_forward_hook(lambda module, given, made: unembedded(module, given[0]))
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @contextmanager

@@ -105,10 +105,12 @@ BY_LAYERS = "layer by layer"
 class ModelChecks:
     """The figures of the self-check at loading, and what it found the model able to do; they travel with every saved result.
 
-    `row_sum_error`: largest |row sum of a pattern - 1|. `edit_effect`: largest change of a logit when every token
-    of layer 0 is made to look at itself. `logits_difference`: largest difference to the plain Hugging Face forward pass.
+    `row_sum_error`: largest |row sum of a pattern - 1|. `edit_error`: with every token of every layer made to look at
+    itself, largest difference of a head's output from its own value, as a share of the layer's largest (None in figures
+    of versions that did not measure it). `edit_effect`: largest change of a logit then; 0 where attention writes nothing.
+    `logits_difference`: largest difference to the plain Hugging Face forward pass.
     `gap_difference`: largest difference between the gap and the masked condition on shared tokens (methods: C2 = C3).
-    `replay_difference`: replay against one whole forward pass. All in logits, except the first; None = does not apply
+    `replay_difference`: replay against one whole forward pass. All in logits, except the first two; None = does not apply
     (fused attention has no patterns; a wrapped object has no Hugging Face model beside it). `replay` says how runs are
     continued, `shows_rotated` whether the backend shows this architecture's rotated queries and keys.
     """
@@ -122,6 +124,7 @@ class ModelChecks:
     tolerance: float
     replay: str
     shows_rotated: bool = True
+    edit_error: float | None = None
 
     @property
     def by_layers(self) -> bool:

@@ -1,7 +1,7 @@
 """nnsight 0.8 (local, several devices by device_map, NDIF by `remote`) behind the seam.
 
 The only file that imports nnsight. Attention internals are operations inside the module's source; their labels depend
-on library versions, so they are found by what they carry (shapes, row sums, an edit that changes the logits).
+on library versions, so they are found by what they carry (shapes, row sums, an edit that the heads' outputs obey).
 """
 
 import copy
@@ -14,11 +14,13 @@ import nnsight
 import torch
 from torch import Tensor
 
+from .arithmetic import values_of_heads
 from .decoder import Norms, decoder_of
 from .hugging_face import HuggingFaceModel, additive_mask
 from .info import ModelError
 from .inputs import Inputs, Taps
 from .sites import SITES, site
+from .unembedding import unembedded
 
 _PROBE = 7  # tokens of the prompt on which the operations are found
 
@@ -83,6 +85,9 @@ class NnsightModel(HuggingFaceModel):
                     value = tap(place.part.get(whole))
                     if tap.edit is not None:
                         place.write(at, place.part.put(whole, value))
+            logits = None if read is None else unembedded(traced.lm_head._module, traced.lm_head.input)
+            if logits is not None:
+                traced.lm_head.output = logits
             shown["logits"] = traced.lm_head.output if read is None else traced.output.logits
             nnsight.save(shown)
         return None if read is None else shown["logits"]
@@ -210,20 +215,20 @@ def _find_attention_ops(traced: Any, decoder: Any, *, n_heads: int, n_kv: int, e
     """Where the attention call is, and inside it the softmax and the pattern that multiplies the values.
 
     The attention call is the operation that is handed queries, keys and values; the pattern is the last operation inside
-    whose output has rows that sum to 1 and whose edit changes the logits; the scores enter the first such operation.
+    whose output has rows that sum to 1 and which, made to look at each token alone, gives each head its own values (random
+    ones here, as a model's may be 0); the scores enter the first such operation.
     Another library may have wrapped the attention function (TransformerBridge does for Gemma): then one level deeper.
     """
     tokens = torch.arange(_PROBE)[None].to(next(traced._module.parameters()).device)
     attn = decoder.layers[0].self_attn
     shape = (1, n_heads, _PROBE, _PROBE)
 
-    def probe(visit: Callable[[], Any]) -> tuple[Any, Tensor]:
+    def probe(visit: Callable[[], Any]) -> Any:
         shown: dict[str, Any] = {}
         with torch.no_grad(), traced.trace({"input_ids": tokens, "attention_mask": torch.ones_like(tokens)}):
             shown["value"] = visit()
-            shown["logits"] = traced.output.logits
             nnsight.save(shown)
-        return shown["value"], shown["logits"]
+        return shown["value"]
 
     def is_call(args: Any) -> bool:
         tensors = [arg for arg in args if isinstance(arg, Tensor) and arg.dim() == 4][:3]
@@ -232,7 +237,7 @@ def _find_attention_ops(traced: Any, decoder: Any, *, n_heads: int, n_kv: int, e
     call = None
     for label in attn.source.compiled.names:
         try:
-            (args, _), _ = probe(partial(lambda at: getattr(attn.source, at).inputs, label))
+            args, _ = probe(partial(lambda at: getattr(attn.source, at).inputs, label))
         except Exception:  # noqa: BLE001 - an operation that this forward pass does not reach cannot be the one
             continue
         if is_call(args):
@@ -257,7 +262,7 @@ def _find_attention_ops(traced: Any, decoder: Any, *, n_heads: int, n_kv: int, e
         found: list[tuple[str, ...]] = []
         for label in names:
             try:
-                value, _ = probe(partial(lambda at: _operation(attn, at).output, (*path, label)))
+                value = probe(partial(lambda at: _operation(attn, at).output, (*path, label)))
             except Exception:  # noqa: BLE001 - as above
                 continue
             if is_pattern(value):
@@ -270,16 +275,23 @@ def _find_attention_ops(traced: Any, decoder: Any, *, n_heads: int, n_kv: int, e
         return found
 
     patterns = normalised((call,))
-    _, plain = probe(lambda: 0)
+    values = _argument(2)
     for path in reversed(patterns):
 
-        def look_at_self(path: tuple[str, ...] = path) -> int:
-            op = _operation(attn, path)
-            op.output = torch.eye(_PROBE, device=tokens.device).expand(shape).to(op.output.dtype)
-            return 0
+        def look_at_self(path: tuple[str, ...] = path) -> tuple[Tensor, Tensor]:
+            at = _operation(attn, (call,))
+            given = at.inputs
+            own = torch.randn(values.get(given).shape, generator=torch.Generator().manual_seed(0)).to(values.get(given))
+            at.inputs = values.put(given, own)
+            pattern = _operation(attn, path)  # looked up when the call has begun
+            pattern.output = torch.eye(_PROBE, device=tokens.device).expand(shape).to(pattern.output.dtype)
+            return own, at.output[0]
 
-        _, edited = probe(look_at_self)
-        if not torch.equal(edited, plain):
+        own, z = probe(look_at_self)
+        expected = values_of_heads(own[0], n_heads).transpose(0, 1)
+        if z.shape == (1, *expected.shape) and bool(((z[0] - expected).abs() <= 1e-2).all()):
             first = next(other for other in patterns if other[:-1] == path[:-1])
             return Operations(call, first[1:], path[1:])
-    raise ModelError("found no attention pattern whose edit changes the logits; load with attn_implementation='eager'")
+    raise ModelError(
+        "found no attention pattern whose edit changes what the heads give; load with attn_implementation='eager'"
+    )

@@ -53,6 +53,10 @@ class PatchScores(Result):
     Means describe; what is *claimed* of a head is how many problems show it: more than `delta` = `smallest_effect` x
     |median total effect|, with the total effect or against it, in more than half of all problems (`prevalence`). On
     log-probabilities a few problems often carry the mean (`concentration`).
+
+    `noise` `[problem, layer]` is how far the outcome of a row was off that continued the receiving run from that layer
+    unedited (NaN for layers that were not swept but 0; None in results of versions that did not measure it): rounding.
+    A head whose mean effect does not exceed `noise_floor` has no rank.
     """
 
     problem_ids: tuple[str, ...]
@@ -65,6 +69,7 @@ class PatchScores(Result):
     seed: int = 0
     confidence: float = CONFIDENCE
     smallest_effect: float = SMALLEST_EFFECT
+    noise: np.ndarray | None = None
 
     signed = True
     drawn = ("effect_fraction", "effect")
@@ -89,6 +94,27 @@ class PatchScores(Result):
     def total_effect(self) -> np.ndarray:
         """donor - receiving, `[problem]`: what patching everything would do."""
         return self.donor - self.receiving
+
+    @cached_property
+    def noise_floor(self) -> float:
+        """What rounding alone can do to a mean effect, in `unit`; NaN where it was not measured.
+
+        The mean over problems of the largest |noise| of any layer. Not layer by layer: a row that joins late has hardly
+        rounded anew, but the run that it continues has; and not a high quantile: the problems that round most are those
+        that carry the mean.
+        """
+        return float("nan") if self.noise is None else float(np.nanmax(np.abs(self.noise), axis=1).mean())
+
+    @cached_property
+    def rank(self) -> np.ndarray:
+        """Rank of each head by |effect|, 1 the largest, in the order of `heads`; NaN where undefined or within the noise."""
+        size = np.abs(self.effect_interval.estimate)
+        return pd.Series(np.where(self.within_noise, np.nan, size)).rank(ascending=False, method="min").to_numpy()
+
+    @property
+    def within_noise(self) -> np.ndarray:
+        """Whether a head's mean effect is no larger than `noise_floor`, in the order of `heads`."""
+        return np.abs(self.effect_interval.estimate) <= self.noise_floor
 
     def mean(self) -> np.ndarray:
         """Mean effect over problems, `[layer, head]` (NaN where a problem's is undefined)."""
@@ -190,7 +216,8 @@ class PatchScores(Result):
         What is claimed: `sense` (+1 with the total effect, -1 against it), `k` of `n` problems with more than the smallest
         effect in it, `prevalence` = k / n with its exact limits, `p_prevalence` (prevalence test, Holm over heads and
         senses), `median` and `median_fraction` with their limits. What describes: the mean `effect`, `effect_fraction`
-        (limits `ci_low`, `ci_high`), `recovered`, `flag`.
+        (limits `ci_low`, `ci_high`), `recovered`, `flag`. `noise` is `noise_floor`, `rank` NaN where the mean effect does not
+        exceed it.
         """
         fraction, told = self.effect_fraction, self.prevalence
         recovered = fraction.estimate, fraction.low, fraction.high
@@ -216,11 +243,15 @@ class PatchScores(Result):
                 "recovered_ci_low": recovered[1],
                 "recovered_ci_high": recovered[2],
                 "flag": fraction.flag,
+                "noise": self.noise_floor,
+                "rank": self.rank,
             }
         )
 
     def quantity(self, column: str) -> Quantity:
         """An effect in the outcome's unit, or a share of the whole one or of the problems; all rest on the same test."""
+        if column in ("noise", "rank"):
+            return Quantity(self.unit if column == "noise" else "")
         limits = ("ci_low", "ci_high") if column == "effect_fraction" else (f"{column}_ci_low", f"{column}_ci_high")
         if column == "prevalence":
             return Quantity("share of problems", False, limits, "p_prevalence", self._claim())
@@ -247,11 +278,13 @@ class PatchScores(Result):
         )
 
     def top(self, k: int = 10) -> pd.DataFrame:
-        """The `k` heads of largest |effect_fraction| (largest |effect| where fractions are undefined)."""
+        """The `k` heads of largest |effect_fraction| (largest |effect| where fractions are undefined); those without a
+        rank come last."""
         table = self.summary()
         key = self.default_column(table)
         order = table[key].abs().sort_values(ascending=False, kind="stable").index
-        return table.loc[order].head(k).reset_index(drop=True)
+        ranked = table.loc[order].sort_values("rank", key=np.isnan, kind="stable")
+        return ranked.head(k).reset_index(drop=True)
 
     def sentences(self) -> list[str]:
         """What was measured, who carries the total effect, and which heads do how much in how many problems."""
@@ -263,7 +296,15 @@ class PatchScores(Result):
             *self._head_words(),
         ]
         undefined = int(np.isnan(self.per_head).any(0).sum())
-        return [*found, f"{undefined} heads are undefined on some problem (NaN)."] if undefined else found
+        if undefined:
+            found.append(f"{undefined} heads are undefined on some problem (NaN).")
+        within = int(self.within_noise.sum())
+        if within:
+            found.append(
+                f"{within} heads are not ranked: their mean effect is within {self.noise_floor:.1e} {self.unit}, what "
+                f"rounding in {s.get('dtype', 'the model')} does to rows that are not edited."
+            )
+        return found
 
     def _total_words(self) -> list[str]:
         mean, n = self.total_interval, len(self.problem_ids)
@@ -312,9 +353,10 @@ class PatchScores(Result):
         ]
 
     def printed(self) -> pd.DataFrame:
-        """The ten heads of the largest share."""
+        """The ten heads of the largest share, of those that have a rank."""
         columns = ["label", "paper_label", "k", "n", "median_fraction", "effect", "effect_fraction"]
-        return self.top(10)[[*columns, "ci_low", "ci_high"]]
+        top = self.top(10)
+        return top.loc[top["rank"].notna(), [*columns, "ci_low", "ci_high"]]
 
     def shown(self) -> Shown:
         """Every head's share as a map and a table."""
@@ -330,7 +372,7 @@ class PatchScores(Result):
         ]
         table = self.summary()
         key = self.default_column(table)
-        marked = (table["p_prevalence"] < self.alpha).tolist()
+        marked = ((table["p_prevalence"] < self.alpha) & table["rank"].notna()).tolist()
         means = f"outlined: {self._claim()}, p < {self.alpha:.3g} corrected for testing many heads"
         caption = f"Patched heads, the largest share first. Effects in {self.unit}."
         return Shown(

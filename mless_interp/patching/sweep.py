@@ -12,6 +12,7 @@ from torch import Tensor
 from ..heads import Head
 from ..models.base import Model
 from ..models.memory import halved, rows_per_pass
+from ..models.unembedding import is_half
 from ..prompts.conditions import CONTRASTS, Contrast, one_of
 from ..prompts.pairs import PromptPair
 from ..running.loop import Tick, Unit
@@ -24,6 +25,8 @@ DIRECTIONS = ("denoising", "noising")
 """Clean activations into the corrupted run, or the reverse."""
 POSITIONS = ("question", "last", "prefix", "span", "all")
 """Where heads are edited; see `patch_heads`."""
+UNEDITED = -1
+"""In the place of a head: none is edited."""
 
 
 def patch_heads(
@@ -63,7 +66,8 @@ def patch_heads(
     smallest_effect : the smallest effect of interest as a share of the median total effect; heads are told by the number of
         problems in which they do more.
 
-    Returns `PatchScores` with per-problem values `[problem, layer, head]`.
+    Returns `PatchScores` with per-problem values `[problem, layer, head]`, and the sweep's own noise: one row of each layer
+    goes through the same passes unedited. Heads whose mean effect is within it are not ranked.
 
     Source: activation patching as in Heimersheim & Nanda (2404.15255), methods §6; each value equals one whole forward
     pass with that edit, at a fraction of the cost (`Model.replay`).
@@ -143,14 +147,18 @@ def sweep_heads(
         runs = prepared.runs(unit)
         done = {name: _Swept(runs, sweep, max_rows).all_heads(chosen, tick) for name, sweep in sweeps.items()}
         return [
-            {name: {"ends": ends[place], "patched": values[place]} for name, (values, ends) in done.items()}
+            {name: {key: values[place] for key, values in arrays.items()} for name, arrays in done.items()}
             for place in range(len(unit))
         ]
 
     found = prepared.each(
         of_unit,
         label="patching heads",
-        settings={"sweeps": {name: sweep.settings for name, sweep in sweeps.items()}, "heads": list(map(str, chosen))},
+        settings={
+            "sweeps": {name: sweep.settings for name, sweep in sweeps.items()},
+            "heads": list(map(str, chosen)),
+            "noise": "one unedited row per layer",
+        },
         checkpoint=checkpoint,
         progress=progress,
         steps=len(chosen) * len(sweeps),
@@ -158,6 +166,7 @@ def sweep_heads(
 
     def scores(name: str, sweep: Sweep) -> PatchScores:
         ends = np.array([each[name]["ends"] for each in found], dtype=float)
+        noise = np.array([each[name]["noise"] for each in found], dtype=float)
         return PatchScores(
             problem_ids=prepared.ids,
             patched=np.array([each[name]["patched"] for each in found], dtype=float),
@@ -167,6 +176,7 @@ def sweep_heads(
             unit=prepared.outcome.unit,
             settings={**sweep.settings, "heads": list(map(str, chosen)), **prepared.settings},
             seed=seed,
+            noise=noise,
         )
 
     return {name: scores(name, sweep) for name, sweep in sweeps.items()}
@@ -203,12 +213,15 @@ class _Swept:
             return (at >= a) & (at < b)
         return torch.ones(length - start, dtype=torch.bool)
 
-    def all_heads(self, heads: Sequence[Head], tick: Tick) -> tuple[np.ndarray, np.ndarray]:
-        """Patched outcomes `[problem, layer, head]` (NaN where not asked) and `[problem, (receiving, donor)]`."""
+    def all_heads(self, heads: Sequence[Head], tick: Tick) -> dict[str, np.ndarray]:
+        """`patched` `[problem, layer, head]` (NaN where not asked), `ends` `[problem, (receiving, donor)]`, and `noise`
+        `[problem, layer]`: how far the outcome of a row is off that joins the same passes there unedited."""
         info, n = self.model.info, len(self.runs.pairs)
-        values = np.full((n, info.n_layers, info.n_heads), np.nan)
+        values = np.full((n, info.n_layers, info.n_heads + 1), np.nan)  # the last cell of a layer is the unedited one
+        same = np.zeros(values.shape, dtype=bool)
         ends = np.stack([self._outcomes(run.logits) for run in (self.receiving, self.donor)], -1)[:, 0]
-        ordered, at = sorted(heads), 0
+        cells = {(head.layer, head.head) for head in heads}
+        ordered, at = sorted(cells | {(layer, UNEDITED) for layer in {0, *(layer for layer, _ in cells)}}), 0
         while at < len(ordered):
             some = ordered[at : at + self.rows]
             try:
@@ -216,10 +229,16 @@ class _Swept:
             except (MemoryError, RuntimeError) as error:
                 self.rows = halved(self.rows, error)
                 continue
-            values[:, [head.layer for head in some], [head.head for head in some]] = found
+            place = (slice(None), [layer for layer, _ in some], [head for _, head in some])
+            values[place], same[place] = found
             at += len(some)
-            tick(len(some) * n)
-        return values, ends
+            tick(sum(head != UNEDITED for _, head in some) * n)
+        receiving = ends[:, 0, None]
+        noise = values[..., UNEDITED] - receiving
+        if is_half(self.receiving.z[0]):  # much of the rounding is common to the rows of a layer
+            values -= noise[..., None]
+        patched = np.where(same, receiving[..., None], values)[..., :UNEDITED]
+        return {"patched": patched, "ends": ends, "noise": noise}
 
     def _new_z(self, layer: int) -> Tensor:
         if not self.intervention.needs_attention:
@@ -234,35 +253,21 @@ class _Swept:
                 self._newest = (layer, self.intervention(state))  # heads come in layer order: the last one is enough
         return self._newest[1]
 
-    def _patched(self, heads: list[Head]) -> np.ndarray:
-        """Patched outcomes `[problem, head]` of one pass. An edit that changes nothing has an effect of exactly 0."""
-        # in half precision each layer gets one more row, unedited: rounding is then common to all and cancels
-        half = self.receiving.z[0].element_size() < 4
-        layers: list[int] = []
+    def _patched(self, cells: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+        """Of one pass, `[problem, cell]`: outcomes, and where an edit changes nothing, so that its effect is exactly 0."""
         rows: list[Tensor] = []
         same: list[Tensor] = []
-        row_of: dict[Head, int] = {}
-        plain_of: dict[int, int] = {}
-        for layer in sorted({head.layer for head in heads}):
-            old, new = self.receiving.z[layer], self._new_z(layer)
-            edited = self.edited.to(old.device)
-            if half:
-                plain_of[layer] = len(rows)
-                rows.append(old)
-            for head in (head for head in heads if head.layer == layer):
-                z = old.clone()
-                z[:, edited, head.head] = new[:, edited, head.head].to(z.dtype)
-                row_of[head] = len(rows)
-                rows.append(z.to(rows[0].device) if rows else z)
-                same.append((z == old).flatten(1).all(1).cpu())
-            layers += [layer] * (len(rows) - len(layers))
-        logits = self.model.replay(self.receiving, layers, torch.stack(rows, 1).flatten(0, 1), logits_at=self.read)
-        outcomes = self._outcomes(logits)
-        receiving = self._outcomes(self.receiving.logits)
-        values = outcomes[:, [row_of[head] for head in heads]]
-        if half:
-            values = values - outcomes[:, [plain_of[head.layer] for head in heads]] + receiving
-        return np.where(torch.stack(same, 1).numpy(), receiving, values)
+        for layer, head in cells:
+            old = self.receiving.z[layer]
+            z = old.clone()
+            if head != UNEDITED:
+                edited = self.edited.to(z.device)
+                z[:, edited, head] = self._new_z(layer)[:, edited, head].to(z.dtype)
+            rows.append(z.to(rows[0].device) if rows else z)
+            same.append((z == old).flatten(1).all(1).cpu())
+        joins = [layer for layer, _ in cells]
+        logits = self.model.replay(self.receiving, joins, torch.stack(rows, 1).flatten(0, 1), logits_at=self.read)
+        return self._outcomes(logits), torch.stack(same, 1).numpy()
 
     def _outcomes(self, logits: Tensor | None) -> np.ndarray:
         """Outcomes `[problem, row]`."""

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import ARCHITECTURES, BACKENDS, needs_hooked_transformer
+from conftest import ARCHITECTURES, BACKENDS, needs_hooked_transformer, word_tokenizer
 from models_under_test import ignores_positions, loaded, lying
+from transformers import AutoModelForCausalLM
 
 import mless_interp as mi
 from mless_interp.models.checks import FailedCheck, check_model
@@ -27,6 +28,11 @@ def ignores_edits(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
     return run(inputs, **{**options, "edits": None})
 
 
+def ignores_edits_of_later_patterns(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
+    edits = {name: edit for name, edit in (options.get("edits") or {}).items() if name.startswith("blocks.0.")}
+    return run(inputs, **{**options, "edits": edits})
+
+
 def gives_nan(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
     done = run(inputs, **options)
     return SimpleNamespace(captured=done.captured, logits=done.logits * float("nan"))
@@ -41,7 +47,11 @@ def gives_nan(run: Any, inputs: Inputs, options: dict[str, Any]) -> Any:
             changes_the_pattern(lambda p: p * 0.99),
             r"the rows of its attention pattern do not sum to 1 \(largest error 0.01",
         ),
-        (ignores_edits, "an edit of its attention pattern does not change the logits"),
+        (
+            ignores_edits,
+            "an edit of its attention pattern is not obeyed: where every token looks at itself alone, head",
+        ),
+        (ignores_edits_of_later_patterns, "an edit of its attention pattern is not obeyed"),
         (ignores_positions, "the gap condition differs from the masked one on shared tokens by"),
     ],
 )
@@ -71,6 +81,30 @@ def test_logits_that_differ_from_hugging_face_are_refused(tiny_model_dir: Any) -
     wrong = model.run(torch.zeros(1, 12, dtype=torch.long)).logits
     with pytest.raises(FailedCheck, match="its logits differ from the plain Hugging Face forward pass by"):
         check_model(model, wrong)
+
+
+def test_a_reference_without_numbers_is_refused(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("llama"), "bridge")
+    with pytest.raises(FailedCheck, match="the plain Hugging Face forward pass gives NaN or infinity"):
+        check_model(model, torch.full((1, 12, model.info.d_vocab), torch.nan))
+
+
+@pytest.mark.parametrize("without", ["o_proj", "v_proj"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_model_whose_attention_writes_nothing_is_loaded_and_its_edits_are_checked(
+    without: str, architecture: str, backend: str, tiny_model_dir: Any
+) -> None:
+    weights, tokenizer = AutoModelForCausalLM.from_pretrained(tiny_model_dir(architecture)), word_tokenizer()
+    for layer in weights.model.layers:
+        part = getattr(layer.self_attn, without)
+        for weight in part.parameters():
+            weight.data.zero_()
+    made = SimpleNamespace(name=f"without {without}", hf_model=weights, tokenizer=tokenizer)
+    model = mi.load_model(made, backend=backend)
+    assert model.checks.edit_effect == 0 and model.checks.edit_error == 0
+    if without == "o_proj":
+        with pytest.raises(FailedCheck, match="an edit of its attention pattern is not obeyed"):
+            check_model(lying(model, ignores_edits))
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

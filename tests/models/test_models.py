@@ -27,7 +27,8 @@ from mless_interp.models.transformer_lens import has_hooked_transformer
 def test_the_check_s_figures_are_kept_on_the_model(architecture: str, backend: str, tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir(architecture), backend)
     figures = model.checks.to_dict()
-    assert figures["row_sum_error"] < 1e-5 and figures["edit_effect"] > 0.1
+    assert figures["row_sum_error"] < 1e-5
+    assert figures["edit_error"] < 1e-6 and figures["edit_effect"] > 0.1
     assert figures["logits_difference"] < 1e-4 and figures["gap_difference"] < 1e-4
     assert figures["replay"] == "layer by layer" and figures["replay_difference"] < 1e-4
     info = model.info

@@ -403,6 +403,40 @@ def test_bfloat16_effects_are_close_to_float32(tiny_model_dir: Any) -> None:
     assert np.abs(a - b).max() < 0.1 * np.abs(b).max()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_sweep_measures_its_own_noise(dtype: str, backend: str, tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), backend, dtype)
+    asked = [Head(1, 2), Head(2, 0), Head(2, 7)]
+    found = patch_heads(model, pairs_for(model), heads=asked, progress=False)
+    assert found.noise.shape == (3, 3) and np.isfinite(found.noise).all(), "layer 0 too: the whole run's rounding"
+    floor = found.noise_floor
+    assert floor == np.abs(found.noise).max(1).mean()
+    assert 0 < floor < 1e-5 if dtype == "float32" else 1e-4 < floor < 0.1
+    table = found.summary()
+    assert (table["rank"].isna() == (table["effect"].abs() <= floor)).all() and (table["noise"] == floor).all()
+
+
+def test_noise_does_not_depend_on_how_rows_are_split(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge", "bfloat16")
+    whole, single = (patch_heads(model, pairs_for(model), max_rows=rows, progress=False) for rows in (None, 1))
+    assert np.abs(whole.noise - single.noise).max() < 1e-5 < whole.noise_floor
+
+
+def test_heads_within_the_noise_have_no_rank() -> None:
+    heads = tuple(Head(layer, head) for layer in range(2) for head in range(2))
+    effects = np.array([[[4.0, 0.5], [-0.9, 2.0]], [[2.0, 0.5], [-1.1, 2.0]]])
+    noise = np.array([[0.5, -1.2], [-0.8, 0.1]])  # the largest of each problem: 1.2 and 0.8
+    made = PatchScores(("a", "b"), effects, np.zeros(2), np.array([5.0, 6.0]), heads, "nats", noise=noise)
+    assert made.noise_floor == pytest.approx(1.0)
+    assert made.rank[[0, 3]].tolist() == [1.0, 2.0] and np.isnan(made.rank[[1, 2]]).all()
+    assert made.top(4)["label"].tolist() == ["L0H0", "L1H1", "L1H0", "L0H1"]
+    assert "2 heads are not ranked: their mean effect is within 1.0e+00 nats" in made.describe()
+    assert made.printed()["label"].tolist() == ["L0H0", "L1H1"]
+    before = replace(made, noise=None)
+    assert np.isnan(before.noise_floor) and before.rank.tolist() == [1.0, 4.0, 3.0, 2.0]
+    assert "not ranked" not in before.describe() and len(before.printed()) == 4
+
+
 def test_same_seed_same_result_and_batching_does_not_matter(tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     pairs = pairs_for(model)
