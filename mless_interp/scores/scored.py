@@ -176,9 +176,10 @@ class HeadScores(Result):
 
     def quantity(self, column: str) -> Quantity:
         """A metric in its unit, around 0 where it has a sign."""
-        if column not in self.values:
+        try:
+            metric = metric_named(column)
+        except ValueError:  # another column: a count, a null, a label
             return super().quantity(column)
-        metric = metric_named(column)
         return Quantity(metric.unit, metric.signed, (f"{column}_ci_low", f"{column}_ci_high"))
 
     def shown(self) -> Shown:
