@@ -76,7 +76,7 @@ def head_map(
     if hatched:
         strokes = {"facecolor": "white", "hatch": "////", "edgecolor": "black", "linewidth": 0.5}
         words = quantity.claim or f"{len(table)} heads tested"
-        entries.append((f"corrected p < {level:g} ({words})", strokes))
+        entries.append((f"p < {level:g}, corrected: {words}", strokes))
     for letters, kind in dict(named.values()).items():
         style = FRAMES[kind.reads, kind.mediates]
         frame = {"facecolor": "white", "edgecolor": "black", "linestyle": style, "linewidth": 1.5}

@@ -5,6 +5,7 @@ Ito's, with dashes, markers and hatches that tell things apart without colour.
 """
 
 import io
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ LINES = (
     ("#000000", (0, (1, 1)), "x"),
 )
 """Colours, dashes and markers of series, in order: told apart without colour too."""
+LETTERS_PER_INCH = 15
+"""Of a legend's size, with what stands before its words."""
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
 
 
@@ -68,8 +71,14 @@ def name_axes(axes: Any, *, x: str | None = None, y: str | None = None, title: s
 
 
 def key_below(picture: Figure, *, ncols: int = 2, **options: Any) -> None:
-    """The legend of a whole picture, under it."""
-    picture.legend(loc="outside lower center", ncols=ncols, fontsize=7, frameon=False, **options)
+    """The legend of a whole picture, under it: in fewer columns, and wrapped, where the picture is too narrow for it."""
+    made: dict[str, Any] = {"loc": "outside lower center", "fontsize": 7, "frameon": False, **options}
+    legend, room = picture.legend(ncols=ncols, **made), int(LETTERS_PER_INCH * picture.get_figwidth())
+    if any(len(text.get_text()) > room // ncols for text in legend.get_texts()):
+        legend.remove()
+        legend = picture.legend(ncols=1, **made)
+    for text in legend.get_texts():
+        text.set_text(textwrap.fill(text.get_text(), room))
 
 
 def draw_series(

@@ -63,7 +63,7 @@ def test_strokes_mark_heads_below_the_corrected_level_and_no_others() -> None:
     (stroked,) = [patch for patch in many.axes[0].patches if patch.get_hatch()]
     assert (stroked.get_x(), stroked.get_y()) == (1.5, 0.5), "layer 1, head 2"
     assert (
-        words_of(many) == ["corrected p < 0.05 (more than 0.05 of the effect in most problems)"] and words_of(few) == []
+        words_of(many) == ["p < 0.05, corrected: more than 0.05 of the effect in most problems"] and words_of(few) == []
     )
 
 
@@ -77,7 +77,7 @@ def test_named_heads_are_framed_with_their_kind_and_what_was_not_tested_is_grey(
     assert strokes == {(0.5, -0.5), (-0.5, 0.5)}, "those that pass on a side"
     assert np.isnan(np.ma.filled(axes.images[0].get_array().astype(float), np.nan)[1, 1])
     assert words_of(picture) == [
-        "corrected p < 0.05 (more than 5 % of the effect removed or added in most problems)",
+        "p < 0.05, corrected: more than 5 % of the effect removed or added in most problems",
         *("R: reader", "M: mediator", "negative", "undefined or not tested"),
     ]
 
