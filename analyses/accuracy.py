@@ -1,6 +1,6 @@
 """Does an insertion change the answers?
 
-The same problems answered without anything, with meaningless tokens, with a repeated word, with a random sentence, with the
+The same problems answered without anything, with meaningless tokens, with a repeated word, with random words, with the
 paper's ARM, and with heads that cannot see the insertion; graded strictly (and, beside it, as the paper does), compared in
 pairs. Answers are kept as they finish: a run that is stopped goes on from where it was.
 """

@@ -37,7 +37,7 @@ class Options(mi.command_line.Saving):
     template: mi.command_line.TemplateOption = "raw"
     n_tokens: mi.command_line.NTokensOption = 55
     rows: Annotated[str, Option(help="Rows averaged over: shared, or all (probably the paper's).")] = "shared"
-    draws: Annotated[int, Option(help="Random sentences per problem, averaged.")] = 3
+    draws: Annotated[int, Option(help="Draws of random words per problem, averaged.")] = 3
     backend: mi.command_line.BackendOption = "auto"
     dtype: mi.command_line.DtypeOption = "float32"
     device: mi.command_line.DeviceOption = None
@@ -142,7 +142,7 @@ def _directories(figure: "mi.paper.Figure", given: list[str] | None) -> dict[str
 def _profiles(
     model: "mi.Model", figure: "mi.paper.Figure", key: str, questions: "tuple[mi.Problem, ...]", options: Options
 ) -> Profiles:
-    """The profiles that a figure and its claims need, by series; `draws` holds every random sentence's."""
+    """The profiles that a figure and its claims need, by series; `draws` holds every draw of random words."""
     n_tokens, seed = options.n_tokens, options.seed
     common = {"heads": figure.heads(key), "rows": options.rows, "progress": options.progress, "seed": seed}
 
@@ -152,10 +152,10 @@ def _profiles(
 
     made: Profiles = {"Mless": profile(mi.Insertion.meaningless(n_tokens=n_tokens), "gap"), "draws": []}
     if figure.kind in ("against_random_sentence", "bars_and_head"):
-        sentences = [mi.Insertion.random_sentence(n_tokens, seed=seed, draw=draw) for draw in range(options.draws)]
-        made["draws"] = [profile(sentence) for sentence in sentences]
+        words = [mi.Insertion.random_sentence(n_tokens, seed=seed, draw=draw) for draw in range(options.draws)]
+        made["draws"] = [profile(drawn) for drawn in words]
     if figure.kind == "against_random_sentence":
-        made["random sentence"] = made["draws"][0]
+        made["random words"] = made["draws"][0]
     if figure.kind == "bars_and_head":
         made["Mful"] = profile(mi.Insertion.meaningful(n_tokens=n_tokens))
     return made
@@ -174,7 +174,7 @@ def _draw(figure: "mi.paper.Figure", found: dict[str, Profiles]) -> Any:
         names = {"base": "None", "inserted": "Mless"}
         return mi.views.profiles(made["Mless"], conditions=("base", "inserted"), whole=False, names=names)
     if figure.kind == "against_random_sentence":
-        series = ("Mless", "random sentence")
+        series = ("Mless", "random words")
         panels = [
             (
                 found[panel.model]["Mless"].settings["model"],

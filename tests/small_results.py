@@ -322,7 +322,7 @@ def checked() -> mi.ClaimChecks:
     attenuation, uniform = CLAIMS["attenuation"], CLAIMS["more_uniform"]
     checks = (
         ClaimCheck(attenuation, 0.5, 0.4, 0.6, 1.0, -0.6, -0.4, 6, "agrees"),
-        ClaimCheck(uniform, 0.2, 0.1, 0.3, nan, nan, nan, 6, "cannot tell", "no profile with a random sentence"),
+        ClaimCheck(uniform, 0.2, 0.1, 0.3, nan, nan, nan, 6, "cannot tell", "no profile with random words"),
     )
     return mi.ClaimChecks(checks, {"model": "tiny", "heads": "L0H1", "insertion": "Mless", "n_problems": 6})
 

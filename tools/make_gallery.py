@@ -19,8 +19,6 @@ def main() -> None:
     mi.views.profiles(profile, [mi.Head(0, 13), mi.Head(0, 21)]).save(IMAGES / "profiles.png", dpi=110)
     patches = mi.patch_heads(demo, pairs, progress=False)
     mi.views.head_map(patches).save(IMAGES / "demo_head_map.png", dpi=110)
-    example = mi.patch_heads(demo, pairs[:16], progress=False)  # README's fifteen lines
-    mi.views.head_map(example).save(IMAGES / "example_head_map.png", dpi=110)
 
     planted = mi.planted_model(
         readers=[mi.Head(0, 13), mi.Head(0, 21)],

@@ -1,4 +1,4 @@
-"""Write into the documentation's pages what the code says: tables of conditions and contrasts, and what examples print.
+"""Write into the documentation's pages what the code says: tables of its names, and what examples print.
 
     python tools/refresh_docs.py            # all; about a minute on two cores
     python tools/refresh_docs.py tables     # the tables alone, in a moment
@@ -17,6 +17,7 @@ import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
+from mless_interp.locating.judge import KINDS
 from mless_interp.prompts.conditions import CONDITIONS, CONTRASTS
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
@@ -73,7 +74,19 @@ def contrasts() -> str:
     )
 
 
-TABLES = {"conditions": conditions, "conditions in symbols": conditions_in_symbols, "contrasts": contrasts}
+def verdicts() -> str:
+    """What can be said of a head, by the tests that it passes."""
+    sides = {"both": "both", "removed": "$z_\\text{removed}$", "added": "$z_\\text{added}$", "": ""}
+    rows = ((f"`{k.name}`", k.letters, sides[k.side], k.says) for k in KINDS.values())
+    return table("verdict | in pictures | passes by | in words", rows)
+
+
+TABLES = {
+    "conditions": conditions,
+    "conditions in symbols": conditions_in_symbols,
+    "contrasts": contrasts,
+    "verdicts": verdicts,
+}
 
 
 def with_tables(text: str) -> str:

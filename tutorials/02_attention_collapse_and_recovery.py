@@ -104,7 +104,7 @@ print(
 print("lambda of one query, by head:", [round(float(x), 2) for x in lam[:6, -1, 0]], "...")
 
 # %% [markdown]
-# So "attention to the original tokens decreases in the first layer" cannot fail, and a random sentence would do the
+# So "attention to the original tokens decreases in the first layer" cannot fail, and random words would do the
 # same. Only *how much*, and in which heads, is information. In deeper layers the identity no longer holds exactly,
 # because the residual stream has changed too.
 #

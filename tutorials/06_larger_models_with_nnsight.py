@@ -90,7 +90,7 @@ for name, layers, heads in (("demo", 4, 28), ("Qwen2.5-0.5B", 24, 14), ("Qwen2.5
 
 # %% [markdown]
 # `locate_heads` needs four sweeps. It times a small sample first, and where the estimate exceeds `budget_seconds` it
-# screens with gradients on one half of the problems and confirms the best heads exactly on the other half. The result
+# screens with gradients on one half of the problems and tests the best heads exactly on the other half. The result
 # says which it did.
 #
 # ## A run that survives
@@ -150,7 +150,7 @@ remote_model.run(remote_pairs[0].inserted.tokens, logits_at="last").logits.shape
 # The same, for a night on a cluster (the checkpoints lie in the output folder):
 #
 # ```
-# python analyses/patch_heads.py --model path/to/Qwen2.5-Math-7B --problems path/to/math500.jsonl --limit 128 \
+# python analyses/patch_heads.py --model path/to/Qwen2.5-Math-7B --problems path/to/math500.jsonl --limit 128 --confirm 128 \
 #     --backend nnsight --dtype float32 --out results/qwen-math-7b
 # ```
 #

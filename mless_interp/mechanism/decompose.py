@@ -57,7 +57,7 @@ def decompose_attention(
         one is what is printed.
     held_positions : the span's own positions in C4, "first" or "spread" (methods §2 asks to report both).
     control : another insertion of the same length and place, to compare lambda with: "random_sentence", an `Insertion`,
-        or None. `n_control_draws` random sentences per problem are averaged within the problem.
+        or None. `n_control_draws` draws of random words per problem are averaged within the problem.
     checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
 
     All runs of a pair are rows of one forward pass, reduced inside each layer; nothing of a token outlives its layer.

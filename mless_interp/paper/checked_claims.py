@@ -126,7 +126,8 @@ def check_claims(
     profile : of the meaningless insertion, conditions base and inserted; with gap too, the position-matched null.
     heads : which of its heads; default all of the lowest layer there is. `first_layer_differs` also takes the heads of
         the same number in layers 1 and 2 (zero-based), if the profile has them.
-    random_sentence : of the same problems with a random sentence of the same length; several draws are averaged.
+    random_sentence : of the same problems with random words of the same length, in place of the paper's random sentence;
+        several draws are averaged.
     meaningful : of the same problems with a repeated word.
 
     A claim whose null is not here, or with fewer than two problems, is "cannot tell", with the reason.
@@ -194,7 +195,7 @@ class _Measures:
         return self.alike(self.meaningful), self.over_draws(self.alike), self.no_draws()
 
     def no_draws(self) -> str:
-        return "" if self.draws else "no profile with a random sentence"
+        return "" if self.draws else "no profile with random words"
 
     def over_draws(self, measure: Callable[[AttentionProfile], np.ndarray]) -> np.ndarray | None:
         return np.mean([measure(draw) for draw in self.draws], 0) if self.draws else None

@@ -229,7 +229,7 @@ def _random_sentence(insertion: Insertion, tokenizer: Any, problem_id: str) -> I
     if 1 not in words or len(words[1]) < 8:
         words, source = {1: _ordinary_tokens(tokenizer)}, "tokens"
     if not words[1]:
-        raise ValueError("this tokenizer has no tokens to draw a random sentence from")
+        raise ValueError("this tokenizer has no tokens to draw random words from")
     ids: list[int] = []
     while len(ids) < n_tokens:
         fitting = [word for size, found in words.items() if size <= n_tokens - len(ids) for word in found]

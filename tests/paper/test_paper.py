@@ -108,7 +108,7 @@ def test_measured_numbers_are_those_that_were_put_in() -> None:
 def test_a_missing_null_cannot_tell_and_says_why() -> None:
     checks = paper.check_claims(profile(), heads=[Head(0, 1)])
     assert checks["more_uniform"].verdict == "cannot tell"
-    assert checks["more_uniform"].reason == "no profile with a random sentence"
+    assert checks["more_uniform"].reason == "no profile with random words"
     assert checks["meaningful_alike"].reason == "no profile with meaningful tokens"
     later = paper.check_claims(profile(), heads=[Head(1, 1)], claims=["first_layer_differs"])
     assert "lacks these heads in layers 0, 1 and 2 (zero-based)" in later["first_layer_differs"].reason

@@ -172,7 +172,7 @@ def test_labels_name_kind_unit_and_size() -> None:
     assert Insertion.text("Hm.").label == "text 'Hm.'"
 
 
-# ----------------------------------------------------------------------------------------------------- random sentences
+# --------------------------------------------------------------------------------------------------------- random words
 
 
 def test_a_random_sentence_is_the_same_in_every_process() -> None:
@@ -199,7 +199,7 @@ def test_a_tokenizer_that_knows_few_words_gives_its_ordinary_tokens() -> None:
 
 
 def test_a_tokenizer_of_digits_has_no_random_sentence() -> None:
-    with pytest.raises(ValueError, match="this tokenizer has no tokens to draw a random sentence from"):
+    with pytest.raises(ValueError, match="this tokenizer has no tokens to draw random words from"):
         Insertion.random_sentence(3).span(tiny_words("1", "22", "a3"), "p")
 
 

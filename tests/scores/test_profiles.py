@@ -169,7 +169,7 @@ def test_profiles_are_drawn_with_both_ways_of_counting(tmp_path: Path) -> None:
     labels = [text.get_text() for text in both.axes[1].get_legend().get_texts()]
     assert labels == ["with insertion", "uniform attention", "inserted tokens"]
     assert mi.views.profile(made, Head(0, 13)).save(tmp_path / "p.png").stat().st_size > 5000
-    panels = [("one", Head(0, 13), {"Mless": made, "random sentence": made})]
+    panels = [("one", Head(0, 13), {"Mless": made, "random words": made})]
     assert len(mi.views.compare_profiles(panels).axes) == 1
     with pytest.raises(ValueError, match="there is nothing to draw: no heads"):
         mi.views.profiles(made, [])

@@ -200,7 +200,7 @@ def test_claims_are_counted_and_listed_with_their_nulls() -> None:
         "2 claims checked on tiny, heads L0H1 (zero-based), Mless, 6 problems: 1 agree, 1 cannot tell."
     ]
     assert labels(table)[:5] == ["claim", "measured", "95 % interval", "null", "null is"]
-    assert texts(table, 8) == ["", "no profile with a random sentence"]
+    assert texts(table, 8) == ["", "no profile with random words"]
 
 
 def test_activations_have_their_claims_and_every_metric_by_class() -> None:
