@@ -158,7 +158,7 @@ def test_where_shares_are_undefined_the_map_shows_effects() -> None:
 
 def test_located_heads_are_outlined_and_come_first() -> None:
     sentences, head_map, (table, controls) = shown(located())
-    assert marked(head_map) == [(0, 1), (1, 0)] and head_map is not None and head_map.value == "share of the effect"
+    assert marked(head_map) == [(0, 1), (1, 0)] and head_map is not None and head_map.value == "removed, share"
     assert texts(table, 0)[:2] == ["L0H1", "L1H0"] and texts(table, 2) == ["reader", "mediator", "undecided"]
     assert texts(controls, 0) == ["L0H1", "L1H0"]
     assert any(sentence.startswith("Beside their controls (chosen on these problems") for sentence in sentences)
