@@ -164,7 +164,7 @@ def test_located_heads_are_outlined_and_come_first() -> None:
     assert any(sentence.startswith("Beside their controls (chosen on these problems") for sentence in sentences)
     _, _, (_, fresh, again) = shown(replace(located(), confirmation=confirmed()))
     assert "on fresh problems" in fresh.caption and texts(again, 2) == ["reader", "mediator", "sufficient only"]
-    assert texts(again, 3) == ["True", "True", "False"]
+    assert texts(again, 3) == ["yes", "yes", "no"]
 
 
 def test_scores_have_intervals_of_the_usual_metrics_and_the_means_of_all() -> None:
