@@ -148,7 +148,7 @@ class LocatedHeads(
 
     def quantity(self, column: str) -> Quantity:
         """A share of the whole effect or a part of it; strokes mark heads that pass on either side."""
-        claim = f"more than {share_words(self.judged.smallest_effect)} in most problems"
+        claim = f"> {share_words(self.judged.smallest_effect)} in most problems"
         if column in SHARES:
             return Quantity(WHOLE, True, (f"{column}_ci_low", f"{column}_ci_high"), "p_either", claim)
         return replace(self.patches.quantity(column), p="p_either", claim=claim)

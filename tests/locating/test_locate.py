@@ -63,6 +63,7 @@ def test_a_span_that_lowers_the_answer_is_carried_by_the_same_heads() -> None:
     made, model = planted_here(4, sign=-1)
     result = located(made, model)
     assert float(np.median(result.total)) < 0 and result.judged.direction == -1
+    assert "of this sign in 12 of 12 problems" in result.describe()
     assert result.found == planted_kinds(made), "a head that reads and mediates nothing is neither, however strong"
     assert set(result.judged.sense[result.judged.named]) == {1}, "with the effect, whatever its sign"
     for head in made.readers:
@@ -373,7 +374,7 @@ def test_the_smallest_effect_of_interest_is_a_share_of_an_effect_that_is_there()
 def test_the_sweep_inside_is_told_by_the_same_smallest_effect() -> None:
     made, model = planted_here()
     result = located(made, model, heads=list(made.readers), smallest_effect=0.6)
-    assert result.patches.smallest_effect == 0.6 and "more than 60 %" in result.quantity("effect").claim
+    assert result.patches.smallest_effect == 0.6 and "> 60 %" in result.quantity("effect").claim
     assert not result.found and (result.summary()["k"] == result.summary()["removed_count"]).all()
 
 

@@ -74,7 +74,7 @@ def test_named_heads_are_framed_with_their_kind_and_what_was_not_tested_is_grey(
     assert strokes == {(0.5, -0.5), (-0.5, 0.5)}, "those that pass on a side"
     assert np.isnan(np.ma.filled(axes.images[0].get_array().astype(float), np.nan)[1, 1])
     assert words_of(picture) == [
-        "corrected p < 0.05 (more than 5 % in most problems)",
+        "corrected p < 0.05 (> 5 % in most problems)",
         *("R: reader", "M: mediator", "negative", "undefined or not tested"),
     ]
 
