@@ -135,6 +135,20 @@ def test_layer_zero_mediates_exactly_nothing(found: LocatedHeads) -> None:
     assert np.isnan(found.judged.parts["mediated_removed"][first]).all()
 
 
+def test_what_rounding_leaves_in_layer_zero_is_not_mediated(monkeypatch: Any) -> None:
+    made, model = planted_here()
+    sweep = measuring.sweep_heads
+
+    def rounded(*arguments: Any, **options: Any) -> dict[str, PatchScores]:
+        runs = sweep(*arguments, **options)
+        return {name: replace(run, patched=run.patched + 1e-7 * name.startswith("z")) for name, run in runs.items()}
+
+    monkeypatch.setattr(measuring, "sweep_heads", rounded)
+    result = located(made, model, heads=[made.readers[0], made.mediators[0]])
+    for measure in ("mediated_removed", "mediated_added"):
+        assert not result.values[measure][:, 0].any() and result.values[measure][:, 1].any()
+
+
 # ------------------------------------------------------------------------------------------------- the measures by hand
 
 
