@@ -90,8 +90,8 @@ def main(options: Options) -> None:
         )
         made = mi.Report("Heads that carry the insertion's effect", question=question).result(found)
         made = made.figure(mi.views.forest(found), "Effects with 95 % intervals over problems, the largest heads.")
-        if mode == "locate" and found.confirmation is not None:
-            made = made.heading("The named heads on fresh problems").result(found.confirmation)
+        if mode == "locate" and found.read is not None:
+            made = made.figure(mi.views.read_effects(found.read), "What the reads of the named heads are.")
         made = made.heading("Attention of the largest heads").view(attention)
         return made.heading("What the model reads").prompt(model, pairs[0])
 

@@ -83,9 +83,9 @@ def locate_heads(
     prepared = prepare(model, pairs, outcome_named(outcome, signed_for="locating heads"))
     if len(prepared.ids) < 2:
         raise ValueError(f"locating heads needs at least 2 problems (the unit of replication), got {len(prepared.ids)}")
-    fresh = None if confirm is None else fresh_problems(prepare(model, confirm, prepared.outcome), prepared)
     if controls:
-        check_controls((*prepared.bare, *(fresh.bare if fresh is not None else ())))
+        check_controls(prepared.bare)
+    fresh = None if confirm is None else fresh_problems(prepare(model, confirm, prepared.outcome), prepared)
     candidates = model.info.chosen(heads, what="locate")
     folder = None if checkpoint is None else Path(checkpoint)
     way = chosen_way(prepared, candidates, mode=mode, budget_seconds=budget_seconds)

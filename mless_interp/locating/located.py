@@ -145,6 +145,11 @@ class LocatedHeads(
         order = pd.DataFrame({"named": ~judged.named, "size": -size}).sort_values(["named", "size"], kind="stable")
         return table.loc[order.index].reset_index(drop=True)
 
+    @property
+    def read(self) -> ReadEffects | None:
+        """What the reads of the named heads are: on fresh problems where there were some."""
+        return self.reads if self.confirmation is None else self.confirmation.reads
+
     def confirmed_or_unknown(self, head: Head) -> bool | None:
         """Whether fresh problems confirm a head; None where it was not tested again."""
         made = self.confirmation
@@ -152,7 +157,7 @@ class LocatedHeads(
 
     def quantity(self, column: str) -> Quantity:
         """A share of the whole effect or a part of it; strokes mark heads that pass on either side."""
-        claim = f"more than {share_words(self.judged.smallest_effect)} of the effect removed or added in most problems"
+        claim = f"> {share_words(self.judged.smallest_effect)} in most problems"
         if column in SHARES:
             return Quantity(WHOLE, True, (f"{column}_ci_low", f"{column}_ci_high"), "p_either", claim)
         return replace(self.patches.quantity(column), p="p_either", claim=claim)
@@ -288,6 +293,8 @@ class LocatedHeads(
             )
         if self.confirmation is not None:
             tables.append(self.confirmation.shown().tables[0])
+        if self.read is not None:
+            tables += self.read.shown().tables
         marked = self.summary()["kind"].isin(set(self.found.values())).tolist()
         return Shown(tuple(tables), head_map(table, list(self.drawn), columns, marked=marked, means=NAMED_MARK))
 

@@ -116,7 +116,9 @@ def test_a_single_sweep_in_the_other_direction(planted: Path, tmp_path: Path, ru
     assert kept["settings"]["direction"] == "noising" and kept["mode"] == "sweep"
     page = (tmp_path / "s" / "report.html").read_text(encoding="utf-8")
     assert (
-        "on logit_diff" in page and "corrected for testing many heads" in page and "run.json, report.html" in done.stdout
+        "on logit_diff" in page
+        and "corrected for testing many heads" in page
+        and "run.json, report.html" in done.stdout
     )
 
 

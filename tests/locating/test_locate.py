@@ -63,6 +63,7 @@ def test_a_span_that_lowers_the_answer_is_carried_by_the_same_heads() -> None:
     made, model = planted_here(4, sign=-1)
     result = located(made, model)
     assert float(np.median(result.total)) < 0 and result.judged.direction == -1
+    assert "of this sign in 12 of 12 problems" in result.describe()
     assert result.found == planted_kinds(made), "a head that reads and mediates nothing is neither, however strong"
     assert set(result.judged.sense[result.judged.named]) == {1}, "with the effect, whatever its sign"
     for head in made.readers:
@@ -132,6 +133,20 @@ def test_layer_zero_mediates_exactly_nothing(found: LocatedHeads) -> None:
     first = [i for i, head in enumerate(found.heads) if head.layer == 0]
     assert not found.values["mediated_removed"][:, first].any() and not found.values["mediated_added"][:, first].any()
     assert np.isnan(found.judged.parts["mediated_removed"][first]).all()
+
+
+def test_what_rounding_leaves_in_layer_zero_is_not_mediated(monkeypatch: Any) -> None:
+    made, model = planted_here()
+    sweep = measuring.sweep_heads
+
+    def rounded(*arguments: Any, **options: Any) -> dict[str, PatchScores]:
+        runs = sweep(*arguments, **options)
+        return {name: replace(run, patched=run.patched + 1e-7 * name.startswith("z")) for name, run in runs.items()}
+
+    monkeypatch.setattr(measuring, "sweep_heads", rounded)
+    result = located(made, model, heads=[made.readers[0], made.mediators[0]])
+    for measure in ("mediated_removed", "mediated_added"):
+        assert not result.values[measure][:, 0].any() and result.values[measure][:, 1].any()
 
 
 # ------------------------------------------------------------------------------------------------- the measures by hand
@@ -373,7 +388,7 @@ def test_the_smallest_effect_of_interest_is_a_share_of_an_effect_that_is_there()
 def test_the_sweep_inside_is_told_by_the_same_smallest_effect() -> None:
     made, model = planted_here()
     result = located(made, model, heads=list(made.readers), smallest_effect=0.6)
-    assert result.patches.smallest_effect == 0.6 and "more than 60 %" in result.quantity("effect").claim
+    assert result.patches.smallest_effect == 0.6 and "> 60 %" in result.quantity("effect").claim
     assert not result.found and (result.summary()["k"] == result.summary()["removed_count"]).all()
 
 

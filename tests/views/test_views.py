@@ -77,7 +77,7 @@ def test_named_heads_are_framed_with_their_kind_and_what_was_not_tested_is_grey(
     assert strokes == {(0.5, -0.5), (-0.5, 0.5)}, "those that pass on a side"
     assert np.isnan(np.ma.filled(axes.images[0].get_array().astype(float), np.nan)[1, 1])
     assert words_of(picture) == [
-        "p < 0.05, corrected: more than 5 % of the effect removed or added in most problems",
+        "p < 0.05, corrected: > 5 % in most problems",
         *("R: reader", "M: mediator", "negative", "undefined or not tested"),
     ]
 
