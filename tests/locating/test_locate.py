@@ -505,7 +505,7 @@ def test_replacing_the_total_by_noise_takes_the_names_away(found: LocatedHeads) 
     assert not noise.established and "no head is named" in noise.describe()
 
 
-def test_half_precision_counts_more_as_rounding() -> None:
+def test_what_counts_as_rounding_follows_the_precision() -> None:
     made, model = planted_here(dtype=torch.float64)
     result = located(made, model, heads=[*made.readers, *made.mediators, Head(0, 0)])
-    assert result.settings["resolution"] == 1e-9 and set(result.found) == {*made.readers, *made.mediators}
+    assert 1e-9 <= result.settings["resolution"] < 1e-6 and set(result.found) == {*made.readers, *made.mediators}
