@@ -22,6 +22,7 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command()
+@mi.command_line.one_line_errors
 def main(
     model: Annotated[str, typer.Option(help="A directory or hub id.")],
     out: Annotated[Path, typer.Option(help="The file to write; an existing one is refused.")],
@@ -36,6 +37,8 @@ def main(
     """Write problems in MATH-500's form."""
     if (texts is None) == (sample <= 0):
         raise typer.BadParameter("give one of --texts FILE and --sample N")
+    if not 0 < n_before < n_context or n_answer < 1:
+        raise typer.BadParameter("--n-before must lie in 1 to --n-context - 1, and --n-answer be 1 or more")
     if out.exists():
         raise typer.BadParameter(f"{out} exists: choose another name")
     loaded = mi.load_model(model)

@@ -11,7 +11,7 @@ from ..heads import Head
 from ..patching.joint import JointKnockout
 from ..patching.reads import ReadEffects
 from ..running.results import Result, Shown, ShownTable, head_columns, interval_columns, tidy
-from ..statistics import median_interval
+from ..statistics import holm, median_interval
 from .control import beside_controls
 from .curves import CircuitCurve
 from .judge import KINDS, SIDES, Claims, Judged, judge, measured
@@ -58,12 +58,17 @@ class Confirmation(Result):
     @cached_property
     def confirmed(self) -> np.ndarray:
         """Whether every side that a head was named for passes again, in its sense, `[head]`."""
-        passed = {side: self.judged.passed[side] * self.senses > 0 for side in SIDES}
+        return (np.nan_to_num(self.p, nan=1.0) < self.settings["alpha"]) & self.judged.established
+
+    @cached_property
+    def p(self) -> np.ndarray:
+        """Corrected p of each head's claim, `[head]`: the larger of its sides' own, Holm over the heads."""
         wanted = [KINDS[kind].side for kind in self.kinds]
-        return np.array(
-            [all(passed[side][at] for side in SIDES if want in ("both", side)) for at, want in enumerate(wanted)],
-            dtype=bool,
-        )
+        p = [
+            [self.judged.sides[side].p[0, at] for side in SIDES if want in ("both", side)]
+            for at, want in enumerate(wanted)
+        ]
+        return holm(np.array([max(one) for one in p]))
 
     @property
     def same_kind(self) -> np.ndarray:
@@ -79,6 +84,7 @@ class Confirmation(Result):
         columns: dict[str, Any] = head_columns(self.heads) | {
             "claimed": list(self.kinds),
             "confirmed": self.confirmed,
+            "p": self.p,
             "kind": list(self.judged.kinds),
             "n": np.full(len(self.heads), len(self.total)),
         }

@@ -17,7 +17,7 @@ from ..patching.sweep import Sweep, sweep_heads
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, make_pairs
 from ..running.results import interval_columns
-from ..statistics import median_interval, one_problem, prevalence_test
+from ..statistics import holm, median_interval, one_problem, prevalence_test
 from .judge import PARTS, SIDES, Claims, measured
 from .measure import MEASURES, SIGN, measure
 
@@ -222,7 +222,7 @@ def specificity(claims: Claims, values: dict[str, np.ndarray], controls: dict[st
     defined = np.isfinite(mass).sum(0)
     more = prevalence_test(margin, 0.0, senses=(1,))
     more_mass = prevalence_test(mass, 0.0, senses=(1,), tested=defined >= min(n, max(LEAST_MATCHED, n // 2)))
-    p = np.fmax(more.p_corrected[0], more_mass.p_corrected[0])
+    p = holm(np.fmax(more.p[0], more_mass.p[0]))
     return Specificity(more.count[0], np.asarray(more.n), more_mass.count[0], defined, p)
 
 

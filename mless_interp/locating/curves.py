@@ -17,7 +17,7 @@ from ..patching.outcomes import Outcome, resolution_of
 from ..patching.prepared import Prepared, prepare
 from ..prompts.pairs import PromptPair
 from ..running.results import Result, tidy
-from ..statistics import Interval, derive_generator, mean_interval, ratio_interval
+from ..statistics import Interval, derive_generator, mean_interval, share_interval
 from .judge import established
 
 FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
@@ -187,7 +187,7 @@ class CircuitCurve(Result):
         """The ranking's faithfulness with its bootstrap interval over problems, `[size]` (no limits for one problem)."""
         if len(self.total) < 2:
             return mean_interval(self.faithfulness[None, 0], seed=self.seed)
-        return ratio_interval(self.values[:, 0] - self.values[:, 0, :1], self.total, seed=self.seed)
+        return share_interval(self.values[:, 0] - self.values[:, 0, :1], self.total, seed=self.seed)
 
     @property
     def cpr(self) -> np.ndarray:

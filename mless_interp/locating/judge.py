@@ -40,21 +40,60 @@ KINDS: dict[str, Kind] = {
             "both",
             True,
             True,
-            "reads the span only because an upstream head changed its query: both are needed (an AND circuit)",
+            "its sight of the span is needed, and is shown to bring the effect only with what upstream heads write (an AND circuit)",
         ),
         Kind("mediator", "M", "both", False, True, "passes on what upstream heads read"),
         Kind("reader+mediator", "RM", "both", True, True, "reads the span, and passes on what upstream heads read"),
         Kind(
             "carrier", "C", "both", False, False, "carries the effect; whether by reading or passing on is not resolved"
         ),
-        Kind("necessary reader", "nR", "removed", True, False, "its sight of the span is needed, and does not suffice"),
-        Kind("necessary mediator", "nM", "removed", False, True, "what it passes on is needed, and does not suffice"),
-        Kind("necessary reader+mediator", "nRM", "removed", True, True, "both are needed, and do not suffice"),
-        Kind("necessary only", "n", "removed", False, False, "needed, and does not suffice; how is not resolved"),
-        Kind("redundant reader", "rR", "added", True, False, "its sight of the span suffices; others read it as well"),
-        Kind("redundant mediator", "rM", "added", False, True, "what it passes on suffices; others pass it on as well"),
-        Kind("redundant reader+mediator", "rRM", "added", True, True, "both suffice; others do the same"),
-        Kind("sufficient only", "s", "added", False, False, "suffices, and is not needed; how is not resolved"),
+        Kind(
+            "necessary reader",
+            "nR",
+            "removed",
+            True,
+            False,
+            "its sight of the span is needed; that it suffices is not shown",
+        ),
+        Kind(
+            "necessary mediator",
+            "nM",
+            "removed",
+            False,
+            True,
+            "what it passes on is needed; that it suffices is not shown",
+        ),
+        Kind(
+            "necessary reader+mediator", "nRM", "removed", True, True, "both are needed; that they suffice is not shown"
+        ),
+        Kind("necessary only", "n", "removed", False, False, "needed; that it suffices is not shown, nor how it acts"),
+        Kind(
+            "redundant reader",
+            "rR",
+            "added",
+            True,
+            False,
+            "its sight of the span suffices; that it is needed is not shown (others may do the same)",
+        ),
+        Kind(
+            "redundant mediator",
+            "rM",
+            "added",
+            False,
+            True,
+            "what it passes on suffices; that it is needed is not shown (others may do the same)",
+        ),
+        Kind(
+            "redundant reader+mediator",
+            "rRM",
+            "added",
+            True,
+            True,
+            "both suffice; that they are needed is not shown (others may do the same)",
+        ),
+        Kind(
+            "sufficient only", "s", "added", False, False, "suffices; that it is needed is not shown, nor how it acts"
+        ),
         Kind("negligible", "", "", False, False, "shown to do less than the smallest effect in most problems"),
         Kind("undecided", "", "", False, False, "neither shown to carry the effect nor shown not to"),
     )
@@ -104,8 +143,8 @@ class Claims:
 class Judged:
     """The verdicts over a family of heads, from measures `[problem, head]` and the total effect `[problem]`.
 
-    Everything is a prevalence test: more than `delta` of the effect in more than half of all problems, exact, Holm over the
-    family. All measures are turned so that the insertion's own effect is positive; a head's sense is +1 with it, -1 against
+    Everything is a prevalence test: more than `delta` of the effect in more than half of all problems, exact for a given
+    `delta` (which is a share of these problems' own median total), Holm over the family. All measures are turned so that the insertion's own effect is positive; a head's sense is +1 with it, -1 against
     it. Both senses are tested; where `claims` are tested again, the claimed ones alone.
     """
 
@@ -151,7 +190,7 @@ class Judged:
         return {side: self._test(self.turned(measure) * self.claims.sense, (1,)) for side, measure in SIDES.items()}
 
     def _test(self, turned: np.ndarray, senses: tuple[int, ...], tested: np.ndarray | None = None) -> Prevalence:
-        return prevalence_test(turned, self.delta, senses=senses, tested=tested, confidence=1 - self.alpha)
+        return prevalence_test(turned, self.delta, senses=senses, tested=tested)
 
     @cached_property
     def passed(self) -> dict[str, np.ndarray]:

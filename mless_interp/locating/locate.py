@@ -14,6 +14,7 @@ from ..patching.outcomes import outcome_named, resolution_of
 from ..patching.prepared import Prepared, prepare
 from ..prompts.conditions import one_of
 from ..prompts.pairs import PromptPair
+from ..statistics.arguments import check_count, derive_generator
 from .confirmation import Confirmation
 from .control import Controls, Held, check_controls
 from .curves import circuit_curve
@@ -85,6 +86,7 @@ def locate_heads(
         raise ValueError(f"locating heads needs at least 2 problems (the unit of replication), got {len(prepared.ids)}")
     if controls:
         check_controls(prepared.bare)
+    _refuse_repeated(prepared)
     fresh = None if confirm is None else fresh_problems(prepare(model, confirm, prepared.outcome), prepared)
     candidates = model.info.chosen(heads, what="locate")
     folder = None if checkpoint is None else Path(checkpoint)
@@ -135,8 +137,8 @@ def locate_heads(
 
 def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
     """The problems to confirm on; `ValueError` where one of them was used, or the insertion or the prompt is another."""
-    questions = {pair.problem.question for pair in used.bare}
-    again = [pair.id for pair in fresh.bare if pair.id in set(used.ids) or pair.problem.question in questions]
+    asked = {_asked(pair) for pair in used.bare}
+    again = [pair.id for pair in fresh.bare if pair.id in set(used.ids) or _asked(pair) in asked]
     if again:
         raise ValueError(
             f"{len(again)} of {len(fresh.ids)} problems to confirm on are among those that name the heads (first: "
@@ -145,6 +147,7 @@ def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
         )
     if len(fresh.ids) < 2:
         raise ValueError(f"confirming needs at least 2 problems (the unit of replication), got {len(fresh.ids)}")
+    _refuse_repeated(fresh)
     for what in ("insertion", "template"):
         ours, theirs = ({str(getattr(pair, what)) for pair in prepared.bare} for prepared in (used, fresh))
         if ours != theirs:
@@ -153,6 +156,25 @@ def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
                 f"heads ({', '.join(sorted(ours))[:200]}): make both with the same one"
             )
     return fresh
+
+
+def _asked(pair: PromptPair) -> tuple[str, str]:
+    """What a problem asks, however it is spaced and written."""
+    words = (pair.problem.system or "", pair.problem.question)
+    first, second = (" ".join(text.split()).casefold() for text in words)
+    return first, second
+
+
+def _refuse_repeated(prepared: Prepared) -> None:
+    """`ValueError` where the same problem comes under several ids: it would count as so many."""
+    seen: dict[tuple[str, str, str], str] = {}
+    for pair in prepared.bare:
+        first = seen.setdefault((*_asked(pair), pair.problem.answer), pair.id)
+        if first != pair.id:
+            raise ValueError(
+                f"problem {pair.id!r} asks the same as {first!r}: the problem is the unit of replication, so each may come "
+                "once only; leave the others out"
+            )
 
 
 def _resolution(model: Model, measured: Measured) -> float:
@@ -183,12 +205,12 @@ class Rules:
                 "alpha must lie in (0, 1) and smallest_effect, a share of the total effect, in [0, 1), got "
                 f"{self.alpha} and {self.smallest_effect}"
             )
-        if self.controls and self.n_control_draws < 1:
-            raise ValueError(
-                f"n_control_draws must be 1 or more, got {self.n_control_draws}; controls=False leaves controls out"
-            )
-        if self.n_random_sets < 0:
-            raise ValueError(f"n_random_sets must be 0 or more, got {self.n_random_sets}")
+        if not isinstance(self.controls, bool):
+            raise TypeError(f"controls must be True or False, got {self.controls!r}")
+        if self.controls:
+            check_count(self.n_control_draws, name="n_control_draws (controls=False leaves controls out)")
+        check_count(self.n_random_sets, name="n_random_sets", at_least=0)
+        derive_generator(self.seed)
 
     @property
     def settings(self) -> dict[str, Any]:

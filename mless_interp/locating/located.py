@@ -11,7 +11,17 @@ from ..heads import Head
 from ..patching.joint import JointKnockout
 from ..patching.reads import ReadEffects
 from ..patching.scores import WHOLE, PatchScores
-from ..running.results import Quantity, Result, Shown, ShownTable, as_text, head_map, interval_columns, tidy
+from ..running.results import (
+    Quantity,
+    Result,
+    Shown,
+    ShownTable,
+    as_text,
+    head_columns,
+    head_map,
+    interval_columns,
+    tidy,
+)
 from ..statistics import Interval, mean_interval, median_interval
 from .confirmation import Confirmation
 from .control import OTHERS, beside_controls
@@ -29,6 +39,18 @@ from .sentences import (
 )
 
 NAMED_MARK = "outlined: named, by a test of most problems, corrected for testing many heads"
+OF_THE_PATCH = (
+    "effect_fraction",
+    "ci_low",
+    "ci_high",
+    "recovered",
+    "recovered_ci_low",
+    "recovered_ci_high",
+    "n",
+    "flag",
+    "rank",
+)
+"""Columns of the z sweep that have no sign of their own."""
 SHARES = tuple(f"{side}_share" for side in SIDES)
 """Medians as shares of the median total effect."""
 SATURATES = (
@@ -70,7 +92,7 @@ class LocatedHeads(
     reads: ReadEffects | None = None
     confirmation: Confirmation | None = None
 
-    drawn = ("removed_share", "effect_fraction", "effect")
+    drawn = ("removed_share", "effect_fraction", "removed_median")
 
     @cached_property
     def judged(self) -> Judged:
@@ -110,18 +132,19 @@ class LocatedHeads(
     def summary(self) -> pd.DataFrame:
         """One row per tested head, the named ones first, then by size.
 
-        The columns of `PatchScores.summary()` for the z sweep, then the verdict (`kind`, `sense`, `confirmed`) and what it
+        The fractions of `PatchScores.summary()` for the z sweep (`patches` has the rest), then the verdict (`kind`, `sense`, `confirmed`) and what it
         rests on. For the sides `removed` (z patch, denoising) and `added` (noising): `_count` of `n` problems with more
         than the smallest effect in the head's sense, their `_prevalence` with exact limits, the corrected `_p` of the
         better sense, the `_median` and its `_share` of the median total (NaN where that is not established), both with
-        limits. `p_either`: the smaller of both sides', NaN where the total is not established. For the four measures their
+        limits. `p_either`: twice the smaller of both sides', NaN where the total is not established. For the four measures their
         `_count`, `_median` and mean (`_effect`), the latter two with limits. Last, of named heads, the controls of
         `control_table`. Effects are in the outcome's unit and have the sign of the insertion's own effect.
         """
         judged = self.judged
         whole = abs(float(np.median(self.total))) if self.established else np.nan
         sense = np.where(judged.named, np.where(judged.sense > 0, "with", "against"), "")
-        columns: dict[str, Any] = dict(self.patches.summary()) | {
+        patched = self.patches.summary()[[*head_columns(()), *OF_THE_PATCH]]
+        columns: dict[str, Any] = dict(patched) | {
             "kind": list(judged.kinds),
             "sense": sense,
             "confirmed": pd.array([self.confirmed_or_unknown(head) for head in self.heads], dtype="boolean"),
@@ -133,7 +156,8 @@ class LocatedHeads(
             columns[f"{side}_p"] = np.fmin(*judged.sides[side].p_corrected)
             columns |= interval_columns(f"{side}_median", median_interval(measured(self.values, measure)))
             columns |= interval_columns(f"{side}_share", median_interval(judged.turned(measure) / whole))
-        columns["p_either"] = np.fmin(columns["removed_p"], columns["added_p"]) * (1.0 if self.established else np.nan)
+        either = 2 * np.fmin(columns["removed_p"], columns["added_p"])  # the better of two sides
+        columns["p_either"] = np.minimum(either, 1.0) if self.established else np.full(len(self.heads), np.nan)
         for measure in MEASURES:
             columns[f"{measure}_count"] = judged.counted(measure).count[0]
             columns |= interval_columns(f"{measure}_median", median_interval(self.values[measure]))

@@ -85,10 +85,10 @@ def chosen_way(prepared: Prepared, heads: Sequence[Head], *, mode: str, budget_s
         if len(heads) <= N_SCREENED:
             return Way(True, f"{len(heads)} heads, no more than screening would keep ({N_SCREENED})")
         seconds = estimated_seconds(prepared, heads)
-        estimate = f"the four exact sweeps are estimated at {_duration(seconds)}"
+        estimate = "the four exact sweeps are estimated"
         if seconds <= budget_seconds:
-            return Way(True, f"{estimate}, within the budget of {_duration(budget_seconds)}", seconds)
-        why = f"{estimate}, above the budget of {_duration(budget_seconds)}"
+            return Way(True, f"{estimate} to stay within the budget of {_duration(budget_seconds)}", seconds)
+        why = f"{estimate} to exceed the budget of {_duration(budget_seconds)}"
         ways = f"{why}; raise budget_seconds, or choose mode='exact' to sweep whatever it takes"
         obstacle = no_gradients_because(model)
         if obstacle is not None:

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from ..patching.joint import CHOSEN_HERE
+from ..patching.scores import FEWEST
 from ..statistics import (
     concentration,
     detectable_prevalence,
@@ -65,7 +66,7 @@ def concentration_words(total: np.ndarray, ids: Sequence[str], unit: str, outcom
     if not np.any(total):
         return []
     found = concentration(total)
-    if not found.concentrated:
+    if not found.concentrated or len(total) < FEWEST:
         return []
     which = ", ".join(ids[at] for at in found.problems[:5]) + (", ..." if len(found.problems) > 5 else "")
     words = (
@@ -99,7 +100,7 @@ def verdict_words(judged: Judged, at: int, kind: str) -> str:
             f"against the effect: {against[side]} it by more than {smallest} in {did} of {n} problems, {against[other]} it "
             f"in {did_other}"
         )
-    share = median_interval(judged.told_in[at] * judged.turned(SIDES[side])[:, at])
+    share = median_interval(judged.turned(SIDES[side])[:, at])
     whole = abs(float(np.median(judged.total))) / 100
     limits = "" if np.isnan(share.low) else f" [{float(share.low) / whole:.0f}, {float(share.high) / whole:.0f}]"
     return f"{judged.heads[at]}: {kind}; {told}; median {float(share.estimate) / whole:.0f} %{limits} of the total"

@@ -77,7 +77,7 @@ def load_model(
         )
     from .hugging_face import Placement, copied, load_hugging_face, reference_logits
 
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    device = _device(device)
     placed = Placement(wanted, device, device_map, attn_implementation)
     if isinstance(name, InMemory):
         label, source = name.name, None
@@ -143,6 +143,20 @@ def source_of(label: str) -> str:
     if not (directory / "config.json").exists():
         raise ModelError(f"{label!r} holds no config.json: it is not a saved Hugging Face model")
     return str(directory)
+
+
+def _device(device: str | None) -> str:
+    """The device asked for, or the first GPU if there is one, else the CPU; `ModelError` for one that is not here."""
+    if device is None:
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        first = str(error).partition("\n")[0]
+        raise ModelError(
+            f'there is no device {device!r} here ({first}); choose "cpu", or "cuda" where there is a GPU'
+        ) from error
+    return device
 
 
 def _dtype(dtype: str | torch.dtype) -> torch.dtype:

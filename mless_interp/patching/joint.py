@@ -19,12 +19,14 @@ from ..models.memory import rows_per_pass
 from ..prompts.conditions import CONTRASTS
 from ..prompts.pairs import PromptPair
 from ..running.results import Result, interval_columns
-from ..statistics import Interval, derive_generator, mean_interval
+from ..statistics import Interval, derive_generator, mean_interval, sign_test
 from .interventions import Knockout, run_edits
 from .outcomes import Outcome
 from .prepared import Prepared, Runs, prepare, single
 from .sweep import Sweep, sweep_heads
 
+CHANCE = 0.05
+"""Below this the interaction is told from none."""
 CHOSEN_HERE = "chosen on these problems, so no p-value"
 """What stands in the place of a p-value where heads were chosen because of their effects on the same problems."""
 
@@ -110,28 +112,31 @@ def single_knockouts(prepared: Prepared, heads: Sequence[Head], *, progress: boo
 
 
 def count_sets(heads: Sequence[Head], info: ModelInfo) -> int:
-    """How many other sets have the same number of heads in each layer; 0 where a layer has too few other heads."""
+    """How many other sets have the same number of heads in each layer (some of them with some of these heads)."""
     counts = Counter(head.layer for head in heads)
-    return math.prod(math.comb(info.n_heads - count, count) for count in counts.values())
+    return math.prod(math.comb(info.n_heads, count) for count in counts.values()) - 1
 
 
 def random_sets(heads: Sequence[Head], info: ModelInfo, n_sets: int, *, seed: int) -> tuple[tuple[Head, ...], ...]:
-    """Different sets of other heads with the same number in each layer: all of them, or `n_sets` at random."""
+    """Other sets with the same number of heads in each layer: all of them, or `n_sets` at random, each once.
+
+    They may hold some of the given heads: only if any set could have been any other is the rank of the given one a p-value.
+    """
     n_possible = count_sets(heads, info)
     if not n_possible or not n_sets:
         return ()
     counts = sorted(Counter(head.layer for head in heads).items())
-    others = {
-        layer: [head for head in info.heads if head.layer == layer and head not in set(heads)] for layer, _ in counts
-    }
+    given, others = set(heads), {layer: [head for head in info.heads if head.layer == layer] for layer, _ in counts}
     if n_possible <= n_sets:
         every = itertools.product(*(itertools.combinations(others[layer], count) for layer, count in counts))
-        return tuple(tuple(itertools.chain(*parts)) for parts in every)
+        return tuple(found for parts in every if set(found := tuple(itertools.chain(*parts))) != given)
     generator = derive_generator(seed, "random head sets", *heads)
     drawn: dict[tuple[Head, ...], None] = {}
     while len(drawn) < n_sets:
         places = {layer: generator.choice(len(others[layer]), count, replace=False) for layer, count in counts}
-        drawn[tuple(others[layer][at] for layer, _ in counts for at in sorted(places[layer]))] = None
+        found = tuple(others[layer][at] for layer, _ in counts for at in sorted(places[layer]))
+        if set(found) != given:
+            drawn[found] = None
     return tuple(drawn)
 
 
@@ -225,7 +230,7 @@ class JointKnockout(Result):
 
     @property
     def interaction(self) -> np.ndarray:
-        """Joint knockout minus the sum of the single ones, `[problem]`; more than 0: they back each other up."""
+        """Joint knockout minus the sum of the single ones, `[problem]`; of the effect's own sign: they back each other up."""
         return self.effect - self.singles.sum(1)
 
     @property
@@ -302,8 +307,7 @@ class JointKnockout(Result):
             if self.settings.get("n_random_sets") == 0:
                 return ""
             return (
-                "No random set of the same size exists: some layer has fewer other heads than named ones, so whether any "
-                "heads would do is not known."
+                "There is no other set of the same size in the same layers, so whether any heads would do is not known."
             )
         means = self.random.mean(0)
         low, middle, high = np.quantile(means, (0.025, 0.5, 0.975))
@@ -319,9 +323,12 @@ class JointKnockout(Result):
         return words[0].upper() + words[1:] + "."
 
     def _interaction_word(self, made: Interval) -> str:
-        if not float(made.low) * float(made.high) > 0:
-            return ": they add up, as far as can be told" if np.isfinite(made.low) else ""
-        helps = np.sign(float(made.estimate)) == np.sign(self.effect.mean())
+        """By the sign test: means of skewed data have intervals that leave out 0 too often."""
+        if not np.isfinite(made.low):
+            return ""
+        if not float(sign_test(self.interaction)) < CHANCE:
+            return ": they add up, as far as can be told"
+        helps = np.sign(np.median(self.interaction)) == np.sign(np.median(self.effect))
         return ": they back each other up" if helps else ": they overlap"
 
     def printed(self) -> pd.DataFrame:

@@ -6,7 +6,7 @@ They work on token ids: joining strings re-merges tokens at the seams and inside
 import hashlib
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from typing import Any, Literal
@@ -146,12 +146,13 @@ class Insertion:
         """Whether it is one unit of text again and again."""
         return KINDS[self.kind].ids is _repeated
 
-    def span(self, tokenizer: Any, problem_id: str) -> "InsertedSpan":
-        """The token ids that this insertion puts into this problem's prompt.
+    def span(self, tokenizer: Any, problem_id: str, *, question: str = "") -> "InsertedSpan":
+        """The token ids that this insertion puts into this problem's prompt; its `question` is never drawn from the others.
 
         Raises `ValueError` if a unit has the unknown token, encodes to nothing or does not divide `n_tokens`.
         """
-        return KINDS[self.kind].ids(self, tokenizer, problem_id)
+        others = tuple((other, text) for other, text in self.pool if text != question.strip())
+        return KINDS[self.kind].ids(replace(self, pool=others) if self.pool else self, tokenizer, problem_id)
 
     def place(self, prompt: Prompt) -> int:
         """The token index at which the span goes into `prompt`."""

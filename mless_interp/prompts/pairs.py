@@ -252,7 +252,7 @@ def _make_pair(tokenizer: Any, problem: Problem, insertion: Insertion, template:
     if template.as_text:
         return _make_text_pair(tokenizer, problem, insertion, template)
     base = build_prompt(tokenizer, problem, template)
-    found = insertion.span(tokenizer, problem.id)
+    found = insertion.span(tokenizer, problem.id, question=problem.question)
     try:
         at = insertion.place(base)
     except ValueError as error:
@@ -290,7 +290,7 @@ def _make_text_pair(tokenizer: Any, problem: Problem, insertion: Insertion, temp
             'template="paper" inserts text between system and question; use template="raw" for anything else'
         )
     system = template.system if problem.system is None else problem.system
-    filler = tokenizer.decode(list(insertion.span(tokenizer, problem.id).ids)).strip()
+    filler = tokenizer.decode(list(insertion.span(tokenizer, problem.id, question=problem.question).ids)).strip()
     if insertion.repeats:
         repeats = insertion.length // len(encode(tokenizer, insertion.unit))
         filler = (insertion.unit * repeats).strip()

@@ -125,14 +125,14 @@ def within_test(effects: Effects, delta: float, *, tested: np.ndarray | None = N
 
 
 def fewest_problems(n_cells: int, *, alpha: float = 0.05, n_senses: int = len(SENSES)) -> int:
-    """Problems with which a prevalence test of so many cells can reject at all: 2^-n <= alpha / (senses x cells).
+    """Problems with which a prevalence test of so many cells can reject at all: 2^-n < alpha / (senses x cells).
 
     >>> fewest_problems(784), fewest_problems(112)
     (15, 13)
     """
     check_count(n_cells, name="n_cells")
     check_share(alpha, name="alpha")
-    return int(np.ceil(np.log2(n_senses * n_cells / alpha) - 1e-12))
+    return int(np.floor(np.log2(n_senses * n_cells / alpha) + 1e-12)) + 1
 
 
 def detectable_prevalence(
