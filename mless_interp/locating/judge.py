@@ -40,7 +40,7 @@ KINDS: dict[str, Kind] = {
             "both",
             True,
             True,
-            "its sight of the span is needed, and is shown to bring the effect only with what upstream heads write (an AND circuit)",
+            "its sight of the span is needed, and is shown to bring the effect only with what upstream heads write (AND)",
         ),
         Kind("mediator", "M", "both", False, True, "passes on what upstream heads read"),
         Kind("reader+mediator", "RM", "both", True, True, "reads the span, and passes on what upstream heads read"),
@@ -144,8 +144,9 @@ class Judged:
     """The verdicts over a family of heads, from measures `[problem, head]` and the total effect `[problem]`.
 
     Everything is a prevalence test: more than `delta` of the effect in more than half of all problems, exact for a given
-    `delta` (which is a share of these problems' own median total), Holm over the family. All measures are turned so that the insertion's own effect is positive; a head's sense is +1 with it, -1 against
-    it. Both senses are tested; where `claims` are tested again, the claimed ones alone.
+    `delta` (which is a share of these problems' own median total), Holm over the family. All measures are turned so that
+    the insertion's own effect is positive; a head's sense is +1 with it, -1 against it. Both senses are tested; where
+    `claims` are tested again, the claimed ones alone.
     """
 
     heads: tuple[Head, ...]

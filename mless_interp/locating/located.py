@@ -132,13 +132,14 @@ class LocatedHeads(
     def summary(self) -> pd.DataFrame:
         """One row per tested head, the named ones first, then by size.
 
-        The fractions of `PatchScores.summary()` for the z sweep (`patches` has the rest), then the verdict (`kind`, `sense`, `confirmed`) and what it
-        rests on. For the sides `removed` (z patch, denoising) and `added` (noising): `_count` of `n` problems with more
-        than the smallest effect in the head's sense, their `_prevalence` with exact limits, the corrected `_p` of the
-        better sense, the `_median` and its `_share` of the median total (NaN where that is not established), both with
-        limits. `p_either`: twice the smaller of both sides', NaN where the total is not established. For the four measures their
-        `_count`, `_median` and mean (`_effect`), the latter two with limits. Last, of named heads, the controls of
-        `control_table`. Effects are in the outcome's unit and have the sign of the insertion's own effect.
+        The fractions of `PatchScores.summary()` for the z sweep (`patches` has the rest), then the verdict (`kind`, `sense`,
+        `confirmed`) and what it rests on. For the sides `removed` (z patch, denoising) and `added` (noising): `_count` of `n`
+        problems with more than the smallest effect in the head's sense, their `_prevalence` with exact limits, the
+        corrected `_p` of the better sense, the `_median` and its `_share` of the median total (NaN where that is not
+        established), both with limits. `p_either`: twice the smaller of both sides', NaN where the total is not
+        established. For the four measures their `_count`, `_median` and mean (`_effect`), the latter two with limits. Last,
+        of named heads, the controls of `control_table`. Effects are in the outcome's unit and have the sign of the
+        insertion's own effect.
         """
         judged = self.judged
         whole = abs(float(np.median(self.total))) if self.established else np.nan

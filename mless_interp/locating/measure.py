@@ -89,7 +89,9 @@ def chosen_way(prepared: Prepared, heads: Sequence[Head], *, mode: str, budget_s
         if seconds <= budget_seconds:
             return Way(True, f"{estimate} to stay within the budget of {_duration(budget_seconds)}", seconds)
         why = f"{estimate} to exceed the budget of {_duration(budget_seconds)}"
-        ways = f"{why}; raise budget_seconds, or choose mode='exact' to sweep whatever it takes"
+        ways = (
+            f"{why}, at {_duration(seconds)}; raise budget_seconds, or choose mode='exact' to sweep whatever it takes"
+        )
         obstacle = no_gradients_because(model)
         if obstacle is not None:
             raise ModelError(f"heads cannot be screened: {obstacle}. But {ways}")

@@ -49,10 +49,11 @@ def joint_knockout(
     $$ \Delta_p(S) = Y_p - Y_p^{\,S \text{ cannot see the span}}, \qquad
        p = \frac{1 + \#\{R : |\bar\Delta(R)| \ge |\bar\Delta(S)|\}}{1 + \#R} $$
 
-    Each random set holds as many heads of each layer as the given one, none of them given. Where only `n_random_sets` or
-    fewer such sets exist, all of them are taken and p is exact; where a layer has fewer other heads than given ones,
-    there is none and p is NaN. 1 / (1 + number of sets) is the smallest p that can come out. Heads that were chosen *because*
-    of their effects on these problems beat random ones by the choice alone: then there is no p.
+    Each random set holds as many heads of each layer as the given one, some perhaps of the given ones: only if any set
+    could have been any other is its rank a p-value. Where only `n_random_sets` or fewer such sets exist, all of them are
+    taken and p is exact; where there is no other, p is NaN. 1 / (1 + number of sets) is the smallest p that can come out.
+    Heads that were chosen *because* of their effects on these problems beat random ones by the choice alone: then there is
+    no p.
 
     Parameters
     ----------
@@ -207,7 +208,7 @@ class JointKnockout(Result):
     """A set of heads knocked out together: `effect` `[problem]`, what that removes, in the sign of the insertion's effect.
 
     `singles` `[problem, head]` is what each removes alone, `random` `[problem, set]` what each of `sets` (random sets of
-    the same size and layers, none of the given heads) removes together; `n_possible` such sets exist in all.
+    the same size and layers, not the given one) removes together; `n_possible` such sets exist in all.
     `chosen_elsewhere`: the heads were not chosen on these problems, so that `p` means something.
     """
 
@@ -319,7 +320,7 @@ class JointKnockout(Result):
         words += f"p = {self.p:.3g}" if self.chosen_elsewhere else CHOSEN_HERE
         smallest = 1 / (1 + len(self.sets))
         if self.chosen_elsewhere and self.exact and smallest >= 0.05:
-            words += f" (too few other heads: no p below {smallest:.2g} can come out)"
+            words += f" (too few other sets: no p below {smallest:.2g} can come out)"
         return words[0].upper() + words[1:] + "."
 
     def _interaction_word(self, made: Interval) -> str:
