@@ -286,7 +286,8 @@ def read_apart(bias: float = 0.4, n: int = 12) -> ReadEffects:
     values = removed + spread(n, 0.02)[:, None, None]
     values[:2, 1, 3] = np.nan
     settings = SETTINGS | {"contrast": "content"}
-    return ReadEffects(problems(n), (mi.Head(0, 1), mi.Head(1, 2)), values, 1.0 + spread(n), "nats", settings=settings)
+    heads = (mi.Head(0, 1), mi.Head(1, 2))
+    return ReadEffects(problems(n), heads, values, 1.0 + spread(n), "nats", settings=settings, chosen_elsewhere=True)
 
 
 def enriched() -> mi.Enrichment:

@@ -64,7 +64,7 @@ class Controls:
         """The named heads under other circumstances; those that read, as a set and taken apart.
 
         `knockouts` `[problem, head]` of the named heads; `spare` is swept where none is, for the total of the gap alone;
-        `fresh`: the heads were chosen on other problems, so that the set may be tested.
+        `fresh`: the heads were chosen on other problems, so that the set and its reads may be tested.
         """
         named = claims.heads
         values = self._gap_alone(prepared, named, spare)
@@ -94,6 +94,7 @@ class Controls:
                 outcome=prepared.outcome,
                 alpha=self.alpha,
                 smallest_effect=self.smallest_effect or LEAST_READ,
+                chosen_elsewhere=fresh,
                 checkpoint=self._options("reads")["checkpoint"],
                 progress=self.progress,
             )

@@ -24,6 +24,7 @@ from ..statistics import (
     sign_test,
     within_test,
 )
+from .joint import CHOSEN_HERE
 from .outcomes import Outcome, resolution_of
 from .prepared import Prepared, prepare
 from .sweep import Sweep, sweep_heads
@@ -39,7 +40,7 @@ READ_EDITS = {
 FOLLOWS = {
     "knockout_zero": {
         "same": "what it takes from the span matters (bias)",
-        "less": "what it takes from the span hardly matters by itself, so the knockout acts by renormalising",
+        "less": "what it takes from the span hardly matters by itself",
         "other": "what it takes from the span acts the other way",
     },
     "restore_scale": {
@@ -48,19 +49,42 @@ FOLLOWS = {
         "other": "how much attention it keeps for the rest (scale) acts the other way",
     },
     "reroute_to_sink": {
-        "same": "the first token in the span's place does not do as well, so the span is more than a place to park attention",
-        "less": "the first token in the span's place does as well, so the span is just a place to park attention",
+        "same": "the first token in the span's place does not do as well",
+        "less": "the first token in the span's place does as well",
         "other": "the first token in the span's place does even more",
     },
     "reroute_uniform": {
-        "same": "all other tokens alike in its place do not do as well, so this is more than dilution",
-        "less": "all other tokens alike in its place do as well, so this is only dilution",
+        "same": "all other tokens alike in its place do not do as well",
+        "less": "all other tokens alike in its place do as well",
         "other": "all other tokens alike in its place do even more",
     },
 }
-"""What follows of an edit that is shown to act as the knockout does ("same"), next to nothing ("less"), or against it."""
+"""What an edit says that is shown to act as the knockout does ("same"), next to nothing and less than half of it ("less"), or
+against it."""
+SO: dict[tuple[str, str], tuple[str, dict[str, tuple[str, ...]]]] = {
+    ("knockout_zero", "less"): ("so the knockout acts by renormalising", {"restore_scale": ("less", "other")}),
+    ("reroute_to_sink", "same"): (
+        "so the span is more than a place to park attention",
+        {"knockout_zero": ("less",), "reroute_uniform": ("less",)},
+    ),
+    ("reroute_to_sink", "less"): (
+        "so the span is just a place to park attention",
+        {"knockout_zero": ("same", "other"), "restore_scale": ("less", "other")},
+    ),
+    ("reroute_uniform", "same"): (
+        "so this is more than dilution",
+        {"knockout_zero": ("less",), "reroute_to_sink": ("less",)},
+    ),
+    ("reroute_uniform", "less"): (
+        "so this is only dilution",
+        {"knockout_zero": ("same", "other"), "restore_scale": ("less", "other")},
+    ),
+}
+"""What follows of that, unless another edit says something that does not go with it."""
 ASKED = ("more", "against", "less")
 """What a cell can be shown to be: beyond the smallest effect with the insertion's effect or against it, or below it."""
+BESIDE = ("half", "half_against")
+"""What an edit can be shown to be beside the knockout: less than half of it, where that is with the effect, or against it."""
 
 
 def read_effects(
@@ -71,6 +95,7 @@ def read_effects(
     outcome: str | Outcome = "answer_logprob",
     alpha: float = 0.05,
     smallest_effect: float = 0.05,
+    chosen_elsewhere: bool = False,
     checkpoint: str | Path | None = None,
     max_rows: int | None = None,
     progress: bool = True,
@@ -88,7 +113,8 @@ def read_effects(
     and what it removes is $Y_\text{receiving} - Y_\text{patched}$, positive where a part of the insertion's own effect goes.
     The comparison reads like this:
 
-    - `knockout` removes scale and bias: the whole direct read. The other four say something of the head only where this does.
+    - `knockout` removes scale and bias: the whole direct read. The other four say something of the head only where this does,
+      and "next to nothing" of them is also less than half of what this removes.
     - `knockout_zero` removes the **bias** alone. It removes as much: what is taken from the span matters. It removes next to
       nothing: the knockout acts by renormalising, so the scale is what matters.
     - `restore_scale` removes the **scale** alone; $z^\text{ref}$ is the output in the run without the span. In layer 0 it is
@@ -102,11 +128,13 @@ def read_effects(
 
     Parameters
     ----------
-    heads : usually the readers that `locate_heads` names; zero-based. They are taken as given: where the same problems
-        chose them by their knockout, `knockout` is no second evidence for them.
+    heads : usually the readers that `locate_heads` names; zero-based. Where the same problems chose them by their
+        knockout, `knockout` is no second evidence for them.
     outcome : one with a sign: "answer_logprob", "answer_prob", "solution_logprob", "logit_diff".
     smallest_effect : of interest, as a share of the |median total effect|, above 0.
     alpha : level of all tests together.
+    chosen_elsewhere : True says that the heads were chosen without these problems (on others, from the literature, by
+        their planting); only then are there p-values, else what is found describes these problems.
     checkpoint : a file that receives each finished problem; started again with the same settings the run goes on there.
     max_rows : rows of one batch at most (default: sized to memory).
 
@@ -130,6 +158,7 @@ def read_effects(
         alpha=alpha,
         smallest_effect=smallest_effect,
         resolution=resolution_of(model.info.dtype),
+        chosen_elsewhere=chosen_elsewhere,
         settings={"heads": list(map(str, chosen)), "contrast": "content", **prepared.settings},
     )
 
@@ -144,8 +173,13 @@ class ReadEffects(Result):
     undefined: the problem leaves that cell's n.
 
     A cell is *shown* to remove "more" than delta (with the effect, or "against" it), or "less" (|removed| < delta), where
-    most problems do: exact binomial tests, Holm over heads x interventions x these three questions, at `alpha`. Where
-    the total effect is not established (sign test over problems) there are no shares, and nothing is shown.
+    most problems do. That an edit does next to nothing is concluded where it is also shown to be smaller than half of what
+    the knockout removes, in most problems and in the knockout's sense. Exact binomial tests, Holm over all of them (heads x
+    (interventions x 3 questions + the 4 edits beside the knockout x 2 senses)), at `alpha`. Where the total effect is not
+    established (sign test over problems) there are no shares, and nothing is shown.
+
+    `chosen_elsewhere`: the heads were not chosen on these problems, so that `p` means something; else it is NaN, and what is
+    shown by the same rule describes these problems.
     """
 
     problem_ids: tuple[str, ...]
@@ -158,6 +192,7 @@ class ReadEffects(Result):
     resolution: float = 0.0
     settings: dict[str, Any] = field(default_factory=dict)
     confidence: float = CONFIDENCE
+    chosen_elsewhere: bool = False
 
     drawn = ("share", "removed_median")
 
@@ -218,17 +253,35 @@ class ReadEffects(Result):
         return prevalence_test(self.removed, self.delta, confidence=self.confidence) if self.established else None
 
     @cached_property
-    def p(self) -> np.ndarray:
-        """`[more | against | less, head, intervention]`, Holm over all of them; NaN where nothing can be tested."""
+    def _corrected(self) -> np.ndarray:
+        """`[more | against | less | half | half_against, head, intervention]`, Holm over all; NaN where nothing is tested."""
         if self.prevalence is None:
-            return np.full((len(ASKED), *self.values.shape[1:]), np.nan)
-        return holm(np.stack([*self.prevalence.p, within_test(self.removed, self.delta)[0]]))
+            return np.full((len(ASKED + BESIDE), *self.values.shape[1:]), np.nan)
+        whole = self.removed[..., :1]
+        below_half = np.sign(whole) * np.maximum(np.abs(whole) - 2 * np.abs(self.removed), 0.0)
+        half = prevalence_test(below_half, 0.0).p
+        half[..., 0] = np.nan  # the knockout beside itself
+        return holm(np.concatenate([self.prevalence.p, within_test(self.removed, self.delta)[0][None], half]))
+
+    @property
+    def _sure(self) -> np.ndarray:
+        """Which of these are below `alpha`."""
+        return np.nan_to_num(self._corrected, nan=1.0) < self.alpha
+
+    @property
+    def p(self) -> np.ndarray:
+        """`[more | against | less | half | half_against, head, intervention]`, Holm over all of them.
+
+        The last two: the edit is smaller than half of what the knockout removes with the effect, or against it (NaN for the
+        knockout). NaN where nothing can be tested, and where the heads were chosen on these problems.
+        """
+        return self._corrected if self.chosen_elsewhere else np.full_like(self._corrected, np.nan)
 
     @cached_property
     def verdicts(self) -> np.ndarray:
         """What is shown of each cell, `[head, intervention]`: one of `ASKED`, "" for nothing."""
-        sure = np.nan_to_num(self.p, nan=1.0) < self.alpha  # one of the three at most: each is about most problems
-        return np.select(list(sure), ASKED, default="")
+        # one of the three at most: each is about most problems
+        return np.select(list(self._sure[: len(ASKED)]), ASKED, default="")
 
     # --------------------------------------------------------------------------------------------------------- tables
 
@@ -237,8 +290,9 @@ class ReadEffects(Result):
 
         `removed_median` over problems with its interval, in `unit`; `share`: the same over the |median total|, whose own
         error is not in its limits; `prevalence`: the share of problems in which more than delta is removed, with exact
-        limits; corrected p of removing more, of acting against the effect, of removing less; `shown`: which of them is
-        shown; n, and the `n_undefined` problems that it lacks.
+        limits; corrected p of removing more, of acting against the effect, of removing less, and of less than half of the
+        knockout (NaN where the heads were chosen on these problems); `shown`: which of the first three is shown; n, and the
+        `n_undefined` problems that it lacks.
         """
         made, counted = self.removed_interval, self.prevalence
         whole = self._size if self.established else np.nan
@@ -248,7 +302,7 @@ class ReadEffects(Result):
         columns = interval_columns("removed_median", made)
         for name, values in (("share", shares), ("prevalence", above)):
             columns |= dict(zip((name, f"{name}_ci_low", f"{name}_ci_high"), values, strict=True))
-        columns |= {f"p_{name}": p for name, p in zip(ASKED, self.p, strict=True)}
+        columns |= {f"p_{name}": p for name, p in zip(ASKED + BESIDE, self.p, strict=True)}
         columns |= {"shown": self.verdicts, "n": made.n, "n_undefined": len(self.total) - made.n}
         table = tidy({"label": list(map(str, self.heads)), "intervention": list(READ_EDITS)}, **columns)
         table.insert(1, "paper_label", np.repeat([head.paper_label for head in self.heads], len(READ_EDITS)))
@@ -283,7 +337,9 @@ class ReadEffects(Result):
             f"What each edit of a head's attention to the span removes of the insertion's effect: median over problems "
             f"({'as a share of the median total effect' if self.established else self.unit}), and in which share of the "
             f"problems it is more than {self._least} of the total. Shown: more than that, as much against the effect, or "
-            "less, in most problems (p after Holm over all rows and these three questions)."
+            "less, in most problems ("
+            + ("p after Holm over all tests" if self.chosen_elsewhere else CHOSEN_HERE)
+            + ")."
         )
         value = "share" if self.established else "removed_median"
         named = dict.fromkeys(("label", "paper_label", "intervention"), "") | {
@@ -292,7 +348,7 @@ class ReadEffects(Result):
             f"{value}_ci_high": "",
             "shown": "",
             "prevalence": "more in (share of problems)",
-            **{f"p_{name}": f"p ({name})" for name in ASKED},
+            **{f"p_{name}": f"p ({name.replace('_', ' ')})" for name in ASKED + BESIDE if self.chosen_elsewhere},
             "n": "",
         }
         return Shown((ShownTable(self.summary(), caption, named),))
@@ -309,19 +365,24 @@ class ReadEffects(Result):
             f"{what}: {s.get('insertion')}, {n} problem{'s' * (n > 1)}, outcome "
             f"{s.get('outcome')}, median total content effect {_with_limits(total, self.unit)}."
         ]
-        needed = fewest_problems(self.values[0].size, alpha=self.alpha, n_senses=len(ASKED))
+        n_tests = len(self.heads) * (len(ASKED) * len(READ_EDITS) + len(BESIDE) * len(FOLLOWS))
+        needed = fewest_problems(n_tests, alpha=self.alpha, n_senses=1)
+        least = f"more or less than {self._least} of the median total ({self.delta:.3g} {self.unit})"
         if not self.established:
+            p = f", p = {self.p_total:.2g}" if self.chosen_elsewhere else ""
             found.append(
-                f"That is no established effect (sign test over problems, p = {self.p_total:.2g}), so there are no shares of "
-                "it, and nothing is concluded."
+                f"That is no established effect (sign test over problems{p}), so there are no shares of it, and nothing is "
+                "concluded."
             )
         elif n < needed:
             found.append(f"Nothing can be shown with fewer than {needed} problems: the edits are described, no more.")
-        else:
+        elif self.chosen_elsewhere:
             found.append(
-                f"What is concluded holds in most problems: more or less than {self._least} of the median total "
-                f"({self.delta:.3g} {self.unit}), p < {self.alpha:g} after Holm over {self.p.size} tests."
+                f"What is concluded holds in most problems: {least}, p < {self.alpha:g} after Holm over "
+                f"{np.isfinite(self.p).sum()} tests."
             )
+        else:
+            found.append(f"{CHOSEN_HERE.capitalize()}: what follows describes these problems, most of them: {least}.")
         for at in range(len(self.heads)):
             found += [self._edits_words(at), *self._conclusion(at)]
         deeper = ", ".join(str(head) for head in self.heads if head.layer > 0)
@@ -375,13 +436,23 @@ class ReadEffects(Result):
             ]
         if head.layer > 0:
             del found["restore_scale"]  # there it undoes more than the scale
-        said = [
-            FOLLOWS[name]["same" if shown == whole else "less" if shown == "less" else "other"]
+        smaller = dict(zip(READ_EDITS, self._sure[len(ASKED) + (whole == "against"), at], strict=True))
+        alike = [READ_EDITS[name] for name, shown in found.items() if shown == "less" and not smaller[name]]
+        says = {
+            name: "same" if shown == whole else "less" if shown == "less" else "other"
             for name, shown in found.items()
-            if shown
-        ]
-        matters = f"its read matters{', against the effect' if whole == 'against' else ''}"
-        return [f"{head}: {'; '.join([matters, *said]) if said else f'{matters}, which part of it is not shown'}."]
+            if shown and (shown != "less" or smaller[name])
+        }
+        said = [f"its read matters{', against the effect' if whole == 'against' else ''}"]
+        if not says:
+            said[0] += ", which part of it is not shown"
+        for name, says_it in says.items():
+            so, unless = SO.get((name, says_it), ("", {}))
+            follows = so and not any(says.get(other) in others for other, others in unless.items())
+            said.append(FOLLOWS[name][says_it] + (f", {so}" if follows else ""))
+        if alike:
+            said.append(f"small, but not told apart from the knockout: {', '.join(alike)}")
+        return [f"{head}: {'; '.join(said)}."]
 
 
 def _with_limits(numbers: list[float], unit: str, *, form: str = "+z.4f") -> str:

@@ -137,6 +137,8 @@ def test_what_was_chosen_on_the_same_problems_has_no_p() -> None:
     found = located_here()
     words = found.describe()
     assert words.count(CHOSEN_HERE) == 2, "the set that reads, and specificity"
+    assert found.read is not None and not found.read.chosen_elsewhere and np.isnan(found.read.p).all()
+    assert f"{CHOSEN_HERE.capitalize()}: what follows describes these problems" in words, "what the reads are"
     assert found.confirmation is None and found.joint is not None and np.isnan(found.joint.p)
     assert "Nothing was confirmed on fresh problems: confirm=pairs tests the named heads on others." in words
     assert not found.confirmed
@@ -147,6 +149,8 @@ def test_what_was_chosen_elsewhere_has_one() -> None:
     again, words = found.confirmation, found.describe()
     assert again is not None and again.joint is not None and again.curve is not None
     assert np.isfinite([again.joint.p, again.curve.p_random]).all() and CHOSEN_HERE not in words
+    assert again.reads is not None and np.isfinite(again.reads.p[:3]).all() and "after Holm over 46 tests" in words
+    assert CHOSEN_HERE.capitalize() not in words
     assert f"p = {again.curve.p_random:.3f} for the CMD" in words and "Nothing was confirmed" not in words
     assert "Confirmation: 12 fresh problems, none of them used to name the heads; 3 heads tested again." in words
     assert again.curve.ranking[:3] == ranking(found.judged)[:3] and set(again.curve.ranking[:3]) == set(found.found)
