@@ -25,9 +25,9 @@ class Options(mi.command_line.Asking):
         "eager"
     )
     limit: mi.command_line.LimitOption = 500
-    template: Annotated[str, Option(help="raw, raw_as_sent, paper (text-level insertion, as its code) or chat.")] = (
-        "raw"
-    )
+    template: Annotated[
+        str, Option(help="raw, raw_as_sent, paper (text-level insertion, as its code), text or chat.")
+    ] = "raw"
     treatments: Annotated[
         str,
         Option(

@@ -80,7 +80,9 @@ def main(options: Options) -> None:
         patches = found.patches
     else:
         found = patches = mi.patch_heads(model, pairs, checkpoint=options.partial / "sweep.jsonl", **sweep, **common)
-    best = [mi.Head.parse(label) for label in patches.top(4)["label"]]
+    named = [*found.confirmed, *found.found] if mode == "locate" else []
+    largest = [mi.Head.parse(label) for label in patches.top(4)["label"]]
+    best = list(dict.fromkeys([*named, *largest]))[:4]
     attention = mi.views.attention(model, pairs[0], best)
 
     def page() -> mi.Report:
@@ -92,7 +94,7 @@ def main(options: Options) -> None:
         made = made.figure(mi.views.forest(found), "Effects with 95 % intervals over problems, the largest heads.")
         if mode == "locate" and found.read is not None:
             made = made.figure(mi.views.read_effects(found.read), "What the reads of the named heads are.")
-        made = made.heading("Attention of the largest heads").view(attention)
+        made = made.heading("Attention of the named and the largest heads").view(attention)
         return made.heading("What the model reads").prompt(model, pairs[0])
 
     print(found)

@@ -42,7 +42,9 @@ ProblemsOption = Annotated[
     Option(help="'demo', 'math500' (from the hub), or a .jsonl file with MATH-500's keys. [default: the model's own]"),
 ]
 LimitOption = Annotated[int, Option(help="How many problems, from the first (the unit of replication is the problem).")]
-TemplateOption = Annotated[str, Option(help="raw, raw_as_sent (the paper's doubled braces) or chat.")]
+TemplateOption = Annotated[
+    str, Option(help="raw, raw_as_sent (the paper's doubled braces), text (for base models: adds nothing) or chat.")
+]
 InsertionOption = Annotated[str, Option(help=f"{KINDS}.")]
 UnitOption = Annotated[str | None, Option(help="The repeated unit, word, or the text. [default: ' /' or 'he']")]
 NTokensOption = Annotated[int, Option(help="Length of the insertion in tokens.")]

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
-from scipy.stats import norm
+from scipy.stats import beta
 
 from ..running.results import Result, Shown, ShownTable, as_text
 from ..statistics import (
@@ -246,15 +246,22 @@ def _difference(change: np.ndarray, p: float, *, seed: int, confidence: float) -
 
 
 def _power(change: np.ndarray, difference: Interval, *, n_tests: int) -> tuple[float, float]:
-    """Problems needed to show the observed difference, and the difference that this many problems can show."""
+    """Problems needed to show the observed difference, and the difference that this many problems can show.
+
+    The latter never from what was observed: McNemar's exact test rejects from `least` changes of one direction on, where none
+    goes the other way; a difference is detectable where that many come with the power asked for. More is needed where
+    answers change both ways.
+    """
     n = len(change)
     if n < 2:
         return float("nan"), float("nan")
+    alpha = 1 - difference.confidence
+    least = int(np.floor(np.log2(2 * n_tests / alpha))) + 1
+    detectable = float(beta.ppf(POWER, least, n - least + 1)) if least <= n else float("nan")
     if not change.any():
-        return float("nan"), float(difference.high)
-    effect, alpha = float(cohen_dz(change)), 1 - difference.confidence
-    z = norm.isf(alpha / n_tests / 2) + norm.ppf(POWER)
+        return float("nan"), detectable
+    effect = float(cohen_dz(change))
     needed = float("nan")
     if np.isfinite(effect) and effect:
         needed = float(sample_size(effect, n_tests=n_tests, alpha=alpha, power=POWER))
-    return needed, float(z * change.std(ddof=1) / np.sqrt(n))
+    return needed, detectable

@@ -116,8 +116,8 @@ class Confirmation(Result):
         )
         words = [verdict_words(self.judged, at, kind) for at, kind in enumerate(self.kinds)]
         kinds = [
-            f" (here: {kind})" if one and kind != claimed else ""
-            for one, kind, claimed in zip(self.confirmed, self.judged.kinds, self.kinds, strict=True)
+            f" (here: {kind})" if kind != claimed else ""
+            for kind, claimed in zip(self.judged.kinds, self.kinds, strict=True)
         ]
         found += [f"{text}{kind}." for text, kind in zip(words, kinds, strict=True)]
         found += specific_words(self.control_table(), alpha=s["alpha"], n=n, confirmed=sure)

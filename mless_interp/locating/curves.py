@@ -255,8 +255,13 @@ class CircuitCurve(Result):
             )
             return words
         cpr, cmd = self.cpr, self.cmd
-        half = self.sizes[np.argmax(self.faithfulness[0] >= 0.5)]
-        words.append(f"Half of it is back with {half} of {len(self.ranking)} heads.")
+        at = int(np.argmax(self.faithfulness[0] >= 0.5))
+        size = (
+            f"{self.sizes[at - 1] + 1} to {self.sizes[at]}"
+            if self.sizes[at] - self.sizes[at - 1] > 1
+            else self.sizes[at]
+        )
+        words.append(f"Half of it is back with {size} of {len(self.ranking)} heads.")
         words.append(f"CPR {cpr[0]:.3f}, CMD {cmd[0]:.3f}; reversed {cpr[1]:.3f}, {cmd[1]:.3f}.")
         if len(self.orders) > 2:
             words.append(

@@ -110,6 +110,7 @@ def locate_heads(
         **rules.settings,
         **_way_settings(way, family, candidates, budget_seconds if mode == "auto" else None),
         "resolution": resolution,
+        "n_fresh": 0 if fresh is None else len(fresh.ids),
     }
     held, confirmation = Held(), None
     if fresh is not None and judged.named.any():

@@ -138,8 +138,8 @@ class LocatedHeads(
         corrected `_p` of the better sense, the `_median` and its `_share` of the median total (NaN where that is not
         established), both with limits. `p_either`: twice the smaller of both sides', NaN where the total is not
         established. For the four measures their `_count`, `_median` and mean (`_effect`), the latter two with limits. Last,
-        of named heads, the controls of `control_table`. Effects are in the outcome's unit and have the sign of the
-        insertion's own effect.
+        of named heads, the controls of `control_table` where they were run on these problems. Effects are in the outcome's
+        unit and have the sign of the insertion's own effect.
         """
         judged = self.judged
         whole = abs(float(np.median(self.total))) if self.established else np.nan
@@ -163,7 +163,7 @@ class LocatedHeads(
             columns[f"{measure}_count"] = judged.counted(measure).count[0]
             columns |= interval_columns(f"{measure}_median", median_interval(self.values[measure]))
             columns |= interval_columns(f"{measure}_effect", mean_interval(self.values[measure], seed=self.seed))
-        beside = self.control_table()
+        beside = self.control_table() if self.confirmation is None else self.control_table().head(0)
         beside = beside.drop(columns=["kind", *(name for name in beside if name.startswith("effect"))])
         table = pd.DataFrame(columns).merge(beside, on="label", how="left")
         size = table[["removed_median", "added_median"]].abs().max(axis=1)
@@ -222,7 +222,7 @@ class LocatedHeads(
                 "this outcome, so no head is named."
             )
         elif not self.established:
-            found.append("Most problems do not show an effect of one sign: it is not established, so no head is named.")
+            found.append("That most problems show an effect of one sign is not established, so no head is named.")
         else:
             found += self._named_words()
         if self.confirmation is not None:
@@ -230,6 +230,8 @@ class LocatedHeads(
             found += [f"Confirmation: {first}", *rest]
         elif self.established and self.found:
             found.append("Nothing was confirmed on fresh problems: confirm=pairs tests the named heads on others.")
+        elif self.settings.get("n_fresh"):
+            found.append(f"The {self.settings['n_fresh']} fresh problems were not used: there is no head to confirm.")
         return [
             *found,
             *gap_words(self._held, unit=self.unit, alpha=judged.alpha, rounding=judged.rounding),

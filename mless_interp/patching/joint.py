@@ -320,7 +320,7 @@ class JointKnockout(Result):
         words += f"p = {self.p:.3g}" if self.chosen_elsewhere else CHOSEN_HERE
         smallest = 1 / (1 + len(self.sets))
         if self.chosen_elsewhere and self.exact and smallest >= 0.05:
-            words += f" (too few other sets: no p below {smallest:.2g} can come out)"
+            words += f" (too few other sets: no p below {smallest:.3g} can come out)"
         return words[0].upper() + words[1:] + "."
 
     def _interaction_word(self, made: Interval) -> str:

@@ -259,7 +259,7 @@ class PatchScores(Result):
         return Quantity(unit, True, limits, "p_prevalence", self._claim())
 
     def _claim(self) -> str:
-        return f"more than {self.smallest_effect:.3g} of the effect in most problems"
+        return f"more than {100 * self.smallest_effect:.3g} % of the effect in most problems"
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem and head."""
@@ -301,8 +301,9 @@ class PatchScores(Result):
         within = int(self.within_noise.sum())
         if within:
             found.append(
-                f"{within} heads are not ranked: their mean effect is within {self.noise_floor:.1e} {self.unit}, what "
-                f"rounding in {s.get('dtype', 'the model')} does to rows that are not edited."
+                f"{within} {'head is' if within == 1 else 'heads are'} not ranked: the mean effect is within "
+                f"{self.noise_floor:.1e} {self.unit}, what rounding in {s.get('dtype', 'the model')} does to rows that are "
+                "not edited."
             )
         return found
 
@@ -332,7 +333,7 @@ class PatchScores(Result):
     def _head_words(self) -> list[str]:
         n, m, share = len(self.problem_ids), len(self.heads), f"{100 * self.smallest_effect:.3g} %"
         if not self.established:
-            return ["Most problems show no effect of one sign, so no head is tested."]
+            return ["That most problems show an effect of one sign is not established, so no head is tested."]
         table = self.summary().sort_values("p_prevalence", kind="stable")
         passed = table[table["p_prevalence"] < self.alpha]
         test = f"prevalence test, p < {self.alpha:.3g} after Holm over {m} heads and both senses"

@@ -139,8 +139,13 @@ def head_map(
 
 
 def as_text(table: pd.DataFrame, *, signed: bool = False, number: str = ".4f") -> str:
-    """A table as a print shows it: no index, four decimals, a dash where a number is undefined."""
-    return table.to_string(index=False, na_rep="-", float_format=lambda x: f"{x:{'+' if signed else ''}{number}}")
+    """A table as a print shows it: no index, four decimals (what they would make 0 in full), a dash where undefined."""
+
+    def shown(x: float) -> str:
+        text = f"{x:{'+' if signed else ''}{number}}"
+        return f"{x:.1e}" if x and not float(text) else text
+
+    return table.to_string(index=False, na_rep="-", float_format=shown)
 
 
 def head_columns(heads: Sequence[Head], *, times: int = 1) -> dict[str, list[Any]]:

@@ -83,7 +83,9 @@ def head_map(
         against = " against the effect" if letters != kind.letters else ""
         entries.append((f"{letters}: {kind.name.replace('+', ' and ')}{against}", frame))
     if diverging and negative_cells(grid, limit):
-        entries.append(("negative", {"marker": "_", "linestyle": "none", "color": "black", "markeredgewidth": 1.3}))
+        entries.append(
+            ("clearly negative", {"marker": "_", "linestyle": "none", "color": "black", "markeredgewidth": 1.3})
+        )
     if np.isnan(grid).any():
         entries.append(("undefined or not tested", {"facecolor": "0.8", "edgecolor": "0.6"}))
     if entries:
@@ -176,7 +178,7 @@ def forest(found: Result, *, heads: Iterable[Head] | None = None, value: str | N
     value, quantity = _chosen(found, table, value)
     table = table.assign(_head=[Head(int(a), int(b)) for a, b in zip(table["layer"], table["head"], strict=True)])
     if located is not None:
-        measures = [measure for measure in LOCATED if table[measure[0]].notna().any()]
+        measures = [measure for measure in LOCATED if measure[0] in table and table[measure[0]].notna().any()]
         order, label = table, f"effect ({located.unit})"
     else:
         measures = [(value, value.replace("_", " "), {"fmt": "o", "color": LINES[0][0]})]
@@ -192,9 +194,12 @@ def forest(found: Result, *, heads: Iterable[Head] | None = None, value: str | N
         shown = table.set_index("_head", drop=False).loc[wanted]
     if not len(shown):
         raise ValueError("there is nothing to draw: no heads")
+    unknown = [""] * len(shown)
     rows = [
-        both_names(head) + (f"\n{kind}" if kind in NAMED else "")
-        for head, kind in zip(shown["_head"], shown["kind"] if "kind" in shown else [""] * len(shown), strict=True)
+        both_names(head) + (f"\n{kind}{' against the effect' if sense == 'against' else ''}" if kind in NAMED else "")
+        for head, kind, sense in zip(
+            shown["_head"], *(shown.get(name, unknown) for name in ("kind", "sense")), strict=True
+        )
     ]
     series = [(name, shown[column], *_limits(shown, found.quantity(column)), style) for column, name, style in measures]
     picture, axes = panel(7.2, 1.5 + (0.45 if located else 0.33) * len(rows))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import binom
 
 import mless_interp as mi
 from mless_interp.accuracy import Comparison, Comparisons
@@ -17,7 +18,7 @@ from mless_interp.grading import GRADERS, grade
 from mless_interp.patching.attribution import HeadAttribution
 from mless_interp.patching.scores import PatchScores
 from mless_interp.scores import HeadScores
-from mless_interp.statistics import max_t_two_groups
+from mless_interp.statistics import max_t_two_groups, mcnemar
 
 graded = lru_cache(grade)
 TREATMENTS = ("none", "mless", "mful")
@@ -195,7 +196,8 @@ def test_a_paired_comparison_by_hand(by_hand: mi.AccuracyResults) -> None:
     sd = np.std([1] * 33 + [-1] * 20 + [0] * 447, ddof=1)
     assert float(found.difference.standard_error) == pytest.approx(sd * (499 / 500) ** 0.5 / 500**0.5)
     assert float(found.difference.low) == pytest.approx(0.026 - 1.96 * sd / 500**0.5, abs=0.004)
-    assert found.detectable == pytest.approx(2.8016 * sd / 500**0.5, rel=1e-3)
+    # McNemar's test rejects from 6 changes of one direction on (2 / 2^6 < .05), which come in 80 % of samples at this rate
+    assert binom.sf(5, 500, found.detectable) == pytest.approx(0.8) and mcnemar(0, 6) < 0.05 < mcnemar(0, 5)
     assert found.n_needed == np.ceil((2.8016 * sd / 0.026) ** 2)
     assert "no difference is established" in repr(found) and "1,2" in repr(found)
     back = by_hand.compare("mless", "none")
