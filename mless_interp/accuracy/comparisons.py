@@ -101,7 +101,8 @@ class Comparison(Result):
             return [f"{words}."]
         found = [f"{words}: no difference is established."]
         if not np.isfinite(self.n_needed):
-            fits = f"a true difference of up to {100 * self.detectable:.1f} points fits too"
+            reach = 100 * max(abs(float(self.difference.low)), abs(float(self.difference.high)))
+            fits = f"a true difference of up to {reach:.1f} points fits too"
             return [*found, f"With {self.n} problems, {fits}."]
         return [
             *found,

@@ -87,7 +87,7 @@ def test_where_effects_have_no_tendency_no_head_is_named() -> None:
     pairs = planted_pairs(made, model, 12, swap=True)
     result = locate_heads(model, pairs, outcome="logit_diff", mode="exact", controls=False, progress=False)
     assert not result.found and np.abs(result.total).min() > 0.1
-    assert "Most problems do not show an effect of one sign: it is not established, so no head is named." in repr(
+    assert "That most problems show an effect of one sign is not established, so no head is named." in repr(
         result
     )
 

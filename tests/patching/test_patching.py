@@ -240,7 +240,7 @@ def test_problems_that_carry_the_total_are_named_and_a_bounded_outcome_is_recomm
 def test_without_an_effect_in_most_problems_no_head_is_tested() -> None:
     found = patched(12, donor=np.array([1.0, -1.0] * 6))
     assert found.summary()["p_prevalence"].isna().all() and found.summary()["median_fraction"].isna().all()
-    assert "Most problems show no effect of one sign, so no head is tested." in found.sentences()
+    assert "That most problems show an effect of one sign is not established, so no head is tested." in found.sentences()
 
 
 def test_too_few_problems_for_any_head_are_said() -> None:
@@ -430,7 +430,7 @@ def test_heads_within_the_noise_have_no_rank() -> None:
     assert made.noise_floor == pytest.approx(1.0)
     assert made.rank[[0, 3]].tolist() == [1.0, 2.0] and np.isnan(made.rank[[1, 2]]).all()
     assert made.top(4)["label"].tolist() == ["L0H0", "L1H1", "L1H0", "L0H1"]
-    assert "2 heads are not ranked: their mean effect is within 1.0e+00 nats" in made.describe()
+    assert "2 heads are not ranked: the mean effect is within 1.0e+00 nats" in made.describe()
     assert made.printed()["label"].tolist() == ["L0H0", "L1H1"]
     before = replace(made, noise=None)
     assert np.isnan(before.noise_floor) and before.rank.tolist() == [1.0, 4.0, 3.0, 2.0]

@@ -147,7 +147,7 @@ def test_a_sweep_becomes_sentences_a_map_and_a_table_with_the_largest_share_firs
     assert " ".join(sentences) == patched(12).describe() and len(sentences) == 4
     assert texts(table, 0)[0] == "L1H2" and len(table.rows) == 6
     assert head_map is not None and head_map.value == "share of the effect" and marked(head_map) == [(1, 2)]
-    assert "more than 0.05 of the effect in most problems, p < 0.05 corrected" in head_map.marked_means
+    assert "more than 5 % of the effect in most problems, p < 0.05 corrected" in head_map.marked_means
     assert {"k", "n", "share of problems", "p, corrected", "median share"} <= set(labels(table))
     assert marked(shown(patched(4))[1]) == [], "4 problems name no head"
 

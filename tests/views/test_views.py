@@ -63,7 +63,7 @@ def test_strokes_mark_heads_below_the_corrected_level_and_no_others() -> None:
     (stroked,) = [patch for patch in many.axes[0].patches if patch.get_hatch()]
     assert (stroked.get_x(), stroked.get_y()) == (1.5, 0.5), "layer 1, head 2"
     assert (
-        words_of(many) == ["p < 0.05, corrected: more than 0.05 of the effect in most problems"] and words_of(few) == []
+        words_of(many) == ["p < 0.05, corrected: more than 5 % of the effect in most problems"] and words_of(few) == []
     )
 
 
