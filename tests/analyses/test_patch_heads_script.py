@@ -54,7 +54,7 @@ def test_it_finds_the_planted_heads_and_writes_everything(
         "head",
         "label",
         "paper_label",
-        "effect",
+        "removed_median",
         "effect_fraction",
         "recovered",
         "ci_low",
@@ -149,7 +149,7 @@ def test_the_named_heads_are_confirmed_on_the_problems_after_the_first(planted: 
         heads.loc["L0H2", "confirmed"]
     )
     page = html.unescape((tmp_path / "c" / "report.html").read_text(encoding="utf-8"))
-    assert "The named heads on fresh problems" in page and "Confirmed: L0H13, L0H21, L1H4." in page
+    assert "Named heads on fresh problems" in page and "Confirmed: L0H13, L0H21, L1H4." in page
 
 
 @pytest.mark.slow

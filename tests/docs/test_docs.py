@@ -325,8 +325,9 @@ def test_the_first_page_shows_what_its_example_prints(capsys: pytest.CaptureFixt
 
 
 def table_rows(text: str) -> list[list[str]]:
-    """The words of every line that begins with a head."""
-    return [line.split() for line in text.splitlines() if re.match(r"\s*L\d+H\d+ ", line)]
+    """The words of every line that begins with a head and has numbers of four decimals: wrapped sentences have none."""
+    row = re.compile(r"\s*L\d+H\d+ .*\d\.\d{4}")
+    return [line.split() for line in text.splitlines() if row.match(line)]
 
 
 def alike(first: list[str], second: list[str]) -> bool:

@@ -87,9 +87,7 @@ def test_where_effects_have_no_tendency_no_head_is_named() -> None:
     pairs = planted_pairs(made, model, 12, swap=True)
     result = locate_heads(model, pairs, outcome="logit_diff", mode="exact", controls=False, progress=False)
     assert not result.found and np.abs(result.total).min() > 0.1
-    assert "That most problems show an effect of one sign is not established, so no head is named." in repr(
-        result
-    )
+    assert "That most problems show an effect of one sign is not established, so no head is named." in repr(result)
 
 
 def test_swapping_gold_and_distractor_turns_every_measure_around() -> None:
@@ -204,12 +202,12 @@ def test_the_result_says_which_sweep_was_chosen_and_why(found: LocatedHeads) -> 
     made, model = planted_here(n_layers=3, n_heads=28, n_key_value_heads=4)
     free = located(made, model, 8, mode="auto", budget_seconds=float("inf"))
     assert len(free.heads) == 84 and free.settings["screened"] is None
-    assert "Swept exactly: the four exact sweeps are estimated at" in free.describe()
+    assert "Swept exactly: the four exact sweeps are estimated to stay" in free.describe()
     assert "within the budget of any length." in free.describe()
     none = located(made, model, 16, mode="auto", budget_seconds=0.0)
-    assert "Screened by gradients: the four exact sweeps are estimated at" in none.describe()
+    assert "Screened by gradients: the four exact sweeps are estimated to" in none.describe()
     left = 84 - len(none.heads)
-    assert f"above the budget of 0 s. {left} heads ranked below and were not tested: nothing is known of them." in (
+    assert f"exceed the budget of 0 s. {left} heads ranked below and were not tested: nothing is known of them." in (
         none.describe()
     )
     assert "Swept exactly: as asked for." in found.describe()

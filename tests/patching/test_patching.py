@@ -240,7 +240,9 @@ def test_problems_that_carry_the_total_are_named_and_a_bounded_outcome_is_recomm
 def test_without_an_effect_in_most_problems_no_head_is_tested() -> None:
     found = patched(12, donor=np.array([1.0, -1.0] * 6))
     assert found.summary()["p_prevalence"].isna().all() and found.summary()["median_fraction"].isna().all()
-    assert "That most problems show an effect of one sign is not established, so no head is tested." in found.sentences()
+    assert (
+        "That most problems show an effect of one sign is not established, so no head is tested." in found.sentences()
+    )
 
 
 def test_too_few_problems_for_any_head_are_said() -> None:
