@@ -32,10 +32,10 @@ def main(options: Options) -> None:
     and head), dose_response.png and run.json; with --report also report.html.
     """
     doses, layer, outcome = mi.chosen_numbers(options.doses, name="--doses"), options.layer, options.outcome
-    filler = mi.Insertion.named(
-        options.insertion, unit=options.unit, n_tokens=doses[-1], seed=options.seed, problems=options.questions()
-    )
     questions = options.questions()
+    filler = mi.Insertion.named(
+        options.insertion, unit=options.unit, n_tokens=doses[-1], seed=options.seed, problems=questions
+    )
     model = options.load()
     found = mi.dose_response(
         model,

@@ -66,10 +66,10 @@ def main(options: Options) -> None:
     if limit < 1:
         raise ValueError(f"limit must be 1 or more, got {limit}")
     asked = replace(options, limit=limit + options.confirm)
-    if options.confirm and len(asked.questions()) < asked.limit:
+    if options.confirm and (available := len(asked.questions())) < asked.limit:
         raise ValueError(
             f"--limit {limit} and --confirm {options.confirm} need {asked.limit} problems, there are "
-            f"{len(asked.questions())}: give a smaller number of either, or more problems"
+            f"{available}: give a smaller number of either, or more problems"
         )
     model, pairs = asked.begin()
     pairs, fresh = pairs[:limit], pairs[limit:]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ class Controls:
             joint = joint_knockout(
                 prepared.model,
                 prepared,
-                [head for head, reads in zip(named, claims.together, strict=True) if reads],
+                compress(named, claims.together),
                 outcome=prepared.outcome,
                 n_random_sets=self.n_random_sets,
                 singles=knockouts[:, claims.together],
@@ -90,7 +91,7 @@ class Controls:
             reads = read_effects(
                 prepared.model,
                 prepared,
-                [head for head, reads in zip(named, claims.reads, strict=True) if reads],
+                compress(named, claims.reads),
                 outcome=prepared.outcome,
                 alpha=self.alpha,
                 smallest_effect=self.smallest_effect or LEAST_READ,
@@ -215,8 +216,7 @@ def specificity(claims: Claims, values: dict[str, np.ndarray], controls: dict[st
     """
     if "random_size_removed" not in controls or not claims.heads:
         return None
-    margins = {side: claims.own(values, z) - controls[f"random_size_{side}"] for side, z in SIDES.items()}
-    margin = np.where(np.array(claims.sides()) == "added", margins["added"], margins["removed"])
+    margin = claims.by_side(*(claims.own(values, z) - controls[f"random_size_{side}"] for side, z in SIDES.items()))
     needed = claims.reads & (np.array(claims.sides()) == "removed")
     mass = np.where(needed, claims.own(values, "knockout") - controls["matched_mass_size"], np.nan)
     n = len(margin)
@@ -238,21 +238,18 @@ def beside_controls(
     problems are more than random words', likewise `exceeds_mass`; `p_specific` is NaN unless the problems are `fresh`.
     NaN where a control was not run or does not apply.
     """
-    sides, made = claims.sides(), specificity(claims, values, controls)
+    made = specificity(claims, values, controls)
     columns: dict[str, Any] = {"label": [str(head) for head in claims.heads], "kind": list(claims.kinds)}
     nothing = np.full((len(values["knockout"]), len(claims.heads)), np.nan)
 
     def by_side(table: dict[str, np.ndarray], name: str) -> np.ndarray:
-        found = dict.fromkeys(SIDES, nothing)
-        for side in SIDES:
-            if all(f"{name}{part}" in table for part in PARTS[SIDES[side]]):
-                found[side] = measured({part: table[f"{name}{part}"] for part in PARTS[SIDES[side]]}, SIDES[side])
-        return np.where(np.array(sides) == "added", found["added"], found["removed"])
+        return claims.by_side(
+            *(np.sum([table.get(f"{name}{part}", nothing) for part in PARTS[z]], axis=0) for z in SIDES.values())
+        )
 
     used = {"effect": by_side(values, "")} | {f"{name}_effect": by_side(controls, f"{name}_") for name in OTHERS}
     used["matched_mass_effect"] = np.where(claims.reads, controls.get("matched_mass", nothing), np.nan)
-    shift = [controls.get(f"shift_{side}", nothing) for side in SIDES]
-    used["shift_effect"] = np.where(np.array(sides) == "added", shift[1], shift[0])
+    used["shift_effect"] = claims.by_side(*(controls.get(f"shift_{side}", nothing) for side in SIDES))
     for name, effects in used.items():  # without named heads there are the columns alone
         columns |= interval_columns(name, median_interval(effects) if claims.heads else one_problem(effects[0]))
     unknown = np.zeros(len(claims.heads), dtype=int)

@@ -103,7 +103,6 @@ _BY_PARTS = {
     (kind.side, kind.reads, kind.mediates): name for name, kind in KINDS.items() if name != "conditional reader"
 }
 NAMED = tuple(name for name, kind in KINDS.items() if kind.side)
-READING = tuple(name for name, kind in KINDS.items() if kind.reads)
 
 
 def measured(values: dict[str, np.ndarray], measure: str) -> np.ndarray:
@@ -127,6 +126,10 @@ class Claims:
     def sides(self) -> tuple[str, ...]:
         """The side by which each head is compared: what it adds if that is what it is named for, else what it removes."""
         return tuple("added" if KINDS[kind].side == "added" else "removed" for kind in self.kinds)
+
+    def by_side(self, removed: np.ndarray, added: np.ndarray) -> np.ndarray:
+        """Of numbers `[..., head]` for both sides, those of the side by which each head is compared."""
+        return np.where(np.array(self.sides()) == "added", added, removed)
 
     @property
     def reads(self) -> np.ndarray:

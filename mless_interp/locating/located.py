@@ -25,7 +25,7 @@ from ..running.results import (
 from ..statistics import Interval, mean_interval, median_interval
 from .confirmation import Confirmation
 from .control import OTHERS, beside_controls
-from .judge import SIDES, Judged, judge, measured
+from .judge import NAMED, SIDES, Judged, judge, measured
 from .measure import MEASURES
 from .sentences import (
     concentration_words,
@@ -310,11 +310,12 @@ class LocatedHeads(
             f"{share_words(self.judged.smallest_effect)} of the effect; effects have the sign of the insertion's own effect."
         )
         tables = [ShownTable(table, caption, columns)]
-        if len(self.control_table()):
+        beside = self.control_table()
+        if len(beside):
             where = "fresh" if self.confirmation is not None else "the same"
             tables.append(
                 ShownTable(
-                    self.control_table(),
+                    beside,
                     f"The named heads' effect beside the same under each control, on {where} problems; medians ({self.unit}).",
                 )
             )
@@ -322,7 +323,7 @@ class LocatedHeads(
             tables.append(self.confirmation.shown().tables[0])
         if self.read is not None:
             tables += self.read.shown().tables
-        marked = self.summary()["kind"].isin(set(self.found.values())).tolist()
+        marked = table["kind"].isin(NAMED).tolist()
         return Shown(tuple(tables), head_map(table, list(self.drawn), columns, marked=marked, means=NAMED_MARK))
 
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ import pandas as pd
 
 from ..patching.joint import CHOSEN_HERE
 from ..patching.scores import FEWEST
+from ..running.results import with_limits
 from ..statistics import (
     concentration,
     detectable_prevalence,
@@ -50,14 +51,11 @@ def share_words(share: float) -> str:
 def total_words(judged: Judged, unit: str) -> list[str]:
     """The whole effect: its median, in how many problems it is of one sign, its mean, and who carries the mean."""
     total = judged.total
-    middle, mean = median_interval(total), mean_interval(total)
     agree = int((judged.direction * total > judged.rounding).sum())
-    limits = "" if np.isnan(middle.low) else f" [{float(middle.low):+.4f}, {float(middle.high):+.4f}]"
     sign = "this sign" if judged.claims is None else "the sign claimed"
     return [
-        f"Total content effect: median {float(middle.estimate):+.4f} {unit}{limits}, of {sign} in {agree} of {len(total)} "
-        f"problems (sign test, p = {judged.p_total:.2g}); mean {float(mean.estimate):+.4f} [{float(mean.low):+.4f}, "
-        f"{float(mean.high):+.4f}]."
+        f"Total content effect: median {with_limits(median_interval(total), unit)}, of {sign} in {agree} of {len(total)} "
+        f"problems (sign test, p = {judged.p_total:.2g}); mean {with_limits(mean_interval(total))}."
     ]
 
 
@@ -153,11 +151,9 @@ def gap_words(controls: dict[str, Any], *, unit: str, alpha: float, rounding: fl
     if "shift_total" not in controls:
         return []
     shift = controls["shift_total"]
-    made = median_interval(shift)
-    limits = "" if np.isnan(made.low) else f" [{float(made.low):+.4f}, {float(made.high):+.4f}]"
     words = (
-        f"Gap only (positions shifted as by the insertion, nothing inserted): median {float(made.estimate):+.4f} "
-        f"{unit}{limits}"
+        "Gap only (positions shifted as by the insertion, nothing inserted): median "
+        f"{with_limits(median_interval(shift), unit)}"
     )
     if not (np.abs(shift) > rounding).any():
         return [f"{words}: no change at all."]

@@ -8,7 +8,17 @@ import numpy as np
 import pandas as pd
 
 from ..heads import Head
-from ..running.results import Quantity, Result, Shown, ShownTable, head_columns, head_map, interval_columns, of_heads
+from ..running.results import (
+    Quantity,
+    Result,
+    Shown,
+    ShownTable,
+    head_columns,
+    head_map,
+    interval_columns,
+    of_heads,
+    with_limits,
+)
 from ..statistics import (
     CONFIDENCE,
     SENSES,
@@ -312,8 +322,8 @@ class PatchScores(Result):
         low, high = float(mean.low), float(mean.high)
         same = int((self.direction * self.total_effect > 0).sum())
         found = [
-            f"Total effect (donor - receiving): median {_with_limits(self.median_total)} {self.unit}, of that sign in {same} "
-            f"of {n} problems (sign test p = {self.p_total:.2g}); mean {_with_limits(mean)} {self.unit}."
+            f"Total effect (donor - receiving): median {with_limits(self.median_total)} {self.unit}, of that sign in {same} "
+            f"of {n} problems (sign test p = {self.p_total:.2g}); mean {with_limits(mean)} {self.unit}."
         ]
         if not low * high > 0:
             found.append(
@@ -380,11 +390,6 @@ class PatchScores(Result):
             (ShownTable(self.top(len(table)), caption, columns),),
             head_map(table, [key], columns, marked=marked, means=means),
         )
-
-
-def _with_limits(made: Interval) -> str:
-    estimate, low, high = (float(x) for x in (made.estimate, made.low, made.high))
-    return f"{estimate:+.4f}" if np.isnan([low, high]).any() else f"{estimate:+.4f} [{low:+.4f}, {high:+.4f}]"
 
 
 def _head_words(row: dict[str, Any], share: str) -> str:

@@ -148,6 +148,13 @@ def as_text(table: pd.DataFrame, *, signed: bool = False, number: str = ".4f") -
     return table.to_string(index=False, na_rep="-", float_format=shown)
 
 
+def with_limits(made: Interval, unit: str = "") -> str:
+    """One estimate as sentences show it, with its limits where there are any: `+0.1000 nats [+0.0500, +0.2000]`."""
+    estimate, low, high = (float(x) for x in (made.estimate, made.low, made.high))
+    limits = "" if np.isnan([low, high]).any() else f" [{low:+.4f}, {high:+.4f}]"
+    return f"{estimate:+.4f} {unit}".rstrip() + limits
+
+
 def head_columns(heads: Sequence[Head], *, times: int = 1) -> dict[str, list[Any]]:
     """The columns that name heads, zero-based (`label`) and as the paper counts (`paper_label`)."""
     return {
