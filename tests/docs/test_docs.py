@@ -332,7 +332,7 @@ def table_rows(text: str) -> list[list[str]]:
 
 def alike(first: list[str], second: list[str]) -> bool:
     """The same words, and numbers that differ by rounding only (another backend or processor)."""
-    number = re.compile(r"[+-]?\d+\.\d+")
+    number = re.compile(r"[+-]?\d+\.\d+(?:e[+-]\d+)?")
 
     def close(a: str, b: str) -> bool:
         return a == b or bool(number.fullmatch(a) and number.fullmatch(b) and abs(float(a) - float(b)) < 2e-3)
@@ -343,6 +343,7 @@ def alike(first: list[str], second: list[str]) -> bool:
 def test_rows_that_differ_would_be_noticed() -> None:
     (row,) = table_rows("text\n L0H2 layer 1 -0.1082 n 16\n")
     assert alike(row, "L0H2 layer 1 -0.1083 n 16".split())
+    assert alike(["L0H2", "-4.2e-06"], ["L0H2", "-4.1e-06"])
     others = ("L0H2 layer 1 -0.2 n 16", "L0H3 layer 1 -0.1082 n 16", "L0H2 layer 1 - n 16", "L0H2 layer 1 -0.1082 n")
     assert not any(alike(row, other.split()) for other in others)
 
