@@ -1,0 +1,166 @@
+"""Files damaged anywhere: what is read is what was written, or the file is refused by name; never another number."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fuzzing import fuzz
+from hypothesis import strategies as st
+from small_results import scored
+
+import mless_interp as mi
+from mless_interp.models.load import load_model
+from mless_interp.prompts.problems import load_problems
+from mless_interp.running.loop import over_problems
+
+damages = {"which": st.integers(0, 2**31), "where": st.floats(0, 1), "how": st.sampled_from(("flip", "cut", "gone", "twice", "junk"))}
+
+
+def damage(data: bytes, where: float, how: str, which: int) -> bytes:
+    """`data` with one thing wrong, about the share `where` into it."""
+    draw = random.Random(which)
+    at = min(int(where * len(data)), len(data) - 1)
+    size = draw.choice((1, 1, 2, 8, 64))
+    match how:
+        case "flip":
+            return data[:at] + bytes([data[at] ^ (1 << draw.randrange(8))]) + data[at + 1 :]
+        case "cut":
+            return data[:at]
+        case "gone":
+            return data[:at] + data[at + size :]
+        case "twice":
+            return data[: at + size] + data[at:]
+        case _:
+            return data[:at] + draw.randbytes(size) + data[at + size :]
+
+
+def of_tree(value: Any) -> Any:
+    """Anything as what `==` can compare bit for bit."""
+    if isinstance(value, np.ndarray):
+        return (str(value.dtype), value.shape, value.tobytes() if value.dtype != object else value.tolist())
+    if isinstance(value, dict):
+        return {str(key): of_tree(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [of_tree(inner) for inner in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: of_tree(getattr(value, name)) for name in value.__dataclass_fields__}
+    return repr(value)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mi.save(tmp_path_factory.mktemp("saved") / "results", scored(), others=scored(5))
+
+
+@fuzz("damaged saved results", few=40, share=2, **damages)
+def test_saved_results_are_right_or_refused(
+    saved: Path, tmp_path_factory: pytest.TempPathFactory, which: int, where: float, how: str
+) -> None:
+    whole = of_tree({name: part for name, part in mi.load(saved).items() if name != "provenance"})
+    folder = tmp_path_factory.mktemp("damaged") / "results"
+    shutil.copytree(saved, folder)
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    path = files[which % len(files)]
+    path.write_bytes(damage(path.read_bytes(), where, how, which))
+    try:
+        found = mi.load(folder)
+    except (ValueError, OSError) as error:
+        assert path.name in str(error) or str(folder) in str(error), f"the file is not named: {error!r}"
+    else:
+        assert of_tree({name: part for name, part in found.items() if name != "provenance"}) == whole
+    finally:
+        shutil.rmtree(folder.parent)
+
+
+IDS = tuple(f"problem {number}" for number in range(6))
+
+
+def numbers(at: int) -> dict[str, Any]:
+    draw = np.random.default_rng(at)
+    return {"values": draw.normal(size=(2, 3)).tolist(), "undefined": float("nan"), "n": at, "name": f"{at}"}
+
+
+def run(checkpoint: Path) -> list[Any]:
+    return over_problems(
+        IDS, lambda unit, tick: [numbers(at) for at in unit], label="", settings={"seed": 1}, checkpoint=checkpoint, progress=False
+    )
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = tmp_path_factory.mktemp("checkpoint") / "whole.jsonl"
+    run(path)
+    return path.read_bytes()
+
+
+@fuzz("damaged checkpoints", few=60, share=10, **damages)
+def test_a_damaged_checkpoint_never_changes_a_number(
+    checkpoint: bytes, tmp_path_factory: pytest.TempPathFactory, which: int, where: float, how: str
+) -> None:
+    path = tmp_path_factory.mktemp("resumed") / "run.jsonl"
+    path.write_bytes(damage(checkpoint, where, how, which))
+    try:
+        found = run(path)
+    except ValueError as error:
+        assert path.name in str(error), f"the file is not named: {error!r}"
+    else:
+        assert json.dumps(found) == json.dumps([numbers(at) for at in range(len(IDS))])
+    finally:
+        shutil.rmtree(path.parent)
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Callable[[str], Path]) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "model"
+    shutil.copytree(tiny_model_dir("llama"), folder)
+    return folder
+
+
+@fuzz("damaged weights, configs and tokenizers", few=25, share=1, **damages)
+def test_a_damaged_model_is_refused_or_is_another_model(
+    model_folder: Path, tmp_path_factory: pytest.TempPathFactory, which: int, where: float, how: str
+) -> None:
+    folder = tmp_path_factory.mktemp("broken") / "model"
+    shutil.copytree(model_folder, folder)
+    path = random.Random(which).choice(sorted(folder.iterdir()))
+    path.write_bytes(damage(path.read_bytes(), where, how, which))
+    try:
+        whole, found = (load_model(each, backend="nnsight") for each in (model_folder, folder))
+    except (ValueError, OSError) as error:
+        assert str(folder) in str(error) or path.name in str(error), f"neither folder nor file is named: {error!r}"
+    else:
+        tokens = torch.arange(8)[None] % min(whole.info.d_vocab, found.info.d_vocab)
+        logits = [model.run(tokens).logits for model in (whole, found)]
+        if whole.info.weights_hash == found.info.weights_hash and path.suffix == ".safetensors":
+            assert torch.equal(*logits), "other numbers under the same hash"
+    finally:
+        shutil.rmtree(folder.parent)
+
+
+PROBLEMS = b"".join(
+    json.dumps({"unique_id": f"p{number}", "problem": f"What is {number} + 1?", "answer": str(number + 1)}).encode() + b"\n"
+    for number in range(5)
+)
+
+
+@fuzz("damaged problem files", few=60, share=10, **damages)
+def test_a_damaged_problem_file_is_read_as_it_is_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, which: int, where: float, how: str
+) -> None:
+    path = tmp_path_factory.mktemp("problems") / "problems.jsonl"
+    path.write_bytes(damage(PROBLEMS, where, how, which))
+    try:
+        found = load_problems(path)
+    except ValueError as error:
+        assert "problems.jsonl" in str(error), f"the file is not named: {error!r}"
+    else:
+        assert len({problem.id for problem in found}) == len(found)
+        assert all(isinstance(problem.question, str) and problem.question.strip() for problem in found)
+    finally:
+        shutil.rmtree(path.parent)

@@ -1,0 +1,349 @@
+"""What a run survives: killed, interrupted, out of disk or memory, beside another run; results equal to the undisturbed ones.
+
+    python tools/faults.py                        # every analysis, 50 kills each, as `make faults` does
+    python tools/faults.py dose sweep --kills 5   # some
+
+Every run is a fork of this process that has everything imported, on a small planted model; it is disturbed at a random moment
+and then started again without disturbance. What it leaves must be, number by number, what an undisturbed run leaves, and
+nothing else may lie about. The counts go into `docs/reliability.md` (`--page` for another file, `--page -` for none).
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg", "TOKENIZERS_PARALLELISM": "false"}
+
+import numpy as np
+import torch
+
+import mless_interp as mi
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "reliability.md"
+START, END = "<!-- faults -->\n", "<!-- end -->"
+
+COMMON = ("--n-tokens", "6", "--no-progress")
+ANALYSES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "locate": ("patch_heads", (*COMMON, "--limit", "16", "--confirm", "8")),
+    "screened": ("patch_heads", (*COMMON, "--limit", "16", "--mode", "sweep", "--edit", "knockout")),
+    "profiles": ("head_profiles", (*COMMON, "--limit", "12")),
+    "dose": ("dose_response", ("--no-progress", "--limit", "8", "--doses", "1,2,4,8")),
+    "mechanism": ("mechanism", (*COMMON, "--limit", "8")),
+    "accuracy": ("accuracy", (*COMMON, "--limit", "12", "--max-new-tokens", "6", "--treatments", "none,mless,random_sentence")),
+}
+
+
+class Ended(NamedTuple):
+    """How a run ended: its exit code (minus the signal that killed it), what it said at last, and how long it took."""
+
+    code: int
+    last_words: str
+    seconds: float
+
+
+class Tally(NamedTuple):
+    """Of `tried` disturbed runs, how many came to the undisturbed results and how many were refused in one line, as meant."""
+
+    fault: str
+    analysis: str
+    tried: int
+    equal: int
+    refused: int
+
+    @property
+    def wrong(self) -> int:
+        return self.tried - self.equal - self.refused
+
+
+# ---------------------------------------------------------------------------------------------------------------- runs
+
+
+class Run:
+    """One analysis into one folder, as a process of its own."""
+
+    def __init__(self, analysis: str, folder: Path, model: Path) -> None:
+        self.name, arguments = ANALYSES[analysis]
+        self.out = folder / "out"
+        self.arguments = [*arguments, "--model", str(model), "--problems", str(model), "--out", str(self.out)]
+
+    def start(self, *, before: Callable[[], None] = lambda: None, more: tuple[str, ...] = ()) -> int:
+        """Its process id; its standard error goes beside the folder."""
+        self.said = self.out.parent.with_name(f"{self.out.parent.name}.said")
+        pid = os.fork()
+        if pid:
+            return pid
+        with self.said.open("wb") as said, open(os.devnull, "wb") as nothing:
+            os.dup2(said.fileno(), 2)
+            os.dup2(nothing.fileno(), 1)
+        code = 1
+        try:
+            sys.argv = [self.name, *self.arguments, *more]
+            before()
+            import_module(f"mless_interp.commands.{self.name}").app([*self.arguments, *more], standalone_mode=True)
+            code = 0
+        except SystemExit as end:
+            code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
+        except BaseException as error:  # noqa: BLE001 what a user would see as a traceback
+            sys.stderr.write(f"TRACEBACK {type(error).__name__}: {error}\n")
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+
+    def wait(self, pid: int, *, after: float | None = None, send: int = signal.SIGKILL) -> Ended:
+        """The end of a run, which gets a signal `after` so many seconds (if it still runs)."""
+        began = time.monotonic()
+        if after is not None:
+            while time.monotonic() - began < after:
+                done, status = os.waitpid(pid, os.WNOHANG)
+                if done:
+                    return self._ended(status, began)
+                time.sleep(0.002)
+            os.kill(pid, send)
+        _, status = os.waitpid(pid, 0)
+        return self._ended(status, began)
+
+    def _ended(self, status: int, began: float) -> Ended:
+        lines = self.said.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        self.said.unlink()
+        return Ended(os.waitstatus_to_exitcode(status), lines[-1] if lines else "", time.monotonic() - began)
+
+    def whole(self, **options: Any) -> Ended:
+        """Start and wait."""
+        return self.wait(self.start(**options))
+
+
+def left(out: Path) -> dict[str, Any]:
+    """Everything that a run left: results bit for bit, tables as they are written, names of all else."""
+    if not out.is_dir():
+        return {"nothing": sorted(path.name for path in out.parent.iterdir())}
+    found: dict[str, Any] = {"beside it": sorted(path.name for path in out.parent.iterdir() if path != out)}
+    for path in sorted(out.rglob("*")):
+        name = str(path.relative_to(out))
+        if path.suffix in (".csv", ".jsonl", ".parquet"):
+            found[name] = path.read_bytes()
+        elif path.name == "arrays.npz":
+            with np.load(path) as arrays:
+                found[name] = {key: (arrays[key].shape, arrays[key].tobytes()) for key in arrays.files}
+        elif path.name == "results.json":
+            found[name] = json.dumps(json.loads(path.read_text(encoding="utf-8"))["results"])
+        else:
+            found[name] = None
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------------- faults
+
+
+class Bench:
+    """The undisturbed run of one analysis, and a fresh folder for each disturbed one."""
+
+    def __init__(self, analysis: str, model: Path, work: Path) -> None:
+        self.analysis, self.model, self.work, self.count = analysis, model, work, 0
+        run = self.fresh()
+        ended = run.whole()
+        if ended.code:
+            raise SystemExit(f"{analysis}, undisturbed: exit code {ended.code}, {ended.last_words}")
+        self.seconds, self.expected = ended.seconds, left(run.out)
+
+    def fresh(self, model: Path | None = None) -> Run:
+        self.count += 1
+        folder = self.work / f"{self.analysis}-{self.count}"
+        folder.mkdir()
+        return Run(self.analysis, folder, model or self.model)
+
+    def outcome(self, run: Run, disturbed: Ended) -> str:
+        """equal, if the run started again comes to the undisturbed results; else what is wrong."""
+        ended = run.whole()
+        if ended.code and "exists" in ended.last_words and not disturbed.code:
+            found = left(run.out)  # it had finished before it could be disturbed
+        elif ended.code:
+            return f"started again: exit code {ended.code}, {ended.last_words}"
+        else:
+            found = left(run.out)
+        different = [name for name in {**self.expected, **found} if self.expected.get(name, 0) != found.get(name, 0)]
+        return f"other: {', '.join(different)}" if different else "equal"
+
+
+def killed(bench: Bench, n: int, draw: random.Random) -> Iterator[str]:
+    """SIGKILL at random moments, in half of the runs twice."""
+    for number in range(n):
+        run = bench.fresh()
+        ended = run.wait(run.start(), after=draw.uniform(0, bench.seconds))
+        if number % 2 and ended.code:
+            ended = run.wait(run.start(), after=draw.uniform(0, bench.seconds))
+        yield bench.outcome(run, ended)
+
+
+def interrupted(bench: Bench, n: int, draw: random.Random) -> Iterator[str]:
+    """Ctrl-C at random moments: one line that says how to go on, exit code 130."""
+    for _ in range(n):
+        run = bench.fresh()
+        ended = run.wait(run.start(), after=draw.uniform(0.1, 0.9) * bench.seconds, send=signal.SIGINT)
+        if ended.code not in (0, 130) or "TRACEBACK" in ended.last_words:
+            yield f"Ctrl-C: exit code {ended.code}, {ended.last_words}"
+        else:
+            yield bench.outcome(run, ended)
+
+
+def out_of_disk(bench: Bench, n: int, draw: random.Random) -> Iterator[str]:
+    """No file may grow beyond a random size: as a disk that is full, at any point of the run."""
+    for _ in range(n):
+        run, size = bench.fresh(), int(10 ** draw.uniform(1, 5.5))
+        ended = run.whole(before=lambda size=size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)))
+        yield bench.outcome(run, ended) if in_one_line(ended) or not ended.code else f"{size} bytes: {ended}"
+
+
+def out_of_memory(bench: Bench, n: int, draw: random.Random) -> Iterator[str]:
+    """The address space ends in the middle of the run."""
+    for _ in range(n):
+        run, room = bench.fresh(), int(2 ** draw.uniform(14, 27))
+
+        def narrow(room: int = room) -> None:
+            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + room, used + room))
+
+        ended = run.whole(before=narrow)
+        yield bench.outcome(run, ended) if in_one_line(ended) or ended.code <= 0 else f"{room} bytes: {ended}"
+
+
+def two_at_once(bench: Bench, n: int, draw: random.Random) -> Iterator[str]:
+    """A second run with the same --out while the first is at it: refused, and the first is as if alone."""
+    for _ in range(n):
+        run = bench.fresh()
+        first = run.start()
+        time.sleep(draw.uniform(0.3, 0.6) * bench.seconds)
+        other = Run(bench.analysis, run.out.parent, bench.model)
+        other.said = run.out.parent.with_name("other.said")
+        pid = other.start()
+        second = other.wait(pid)
+        ended = run.wait(first) if run.said.exists() else Ended(*_reaped(first), 0.0)
+        if ended.code or left(run.out) != bench.expected:
+            yield f"the first: {ended}"
+        else:
+            yield "refused" if in_one_line(second) else f"the second: {second}"
+
+
+def _reaped(pid: int) -> tuple[int, str]:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), ""
+
+
+def unwritable(bench: Bench, n: int, draw: random.Random) -> Iterator[str]:
+    """A place that takes no files: refused before the work."""
+    for _ in range(n):
+        run = bench.fresh()
+        run.arguments[run.arguments.index("--out") + 1] = "/proc/self/nothing/here"
+        ended = run.whole()
+        soon = ended.seconds < 0.5 * bench.seconds
+        yield "refused" if in_one_line(ended) and soon else f"{ended}"
+
+
+def damaged(bench: Bench, n: int, draw: random.Random) -> Iterator[str]:
+    """One number of one layer is not a number: refused before the work."""
+    from safetensors.torch import load_file, save_file
+
+    for _ in range(n):
+        run = bench.fresh()
+        model = run.out.parent / "model"
+        shutil.copytree(bench.model, model)
+        weights = load_file(model / "model.safetensors")
+        tensor = weights[draw.choice(sorted(weights))]
+        tensor.view(-1)[draw.randrange(tensor.numel())] = draw.choice((float("nan"), float("inf")))
+        save_file(weights, model / "model.safetensors", {"format": "pt"})
+        run = Run(bench.analysis, run.out.parent, model)
+        ended = run.whole()
+        yield "refused" if in_one_line(ended) and not run.out.exists() else f"{ended}"
+
+
+def in_one_line(ended: Ended) -> bool:
+    return ended.code == 2 and "TRACEBACK" not in ended.last_words and bool(ended.last_words)
+
+
+FAULTS: dict[str, tuple[Callable[[Bench, int, random.Random], Iterator[str]], float]] = {
+    "SIGKILL at a random moment, half of them twice": (killed, 1.0),
+    "Ctrl-C at a random moment": (interrupted, 0.2),
+    "full disk (files may not grow beyond a random size)": (out_of_disk, 0.2),
+    "out of memory (the address space ends)": (out_of_memory, 0.1),
+    "a second run with the same --out": (two_at_once, 0.06),
+    "a folder that cannot be written": (unwritable, 0.02),
+    "NaN or infinity in one number of one layer": (damaged, 0.1),
+}
+"""Each with how many are tried for every kill."""
+
+
+def tallies(analysis: str, model: Path, work: Path, *, kills: int, seed: int) -> Iterator[Tally]:
+    """Every fault on one analysis."""
+    bench = Bench(analysis, model, work)
+    print(f"{analysis}: {bench.seconds:.1f} s undisturbed", flush=True)
+    for fault, (disturb, share) in FAULTS.items():
+        outcomes = []
+        for outcome in disturb(bench, max(1, round(share * kills)), random.Random(f"{seed}/{analysis}/{fault}")):
+            outcomes.append(outcome)
+            if outcome not in ("equal", "refused"):
+                print(f"  WRONG after {fault}: {outcome}", flush=True)
+        tally = Tally(fault, analysis, len(outcomes), outcomes.count("equal"), outcomes.count("refused"))
+        print(f"  {fault}: {tally.tried} tried, {tally.equal} equal, {tally.refused} refused, {tally.wrong} wrong", flush=True)
+        yield tally
+
+
+def table(found: list[Tally]) -> str:
+    lines = ["| fault | analysis | tried | equal to the undisturbed run | refused, as meant | wrong |", "| --- | --- | --: | --: | --: | --: |"]
+    lines += [f"| {t.fault} | {t.analysis} | {t.tried} | {t.equal} | {t.refused} | {t.wrong} |" for t in found]
+    total = [sum(column) for column in zip(*((t.tried, t.equal, t.refused, t.wrong) for t in found), strict=True)]
+    return "\n".join([*lines, f"| all | | {' | '.join(map(str, total))} |"]) + "\n"
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("analyses", nargs="*", metavar="ANALYSIS", help=f"of {', '.join(ANALYSES)} [default: all]")
+    parser.add_argument("--kills", type=int, default=50, help="SIGKILLs per analysis; the other faults in proportion")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--page", default=str(PAGE), help="where the table is written; - for nowhere")
+    asked = parser.parse_args(argv)
+    unknown = [name for name in asked.analyses if name not in ANALYSES]
+    if unknown:
+        parser.error(f"unknown analysis {unknown[0]!r}; choose of {', '.join(ANALYSES)}")
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        model = mi.planted_model(seed=asked.seed).save(work / "model")
+        for name, _ in ANALYSES.values():
+            import_module(f"mless_interp.commands.{name}")
+        warm(model, work)
+        found = [
+            tally
+            for analysis in asked.analyses or ANALYSES
+            for tally in tallies(analysis, model, work, kills=asked.kills, seed=asked.seed)
+        ]
+    print(table(found))
+    if asked.page != "-":
+        page = Path(asked.page)
+        before, _, rest = page.read_text(encoding="utf-8").partition(START)
+        _, closed, after = rest.partition(END)
+        if not closed:
+            raise SystemExit(f"{page} has no table between {START.strip()!r} and {END!r}")
+        page.write_text(before + START + table(found) + END + after, encoding="utf-8")
+    return int(any(tally.wrong for tally in found))
+
+
+def warm(model: Path, work: Path) -> None:
+    """Everything imported that a run imports, so that forks need not."""
+    pairs = mi.make_pairs(mi.load_model(model), mi.load_problems(model, limit=2), mi.Insertion.meaningless(" /", 3))
+    with contextlib.redirect_stdout(None):
+        mi.views.head_map(mi.patch_heads(mi.load_model(model), pairs, progress=False)).save(work / "warm.png")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
