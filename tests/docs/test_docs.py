@@ -540,7 +540,7 @@ def test_search_finds_how_tos_and_api_before_internals(
 @pytest.mark.parametrize("width", [1400, 390])
 def test_every_page_fits_its_window_and_api_pages_are_short(site: Path, tmp_path: Path, width: int) -> None:
     """What is wider than the page scrolls in a box that ends within it."""
-    outside = """[...document.querySelectorAll('.md-content :is(p, li, img, pre, .formula, table, h1, h2, h3)')].filter(part => {
+    outside = """[...document.querySelectorAll('.md-content :is(p, li, img, pre, .formula, table, h1, h2)')].filter(part => {
         const box = part.closest('.md-typeset__scrollwrap, .output, pre, details:not([open])') ?? part;
         return box.getBoundingClientRect().right > innerWidth + 1;
     }).map(part => part.tagName + ' ' + part.textContent.slice(0, 30))"""
@@ -574,7 +574,8 @@ def test_an_address_of_a_member_opens_it(site: Path, tmp_path: Path) -> None:
 def test_every_word_of_the_flow_picture_lies_in_its_box(tmp_path: Path) -> None:
     over = """[...document.querySelectorAll('text')].filter(text => { const t = text.getBBox();
         return ![...document.querySelectorAll('rect:not(.paper)')].some(rect => { const r = rect.getBBox();
-            return t.x > r.x + 1 && t.x + t.width < r.x + r.width - 1 && t.y > r.y && t.y + t.height < r.y + r.height; });
+            return t.x > r.x + 1 && t.x + t.width < r.x + r.width - 1
+                && t.y > r.y && t.y + t.height < r.y + r.height; });
     }).map(text => text.textContent)"""
     with browser(tmp_path) as running:
         page = running.open(DOCS / "images" / "flow.svg")
