@@ -124,7 +124,7 @@ def test_make_alone_prints_every_target() -> None:
 def test_the_documents_name_only_targets_that_exist() -> None:
     text = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = set(re.search(r"^\.PHONY: (.+)$", text, re.MULTILINE)[1].split())
-    for document in ("README.md", "CONTRIBUTING.md", ".ci/run"):
+    for document in ("README.md", "CONTRIBUTING.md", "AGENTS.md", ".ci/run"):
         named = re.findall(r"(?:`|^\s*|\$ )make ([a-z][a-z0-9-]*)", (ROOT / document).read_text(encoding="utf-8"), re.M)
         assert set(named) <= targets, document
 

@@ -361,6 +361,52 @@ def test_the_certificate_shown_is_the_one_that_is_printed() -> None:
     assert {name for name, status, _ in lie if status == "FAIL"} >= {"I0", "I1", "I7", "I8"}
 
 
+@pytest.mark.slow
+def test_the_example_for_agents_runs() -> None:
+    (code,) = blocks((ROOT / "AGENTS.md").read_text(encoding="utf-8"), "python")
+    exec(compile(code, "AGENTS.md", "exec"), {})
+
+
+def test_what_agents_are_told_exists() -> None:
+    text = (ROOT / "AGENTS.md").read_text(encoding="utf-8")
+    names = set(re.findall(r"`mi\.(\w+)", text)) | set(re.findall(r"\bmi\.(\w+)", "".join(blocks(text, "python"))))
+    assert len(names) > 15
+    assert [name for name in sorted(names - {"NAME"}) if not hasattr(mi, name)] == []
+    assert hasattr(mi.statistics, "fewest_problems") and hasattr(mi.statistics, "detectable_prevalence")
+    assert [
+        path for path in re.findall(r"`((?:analyses|tests|docs)/[\w./]*)", text) if not (ROOT / path).exists()
+    ] == []
+
+
+# ---------------------------------------------------------------------------------------------------- for machines
+
+
+def test_llms_txt_lists_every_page_once_with_what_is_in_it() -> None:
+    """Form: llmstxt.org. A new page needs a line there."""
+    text = (ROOT / "llms.txt").read_text(encoding="utf-8")
+    assert re.match(r"# mless_interp\n\n> \S", text)
+    lines = [line for line in text.splitlines() if line.startswith("- ")]
+    links = [re.fullmatch(r"- \[[^\]]+\]\(([\w./-]+)\): \S.+", line) for line in lines]
+    assert all(links), [line for line, link in zip(lines, links, strict=True) if link is None]
+    pages = [link[1] for link in links]
+    assert [page for page in pages if not (ROOT / page).is_file()] == []
+    known = [path.relative_to(ROOT).as_posix() for path in DOCS.rglob("*.md")] + ["tutorials/README.md"]
+    assert sorted(pages) == sorted(known + [f"tutorials/{path.name}" for path in (ROOT / "tutorials").glob("*.ipynb")])
+
+
+def test_bibtex_says_what_the_citation_file_says() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    toolkit, paper = blocks((DOCS / "citing.md").read_text(encoding="utf-8"), "bibtex")[0].split("\n\n")
+    stated = {name: value.strip("{}") for name, value in re.findall(r"(\w+) += (\{.*\})", toolkit)}
+    wanted = citation["preferred-citation"]
+    assert stated["title"].replace("\\", "") == wanted["title"]
+    assert (stated["version"], stated["year"]) == (wanted["version"], str(wanted["year"]))
+    (source,) = citation["references"]
+    authors = " and ".join(f"{one['family-names']}, {one['given-names']}" for one in source["authors"])
+    for value in (source["title"], authors, str(source["year"]), source["url"], "2510.01032"):
+        assert f"{{{value}}}" in paper
+
+
 # ----------------------------------------------------------------------------------------------------------- the site
 
 
@@ -441,6 +487,100 @@ def test_the_site_builds_strictly_and_without_a_network(site: Path) -> None:
     assert texts["methods.html"].count("<math") > 90 and "<math" in texts["api/metrics.html"]
     assert 'href="01_insertions_and_alignment.html"' in texts["tutorials/index.html"], "a notebook is a page here"
     assert (site / "search" / "search_index.js").is_file()
+
+
+@pytest.mark.slow
+def test_llms_txt_of_the_site_links_its_pages(site: Path) -> None:
+    links = re.findall(r"\]\(([^)]+)\)", (site / "llms.txt").read_text(encoding="utf-8"))
+    assert len(links) > 30 and all(link.endswith(".html") for link in links)
+    assert [link for link in links if not (site / link).is_file()] == []
+
+
+@pytest.mark.slow
+def test_letters_are_explained_where_they_stand(site: Path) -> None:
+    for page in ("how-to/accuracy.html", "methods.html", "tutorials/04_the_mechanism.html"):
+        found = re.search(r'<abbr title="([^"]+)">ARM<', (site / page).read_text(encoding="utf-8"))
+        assert found and "Activation Redistribution Module" in found[1], page
+
+
+FOUND = (
+    "[...document.querySelectorAll('.md-search-result__item > a')].map(a => a.href.split('/site/')[1].split(/[?#]/)[0])"
+)
+INTERNALS = {"architecture.html", "hook-sites.html", "benchmarks.html"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("query", "wanted"),
+    [
+        ("patch heads", {"how-to/locate-heads.html", "api/patching.html"}),
+        ("accuracy", {"how-to/accuracy.html", "api/mechanism.html"}),
+        ("load model", {"api/models.html"}),
+        ("save", {"api/saving.html"}),
+        ("knockout", {"api/patching.html"}),
+        ("ARM", {"how-to/the-mechanism.html"}),
+    ],
+)
+def test_search_finds_how_tos_and_api_before_internals(
+    site: Path, tmp_path: Path, query: str, wanted: set[str]
+) -> None:
+    with browser(tmp_path) as running:
+        page = running.open(site / "index.html", width=1400)
+        page.call("Emulation.setFocusEmulationEnabled", enabled=True)
+        page.run("document.querySelector('.md-search__input').focus()")
+        page.call("Input.insertText", text=query)
+        page.press("ArrowRight")
+        page.until(f"{FOUND}.length")
+        found = page.run(FOUND)
+    assert wanted <= set(found[:3]), found
+    assert not INTERNALS & set(found[:5]), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [1400, 390])
+def test_every_page_fits_its_window_and_api_pages_are_short(site: Path, tmp_path: Path, width: int) -> None:
+    """What is wider than the page scrolls in a box that ends within it."""
+    outside = """[...document.querySelectorAll('.md-content :is(p, li, img, pre, .formula, table, h1, h2)')].filter(part => {
+        const box = part.closest('.md-typeset__scrollwrap, .output, pre, details:not([open])') ?? part;
+        return box.getBoundingClientRect().right > innerWidth + 1;
+    }).map(part => part.tagName + ' ' + part.textContent.slice(0, 30))"""
+    wrong, long = [], []
+    with browser(tmp_path) as running:
+        for path in sorted(set(site.rglob("*.html")) - {site / "404.html"}):
+            page = running.open(path, width=width)
+            name = path.relative_to(site).as_posix()
+            if page.run("document.documentElement.scrollWidth") > width or page.run(f"{outside}.length"):
+                wrong.append((name, page.run(outside)[:3]))
+            if name.startswith("api/") and page.run("document.documentElement.scrollHeight") > 12 * 900 * 1400 / width:
+                long.append(name)
+            page.call("Page.close")
+    assert wrong == [] and long == []
+
+
+@pytest.mark.slow
+def test_an_address_of_a_member_opens_it(site: Path, tmp_path: Path) -> None:
+    name = "mless_interp.locating.located.LocatedHeads.summary"
+    with browser(tmp_path) as running:
+        page = running.open(site / "api" / "locating.html")
+        heading = f"document.getElementById('{name}')"
+        seen = f"{heading}.parentElement.querySelector('.doc-signature').checkVisibility()"
+        assert page.run(seen) is False
+        page.run(f"location.hash = '{name}'")
+        page.until(seen)
+        page.run(f"{heading}.querySelector('.doc-object-name').click()")
+        assert page.run(seen) is False
+
+
+def test_every_word_of_the_flow_picture_lies_in_its_box(tmp_path: Path) -> None:
+    over = """[...document.querySelectorAll('text')].filter(text => { const t = text.getBBox();
+        return ![...document.querySelectorAll('rect:not(.paper)')].some(rect => { const r = rect.getBBox();
+            return t.x > r.x + 1 && t.x + t.width < r.x + r.width - 1
+                && t.y > r.y && t.y + t.height < r.y + r.height; });
+    }).map(text => text.textContent)"""
+    with browser(tmp_path) as running:
+        page = running.open(DOCS / "images" / "flow.svg")
+        assert page.run("document.querySelectorAll('text').length") > 10
+        assert page.run(over) == []
 
 
 @pytest.mark.slow
