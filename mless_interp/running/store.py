@@ -16,9 +16,11 @@ import numpy as np
 
 from ..heads import Head
 from .checkpoint import plain
-from .folders import damaged_files, finish_replacement, new_folder
+from .folders import damaged_files, finish_replacement, new_folder, refuse_existing
 from .registry import RENAMED, SAVED
 from .results import Result
+
+__all__ = ["load", "new_folder", "provenance", "refuse_existing", "save"]
 
 DOCUMENT, ARRAYS = "results.json", "arrays.npz"
 PACKAGES = ("mless_interp", "torch", "transformers", "transformer-lens", "nnsight", "circuitsvis", "numpy")
