@@ -202,11 +202,11 @@ def analysis(main: Callable[[Any], None]) -> typer.Typer:
 
     @functools.wraps(main)
     def command(**given: Any) -> None:
-        from .running.store import refuse_existing
+        from .running.folders import claimed
 
         asked = options(**given)
-        refuse_existing(asked.folder, overwrite=asked.overwrite)
-        main(asked)
+        with claimed(asked.folder, overwrite=asked.overwrite, analysis=Path(main.__code__.co_filename).stem):
+            main(asked)
 
     command.__signature__ = inspect.Signature(list(_parameters(options)))  # type: ignore[attr-defined]
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -241,12 +241,12 @@ def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
             return command(*args, **kwargs)
-        except (ValueError, TypeError, OSError) as error:
+        except (ValueError, TypeError, OSError, MemoryError, KeyboardInterrupt) as error:
             if os.environ.get("MLESS_TRACEBACK"):
                 raise
-            text = " ".join(str(error).split()) or type(error).__name__
+            text = " ".join(" ".join([str(error), *getattr(error, "__notes__", ())]).split()) or type(error).__name__
             sys.stderr.write(f"error: {text}\n")
-            raise SystemExit(2) from error
+            raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 2) from error
 
     return wrapped
 

@@ -43,6 +43,12 @@ class Confirmation(Result):
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
 
+    axes = (
+        ("values", "problem head"),
+        ("total", "problem"),
+        ("senses", "head"),
+    )
+
     @property
     def claims(self) -> Claims:
         """What was claimed."""

@@ -158,6 +158,12 @@ class CircuitCurve(Result):
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
 
+    axes = (
+        ("values", "problem order size"),
+        ("joint", "problem joint_size"),
+        ("singles", "problem first"),
+    )
+
     @property
     def fractions(self) -> np.ndarray:
         """Sizes as shares of all heads."""

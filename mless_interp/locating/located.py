@@ -93,6 +93,10 @@ class LocatedHeads(
     confirmation: Confirmation | None = None
 
     drawn = ("removed_share", "effect_fraction", "removed_median")
+    axes = (
+        ("values", "problem head"),
+        ("total", "problem"),
+    )
 
     @cached_property
     def judged(self) -> Judged:

@@ -48,6 +48,13 @@ class ActivationShift(Result):
     confidence: float = CONFIDENCE
 
     number = ".4g"
+    axes = (
+        ("before", "problem contrast group metric"),
+        ("after", "problem contrast group metric"),
+        ("difference", "problem contrast group metric"),
+        ("thresholds", "problem form"),
+        ("counts", "contrast group run bin"),
+    )
 
     def of(self, metric: str, *, contrast: str | None = None, token_class: str = "all") -> np.ndarray:
         """Differences (after - before; distances as they are) of one metric, `[problem]`."""

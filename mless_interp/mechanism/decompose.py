@@ -94,7 +94,8 @@ def decompose_attention(
         [pair.id for pair in found],
         single(measured),
         label="decomposing attention",
-        settings={**settings, "seed": seed, "prompts": [pair.fingerprint() for pair in found]},
+        settings={**settings, "seed": seed},
+        prompts=[pair.fingerprint() for pair in found],
         checkpoint=checkpoint,
         progress=progress,
     )

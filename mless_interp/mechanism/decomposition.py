@@ -100,6 +100,11 @@ class AttentionDecomposition(Result):
     confidence: float = CONFIDENCE
 
     drawn = ("lam",)
+    axes = (
+        ("values", "problem layer head_of_layer"),
+        ("layer_values", "problem layer"),
+        ("control", "problem layer head_of_layer"),
+    )
 
     @property
     def metrics(self) -> tuple[str, ...]:

@@ -101,7 +101,8 @@ def activation_shift(
         [pair.id for pair in found],
         single(lambda at: _one(read, found[at], classes[at], names, edges, c=c, q=q)),
         label=f"activations of layer {layer}",
-        settings={**settings, "token_classes": classes, "prompts": [pair.fingerprint() for pair in found]},
+        settings={**settings, "edges": edges.tolist()},  # of the first problem
+        prompts=[[pair.fingerprint(), of_tokens] for pair, of_tokens in zip(found, classes, strict=True)],
         checkpoint=checkpoint,
         progress=progress,
     )

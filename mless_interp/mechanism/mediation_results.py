@@ -41,6 +41,8 @@ class Mediation(Result):
     seed: int = 0
     confidence: float = CONFIDENCE
 
+    axes = (("values", "problem reading arm"),)
+
     def of(self, reading: str, arm: str) -> np.ndarray:
         """One reading of one arm, `[problem]`."""
         return self.values[:, place_of(reading, self.readings, "reading"), place_of(arm, self.arms, "arm")]

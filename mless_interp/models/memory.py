@@ -2,6 +2,7 @@
 
 import torch
 
+from ..running import loop
 from .info import ModelInfo
 
 TOKENS_PER_PASS = {"cpu": 1024, "cuda": 16_384}
@@ -34,9 +35,7 @@ def rows_per_graph(info: ModelInfo, *, changed: int, length: int, read: int, byt
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on whichever device."""
-    text = str(error).lower()
-    known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return known or "out of memory" in text or "can't allocate" in text
+    return isinstance(error, torch.OutOfMemoryError) or loop.out_of_memory(error)
 
 
 def halved(size: int, error: BaseException) -> int:

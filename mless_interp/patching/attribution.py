@@ -256,6 +256,14 @@ class HeadAttribution(Result):
     exact: np.ndarray | None = None
 
     signed = True
+    axes = (
+        ("scores", "problem layer head_of_layer"),
+        ("masked", "problem"),
+        ("inserted", "problem"),
+        ("knockout", "problem layer head_of_layer"),
+        ("edge_noise", "problem layer head_of_layer"),
+        ("exact", "problem layer head_of_layer"),
+    )
 
     @property
     def completeness(self) -> np.ndarray:

@@ -118,7 +118,10 @@ def dose_response(
         last.ids,
         measured,
         label="doses",
-        settings={**settings, "prompts": [pair.fingerprint() for prepared in by_dose for pair in prepared.pairs]},
+        settings=settings,
+        prompts=[
+            [pair.fingerprint() for pair in doses] for doses in zip(*(each.pairs for each in by_dose), strict=True)
+        ],
         checkpoint=checkpoint,
         steps=len(doses),
         progress=progress,
@@ -179,6 +182,8 @@ class DoseResponse(Result):
     unit: str
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+
+    axes = (("log_odds", "problem dose head"), ("outcomes", "problem dose"), ("base", "problem"))
 
     @property
     def heads(self) -> tuple[Head, ...]:

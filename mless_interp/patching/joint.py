@@ -224,6 +224,8 @@ class JointKnockout(Result):
     seed: int = 0
     chosen_elsewhere: bool = False
 
+    axes = (("effect", "problem"), ("singles", "problem head"), ("random", "problem set"))
+
     @property
     def interval(self) -> Interval:
         """Mean joint effect with its interval over problems."""

@@ -72,10 +72,11 @@ class Prepared:
         steps: int = 1,
     ) -> list[Any]:
         """`over_problems` for these: in their units, or every problem `alone`."""
-        fixed = {**settings, **self.settings, "prompts": [pair.fingerprint() for pair in self.pairs]}
+        fixed = {**settings, **self.settings}
         units = None if alone else self.units
         options: dict[str, Any] = {"label": label, "checkpoint": checkpoint, "progress": progress, "steps": steps}
-        return over_problems(self.ids, compute, settings=fixed, units=units, **options)
+        prompts = [pair.fingerprint() for pair in self.pairs]
+        return over_problems(self.ids, compute, settings=fixed, prompts=prompts, units=units, **options)
 
 
 def prepare(

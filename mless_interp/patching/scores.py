@@ -83,6 +83,12 @@ class PatchScores(Result):
 
     signed = True
     drawn = ("effect_fraction", "effect")
+    axes = (
+        ("patched", "problem layer head_of_layer"),
+        ("receiving", "problem"),
+        ("donor", "problem"),
+        ("noise", "problem layer"),
+    )
 
     def __post_init__(self) -> None:
         check_smallest_effect(self.smallest_effect)

@@ -1,10 +1,11 @@
 """The one loop over problems of every long analysis: units of work, what has finished, how far it is, what went wrong."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, Origin, key_of, plain
 from .progress import progress_bar
 
 Unit = tuple[int, ...]
@@ -36,8 +37,10 @@ def over_problems(
     *,
     label: str,
     settings: Mapping[str, Any],
+    prompts: Sequence[Any] | None = None,
     units: Sequence[Unit] | None = None,
     checkpoint: str | Path | None = None,
+    ragged: bool = False,
     steps: int = 1,
     progress: bool = True,
     engine: Engine = here,
@@ -46,46 +49,136 @@ def over_problems(
 
     Parameters
     ----------
+    prompts : what tells each problem's prompts and answers from any others, beside its id; never what the list says of it.
     units : default: every problem alone. A unit is kept, and done again, as a whole.
-    settings : everything that the numbers depend on; a checkpoint made with others is refused, the difference named.
+    settings : everything else that the numbers depend on; a checkpoint made with others is refused, the differences named.
     checkpoint : a file that receives each finished unit; a run started again goes on from there. Without one nothing is
         kept. Values read back from it are lists where they were arrays.
     steps : of the progress bar for each problem; `compute` may tick them as they are done.
 
-    An error of the caller's input says which problems it came from.
+    A kept problem is taken only if its unit has the same members with the same prompts in the same order, because a batch
+    can decide the last bits. So another list of problems (a longer one, say) reuses the units that are the same, and gives
+    the same bits as one without a checkpoint; a kept problem with another prompt is refused.
+
+    Values of one run have one form, or what is kept is refused: the same names and shapes (`ragged`: only the first axis).
+    An error of the caller's input says which problems it came from; what ended the run says what is kept.
     """
+    _check_ids(ids)
     planned = [(at,) for at in range(len(ids))] if units is None else list(units)
-    saved = Checkpoint(checkpoint, dict(settings))
-    found: dict[int, Any] = {at: saved.get(ids[at]) for unit in planned for at in unit if _kept(saved, ids, unit)}
-    with progress_bar(len(ids) * steps, label, enabled=progress) as bar:
-        bar.update(len(found) * steps)
+    asked = [""] * len(ids) if prompts is None else [key_of(each) for each in prompts]
+    members = {unit: key_of([[ids[at], asked[at]] for at in unit]) for unit in planned}
+    origins = {ids[at]: Origin(asked[at], key) for unit, key in members.items() for at in unit}
+    with Checkpoint(checkpoint, settings, origins) as saved:
+        found = {at: saved.get(ids[at]) for unit in planned for at in unit if _kept(saved, ids, unit)}
+        form = _form(next(iter(found.values())), ragged) if found else None
+        for at, value in found.items():
+            _check_form(value, form, ragged, ids[at], saved.path)
+        with progress_bar(len(ids) * steps, label, enabled=progress) as bar:
+            bar.update(len(found) * steps)
 
-        def of_unit(unit: Unit) -> Sequence[Any]:
-            ticked = 0
+            def of_unit(unit: Unit) -> Sequence[Any]:
+                ticked = 0
 
-            def tick(n: int) -> None:
-                nonlocal ticked
-                ticked += n
-                bar.update(n)
+                def tick(n: int) -> None:
+                    nonlocal ticked
+                    ticked += n
+                    bar.update(n)
+
+                with _telling_of([ids[at] for at in unit]):
+                    values = compute(unit, tick)
+                bar.update(len(unit) * steps - ticked)
+                return values
 
             try:
-                values = compute(unit, tick)
-            except ValueError as error:
-                mine = [ids[at] for at in unit]
-                raise (
-                    error if any(repr(each) in str(error) for each in mine) else in_context(error, of_problems(mine))
-                ) from error
-            bar.update(len(unit) * steps - ticked)
-            return values
-
-        for unit, values in engine(of_unit, [unit for unit in planned if unit[0] not in found]):
-            found |= dict(zip(unit, values, strict=True))
-            saved.put({ids[at]: value for at, value in zip(unit, values, strict=True)})
+                for unit, values in engine(of_unit, [unit for unit in planned if unit[0] not in found]):
+                    made = {ids[at]: value for at, value in zip(unit, values, strict=True)}
+                    for each, value in made.items():
+                        _check_form(plain(value), form, ragged, each, saved.path)
+                    saved.put(made)
+                    found |= dict(zip(unit, values, strict=True))
+            except KeyboardInterrupt as error:
+                raise KeyboardInterrupt(f"{label} was stopped; {_what_is_kept(found, ids, saved)}") from error
+            except Exception as error:
+                error.add_note(f"({label}: {_what_is_kept(found, ids, saved)})")
+                raise
     return [found[at] for at in range(len(ids))]
+
+
+def _check_ids(ids: Sequence[str]) -> None:
+    for each in ids:
+        try:
+            each.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"the problem id {each!r} cannot be written (a lone surrogate); give it another"
+            ) from error
+    if len(set(ids)) < len(ids):
+        twice = next(each for each in ids if list(ids).count(each) > 1)
+        raise ValueError(f"the problem id {twice!r} is given twice; the problem is the unit of replication")
 
 
 def _kept(saved: Checkpoint, ids: Sequence[str], unit: Unit) -> bool:
     return all(saved.get(ids[at]) is not None for at in unit)
+
+
+def _what_is_kept(found: Mapping[int, Any], ids: Sequence[str], saved: Checkpoint) -> str:
+    done = f"{len(found)} of {len(ids)} problems were finished"
+    if saved.path is None:
+        return f"{done}, and none is kept: checkpoint= names a file that keeps them"
+    return f"{done} and are kept in {saved.path}: start again with the same settings to go on"
+
+
+def _form(value: Any, ragged: bool, name: str = "value") -> dict[str, tuple[int, ...]]:
+    """What values of all problems have in common: names, and the shape of every array (the first axis alone, if `ragged`).
+
+    >>> _form({"a": [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], "b": 1}, False)
+    {'value.a': (2, 3), 'value.b': ()}
+    """
+    if isinstance(value, dict):
+        return {
+            path: form for key, inner in value.items() for path, form in _form(inner, ragged, f"{name}.{key}").items()
+        }
+    shape: list[int] = []
+    while isinstance(value, list):
+        shape.append(len(value))
+        value = value[0] if value else None
+    return {name: tuple(shape[:1] if ragged else shape)}
+
+
+def _check_form(value: Any, kept: dict[str, tuple[int, ...]] | None, ragged: bool, of: str, file: Any) -> None:
+    """`ValueError` where a value differs in form from what a file has kept: it is of another model, or was edited."""
+    if kept is not None and (ours := _form(value, ragged)) != kept:
+        where = next(name for name in {**ours, **kept} if ours.get(name) != kept.get(name))
+        raise ValueError(
+            f"problem {of!r}: {where} has shape {ours.get(where)}, others kept in {file} have {kept.get(where)}; the same "
+            "layers and heads are expected of all: delete the file to start again"
+        )
+
+
+@contextmanager
+def _telling_of(ids: Sequence[str]) -> Iterator[None]:
+    """Errors say which problems they came from; where memory ran out, what to do."""
+    try:
+        yield
+    except Exception as error:
+        if out_of_memory(error):
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise MemoryError(
+                f"{of_problems(ids)}: memory ran out ({first}): free some, choose shorter prompts or insertions, fewer rows "
+                "at once (max_rows=) or a smaller dtype"
+            ) from error
+        told = any(repr(each) in str(error) for each in ids)
+        if isinstance(error, ValueError) and not told:
+            raise in_context(error, of_problems(ids)) from error
+        if not told:
+            error.add_note(f"(in {of_problems(ids)})")
+        raise
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out, on whichever device: torch's own are told by their text."""
+    text = str(error).lower()
+    return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate" in text
 
 
 def of_problems(ids: Sequence[str]) -> str:

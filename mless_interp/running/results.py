@@ -1,6 +1,7 @@
 """What every result has: a table, tidy rows, sentences, how it wants to be shown, and a name under which it is saved."""
 
-from collections.abc import Iterable, Mapping, Sequence
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -68,6 +69,9 @@ class Result:
     """How its print shows a number."""
     drawn: ClassVar[tuple[str, ...]] = ()
     """Columns of its summary that a picture shows unless told otherwise: the first that is known of any row."""
+    axes: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Fields and the axes of their arrays, `("effect", "problem head")`: of every array where a field holds several. An axis is
+    as long as the field of its plural, if there is one (`heads`, `problem_ids`)."""
     settings: Mapping[str, Any] = MappingProxyType({})
     """What it was made with."""
 
@@ -87,6 +91,22 @@ class Result:
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem and cell."""
         raise NotImplementedError
+
+    def check_axes(self) -> None:
+        """`ValueError` unless its arrays have the declared axes, each of one length."""
+        fields = {field.name for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        lengths: dict[str, tuple[int, str]] = {}
+        for field, names in self.axes:
+            axes = names.split()
+            for where, array in _arrays_in(getattr(self, field), field):
+                if array.ndim != len(axes):
+                    raise ValueError(f"{where} must be [{', '.join(axes)}], got shape {array.shape}")
+                for axis, length in zip(axes, array.shape, strict=True):
+                    for plural in {f"{axis}s", f"{axis}_ids"} & fields:
+                        lengths[axis] = len(getattr(self, plural)), plural
+                    known, by = lengths.setdefault(axis, (length, where))
+                    if length != known:
+                        raise ValueError(f"{where} has {length} along {axis!r}, {by} has {known}")
 
     def describe(self) -> str:
         """The sentences as one text."""
@@ -121,6 +141,15 @@ class Result:
         if table.empty:
             return self.describe()
         return f"{self.describe()}\n{as_text(table, signed=self.signed, number=self.number)}"
+
+
+def _arrays_in(value: Any, name: str) -> Iterator[tuple[str, np.ndarray]]:
+    """Every array of a field, by where it stands."""
+    if isinstance(value, np.ndarray):
+        yield name, value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _arrays_in(inner, f"{name}[{key!r}]")
 
 
 def head_map(

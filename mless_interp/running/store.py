@@ -1,13 +1,11 @@
 """Saving and loading results: one folder, written whole or not at all, with where it came from."""
 
+import contextlib
 import dataclasses
 import datetime
 import json
-import os
 import platform
-import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
@@ -18,52 +16,14 @@ import numpy as np
 
 from ..heads import Head
 from .checkpoint import plain
+from .folders import damaged_files, finish_replacement, new_folder, refuse_existing
 from .registry import RENAMED, SAVED
+from .results import Result
 
+__all__ = ["load", "new_folder", "provenance", "refuse_existing", "save"]
+
+DOCUMENT, ARRAYS = "results.json", "arrays.npz"
 PACKAGES = ("mless_interp", "torch", "transformers", "transformer-lens", "nnsight", "circuitsvis", "numpy")
-
-
-@contextmanager
-def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """A folder that appears under its name only when everything in it is written.
-
-    Refuses an existing one unless `overwrite`; the old one is replaced only when the new one is whole, and stays if
-    anything fails.
-    """
-    refuse_existing(path, overwrite=overwrite)
-    target = Path(path).resolve()  # a link to a folder stays a link
-    target.parent.mkdir(parents=True, exist_ok=True)
-    making = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        yield making
-        making.chmod(0o755)
-        if target.exists():
-            old = making.with_name(making.name + "-old")
-            os.replace(target, old)
-            try:
-                os.replace(making, target)
-            except BaseException:
-                os.replace(old, target)
-                raise
-            shutil.rmtree(old)
-        else:
-            os.replace(making, target)
-    except BaseException:
-        shutil.rmtree(making, ignore_errors=True)
-        raise
-
-
-def refuse_existing(path: str | Path, *, overwrite: bool) -> None:
-    """Raise `FileExistsError` if `path` exists and may not be replaced (call it before anything long)."""
-    target = Path(path)
-    if target.exists() and not target.is_dir():
-        raise FileExistsError(f"{str(target)!r} is a file, not a folder; choose another name")
-    if Path.cwd().resolve().is_relative_to(target.resolve()):
-        raise FileExistsError(f"{str(target)!r} holds the current directory and is never replaced; choose another name")
-    if target.exists() and any(target.iterdir()) and not overwrite:
-        raise FileExistsError(
-            f"the folder {str(target)!r} exists; choose another, or allow overwriting it (--overwrite)"
-        )
 
 
 def provenance(model: Any = None, *, command: list[str] | None = None, **more: Any) -> dict[str, Any]:
@@ -103,25 +63,57 @@ def save(path: str | Path, *results: Any, overwrite: bool = False, model: Any = 
     if not everything:
         raise ValueError("there is nothing to save")
     arrays: dict[str, np.ndarray] = {}
-    described = {name: _describe(result, name, arrays) for name, result in everything.items()}
+    described = {name: _describe(result, _part(name), arrays) for name, result in everything.items()}
     with new_folder(path, overwrite=overwrite) as folder:
-        np.savez_compressed(folder / "arrays.npz", allow_pickle=False, **arrays)
+        np.savez_compressed(folder / ARRAYS, allow_pickle=False, **arrays)
         document = {"format": 1, "results": described, "provenance": provenance(model)}
-        (folder / "results.json").write_text(json.dumps(document, indent=2), encoding="utf-8")
+        (folder / DOCUMENT).write_text(json.dumps(document, indent=2), encoding="utf-8")
     return Path(path)
 
 
 def load(path: str | Path) -> dict[str, Any]:
-    """The results of a folder written by `save`, by name, with their provenance under "provenance"."""
+    """The results of a folder written by `save`, by name, with their provenance under "provenance".
+
+    What is read is checked first against the folder's manifest (folders of version 0.1 have none). `ValueError` names the
+    file that is missing, cut off or changed, or the result whose arrays do not fit together.
+    """
     folder = Path(path)
-    if not (folder / "results.json").is_file():
-        raise FileNotFoundError(f"{str(folder)!r} holds no saved results (no results.json)")
-    document = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    if document.get("format") != 1:
-        raise ValueError(f"{str(folder)!r} has format {document.get('format')!r}, this version reads format 1")
-    with np.load(folder / "arrays.npz", allow_pickle=False) as arrays:
-        found = {name: _rebuild(part, arrays) for name, part in document["results"].items()}
-    return found | {"provenance": document["provenance"]}
+    if not folder.exists():
+        with contextlib.suppress(OSError):
+            finish_replacement(folder)
+    damaged = damaged_files(folder, (DOCUMENT, ARRAYS)) if folder.is_dir() else {}
+    if damaged:
+        what = "; ".join(f"{str(folder / name)!r} {why}" for name, why in damaged.items())
+        raise ValueError(f"{what}: the saved results are damaged; take a copy that is whole, or make them again")
+    if not (folder / DOCUMENT).is_file():
+        raise FileNotFoundError(f"{str(folder)!r} holds no saved results (no {DOCUMENT})")
+    with _naming(folder / DOCUMENT):
+        document = json.loads((folder / DOCUMENT).read_text(encoding="utf-8"))
+        form, results, where = document.get("format"), document["results"].items(), document["provenance"]
+    if form != 1:
+        raise ValueError(f"{str(folder)!r} has format {form!r}, this version reads format 1")
+    with _naming(folder / ARRAYS), np.load(folder / ARRAYS, allow_pickle=False) as kept:
+        arrays = {name: kept[name] for name in kept.files}
+    with _naming(folder / DOCUMENT):
+        return {name: _rebuild(part, arrays) for name, part in results} | {"provenance": where}
+
+
+class _Refused(ValueError):
+    """What is said of a class or a shape, which needs no more words."""
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Whatever goes wrong while this file is read is one `ValueError` that names it."""
+    try:
+        yield
+    except _Refused:
+        raise
+    except Exception as error:
+        what = f"no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        raise ValueError(
+            f"{str(file)!r} is damaged or missing ({what}); take a copy that is whole, or make the results again"
+        ) from error
 
 
 def _describe(result: Any, name: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -147,7 +139,7 @@ def _encode(value: Any, key: str, arrays: dict[str, np.ndarray]) -> Any:
     if isinstance(value, tuple):
         return {"tuple": [_encode(v, f"{key}.{i}", arrays) for i, v in enumerate(value)]}
     if isinstance(value, dict) and all(isinstance(k, str) for k in value):
-        return {"dict": {k: _encode(v, f"{key}.{k}", arrays) for k, v in value.items()}}
+        return {"dict": {k: _encode(v, f"{key}.{_part(k)}", arrays) for k, v in value.items()}}
     if isinstance(value, list):
         return [_encode(v, f"{key}.{i}", arrays) for i, v in enumerate(value)]
     if value is None or isinstance(value, bool | int | float | str | np.generic):
@@ -155,6 +147,15 @@ def _encode(value: Any, key: str, arrays: dict[str, np.ndarray]) -> Any:
     raise TypeError(
         f"{key}: a {type(value).__name__} cannot be saved and loaded unchanged; keep it as a numpy array or text"
     )
+
+
+def _part(name: str) -> str:
+    """A name as one part of an array's, whose parts are joined by dots.
+
+    >>> _part("a.b")
+    'a%2Eb'
+    """
+    return name.replace("%", "%25").replace(".", "%2E")
 
 
 def _decode(value: Any, arrays: Any) -> Any:
@@ -178,17 +179,23 @@ def _rebuild(part: dict[str, Any], arrays: Any) -> Any:
     kind = _result_class(part["class"])
     renamed = RENAMED[kind.__name__]
     fields = {renamed.get(key, key): _decode(value, arrays) for key, value in part["fields"].items()}
-    return kind(**{key: value for key, value in fields.items() if key is not None})
+    made = kind(**{key: value for key, value in fields.items() if key is not None})
+    if isinstance(made, Result):
+        try:
+            made.check_axes()
+        except ValueError as error:
+            raise _Refused(f"the saved {kind.__name__} is damaged: {error}") from error
+    return made
 
 
 def _result_class(name: str) -> Any:
     """The result class of that public name; folders written before 0.2 name its module as well, which may have moved."""
     short = name.rpartition(".")[2]
     if name not in (short, f"mless_interp.{name.partition('.')[2]}"):
-        raise ValueError(f"refusing to load class {name!r}: it is not part of this toolkit")
+        raise _Refused(f"refusing to load class {name!r}: it is not part of this toolkit")
     package = sys.modules["mless_interp"]
     if short not in SAVED and short in package.__all__:
         getattr(package, short)  # its module enters it there
     if short not in SAVED:
-        raise ValueError(f"this version of the toolkit has no result {name!r}")
+        raise _Refused(f"this version of the toolkit has no result {name!r}")
     return SAVED[short]

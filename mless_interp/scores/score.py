@@ -69,10 +69,9 @@ def score_heads(
         "thresholds": vars(thresholds),
         **model.identity,
         "insertion": found[0].insertion.label,
-        "sink_moved": sum(pair.sink_moved for pair in found),
-        "boundary_merge": sum(pair.boundary_merge for pair in found),
+        **{metric.name: metric.variant for metric in map(metric_named, names) if metric.variant},
     }
-    settings |= {metric.name: metric.variant for metric in map(metric_named, names) if metric.variant}
+    counted = {name: sum(getattr(pair, name) for pair in found) for name in ("sink_moved", "boundary_merge")}
     scorer = _Scorer(
         model, names, tuple(conditions), model.info.mask_of(chosen), rows, exclude_sink, renorm, thresholds, source
     )
@@ -80,7 +79,8 @@ def score_heads(
         [pair.id for pair in found],
         lambda unit, tick: [scorer.problem(found[at], tick) for at in unit],
         label="scoring heads",
-        settings={**settings, "prompts": [pair.fingerprint() for pair in found]},
+        settings=settings,
+        prompts=[pair.fingerprint() for pair in found],
         checkpoint=checkpoint,
         steps=len(conditions),
         progress=progress,
@@ -91,7 +91,7 @@ def score_heads(
         heads=chosen,
         values=stacked([each["values"] for each in done]),
         null=stacked([each["null"] for each in done]),
-        settings=settings,
+        settings=settings | counted,
         seed=seed,
     )
 

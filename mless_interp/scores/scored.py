@@ -53,6 +53,10 @@ class HeadScores(Result):
     n_resamples: int = 2000
 
     drawn = ("collapse_relative", "lam")
+    axes = (
+        ("values", "problem layer head_of_layer"),
+        ("null", "problem layer"),
+    )
 
     def __post_init__(self) -> None:
         for metric, found in self.values.items():

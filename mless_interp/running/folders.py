@@ -1,0 +1,346 @@
+"""Folders of results: written whole or not at all, with a manifest by which they are known and checked; one run on each.
+
+Beside a folder `name` stand, only while a run lasts or after it was killed: `.name.new` (what is being written),
+`.name.old` (what is being replaced), `.name.partial` (what an unfinished run keeps), `.name.lock` and `.name.owner`. The
+next run with that name finishes or removes what a dead one has left.
+"""
+
+import contextlib
+import datetime
+import errno
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from .locks import Lock, owner
+
+MANIFEST = "manifest.json"
+"""Lists every file of a folder with its size and SHA-256; a folder without one is nobody's to replace."""
+ANALYSIS = "analysis.json"
+"""Says of which analysis a `.partial` folder is."""
+TOOLKIT = "mless_interp"
+NAMED = 5
+"""Files that a message names."""
+ROOM = 8 << 20
+"""Bytes that must be free where a run begins."""
+LONGEST = 255
+"""Bytes of a name, the hidden ones beside a folder too."""
+UNWRITABLE = {getattr(errno, name, None) for name in ("ENOSPC", "EDQUOT", "EROFS", "EIO")} - {None}
+"""Errors of a disk that is full, or gone."""
+
+
+# ------------------------------------------------------------------------------------------------------- the manifest
+
+
+def manifest_of(folder: Path) -> dict[str, Any] | None:
+    """The manifest of a folder that this toolkit has written, else None; `ValueError` where it is damaged."""
+    file = folder / MANIFEST
+    if file.is_symlink() or not file.is_file():
+        return None
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        ours = found["made_by"] == TOOLKIT and found["digest"] == _digest(found) and isinstance(found["files"], dict)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{str(file)!r} is damaged ({type(error).__name__}); move the folder away") from error
+    if not ours:
+        raise ValueError(f"{str(file)!r} is damaged, or no manifest of this toolkit; move the folder away")
+    return found
+
+
+def write_manifest(folder: Path, *, complete: bool = True, overwrite: bool = False) -> None:
+    """List every file in a folder, each flushed to the disk; `complete=False` marks one that is still being written."""
+    files = {}
+    for path in sorted(folder.rglob("*")) if complete else ():
+        if path.is_file() and path != folder / MANIFEST:
+            files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+    made = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    facts = {"made_by": TOOLKIT, "version": version(TOOLKIT), "made": made, "complete": complete}
+    facts |= {"overwrite": overwrite, "files": files}
+    temporary = folder / f".{MANIFEST}.new"
+    _write(temporary, facts | {"digest": _digest(facts)})
+    os.replace(temporary, folder / MANIFEST)
+
+
+def damaged_files(folder: Path, names: Iterable[str] | None = None) -> dict[str, str]:
+    """What is wrong with the files of a folder (or these of them), by name; nothing for one without a manifest."""
+    manifest = manifest_of(folder)
+    files = {} if manifest is None else manifest["files"]
+    found = {}
+    for name in files if names is None else [name for name in names if name in files]:
+        path = folder / name
+        if not path.is_file():
+            found[name] = "is missing"
+        elif path.stat().st_size != files[name]["bytes"]:
+            found[name] = f"has {path.stat().st_size} bytes of {files[name]['bytes']}"
+        elif _sha256(path) != files[name]["sha256"]:
+            found[name] = "has other contents than when it was written"
+    return found
+
+
+def foreign_in(folder: Path) -> list[str]:
+    """What stands in a folder and is not in its manifest: links too, and all of it where there is no manifest."""
+    manifest = manifest_of(folder)
+    files = set() if manifest is None else {MANIFEST, *manifest["files"]}
+    found = []
+    for root, folders, names in os.walk(folder):  # never through links
+        links = [name for name in folders if os.path.islink(os.path.join(root, name))]
+        inner = [Path(root, name) for name in [*names, *links]]
+        found += [path for path in inner if path.is_symlink() or path.relative_to(folder).as_posix() not in files]
+    return sorted(path.relative_to(folder).as_posix() for path in found)
+
+
+def _remove_own(folder: Path) -> None:
+    """Remove a folder that holds nothing foreign, the manifest last, so that the rest is known until it is gone."""
+    if foreign := foreign_in(folder):
+        raise FileExistsError(f"{str(folder)!r} holds foreign files ({', '.join(foreign[:NAMED])}); move it away")
+    for root, _, names in os.walk(folder, topdown=False):
+        inner = Path(root) != folder
+        for name in names:
+            if inner or name != MANIFEST:
+                Path(root, name).unlink()
+        if inner:
+            Path(root).rmdir()
+    (folder / MANIFEST).unlink(missing_ok=True)
+    folder.rmdir()
+
+
+def _digest(manifest: dict[str, Any]) -> str:
+    facts = {key: value for key, value in manifest.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        with contextlib.suppress(OSError):  # on the disk before the folder gets its name, where the system can
+            os.fsync(file.fileno())
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write(path: Path, facts: dict[str, Any]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        json.dump(facts, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+# --------------------------------------------------------------------------------------------------------- a new folder
+
+
+@contextmanager
+def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """A folder that appears under its name only when everything in it is written; it gets a manifest of its files.
+
+    Refuses an existing one unless `overwrite`; then too where it holds anything that this toolkit did not write. The old
+    one is replaced only when the new one is whole, and stays if anything fails. Killed at any moment, the next run with
+    this name (or `load`) finishes the replacement or finds the old folder.
+    """
+    target = _named(path).resolve()  # a link to a folder stays a link
+    with _locked(target, path):
+        recover(target)
+        refuse_existing(path, overwrite=overwrite)
+        making = _beside(target, "new")
+        try:
+            making.mkdir()
+            write_manifest(making, complete=False)
+            yield making
+            write_manifest(making, overwrite=overwrite)
+        except BaseException as error:
+            shutil.rmtree(making, ignore_errors=True)
+            if isinstance(error, OSError) and (error.errno in UNWRITABLE or "No space left" in str(error)):
+                kept = _beside(Path(path), "partial")
+                more = f"; what had finished is kept in {str(kept)!r}" if kept.is_dir() else ""
+                raise OSError(
+                    error.errno,
+                    f"cannot write the folder {str(path)!r} ({error.strerror or error}), nothing was replaced{more}: make "
+                    "room, then start again",
+                ) from error
+            raise
+        _put_in_place(making, target, overwrite=overwrite)
+
+
+def refuse_existing(path: str | Path, *, overwrite: bool) -> None:
+    """Raise `FileExistsError` if `path` exists and may not be replaced (call it before anything long).
+
+    With `overwrite` only a folder is replaced that this toolkit has written, and holds nothing else.
+    """
+    target = _named(path)
+    if not target.exists() or not any(target.iterdir()):
+        return
+    if not overwrite:
+        raise FileExistsError(
+            f"the folder {str(target)!r} exists; choose another, or allow overwriting it (--overwrite)"
+        )
+    foreign = foreign_in(target)
+    if foreign:
+        more = f" and {len(foreign) - NAMED} more" if len(foreign) > NAMED else ""
+        raise FileExistsError(
+            f"the folder {str(target)!r} holds what this toolkit did not write there ({', '.join(foreign[:NAMED])}{more}) and "
+            "is not replaced; move that away, or choose another name"
+        )
+
+
+def recover(target: Path) -> None:
+    """Finish or remove what a run that died while it wrote this folder has left; call it with the folder locked."""
+    new, old = (_beside(target, kind) for kind in ("new", "old"))
+    if new.is_dir():
+        manifest = manifest_of(new)
+        if manifest is None and {each.name for each in new.iterdir()} - {f".{MANIFEST}.new"}:
+            raise FileExistsError(f"{str(new)!r} is in the way and not of this toolkit; move it away")
+        if manifest is None or not manifest["complete"]:
+            shutil.rmtree(new)
+        else:
+            _put_in_place(new, target, overwrite=manifest["overwrite"])
+            warnings.warn(f"{str(target)!r}: finished what an earlier run was about to put there", stacklevel=3)
+    if old.is_dir():
+        if not target.exists():
+            os.replace(old, target)
+        else:
+            _remove_own(old)
+
+
+def _put_in_place(new: Path, target: Path, *, overwrite: bool) -> None:
+    """Two renames; killed between them, both folders are whole and `recover` goes on from there."""
+    old = _beside(target, "old")
+    try:
+        if target.exists():
+            refuse_existing(target, overwrite=overwrite)
+            if any(target.iterdir()):
+                if old.is_dir():
+                    _remove_own(old)
+                os.replace(target, old)
+            else:
+                target.rmdir()
+        try:
+            os.replace(new, target)
+        except BaseException:
+            if old.is_dir():
+                os.replace(old, target)
+            raise
+    except OSError as error:
+        raise type(error)(f"{error}; the new results are whole and kept in {str(new)!r}") from error
+    if old.is_dir():
+        _remove_own(old)
+
+
+def finish_replacement(path: Path) -> None:
+    """What a reader does who finds no folder: look whether a dead run has left it half replaced."""
+    target = path.resolve()
+    if any(_beside(target, kind).is_dir() for kind in ("new", "old")):
+        with _locked(target, path):
+            recover(target)
+
+
+# ---------------------------------------------------------------------------------------------------------- a whole run
+
+
+@contextmanager
+def claimed(path: str | Path, *, overwrite: bool, analysis: str) -> Iterator[Path]:
+    """The folder `path` for one run of an analysis, from its beginning; gives its `.partial` folder for what it keeps.
+
+    Said before any work: a folder that may not be replaced, a name or place that cannot be written, a full disk, another run
+    on the same folder (who, since when), and the unfinished work of another analysis. What a dead run has left is finished
+    or removed, its partial work taken over. The partial folder goes when nothing is in it; whoever saves removes it.
+    """
+    target, partial = _named(path).resolve(), _beside(Path(path), "partial")
+    with _locked(target, path) as lock:
+        recover(target)
+        refuse_existing(path, overwrite=overwrite)
+        _check_room(target.parent)
+        try:
+            partial.mkdir(exist_ok=True)
+            _claim_for(partial, analysis)
+        except OSError as error:
+            raise error if isinstance(error, FileExistsError) else _cannot_write(path, error) from error
+        if lock.before is not None:
+            warnings.warn(f"{str(path)!r}: going on from a run that ended without saying so", stacklevel=3)
+        try:
+            yield partial
+        finally:
+            if (
+                partial.is_dir()
+                and not partial.is_symlink()
+                and [each.name for each in partial.iterdir()] == [ANALYSIS]
+            ):
+                (partial / ANALYSIS).unlink()
+                partial.rmdir()
+
+
+def _claim_for(partial: Path, analysis: str) -> None:
+    """Write down whose unfinished work is kept here; another analysis' is refused."""
+    file = partial / ANALYSIS
+    if not partial.is_dir():
+        raise FileExistsError(f"{str(partial)!r} is in the way; move it away")
+    try:
+        facts = json.loads(file.read_text(encoding="utf-8"))
+        other = facts["analysis"]
+    except FileNotFoundError:
+        _write(file, {"analysis": analysis, **owner()})
+        return
+    except (ValueError, KeyError, TypeError):
+        other, facts = analysis, {}
+        _write(file, {"analysis": analysis, **owner()})
+    if other != analysis:
+        raise FileExistsError(
+            f"{str(partial)!r} keeps the unfinished work of another analysis, {other} (begun {facts.get('since', '?')}: "
+            f"{facts.get('command', '?')}); finish that, choose another folder, or delete it"
+        )
+
+
+@contextmanager
+def _locked(target: Path, path: str | Path) -> Iterator[Lock]:
+    """The lock of a folder, made where its parents are made too."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        lock = Lock(target)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    with lock:
+        yield lock
+
+
+def _named(path: str | Path) -> Path:
+    """A path that can name a folder; errors for one that cannot, whatever stands there."""
+    found = Path(path)
+    try:
+        str(found).encode()
+        if found.name and len(os.fsencode(_beside(found, "partial").name)) > LONGEST:
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
+        file = found.exists() and not found.is_dir()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the name {str(path)!r} cannot be written; choose another") from error
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    if file:
+        raise FileExistsError(f"{str(found)!r} is a file, not a folder; choose another name")
+    if Path.cwd().resolve().is_relative_to(found.resolve()):
+        raise FileExistsError(f"{str(found)!r} holds the current directory and is never replaced; choose another name")
+    above = next(folder for folder in (found, *found.absolute().parents) if folder.exists())
+    if above != found and not above.is_dir():
+        raise NotADirectoryError(
+            f"cannot make the folder {str(path)!r}: {str(above)!r} is a file; choose another place"
+        )
+    return found
+
+
+def _cannot_write(path: str | Path, error: OSError) -> OSError:
+    text = str(path) if len(str(path)) < 200 else f"{str(path)[:150]}..."
+    return OSError(error.errno, f"cannot write the folder {text!r} ({error.strerror}); choose another name or place")
+
+
+def _check_room(parent: Path) -> None:
+    if (free := shutil.disk_usage(parent).free) < ROOM:
+        few = f"{str(parent)!r} has {free >> 10} KiB left, a run needs {ROOM >> 10} at the very least"
+        raise OSError(errno.ENOSPC, f"{few}: make room, or choose another place")
+
+
+def _beside(path: Path, kind: str) -> Path:
+    return path.with_name(f".{path.name}.{kind}")

@@ -1,0 +1,92 @@
+"""One run at a time: a lock beside what a run writes, with who holds it; the system frees it when the process ends."""
+
+import contextlib
+import datetime
+import json
+import os
+import shlex
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+
+class Lock:
+    """Holds `path` for this process until `release`, by two hidden files beside it: the lock, and who holds it.
+
+    A process that was killed holds nothing any more: `before` is what it had left of itself, else None. Within one thread
+    the same path may be held again (a notebook's next call). Raises `BlockingIOError` with the owner where another run
+    holds it, `OSError` where nothing can be written there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file, self._owner = (path.with_name(f".{path.name}.{kind}") for kind in ("lock", "owner"))
+        self._lock = FileLock(self._file, is_singleton=True)
+        self._process: int | None = None
+        self.before: dict[str, Any] | None = None
+        try:
+            self._lock.acquire(blocking=False)
+        except Timeout:
+            raise BlockingIOError(
+                f"{str(path)!r} is in use by {_words(_read(self._owner))}; wait until it has ended, or choose another name (if "
+                f"that process is gone, delete {str(self._file)!r})"
+            ) from None
+        try:
+            if self._lock.lock_counter == 1:
+                self.before = _read(self._owner)
+                with self._owner.open("w", encoding="utf-8") as file:
+                    json.dump(owner(), file)
+                    file.flush()
+                    os.fsync(file.fileno())
+        except OSError:
+            self._lock.release()
+            raise
+        self._process = os.getpid()
+
+    def release(self) -> None:
+        """Let others have it; more than once does no harm."""
+        if self._process == os.getpid():  # what a forked process has inherited is not its own
+            self._process = None
+            if self._lock.lock_counter == 1:
+                for file in (self._owner, self._file):
+                    with contextlib.suppress(OSError):
+                        file.unlink()
+            self._lock.release()
+
+    def __enter__(self) -> "Lock":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
+
+    def __del__(self) -> None:
+        if not sys.is_finalizing():
+            self.release()
+
+
+def owner() -> dict[str, Any]:
+    """Who runs here: process, machine, since when, by which command."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"pid": os.getpid(), "host": socket.gethostname(), "since": now, "command": shlex.join(sys.argv)}
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _words(found: dict[str, Any] | None) -> str:
+    """An owner in words.
+
+    >>> _words({"pid": 7, "host": "a", "since": "2026-01-01T00:00:00+00:00", "command": "own.py"})
+    'process 7 on a since 2026-01-01T00:00:00+00:00 (own.py)'
+    """
+    if found is None:
+        return "another run"
+    pid, host, since, command = (found.get(name, "?") for name in ("pid", "host", "since", "command"))
+    return f"process {pid} on {host} since {since} ({command})"

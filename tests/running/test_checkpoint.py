@@ -1,0 +1,398 @@
+"""Checkpoints: nothing finished is lost, nothing damaged is used, what differs is told."""
+
+import errno
+import inspect
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from files_under_test import everything_in
+from results_under_test import same
+
+from mless_interp.running.checkpoint import Checkpoint, CheckpointError, Origin, _checked, key_of
+
+SETTINGS: dict[str, Any] = {"edit": "z", "heads": ("L0H0", "L0H1"), "seed": 0}
+ODD = "b\u2028"
+"""An id with a line separator, which ends no line of a file."""
+VALUES: dict[str, Any] = {"a": [1.0, float("nan"), -0.0], ODD: {"x": 0.1, "y": float("-inf")}, "c": [0.25]}
+
+
+def lines_of(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+
+
+def kept_in(path: Path, settings: dict[str, Any] = SETTINGS) -> dict[str, Any]:
+    """What can be gone on from."""
+    with Checkpoint(path, settings) as found:
+        return {name: found.get(name) for name in VALUES if found.get(name) is not None}
+
+
+@pytest.fixture
+def begun(tmp_path: Path) -> Path:
+    """A checkpoint with three finished problems."""
+    path = tmp_path / "runs" / "c.jsonl"
+    with Checkpoint(path, SETTINGS) as checkpoint:
+        checkpoint.put({"a": VALUES["a"]})
+        checkpoint.put({name: VALUES[name] for name in (ODD, "c")})
+    return path
+
+
+# ------------------------------------------------------------------------------------------------ what is kept comes back
+
+
+def test_a_finished_problem_is_on_disk_at_once(begun: Path) -> None:
+    first, *rest = lines_of(begun)
+    assert [record["id"] for record in rest] == list(VALUES)
+    assert first["settings"]["edit"] == "z" and first["settings"]["toolkit"]
+    assert all(len(record["digest"]) == 16 for record in (first, *rest))
+
+
+def test_a_run_goes_on_from_what_is_finished_to_the_last_bit(begun: Path) -> None:
+    with Checkpoint(begun, SETTINGS) as again:
+        assert len(again) == 3 and not again.repaired and again.get("d") is None
+        assert all(same(again.get(name), value) for name, value in VALUES.items())
+        assert np.signbit(again.get("a")[2])
+        again.put({"d": np.float32(1 / 3)})
+    with Checkpoint(begun, SETTINGS) as once_more:
+        assert once_more.get("d") == float(np.float32(1 / 3))
+
+
+def test_resuming_alone_changes_nothing_on_disk(begun: Path) -> None:
+    before = begun.read_bytes()
+    assert len(kept_in(begun)) == 3
+    assert begun.read_bytes() == before and everything_in(begun.parent) == ["c.jsonl"]
+
+
+def test_no_path_keeps_nothing_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    checkpoint = Checkpoint(None, SETTINGS)
+    checkpoint.put({"a": 1})
+    assert checkpoint.get("a") is None and len(checkpoint) == 0 and everything_in(tmp_path) == []
+
+
+def test_settings_that_are_not_a_number_are_the_same_again(tmp_path: Path) -> None:
+    settings = {"resolution": float("nan"), "limit": float("inf")}
+    for _ in range(2):
+        with Checkpoint(tmp_path / "c.jsonl", settings) as found:
+            found.put({"a": 1})
+    assert len(lines_of(tmp_path / "c.jsonl")) == 3
+
+
+# ------------------------------------------------------------------------------------------------------- other settings
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"edit": "knockout"}, "edit was 'z', now 'knockout'; use the old settings, choose another file, or delete"),
+        ({"seed": 1, "edit": "q"}, "edit was 'z', now 'q'; seed was 0, now 1; use"),
+        ({"new": 5}, "new was None, now 5; use"),
+        ({"heads": ["L0H0", "L9H9"]}, r"heads\[1\] was 'L0H1', now 'L9H9'; use"),
+        ({"heads": ["L0H0"]}, r"heads had 2 entries, now 1: from \[1\] on they differ; use"),
+        (dict.fromkeys("pqrst", 1), "p was None, now 1; q was None, now 1; r was None, now 1 and 2 more; use"),
+    ],
+)
+def test_other_settings_are_refused_with_the_differences(begun: Path, changes: dict[str, Any], message: str) -> None:
+    before = begun.read_bytes()
+    with pytest.raises(ValueError, match=f"c.jsonl was made with other settings: {message}"):
+        Checkpoint(begun, SETTINGS | changes)
+    assert begun.read_bytes() == before and everything_in(begun.parent) == ["c.jsonl"]
+
+
+def test_a_setting_that_is_gone_is_a_difference(begun: Path) -> None:
+    with pytest.raises(ValueError, match="seed was 0, now None"):
+        Checkpoint(begun, {"edit": "z", "heads": ["L0H0", "L0H1"]})
+
+
+def test_long_texts_are_shown_where_they_differ(tmp_path: Path) -> None:
+    long = "the same beginning " * 20
+    Checkpoint(tmp_path / "c.jsonl", {"text": long + "one end"}).close()
+    with pytest.raises(
+        ValueError, match=r"text was '?\.\.\.beginning one end', now '?\.\.\.beginning another end'; use"
+    ):
+        Checkpoint(tmp_path / "c.jsonl", {"text": long + "another end"})
+
+
+def test_another_version_of_the_toolkit_is_another_setting(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mless_interp.running.checkpoint.version", lambda _: "9.9")
+    with pytest.raises(ValueError, match="toolkit was '.*', now '9.9'"):
+        Checkpoint(begun, SETTINGS)
+
+
+def test_another_prompt_of_a_kept_problem_is_refused_by_its_id(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    origins = {name: Origin(prompt=key_of(name)) for name in "abcde"}
+    with Checkpoint(path, SETTINGS, origins) as found:
+        found.put(dict.fromkeys("abcde", 1.0))
+    other = {name: Origin(prompt=key_of("other")) for name in "abcde"}
+    with pytest.raises(
+        CheckpointError, match="was made with other problems: problem 'b' has another prompt .* now; use the"
+    ):
+        Checkpoint(path, SETTINGS, origins | {"b": other["b"]})
+    with pytest.raises(CheckpointError, match="problems 'a', 'b', 'c' and 2 more have other prompts"):
+        Checkpoint(path, SETTINGS, other)
+    with Checkpoint(path, SETTINGS, {"a": origins["a"], "z": Origin("new")}) as found:
+        assert found.get("a") == 1.0 and found.get("z") is None
+
+
+def test_one_file_holds_a_problem_in_several_units(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    for unit, value in (("few", 1.0), ("many", 2.0)):
+        with Checkpoint(path, SETTINGS, {"a": Origin("same", unit)}) as found:
+            assert found.get("a") is None
+            found.put({"a": value})
+    for unit, value in (("few", 1.0), ("many", 2.0)):
+        with Checkpoint(path, SETTINGS, {"a": Origin("same", unit)}) as found:
+            assert found.get("a") == value
+
+
+# -------------------------------------------------------------------------------------------------------------- damage
+
+
+@pytest.mark.parametrize("cut", [1, 2, 5, 20])
+def test_a_run_cut_off_at_any_byte_of_its_last_line_goes_on_without_a_word(begun: Path, cut: int) -> None:
+    begun.write_bytes(begun.read_bytes()[:-cut])
+    with Checkpoint(begun, SETTINGS) as again:
+        assert again.repaired
+        assert len(again) == (3 if cut == 1 else 2)  # with one byte only the line's end was lost
+        again.put({"d": 3})
+    with Checkpoint(begun, SETTINGS) as whole:
+        assert not whole.repaired and whole.get("d") == 3 and len(whole) == len(again)
+    assert everything_in(begun.parent) == ["c.jsonl"]
+
+
+def edited(old: bytes, new: bytes) -> Any:
+    def edit(lines: list[bytes]) -> list[bytes]:
+        assert sum(old in line for line in lines) == 1
+        return [line.replace(old, new) for line in lines]
+
+    return edit
+
+
+def swapped_ids(lines: list[bytes]) -> list[bytes]:
+    return [lines[0], lines[1].replace(b'"a"', b'"c"'), lines[2], lines[3].replace(b'"c"', b'"a"')]
+
+
+DAMAGE: dict[str, tuple[Any, str, set[str]]] = {
+    "a digit": (edited(b"0.25", b"0.35"), r"line 4 \(problem 'c'\)", {"c"}),
+    "a sign": (edited(b"0.25", b"-0.25"), r"line 4 \(problem 'c'\)", {"c"}),
+    "the sign of zero": (edited(b"-0.0", b"0.0"), r"line 2 \(problem 'a'\)", {"a"}),
+    "not a number": (edited(b"0.25", b"NaN"), r"line 4 \(problem 'c'\)", {"c"}),
+    "a number": (edited(b"NaN", b"0.0"), r"line 2 \(problem 'a'\)", {"a"}),
+    "an integer": (edited(b"[1.0,", b"[1,"), r"line 2 \(problem 'a'\)", {"a"}),
+    "another shape": (edited(b"[0.25]", b"[0.25, 1.0]"), r"line 4 \(problem 'c'\)", {"c"}),
+    "an id": (edited(b'"id": "c"', b'"id": "d"'), r"line 4 \(problem 'd'\)", {"c"}),
+    "an id doubled": (edited(b'"id": "c"', b'"id": "a"'), r"line 4 \(problem 'a'\)", {"c"}),
+    "ids swapped": (swapped_ids, r"line 2 \(problem 'c'\), line 4 \(problem 'a'\)", {"a", "c"}),
+    "cut in the middle": (lambda lines: [lines[0], lines[1][:20], *lines[2:]], r"line 2 \(problem 'a'\)", {"a"}),
+    "not text": (lambda lines: [*lines[:3], b"\xff\xfe"], "line 4 cannot", {"c"}),
+    "an empty line": (lambda lines: [lines[0], b"", *lines[1:]], "line 2 cannot", set()),
+    "two lines joined": (lambda lines: [*lines[:2], lines[2] + lines[3]], "line 3", {ODD, "c"}),
+    "another digest": (
+        lambda lines: [*lines[:3], lines[3][:-3] + (b'1"}' if lines[3][-3:-2] != b"1" else b'2"}')],
+        r"line 4 \(problem 'c'\)",
+        {"c"},
+    ),
+    "no digest": (lambda lines: [*lines[:3], b'{"id": "c", "value": [0.25]}'], r"line 4 \(problem 'c'\)", {"c"}),
+    "the settings": (edited(b'"seed": 0', b'"seed": 1'), r"line 1 \(the settings, which are those of now\)", set()),
+    "the settings cut": (lambda lines: [lines[0][:-20], *lines[1:]], "line 1", set()),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_what_is_damaged_is_named_and_gone_and_nothing_else_is(begun: Path, what: str) -> None:
+    damage, named, lost = DAMAGE[what]
+    begun.write_bytes(b"\n".join(damage(begun.read_bytes().split(b"\n")[:-1])) + b"\n")
+    with pytest.warns(UserWarning, match=rf"c.jsonl: {named}.*damaged, taken out, and what it held is done again"):
+        kept = kept_in(begun)
+    assert set(kept) == set(VALUES) - lost and all(same(value, VALUES[name]) for name, value in kept.items())
+    assert same(kept_in(begun), kept), "and the file is whole again"
+
+
+def test_lines_in_another_order_and_twice_are_no_damage(begun: Path) -> None:
+    first, *rest = begun.read_bytes().splitlines(keepends=True)
+    begun.write_bytes(b"".join([first, *rest[::-1], *rest]))
+    assert same(kept_in(begun), VALUES)
+
+
+def test_lines_of_another_run_are_not_taken(begun: Path, tmp_path: Path) -> None:
+    """A line's digest covers the settings too."""
+    with Checkpoint(tmp_path / "other.jsonl", SETTINGS | {"seed": 1}) as other:
+        other.put({"d": 5.0})
+    with begun.open("ab") as file:
+        file.write((tmp_path / "other.jsonl").read_bytes().splitlines(keepends=True)[1])
+    with pytest.warns(UserWarning, match=r"line 5 \(problem 'd'\)"), Checkpoint(begun, SETTINGS) as found:
+        assert len(found) == 3 and found.get("d") is None
+
+
+def test_many_damaged_lines_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    with Checkpoint(path, SETTINGS) as found:
+        found.put({str(at): at for at in range(10)})
+    path.write_bytes(path.read_bytes().replace(b'"value": ', b'"value": 7'))
+    with pytest.warns(UserWarning, match=r"line 2 \(.*\), line 3 \(.*\), line 4 \(.*\) and 7 more cannot be read"):
+        Checkpoint(path, SETTINGS).close()
+
+
+def test_damaged_settings_with_nothing_else_that_is_sound_are_refused_with_what_to_do(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    Checkpoint(path, SETTINGS).close()
+    damaged = path.read_bytes().replace(b'"seed": 0', b'"seed": 1')
+    path.write_bytes(damaged)
+    with pytest.raises(
+        CheckpointError, match="c.jsonl, line 1: the settings are damaged, .*; choose another file, or delete"
+    ):
+        Checkpoint(path, SETTINGS)
+    assert path.read_bytes() == damaged
+
+
+def test_other_settings_never_repair_anothers_file(begun: Path) -> None:
+    begun.write_bytes(begun.read_bytes()[:-5])
+    before = begun.read_bytes()
+    with pytest.raises(ValueError, match="other settings"):
+        Checkpoint(begun, SETTINGS | {"edit": "q"})
+    assert begun.read_bytes() == before
+
+
+def test_a_file_of_an_older_version_is_refused_as_such(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    path.write_text('{"settings": {"edit": "z"}}\n{"id": "a", "value": 1.0}\n')
+    with pytest.raises(
+        CheckpointError, match="c.jsonl was written by an older version of the toolkit, whose lines carry no"
+    ):
+        Checkpoint(path, {"edit": "z"})
+
+
+@pytest.mark.parametrize(
+    "text", ["my notes\n", "[1]\n", "3\n", '{"id": "a"}\n', '{"settings": 3}\n', '{"settings": {}}\n{"a": 1}\n', "\n"]
+)
+def test_a_file_that_is_no_checkpoint_is_refused_and_kept(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "mine.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="mine.jsonl is no checkpoint of this toolkit; choose another file"):
+        Checkpoint(path, SETTINGS)
+    assert path.read_text() == text
+
+
+def test_an_empty_file_becomes_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "c.jsonl").touch()
+    Checkpoint(tmp_path / "c.jsonl", SETTINGS).close()
+    assert len(lines_of(tmp_path / "c.jsonl")) == 1
+
+
+# --------------------------------------------------------------------------------------------- where it cannot be written
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        (
+            "folder",
+            IsADirectoryError,
+            r"checkpoint '.*folder' is a folder: name a file in it, '.*folder/run.jsonl', say",
+        ),
+        (
+            "file/c.jsonl",
+            NotADirectoryError,
+            r"checkpoint '.*': '.*file' is a file, not a folder; choose another place",
+        ),
+        ("file/deep/c.jsonl", NotADirectoryError, r"'.*file' is a file, not a folder"),
+        ("x" * 300, OSError, r"cannot write .* \(File name too long\); choose another"),
+        ("x" * 252, OSError, r"cannot write .* \(File name too long\); choose another"),
+        ("\ud800", ValueError, r"is no name that can be written; choose another"),
+        ("pipe", OSError, r"checkpoint '.*pipe' is no regular file; choose another"),
+    ],
+)
+def test_a_path_that_can_be_no_checkpoint_is_told(
+    tmp_path: Path, name: str, error: type[Exception], message: str
+) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(error, match=message):
+        Checkpoint(tmp_path / name, SETTINGS)
+    assert everything_in(tmp_path) == ["file", "folder", "pipe"]
+
+
+@pytest.mark.parametrize("path", [3, b"x", ["a"], True])
+def test_what_is_no_path_is_told(path: Any) -> None:
+    with pytest.raises(TypeError, match="checkpoint must be the path of a file, or None, got"):
+        inspect.unwrap(_checked)(path)  # as without the type checks of tests
+
+
+def test_a_link_to_a_checkpoint_stays_a_link(begun: Path) -> None:
+    link = begun.with_name("link.jsonl")
+    link.symlink_to(begun)
+    begun.write_bytes(begun.read_bytes()[:-5])
+    assert len(kept_in(link)) == 2
+    assert link.is_symlink() and len(lines_of(begun)) == 3
+
+
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: object, *_: object, **__: object) -> int:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with pytest.raises(OSError, match=r"cannot write .*c.jsonl \(Permission denied\); choose another place"):
+        Checkpoint(tmp_path / "runs" / "c.jsonl", SETTINGS)
+
+
+def test_a_full_disk_takes_back_what_was_half_written(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = begun.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with Checkpoint(begun, SETTINGS) as found, monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(
+            OSError, match=r"cannot write .*c.jsonl \(No space left on device\); all that was finished before"
+        ):
+            found.put({"d": 1.0})
+        assert found.get("d") is None
+    assert begun.read_bytes() == before
+
+
+# ---------------------------------------------------------------------------------------------------------- two at once
+
+HOLDING = """
+import sys
+from mless_interp.running.checkpoint import Checkpoint
+kept = Checkpoint(sys.argv[1], {})
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_run_on_a_file_is_refused_with_its_owner_until_the_first_has_ended(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    command = [sys.executable, "-c", HOLDING, str(path)]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None and first.stdout.readline() == "held\n"
+        with pytest.raises(
+            BlockingIOError, match=rf"'.*c.jsonl' is in use by process {first.pid} on .* since 20.*; wait"
+        ):
+            Checkpoint(path, {})
+        first.kill()
+    with warnings.catch_warnings(), Checkpoint(path, {}) as found:
+        warnings.simplefilter("error")
+        found.put({"a": 1})
+    assert everything_in(tmp_path) == ["c.jsonl"]
+
+
+def test_the_next_call_of_a_notebook_is_not_locked_out_by_the_last(tmp_path: Path) -> None:
+    """A traceback may keep the last one alive."""
+    last = Checkpoint(tmp_path / "c.jsonl", {})
+    with Checkpoint(tmp_path / "c.jsonl", {}) as found:
+        del last
+        found.put({"a": 1})
+        assert (tmp_path / ".c.jsonl.lock").exists()
+    assert everything_in(tmp_path) == ["c.jsonl"]

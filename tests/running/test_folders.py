@@ -1,0 +1,515 @@
+"""Folders of results: whole or not at all, killed at any moment; nothing foreign is ever removed; one run on each."""
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from files_under_test import contents, everything_in
+
+from mless_interp.running.folders import (
+    ANALYSIS,
+    MANIFEST,
+    claimed,
+    damaged_files,
+    foreign_in,
+    manifest_of,
+    new_folder,
+    refuse_existing,
+)
+
+
+def written(folder: Path, **files: str) -> Path:
+    """A folder that this toolkit has written."""
+    with new_folder(folder, overwrite=True) as making:
+        for name, text in files.items():
+            (making / name).write_text(text)
+    return folder
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A folder with an old result, alone in its parent."""
+    return written(tmp_path / "out", old="old")
+
+
+# ------------------------------------------------------------------------------------------------------- whole or not
+
+
+def test_a_folder_appears_only_when_it_is_whole(tmp_path: Path) -> None:
+    target = tmp_path / "deep" / "out"
+    with new_folder(target) as folder:
+        (folder / "a.txt").write_text("a")
+        assert not target.exists()
+        assert folder.parent == target.parent  # the same disk, so that the last step is one rename
+    assert contents(tmp_path) == {"deep/out/a.txt": "a"}
+
+
+def test_a_new_folder_is_readable_by_others(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "out"):
+        pass
+    assert (tmp_path / "out").stat().st_mode & 0o777 == 0o755
+
+
+def fail_half_way(target: Path, failure: BaseException) -> None:
+    with new_folder(target, overwrite=True) as folder:
+        (folder / "new.txt").write_text("new")
+        raise failure
+
+
+def test_a_failure_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="half way"):
+        fail_half_way(tmp_path / "out", RuntimeError("half way"))
+    assert everything_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_a_failure_leaves_the_old_folder_as_it_was(old: Path, failure: type[BaseException]) -> None:
+    with pytest.raises(failure):
+        fail_half_way(old, failure())
+    assert contents(old.parent) == {"out/old": "old"}
+    assert everything_in(old.parent) == ["out"]
+
+
+def test_a_failure_of_the_last_step_brings_the_old_folder_back_and_keeps_the_new(
+    old: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.replace
+
+    def replace(source: Path, target: Path) -> None:
+        if Path(target) == old and (Path(source) / "new.txt").exists():
+            raise OSError("disk gone")
+        real(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", replace)
+        with pytest.raises(OSError, match=r"disk gone; the new results are whole and kept in"):
+            written(old, **{"new.txt": "new"})
+    assert contents(old.parent) == {"out/old": "old", ".out.new/new.txt": "new"}
+    with (
+        pytest.warns(UserWarning, match="finished what an earlier run was about to put there"),
+        pytest.raises(FileExistsError, match="exists; choose another"),
+        new_folder(old),
+    ):
+        pytest.fail("the body ran")
+    assert contents(old.parent) == {"out/new.txt": "new"} and everything_in(old.parent) == ["out"]
+
+
+def test_overwriting_replaces_the_whole_folder(old: Path) -> None:
+    with new_folder(old, overwrite=True) as folder:
+        (folder / "new.txt").write_text("new")
+        assert contents(old) == {"old": "old"}
+    assert contents(old.parent) == {"out/new.txt": "new"}
+    assert everything_in(old.parent) == ["out"]
+
+
+def test_an_existing_folder_is_refused_before_anything_is_made(old: Path) -> None:
+    with (
+        pytest.raises(FileExistsError, match=r"the folder '.*out' exists; choose another, .*--overwrite"),
+        new_folder(old),
+    ):
+        pytest.fail("the body ran")
+    assert everything_in(old.parent) == ["out"]
+    with pytest.raises(FileExistsError, match="exists; choose another"):
+        refuse_existing(old, overwrite=False)
+    refuse_existing(old, overwrite=True)
+
+
+def test_an_empty_folder_may_be_filled(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with new_folder(tmp_path / "out") as folder:
+        (folder / "a.txt").write_text("a")
+    assert contents(tmp_path) == {"out/a.txt": "a"}
+
+
+def test_a_link_to_a_folder_stays_a_link(old: Path) -> None:
+    link = old.parent / "link"
+    link.symlink_to(old)
+    written(link, new="new")
+    assert link.is_symlink() and contents(old) == {"new": "new"}
+    assert everything_in(old.parent) == ["link", "out"]
+
+
+@pytest.mark.parametrize("name", [".", "..", "../.."])
+def test_the_current_directory_and_those_above_are_never_replaced(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "a" / "b"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here)
+    with pytest.raises(FileExistsError, match="holds the current directory and is never replaced; choose another name"):
+        refuse_existing(name, overwrite=True)
+
+
+KILLED = """
+import os, shutil, sys, warnings
+from pathlib import Path
+from mless_interp.running import folders
+
+warnings.simplefilter("ignore")
+base = Path(sys.argv[1])
+out = base / "out"
+CALLS = ("replace", "unlink", "rmdir", "mkdir", "fsync")
+seen = set()
+
+def write(**files):
+    with folders.new_folder(out, overwrite=True) as making:
+        for name, text in files.items():
+            (making / name).mkdir()
+            (making / name / "a").write_text(text)
+
+def killed_at(step, work):
+    'Whether `work` was killed before its step-th call that changes the disk, in a process of its own.'
+    child = os.fork()
+    if child == 0:
+        left = [step]
+        for name in CALLS:
+            def call(*args, real=getattr(os, name), **more):
+                if left[0] == 0:
+                    os._exit(9)
+                left[0] -= 1
+                return real(*args, **more)
+            setattr(os, name, call)
+        work()
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+
+def start():
+    'What the next run does first.'
+    with folders.claimed(out, overwrite=True, analysis="own"):
+        pass
+
+for depth in (1, 2):
+    for step in range(0, 1000, depth):
+        for again in range(0, 1000 if depth == 2 else 1, 4):
+            shutil.rmtree(base)
+            base.mkdir()
+            write(old="old", other="old")
+            more = killed_at(step, lambda: write(new="new"))
+            twice = depth == 2 and more and killed_at(again, start)
+            start()
+            names = sorted(path.name for path in base.iterdir())
+            assert names == ["out"], (depth, step, again, names)
+            assert folders.damaged_files(out) == {} and folders.foreign_in(out) == [], (depth, step, again)
+            found = tuple(sorted(path.name for path in out.iterdir() if path.is_dir()))
+            assert found in (("old", "other"), ("new",)), (depth, step, again, found)
+            seen.add((depth, found))
+            if not twice:
+                break
+        if not more:
+            break
+    print(step)
+print(len(seen))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
+def test_killed_at_any_step_the_old_or_the_new_folder_is_there_whole(tmp_path: Path) -> None:
+    """At every call that changes the disk, and once more at every step of the recovery that follows."""
+    (tmp_path / "base").mkdir()
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "base")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    once, twice, outcomes = map(int, done.stdout.split())
+    assert 15 < once <= twice and outcomes == 4, "each ended with the old in some cases and with the new in others"
+
+
+def test_what_a_killed_run_has_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    new = tmp_path / ".out.new"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: None)
+        with pytest.raises(RuntimeError):
+            fail_half_way(tmp_path / "out", RuntimeError("killed"))
+    assert everything_in(new) == [MANIFEST, "new.txt"]
+    with claimed(tmp_path / "out", overwrite=False, analysis="own"):
+        assert not new.exists()
+    assert everything_in(tmp_path) == []
+
+
+def test_a_hidden_folder_that_is_not_ours_is_never_removed(tmp_path: Path) -> None:
+    (tmp_path / ".out.new").mkdir()
+    (tmp_path / ".out.new" / "notes").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"'.*\.out\.new' is in the way and not of this toolkit; move it away"):
+        written(tmp_path / "out", a="a")
+    assert contents(tmp_path) == {".out.new/notes": "mine"}
+
+
+# --------------------------------------------------------------------------------------------- nothing foreign is removed
+
+
+def test_a_folder_without_our_manifest_is_never_replaced(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    for name in "abcdefg":
+        (tmp_path / "out" / name).write_text("mine")
+    message = (
+        r"holds what this toolkit did not write there \(a, b, c, d, e and 2 more\) and is not replaced; move that away"
+    )
+    with pytest.raises(FileExistsError, match=message):
+        refuse_existing(tmp_path / "out", overwrite=True)
+    with pytest.raises(FileExistsError, match=message):
+        written(tmp_path / "out", a="a")
+    assert len(contents(tmp_path)) == 7
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "deep/notes.txt", ".hidden"])
+def test_a_foreign_file_is_named_and_stays(old: Path, name: str) -> None:
+    (old / name).parent.mkdir(exist_ok=True)
+    (old / name).write_text("mine")
+    with pytest.raises(FileExistsError, match=rf"did not write there \({name}\) and is not replaced"):
+        written(old, new="new")
+    assert contents(old.parent) == {"out/old": "old", f"out/{name}": "mine"}
+
+
+@pytest.mark.parametrize("name", ["link", "old"])
+def test_links_are_foreign_and_never_followed(old: Path, tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (elsewhere / "old").write_text("mine")
+    (old / name).unlink(missing_ok=True)
+    (old / name).symlink_to(elsewhere if name == "link" else elsewhere / "old")
+    assert foreign_in(old) == [name]
+    with pytest.raises(FileExistsError, match=rf"did not write there \({name}\)"):
+        written(old, new="new")
+    assert contents(elsewhere) == {"old": "mine"}
+
+
+def test_a_manifest_that_names_files_outside_removes_nothing_there(old: Path) -> None:
+    """Whoever wrote it: what is removed is found in the folder, not read from the manifest."""
+    outside = old.parent / "precious"
+    outside.write_text("mine")
+    manifest = manifest_of(old)
+    assert manifest is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mless_interp.running.folders._digest", lambda _: manifest["digest"])
+        manifest["files"]["../precious"] = {"bytes": 4, "sha256": ""}
+        (old / MANIFEST).write_text(json.dumps(manifest))
+        written(old, new="new")
+    assert outside.read_text() == "mine" and contents(old) == {"new": "new"}
+
+
+def test_a_file_that_came_while_the_new_one_was_made_keeps_both(old: Path) -> None:
+    def meanwhile() -> None:
+        with new_folder(old, overwrite=True) as making:
+            (making / "new").write_text("new")
+            (old / "notes").write_text("mine")
+
+    with pytest.raises(FileExistsError, match=r"\(notes\) and is not replaced.*the new results are whole and kept in"):
+        meanwhile()
+    assert contents(old.parent) == {"out/old": "old", "out/notes": "mine", ".out.new/new": "new"}
+    (old / "notes").unlink()
+    with pytest.warns(UserWarning, match="finished what"), claimed(old, overwrite=True, analysis="own"):
+        assert contents(old) == {"new": "new"}
+
+
+def test_a_folder_that_came_while_the_new_one_was_made_is_kept_without_overwrite(tmp_path: Path) -> None:
+    def meanwhile() -> None:
+        with new_folder(tmp_path / "out") as making:
+            (making / "new").write_text("new")
+            (tmp_path / "out").mkdir()
+            (tmp_path / "out" / "theirs").write_text("theirs")
+
+    with pytest.raises(FileExistsError, match=r"exists; choose another.*the new results are whole and kept in"):
+        meanwhile()
+    assert contents(tmp_path) == {"out/theirs": "theirs", ".out.new/new": "new"}
+
+
+# --------------------------------------------------------------------------------------------------------- the manifest
+
+
+def test_the_manifest_lists_every_file_with_its_checksum(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "out") as making:
+        (making / "a").write_text("abc")
+        written(making / "inner", b="")
+    manifest = manifest_of(tmp_path / "out")
+    assert (
+        manifest is not None and manifest["made_by"] == "mless_interp" and manifest["version"] and manifest["complete"]
+    )
+    assert manifest["files"]["a"] == {
+        "bytes": 3,
+        "sha256": "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad",
+    }
+    assert sorted(manifest["files"]) == ["a", "inner/b", f"inner/{MANIFEST}"]
+    assert damaged_files(tmp_path / "out") == {} == damaged_files(tmp_path / "out" / "inner")
+
+
+def test_every_kind_of_damage_is_named(tmp_path: Path) -> None:
+    out = written(tmp_path / "out", cut="abc", flipped="abc", gone="abc", whole="abc")
+    (out / "cut").write_text("ab")
+    (out / "flipped").write_text("abd")
+    (out / "gone").unlink()
+    assert damaged_files(out) == {
+        "cut": "has 2 bytes of 3",
+        "flipped": "has other contents than when it was written",
+        "gone": "is missing",
+    }
+    assert damaged_files(out, ["whole", "unknown"]) == {}
+
+
+def test_a_damaged_manifest_is_named_and_its_folder_stays(old: Path) -> None:
+    whole = (old / MANIFEST).read_text()
+    for text in (
+        "",
+        "[]",
+        "{}",
+        whole[:-9],
+        whole.replace("old", "odd"),
+        whole.replace('"complete": true', '"complete": 1'),
+    ):
+        (old / MANIFEST).write_text(text)
+        with pytest.raises(ValueError, match=r"manifest.json' is damaged.*move the folder away"):
+            refuse_existing(old, overwrite=True)
+        assert contents(old) == {"old": "old"}
+
+
+# ---------------------------------------------------------------------------------------------------- said before the work
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("file", FileExistsError, "'.*file' is a file, not a folder; choose another name"),
+        (
+            "file/out",
+            NotADirectoryError,
+            "cannot make the folder '.*file/out': '.*file' is a file; choose another place",
+        ),
+        ("x" * 250, OSError, r"cannot write the folder '.*x\.\.\.' \(File name too long\); choose another name"),
+        ("ü" * 125, OSError, r"\(File name too long\)"),
+        ("x" * 300, OSError, r"\(File name too long\)"),
+        ("\ud800", ValueError, r"the name '.*\\ud800' cannot be written; choose another"),
+        ("\udcff", ValueError, r"the name '.*\\udcff' cannot be written; choose another"),
+        ("\0", ValueError, "null"),
+    ],
+)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_name_that_cannot_be_written_is_told_first(
+    tmp_path: Path, name: str, error: type[Exception], message: str, overwrite: bool
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    for begin in (
+        lambda: claimed(tmp_path / name, overwrite=overwrite, analysis="own"),
+        lambda: new_folder(tmp_path / name, overwrite=overwrite),
+    ):
+        with pytest.raises(error, match=message), begin():
+            pytest.fail("the work began")
+    assert contents(tmp_path) == {"file": "mine"}
+
+
+def test_a_place_that_cannot_be_written_is_told_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a read-only disk; whoever tests as root may write everywhere."""
+
+    def refuse(path: object, *_: object, **__: object) -> int:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+
+    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with (
+        pytest.raises(OSError, match=r"cannot write the folder '.*out' \(Read-only file system\); choose another"),
+        claimed(tmp_path / "deep" / "out", overwrite=False, analysis="own"),
+    ):
+        pytest.fail("the work began")
+
+
+def test_a_full_disk_is_told_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9, 2048))
+    with (
+        pytest.raises(OSError, match=r"has 2 KiB left, a run needs 8192 at the very least: make room"),
+        claimed(tmp_path / "out", overwrite=False, analysis="own"),
+    ):
+        pytest.fail("the work began")
+    assert everything_in(tmp_path) == []
+
+
+def test_a_disk_that_fills_at_the_end_replaces_nothing_and_says_what_is_kept(old: Path) -> None:
+    def fill() -> None:
+        with new_folder(old, overwrite=True) as making:
+            (making / "new").write_text("new")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "new")
+
+    with pytest.raises(
+        OSError, match=r"\(No space left on device\), nothing was replaced: make room, then start again"
+    ):
+        fill()
+    with claimed(old, overwrite=True, analysis="own") as partial:
+        (partial / "sweep.jsonl").write_text("kept")
+        with pytest.raises(OSError, match=r"nothing was replaced; what had finished is kept in '.*\.out\.partial'"):
+            fill()
+    assert contents(old) == {"old": "old"} and (old.parent / ".out.partial" / "sweep.jsonl").read_text() == "kept"
+
+
+# --------------------------------------------------------------------------------------------------------- one run on each
+
+
+def test_what_a_run_keeps_stays_until_somebody_removes_it(tmp_path: Path) -> None:
+    with claimed(tmp_path / "out", overwrite=False, analysis="own") as partial:
+        assert partial == tmp_path / ".out.partial" and everything_in(partial) == [ANALYSIS]
+        (partial / "sweep.jsonl").write_text("kept")
+    assert everything_in(tmp_path) == [".out.partial"]
+    with claimed(tmp_path / "out", overwrite=False, analysis="own"):
+        assert (partial / "sweep.jsonl").read_text() == "kept"
+        shutil.rmtree(partial)
+    with claimed(tmp_path / "out", overwrite=False, analysis="own"):
+        pass
+    assert everything_in(tmp_path) == []
+
+
+def test_another_analysis_never_touches_what_one_has_kept(tmp_path: Path) -> None:
+    with claimed(tmp_path / "out", overwrite=False, analysis="accuracy") as partial:
+        (partial / "answers.jsonl").write_text("kept")
+    message = r"'.*\.out\.partial' keeps the unfinished work of another analysis, accuracy \(begun 20.*\); finish that"
+    with pytest.raises(FileExistsError, match=message), claimed(tmp_path / "out", overwrite=True, analysis="mechanism"):
+        pytest.fail("the work began")
+    assert (partial / "answers.jsonl").read_text() == "kept"
+
+
+HOLDING = """
+import sys, time
+from pathlib import Path
+from mless_interp.running.folders import claimed
+with claimed(sys.argv[1], overwrite=True, analysis="own") as partial:
+    (partial / "kept").write_text("kept")
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def holder(out: Path) -> subprocess.Popen:
+    command = [sys.executable, "-c", HOLDING, str(out)]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_second_run_on_the_same_folder_is_refused_with_its_owner(tmp_path: Path) -> None:
+    with holder(tmp_path / "out") as first:
+        message = rf"'.*out' is in use by process {first.pid} on .* since 20.* \(-c .*out\); wait until it has ended"
+        with pytest.raises(BlockingIOError, match=message), claimed(tmp_path / "out", overwrite=True, analysis="own"):
+            pytest.fail("the work began")
+        with pytest.raises(BlockingIOError, match=message):
+            written(tmp_path / "out", a="a")
+        first.communicate("")
+    written(tmp_path / "out", a="a")
+
+
+def test_what_a_killed_run_held_is_taken_over_and_said(tmp_path: Path) -> None:
+    with holder(tmp_path / "out") as first:
+        first.kill()
+        first.communicate()
+    assert everything_in(tmp_path) == [".out.lock", ".out.owner", ".out.partial"]
+    with (
+        pytest.warns(UserWarning, match="'.*out': going on from a run that ended without saying so"),
+        claimed(tmp_path / "out", overwrite=False, analysis="own") as partial,
+    ):
+        assert (partial / "kept").read_text() == "kept"
+    assert everything_in(tmp_path) == [".out.partial"]
+
+
+def test_a_folder_may_be_written_within_its_own_run(tmp_path: Path) -> None:
+    with claimed(tmp_path / "out", overwrite=False, analysis="own"):
+        written(tmp_path / "out", a="a")
+        assert (tmp_path / ".out.lock").exists(), "still held"
+    assert everything_in(tmp_path) == ["out"]
