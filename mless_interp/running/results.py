@@ -14,6 +14,9 @@ from .registry import savable
 
 savable(Interval)
 
+HALF = {"bfloat16": "8 bits (by up to 0.4 %)", "float16": "11 bits (by up to 0.05 %)"}
+"""To what half precision rounds a number."""
+
 Found = dict[str, dict[str, np.ndarray]]
 """metric -> condition or contrast -> values."""
 
@@ -88,9 +91,21 @@ class Result:
         """One tidy row per problem and cell."""
         raise NotImplementedError
 
+    def told(self) -> list[str]:
+        """The sentences as a reader gets them: where the model ran in half precision, with one on what that resolves."""
+        return [*self.sentences(), *self._precision()]
+
+    def _precision(self) -> list[str]:
+        dtype = str(self.settings.get("dtype"))
+        if dtype not in HALF:
+            return []
+        noise, unit = getattr(self, "noise_floor", np.nan), getattr(self, "unit", "")
+        measured = f"; it moves rows that are not edited by {noise:.1e} {unit}" if np.isfinite(noise) else ""
+        return [f"The model ran in {dtype}, which rounds every activation to {HALF[dtype]}{measured}."]
+
     def describe(self) -> str:
         """The sentences as one text."""
-        return " ".join(self.sentences())
+        return " ".join(self.told())
 
     def printed(self) -> pd.DataFrame:
         """The table under the print's sentences."""
