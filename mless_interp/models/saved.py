@@ -156,4 +156,5 @@ def _check_config(folder: Path, n_tensors: int, n_bytes: int, *, trust_remote_co
 def first_line(error: BaseException) -> str:
     """What an error of another library says, on one line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    said = next((at for at, line in enumerate(lines) if not line.endswith(":")), len(lines) - 1)  # "x failed:", and why
+    return " ".join(lines[: said + 1]) or type(error).__name__
