@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from .arithmetic import visibility
 from .info import AttentionOutput, AttentionRule, GatedMlp, LeanAttentionError, ModelChecks, ModelError, ModelInfo
 from .inputs import Edit, Inputs, LogitsAt, Recording, Reducer, Run, Tap, Taps
+from .loaded_weights import WeightsHash
 from .locks import lock_of
 from .replay import Layers, Stepper
 from .sites import EAGER_SITES, SITES, parsed, site
-from .weights import WeightsHash
 
 if TYPE_CHECKING:  # importing transformers takes seconds, and whoever loads a model does
     from transformers import PreTrainedModel
@@ -77,7 +77,7 @@ class Model(ABC):
     def weights_hash(self) -> str | None:
         """The hash of the weights as they are now: `info.weights_hash`, or another one if they were changed since.
 
-        None for a model run elsewhere (`remote=True`), whose weights cannot be read. See `models.weights.WeightsHash`.
+        None for a model run elsewhere (`remote=True`), whose weights cannot be read. See `models.loaded_weights.WeightsHash`.
         """
         if self._hashing is None or self.weights is None:
             return self.info.weights_hash

@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from logging import Filter, LogRecord
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from transformers.utils import cached_file, logging
 from .base import Model
 from .decoder import HuggingFaceLayers, attention_rule_of, decoder_layers, unwrapped
 from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
+from .loaded_weights import refuse_not_finite, refuse_strange_keys
 from .saved import INDEX, check_saved, first_line, named_shards
 from .unembedding import unembedded
-from .weights import refuse_not_finite, refuse_strange_keys
 
 
 def hugging_face_info(
@@ -158,7 +159,8 @@ def load_hugging_face(name: str, placed: Placement, *, trust_remote_code: bool) 
 
 def _check_index(name: str) -> None:
     """The index of a hub's model is held to what that of a directory is."""
-    path = cached_file(name, INDEX, _raise_exceptions_for_missing_entries=False)
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    path = cached_file(name, INDEX, **quiet)  # weights in one file have none
     if path is not None:
         named_shards(json.loads(Path(path).read_text(encoding="utf-8")), f"{name}/{INDEX}")
 
@@ -174,16 +176,21 @@ def copied(hf_model: PreTrainedModel, placed: Placement, *, name: str) -> PreTra
 @contextmanager
 def _quiet_loading() -> Iterator[None]:
     """No bar for every weight and no table of strange ones, which are refused by name; as it was afterwards."""
-    before, reports = logging.is_progress_bar_enabled(), logging.get_logger("transformers.modeling_utils")
-    level = reports.level
+    before, told = logging.is_progress_bar_enabled(), logging.get_logger("transformers.modeling_utils")
+    quiet = _NoReport()
     logging.disable_progress_bar()
-    reports.setLevel(logging.ERROR)
+    told.addFilter(quiet)
     try:
         yield
     finally:
-        reports.setLevel(level)
+        told.removeFilter(quiet)
         if before:
             logging.enable_progress_bar()
+
+
+class _NoReport(Filter):
+    def filter(self, record: LogRecord) -> bool:
+        return "LOAD REPORT" not in record.getMessage()
 
 
 def load_tokenizer(name: str, **options: Any) -> Any:

@@ -11,7 +11,7 @@ from torch import Tensor
 from .base import Model
 from .checks import check_model, probe_tokens
 from .info import ModelError
-from .weights import WeightsHash, refuse_not_finite
+from .loaded_weights import WeightsHash, refuse_not_finite
 
 if TYPE_CHECKING:  # importing transformers takes seconds
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -100,8 +100,12 @@ class Result:
         if dtype not in HALF:
             return []
         noise, unit = getattr(self, "noise_floor", np.nan), getattr(self, "unit", "")
-        measured = f"; it moves rows that are not edited by {noise:.1e} {unit}" if np.isfinite(noise) else ""
-        return [f"The model ran in {dtype}, which rounds every activation to {HALF[dtype]}{measured}."]
+        words = f"The model ran in {dtype}, which rounds every activation to {HALF[dtype]}"
+        if np.isfinite(noise):
+            words += f"; it moves rows that are not edited by {noise:.1e} {unit}"
+        elif "resolution" in self.settings:
+            words += f"; effects up to {self.settings['resolution']:.1e} {unit} are taken for rounding"
+        return [f"{words.rstrip()}."]
 
     def describe(self) -> str:
         """The sentences as one text."""

@@ -2,7 +2,10 @@
 
 import inspect
 import json
+import os
 import shutil
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -21,9 +24,9 @@ from mless_interp.generation.decoding import Request
 from mless_interp.models.base import Model
 from mless_interp.models.info import ModelError
 from mless_interp.models.inputs import Inputs
+from mless_interp.models.loaded_weights import WeightsHash, refuse_not_finite
 from mless_interp.models.sites import site
 from mless_interp.models.transformer_lens import has_hooked_transformer
-from mless_interp.models.weights import WeightsHash, refuse_not_finite
 
 State = dict[str, torch.Tensor]
 
@@ -365,6 +368,26 @@ def test_split_weights_and_a_hub_s_snapshot_of_links_to_blobs_are_read(tiny_mode
     mi.load_model(tmp_path / "link", backend="bridge")
 
 
+@pytest.mark.parametrize("shard", [None, "other.bin"])
+def test_a_hub_s_id_is_read_from_its_cache_without_a_network(
+    shard: str | None, tiny_model_dir: Any, tmp_path: Path
+) -> None:
+    repository = tmp_path / "models--a--b"
+    snapshot = repository / "snapshots" / "0123"
+    shutil.copytree(tiny_model_dir("llama"), snapshot)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0123")
+    if shard is not None:
+        index_naming(shard)(snapshot)
+    code = "import mless_interp as mi; print(mi.load_model('a/b', backend='bridge').weights_hash)"
+    here = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=here, check=False)
+    if shard is None:
+        assert done.stdout.strip() == mi.load_model(tiny_model_dir("llama")).weights_hash, done.stderr
+    else:
+        assert "a/b/model.safetensors.index.json names 'other.bin': weights are read from safetensors" in done.stderr
+
+
 def test_looking_at_a_folder_draws_no_random_number(tiny_model_dir: Any) -> None:
     from mless_interp.models.saved import check_saved
 
@@ -462,6 +485,11 @@ def test_names_shapes_and_dtypes_are_part_of_the_hash_and_strides_are_not() -> N
     numbers = torch.arange(6.0)
     others = [("b", numbers), ("a", numbers.view(2, 3)), ("a", numbers.view(torch.int32)), ("a", numbers.flip(0))]
     assert len({hashed("a", numbers), *(hashed(name, tensor) for name, tensor in others)}) == 5
+    one, other = torch.nn.Module(), torch.nn.Module()
+    for module, names in ((one, "ab"), (other, "ba")):
+        for name in names:
+            module.register_buffer(name, numbers + ord(name))
+    assert WeightsHash().of(one) == WeightsHash().of(other), "the order does not matter"
     turned = numbers.view(2, 3).T.contiguous().T
     assert not turned.is_contiguous() and hashed("a", turned) == hashed("a", numbers.view(2, 3))
 
@@ -493,8 +521,22 @@ def test_a_wrapped_object_is_known_by_what_it_holds(backend: str, tiny_model_dir
     assert backend != "nnsight" or first.weights_hash == model.weights_hash, "there Hugging Face's module is left alone"
 
 
+def test_offloaded_weights_are_brought_to_be_looked_at(tiny_model_dir: Any, rewritten: Any) -> None:
+    places = {"model.embed_tokens": "cpu", "model.layers": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu"}
+    options = {"backend": "nnsight", "device_map": {**places, "lm_head": "disk"}}
+    away = mi.load_model(tiny_model_dir("llama"), **options)
+    assert any(weight.is_meta for weight in away.weights.parameters())
+    assert away.weights_hash == mi.load_model(tiny_model_dir("llama"), backend="nnsight").weights_hash
+
+    def spoil(state: State) -> None:
+        state["model.layers.1.self_attn.q_proj.weight"][0, 0] = torch.nan
+
+    with pytest.raises(ModelError, match="q_proj.weight holds NaN 1 times"):
+        mi.load_model(rewritten(spoil), **options)
+
+
 def test_weights_that_lie_elsewhere_are_read_again_only_if_a_write_was_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mless_interp.models import weights
+    from mless_interp.models import loaded_weights as weights
 
     module, read = torch.nn.Linear(3, 3), []
     digest = weights._digest
@@ -617,5 +659,8 @@ def test_a_result_of_half_precision_says_so_once(tiny_model_dir: Any) -> None:
             said = f"The model ran in {dtype}, which rounds every activation to {words}"
             assert found.describe().count("The model ran in") == repr(found).count("The model ran in") == bool(words)
             assert (said in found.describe()) == bool(words)
-            measured = "moves rows that are not edited by"
-            assert (measured in found.describe()) == (bool(words) and isinstance(found, mi.PatchScores))
+            for measured, kind in {
+                "rows that are not edited by": mi.PatchScores,
+                "1.0e-02": mi.HeadAttribution,
+            }.items():
+                assert (measured in found.told()[-1]) == (bool(words) and isinstance(found, kind))
