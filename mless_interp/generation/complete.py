@@ -103,7 +103,7 @@ def complete_all(
         while waiting:
             rows = [Row(request, decoding, model.tokenizer, closing) for request in waiting[:limit]]
             try:
-                with torch.no_grad():
+                with model.lock, torch.no_grad():  # its hooks stay on from the first token to the last
                     engine.run(rows, decoding, finished)
             except (MemoryError, RuntimeError) as error:
                 limit = halved(sum(row.stop is None for row in rows), error)

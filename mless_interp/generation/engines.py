@@ -58,7 +58,8 @@ class HuggingFaceEngine:
         tokens = probe_tokens(model.info.d_vocab).to(model.info.device)
         ours = model.run(tokens).logits
         assert ours is not None
-        theirs = reference_logits(self.module, tokens).to(ours)
+        with model.lock:
+            theirs = reference_logits(self.module, tokens).to(ours)
         difference = float((ours - theirs).abs().max() / ours.abs().max().clamp(min=1e-30))
         if not difference <= TOLERANCE.get(model.info.dtype, 1e-3):
             raise ModelError(

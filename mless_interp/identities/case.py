@@ -25,10 +25,11 @@ class Finding:
 
     @property
     def relative(self) -> float:
-        """`error` / `scale`; 0 if both are 0, infinite if there is an error and nothing to compare it with."""
+        """`error` / `scale`; 0 if both are 0, infinite if there is an error and nothing to compare it with, or NaN."""
         if self.error == 0:
             return 0.0
-        return self.error / self.scale if self.scale > 0 else math.inf
+        ratio = self.error / self.scale if self.scale > 0 else math.inf
+        return math.inf if math.isnan(ratio) else ratio
 
 
 def apart(a: Tensor, b: Tensor, *, scale: float | None = None) -> Finding:

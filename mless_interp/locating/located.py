@@ -331,7 +331,7 @@ class LocatedHeads(
         return Shown(tuple(tables), head_map(table, list(self.drawn), columns, marked=marked, means=NAMED_MARK))
 
     def __repr__(self) -> str:
-        found = "\n".join([*self.sentences(), as_text(self.printed())])
+        found = "\n".join([*self.told(), as_text(self.printed())])
         beside = self.control_table()
         if beside.empty or not beside["exceeds_random_n"].any():
             return found

@@ -3,6 +3,8 @@
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +13,8 @@ from torch import Tensor, nn
 from .arithmetic import visibility
 from .info import AttentionOutput, AttentionRule, GatedMlp, LeanAttentionError, ModelChecks, ModelError, ModelInfo
 from .inputs import Edit, Inputs, LogitsAt, Recording, Reducer, Run, Tap, Taps
+from .loaded_weights import WeightsHash
+from .locks import lock_of
 from .replay import Layers, Stepper
 from .sites import EAGER_SITES, SITES, parsed, site
 
@@ -23,6 +27,8 @@ class Model(ABC):
 
     `info` holds geometry and origin, `tokenizer` the Hugging Face tokenizer, `checks` the figures of the self-check at
     loading, `underlying` the library's own object. Subclasses implement `_forward` and declare what else they can do.
+
+    Several threads may use one model: its passes, replays and completions take turns.
     """
 
     info: ModelInfo
@@ -37,6 +43,9 @@ class Model(ABC):
     quantised: str = ""
     """How the weights are quantised, in a word; empty where they are not."""
     checks: ModelChecks | None = None
+    _hashing: WeightsHash | None = None
+    _held: str | None = None
+    """The hash of what the library's own object held when the model was loaded."""
     layers: Layers | None = None
     """How the library computes one layer after the other; None where this architecture's are built in a way not known."""
 
@@ -55,11 +64,36 @@ class Model(ABC):
         model.checks = checks
         return model
 
+    def known_by(self, weights_hash: str | None = None) -> "Model":
+        """This model, its weights known by this hash (None: by that of what it holds)."""
+        model = copy.copy(self)
+        if self.weights is not None:
+            model._hashing = WeightsHash()
+            model._held = model._hashing.of(self.weights)
+        model.info = replace(self.info, weights_hash=weights_hash or model._held)
+        return model
+
+    @property
+    def weights_hash(self) -> str | None:
+        """The hash of the weights as they are now: `info.weights_hash`, or another one if they were changed since.
+
+        None for a model run elsewhere (`remote=True`), whose weights cannot be read. See `models.loaded_weights.WeightsHash`.
+        """
+        if self._hashing is None or self.weights is None:
+            return self.info.weights_hash
+        now = self._hashing.of(self.weights)
+        return self.info.weights_hash if now == self._held else now
+
+    @property
+    def lock(self) -> Any:
+        """Held while hooks are on the library's object, which all threads share; re-entrant."""
+        return lock_of(self.underlying)
+
     @property
     def stepper(self) -> Stepper | None:
         """Continues a run layer by layer; None where nothing can, or where the self-check found that it disagrees."""
         trusted = self.checks is None or self.checks.by_layers
-        return Stepper(self.layers) if self.layers is not None and trusted else None
+        return Stepper(self.layers, self.lock) if self.layers is not None and trusted else None
 
     @property
     def shows_rotated(self) -> bool:
@@ -80,7 +114,9 @@ class Model(ABC):
             "backend": info.backend,
             "dtype": info.dtype,
             "attention": info.attention,
-            "largest_logit": None if self.checks is None else round(self.checks.largest_logit, 3),  # same weights?
+            "weights": self.weights_hash or "not read here, as the model runs elsewhere",
+            "toolkit": version("mless_interp"),
+            "largest_logit": None if self.checks is None else round(self.checks.largest_logit, 3),
         }
 
     @abstractmethod
@@ -205,7 +241,7 @@ class Model(ABC):
             for name in {**capture, **edits}
         }
         masks = None if inputs.plain else self.visible(inputs)
-        with torch.set_grad_enabled(grad):
+        with self.lock, torch.set_grad_enabled(grad):
             logits = self._forward(inputs, masks, taps, read)
         missing = [name for name in capture if name not in captured]
         if missing:

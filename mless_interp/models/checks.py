@@ -1,5 +1,7 @@
 """A loaded model proves that its backend does what the seam promises."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -56,11 +58,12 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
 
     row_error = error = effect = None
     if info.attention == "eager":
-        name = site(0, "attn.hook_pattern")
-        pattern = model.run(tokens, capture={name: None}, logits_at="last").captured[name]
-        if tuple(pattern.shape) != (1, info.n_heads, size, size):
-            raise fail(f"pattern of shape {list(pattern.shape)}, expected [1, {info.n_heads}, {size}, {size}]")
-        row_error = float((pattern.double().sum(-1) - 1).abs().max())
+        names = [site(layer, "attn.hook_pattern") for layer in range(info.n_layers)]
+        patterns = model.run(tokens, capture=dict.fromkeys(names), logits_at="last").captured
+        wrong = [list(pattern.shape) for pattern in patterns.values() if pattern.shape != (1, info.n_heads, size, size)]
+        if wrong:
+            raise fail(f"pattern of shape {wrong[0]}, expected [1, {info.n_heads}, {size}, {size}]")
+        row_error = _max_of((pattern.double().sum(-1) - 1).abs().max() for pattern in patterns.values())
         if not row_error <= max(tolerance, 1e-5):
             raise fail(f"the rows of its attention pattern do not sum to 1 (largest error {row_error:.3g})")
         error, effect = _edited_pattern(model, tokens, logits)
@@ -91,6 +94,11 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
     )
 
 
+def _max_of(errors: Iterable[Tensor]) -> float:
+    """The largest, wherever each lies; NaN if any is."""
+    return float(torch.stack([error.cpu() for error in errors]).max())
+
+
 def _distance(a: Tensor | None, b: Tensor) -> float:
     assert a is not None
     return float((a.cpu().double() - b.cpu().double()).abs().max())
@@ -108,7 +116,7 @@ def _edited_pattern(model: Model, tokens: Tensor, logits: Tensor) -> tuple[float
         z, v = (run.captured[site(layer, f"attn.hook_{what}")][0].double().cpu() for what in "zv")
         off = (z - values_of_heads(v, model.info.n_heads).transpose(0, 1)).abs().max()
         errors.append(off if off == 0 else off / v.abs().max())
-    return float(torch.stack(errors).max()), _distance(run.logits, logits)
+    return _max_of(errors), _distance(run.logits, logits)
 
 
 def _gap_difference(model: Model, tokens: Tensor) -> float:

@@ -86,7 +86,7 @@ class DecoderLayer:
     @property
     def gated_mlp(self) -> GatedMlp | None:
         """The gate of its MLP."""
-        return None if self.mlp is None else GatedMlp(self.mlp.act)
+        return None if self.mlp is None else GatedMlp(self.mlp.act.forward)  # not its hooks, as below
 
     def attention_output(self, *, d_head: int) -> AttentionOutput | None:
         """The output projection of its attention, where that is one matrix per head."""

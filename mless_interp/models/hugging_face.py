@@ -5,17 +5,20 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from logging import Filter, LogRecord
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
-from transformers.utils import logging
+from transformers.utils import cached_file, logging
 
 from .base import Model
 from .decoder import HuggingFaceLayers, attention_rule_of, decoder_layers, unwrapped
 from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
+from .loaded_weights import refuse_not_finite, refuse_strange_keys
+from .saved import INDEX, check_saved, first_line, named_shards
 from .unembedding import unembedded
 
 
@@ -106,12 +109,24 @@ class Placement:
     device_map: Any = None
     attention: str = "eager"
 
-    def load(self, kind: Any, source: str | None, **options: Any) -> PreTrainedModel:
-        """The model that `kind.from_pretrained` makes of `source`, in evaluation mode."""
+    def load(self, kind: Any, source: str | None, *, name: str, **options: Any) -> PreTrainedModel:
+        """The model that `kind.from_pretrained` makes of `source`, in evaluation mode.
+
+        `ModelError` if a weight was missing, left over, of another shape, or is not finite.
+        """
         if self.device_map is not None:
             options["device_map"] = self.device_map
         with _quiet_loading():
-            model = kind.from_pretrained(source, dtype=self.dtype, attn_implementation=self.attention, **options)
+            model, loading = kind.from_pretrained(
+                source,
+                dtype=self.dtype,
+                attn_implementation=self.attention,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are told in `loading`, by name
+                **options,
+            )
+        refuse_strange_keys(loading, name=name, architecture=type(model).__name__)
+        refuse_not_finite(model, name=name)
         for (
             weight
         ) in model.parameters():  # left where a file has them, products would round by the length of its header
@@ -126,33 +141,56 @@ def load_hugging_face(name: str, placed: Placement, *, trust_remote_code: bool) 
     """(model, tokenizer) from a directory, without the network, or from the hub; weights as safetensors only."""
     local = Path(name).is_dir()
     options = {"local_files_only": local, "trust_remote_code": trust_remote_code}
+    if local:
+        check_saved(Path(name), trust_remote_code=trust_remote_code)
+    what = "the tokenizer of" if local else "model"
     try:
         tokenizer = load_tokenizer(name, **options)
-        return placed.load(AutoModelForCausalLM, name, use_safetensors=True, **options), tokenizer
-    except (OSError, ValueError, KeyError) as error:
+        what = "model"
+        if not local:
+            _check_index(name)
+        return placed.load(AutoModelForCausalLM, name, name=name, use_safetensors=True, **options), tokenizer
+    except ModelError:
+        raise
+    except Exception as error:  # what transformers and its libraries raise on damaged files is of a dozen kinds
         where = "this directory" if local else "a local directory, 'demo', or a hub id that could be reached"
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"cannot load model {name!r} from {where}: {first}") from error
+        raise ModelError(f"cannot load {what} {name!r} from {where}: {first_line(error)}") from error
 
 
-def copied(hf_model: PreTrainedModel, placed: Placement) -> PreTrainedModel:
+def _check_index(name: str) -> None:
+    """The index of a hub's model is held to what that of a directory is."""
+    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    path = cached_file(name, INDEX, **quiet)  # weights in one file have none
+    if path is not None:
+        named_shards(json.loads(Path(path).read_text(encoding="utf-8")), f"{name}/{INDEX}")
+
+
+def copied(hf_model: PreTrainedModel, placed: Placement, *, name: str) -> PreTrainedModel:
     """A model's weights under its config, as if it had been saved and loaded; nothing is shared with it."""
     config, weights = copy.deepcopy(hf_model.config), copy.deepcopy(hf_model.state_dict())
-    made = placed.load(type(hf_model), None, config=config, state_dict=weights)
+    made = placed.load(type(hf_model), None, name=name, config=config, state_dict=weights)
     made.generation_config = copy.deepcopy(hf_model.generation_config)
     return made
 
 
 @contextmanager
 def _quiet_loading() -> Iterator[None]:
-    """No bar for every weight; as it was afterwards."""
-    before = logging.is_progress_bar_enabled()
+    """No bar for every weight and no table of strange ones, which are refused by name; as it was afterwards."""
+    before, told = logging.is_progress_bar_enabled(), logging.get_logger("transformers.modeling_utils")
+    quiet = _NoReport()
     logging.disable_progress_bar()
+    told.addFilter(quiet)
     try:
         yield
     finally:
+        told.removeFilter(quiet)
         if before:
             logging.enable_progress_bar()
+
+
+class _NoReport(Filter):
+    def filter(self, record: LogRecord) -> bool:
+        return "LOAD REPORT" not in record.getMessage()
 
 
 def load_tokenizer(name: str, **options: Any) -> Any:

@@ -25,6 +25,9 @@ class ModelInfo:
     """The geometry and origin of a loaded model; `windows[l]` is layer `l`'s sliding window in tokens, or None.
 
     `loaded_from`: the name by which the weights can be loaded once more; None for a wrapped model and one from memory.
+    `weights_hash`: what the weights were known by when they were loaded (`models.loaded_weights.WeightsHash`): as Hugging
+    Face has them in this dtype, whatever backend runs them, or as a wrapped object holds them. None where they are not here
+    (a model run by `remote=True`) and in what was saved before there was one. `Model.weights_hash` is that of now.
     """
 
     name: str
@@ -44,6 +47,7 @@ class ModelInfo:
     attention: str
     versions: Mapping[str, str] = field(default_factory=dict)
     loaded_from: str | None = None
+    weights_hash: str | None = None
 
     @property
     def heads(self) -> tuple[Head, ...]:

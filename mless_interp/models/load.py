@@ -11,11 +11,14 @@ from torch import Tensor
 from .base import Model
 from .checks import check_model, probe_tokens
 from .info import ModelError
+from .loaded_weights import WeightsHash, refuse_not_finite
 
 if TYPE_CHECKING:  # importing transformers takes seconds
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 BACKENDS = ("auto", "hooked_transformer", "bridge", "nnsight")
+WRAPPED = {"HookedTransformer", "TransformerBridge"}
+"""Classes of TransformerLens that `wrap_model` takes."""
 DEMO_DIRECTORY = Path(__file__).parents[1] / "data" / "demo"
 
 
@@ -75,32 +78,34 @@ def load_model(
             f"device_map, remote and attn_implementation need backend='nnsight', got {backend!r}: TransformerLens runs "
             "eager attention on one device"
         )
+    _refuse_objects(name)
+    device = _device(device)
     from .hugging_face import Placement, copied, load_hugging_face, reference_logits
 
-    device = _device(device)
     placed = Placement(wanted, device, device_map, attn_implementation)
     if isinstance(name, InMemory):
         label, source = name.name, None
-        hf_model, tokenizer = copied(name.hf_model, placed), copy.deepcopy(name.tokenizer)
+        hf_model, tokenizer = copied(name.hf_model, placed, name=label), copy.deepcopy(name.tokenizer)
     else:
         label = source = str(name)
         hf_model, tokenizer = load_hugging_face(source_of(label), placed, trust_remote_code=trust_remote_code)
+    origin = source, None if remote and remote != "local" else WeightsHash().of(hf_model)
     vocabulary = hf_model.config.get_text_config().vocab_size
     reference = reference_logits(hf_model, probe_tokens(vocabulary)).cpu()
     if backend == "nnsight":
         from .nnsight import NnsightModel, wrapped
 
         traced = wrapped(hf_model, tokenizer)
-        return _checked(NnsightModel(traced, name=label, tokenizer=tokenizer, remote=remote), reference, source)
+        return _checked(NnsightModel(traced, name=label, tokenizer=tokenizer, remote=remote), reference, *origin)
     from .transformer_lens import bridge_from, has_hooked_transformer, hooked_transformer_from
 
     if backend == "hooked_transformer" or (backend == "auto" and has_hooked_transformer()):
         try:
-            return _checked(hooked_transformer_from(hf_model, tokenizer, name=label), reference, source)
+            return _checked(hooked_transformer_from(hf_model, tokenizer, name=label), reference, *origin)
         except ModelError:
             if backend == "hooked_transformer":
                 raise
-    return _checked(bridge_from(hf_model, tokenizer, name=label), reference, source)
+    return _checked(bridge_from(hf_model, tokenizer, name=label), reference, *origin)
 
 
 def wrap_model(thing: Any, *, name: str | None = None, tokenizer: Any = None) -> Model:
@@ -113,6 +118,10 @@ def wrap_model(thing: Any, *, name: str | None = None, tokenizer: Any = None) ->
     from .transformer_lens import model_around
 
     label = name or f"wrapped {type(thing).__name__}"
+    if isinstance(thing, str | Path):
+        raise TypeError(f"wrap_model takes a model that is here already, got the name {str(thing)!r}: use load_model")
+    if isinstance(thing, Model):
+        raise TypeError(f"wrap_model takes a library's own model, got {type(thing).__name__}: it is wrapped already")
     model = model_around(thing, name=label, tokenizer=tokenizer)
     if model is None and type(thing).__module__.split(".")[0] == "nnsight":
         from .nnsight import NnsightModel
@@ -123,12 +132,39 @@ def wrap_model(thing: Any, *, name: str | None = None, tokenizer: Any = None) ->
             f"wrap_model takes a HookedTransformer, a TransformerBridge or an nnsight model, got {type(thing).__name__}; "
             "for a plain Hugging Face model use nnsight.TransformersModel(model, tokenizer=...) or load_model(directory)"
         )
+    if model.weights is not None:
+        refuse_not_finite(model.weights, name=label)
     return _checked(model)
 
 
-def _checked(model: Model, reference: Tensor | None = None, loaded_from: str | None = None) -> Model:
+def _checked(
+    model: Model, reference: Tensor | None = None, loaded_from: str | None = None, weights_hash: str | None = None
+) -> Model:
+    model = model.known_by(weights_hash)
     model.info = replace(model.info, loaded_from=loaded_from)
     return model.checked(check_model(model, reference))
+
+
+def _refuse_objects(name: Any) -> None:
+    """`TypeError` for what is neither a name nor a model in memory, with the function that takes it."""
+    if isinstance(name, str | Path):
+        return
+    kind = type(name)
+    if isinstance(name, Model):
+        instead = "it is loaded already: use it as it is"
+    elif {base.__name__ for base in kind.__mro__} & WRAPPED or kind.__module__.startswith("nnsight."):
+        instead = "for a model that is loaded already use wrap_model(model)"
+    elif hasattr(name, "from_pretrained"):
+        instead = (
+            "for a Hugging Face model give an object with its name, hf_model and tokenizer, as types.SimpleNamespace is"
+        )
+    elif isinstance(name, InMemory):
+        return
+    else:
+        instead = "a model in memory needs a name, an hf_model and a tokenizer"
+    raise TypeError(
+        f"load_model takes a directory, a hub id, 'demo' or a model in memory, got {kind.__name__}; {instead}"
+    )
 
 
 def source_of(label: str) -> str:
@@ -150,13 +186,19 @@ def _device(device: str | None) -> str:
     if device is None:
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        torch.empty(0, device=device)
+        if torch.empty(0, device=device).is_meta:
+            raise RuntimeError("it holds no numbers")
     except (RuntimeError, AssertionError) as error:
         first = str(error).partition("\n")[0]
         raise ModelError(
-            f'there is no device {device!r} here ({first}); choose "cpu", or "cuda" where there is a GPU'
+            f"there is no device {device!r} here ({first}); choose {_devices()} (or None: the first GPU, else the CPU)"
         ) from error
     return device
+
+
+def _devices() -> str:
+
+    return " or ".join(["cpu", *(f"cuda:{gpu}" for gpu in range(torch.cuda.device_count()))])
 
 
 def _dtype(dtype: str | torch.dtype) -> torch.dtype:

@@ -6,7 +6,7 @@ prompt share its prefix keys and values.
 """
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from einops import rearrange
@@ -88,14 +88,18 @@ def _joined(running: Tensor, fresh: Tensor) -> Tensor:
 class Stepper:
     """The recipe, for any decoder that is known layer by layer."""
 
-    def __init__(self, layers: Layers) -> None:
-        self.layers = layers
+    def __init__(self, layers: Layers, lock: Any) -> None:
+        self.layers, self._lock = layers, lock
 
     def replay(self, receiving: Recording, joins: Sequence[int], z: Tensor, read: Tensor) -> Tensor:
         """Logits `[batch x row, read, vocab]` at `read` (counted from `start`); see `Model.replay`.
 
         `joins` (one per row, never falling) says at which layer each row joins: one pass reads every layer's weights once.
         """
+        with self._lock:
+            return self._replay(receiving, joins, z, read)
+
+    def _replay(self, receiving: Recording, joins: Sequence[int], z: Tensor, read: Tensor) -> Tensor:
         batch, rows = receiving.inputs.batch, len(joins)
         last = int(read.max()) + 1  # later positions are read by nobody
         positions = receiving.inputs.positions[:, receiving.start :][:, :last]
@@ -140,6 +144,18 @@ class Stepper:
 
         `offsets[layer]` `[batch, changed, head, d_head]` is added to z (for gradients at z).
         """
+        with self._lock:
+            return self._tail(receiving, read, gates=gates, span=span, offsets=offsets)
+
+    def _tail(
+        self,
+        receiving: Recording,
+        read: Tensor,
+        *,
+        gates: Tensor | None,
+        span: Tensor | None,
+        offsets: list[Tensor] | None,
+    ) -> Tensor:
         batch = receiving.inputs.batch
         rows = 1 if gates is None else gates.shape[0]
         positions = receiving.inputs.positions[:, receiving.start :]

@@ -15,6 +15,9 @@ from .registry import savable
 
 savable(Interval)
 
+HALF = {"bfloat16": "8 bits (by up to 0.4 %)", "float16": "11 bits (by up to 0.05 %)"}
+"""To what half precision rounds a number."""
+
 Found = dict[str, dict[str, np.ndarray]]
 """metric -> condition or contrast -> values."""
 
@@ -108,9 +111,25 @@ class Result:
                     if length != known:
                         raise ValueError(f"{where} has {length} along {axis!r}, {by} has {known}")
 
+    def told(self) -> list[str]:
+        """The sentences as a reader gets them: where the model ran in half precision, with one on what that resolves."""
+        return [*self.sentences(), *self._precision()]
+
+    def _precision(self) -> list[str]:
+        dtype = str(self.settings.get("dtype"))
+        if dtype not in HALF:
+            return []
+        noise, unit = getattr(self, "noise_floor", np.nan), getattr(self, "unit", "")
+        words = f"The model ran in {dtype}, which rounds every activation to {HALF[dtype]}"
+        if np.isfinite(noise):
+            words += f"; it moves rows that are not edited by {noise:.1e} {unit}"
+        elif "resolution" in self.settings:
+            words += f"; effects up to {self.settings['resolution']:.1e} {unit} are taken for rounding"
+        return [f"{words.rstrip()}."]
+
     def describe(self) -> str:
         """The sentences as one text."""
-        return " ".join(self.sentences())
+        return " ".join(self.told())
 
     def printed(self) -> pd.DataFrame:
         """The table under the print's sentences."""

@@ -36,7 +36,7 @@ def provenance(model: Any = None, *, command: list[str] | None = None, **more: A
         "versions": {name: _version(name) for name in PACKAGES},
     }
     if model is not None:
-        found["model"] = plain(dataclasses.asdict(model.info))
+        found["model"] = plain(dataclasses.asdict(model.info)) | {"weights_hash": model.weights_hash}
         found["checks"] = None if model.checks is None else model.checks.to_dict()
     return found | plain(more)
 

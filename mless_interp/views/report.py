@@ -167,7 +167,7 @@ class Report:
         maps = [] if shown.head_map is None else [_map_of(shown.head_map)]
         tables = [Table.of(table.frame, table.caption, columns=table.columns) for table in shown.tables]
         page = self if heading is None else self.heading(heading)
-        return page.sentence(*result.sentences())._with(*maps, *tables)
+        return page.sentence(*result.told())._with(*maps, *tables)
 
     def provenance(self, run: Mapping[str, Any], *, heading: str | None = "How to repeat it") -> "Report":
         """How to repeat the run and where it comes from: what `mi.provenance` gives, as saved in run.json."""

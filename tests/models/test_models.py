@@ -197,7 +197,7 @@ def test_pickled_weights_are_refused(tiny_model_dir: Any, tmp_path: Path) -> Non
     shutil.copytree(tiny_model_dir("llama"), folder)
     (folder / "model.safetensors").unlink()
     torch.save({}, folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match="cannot load model"):
+    with pytest.raises(ModelError, match=r"has its weights as pytorch_model\.bin only.*safetensors only"):
         mi.load_model(folder)
 
 
@@ -210,7 +210,7 @@ def test_nan_in_the_weights_is_found_at_loading(backend: str, tiny_model_dir: An
     weights = load_file(folder / "model.safetensors")
     weights["model.layers.1.mlp.down_proj.weight"][0, 0] = float("nan")
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match="its logits contain NaN or infinity"):
+    with pytest.raises(ModelError, match=r"model.layers.1.mlp.down_proj.weight holds NaN 1 times"):
         mi.load_model(folder, backend=backend)
 
 

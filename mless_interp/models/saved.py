@@ -1,0 +1,160 @@
+"""A saved model's folder, looked at before anything long: only safetensors, only inside it, whole, with its tokenizer."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from .info import ModelError
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+SIZES = """
+    hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim intermediate_size vocab_size
+    max_position_embeddings
+""".split()
+TOKENIZERS = (
+    "tokenizer.json tokenizer.model vocab.json vocab.txt spiece.model sentencepiece.bpe.model tekken.json".split()
+)
+"""Any of these holds a vocabulary."""
+DOCUMENTS = (
+    "config.json tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json generation_config.json"
+).split()
+WEIGHTS_PER_BYTE = 4
+"""Quantised to 4 bits there are 2; no model has more than this for a byte of its files."""
+
+
+def check_saved(folder: Path, *, trust_remote_code: bool = False) -> None:
+    """`ModelError`, naming the file and what to do, for a folder that holds no whole model that may be read."""
+    for name in DOCUMENTS:
+        if (folder / name).exists():
+            _document(folder, name)
+    files = _weight_files(folder)
+    n_tensors = _count_tensors(folder, files)
+    _check_tokenizer(folder)
+    n_bytes = sum(path.stat().st_size for path in files)
+    _check_config(folder, n_tensors, n_bytes, trust_remote_code=trust_remote_code)
+
+
+def _document(folder: Path, name: str) -> dict[str, Any]:
+    """A JSON object of the folder."""
+    path = _inside(folder, name)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{path} is damaged, it holds no JSON ({error}): get the file again") from error
+    if not isinstance(found, dict):
+        raise ModelError(f"{path} is damaged: expected a JSON object, got a {type(found).__name__}; get the file again")
+    return found
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """A file of the folder; `ModelError` for one outside, but for the blobs that a hub's cache links to, and where none is."""
+    path = folder / name
+    base, real = folder.resolve(), path.resolve()
+    blobs = base.parent.parent / "blobs" if base.parent.name == "snapshots" else base
+    plain = not Path(name).is_absolute() and ".." not in Path(name).parts
+    if not plain or not (real.is_relative_to(base) or real.is_relative_to(blobs)):
+        raise ModelError(f"{str(folder)!r} names the file {name!r}, which lies outside of it: copy it into the folder")
+    if not real.is_file():
+        raise ModelError(f"{str(folder)!r} lacks the file {name!r}: get the whole folder again")
+    return path
+
+
+def named_shards(index: Any, where: str) -> list[str]:
+    """The files that the index of split weights names; `ModelError` for any that is not a safetensors file by its side."""
+    named = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(named, dict) or not named or not all(isinstance(name, str) for name in named.values()):
+        raise ModelError(f"{where} is damaged: expected a weight_map from weights to files; get the file again")
+    shards = sorted(set(named.values()))
+    for shard in shards:
+        if not shard.endswith(".safetensors"):
+            raise ModelError(f"{where} names {shard!r}: weights are read from safetensors only, as others can run code")
+        if Path(shard).is_absolute() or ".." in Path(shard).parts:
+            raise ModelError(f"{where} names {shard!r}, which lies outside of its folder: copy it into the folder")
+    return shards
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if (folder / WEIGHTS).exists() or (folder / WEIGHTS).is_symlink():
+        return [_inside(folder, WEIGHTS)]
+    if (folder / INDEX).exists():
+        shards = named_shards(_document(folder, INDEX), str(folder / INDEX))
+        return [_inside(folder, shard) for shard in shards]
+    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
+    if pickled:
+        raise ModelError(
+            f"{str(folder)!r} has its weights as {pickled[0]} only, which can run code: weights are read from safetensors "
+            "only; save the model once more with save_pretrained, or get its safetensors"
+        )
+    raise ModelError(f"{str(folder)!r} holds no weights: neither {WEIGHTS} nor {INDEX}; get the whole folder again")
+
+
+def _count_tensors(folder: Path, files: Iterable[Path]) -> int:
+    """How many tensors these files hold, each once; opening a file holds its header against its length."""
+    found: set[str] = set()
+    for path in files:
+        try:
+            with safe_open(path, framework="pt") as opened:
+                names = set(opened.keys())
+        except (SafetensorError, OSError) as error:
+            raise ModelError(f"{path} is damaged or was cut off ({error}): get the file again") from error
+        twice = names & found
+        if twice:
+            raise ModelError(f"{path} holds {min(twice)}, which another file of {str(folder)!r} holds too: remove one")
+        found |= names
+    return len(found)
+
+
+def _check_tokenizer(folder: Path) -> None:
+    here = [name for name in TOKENIZERS if (folder / name).exists()] or [
+        path.name for path in folder.glob("*.tiktoken")
+    ]
+    if not here and "auto_map" not in (
+        _document(folder, "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
+    ):
+        raise ModelError(
+            f"{str(folder)!r} holds no tokenizer (none of {', '.join(TOKENIZERS)}): put the model's tokenizer files there, "
+            "as tokenizer.save_pretrained writes them"
+        )
+
+
+def _check_config(folder: Path, n_tensors: int, n_bytes: int, *, trust_remote_code: bool) -> None:
+    path = folder / "config.json"
+    try:
+        whole = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise ModelError(f"{path} cannot be read by this version of transformers: {first_line(error)}") from error
+    config = whole.get_text_config()
+    for name in SIZES:
+        value = getattr(config, name, None)
+        several = value if isinstance(value, list | tuple) else [value]
+        if value is not None and not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in several):
+            raise ModelError(
+                f"{path} is damaged: {name} must be a whole number above 0, got {value!r}; get the file again"
+            )
+    n_layers = config.num_hidden_layers
+    absurd = f"num_hidden_layers is {n_layers}" if n_layers > n_tensors else ""
+    if not absurd:
+        try:
+            with torch.device("meta"):
+                made = AutoModelForCausalLM.from_config(whole, trust_remote_code=trust_remote_code)
+        except Exception as error:
+            raise ModelError(f"no model can be made as {path} says: {first_line(error)}") from error
+        n_weights = sum(weight.numel() for weight in made.parameters())
+        absurd = f"it describes {n_weights:,} weights" if n_weights > n_bytes * WEIGHTS_PER_BYTE else ""
+    if absurd:
+        raise ModelError(
+            f"{path} does not belong to the weights beside it: {absurd}, and they are {n_tensors} tensors in {n_bytes:,} "
+            "bytes; get the whole folder again"
+        )
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says, on one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = next((at for at, line in enumerate(lines) if not line.endswith(":")), len(lines) - 1)  # "x failed:", and why
+    return " ".join(lines[: said + 1]) or type(error).__name__

@@ -1,0 +1,666 @@
+"""Weights: what does not fit, is not finite, is damaged or lies elsewhere is refused; what is loaded is known by a hash."""
+
+import inspect
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from conftest import ARCHITECTURES, BACKENDS, needs_hooked_transformer, tiny_model, word_tokenizer
+from safetensors.torch import load_file, save_file
+
+import mless_interp as mi
+from mless_interp.generation.complete import generate_completions
+from mless_interp.generation.decoding import Request
+from mless_interp.models.base import Model
+from mless_interp.models.info import ModelError
+from mless_interp.models.inputs import Inputs
+from mless_interp.models.loaded_weights import WeightsHash, refuse_not_finite
+from mless_interp.models.sites import site
+from mless_interp.models.transformer_lens import has_hooked_transformer
+
+State = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def rewritten(tiny_model_dir: Any, tmp_path: Path) -> Callable[..., Path]:
+    """A copy of a tiny model's folder whose weights `change` has changed."""
+
+    def folder_of(change: Callable[[State], Any], architecture: str = "llama") -> Path:
+        folder = tmp_path / "changed"
+        shutil.copytree(tiny_model_dir(architecture), folder)
+        weights = load_file(folder / "model.safetensors")
+        change(weights)
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+
+    return folder_of
+
+
+def one_line(error: pytest.ExceptionInfo[Any]) -> str:
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+# ------------------------------------------------------------------------------------------------- keys that do not fit
+
+
+def drop(*parts: str) -> Callable[[State], None]:
+    return lambda state: [state.pop(key) for key in list(state) if any(part in key for part in parts)] and None
+
+
+def rename(state: State) -> None:
+    for key in list(state):
+        state[f"other.{key}"] = state.pop(key)
+
+
+def reshape(state: State) -> None:
+    state["model.layers.1.mlp.up_proj.weight"] = torch.zeros(3, 64)
+
+
+STRANGE = {
+    "one tensor missing": (
+        drop("layers.1.self_attn.q_proj.weight"),
+        r"1 missing \(model.layers.1.self_attn.q_proj.weight\)",
+    ),
+    "a layer missing": (drop("layers.2."), r"missing \(model.layers.2"),
+    "every name changed": (rename, r"missing \(.*unexpected \(other\."),
+    "one left over": (
+        lambda state: state.update({"model.layers.9.mlp.up_proj.weight": torch.zeros(2)}),
+        r"1 unexpected \(model.layers.9.mlp.up_proj.weight\)",
+    ),
+    "of another shape": (
+        reshape,
+        r"1 of another shape \(model.layers.1.mlp.up_proj.weight is \[3, 64\] for \[128, 64\]\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STRANGE)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_weights_that_do_not_fit_are_refused_by_name(
+    case: str, architecture: str, rewritten: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    change, message = STRANGE[case]
+    folder = rewritten(change, architecture)
+    capfd.readouterr()
+    with pytest.raises(ModelError, match=f"are not those of the .*ForCausalLM in its config: .*{message}") as error:
+        mi.load_model(folder)
+    assert "save_pretrained" in one_line(error) and capfd.readouterr().err == ""
+
+
+def test_an_output_layer_that_is_neither_there_nor_tied_is_missing(rewritten: Any) -> None:
+    with pytest.raises(ModelError, match=r"1 missing \(lm_head.weight\)"):
+        mi.load_model(rewritten(drop("lm_head")))
+
+
+def test_a_model_in_memory_whose_weights_do_not_fit_its_config_is_refused() -> None:
+    tokenizer = word_tokenizer()
+    hf_model = tiny_model("llama", tokenizer)
+    hf_model.config.num_hidden_layers = 4
+    with pytest.raises(ModelError, match=r"'mine' are not those .* 9 missing \(model.layers.3"):
+        mi.load_model(SimpleNamespace(name="mine", hf_model=hf_model, tokenizer=tokenizer))
+
+
+def same_logits(model: Model, hf_model: Any) -> None:
+    tokens = torch.arange(4, 14)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(model.run(tokens).logits, hf_model(tokens).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_tied_weights_are_not_missing(tiny_model_dir: Any) -> None:
+    assert "lm_head.weight" not in load_file(tiny_model_dir("qwen2") / "model.safetensors")
+    mi.load_model(tiny_model_dir("qwen2"))
+
+
+def test_buffers_that_older_versions_saved_are_not_left_over(rewritten: Any, tiny_model_dir: Any) -> None:
+    def add(state: State) -> None:
+        for layer in range(3):
+            state[f"model.layers.{layer}.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+
+    old, today = mi.load_model(rewritten(add)), mi.load_model(tiny_model_dir("llama"))
+    assert old.info.weights_hash == today.info.weights_hash
+
+
+@pytest.mark.parametrize("kept", ["whole", "base"])
+def test_a_gpt2_of_old_is_whole_with_and_without_its_prefix(kept: str, tmp_path: Path) -> None:
+    """Saved with its masks, and as a base model (no `transformer.` before its names, no output layer: that is tied)."""
+    tokenizer = word_tokenizer()
+    config = transformers.GPT2Config(
+        vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=3, eos_token_id=2
+    )
+    torch.manual_seed(0)
+    hf_model = transformers.GPT2LMHeadModel(config).eval()
+    (hf_model if kept == "whole" else hf_model.transformer).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    prefix = "transformer." if kept == "whole" else ""
+    for layer in range(2):
+        state[f"{prefix}h.{layer}.attn.bias"] = torch.ones(64, 64).tril().bool()[None, None]
+        state[f"{prefix}h.{layer}.attn.masked_bias"] = torch.tensor(-1e4)
+    save_file(state, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    same_logits(mi.load_model(tmp_path, backend="bridge"), hf_model)
+
+
+# ----------------------------------------------------------------------------------------------------------- not finite
+
+PLACES = {
+    "q": "layers.1.self_attn.q_proj.weight",
+    "k": "layers.1.self_attn.k_proj.weight",
+    "v": "layers.1.self_attn.v_proj.weight",
+    "o": "layers.2.self_attn.o_proj.weight",
+    "mlp": "layers.0.mlp.down_proj.weight",
+    "embed": "embed_tokens.weight",
+    "norm": "layers.1.input_layernorm.weight",
+    "bias": "layers.1.self_attn.q_proj.bias",
+}
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_one_number_that_is_none_is_refused(backend: str, place: str, bad: float, rewritten: Any) -> None:
+    """The last row of the embedding, which no probe reads, and one entry anywhere else."""
+
+    def spoil(state: State) -> None:
+        state[f"model.{PLACES[place]}"].view(-1)[-1] = bad
+
+    n_nan, n_inf = (1, 0) if bad != bad else (0, 1)
+    message = rf"damaged: model.{PLACES[place]} holds NaN {n_nan} times and infinity {n_inf} times \(as float32\)"
+    with pytest.raises(ModelError, match=message) as error:
+        mi.load_model(rewritten(spoil, "qwen2"), backend=backend)
+    one_line(error)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_it_is_refused_in_memory_and_when_wrapped(backend: str, bad: float, tiny_model_dir: Any) -> None:
+    mine = mi.load_model(tiny_model_dir("qwen2"), backend=backend).underlying
+    module = mine._module if backend == "nnsight" else mine
+    weights = dict(module.named_parameters())
+    label = next(name for name in weights if "1" in name and ("W_Q" in name or "q_proj" in name or "q." in name))
+    weights[label].data.view(-1)[-1] = bad
+    with pytest.raises(ModelError, match=r"the weights of 'mine' are damaged: .* holds NaN \d times"):
+        mi.wrap_model(mine, name="mine")
+    tokenizer = word_tokenizer()
+    hf_model = tiny_model("llama", tokenizer)
+    hf_model.model.layers[1].self_attn.k_proj.weight.data[0, 0] = bad
+    with pytest.raises(ModelError, match=r"the weights of 'mine' are damaged: model.layers.1.self_attn.k_proj.weight"):
+        mi.load_model(SimpleNamespace(name="mine", hf_model=hf_model, tokenizer=tokenizer), backend=backend)
+
+
+def test_what_a_dtype_cannot_hold_is_named_with_the_dtype(rewritten: Any) -> None:
+    folder = rewritten(lambda state: state["model.norm.weight"].fill_(1e6))
+    with pytest.raises(ModelError, match=r"norm.weight holds NaN 0 times and infinity 64 times \(as float16\).*wider"):
+        mi.load_model(folder, dtype="float16")
+    assert mi.load_model(folder, dtype="float32").info.dtype == "float32"
+
+
+def test_buffers_are_looked_at_too_but_a_mask_may_hold_infinities() -> None:
+    module = torch.nn.Linear(2, 2)
+    module.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+    refuse_not_finite(module, name="mine")
+    module.register_buffer("scale", torch.tensor([torch.inf]), persistent=False)
+    with pytest.raises(ModelError, match="scale holds NaN 0 times and infinity 1 times"):
+        refuse_not_finite(module, name="mine")
+    module.scale = torch.ones(1)
+    module.mask[0] = torch.nan
+    with pytest.raises(ModelError, match="mask holds NaN 1 times"):
+        refuse_not_finite(module, name="mine")
+
+
+# ------------------------------------------------------------------------------------------------------ damaged folders
+
+
+def as_shards(folder: Path) -> dict[str, Any]:
+    """The folder's weights in two files, and the index of them."""
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    names, parts = sorted(weights), ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
+    where = {name: parts[at % 2] for at, name in enumerate(names)}
+    for part in parts:
+        save_file({name: weights[name] for name in names if where[name] == part}, folder / part, {"format": "pt"})
+    index = {"metadata": {}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return index
+
+
+def cut_weights(folder: Path) -> None:
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+
+
+def index_naming(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        index = as_shards(folder)
+        index["weight_map"]["model.norm.weight"] = name
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+    return change
+
+
+def without_a_shard(folder: Path) -> None:
+    as_shards(folder)
+    (folder / "model-00002-of-00002.safetensors").unlink()
+
+
+def one_in_two_shards(folder: Path) -> None:
+    as_shards(folder)
+    first = folder / "model-00001-of-00002.safetensors"
+    state = load_file(first) | {"model.norm.weight": torch.ones(64), "lm_head.weight": torch.ones(1)}
+    save_file(state, first, {"format": "pt"})
+
+
+def linked_outside(folder: Path) -> None:
+    outside = folder.parent / "outside.safetensors"
+    shutil.move(folder / "model.safetensors", outside)
+    (folder / "model.safetensors").symlink_to(outside)
+
+
+def only_pickled(folder: Path) -> None:
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def text(name: str, what: str) -> Callable[[Path], Any]:
+    return lambda folder: (folder / name).write_text(what)
+
+
+def config(**changes: Any) -> Callable[[Path], Any]:
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        found = json.loads(path.read_text()) | changes
+        path.write_text(json.dumps({key: value for key, value in found.items() if value is not ...}))
+
+    return change
+
+
+def gone(*patterns: str) -> Callable[[Path], Any]:
+    return lambda folder: [path.unlink() for pattern in patterns for path in folder.glob(pattern)] and None
+
+
+BROKEN: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "truncated weights": (cut_weights, r"model.safetensors is damaged or was cut off .*get the file again"),
+    "empty weights": (text("model.safetensors", ""), "model.safetensors is damaged or was cut off"),
+    "no weights": (gone("*.safetensors"), "holds no weights: neither model.safetensors nor"),
+    "only .bin": (only_pickled, "has its weights as pytorch_model.bin only, .*safetensors only"),
+    "index names a .bin": (
+        index_naming("other.bin"),
+        "index.json names 'other.bin': weights are read from safetensors",
+    ),
+    "index climbs out": (index_naming("../x.safetensors"), "names '../x.safetensors', which lies outside"),
+    "index is absolute": (index_naming("/x.safetensors"), "names '/x.safetensors', which lies outside"),
+    "index without map": (
+        lambda folder: (as_shards(folder), (folder / "model.safetensors.index.json").write_text("{}")),
+        "index.json is damaged: expected a weight_map",
+    ),
+    "missing shard": (without_a_shard, "lacks the file 'model-00002-of-00002.safetensors': get the whole folder"),
+    "tensor in two shards": (one_in_two_shards, "holds .*which another file of .* holds too"),
+    "link outside": (linked_outside, "names the file 'model.safetensors', which lies outside of it"),
+    "config no JSON": (text("config.json", "{"), "config.json is damaged, it holds no JSON"),
+    "config a list": (text("config.json", "[]"), "config.json is damaged: expected a JSON object, got a list"),
+    "config of bytes": (lambda folder: (folder / "config.json").write_bytes(b"\xff\xfe\x00"), "config.json is damaged"),
+    "unknown model type": (config(model_type="nonsense"), "config.json cannot be read .*nonsense"),
+    "no model type": (config(model_type=...), "config.json cannot be read"),
+    "negative size": (config(hidden_size=-64), "hidden_size must be a whole number above 0, got -64"),
+    "no heads": (config(num_attention_heads=0), "config.json (is damaged|cannot be read)"),
+    "absurd layers": (
+        config(num_hidden_layers=10**9),
+        "(does not belong .*num_hidden_layers is|cannot be read .*) ?1000000000",
+    ),
+    "absurd vocabulary": (config(vocab_size=10**9), "config.json does not belong .*it describes [0-9,]+000,"),
+    "absurd width": (config(intermediate_size=10**15), "config.json|no model can be made"),
+    "a size of words": (config(hidden_size="wide"), "config.json (is damaged|cannot be read)"),
+    "another size": (
+        config(intermediate_size=96),
+        r"of another shape .*mlp.down_proj.weight is \[64, 128\] for \[64, 96\]",
+    ),
+    "tokenizer no JSON": (text("tokenizer.json", "{"), "tokenizer.json is damaged, it holds no JSON"),
+    "tokenizer of another kind": (text("tokenizer.json", "{}"), "cannot load the tokenizer of"),
+    "tokenizer config a list": (
+        text("tokenizer_config.json", "[1]"),
+        "tokenizer_config.json is damaged: expected a JSON",
+    ),
+    "no tokenizer": (gone("*token*"), "holds no tokenizer .*tokenizer.save_pretrained"),
+    "no tokenizer.json": (gone("tokenizer.json"), "holds no tokenizer"),
+    "generation config": (text("generation_config.json", "nan?"), "generation_config.json is damaged"),
+}
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_folder_is_refused_on_one_line(
+    case: str, architecture: str, tiny_model_dir: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "broken"
+    shutil.copytree(tiny_model_dir(architecture), folder)
+    change, message = BROKEN[case]
+    change(folder)
+    capfd.readouterr()
+    with pytest.raises(ModelError, match=message) as error:
+        mi.load_model(folder, backend="bridge")
+    assert str(folder) in one_line(error) and capfd.readouterr().err == ""
+
+
+def test_split_weights_and_a_hub_s_snapshot_of_links_to_blobs_are_read(tiny_model_dir: Any, tmp_path: Path) -> None:
+    repository = tmp_path / "models--a--b"
+    blobs, snapshot = repository / "blobs", repository / "snapshots" / "0123"
+    shutil.copytree(tiny_model_dir("llama"), blobs)
+    as_shards(blobs)
+    snapshot.mkdir(parents=True)
+    for at, path in enumerate(sorted(blobs.iterdir())):
+        path.rename(blobs / f"{at:040}")
+        (snapshot / path.name).symlink_to(Path("../../blobs") / f"{at:040}")
+    whole = mi.load_model(tiny_model_dir("llama"), backend="bridge")
+    split = mi.load_model(snapshot, backend="bridge")
+    assert torch.equal(split.run(torch.arange(9)[None]).logits, whole.run(torch.arange(9)[None]).logits)
+    assert split.info.weights_hash == whole.info.weights_hash, "neither place nor files are part of it"
+    (tmp_path / "link").symlink_to(snapshot)
+    mi.load_model(tmp_path / "link", backend="bridge")
+
+
+@pytest.mark.parametrize("shard", [None, "other.bin"])
+def test_a_hub_s_id_is_read_from_its_cache_without_a_network(
+    shard: str | None, tiny_model_dir: Any, tmp_path: Path
+) -> None:
+    repository = tmp_path / "models--a--b"
+    snapshot = repository / "snapshots" / "0123"
+    shutil.copytree(tiny_model_dir("llama"), snapshot)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0123")
+    if shard is not None:
+        index_naming(shard)(snapshot)
+    code = "import mless_interp as mi; print(mi.load_model('a/b', backend='bridge').weights_hash)"
+    here = {**os.environ, "HF_HUB_CACHE": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=here, check=False)
+    if shard is None:
+        assert done.stdout.strip() == mi.load_model(tiny_model_dir("llama")).weights_hash, done.stderr
+    else:
+        assert "a/b/model.safetensors.index.json names 'other.bin': weights are read from safetensors" in done.stderr
+
+
+def test_looking_at_a_folder_draws_no_random_number(tiny_model_dir: Any) -> None:
+    from mless_interp.models.saved import check_saved
+
+    before = torch.get_rng_state()
+    check_saved(tiny_model_dir("llama"))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# ------------------------------------------------------------------------------------------------------ what is no name
+
+load_untyped = inspect.unwrap(mi.load_model)
+"""Without the types that tests check at every call: those who are refused here meet the function as it is."""
+
+
+@needs_hooked_transformer
+def test_a_hooked_transformer_is_to_be_wrapped(tiny_model_dir: Any) -> None:
+    hooked = mi.load_model(tiny_model_dir("llama"), backend="hooked_transformer").underlying
+    with pytest.raises(TypeError, match=r"got HookedTransformer; .* use wrap_model\(model\)"):
+        load_untyped(hooked)
+
+
+@pytest.mark.parametrize("backend", ["bridge", "nnsight"])
+def test_a_model_of_a_library_is_no_name(backend: str, tiny_model_dir: Any) -> None:
+    model = mi.load_model(tiny_model_dir("llama"), backend=backend)
+    with pytest.raises(TypeError, match=r"use wrap_model\(model\)"):
+        load_untyped(model.underlying)
+    with pytest.raises(TypeError, match="it is loaded already"):
+        load_untyped(model)
+    with pytest.raises(TypeError, match="it is wrapped already"):
+        mi.wrap_model(model)
+
+
+def test_other_objects_are_no_names_either() -> None:
+    with pytest.raises(TypeError, match="got LlamaForCausalLM; for a Hugging Face model give an object with its name"):
+        load_untyped(tiny_model("llama", word_tokenizer()))
+    with pytest.raises(TypeError, match="got int; a model in memory needs a name, an hf_model and a tokenizer"):
+        load_untyped(7)
+    with pytest.raises(TypeError, match="got the name 'demo': use load_model"):
+        mi.wrap_model("demo")
+
+
+@pytest.mark.parametrize("device", ["gpu", "cuda:77", "meta", "cpu:x"])
+def test_a_device_that_is_not_here_is_refused_before_anything_is_read(device: str) -> None:
+    with pytest.raises(ModelError, match=rf"there is no device '{device}' here \(.*\); choose cpu") as error:
+        mi.load_model("demo", device=device)
+    one_line(error)
+
+
+# --------------------------------------------------------------------------------------------------------------- the hash
+
+
+def in_memory(architecture: str) -> SimpleNamespace:
+    from conftest import qwen2_tokenizer
+
+    tokenizer = qwen2_tokenizer() if architecture == "qwen2" else word_tokenizer()
+    return SimpleNamespace(name="mine", hf_model=tiny_model(architecture, tokenizer), tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_same_weights_have_one_hash_on_every_backend_and_in_memory(architecture: str, tiny_model_dir: Any) -> None:
+    backends = ["bridge", "nnsight", *(["hooked_transformer"] if has_hooked_transformer() else [])]
+    loaded = [mi.load_model(tiny_model_dir(architecture), backend=backend) for backend in backends]
+    loaded.append(mi.load_model(in_memory(architecture), backend="bridge"))
+    hashes = {model.info.weights_hash for model in loaded}
+    assert len(hashes) == 1 and str(hashes.pop()).startswith("xxh3:")
+    assert all(model.weights_hash == model.info.weights_hash == model.identity["weights"] for model in loaded)
+    assert all(model.identity["toolkit"] == mi.__version__ for model in loaded)
+    half = mi.load_model(tiny_model_dir(architecture), backend="bridge", dtype="bfloat16")
+    assert half.weights_hash != loaded[0].weights_hash
+
+
+def test_a_planted_model_has_the_hash_of_its_folder(tmp_path: Path) -> None:
+    planted = mi.planted_model(n_heads=8, n_key_value_heads=4)
+    saved = mi.load_model(planted.save(tmp_path / "planted", n_problems=1))
+    assert mi.load_model(planted).weights_hash == saved.weights_hash
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_one_bit_of_any_weight_changes_the_hash(place: str, rewritten: Any, tiny_model_dir: Any) -> None:
+    def turn(state: State) -> None:
+        bits = state[f"model.{PLACES[place]}"].view(torch.int32).view(-1)
+        bits[-1] = bits[-1] ^ 1
+
+    before = mi.load_model(tiny_model_dir("qwen2"), backend="bridge")
+    after = mi.load_model(rewritten(turn, "qwen2"), backend="bridge")
+    assert after.weights_hash != before.weights_hash
+
+
+def test_names_shapes_and_dtypes_are_part_of_the_hash_and_strides_are_not() -> None:
+    def hashed(name: str, tensor: torch.Tensor) -> str:
+        module = torch.nn.Module()
+        module.register_buffer(name, tensor)
+        return WeightsHash().of(module)
+
+    numbers = torch.arange(6.0)
+    others = [("b", numbers), ("a", numbers.view(2, 3)), ("a", numbers.view(torch.int32)), ("a", numbers.flip(0))]
+    assert len({hashed("a", numbers), *(hashed(name, tensor) for name, tensor in others)}) == 5
+    one, other = torch.nn.Module(), torch.nn.Module()
+    for module, names in ((one, "ab"), (other, "ba")):
+        for name in names:
+            module.register_buffer(name, numbers + ord(name))
+    assert WeightsHash().of(one) == WeightsHash().of(other), "the order does not matter"
+    turned = numbers.view(2, 3).T.contiguous().T
+    assert not turned.is_contiguous() and hashed("a", turned) == hashed("a", numbers.view(2, 3))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("way", ["in place", "by .data", "another tensor"])
+def test_weights_changed_after_loading_are_another_model(backend: str, way: str, tiny_model_dir: Any) -> None:
+    model = mi.load_model(tiny_model_dir("llama"), backend=backend)
+    weight = next(weight for weight in model.weights.parameters() if weight.dim() >= 2)
+    kept = weight.detach().clone()
+    with torch.no_grad():
+        if way == "in place":
+            weight[0, 0] += 1
+        elif way == "by .data":
+            weight.data[0, 0] += 1
+        else:
+            weight.data = weight + 1
+    assert model.weights_hash not in (None, model.info.weights_hash)
+    assert model.identity["weights"] == model.weights_hash == mi.provenance(model)["model"]["weights_hash"]
+    weight.data.copy_(kept)
+    assert model.weights_hash == model.info.weights_hash, "and back"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_wrapped_object_is_known_by_what_it_holds(backend: str, tiny_model_dir: Any) -> None:
+    model = mi.load_model(tiny_model_dir("llama"), backend=backend)
+    first, second = mi.wrap_model(model.underlying), mi.wrap_model(model.underlying)
+    assert first.weights_hash == second.weights_hash == first.info.weights_hash is not None
+    assert backend != "nnsight" or first.weights_hash == model.weights_hash, "there Hugging Face's module is left alone"
+
+
+def test_offloaded_weights_are_brought_to_be_looked_at(tiny_model_dir: Any, rewritten: Any) -> None:
+    places = {"model.embed_tokens": "cpu", "model.layers": "disk", "model.norm": "cpu", "model.rotary_emb": "cpu"}
+    options = {"backend": "nnsight", "device_map": {**places, "lm_head": "disk"}}
+    away = mi.load_model(tiny_model_dir("llama"), **options)
+    assert any(weight.is_meta for weight in away.weights.parameters())
+    assert away.weights_hash == mi.load_model(tiny_model_dir("llama"), backend="nnsight").weights_hash
+
+    def spoil(state: State) -> None:
+        state["model.layers.1.self_attn.q_proj.weight"][0, 0] = torch.nan
+
+    with pytest.raises(ModelError, match="q_proj.weight holds NaN 1 times"):
+        mi.load_model(rewritten(spoil), **options)
+
+
+def test_weights_that_lie_elsewhere_are_read_again_only_if_a_write_was_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mless_interp.models import loaded_weights as weights
+
+    module, read = torch.nn.Linear(3, 3), []
+    digest = weights._digest
+    monkeypatch.setattr(weights, "_digest", lambda tensor: read.append(tensor) or digest(tensor))
+    hashing = WeightsHash()
+    monkeypatch.setattr(torch.Tensor, "is_cpu", False)
+    first = hashing.of(module)
+    assert len(read) == 2 and hashing.of(module) == first and len(read) == 2
+    with torch.no_grad():
+        module.bias += 1
+    assert hashing.of(module) != first and len(read) == 3
+
+
+def test_a_checkpoint_of_other_weights_is_refused(tiny_model_dir: Any, rewritten: Any, tmp_path: Path) -> None:
+    from models_under_test import pairs_for
+
+    model = mi.load_model(tiny_model_dir("llama"), backend="bridge")
+    checkpoint = tmp_path / "checkpoint.jsonl"
+    found = mi.score_heads(model, pairs_for(model, count=2), checkpoint=checkpoint, progress=False)
+    assert found.settings["weights"] == model.weights_hash and found.settings["toolkit"] == mi.__version__
+
+    def turn(state: State) -> None:
+        state["model.layers.1.mlp.up_proj.weight"][0, 0] += 1e-4
+
+    other = mi.load_model(rewritten(turn), backend="bridge")
+    with pytest.raises(ValueError, match="other settings: (model was|weights was 'xxh3:)"):
+        mi.score_heads(other, pairs_for(other, count=2), checkpoint=checkpoint, progress=False)
+
+
+# ------------------------------------------------------------------------------------------------------------ two threads
+
+
+def in_threads(*works: Callable[[], Any], rounds: int = 8) -> list[list[Any]]:
+    """What each gives, `rounds` times, all at once."""
+    gave: list[list[Any]] = [[] for _ in works]
+    failed: list[BaseException] = []
+    start = threading.Barrier(len(works))
+
+    def go(at: int) -> None:
+        try:
+            start.wait()
+            for _ in range(rounds):
+                gave[at].append(works[at]())
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            failed.append(error)
+
+    threads = [threading.Thread(target=go, args=(at,), daemon=True) for at in range(len(works))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive(), "they wait for each other"
+    if failed:
+        raise failed[0]
+    return gave
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_threads_may_use_one_model(backend: str, tiny_model_dir: Any) -> None:
+    """One edits a layer and hides keys, the other runs plainly, replays, and completes."""
+    model = mi.load_model(tiny_model_dir("llama"), backend=backend)
+    again = mi.wrap_model(model.underlying, tokenizer=model.tokenizer)
+    tokens = torch.arange(4, 24)[None]
+    mask = torch.ones(1, 1, 20, 20, dtype=torch.bool)
+    mask[..., 10:, 3:8] = False
+    edits = {site(1, "mlp.hook_post"): torch.zeros_like, site(0, "attn.hook_z"): lambda z: 2 * z}
+
+    def edited() -> Any:
+        return model.run(Inputs(tokens, None, mask), edits=edits).logits
+
+    def plain() -> Any:
+        recording = again.record(Inputs(tokens), start=6, logits_at="all")
+        return recording.logits, again.replay(recording, 1, recording.z[1], logits_at="all")
+
+    def completed() -> Any:
+        request = Request(tuple(range(4, 24)), "a", (3, 8))
+        done = generate_completions(again, [request], max_new_tokens=3, knockout=[mi.Head(1, 2)], keep_logits=True)
+        return done["a"].logits
+
+    expected = [work() for work in (edited, plain, completed)]
+    gave = in_threads(edited, plain, completed)
+    for wanted, found in zip(expected, gave, strict=True):
+        for each in found:
+            torch.testing.assert_close(each, wanted, rtol=0, atol=0)
+
+
+def test_nobody_sees_a_pass_of_another_in_the_middle_of_an_edit(tiny_model_dir: Any) -> None:
+    """Deterministic: the second pass begins while the first is inside its edit."""
+    model = mi.load_model(tiny_model_dir("llama"), backend="bridge")
+    tokens = torch.arange(4, 14)[None]
+    wanted = model.run(tokens).logits
+    inside, gave = threading.Event(), []
+    other = threading.Thread(target=lambda: (inside.wait(60), gave.append(model.run(tokens).logits)), daemon=True)
+    other.start()
+
+    def edit(z: torch.Tensor) -> torch.Tensor:
+        inside.set()
+        other.join(0.5)
+        return 0 * z
+
+    model.run(tokens, edits={site(0, "attn.hook_z"): edit})
+    other.join(60)
+    assert torch.equal(gave[0], wanted)
+
+
+# --------------------------------------------------------------------------------------------------------- half precision
+
+
+def test_a_result_of_half_precision_says_so_once(tiny_model_dir: Any) -> None:
+    from models_under_test import loaded, pairs_for
+
+    for dtype, words in {"bfloat16": "8 bits", "float16": "11 bits", "float32": None}.items():
+        model = loaded(tiny_model_dir("llama"), "bridge", dtype)
+        pairs = pairs_for(model, count=2)
+        for found in (
+            mi.score_heads(model, pairs, progress=False),
+            mi.patch_heads(model, pairs, progress=False),
+            mi.attribute_heads(model, pairs, progress=False),
+        ):
+            said = f"The model ran in {dtype}, which rounds every activation to {words}"
+            assert found.describe().count("The model ran in") == repr(found).count("The model ran in") == bool(words)
+            assert (said in found.describe()) == bool(words)
+            for measured, kind in {
+                "rows that are not edited by": mi.PatchScores,
+                "1.0e-02": mi.HeadAttribution,
+            }.items():
+                assert (measured in found.told()[-1]) == (bool(words) and isinstance(found, kind))
