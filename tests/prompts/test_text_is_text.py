@@ -203,7 +203,7 @@ def test_problems_of_words_that_a_tokenizer_does_not_know_are_refused(math500_pa
     made = mi.planted_model(n_heads=8, n_key_value_heads=2)
     asked = read_problems(math500_path)[:20]
     message = (
-        r"20 of 20 problems hold words that this tokenizer does not know: \d\d+ % of the tokens of problem '.*' are '<unk>' "
+        r"20 of 20 problems hold words that this tokenizer does not know: [\d.]+ % of the tokens of problem '.*' are '<unk>' "
         r"\(for example '.*'\).*more than 5 % are not allowed.*use its own problems \(--problems demo"
     )
     with pytest.raises(ValueError, match=message):
