@@ -42,7 +42,7 @@ def checked(function: F) -> F:
     TypeError: n must be a whole number, got True (bool)
     """
     if is_dataclass(function):
-        function.__init__ = checked(function.__init__)  # type: ignore[misc, assignment]
+        function.__init__ = checked(function.__init__)  # type: ignore[method-assign]
         return function
     signature = inspect.signature(function)
 
@@ -90,7 +90,7 @@ def check_count(value: Any, *, name: str, at_least: int = 1) -> int:
     """A whole number that is large enough, as an `int`."""
     number: int = as_annotated(value, int, name)
     if number < at_least:
-        raise ValueError(f"{name} must be at least {at_least}, got {number}")
+        raise ValueError(f"{name} must be {at_least} or more, got {number}")
     return number
 
 
@@ -205,8 +205,17 @@ _PLAIN: dict[Any, Callable[[Any], Any]] = {
     str: _text,
     Path: _path,
 }
-_WORDS = {bool: ("True or False",) * 2, int: ("a whole number", "whole numbers"), float: ("a number", "numbers")}
-_WORDS |= {str: ("text", "texts"), Path: ("a path", "paths"), None: ("None",) * 2, type(None): ("None",) * 2}
+_WORDS: dict[Any, tuple[str, str]] = {
+    bool: ("True or False",) * 2,
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+}
+_WORDS |= {
+    str: ("text", "texts"),
+    Path: ("a path", "paths"),
+    None: ("None",) * 2,
+    type(None): ("None",) * 2,
+}
 
 
 def _is_object(wanted: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from ..given import checked
 from .base import Model
 from .checks import check_model, probe_tokens
 from .info import ModelError
@@ -36,6 +37,7 @@ class InMemory(Protocol):
         """Its tokenizer, which is copied."""
 
 
+@checked
 def load_model(
     name: str | Path | InMemory,
     *,
@@ -103,6 +105,7 @@ def load_model(
     return _checked(bridge_from(hf_model, tokenizer, name=label), reference, source)
 
 
+@checked
 def wrap_model(thing: Any, *, name: str | None = None, tokenizer: Any = None) -> Model:
     """The seam around a model you already have: a HookedTransformer, a TransformerBridge or an nnsight model.
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ..given import checked
 from ..heads import Head
 from .checkpoint import plain
 from .registry import RENAMED, SAVED
@@ -23,6 +24,7 @@ from .registry import RENAMED, SAVED
 PACKAGES = ("mless_interp", "torch", "transformers", "transformer-lens", "nnsight", "circuitsvis", "numpy")
 
 
+@checked
 @contextmanager
 def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     """A folder that appears under its name only when everything in it is written.
@@ -53,6 +55,7 @@ def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
         raise
 
 
+@checked
 def refuse_existing(path: str | Path, *, overwrite: bool) -> None:
     """Raise `FileExistsError` if `path` exists and may not be replaced (call it before anything long)."""
     target = Path(path)
@@ -88,6 +91,7 @@ def _version(name: str) -> str | None:
         return None
 
 
+@checked
 def save(path: str | Path, *results: Any, overwrite: bool = False, model: Any = None, **named: Any) -> Path:
     """Save results of this toolkit in one folder: arrays as `arrays.npz`, everything else as `results.json`.
 
@@ -111,6 +115,7 @@ def save(path: str | Path, *results: Any, overwrite: bool = False, model: Any = 
     return Path(path)
 
 
+@checked
 def load(path: str | Path) -> dict[str, Any]:
     """The results of a folder written by `save`, by name, with their provenance under "provenance"."""
     folder = Path(path)

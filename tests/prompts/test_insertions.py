@@ -115,7 +115,7 @@ def test_a_tokenizer_without_bos_cannot_repeat_it() -> None:
 
 @pytest.mark.parametrize("n_tokens", [0, -1])
 def test_fewer_than_one_token_is_refused(n_tokens: int) -> None:
-    with pytest.raises(ValueError, match=f"n_tokens must be at least 1, got {n_tokens}"):
+    with pytest.raises(ValueError, match=f"n_tokens must be 1 or more, got {n_tokens}"):
         Insertion.meaningless(" /", n_tokens)
 
 

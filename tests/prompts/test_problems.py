@@ -230,7 +230,7 @@ def test_without_a_network_math500_names_the_way_out(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("limit", [0, -3])
 def test_a_limit_below_one_is_refused(write: Write, limit: int) -> None:
-    with pytest.raises(ValueError, match=f"limit must be at least 1, got {limit}"):
+    with pytest.raises(ValueError, match=f"limit must be 1 or more, got {limit}"):
         load_problems(write(record()), limit=limit)
 
 
