@@ -21,6 +21,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from typer import Option
 
+from .given import checked
 from .heads import Head
 from .prompts.conditions import CONDITIONS, CONTRASTS, as_words
 from .prompts.problems import Problem, load_problems
@@ -251,6 +252,7 @@ def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+@checked
 def chosen_heads(heads: str | None, layers: str | None, *, n_layers: int, n_heads: int) -> tuple[Head, ...] | None:
     """Heads from `--heads 0:13,0:21` and/or `--layers 0,2-4` (zero-based); None means all.
 
@@ -278,6 +280,7 @@ def chosen_heads(heads: str | None, layers: str | None, *, n_layers: int, n_head
     return tuple(Head(layer, head) for layer in sorted(set(found)) for head in range(n_heads))
 
 
+@checked
 def chosen_names(text: str) -> tuple[str, ...]:
     """Names from an option such as `--conditions base,inserted`.
 
@@ -287,6 +290,7 @@ def chosen_names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
+@checked
 def chosen_numbers(text: str, *, name: str) -> tuple[int, ...]:
     """Whole numbers from an option such as `--doses 1,2,4`.
 
@@ -300,6 +304,7 @@ def chosen_numbers(text: str, *, name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
+@checked
 def chosen_problems(problems: str | None, model: str, *, limit: int) -> tuple[Problem, ...]:
     """The first `limit` problems of `--problems`; without it those that a model's directory brings along, or the demo's."""
     own = Path(model) / "problems.jsonl"

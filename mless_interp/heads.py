@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import SupportsIndex
 
+from .given import checked
+
 _LABEL = re.compile(r"^\s*L?(\d+)\s*(?:H|:|\.|,)\s*(\d+)\s*$", re.IGNORECASE)
 
 
@@ -39,6 +41,7 @@ class Head:
                 )
 
     @classmethod
+    @checked
     def from_paper(cls, *, layer: int, head: int) -> "Head":
         """The head that the paper calls "Layer `layer` Head `head`" (both one-based)."""
         if layer < 1 or head < 1:
@@ -46,6 +49,7 @@ class Head:
         return cls(layer - 1, head - 1)
 
     @classmethod
+    @checked
     def parse(cls, text: str) -> "Head":
         """Read `0:13` or `L0H13` (zero-based).
 

@@ -11,12 +11,25 @@ from typing import Any
 from ..generation.complete import check_engine, check_requests, complete_all, decoding_for
 from ..generation.decoding import Completion, CompletionEngine, Decoding, Request
 from ..generation.engines import engine_for
+from ..given import checked
 from ..grading.boxes import has_closed_box
 from ..grading.graders import GRADERS, grade
 from ..models.base import Model
+from ..models.info import ModelError
 from ..prompts.pairs import make_pairs
-from ..prompts.problems import Problem
-from ..prompts.prompt import Prompt, Template, build_prompt, encode, prepends_bos, template_named
+from ..prompts.problems import Problem, distinct
+from ..prompts.prompt import (
+    Prompt,
+    Template,
+    build_prompt,
+    check_known,
+    encode,
+    prepends_bos,
+    special_as_text,
+    special_words,
+    template_named,
+    text_system,
+)
 from ..running.checkpoint import Checkpoint
 from ..running.progress import progress_bar
 from .answered import AccuracyResults
@@ -26,6 +39,7 @@ MAX_NEW_TOKENS = 2048
 """What the paper allows (methods §11)."""
 
 
+@checked
 def evaluate_accuracy(
     model: Model,
     problems: Iterable[Problem],
@@ -78,6 +92,12 @@ def evaluate_accuracy(
             f"greedy answers are all the same, so n_samples={n_samples} needs a temperature above 0 (0.5, say)"
         )
     made = template_named(template)
+    if model.tokenizer is None:
+        raise ModelError(f"{model.info.name} has no tokenizer, which answers need: give one when wrapping the model")
+    check_known(model.tokenizer, asked)
+    spelt = [(problem.id, special_as_text(model.tokenizer, problem)) for problem in asked]
+    if special_words(spelt) and all(treatment.insertion is None for treatment in chosen):  # make_pairs says it too
+        warnings.warn(special_words(spelt), stacklevel=3)
     prompts = [_prompts(model, asked, treatment, made) for treatment in chosen]
     if max_new_tokens is None:
         max_new_tokens = _room(model, [prompt for requests in prompts for prompt in requests])
@@ -110,6 +130,8 @@ def evaluate_accuracy(
         "stop_after_box": stop_after_box,
         "treatments": {treatment.name: treatment.record() for treatment in chosen},
     }
+    if special_words(spelt):
+        settings["special_tokens_as_text"] = sum(bool(parts) for _, parts in spelt)
     identity = {
         "seed": seed,
         "problems": _fingerprint([[problem.id, problem.answer] for problem in asked]),
@@ -120,7 +142,7 @@ def evaluate_accuracy(
         warnings.warn(
             f"{checkpoint}: the last line was cut off when the run was stopped; it was repaired, and what it may have lost "
             "is made again",
-            stacklevel=2,
+            stacklevel=3,
         )
     golds = {problem.id: problem.answer for problem in asked}
     answers: list[dict[str, Any]] = []
@@ -211,13 +233,7 @@ def _checked_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     asked = tuple(problems)
     if not asked:
         raise ValueError("there are no problems to answer")
-    seen: set[str] = set()
-    for problem in asked:
-        if not isinstance(problem, Problem):
-            raise TypeError(f"evaluate_accuracy takes Problems, got {problem!r}; mi.load_problems reads a file of them")
-        if problem.id in seen:
-            raise ValueError(f"the problem id {problem.id!r} is given twice; the problem is the unit of replication")
-        seen.add(problem.id)
+    for problem in distinct(asked):
         if not problem.answer.strip():
             raise ValueError(f"problem {problem.id!r} has no answer to grade against: leave it out or give it one")
     return asked
@@ -244,9 +260,8 @@ def _bare(tokenizer: Any, problem: Problem, template: Template) -> Prompt:
     """The prompt without insertion; in text mode encoded in one piece, as the pairs' base prompts are."""
     if not template.as_text:
         return build_prompt(tokenizer, problem, template)
-    system = template.system if problem.system is None else problem.system
     bos = (tokenizer.bos_token_id,) if prepends_bos(tokenizer) else ()
-    ids = bos + encode(tokenizer, system + problem.question)
+    ids = bos + encode(tokenizer, text_system(tokenizer, problem, template) + problem.question)
     return Prompt(ids, ("bos",) * len(bos) + ("question",) * (len(ids) - len(bos)), template.name, bool(bos))
 
 

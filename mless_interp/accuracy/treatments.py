@@ -5,11 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..given import checked
 from ..heads import Head
 from ..mechanism.arm import ARM
 from ..prompts.insertions import Insertion
 
 
+@checked
 @dataclass(frozen=True)
 class Treatment:
     """One way to answer: with an insertion, with ARM, with heads that cannot see the insertion, or any of these together.

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
+from ..given import checked
 from . import latex
 from .boxes import BOXED_OR_FBOX, last_box, unboxed
 from .compare import NAME, Equality, compare, number
@@ -36,6 +37,7 @@ class Grade:
     decided: str
 
 
+@checked
 def grade(completion: str, gold: str) -> Grade:
     r"""All three grades at once, with what decided the strict one.
 
@@ -54,6 +56,7 @@ def grade(completion: str, gold: str) -> Grade:
     )
 
 
+@checked
 def grade_strict(completion: str, gold: str) -> bool:
     r"""Whether the last balanced `\boxed{...}` of the completion holds an answer equal to the gold one.
 
@@ -72,6 +75,7 @@ def grade_strict(completion: str, gold: str) -> bool:
     return bool(answer) and compare(answer or "", gold).equal
 
 
+@checked
 def grade_lenient(completion: str, gold: str) -> bool:
     r"""Whether the answer is right, however it is written: `grade_strict`, and forgiving about place and form.
 

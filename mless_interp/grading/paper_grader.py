@@ -1,8 +1,10 @@
 r"""The grader of the paper's released code, kept to reproduce its numbers. Unsound: report it beside `grade_strict` only."""
 
+from ..given import checked
 from .boxes import BOXED, BOXED_OR_FBOX
 
 
+@checked
 def grade_paper(completion: str, gold: str) -> bool:
     r"""UNSOUND: the paper's own rule, which calls an answer right when it is a *substring* of the gold one.
 

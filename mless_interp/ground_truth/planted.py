@@ -42,6 +42,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from ..given import checked
 from ..heads import Head
 from ..prompts.problems import Problem
 from .roles import ANSWER_ROW, DECOY_KINDS, Expected, Roles, shares_and_gains
@@ -126,6 +127,7 @@ class PlantedModel:
         """What results call a model of this seed."""
         return f"planted-{self.settings['seed']}"
 
+    @checked
     def problems(
         self, n: int, *, seed: int = 0, n_clauses: tuple[int, int] = (0, 3), swap: bool = False
     ) -> tuple[Problem, ...]:
@@ -147,6 +149,7 @@ class PlantedModel:
             raise ValueError(f"n_clauses must be (fewest, most) with 0 <= fewest <= most, got {n_clauses}")
         return draw_records(self.vocabulary, n, seed=seed, name=self.name, n_clauses=n_clauses, swap=swap)
 
+    @checked
     def save(self, directory: str | Path, *, n_problems: int = 128) -> Path:
         """Write the model (safetensors), the tokenizer, `problems.jsonl` and `planted.json`; the folder must be new."""
         directory = Path(directory)
@@ -179,6 +182,7 @@ def planted_truth(directory: str | Path) -> dict[Head, str]:
     return {Head.parse(label): kind for label, kind in facts["truth"].items()}
 
 
+@checked
 def planted_model(
     readers: Iterable[Head] | None = None,
     mediators: Iterable[Head] | None = None,
@@ -304,6 +308,7 @@ def planted_model(
     )
 
 
+@checked
 def random_planted(
     seed: int, *, circuit: str = "plain", dtype: torch.dtype = torch.float32, null: bool = False
 ) -> PlantedModel:
@@ -401,6 +406,7 @@ def random_planted(
     )
 
 
+@checked
 def planted_examples(n: int, *, seed: int = 0, dtype: torch.dtype = torch.float32) -> Iterator[PlantedModel]:
     """`n` random planted models, one after the other of each of `CIRCUITS`; model i depends on `seed` + i only."""
     if n < 1:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..given import checked
 from ..models.base import Model
 from ..models.checks import TOLERANCE, FailedCheck, check_model
 from ..models.info import ModelChecks, ModelError, ModelInfo
@@ -130,6 +131,7 @@ class Certificate(Result):
         return "\n".join([*self._made_of(), "", *lines, "", ". ".join(self._outcome())])
 
 
+@checked
 def certify_model(
     model: Model,
     pairs: Iterable[PromptPair] | None = None,

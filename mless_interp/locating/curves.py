@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from ..given import checked
 from ..heads import Head
 from ..metrics.rankings import circuit_distance, circuit_performance
 from ..models.base import Model
@@ -25,6 +26,7 @@ FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 ABLATION = "attention to the span masked, renormalised"
 
 
+@checked
 def circuit_curve(
     model: Model,
     pairs: Iterable[PromptPair] | Prepared,

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..given import checked
 from ..heads import Head
 from ..models.base import Model
 from ..patching.outcomes import outcome_named, resolution_of
@@ -26,6 +27,7 @@ from .sentences import few_problems
 MODES = ("auto", "exact", "screen")
 
 
+@checked
 def locate_heads(
     model: Model,
     pairs: Iterable[PromptPair] | Prepared,
@@ -86,7 +88,6 @@ def locate_heads(
         raise ValueError(f"locating heads needs at least 2 problems (the unit of replication), got {len(prepared.ids)}")
     if controls:
         check_controls(prepared.bare)
-    _refuse_repeated(prepared)
     fresh = None if confirm is None else fresh_problems(prepare(model, confirm, prepared.outcome), prepared)
     candidates = model.info.chosen(heads, what="locate")
     folder = None if checkpoint is None else Path(checkpoint)
@@ -138,8 +139,8 @@ def locate_heads(
 
 def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
     """The problems to confirm on; `ValueError` where one of them was used, or the insertion or the prompt is another."""
-    asked = {_asked(pair) for pair in used.bare}
-    again = [pair.id for pair in fresh.bare if pair.id in set(used.ids) or _asked(pair) in asked]
+    asked = {pair.problem.asked for pair in used.bare}
+    again = [pair.id for pair in fresh.bare if pair.id in set(used.ids) or pair.problem.asked in asked]
     if again:
         raise ValueError(
             f"{len(again)} of {len(fresh.ids)} problems to confirm on are among those that name the heads (first: "
@@ -148,7 +149,6 @@ def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
         )
     if len(fresh.ids) < 2:
         raise ValueError(f"confirming needs at least 2 problems (the unit of replication), got {len(fresh.ids)}")
-    _refuse_repeated(fresh)
     for what in ("insertion", "template"):
         ours, theirs = ({str(getattr(pair, what)) for pair in prepared.bare} for prepared in (used, fresh))
         if ours != theirs:
@@ -159,25 +159,6 @@ def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
     return fresh
 
 
-def _asked(pair: PromptPair) -> tuple[str, str]:
-    """What a problem asks, however it is spaced and written."""
-    words = (pair.problem.system or "", pair.problem.question)
-    first, second = (" ".join(text.split()).casefold() for text in words)
-    return first, second
-
-
-def _refuse_repeated(prepared: Prepared) -> None:
-    """`ValueError` where the same problem comes under several ids: it would count as so many."""
-    seen: dict[tuple[str, str, str], str] = {}
-    for pair in prepared.bare:
-        first = seen.setdefault((*_asked(pair), pair.problem.answer), pair.id)
-        if first != pair.id:
-            raise ValueError(
-                f"problem {pair.id!r} asks the same as {first!r}: the problem is the unit of replication, so each may come "
-                "once only; leave the others out"
-            )
-
-
 def _resolution(model: Model, measured: Measured) -> float:
     """What is rounding: the precision's own size, or what it did to rows that were not edited, if that is more."""
     return float(np.fmax(resolution_of(model.info.dtype), measured.noise))
@@ -186,7 +167,7 @@ def _resolution(model: Model, measured: Measured) -> float:
 def _warn_of_few(n: int, n_heads: int, alpha: float, *, again: bool = False) -> None:
     words = few_problems(n, n_heads, alpha, again=again)
     if words:
-        warnings.warn(words, stacklevel=3)
+        warnings.warn(words, stacklevel=4)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
+from ..given import checked
 from ..heads import Head
 from ..models.base import Model
 from ..models.held import Held
@@ -25,6 +26,7 @@ from .reduction import HeadNumbers, LayerNumbers, LayerRuns, PairReduction, laye
 from .runs import DECOMPOSED, read_span, readable_pairs
 
 
+@checked
 def decompose_attention(
     model: Model,
     pairs: Iterable[PromptPair],
@@ -174,6 +176,7 @@ class AttentionParts(Result):
         return self.summary().sort_values("lam", kind="stable").head(10).drop(columns=["layer", "head"])
 
 
+@checked
 def attention_parts(
     model: Model, pair: PromptPair, layer: int, *, contrast: str = "content", held_positions: str = "first"
 ) -> AttentionParts:

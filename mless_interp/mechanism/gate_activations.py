@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..given import checked
 from ..metrics.activations import histogram
 from ..metrics.segments import widened
 from ..metrics.token_classes import CLASSES, token_classes, token_texts
@@ -37,6 +38,7 @@ POSITIONS = ("shared", "question")
 Classify = Callable[[PromptPair], Sequence[str]]
 
 
+@checked
 def activation_shift(
     model: Model,
     pairs: Iterable[PromptPair],

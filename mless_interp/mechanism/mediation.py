@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..given import checked
 from ..heads import Head
 from ..metrics.activations import mean_absolute, median_variance, near_zero_fraction
 from ..metrics.segments import widened
@@ -27,6 +28,7 @@ MEDIATED = {name: contrast for name, contrast in DECOMPOSED.items() if contrast.
 """Contrasts without any shift of positions: all of the change is scale and bias (and what upstream layers changed)."""
 
 
+@checked
 def mediate(
     model: Model,
     pairs: Iterable[PromptPair] | Prepared,

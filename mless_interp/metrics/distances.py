@@ -92,7 +92,7 @@ def total_variation(p: Distribution, q: Distribution) -> Distance:
 
 
 def _checked(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Both rows in at least float32, tiny negatives at 0, rescaled if half precision; ValueError for other sums."""
+    """Both rows in at least float32, tiny negatives at 0, rescaled if half precision; ValueError for others."""
     if p.shape[-1] != q.shape[-1]:
         raise ValueError(
             f"rows must be over the same tokens, got {p.shape[-1]} and {q.shape[-1]}; align them first with "
@@ -100,9 +100,16 @@ def _checked(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
         )
     checked = []
     for name, rows in (("first", p), ("second", q)):
-        wide = widened(rows).clamp(min=0)
+        wide = widened(rows)
+        tolerance = ROW_SUM_TOLERANCE[rows.dtype]
+        if (wide < -tolerance).any():
+            raise ValueError(
+                f"the {name} rows must be probabilities, but one has a negative entry ({wide.min().item():.6g}): pass "
+                "patterns after the softmax, not scores or differences"
+            )
+        wide = wide.clamp(min=0)
         sums = wide.sum(-1, keepdim=True)
-        bad = (sums - 1).abs() > ROW_SUM_TOLERANCE[rows.dtype]
+        bad = ~((sums - 1).abs() <= tolerance) & ~wide.isnan().all(-1, keepdim=True)  # a row of NaN is undefined
         if bad.any():
             raise ValueError(
                 f"the {name} rows must sum to 1, but one sums to {sums[bad][0].item():.6g}; after dropping the span's "

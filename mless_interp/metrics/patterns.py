@@ -53,9 +53,10 @@ def prepared(
 ) -> tuple[Pattern, Visible]:
     """The pattern in at least float32 with zeros outside the visible keys, and these keys (causal where none are given).
 
-    Rows may be off by `ROW_SUM_TOLERANCE` of their dtype; ValueError names one that does not sum to 1. Half-precision rows
-    are renormalised in float32 (bfloat16 rows are off by up to 2e-3, which an entropy would show); others stay as they
-    are. Rows that see no key (padding) may hold anything and come back as zeros.
+    Rows may be off by `ROW_SUM_TOLERANCE` of their dtype; ValueError names one that does not sum to 1 or has a negative
+    entry (a tiny one is rounding, and 0). Half-precision rows are renormalised in float32 (bfloat16 rows are off by up to
+    2e-3, which an entropy would show); others stay as they are. Rows that see no key (padding) may hold anything and come
+    back as zeros.
     """
     visible = resolved_visible(pattern, visible=visible, dest_positions=dest_positions)
     cleaned = torch.where(visible, widened(pattern), 0)
@@ -63,6 +64,13 @@ def prepared(
     sighted = visible.any(-1)
     tolerance = ROW_SUM_TOLERANCE[pattern.dtype]
     bad = sighted & ~((sums - 1).abs() <= tolerance)
+    below = sighted & (cleaned.amin(-1) < -tolerance) & ~bad
+    if below.any():
+        where = tuple(below.nonzero()[0].tolist())
+        raise ValueError(
+            f"attention is a probability, but row {list(where)} has a negative entry ({cleaned[where].min().item():.6g}): pass "
+            "probabilities after the softmax, not scores, differences or edited patterns"
+        )
     if bad.any():
         where = tuple(bad.nonzero()[0].tolist())
         raise ValueError(
@@ -72,7 +80,7 @@ def prepared(
         )
     if pattern.dtype in (torch.float16, torch.bfloat16):
         cleaned = cleaned / torch.where(sighted, sums, 1)[..., None]
-    return cleaned, visible
+    return cleaned.clamp(min=0), visible
 
 
 def resolved_visible(

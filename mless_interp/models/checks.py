@@ -5,6 +5,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from ..given import checked
 from .arithmetic import values_of_heads
 from .base import Model
 from .info import BY_LAYERS, ModelChecks, ModelError
@@ -24,6 +25,7 @@ def probe_tokens(d_vocab: int, *, n_tokens: int = 12, seed: int = 0) -> Tensor:
     return torch.randint(0, d_vocab, (1, n_tokens), generator=torch.Generator().manual_seed(seed))
 
 
+@checked
 def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
     """Run the self-check; `reference` is `[1, token, vocab]` of the plain Hugging Face pass on `probe_tokens`.
 

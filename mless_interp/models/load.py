@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from ..given import checked
 from .base import Model
 from .checks import check_model, probe_tokens
 from .info import ModelError
@@ -39,6 +40,7 @@ class InMemory(Protocol):
         """Its tokenizer, which is copied."""
 
 
+@checked
 def load_model(
     name: str | Path | InMemory,
     *,
@@ -108,6 +110,7 @@ def load_model(
     return _checked(bridge_from(hf_model, tokenizer, name=label), reference, *origin)
 
 
+@checked
 def wrap_model(thing: Any, *, name: str | None = None, tokenizer: Any = None) -> Model:
     """The seam around a model you already have: a HookedTransformer, a TransformerBridge or an nnsight model.
 

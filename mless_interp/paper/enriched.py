@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..given import checked
 from ..heads import Head
 from ..locating.located import LocatedHeads
 from ..patching.scores import PatchScores
@@ -71,6 +72,7 @@ class Enrichment(Result):
         return Shown((ShownTable(self.to_frame(), "Rank of each head in its layer; 1: the largest effect.", columns),))
 
 
+@checked
 def enrichment(
     found: LocatedHeads | PatchScores,
     heads: Iterable[Head],

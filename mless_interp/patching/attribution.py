@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from ..given import checked
 from ..heads import Head
 from ..models.base import Model
 from ..models.gradients import INSTEAD, refuse_without_gradients
@@ -28,6 +29,7 @@ METHODS = ("gate_ig", "atp")
 N_VERIFIED = 64
 
 
+@checked
 def attribute_heads(
     model: Model,
     pairs: Iterable[PromptPair] | Prepared,

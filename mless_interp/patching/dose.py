@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from ..given import checked
 from ..heads import Head
 from ..metrics.attention import span_log_odds
 from ..models.arithmetic import masked_scores
@@ -52,6 +53,7 @@ def slope_in_log_dose(values: np.ndarray, doses: Sequence[int] | np.ndarray) -> 
     return np.asarray((values * centred).sum(-1) / (centred**2).sum())
 
 
+@checked
 def dose_response(
     model: Model,
     problems: Iterable[Problem],

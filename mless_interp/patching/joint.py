@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from ..given import checked
 from ..heads import Head
 from ..models.base import Model
 from ..models.info import ModelInfo
@@ -31,6 +32,7 @@ CHOSEN_HERE = "chosen on these problems, so no p-value"
 """What stands in the place of a p-value where heads were chosen because of their effects on the same problems."""
 
 
+@checked
 def joint_knockout(
     model: Model,
     pairs: Iterable[PromptPair] | Prepared,

@@ -14,6 +14,7 @@ from ..models.base import Model
 from ..models.inputs import Inputs, Recording
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair
+from ..prompts.problems import distinct
 from ..running.loop import Compute, Unit, over_problems
 from .outcomes import Outcome, outcome_named
 
@@ -47,7 +48,9 @@ class Prepared:
     @property
     def settings(self) -> dict[str, Any]:
         """What every result of these problems says of its making."""
-        return {"outcome": self.outcome.name, "insertion": self.insertion, **self.model.identity}
+        spelt = sum(bool(pair.special_as_text) for pair in self.bare)
+        said = {"special_tokens_as_text": spelt} if spelt else {}
+        return {"outcome": self.outcome.name, "insertion": self.insertion, **said, **self.model.identity}
 
     def only(self, places: Sequence[int]) -> "Prepared":
         """Some of the problems, in this order."""
@@ -123,9 +126,7 @@ def fit_pairs(pairs: Iterable[PromptPair], *, what: str = "patch") -> tuple[Prom
             f"{len(empty)} of {len(found)} pairs have no tokens after the insertion (first: {empty[0]!r}), so nothing can "
             'change there: insert before="question"'
         )
-    repeated = len(found) - len({pair.id for pair in found})
-    if repeated:
-        raise ValueError(f"{repeated} problem ids are given twice; the problem is the unit of replication")
+    distinct(pair.problem for pair in found)
     return found
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..given import checked
 from ..heads import Head
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
@@ -87,6 +88,7 @@ BESIDE = ("half", "half_against")
 """What an edit can be shown to be beside the knockout: less than half of it, where that is with the effect, or against it."""
 
 
+@checked
 def read_effects(
     model: Model,
     pairs: Iterable[PromptPair] | Prepared,

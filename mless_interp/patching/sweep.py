@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..given import check_count, checked
 from ..heads import Head
 from ..models.base import Model
 from ..models.memory import halved, rows_per_pass
@@ -29,6 +30,7 @@ UNEDITED = -1
 """In the place of a head: none is edited."""
 
 
+@checked
 def patch_heads(
     model: Model,
     pairs: Iterable[PromptPair] | Prepared,
@@ -142,6 +144,8 @@ def sweep_heads(
 ) -> dict[str, PatchScores]:
     """Several sweeps of the same heads and problems, by name: every run that they share is made once."""
     chosen = tuple(heads)
+    if max_rows is not None:
+        check_count(max_rows, name="max_rows")
 
     def of_unit(unit: Unit, tick: Tick) -> list[Any]:
         runs = prepared.runs(unit)

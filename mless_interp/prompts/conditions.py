@@ -131,7 +131,7 @@ def one_of(name: Any, known: Any, what: str) -> Any:
     >>> one_of("shift", CONTRASTS, "contrast").clean
     'base'
     """
-    if name not in known:
+    if not isinstance(name, str) or name not in known:
         raise ValueError(f"unknown {what} {name!r}; choose one of {', '.join(known)}")
     return known[name]
 

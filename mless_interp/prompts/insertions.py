@@ -11,16 +11,21 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any, Literal
 
+from ..given import check_count, checked
 from .conditions import one_of
 from .problems import Problem
-from .prompt import Prompt, encode
+from .prompt import MAX_UNKNOWN, Prompt, encode, spells_special
 
 Before = Literal["question", "system"]
 
 
+@checked
 @dataclass(frozen=True)
 class Insertion:
     """What to insert and where, counted in tokens; make one with the class methods.
+
+    A unit, word or text may name a special token of the tokenizer (`<|reserved_special_token_0|>`): it is inserted as such,
+    unlike the text of problems. `InsertedSpan.source` says so.
 
     The place is one of `before="question"` (default: the paper's position 2), `before="system"` (position 1),
     `after="question"` (position 3) or `at=` a token index of the prompt without insertion.
@@ -38,11 +43,8 @@ class Insertion:
 
     def __post_init__(self) -> None:
         one_of(self.kind, KINDS, "insertion")
-        counted = self.n_tokens is not None or self.kind != "text"
-        if counted and (isinstance(self.n_tokens, bool) or not isinstance(self.n_tokens, int)):
-            raise TypeError(f"n_tokens must be a whole number, got {self.n_tokens!r}")
-        if self.n_tokens is not None and self.n_tokens <= 0:
-            raise ValueError(f"n_tokens must be 1 or more, got {self.n_tokens}")
+        if self.n_tokens is not None or self.kind != "text":
+            check_count(self.n_tokens, name="n_tokens")
         if (self.before is not None) + (self.after is not None) + (self.at is not None) != 1:
             raise ValueError('give one place: before="question" or "system", after="question", or at=<token index>')
         if self.before not in (None, "question", "system") or self.after not in (None, "question"):
@@ -54,11 +56,13 @@ class Insertion:
             raise ValueError(f"at must be a token index, 0 or more, got {self.at}")
 
     @classmethod
+    @checked
     def meaningless(cls, unit: str = " /", n_tokens: int = 55, **place: Any) -> "Insertion":
         """A run of one meaningless unit (Mless): 55 slashes in the paper. A unit of k tokens must divide `n_tokens`."""
         return cls("meaningless", unit, n_tokens, **_place(place))
 
     @classmethod
+    @checked
     def meaningful(cls, word: str = "he", n_tokens: int = 55, **place: Any) -> "Insertion":
         """A repeated word with a meaning that does not bear on the question (Mful): 55 times "he" in the paper."""
         if not word.strip():
@@ -66,6 +70,7 @@ class Insertion:
         return cls("meaningful", " " + word.strip(), n_tokens, **_place(place))
 
     @classmethod
+    @checked
     def random_sentence(cls, n_tokens: int = 55, seed: int = 0, *, draw: int = 0, **place: Any) -> "Insertion":
         """A bag of unrelated words, exactly `n_tokens` tokens without digits, drawn by seed, problem id and draw number.
 
@@ -76,6 +81,7 @@ class Insertion:
         return cls("random_sentence", "", n_tokens, seed=seed, draw=draw, **_place(place))
 
     @classmethod
+    @checked
     def other_questions(
         cls, problems: Iterable[Problem], n_tokens: int = 55, seed: int = 0, *, draw: int = 0, **place: Any
     ) -> "Insertion":
@@ -90,11 +96,13 @@ class Insertion:
         return cls("other_questions", "", n_tokens, seed=seed, draw=draw, pool=pool, **_place(place))
 
     @classmethod
+    @checked
     def repeated_bos(cls, n_tokens: int = 55, **place: Any) -> "Insertion":
         """A run of the tokenizer's beginning-of-sequence token (a control: extra attention sinks)."""
         return cls("repeated_bos", "", n_tokens, **_place(place))
 
     @classmethod
+    @checked
     def text(cls, text: str, n_tokens: int | None = None, **place: Any) -> "Insertion":
         """Any text once, as it is; `n_tokens`, if given, must be its length in tokens."""
         if not text:
@@ -102,6 +110,7 @@ class Insertion:
         return cls("text", text, n_tokens, **_place(place))
 
     @classmethod
+    @checked
     def named(
         cls,
         kind: str,
@@ -217,8 +226,17 @@ def _other_questions(insertion: Insertion, tokenizer: Any, problem_id: str) -> I
     texts = [text for other, text in insertion.pool if other != problem_id and text not in own]
     ids: tuple[int, ...] = ()
     for text in draw.sample(texts, len(texts)):
-        ids += encode(tokenizer, " " + text)
+        try:
+            ids += encode(tokenizer, " " + text)
+        except ValueError as error:
+            raise ValueError(f"a question to insert: {error}") from error
         if len(ids) >= n_tokens:
+            unknown = ids[:n_tokens].count(tokenizer.unk_token_id) / n_tokens
+            if unknown > MAX_UNKNOWN:
+                raise ValueError(
+                    f"{100 * unknown:.0f} % of the inserted questions' tokens are {tokenizer.unk_token!r}, which this "
+                    "tokenizer puts for words that it does not know: draw from problems of the model's own kind"
+                )
             return InsertedSpan(ids[:n_tokens], "questions of other problems")
     raise ValueError(f"all other questions together are {len(ids)} tokens, fewer than n_tokens={n_tokens}: give more")
 
@@ -239,7 +257,7 @@ def _random_sentence(insertion: Insertion, tokenizer: Any, problem_id: str) -> I
 
 
 def _encoded(insertion: Insertion, tokenizer: Any) -> tuple[int, ...]:
-    ids = encode(tokenizer, insertion.unit)
+    ids = encode(tokenizer, insertion.unit, markers=True)
     if not ids:
         raise ValueError(f"the insertion {insertion.unit!r} encodes to no tokens with this tokenizer")
     if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
@@ -250,6 +268,10 @@ def _encoded(insertion: Insertion, tokenizer: Any) -> tuple[int, ...]:
     return ids
 
 
+def _source(kind: str, insertion: Insertion, tokenizer: Any) -> str:
+    return f"{kind}, with special tokens" if spells_special(tokenizer, insertion.unit) else kind
+
+
 def _repeated(insertion: Insertion, tokenizer: Any, problem_id: str) -> InsertedSpan:
     ids, n_tokens = _encoded(insertion, tokenizer), insertion.length
     if n_tokens % len(ids):
@@ -257,14 +279,14 @@ def _repeated(insertion: Insertion, tokenizer: Any, problem_id: str) -> Inserted
             f"the unit {insertion.unit!r} is {len(ids)} tokens with this tokenizer, which does not divide "
             f"n_tokens={n_tokens}; use {n_tokens - n_tokens % len(ids) or len(ids)}"
         )
-    return InsertedSpan(ids * (n_tokens // len(ids)), "unit")
+    return InsertedSpan(ids * (n_tokens // len(ids)), _source("unit", insertion, tokenizer))
 
 
 def _once(insertion: Insertion, tokenizer: Any, problem_id: str) -> InsertedSpan:
     ids = _encoded(insertion, tokenizer)
     if insertion.n_tokens is not None and insertion.n_tokens != len(ids):
         raise ValueError(f"the text {insertion.unit!r} is {len(ids)} tokens, not n_tokens={insertion.n_tokens}")
-    return InsertedSpan(ids, "text")
+    return InsertedSpan(ids, _source("text", insertion, tokenizer))
 
 
 def _bos(insertion: Insertion, tokenizer: Any, problem_id: str) -> InsertedSpan:

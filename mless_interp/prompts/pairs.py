@@ -6,6 +6,7 @@ A pair is the prompt without and with an insertion and the map between them; the
 
 import hashlib
 import json
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -15,11 +16,27 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..given import checked, shown
 from ..models.inputs import Inputs
 from .conditions import CONDITIONS, HELD_POSITIONS, Condition, one_of
 from .insertions import Insertion
 from .problems import Problem
-from .prompt import TEMPLATES, Prompt, Template, build_prompt, encode, prepends_bos, template_named, word_boundaries
+from .prompt import (
+    TEMPLATES,
+    Prompt,
+    Template,
+    build_prompt,
+    check_known,
+    encode,
+    encode_part,
+    prepends_bos,
+    special_as_text,
+    special_words,
+    spells_special,
+    template_named,
+    text_system,
+    word_boundaries,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +46,8 @@ class PromptPair:
     `span` = (first inserted position, one past the last) in the inserted prompt. `alignment[t]` is the position in the
     inserted prompt of base token `t` (-1: none, only where a text-level insertion merged it). `boundary_merge`: tokens
     merged at a border of a text-level insertion. `n_answer`: how many last tokens are the teacher-forced answer (0:
-    this pair holds the bare prompts; `answered` makes the other).
+    this pair holds the bare prompts; `answered` makes the other). `special_as_text`: the parts of the problem that spell
+    special tokens of the tokenizer; they are encoded as the text that they are.
     """
 
     problem: Problem
@@ -47,6 +65,7 @@ class PromptPair:
     solution_ids: tuple[int, ...] = ()
     n_answer: int = 0
     template: Template = TEMPLATES["raw"]
+    special_as_text: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         start, stop = self.span
@@ -119,6 +138,7 @@ class PromptPair:
             "inserted_ids": list(self.inserted.ids),
             "bos_added": self.base.bos_added,
             "joined_differs": self.base.joined_differs,
+            "special_as_text": list(self.special_as_text),
             "sink_moved": self.sink_moved,
             "answer_prefix": self.answer_prefix,
             "answer_prefix_ids": list(self.answer_prefix_ids),
@@ -206,6 +226,7 @@ class PromptPair:
         )
 
 
+@checked
 def insert_tokens(prompt: Prompt, at: int, span_ids: Sequence[int]) -> Prompt:
     """The prompt with `span_ids` inserted at token index `at`."""
     if not 0 <= at <= len(prompt):
@@ -215,6 +236,7 @@ def insert_tokens(prompt: Prompt, at: int, span_ids: Sequence[int]) -> Prompt:
     return replace(prompt, ids=ids, segments=segments)
 
 
+@checked
 def make_pairs(
     model: Any, problems: Iterable[Problem], insertion: Insertion, *, template: str | Template = "raw"
 ) -> tuple[PromptPair, ...]:
@@ -224,20 +246,18 @@ def make_pairs(
     string with its braces corrected), "raw_as_sent" (with the doubled braces its code sends), "chat" (the tokenizer's
     own chat template), "paper" (text-level insertion as in the paper's code; not for patching), or a `Template`.
 
-    Raises `ValueError` naming the problem for anything that cannot be built or does not fit the model's context.
+    A problem's text is text: special tokens that it spells (`<|im_end|>`) are encoded as letters and signs, with a warning.
+    Raises `ValueError` naming the problem for anything that cannot be built or does not fit the model's context, and for
+    problems that the tokenizer does not know.
     """
-    tokenizer = getattr(model, "tokenizer", model)
+    tokenizer = tokenizer_of(model, "make_pairs")
     info = getattr(model, "info", None)
-    if not hasattr(tokenizer, "encode"):
-        raise TypeError(f"make_pairs needs a Model or a tokenizer, got {type(model).__name__} (has it no tokenizer?)")
-    if not isinstance(insertion, Insertion):
-        raise TypeError(
-            f"insertion must be an Insertion, got {insertion!r}; for example Insertion.meaningless(' /', 55)"
-        )
     made = template_named(template)
-    pairs = tuple(_make_pair(tokenizer, problem, insertion, made) for problem in problems)
-    if not pairs:
+    asked = tuple(problems)
+    if not asked:
         raise ValueError("there are no problems to make pairs of")
+    check_known(tokenizer, asked)
+    pairs = tuple(_make_pair(tokenizer, problem, insertion, made) for problem in asked)
     for pair in pairs:
         longest = len(pair.inserted) + len(pair.answer_prefix_ids) + len(pair.answer_ids)
         if info is not None and longest > info.context_length:
@@ -245,7 +265,21 @@ def make_pairs(
                 f"problem {pair.id!r} needs {longest} tokens with {pair.n_inserted} inserted, but {info.name} has a "
                 f"context of {info.context_length}: insert fewer tokens or leave this problem out"
             )
+    words = special_words([(pair.id, pair.special_as_text) for pair in pairs])
+    if words:
+        warnings.warn(words, stacklevel=3)
     return pairs
+
+
+def tokenizer_of(model: Any, what: str) -> Any:
+    """The tokenizer of a `Model`, or the one given; `TypeError` where there is none."""
+    tokenizer = getattr(model, "tokenizer", model)
+    if hasattr(tokenizer, "encode") and not isinstance(tokenizer, str):
+        return tokenizer
+    lacks = " without a tokenizer" if hasattr(model, "tokenizer") else ""
+    raise TypeError(
+        f"model must be a Model or a tokenizer, got {shown(model)}{lacks}: {what} encodes text; load_model(...) gives both"
+    )
 
 
 def _make_pair(tokenizer: Any, problem: Problem, insertion: Insertion, template: Template) -> PromptPair:
@@ -267,19 +301,21 @@ def _make_pair(tokenizer: Any, problem: Problem, insertion: Insertion, template:
         alignment=tuple(t if t < at else t + n for t in range(len(base))),
         span_source=found.source,
         template=template,
+        special_as_text=special_as_text(tokenizer, problem),
         **_endings(tokenizer, problem, template),
     )
 
 
 def _endings(tokenizer: Any, problem: Problem, template: Template) -> dict[str, Any]:
     """What may follow the prompts of a pair: the answer with its prefix, a wrong answer, the solution."""
-    prefix = template.answer_prefix if problem.answer_prefix is None else problem.answer_prefix
+    own = problem.answer_prefix is not None
+    part = lambda name: () if getattr(problem, name) is None else encode_part(tokenizer, problem, name)  # noqa: E731
     return {
-        "answer_prefix": prefix,
-        "answer_prefix_ids": encode(tokenizer, prefix),
-        "answer_ids": encode(tokenizer, problem.answer),
-        "distractor_ids": () if problem.distractor is None else encode(tokenizer, problem.distractor),
-        "solution_ids": () if problem.solution is None else encode(tokenizer, problem.solution),
+        "answer_prefix": problem.answer_prefix if own else template.answer_prefix,
+        "answer_prefix_ids": part("answer_prefix") if own else encode(tokenizer, template.answer_prefix, markers=True),
+        "answer_ids": part("answer"),
+        "distractor_ids": part("distractor"),
+        "solution_ids": part("solution"),
     }
 
 
@@ -289,7 +325,12 @@ def _make_text_pair(tokenizer: Any, problem: Problem, insertion: Insertion, temp
         raise ValueError(
             'template="paper" inserts text between system and question; use template="raw" for anything else'
         )
-    system = template.system if problem.system is None else problem.system
+    system = text_system(tokenizer, problem, template)
+    if spells_special(tokenizer, insertion.unit):
+        raise ValueError(
+            f'template="paper" inserts text, and {insertion.unit!r} is a special token: use template="raw", which inserts '
+            "tokens"
+        )
     filler = tokenizer.decode(list(insertion.span(tokenizer, problem.id, question=problem.question).ids)).strip()
     if insertion.repeats:
         repeats = insertion.length // len(encode(tokenizer, insertion.unit))
@@ -321,6 +362,7 @@ def _make_text_pair(tokenizer: Any, problem: Problem, insertion: Insertion, temp
         alignment=tuple(range(shift)) + tuple(t + shift if t >= 0 else -1 for t in alignment),
         span_source="text",
         template=template,
+        special_as_text=special_as_text(tokenizer, problem),
         boundary_merge=not clean,
         **_endings(tokenizer, problem, template),
     )

@@ -1,12 +1,16 @@
 """Problems: a question with its answer, read from a file in MATH-500's form."""
 
 import json
+import math
 import random
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+
+from ..given import check_count, checked, shown
 
 DEMO_PROBLEMS = Path(__file__).parents[1] / "data" / "demo" / "problems.jsonl"
 MATH500_HUB_ID = "HuggingFaceH4/MATH-500"
@@ -31,11 +35,26 @@ class Problem:
     level: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("id", "question", "answer"):
-            if not isinstance(getattr(self, name), str):
-                raise TypeError(f"problem {self.id!r}: {name} must be text, got {getattr(self, name)!r}")
+        for name in (field.name for field in fields(self)):
+            text = getattr(self, name)
+            if text is None and name not in ("id", "question", "answer"):
+                continue
+            if not isinstance(text, str):
+                raise TypeError(f"problem {self.id!r}: {name} must be text, got {shown(text)}")
+            lone = next((character for character in text if "\ud800" <= character <= "\udfff"), None)
+            if lone is not None:
+                raise ValueError(
+                    f"problem {self.id!r}: its {name} holds half a character ({lone!r}, a lone surrogate), which no "
+                    "tokenizer can read: write the whole character"
+                )
         if not self.question.strip():
             raise ValueError(f"problem {self.id!r}: its question is empty")
+
+    @property
+    def asked(self) -> tuple[str, str]:
+        """What the problem asks, system prompt and question, however they are spaced and written."""
+        first, second = (" ".join(text.split()).casefold() for text in (self.system or "", self.question))
+        return first, second
 
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> "Problem":
@@ -44,18 +63,23 @@ class Problem:
         missing = [key for key in REQUIRED_KEYS if record.get(key) is None]
         if missing:
             raise ValueError(f"missing {', '.join(missing)}; a problem needs the keys {', '.join(REQUIRED_KEYS)}")
-        text = lambda key: None if record.get(key) is None else str(record[key])  # noqa: E731
-        return cls(
-            id=str(record["unique_id"]),
-            question=str(record["problem"]),
-            answer=str(record["answer"]),
-            system=text("system"),
-            solution=text("solution"),
-            distractor=text("distractor"),
-            answer_prefix=text("answer_prefix"),
-            subject=text("subject"),
-            level=text("level"),
-        )
+        return cls(**{name: _text(record.get(key), key) for name, key in KEYS.items()})
+
+
+KEYS = {field.name: field.name for field in fields(Problem)} | {"id": "unique_id", "question": "problem"}
+"""The key of a file in which each part of a problem stands."""
+MAY_BE_NUMBERS = ("unique_id", "answer", "distractor", "level")
+
+
+def _text(value: Any, key: str) -> Any:
+    """What stands under a key as text; numbers only where they are usual."""
+    if value is None or isinstance(value, str):
+        return value
+    number = key in MAY_BE_NUMBERS and isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or (key == "unique_id" and not isinstance(value, int)):
+        wanted = "text or a whole number" if key == "unique_id" else "text or a number"
+        raise ValueError(f"{key} must be {wanted if key in MAY_BE_NUMBERS else 'text'}, got {shown(value)}")
+    return str(value)
 
 
 @runtime_checkable
@@ -66,6 +90,7 @@ class DrawsProblems(Protocol):
         """`n` problems."""
 
 
+@checked
 def load_problems(source: Any = "demo", *, limit: int | None = None, seed: int | None = None) -> tuple[Problem, ...]:
     """Problems from "demo" (bundled), a .jsonl file with MATH-500's keys, or "math500" (from the hub, needs a network).
 
@@ -75,53 +100,84 @@ def load_problems(source: Any = "demo", *, limit: int | None = None, seed: int |
     the same seed. Raises `ValueError` with the line number for malformed lines, missing keys, empty questions and
     repeated ids; `FileNotFoundError` for a missing file.
     """
-    if limit is not None and limit <= 0:
-        raise ValueError(f"limit must be 1 or more, got {limit}")
+    if limit is not None:
+        check_count(limit, name="limit")
     if isinstance(source, DrawsProblems):
         return source.problems(limit or 64, seed=seed or 0)
     label = str(source)
     if label == "math500":
         problems = _from_hub()
     else:
+        if not isinstance(source, str | Path):
+            raise TypeError(f'source must be "demo", "math500", a path or a PlantedModel, got {shown(source)}')
         path = DEMO_PROBLEMS if label == "demo" else Path(source)
         if path.is_dir():
             path = path / "problems.jsonl"
         if not path.is_file():
             raise FileNotFoundError(f'no problem file at {str(path)!r}; give a .jsonl file, "demo" or "math500"')
-        problems = _read(path)
+        problems = tuple(islice(_read(path), None if seed is not None else limit))
+        if not problems:
+            raise ValueError(f"{path.name} holds no problems")
     if limit is None or limit >= len(problems):
         return problems
     return problems[:limit] if seed is None else _stratified(problems, limit, seed)
 
 
-def _read(path: Path) -> tuple[Problem, ...]:
-    problems: list[Problem] = []
+def _read(path: Path) -> Iterator[Problem]:
+    """A file's problems one after the other; what comes after the last one that is asked for is not read."""
     first_line: dict[str, int] = {}
+    with path.open("rb") as lines:  # lines end at \n alone: JSON strings may hold other line ends
+        for number, line in enumerate(lines, start=1):
+            where = f"{path.name}, line {number}"
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{where}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+            if not text.strip():
+                continue
+            problem = _problem(text, where)
+            if problem.id in first_line:
+                raise ValueError(f"{where}: id {problem.id!r} was already used in line {first_line[problem.id]}")
+            first_line[problem.id] = number
+            yield problem
+
+
+def _problem(line: str, where: str) -> Problem:
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path.name} is not UTF-8 text ({error.reason} at byte {error.start})") from error
-    for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: JSON strings may hold other line ends
-        if not line.strip():
-            continue
-        where = f"{path.name}, line {number}"
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from error
-        if not isinstance(record, dict):
-            raise ValueError(f"{where}: expected a JSON object, got {type(record).__name__}")
-        try:
-            problem = Problem.from_dict(record)
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{where}: {error}") from error
-        if problem.id in first_line:
-            raise ValueError(f"{where}: id {problem.id!r} was already used in line {first_line[problem.id]}")
-        first_line[problem.id] = number
-        problems.append(problem)
-    if not problems:
-        raise ValueError(f"{path.name} holds no problems")
-    return tuple(problems)
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets thousands deep
+        raise ValueError(f"{where}: not JSON that can be read ({error})") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{where}: expected a JSON object, got {type(record).__name__}")
+    try:
+        return Problem.from_dict(record)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
+def distinct(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """The problems, none of them twice: the problem is the unit of replication, so each may count once only.
+
+    `ValueError` where an id is given twice, or the same is asked, with the same answer, under several ids.
+    """
+    found = tuple(problems)
+    ids: set[str] = set()
+    seen: dict[tuple[str, str, str], str] = {}
+    for problem in found:
+        if problem.id in ids:
+            raise ValueError(
+                f"the problem id {problem.id!r} is given twice; the problem is the unit of replication: give each once"
+            )
+        ids.add(problem.id)
+        first = seen.setdefault((*problem.asked, problem.answer), problem.id)
+        if first != problem.id:
+            raise ValueError(
+                f"problem {problem.id!r} asks the same as {first!r}: the problem is the unit of replication, so each may "
+                "come once only; leave the others out"
+            )
+    return found
 
 
 def _from_hub() -> tuple[Problem, ...]:

@@ -1,12 +1,14 @@
 """Prompts: token ids with a segment name per token, built from a template."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..given import checked
 from .problems import Problem
 
 SEGMENTS = ("bos", "template", "system", "inserted", "question", "answer")
@@ -19,6 +21,8 @@ CHAT_SYSTEM = (
 )
 """The system prompt of the paper's Fig. 1 and Appendix J."""
 ANSWER_PREFIX = "The final answer is \\boxed{"
+MAX_UNKNOWN = 0.05
+"""The largest share of a question's tokens that may be the tokenizer's unknown token."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,8 @@ class Prompt:
     """Token ids and one segment name per token: bos, template, system, inserted, question, answer.
 
     `bos_added`: the first id is the tokenizer's BOS, put there by us. `joined_differs`: the parts are encoded one by
-    one, and encoding the joined string in one piece would give other ids (recorded, not mended; None = not checked).
+    one, and encoding the joined string in one piece would give other ids, as where tokens merge over a border or the text
+    spells special tokens (recorded, not mended; None = not checked).
     """
 
     ids: tuple[int, ...]
@@ -69,6 +74,7 @@ def _check_segments(names: Iterable[str]) -> None:
         raise ValueError(f"unknown segments {sorted(unknown)}; known: {', '.join(SEGMENTS)}")
 
 
+@checked
 @dataclass(frozen=True)
 class Template:
     """How a problem becomes a prompt.
@@ -105,9 +111,101 @@ def template_named(template: str | Template) -> Template:
     return TEMPLATES[template]
 
 
-def encode(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """The ids of a text, with no special tokens added."""
-    return tuple(tokenizer.encode(text, add_special_tokens=False))
+def encode(tokenizer: Any, text: str, *, markers: bool = False) -> tuple[int, ...]:
+    """The ids of a text, with no special tokens added. Text is text, also where it spells a special token (`<|im_end|>`).
+
+    `markers`: what spells a special token is meant as one (a template's own text, an insertion's unit). Raises `ValueError`
+    where this tokenizer cannot tell the text from the token.
+    """
+    ids = tuple(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=not markers))
+    return ids if markers else _all_text(tokenizer, ids)
+
+
+def _all_text(tokenizer: Any, ids: tuple[int, ...]) -> tuple[int, ...]:
+    """The ids; `ValueError` where one of them is a special token all the same."""
+    found = _special_ids(tokenizer, len(tokenizer)).intersection(ids) - {tokenizer.unk_token_id}
+    if found:
+        raise ValueError(
+            f"the text spells the special token {tokenizer.convert_ids_to_tokens(min(found))!r}, which this tokenizer cannot "
+            "tell from the token itself: write it in another way, or leave this problem out"
+        )
+    return ids
+
+
+@lru_cache(maxsize=8)
+def _special_ids(tokenizer: Any, n_tokens: int) -> frozenset[int]:
+    """The ids of a tokenizer's special tokens; `n_tokens` as it may be given more of them."""
+    return frozenset(at for at, token in tokenizer.added_tokens_decoder.items() if token.special)
+
+
+def encode_part(tokenizer: Any, problem: Problem, part: str, text: str | None = None) -> tuple[int, ...]:
+    """The ids of a part of a problem, as text (`text` where a template changed it); errors name the problem and the part."""
+    try:
+        return encode(tokenizer, getattr(problem, part) if text is None else text)
+    except ValueError as error:
+        raise ValueError(f"problem {problem.id!r}, its {part}: {error}") from error
+
+
+def spells_special(tokenizer: Any, text: str) -> bool:
+    """Whether a text would become special tokens of this tokenizer if it were not encoded as text."""
+    markers, special = encode(tokenizer, text, markers=True), _special_ids(tokenizer, len(tokenizer))
+    if special.isdisjoint(markers):
+        return False
+    text_ids = tuple(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
+    return markers != text_ids or not (special - {tokenizer.unk_token_id}).isdisjoint(markers)
+
+
+def special_as_text(tokenizer: Any, problem: Problem) -> tuple[str, ...]:
+    """The parts of a problem that spell special tokens of this tokenizer and are encoded as the text that they are."""
+    parts = ("system", "question", "answer_prefix", "answer", "distractor", "solution")
+    return tuple(part for part in parts if getattr(problem, part) and spells_special(tokenizer, getattr(problem, part)))
+
+
+def special_words(found: Sequence[tuple[str, tuple[str, ...]]]) -> str:
+    """Of problems (id, parts that spell special tokens), what is said where any does; else nothing."""
+    first = next(((name, parts) for name, parts in found if parts), None)
+    if first is None:
+        return ""
+    return (
+        f"{sum(bool(parts) for _, parts in found)} of {len(found)} problems spell special tokens of this tokenizer (first: "
+        f"{first[0]!r}, its {' and '.join(first[1])}): they are encoded as the text that they are"
+    )
+
+
+def check_known(tokenizer: Any, problems: Sequence[Problem]) -> None:
+    """`ValueError` where the tokenizer does not know the problems: more than `MAX_UNKNOWN` of a question's tokens (with the
+    system prompt that the problem brings) are the unknown token, or any of an answer's or a distractor's."""
+    unknown = tokenizer.unk_token_id
+    if unknown is None:
+        return
+    shares = []
+    for problem in problems:
+        ids = [
+            at
+            for part in ("system", "question")
+            if getattr(problem, part)
+            for at in encode_part(tokenizer, problem, part)
+        ]
+        shares.append(ids.count(unknown) / max(len(ids), 1))
+    many = [at for at, share in enumerate(shares) if share > MAX_UNKNOWN]
+    if many:
+        worst = problems[max(many, key=lambda at: shares[at])]
+        words = list(dict.fromkeys(f"{worst.system or ''} {worst.question}".split()))
+        examples = [word for word in words if unknown in encode(tokenizer, word)][:5]
+        raise ValueError(
+            f"{len(many)} of {len(problems)} problems hold words that this tokenizer does not know: {100 * max(shares):.3g} % "
+            f"of the tokens of problem {worst.id!r} are {tokenizer.unk_token!r} (for example "
+            f"{', '.join(map(repr, examples))}), and more than {100 * MAX_UNKNOWN:.0f} % are not allowed. The model knows the "
+            "words of its own texts only: use its own problems (--problems demo for the demo model, the problems.jsonl "
+            "beside a planted one), or another model"
+        )
+    for problem in problems:
+        for part in ("answer", "distractor"):
+            if getattr(problem, part) and unknown in encode_part(tokenizer, problem, part):
+                raise ValueError(
+                    f"problem {problem.id!r}: its {part} {getattr(problem, part)!r} becomes the unknown token "
+                    f"{tokenizer.unk_token!r} with this tokenizer: give another one, or leave the problem out"
+                )
 
 
 def prepends_bos(tokenizer: Any) -> bool:
@@ -116,11 +214,12 @@ def prepends_bos(tokenizer: Any) -> bool:
     return bos is not None and list(tokenizer.encode("a"))[:1] == [bos]
 
 
+@checked
 def build_prompt(tokenizer: Any, problem: Problem, template: str | Template = "raw") -> Prompt:
     """The prompt of a problem without insertion, each part encoded on its own (so that insertion never re-merges).
 
-    Raises `ValueError` where the tokenizer has no chat template, its template rejects a system prompt or changes a
-    message's text, or the question encodes to no tokens.
+    Special tokens are those of the template alone: what a problem spells is text. Raises `ValueError` where the tokenizer has
+    no chat template, its template rejects a system prompt or changes a message's text, or the question encodes to no tokens.
     """
     made = template_named(template)
     system = made.system if problem.system is None else problem.system
@@ -133,7 +232,10 @@ def build_prompt(tokenizer: Any, problem: Problem, template: str | Template = "r
     if bos_added:
         ids, segments = [tokenizer.bos_token_id], ["bos"]
     for text, segment in parts:
-        encoded = encode(tokenizer, text)
+        if segment == "template" or (segment == "system" and problem.system is None):
+            encoded = encode(tokenizer, text, markers=True)
+        else:
+            encoded = encode_part(tokenizer, problem, segment, text)
         names = [segment] * len(encoded)
         if made.chat and segment == "template" and not ids and encoded[:1] == (tokenizer.bos_token_id,):
             names[0] = "bos"
@@ -142,7 +244,7 @@ def build_prompt(tokenizer: Any, problem: Problem, template: str | Template = "r
     prompt = Prompt(tuple(ids), tuple(segments), made.name, bos_added)
     if not prompt.indices("question"):
         raise ValueError(f"problem {problem.id!r}: its question encodes to no tokens with this tokenizer")
-    together = encode(tokenizer, "".join(text for text, _ in parts))
+    together = encode(tokenizer, "".join(text for text, _ in parts), markers=True)
     return replace(prompt, joined_differs=together != prompt.ids[bos_added:])
 
 
@@ -183,5 +285,17 @@ def word_boundaries(tokenizer: Any, text: str) -> tuple[tuple[int, ...], list[tu
     """(ids, character range of each id) of a text encoded in one piece; needs a fast tokenizer."""
     if not getattr(tokenizer, "is_fast", False):
         raise ValueError('template="paper" needs a fast tokenizer (one with character offsets); use template="raw"')
-    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    return tuple(encoded["input_ids"]), [tuple(pair) for pair in encoded["offset_mapping"]]
+    encoded = tokenizer(text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
+    return _all_text(tokenizer, tuple(encoded["input_ids"])), [tuple(pair) for pair in encoded["offset_mapping"]]
+
+
+def text_system(tokenizer: Any, problem: Problem, template: Template) -> str:
+    """The system prompt of a prompt that is encoded in one piece, as text; `ValueError` where the template's has markers."""
+    if problem.system is not None:
+        return problem.system
+    if spells_special(tokenizer, template.system):
+        raise ValueError(
+            f"template {template.name!r} is encoded in one piece, as text, but its system prompt spells special tokens: leave "
+            "them out, or use as_text=False"
+        )
+    return template.system

@@ -6,10 +6,13 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
+from ..given import checked
+from .pairs import tokenizer_of
 from .problems import Problem
-from .prompt import encode
+from .prompt import check_known, encode
 
 
+@checked
 def problems_from_texts(
     model: Any, texts: Iterable[str], *, n_context: int = 64, n_before: int = 16, n_answer: int = 1
 ) -> tuple[Problem, ...]:
@@ -21,15 +24,13 @@ def problems_from_texts(
     beginning-of-sequence token that base models expect.
 
     `model` is a `Model` or a Hugging Face tokenizer. Texts that are too short are left out with a warning that counts them;
-    `ValueError` where all are, or numbers make no sense.
+    `ValueError` where all are, where the tokenizer does not know their words, or numbers make no sense.
     """
-    tokenizer = getattr(model, "tokenizer", model)
+    tokenizer = tokenizer_of(model, "problems_from_texts")
     if not 0 < n_before < n_context or n_answer < 1:
         raise ValueError(
             f"n_before must lie in 1 to n_context - 1 and n_answer be 1 or more, got {n_before}, {n_context}, {n_answer}"
         )
-    if isinstance(texts, str):
-        raise TypeError("texts must be several texts, got one: wrap it in a list")
     made, short = [], 0
     for number, text in enumerate(texts):
         parts = _cut(tokenizer, text, (n_before, n_context, n_context + n_answer))
@@ -43,8 +44,9 @@ def problems_from_texts(
             f"none of the {short} texts has {n_context + n_answer} tokens that can be cut between words: give longer texts "
             "or fewer tokens"
         )
+    check_known(tokenizer, made)
     if short:
-        warnings.warn(f"{short} of {short + len(made)} texts are too short and left out", stacklevel=2)
+        warnings.warn(f"{short} of {short + len(made)} texts are too short and left out", stacklevel=3)
     return tuple(made)
 
 

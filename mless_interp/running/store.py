@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..given import checked
 from ..heads import Head
 from .checkpoint import plain
 from .folders import damaged_files, finish_replacement, new_folder, refuse_existing
@@ -48,6 +49,7 @@ def _version(name: str) -> str | None:
         return None
 
 
+@checked
 def save(path: str | Path, *results: Any, overwrite: bool = False, model: Any = None, **named: Any) -> Path:
     """Save results of this toolkit in one folder: arrays as `arrays.npz`, everything else as `results.json`.
 
@@ -71,6 +73,7 @@ def save(path: str | Path, *results: Any, overwrite: bool = False, model: Any = 
     return Path(path)
 
 
+@checked
 def load(path: str | Path) -> dict[str, Any]:
     """The results of a folder written by `save`, by name, with their provenance under "provenance".
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..given import checked
 from ..heads import Head
 from ..metrics.segments import RowChoice
 from ..models.arithmetic import visibility
@@ -21,6 +22,7 @@ from .streaming import pattern_blocks, reduce_blocks, uniform_blocks
 _PATTERN = re.compile(r"^blocks\.(\d+)\.attn\.hook_pattern$")
 
 
+@checked
 def score_cache(
     cache: Mapping[str, Tensor] | Any,
     prompt: PromptPair | Prompt,

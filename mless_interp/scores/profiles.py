@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from ..given import checked
 from ..heads import Head
 from ..metrics.segments import RowChoice
 from ..models.base import Model
@@ -22,6 +23,7 @@ from .score import described_pairs
 from .streaming import Plan, PromptReduction, Source
 
 
+@checked
 def attention_profile(
     model: Model,
     pairs: Iterable[PromptPair],

@@ -7,11 +7,13 @@ from typing import get_args
 
 import numpy as np
 
+from ..given import checked
 from ..heads import Head
 from ..metrics.segments import RowChoice
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS, one_of, several_of
 from ..prompts.pairs import PromptPair
+from ..prompts.problems import distinct
 from ..running.loop import Tick, in_context, over_problems
 from ..running.results import Found, put, stacked
 from .catalogue import Profile, chosen_metrics, metric_named
@@ -21,6 +23,7 @@ from .scored import HeadScores
 from .streaming import SOURCES, Other, Plan, PromptReduction, Source
 
 
+@checked
 def score_heads(
     model: Model,
     pairs: Iterable[PromptPair],
@@ -106,8 +109,7 @@ def described_pairs(
     found = tuple(pairs)
     if not found:
         raise ValueError("there are no prompt pairs to describe")
-    if len({pair.id for pair in found}) < len(found):
-        raise ValueError("a problem id is given twice; the problem is the unit of replication")
+    distinct(pair.problem for pair in found)
     return found
 
 

@@ -6,6 +6,11 @@ import json
 import numpy as np
 from jaxtyping import Bool, Float64, Shaped
 
+from ..given import as_annotated
+from ..given import check_choice as check_choice
+from ..given import check_count as check_count
+from ..given import check_share as check_share
+
 Effects = Shaped[np.ndarray, "problem *cells"]
 """Input: one number (or truth value) per problem and cell; read as float64."""
 Rows = Shaped[np.ndarray, "row *cells"]
@@ -31,9 +36,7 @@ def derive_generator(seed: int, *labels: object) -> np.random.Generator:
     >>> derive_generator(0, "flips").random() == derive_generator(0, "flips").random()
     True
     """
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
-        raise TypeError(f"seed must be a whole number, got {seed!r} ({type(seed).__name__})")
-    key = json.dumps([str(int(seed)), *(str(label) for label in labels)]).encode()
+    key = json.dumps([str(as_annotated(seed, int, "seed")), *(str(label) for label in labels)]).encode()
     return np.random.default_rng(int.from_bytes(hashlib.sha256(key).digest(), "little"))
 
 
@@ -67,23 +70,3 @@ def check_p_values(p_values: object) -> tuple[np.ndarray, np.ndarray]:
             f"p-values must lie in [0, 1], got values from {np.nanmin(p):g} to {np.nanmax(p):g}; NaN marks an untested cell"
         )
     return p, defined
-
-
-def check_share(value: float, *, name: str) -> None:
-    """A number strictly between 0 and 1."""
-    if not 0.0 < value < 1.0:
-        raise ValueError(f"{name} must lie between 0 and 1, got {value!r}")
-
-
-def check_count(value: int, *, name: str, at_least: int = 1) -> None:
-    """A whole number that is large enough."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise TypeError(f"{name} must be a whole number, got {value!r} ({type(value).__name__})")
-    if value < at_least:
-        raise ValueError(f"{name} must be at least {at_least}, got {value}")
-
-
-def check_choice(value: str, *, name: str, choices: tuple[str, ...]) -> None:
-    """One of the words that an option knows."""
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")

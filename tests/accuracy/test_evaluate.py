@@ -351,7 +351,10 @@ def test_other_settings_are_refused_with_the_difference(
     if changes.get("problems") == 4:
         asked = problems[:4]
     elif "problems" in changes:
-        asked = (*problems[:5], Problem(problems[5].id, problems[5].question, "101", system=problems[5].system))
+        asked = (
+            *problems[:5],
+            Problem(problems[5].id, problems[5].question, problems[4].answer, system=problems[5].system),
+        )
     options = {**QUICK, **{key: value for key, value in changes.items() if key not in ("problems", "treatments")}}
     with pytest.raises(ValueError, match="a.jsonl was made with other settings: ") as caught:
         evaluate_accuracy(demo, asked, changes.get("treatments", [None, SLASHES]), checkpoint=path, **options)
@@ -487,7 +490,9 @@ def test_wrong_input_is_refused_before_anything_is_generated(
 
 
 def test_things_that_are_no_problems_are_refused(demo: Model) -> None:
-    with pytest.raises(TypeError, match="evaluate_accuracy takes Problems, got 'how many'"):
+    with pytest.raises(
+        TypeError, match=r"problems must be several Problems, got 'how many' \(str\) at place 0 .*load_problems"
+    ):
         evaluate_accuracy(demo, iter(["how many"]), progress=False)
 
 

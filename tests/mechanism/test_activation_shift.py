@@ -400,7 +400,7 @@ def test_a_model_without_a_gate_is_refused(tmp_path: Path) -> None:
         ({"positions": "span"}, "unknown positions 'span'; choose one of shared, question"),
         ({"c": 0.0}, "c is the width of near zero"),
         ({"q": 1.0}, "q must lie between 0 and 1"),
-        ({"bins": 1}, "bins must be at least 2"),
+        ({"bins": 1}, "bins must be 2 or more"),
         ({"classify": lambda pair: ["digit"]}, "problem 'p0': classify must give one of digit, operator"),
     ],
 )

@@ -413,7 +413,7 @@ def test_bad_pairs_and_models_are_refused_before_anything_runs(tiny: Any) -> Non
     model, pairs = tiny
     with pytest.raises(ValueError, match="there are no prompt pairs to decompose"):
         decompose_attention(model, [], progress=False)
-    with pytest.raises(ValueError, match="problem ids are given twice"):
+    with pytest.raises(ValueError, match="the problem id .* is given twice"):
         decompose_attention(model, [pairs[0], pairs[0]], progress=False)
     last = make_pairs(model, problems(), Insertion.meaningless(" /", 9, after="question"))
     with pytest.raises(ValueError, match=r"3 of 3 pairs have no tokens after the insertion \(first: 'p0'\)"):

@@ -400,7 +400,7 @@ def test_a_stopped_run_goes_on_and_it_survives_saving(
         ([Head(0, 1)], {"outcome": "kl"}, r"taking a read apart needs a signed outcome \(answer_logprob"),
         ([Head(0, 1)], {"alpha": 1.0}, "alpha must lie between 0 and 1, got 1.0"),
         ([Head(0, 1)], {"smallest_effect": 0.0}, r"smallest_effect must be above 0.*got 0.0: without one"),
-        ([Head(0, 1)], {"smallest_effect": float("nan")}, "smallest_effect must be above 0.*got nan"),
+        ([Head(0, 1)], {"smallest_effect": float("nan")}, "smallest_effect must be a number, got nan"),
     ],
 )
 def test_wrong_requests_are_named_before_anything_runs(

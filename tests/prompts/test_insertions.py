@@ -321,7 +321,10 @@ def test_a_place_that_the_prompt_lacks_is_refused_with_the_problem() -> None:
 
 def test_a_pair_by_hand() -> None:
     pair = pair_of()
-    slash, (bos, *rest) = words().convert_tokens_to_ids("/"), encode(words(), "<bos> reason . How many apples ?")
+    slash, (bos, *rest) = (
+        words().convert_tokens_to_ids("/"),
+        encode(words(), "<bos> reason . How many apples ?", markers=True),
+    )
     assert pair.base.ids == (bos, *rest)
     assert pair.inserted.ids == (bos, *rest[:2], *[slash] * 4, *rest[2:])
     assert (pair.span, pair.n_inserted, pair.n_after, pair.sink_moved) == ((3, 7), 4, 4, False)
@@ -611,7 +614,7 @@ def test_pairs_of_no_problems_are_refused() -> None:
 
 def test_pairs_need_a_tokenizer() -> None:
     with pytest.raises(
-        TypeError, match=r"make_pairs needs a Model or a tokenizer, got SimpleNamespace \(has it no tok"
+        TypeError, match="model must be a Model or a tokenizer, got a SimpleNamespace without a tokenizer: make_pairs"
     ):
         make_pairs(SimpleNamespace(tokenizer=None), [PROBLEM], SLASHES)
 
@@ -619,7 +622,7 @@ def test_pairs_need_a_tokenizer() -> None:
 @pytest.mark.usefixtures("as_users_run_it")
 def test_pairs_need_an_insertion() -> None:
     with pytest.raises(
-        TypeError, match=r"insertion must be an Insertion, got ' /'; for example Insertion.meaningless\("
+        TypeError, match=r"insertion must be an Insertion, got ' /' \(str\): for example Insertion.meaningless\("
     ):
         make_pairs(words(), [PROBLEM], " /")
 

@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jaxtyping
+import numpy as np
 import pytest
 
-from mless_interp.prompts.problems import Problem, load_problems
+from mless_interp.prompts.problems import Problem, distinct, load_problems
 
 Write = Callable[..., Path]
 
@@ -121,6 +123,46 @@ def test_a_faulty_line_is_refused_with_its_number(write: Write, line: object, me
         load_problems(write(record(9), line))
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (record(answer=[1, 2]), r"answer must be text or a number, got a list"),
+        (record(answer={"a": 1}), "answer must be text or a number, got a dict"),
+        (record(answer=True), r"answer must be text or a number, got True \(bool\)"),
+        ('{"problem": "q", "answer": NaN, "unique_id": "a"}', r"answer must be text or a number, got nan \(float\)"),
+        ('{"problem": "q", "answer": 1e999, "unique_id": "a"}', "answer must be text or a number, got inf"),
+        (record(unique_id=1.5), "unique_id must be text or a whole number, got 1.5"),
+        (record(unique_id=[1]), "unique_id must be text or a whole number, got a list"),
+        (record(problem=12), r"problem must be text, got 12 \(int\)"),
+        (record(problem=["a"]), "problem must be text, got a list"),
+        (record(system=3), "system must be text, got 3"),
+        (record(distractor=False), "distractor must be text or a number, got False"),
+        (record(solution=["s"]), "solution must be text, got a list"),
+        (
+            '{"problem": "\\ud800 ?", "answer": "1", "unique_id": "a"}',
+            r"problem 'a': its question holds half a character",
+        ),
+        ('{"problem": "q", "answer": "\\udc00", "unique_id": "a"}', r"problem 'a': its answer holds half a character"),
+        ('{"answer": ' + "[" * 100_000, "not JSON that can be read"),
+        ('{"answer": ' + "9" * 5000 + "}", "not JSON that can be read"),
+    ],
+)
+def test_what_is_no_text_is_refused_with_its_key(write: Write, line: object, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^p.jsonl, line 2: {message}"):
+        load_problems(write(record(9), line))
+
+
+def test_a_number_keeps_its_digits_and_odd_characters_stay(write: Write) -> None:
+    path = write(record(1, answer=-0.25, distractor=3), record(2, problem="a\x00b\x1b[2J ?", answer="\u202e1"))
+    first, second = load_problems(path)
+    assert (first.answer, first.distractor) == ("-0.25", "3")
+    assert (second.question, second.answer) == ("a\x00b\x1b[2J ?", "\u202e1")
+
+
+def test_a_line_of_ten_million_characters_is_read(write: Write) -> None:
+    assert len(load_problems(write(record(problem="x" * 10_000_000)))[0].question) == 10_000_000
+
+
 def test_an_id_used_twice_is_refused_with_both_lines(write: Write) -> None:
     with pytest.raises(ValueError, match="p.jsonl, line 4: id 'id-1' was already used in line 2"):
         load_problems(write("", record(1), record(2), record(1, problem="another")))
@@ -133,7 +175,7 @@ def test_a_file_without_problems_is_refused(write: Write, lines: list[str]) -> N
 
 
 def test_a_file_that_is_no_text_is_refused_by_name(write: Write) -> None:
-    with pytest.raises(ValueError, match=r"p.jsonl is not UTF-8 text \(invalid .* at byte 24\)"):
+    with pytest.raises(ValueError, match=r"p.jsonl, line 1: not UTF-8 text \(invalid .* at byte 24\)"):
         load_problems(write('{"problem": "What is caf\u00e9?"}', encoding="latin-1"))
 
 
@@ -153,7 +195,7 @@ def test_an_empty_question_is_refused_everywhere() -> None:
 
 def test_text_is_asked_of_every_required_field(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
-    with pytest.raises(TypeError, match="problem 'a': answer must be text, got 3"):
+    with pytest.raises(TypeError, match=r"problem 'a': answer must be text, got 3 \(int\)"):
         Problem(id="a", question="q", answer=3)
 
 
@@ -195,6 +237,33 @@ def test_a_limit_below_one_is_refused(write: Write, limit: int) -> None:
 def test_a_limit_without_a_seed_keeps_the_first(write: Write) -> None:
     path = write(*(record(i) for i in range(5)))
     assert [problem.id for problem in load_problems(path, limit=3)] == ["id-0", "id-1", "id-2"]
+
+
+@pytest.mark.parametrize("rest", ["{", "\xff", '{"problem": 1}'])
+def test_a_limit_reads_no_further_than_it_has_to(write: Write, rest: str) -> None:
+    path = write(*(record(i) for i in range(3)), rest, encoding="latin-1")
+    assert len(load_problems(path, limit=3)) == 3
+    for further in ({"limit": 4}, {}, {"limit": 3, "seed": 0}):
+        with pytest.raises(ValueError, match=r"p.jsonl, line 4: "):
+            load_problems(path, **further)
+
+
+@pytest.mark.parametrize("limit", [True, 2.5, "3"])
+def test_a_limit_that_is_no_whole_number_is_refused(write: Write, limit: Any) -> None:
+    with pytest.raises(TypeError, match="limit must be a whole number or None, got "):
+        load_problems(write(record()), limit=limit)
+
+
+def test_numpys_numbers_are_limits_and_seeds(write: Write) -> None:
+    path = write(*(record(i) for i in range(5)))
+    assert len(load_problems(path, limit=np.int64(2))) == 2
+    assert load_problems(path, limit=3, seed=np.int64(1)) == load_problems(path, limit=3, seed=1)
+
+
+@pytest.mark.parametrize("source", [3, None, ["p.jsonl"]])
+def test_a_source_of_another_kind_is_refused(source: Any) -> None:
+    with pytest.raises(TypeError, match='source must be "demo", "math500", a path or a PlantedModel, got '):
+        load_problems(source)
 
 
 @pytest.mark.parametrize("limit", [5, 9])
@@ -249,3 +318,28 @@ def test_a_draw_is_the_same_for_its_seed_in_file_order_and_another_for_another(m
     assert drawn[0] == [name for name in everything if name in set(drawn[0])]
     assert set(drawn[0]) != set(drawn[1]) and len(set(drawn[0])) == 50
     assert set(drawn[0]) != set(everything[:50])
+
+
+# ------------------------------------------------------------------------------------------------- each problem once
+
+
+def problem(name: str, question: str = "What is 1 ?", **more: Any) -> Problem:
+    return Problem(name, question, **{"answer": "1", **more})
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        (problem("a", "another"), "the problem id 'a' is given twice"),
+        (problem("b"), "problem 'b' asks the same as 'a'.*unit of replication"),
+        (problem("b", " what  IS\n1 ?"), "problem 'b' asks the same as 'a'"),
+    ],
+)
+def test_a_problem_counts_once(second: Problem, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        distinct([problem("a"), second])
+
+
+def test_another_question_answer_or_system_prompt_is_another_problem() -> None:
+    asked = [problem("a"), problem("b", "What is 2 ?"), problem("c", answer="2"), problem("d", system="Y")]
+    assert distinct(asked) == tuple(asked)

@@ -335,13 +335,13 @@ def test_an_empty_family_says_why():
 def test_options_are_checked():
     with pytest.raises(ValueError, match="statistic must be one of 't', 'mean', got 'median'"):
         checks.check_choice("median", name="statistic", choices=("t", "mean"))
-    with pytest.raises(ValueError, match="n_permutations must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="n_permutations must be 1 or more, got 0"):
         st.max_t_sign_flip(normal(8, 3), n_permutations=0)
     with pytest.raises(ValueError, match="alpha must lie between 0 and 1, got 5.0"):
         st.sign_flip(normal(8, 3), alpha=5.0)
     with pytest.raises(TypeError, match="n_permutations must be a whole number, got True"):
         st.sign_flip(normal(8, 3), n_permutations=True)
-    with pytest.raises(ValueError, match="min_problems must be at least 2"):
+    with pytest.raises(ValueError, match="min_problems must be 2 or more"):
         st.max_t_sign_flip(normal(8, 3), min_problems=1)
 
 
@@ -559,7 +559,7 @@ def test_ratio_coverage():
 def test_bootstrap_options_are_checked():
     with pytest.raises(ValueError, match="confidence must lie between 0 and 1, got 95.0"):
         st.bootstrap_interval(normal(5), confidence=95.0)
-    with pytest.raises(ValueError, match="n_resamples must be at least 2, got 1"):
+    with pytest.raises(ValueError, match="n_resamples must be 2 or more, got 1"):
         st.bootstrap_interval(normal(5), n_resamples=1)
 
 
@@ -656,7 +656,7 @@ def test_mcnemar_equals_its_formula_and_the_exact_sign_flip_test():
         if n >= 6:
             flips = np.array([1.0] * b + [-1.0] * c)
             assert st.sign_flip(flips).item() == pytest.approx(formula, abs=1e-14)
-    with pytest.raises(ValueError, match="only_second must be at least 0, got -1"):
+    with pytest.raises(ValueError, match="only_second must be 0 or more, got -1"):
         st.mcnemar(3, -1)
 
 
