@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..grading.graders import GRADERS
+from ..grading.graders import GRADERS, OPEN
 from ..running.results import Result, Shown, ShownTable
 from ..statistics import CONFIDENCE, Interval, defined_mean, holm, pass_at_k
 from .comparisons import Comparison, Comparisons, compare_answers
@@ -151,7 +151,7 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
 
         `accuracy`, `low`, `high`, `n` (problems): strictly graded; each other grader with its own `_low`, `_high`;
         `pass_at_k` for each k of `pass_at` (all samples, when there are several); shares `boxed`, `cut_off`,
-        `gave_up` (grades that ran out of time and count as wrong); mean `n_tokens`; `n_missing` answers not run; `flag`.
+        `gave_up` (grades that nothing decided, which count as wrong); mean `n_tokens`; `n_missing` answers not run; `flag`.
         """
         strict = self.accuracy()
         columns: dict[str, Any] = {
@@ -169,7 +169,7 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
         run = ~np.isnan(self.correct["strict"])
         for name in ("boxed", "cut_off", "n_tokens"):
             columns[name] = self._per_treatment(getattr(self, name))
-        columns["gave_up"] = self._per_treatment(np.where(run, (self.decided == "gave up").astype(float), np.nan))
+        columns["gave_up"] = self._per_treatment(np.where(run, np.isin(self.decided, OPEN).astype(float), np.nan))
         columns["n_missing"] = (~run).sum((0, 2))
         columns["flag"] = strict.flag
         return pd.DataFrame(columns)
@@ -289,11 +289,11 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
             f"Accuracy of {self.settings.get('model', 'a model')} on {len(self.problem_ids)} problems{samples}, strictly "
             f"graded, with {100 * self.confidence:g} % intervals over problems."
         ]
-        missing, gave_up = int(table["n_missing"].sum()), int((self.decided == "gave up").sum())
+        missing, gave_up = int(table["n_missing"].sum()), int(np.isin(self.decided, OPEN).sum())
         if missing:
             found.append(f"{missing} answers were not run (left out).")
         if gave_up:
-            found.append(f"{gave_up} grades ran out of time and count as wrong.")
+            found.append(f"{gave_up} grades were not decided (out of time or memory) and count as wrong.")
         cut = table.loc[table["cut_off"] > 0.05, ["treatment", "cut_off"]]
         if len(cut):
             listed = ", ".join(f"{name} {100 * share:.0f} %" for name, share in cut.to_numpy())

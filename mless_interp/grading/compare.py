@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from . import latex
-from .equivalence import equal_by_math_verify
+from .equivalence import Questions
 from .units import without_unit
 
 LONGEST = 500
@@ -39,7 +39,9 @@ _MATRIX = re.compile(r"\\begin\{([bBp]?matrix|smallmatrix|array|vmatrix)\}(?:\{[
 
 @dataclass(frozen=True)
 class Equality:
-    """Whether two answers are equal, and what decided: "text", "number", "parts", "math-verify" or "gave up"."""
+    """Whether two answers are equal, and what decided: "text", "number", "parts", "math-verify", or why nothing did:
+    "gave up" (beyond the limits of time and memory), "undecided" (the process that compares was ended, twice).
+    """
 
     equal: bool
     by: str
@@ -48,8 +50,10 @@ class Equality:
 Leaf = Callable[[str, str], Equality]
 
 
-def compare(answer: str, gold: str) -> Equality:
+def compare(answer: str, gold: str, ask: Questions | None = None) -> Equality:
     r"""Whether an answer equals the gold one, strictly; see the module for what counts as the same.
+
+    `ask` holds the limits of a grade that compares more than once.
 
     >>> compare(r"\dfrac{3}{6}", "0.5"), compare("(1,2]", "(1,2)").equal
     (Equality(equal=True, by='number'), False)
@@ -61,7 +65,7 @@ def compare(answer: str, gold: str) -> Equality:
         return Equality(True, "text")
     if max(len(answer), len(gold)) > LONGEST:
         return Equality(answer.strip() == gold.strip(), "text")
-    return _compare(first, second, depth=0)
+    return _compare(first, second, ask or Questions(), depth=0)
 
 
 # ------------------------------------------------------------------------------------------------------------- parts
@@ -153,7 +157,7 @@ def _both_signs(pieces: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _compare(answer: str, gold: str, *, depth: int) -> Equality:
+def _compare(answer: str, gold: str, ask: Questions, *, depth: int) -> Equality:
     if depth > 8:
         return Equality(latex.compact(answer) == latex.compact(gold), "text")
     answer, gold = _unwrapped(answer), _unwrapped(gold)
@@ -166,31 +170,30 @@ def _compare(answer: str, gold: str, *, depth: int) -> Equality:
         gold = _unwrapped(values[1])
         second = _parts(gold)
     if first is None and second is None:
-        return _compare_leaves(answer, gold)
+        return _compare_leaves(answer, gold, ask)
     single = [p for p in (first, second) if p is not None and (p.kind != "list" or len(p.parts) != 1)]
     if not single:  # {5} is 5
-        return _compare(first.parts[0] if first else answer, second.parts[0] if second else gold, depth=depth + 1)
+        return _compare(first.parts[0] if first else answer, second.parts[0] if second else gold, ask, depth=depth + 1)
     if first is None or second is None:
         if _is_relation(answer) != _is_relation(gold):
-            return _by_math_verify(answer, gold)
+            return _by_math_verify(answer, gold, ask)
         return Equality(False, "parts")
     if first.kind != second.kind or len(first.parts) != len(second.parts) or len(first.parts) > MOST_PARTS:
         return Equality(False, "parts")
-    return _compare_parts(first.parts, second.parts, any_order=first.kind in ("list", "union"), depth=depth)
+    return _compare_parts(first.parts, second.parts, ask, any_order=first.kind in ("list", "union"), depth=depth)
 
 
-def _compare_parts(first: tuple[str, ...], second: tuple[str, ...], *, any_order: bool, depth: int) -> Equality:
+def _compare_parts(
+    first: tuple[str, ...], second: tuple[str, ...], ask: Questions, *, any_order: bool, depth: int
+) -> Equality:
     """Equal part by part; in any order, each gold part takes the first answer part that equals it and is still free."""
-    gave_up = False
     free = list(range(len(first)))
     for place, gold in enumerate(second):
-        tried = [_compare(first[i], gold, depth=depth + 1) for i in (free if any_order else [place])]
-        gave_up |= any(each.by == "gave up" for each in tried)
-        hit = next((i for i, each in enumerate(tried) if each.equal), None)
+        here = free if any_order else [place]
+        hit = next((i for i in here if _compare(first[i], gold, ask, depth=depth + 1).equal), None)
         if hit is None:
-            return Equality(False, "gave up" if gave_up else "parts")
-        if any_order:
-            free.pop(hit)
+            return Equality(False, ask.open or "parts")
+        free.remove(hit)
     return Equality(True, "parts")
 
 
@@ -260,7 +263,7 @@ def _signed(sign: str, size: Fraction) -> Fraction:
     return -size if sign == "-" else size
 
 
-def _compare_leaves(answer: str, gold: str) -> Equality:
+def _compare_leaves(answer: str, gold: str, ask: Questions) -> Equality:
     answer, gold = _value(answer, gold), _value(gold, answer)
     first, answer_unit = without_unit(answer)
     second, gold_unit = without_unit(gold)
@@ -279,7 +282,7 @@ def _compare_leaves(answer: str, gold: str) -> Equality:
         return Equality(len({(b[1].lower(), b[2]) for b in bases if b}) == 1, "number")
     if any(bases):
         return Equality(False, "number")
-    return _by_math_verify(first, second)
+    return _by_math_verify(first, second, ask)
 
 
 def _value(text: str, other: str) -> str:
@@ -314,15 +317,15 @@ def _is_relation(text: str) -> bool:
     return bool(re.search(r"[<>]|\\(?:[lg]eq|neq)(?![a-z])", text))
 
 
-def _by_math_verify(answer: str, gold: str) -> Equality:
+def _by_math_verify(answer: str, gold: str, ask: Questions) -> Equality:
     """Decimals go as fractions, so that nothing is rounded; what it would misread is not asked (`7 8`, unclosed braces)."""
     first, second = (_exact(latex.without_text(text)) for text in (answer, gold))
     if first is None or second is None or ("=" in first) != ("=" in second):
         return Equality(False, "text")
-    equal = equal_by_math_verify(first, second)
-    if not equal and _is_relation(second) != _is_relation(first):
-        equal = equal or equal_by_math_verify(second, first)
-    return Equality(bool(equal), "gave up" if equal is None else "math-verify")
+    equal = ask.equal(first, second)
+    if equal is False and _is_relation(second) != _is_relation(first):
+        equal = ask.equal(second, first)
+    return Equality(bool(equal), ask.open if equal is None else "math-verify")
 
 
 def _exact(text: str) -> str | None:

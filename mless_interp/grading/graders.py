@@ -1,23 +1,29 @@
 r"""Graders: is the answer in a completion the gold one? Three of them, to be reported side by side.
 
 All take `(completion, gold)`: what the model wrote after the prompt, never the prompt itself (it holds `\boxed{}`), and
-the answer key's entry. All give a truth value for any text: malformed LaTeX is wrong, and nothing hangs.
+the answer key's entry. All give a truth value for any text: malformed LaTeX is wrong, a completion is searched in time in
+proportion to its length, an answer of more than `compare.LONGEST` characters is compared as text, and math-verify has limits
+of time and memory (`equivalence.py`).
 """
 
 import re
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
 from ..given import checked
 from . import latex
 from .boxes import BOXED_OR_FBOX, last_box, unboxed
-from .compare import NAME, Equality, compare, number
-from .equivalence import equal_by_math_verify
+from .compare import LONGEST, NAME, Equality, compare, number
+from .equivalence import GAVE_UP, UNDECIDED, Questions
 from .paper_grader import grade_paper
 from .units import without_unit
 
 GRADERS = ("strict", "lenient", "paper")
 """Who grades every completion, each a truth value of `Grade`; the first is the one to conclude from."""
+OPEN = (GAVE_UP, UNDECIDED)
+"""What `Grade.decided` says of a strict grade that nothing settled: it counts as wrong, and is to be counted."""
 
 
 @dataclass(frozen=True)
@@ -25,8 +31,9 @@ class Grade:
     r"""What all graders say of one completion.
 
     `answer` is what the last box holds (None without a box) and `boxed` whether it holds something. `decided` says what
-    settled the strict grade: "no box", "empty box", "text", "number", "parts", "math-verify", or "gave up", where the
-    comparison took longer than its limit and counts as wrong.
+    settled the strict grade: "no box", "empty box", "text", "number", "parts", "math-verify"; or why nothing did (`OPEN`),
+    and the answer counts as wrong: "gave up", where the comparison took more time or memory than its limits, "undecided",
+    where the process that compares was ended from outside, and the one that was asked next as well.
     """
 
     strict: bool
@@ -45,10 +52,11 @@ def grade(completion: str, gold: str) -> Grade:
     Grade(strict=True, lenient=True, paper=True, boxed=True, answer='7', decided='text')
     """
     answer = last_box(completion)
-    equality = compare(answer, gold) if answer else Equality(False, "no box" if answer is None else "empty box")
+    ask = Questions()
+    equality = compare(answer, gold, ask) if answer else Equality(False, "no box" if answer is None else "empty box")
     return Grade(
         strict=equality.equal,
-        lenient=equality.equal or _lenient(completion, gold, strict=equality),
+        lenient=equality.equal or _lenient(completion, gold, ask),
         paper=grade_paper(completion, gold),
         boxed=bool(answer),
         answer=answer,
@@ -88,14 +96,31 @@ def grade_lenient(completion: str, gold: str) -> bool:
     (True, False)
     """
     answer = last_box(completion)
-    equality = compare(answer, gold) if answer else Equality(False, "no box")
-    return equality.equal or _lenient(completion, gold, strict=equality)
+    ask = Questions()
+    return (bool(answer) and compare(answer or "", gold, ask).equal) or _lenient(completion, gold, ask)
 
 
 _ANSWER_IS = re.compile(r"(?i)answer\s*(?:is|:|=)\s*:?\s*")
-_FORMULA = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_FORMULA = re.compile(r"\$\$?([^$]+)\$\$?|\\[(\[]")
+_CLOSING = {r"\(": r"\)", r"\[": r"\]"}
 _SPECIAL = re.compile(r"<\|?[a-zA-Z_/]+\|?>")
 _LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+
+
+def _formulas(text: str) -> Iterator[str]:
+    r"""What stands in `$...$`, `$$...$$`, `\(...\)` and `\[...\]`, one after the other, in one pass."""
+    at, never_closed = 0, set()
+    while found := _FORMULA.search(text, at):
+        at = found.end()
+        if found[1] is not None:
+            yield found[1]
+        elif found[0] not in never_closed:
+            end = text.find(_CLOSING[found[0]], at + 1)
+            if end < 0:
+                never_closed.add(found[0])
+            else:
+                yield text[at:end]
+                at = end + 2
 
 
 def found_answer(completion: str) -> str | None:
@@ -110,27 +135,29 @@ def found_answer(completion: str) -> str | None:
     said = _ANSWER_IS.split(text)
     tail = said[-1].split("\n")[0].strip() if len(said) > 1 else ""
     if tail and len(tail) <= 100:
-        formula = _FORMULA.search(tail)
+        formula = next(_formulas(tail), None)
         if formula:
-            return next(group for group in formula.groups() if group)
+            return formula
         return re.sub(r"\.\s.*$", "", tail).strip(" .*") or None
-    formulas = list(_FORMULA.finditer(text))
+    formulas = deque(_formulas(text), maxlen=1)
     if formulas:
-        return next(group for group in formulas[-1].groups() if group)
+        return formulas[0]
     numbers = _LAST_NUMBER.findall(text)
     return numbers[-1].rstrip(",") if numbers else None
 
 
-def _lenient(completion: str, gold: str, *, strict: Equality) -> bool:
+def _lenient(completion: str, gold: str, ask: Questions) -> bool:
     answer = found_answer(completion)
-    if answer is None or strict.by == "gave up":
+    if answer is None or ask.open:
         return False
-    if compare(answer, gold).equal:
+    if compare(answer, gold, ask).equal:
         return True
+    if max(len(answer), len(gold)) > LONGEST:
+        return False
     first, second = (_loose(text) for text in (answer, gold))
     if not first or not second:
         return False
-    if compare(first, second).equal:
+    if compare(first, second, ask).equal:
         return True
     left, right = number(first), number(second)
     decimals = _decimals(first)
@@ -140,7 +167,7 @@ def _lenient(completion: str, gold: str, *, strict: Equality) -> bool:
         return decimals is not None and abs(left - right) <= Fraction(1, 2 * 10**decimals)
     if latex.holds_words(first) or latex.holds_words(second) or max(len(first), len(second)) > 300:
         return False
-    return bool(equal_by_math_verify(first, second, decimals=decimals or 6))
+    return bool(ask.equal(first, second, decimals=decimals or 6))
 
 
 def _loose(text: str) -> str:

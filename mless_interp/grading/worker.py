@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, TextIO
 
 MEMORY_BYTES = 4 * 2**30
+"""Of addresses; a comparison that needs more has no answer."""
 
 
 def main() -> None:
@@ -29,12 +30,20 @@ def main() -> None:
     _reply(answers, ready=True)
     for line in sys.stdin:
         asked = json.loads(line)
-        _limit("RLIMIT_CPU", int(sum(os.times()[:2])) + 1 + asked["cpu_seconds"])
-        try:
-            equal = compare(asked["answer"], asked["gold"], asked["decimals"])
-        except (Exception, RecursionError, MemoryError):  # noqa: BLE001  what cannot be read is not equal
-            equal = False
-        _reply(answers, equal=bool(equal))
+        begun = sum(os.times()[:2])
+        _limit("RLIMIT_CPU", int(begun) + 1 + asked["cpu_seconds"])
+        equal = answered(compare, asked["answer"], asked["gold"], asked["decimals"])
+        _reply(answers, equal=equal, seconds=sum(os.times()[:2]) - begun)
+
+
+def answered(compare: Any, answer: str, gold: str, decimals: int | None) -> bool | None:
+    """Whether the two are equal; None where the comparison needs more memory or depth than there is."""
+    try:
+        return bool(compare(answer, gold, decimals))
+    except (RecursionError, MemoryError):
+        return None
+    except Exception:  # noqa: BLE001  what cannot be read is not equal
+        return False
 
 
 def _reply(answers: TextIO, **reply: Any) -> None:

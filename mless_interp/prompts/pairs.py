@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..given import checked, shown
 from ..models.inputs import Inputs
+from ..running.visible import one_line
 from .conditions import CONDITIONS, HELD_POSITIONS, Condition, one_of
 from .insertions import Insertion
 from .problems import Problem
@@ -99,6 +100,10 @@ class PromptPair:
     def id(self) -> str:
         """The problem's id."""
         return self.problem.id
+
+    def __repr__(self) -> str:
+        words = f"PromptPair({self.id!r}, {self.insertion.label}: {len(self.base)} + {self.n_inserted} tokens at {self.span[0]}"
+        return one_line(f"{words}, {self.n_answer} of the answer)" if self.n_answer else f"{words})")
 
     @property
     def n_inserted(self) -> int:

@@ -7,6 +7,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from .visible import one_line
+
 
 @contextmanager
 def progress_bar(total: int, label: str, *, enabled: bool = True) -> Iterator[Any]:
@@ -15,5 +17,7 @@ def progress_bar(total: int, label: str, *, enabled: bool = True) -> Iterator[An
     On the error stream, as usual, so that output can be piped; in a notebook, which colours that stream red, on the other.
     """
     file = sys.stdout if type(sys.stdout).__module__.startswith("ipykernel") else sys.stderr
-    with tqdm(total=total, desc=label, disable=not enabled, leave=False, dynamic_ncols=True, file=file) as bar:
+    with tqdm(
+        total=total, desc=one_line(label), disable=not enabled, leave=False, dynamic_ncols=True, file=file
+    ) as bar:
         yield bar

@@ -1,8 +1,11 @@
 """What every result has: a table, tidy rows, sentences, how it wants to be shown, and a name under which it is saved."""
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -12,6 +15,8 @@ import pandas as pd
 from ..heads import Head
 from ..statistics import Interval
 from .registry import savable
+from .tables import Table
+from .visible import one_line, visible
 
 savable(Interval)
 
@@ -64,7 +69,11 @@ class Quantity:
 
 
 class Result:
-    """A frozen outcome of an analysis. Subclasses are dataclasses; what is printed, drawn and saved comes from here."""
+    """A frozen outcome of an analysis. Subclasses are dataclasses; what is printed, drawn and saved comes from here.
+
+    All data frames that its methods give are `Table`s, and what it prints is `visible`: names and ids that came from outside
+    act neither on a terminal nor in a spreadsheet.
+    """
 
     signed: ClassVar[bool] = False
     """Whether its print shows the sign of every number."""
@@ -82,6 +91,11 @@ class Result:
         """`renamed`: fields that folders of an earlier version know under another name, old name to new (None: it follows)."""
         super().__init_subclass__(**options)
         savable(cls, renamed=renamed)
+        for name, member in list(vars(cls).items()):
+            if inspect.isfunction(member) and member.__annotations__.get("return") is pd.DataFrame:
+                setattr(cls, name, _then(Table, member))
+            elif name in ("__repr__", "describe"):
+                setattr(cls, name, _then(visible, member))
 
     def sentences(self) -> list[str]:
         """What was found, sentence by sentence."""
@@ -129,7 +143,7 @@ class Result:
 
     def describe(self) -> str:
         """The sentences as one text."""
-        return " ".join(self.told())
+        return visible(" ".join(self.told()))
 
     def printed(self) -> pd.DataFrame:
         """The table under the print's sentences."""
@@ -161,6 +175,23 @@ class Result:
             return self.describe()
         return f"{self.describe()}\n{as_text(table, signed=self.signed, number=self.number)}"
 
+    def _repr_html_(self) -> str:
+        """In a notebook: the sentences, wrapped, and the table under them."""
+        said = "".join(f"<p>{escape(visible(sentence))}</p>" for sentence in self.told())
+        table = self.printed()
+        below = "" if table.empty else as_html(table, signed=self.signed, number=self.number)
+        return f'<div style="max-width:60rem;overflow-wrap:anywhere">{said}</div>{below}'
+
+
+def _then(after: Callable[[Any], Any], method: Any) -> Any:
+    """A method whose value goes through `after`."""
+
+    @functools.wraps(method)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return after(method(*args, **kwargs))
+
+    return wrapped
+
 
 def _arrays_in(value: Any, name: str) -> Iterator[tuple[str, np.ndarray]]:
     """Every array of a field, by where it stands."""
@@ -189,11 +220,36 @@ def head_map(
 def as_text(table: pd.DataFrame, *, signed: bool = False, number: str = ".4f") -> str:
     """A table as a print shows it: no index, four decimals (what they would make 0 in full), a dash where undefined."""
 
+    return _one_lined(table).to_string(index=False, na_rep="-", float_format=_shown(signed, number))
+
+
+def as_html(table: pd.DataFrame, *, signed: bool = False, number: str = ".4f") -> str:
+    """The same as HTML, every text escaped; wide tables scroll in a frame of their own."""
+    made = _one_lined(table).to_html(
+        index=False, na_rep="-", float_format=_shown(signed, number), border=0, escape=True
+    )
+    return f'<div style="overflow-x:auto">{made}</div>'
+
+
+def _shown(signed: bool, number: str) -> Callable[[float], str]:
     def shown(x: float) -> str:
         text = f"{x:{'+' if signed else ''}{number}}"
         return f"{x:.1e}" if x and not float(text) else text
 
-    return table.to_string(index=False, na_rep="-", float_format=shown)
+    return shown
+
+
+def _one_lined(table: pd.DataFrame) -> pd.DataFrame:
+    """A table whose texts are on one line each."""
+
+    def shown(cell: Any) -> Any:
+        return one_line(cell) if isinstance(cell, str) else cell
+
+    made = pd.DataFrame(table, copy=True).rename(columns=shown)
+    for place, kind in enumerate(made.dtypes):
+        if kind.kind not in "fiub":
+            made.isetitem(place, made.iloc[:, place].astype(object).map(shown))
+    return made
 
 
 def with_limits(made: Interval, unit: str = "") -> str:

@@ -11,7 +11,7 @@ from ..heads import Head
 from ..mechanism import ActivationShift
 from ..scores import AttentionProfile
 from .curve_plots import draw_curve, label_curve, shade_span
-from .plots import HATCHES, LINES, Picture, draw_forest, name_axes, panel, reach_of, words_of
+from .plots import HATCHES, LINES, Picture, draw_forest, name_axes, panel, plain_numbers, reach_of, words_of
 from .pooling import both_names
 
 
@@ -120,6 +120,7 @@ def activation_histograms(
     positive = np.concatenate([values[values > 0] for values in shares.values()])
     if positive.size:
         above.set_yscale("log")
+        plain_numbers(above.yaxis)
         above.set_ylim(bottom=positive.min() / 2)
     above.legend(fontsize=7)
     below.stairs(here["density_change"], edges, fill=True, color="0.45", hatch="//", edgecolor="white")

@@ -1,22 +1,32 @@
 """The one door to matplotlib: pictures, colours and marks that every plot here shares.
 
 Everything is drawn through the object interface: no pyplot, no global state, no rcParams touched. Colours are Okabe and
-Ito's, with dashes, markers and hatches that tell things apart without colour.
+Ito's, with dashes, markers and hatches that tell things apart without colour. A text is drawn as it is: names that came from
+outside are no formulas of matplotlib's, whatever they hold (`Picture`).
 """
 
 import io
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import font_manager
+from matplotlib.axes import Axes
 from matplotlib.colors import Normalize, TwoSlopeNorm
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch, Rectangle
+from matplotlib.text import Text
+from matplotlib.ticker import FixedFormatter, FuncFormatter, NullFormatter
 
 from ..running.results import Result
+from ..running.visible import code_of, one_line, visible
+from .notebook import show_after_cell
 
 DIVERGING = "RdBu_r"
 """A map that stays readable for colour-blind people; white is 0. In grey print a small minus tells the signs apart."""
@@ -42,8 +52,32 @@ LETTERS_PER_INCH = 15
 HATCHES = ("", "//", "..", "xx", "\\\\", "++")
 
 
+LONGEST_NAME = 60
+"""Letters of a name from outside in a title, at a tick, or in a legend among the curves."""
+LONGEST_LINE, MOST_LINES = 160, 12
+"""Letters of a line and lines of any text that is drawn."""
+
+
 class Picture(Figure):
-    """A matplotlib figure that shows itself in a notebook and saves itself as a file."""
+    """A matplotlib figure that shows itself in a notebook and saves itself as a file.
+
+    Whatever is written in it is drawn letter by letter: `$` and `\\` begin no formula, control characters and letters that
+    the font lacks show as their codes, and what is too long is cut. `seen` says how it was shown or saved.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.seen: set[str] = set()
+        show_after_cell(self)
+
+    def draw(self, renderer: Any) -> None:
+        _as_written(self)
+        super().draw(renderer)
+        _as_written(self)  # ticks that were made while drawing
+
+    def savefig(self, *args: Any, **options: Any) -> None:
+        self.seen.add("saved")
+        super().savefig(*args, **options)
 
     def _repr_png_(self) -> bytes:
         buffer = io.BytesIO()
@@ -54,6 +88,60 @@ class Picture(Figure):
         """Write the picture (the suffix says the format) and return its path."""
         self.savefig(path, dpi=dpi, bbox_inches="tight")
         return Path(path)
+
+
+class _TickNames(FuncFormatter):
+    """Names at ticks, as they are drawn."""
+
+    def __init__(self, names: Any) -> None:
+        super().__init__(lambda x, place: drawable(names(x, place), longest=LONGEST_NAME))
+
+
+def _as_written(picture: Figure) -> None:
+    for axes in picture.findobj(Axes):
+        for axis in (axes.xaxis, axes.yaxis):
+            names = axis.get_major_formatter()
+            if isinstance(names, FixedFormatter | FuncFormatter) and not isinstance(names, _TickNames):
+                axis.set_major_formatter(_TickNames(names))
+    inside = {text for axes in picture.findobj(Axes) for legend in axes.findobj(Legend) for text in legend.get_texts()}
+    for text in picture.findobj(Text):
+        text.set_parse_math(False)
+        written = text.get_text()
+        longest = LONGEST_NAME if text in inside else LONGEST_LINE
+        shown = drawable(written, tuple(text.get_fontfamily()), longest)
+        if shown != written:
+            text.set_text(shown)
+
+
+def drawable(text: str, families: tuple[str, ...] = ("sans-serif",), longest: int = LONGEST_LINE) -> str:
+    r"""A text as a picture can draw it: no line longer than `longest`, control characters and letters that these fonts
+    lack by their codes.
+
+    >>> print(drawable("$x_1$ \x1b[31m"))
+    $x_1$ \x1b[31m
+    """
+    lines = [shortened(line, longest) for line in visible(text).replace("\t", " ").split("\n")[:MOST_LINES]]
+    return re.sub(r"[^\x00-\x7f]", lambda found: _letter(found[0], families), "\n".join(lines))
+
+
+def _letter(letter: str, families: tuple[str, ...]) -> str:
+    return letter if any(ord(letter) in letters for letters in _letters(families)) else code_of(letter)
+
+
+@lru_cache(maxsize=8)
+def _letters(families: tuple[str, ...]) -> tuple[frozenset[int], ...]:
+    """The letters that the fonts of these families have, the first that is found of each name."""
+    files = [font_manager.findfont(font_manager.FontProperties(family=[family])) for family in families]
+    return tuple(frozenset(font_manager.get_font(file).get_charmap()) for file in files)
+
+
+def shortened(name: str, longest: int = LONGEST_NAME) -> str:
+    """A name with its middle left out where it is too long.
+
+    >>> shortened("abcdefghij", 5)
+    'ab…ij'
+    """
+    return name if len(name) <= longest else f"{name[: longest // 2]}…{name[len(name) - (longest - 1) // 2 :]}"
 
 
 def panel(width: float, height: float) -> tuple[Picture, Any]:
@@ -208,7 +296,13 @@ def key(entries: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Any]:
 
 def words_of(result: Result, *names: str) -> str:
     """What a result was made with, as far as it says, for the title of its picture."""
-    return ", ".join(str(result.settings[name]) for name in names if result.settings.get(name))
+    return ", ".join(shortened(one_line(str(result.settings[name]))) for name in names if result.settings.get(name))
+
+
+def plain_numbers(axis: Any) -> None:
+    """Plain numbers, 0.001, at a logarithmic axis, where matplotlib writes formulas."""
+    axis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def whole_numbers(axis: Any, values: Any) -> None:

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -13,7 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as texts
 
 import mless_interp as mi
-from mless_interp.grading import equivalence, grade, has_closed_box, last_box
+from mless_interp.grading import equivalence, grade, graders, has_closed_box, last_box
+from mless_interp.grading import worker as grading_worker
 from mless_interp.grading.compare import compare, number
 from mless_interp.grading.graders import found_answer
 from mless_interp.grading.paper_grader import stripped
@@ -452,22 +454,23 @@ def test_what_would_never_end_is_given_up(answer: str, monkeypatch: pytest.Monke
 
 def test_a_silent_process_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     worker = equivalence._Worker()
-    assert worker.ask(answer="x", gold="x", decimals=None) is True
+    assert worker.ask(answer="x", gold="x", decimals=None)[0] is True
     first = worker.process
     monkeypatch.setattr(equivalence, "WALL_SECONDS", 0.0)
-    assert worker.ask(answer=r"\sqrt{4}", gold="2", decimals=None) is None
+    with pytest.raises(equivalence._Ended):
+        worker.ask(answer=r"\sqrt{4}", gold="2", decimals=None)
     assert first is not None and first.poll() is not None
     monkeypatch.setattr(equivalence, "WALL_SECONDS", 60.0)
-    assert worker.ask(answer=r"\sqrt{4}", gold="2", decimals=None) is True
+    assert worker.ask(answer=r"\sqrt{4}", gold="2", decimals=None)[0] is True
     assert worker.process is not None
     worker.process.kill()
     worker.process.wait()
-    assert worker.ask(answer=r"\sqrt{9}", gold="3", decimals=None) is True
+    assert worker.ask(answer=r"\sqrt{9}", gold="3", decimals=None)[0] is True
     worker.close()
 
 
 def test_grading_works_in_threads() -> None:
-    equivalence.equal_by_math_verify.cache_clear()
+    equivalence._asked.cache_clear()
     found: dict[int, bool] = {}
 
     def one(n: int) -> None:
@@ -519,3 +522,142 @@ def test_a_missing_math_verify_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_no_comparison_of_500_answers_is_given_up(golds: list[str]) -> None:
     grades = [grade(f"\\boxed{{{golds[i - 3]}}}", gold) for i, gold in enumerate(golds)]
     assert [each.answer for each in grades if each.decided == "gave up"] == []
+
+
+# ------------------------------------------------------------------------------------------------- bounded, whatever comes
+
+HUGE = {
+    "roots nested": "\\boxed{" + r"\sqrt{" * 1_000 + "8" + "}" * 1_000 + "}",
+    "fractions nested": "\\boxed{" + r"\frac{1}{" * 3_000 + "8" + "}" * 3_000 + "}",
+    "braces nested": "\\boxed{" + "{" * 20_000 + "8" + "}" * 20_000 + "}",
+    "brackets nested": "\\boxed{" + "([" * 20_000 + "8" + "])" * 20_000 + "}",
+    "formulas never closed": r"\(" * 40_000,
+    "displays never closed": r"\[ " * 40_000,
+    "dollars": "$" * 100_001,
+    "boxes never closed": r"\boxed{" * 40_000,
+    "boxes without braces": r"\boxed " * 40_000,
+    "answers": "answer is " * 40_000,
+    "tags": "<|" + "a" * 200_000,
+    "a megabyte of digits": "\\boxed{" + "9" * 1_000_000 + "}",
+    "a megabyte of numbers": "9," * 500_000,
+    "a megabyte of words": "\\boxed{" + "ab " * 333_333 + "}",
+    "a megabyte of spaces": "\\boxed{8" + " " * 1_000_000 + "}",
+    "a megabyte of fractions": "\\boxed{" + r"\frac12" * 150_000 + "}",
+    "rows": "\\boxed{" + "\\\\" * 100_000 + "}",
+    "surrogates": "\\boxed{" + "\ud800" * 100_000 + "}",
+    "NUL": "\\boxed{" + "\0" * 100_000 + "}",
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_the_longest_and_deepest_texts_are_graded_in_time_in_proportion(name: str) -> None:
+    """Compared with the work on a plain text of the same length, so that a slow machine does not matter."""
+    text = HUGE[name]
+
+    def seconds(text: str) -> float:
+        begun = time.process_time()
+        found = grade(text, "7")
+        assert not found.strict and not found.lenient, name
+        assert not mi.grade_strict(r"\boxed{7}", text) and not mi.grade_lenient("7", text)
+        return time.process_time() - begun
+
+    plain = seconds("\\boxed{" + "x" * len(text) + "}")
+    assert seconds(text) < 50 * plain + 1.0
+
+
+@pytest.mark.parametrize(
+    "answer", ["9**9**9", "9^{9^{9}}", "1e9999", "10^{99999999}", r"\sqrt{9^{9^{9^9}}}", "8!!!!!!!!"]
+)
+def test_giant_numbers_are_wrong_and_the_next_answer_is_right(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(equivalence, "CPU_SECONDS", 1)
+    found = grade(f"\\boxed{{{answer}}}", "x + 1")
+    assert not found.strict and not found.lenient
+    assert mi.grade_strict(r"\boxed{1 + x}", "x + 1")
+
+
+@given(
+    texts.sampled_from(
+        [r"\sqrt{", r"\frac{", "{", "(", "[", r"\left(", r"\{", r"\text{", "^{", "_{", r"\begin{pmatrix}"]
+    ),
+    texts.integers(1, 3_000),
+    texts.integers(0, 3_000),
+    texts.sampled_from(["", "8", "8,", r"\pm", r"\\", "&", "="]),
+    texts.sampled_from(["}", ")", "]", r"\right)", r"\}", r"\end{pmatrix}"]),
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_is_nested_or_unbalanced_is_graded(
+    opens: str, n_open: int, n_close: int, middle: str, closes: str
+) -> None:
+    text = opens * n_open + middle * (n_open % 50 + 1) + closes * n_close
+    for completion in (f"\\boxed{{{text}}}", text, f"the answer is {text}"):
+        found = grade(completion, "7")
+        assert found.strict <= found.lenient
+
+
+def test_formulas_are_found_as_a_plain_search_finds_them() -> None:
+    search = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+
+    @given(texts.lists(texts.sampled_from(["$", "$$", r"\(", r"\)", r"\[", r"\]", "x", "7\n", "\\", " "])).map("".join))
+    @settings(max_examples=500, deadline=None)
+    def same(text: str) -> None:
+        wanted = [next(group for group in found.groups() if group) for found in search.finditer(text)]
+        assert list(graders._formulas(text)) == wanted
+
+    same()
+
+
+def test_all_comparisons_of_one_grade_share_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def slow(answer: str, gold: str, decimals: int | None) -> tuple[bool, float]:
+        asked.append(answer)
+        return False, 2.0
+
+    monkeypatch.setattr(equivalence, "_asked", slow)
+    parts = [rf"\sqrt{{{n}}}+x" for n in range(2, 26)]
+    found = grade(rf"\boxed{{\{{{','.join(parts)}\}}}}", r"\{" + ",".join(f"{part}+y" for part in parts) + r"\}")
+    assert (found.strict, found.lenient, found.decided) == (False, False, "gave up")
+    assert len(asked) == 6, "10 seconds are over after the sixth"
+
+
+def test_a_process_killed_by_the_system_is_asked_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A right answer stays right; killed every time it is undecided, which is not remembered."""
+    assert mi.grade_strict(r"\boxed{\sqrt{44}}", r"2\sqrt{11}")
+    ask, kills = equivalence._Worker._ask, [1]
+
+    def killed(worker: equivalence._Worker, question: dict[str, object]) -> tuple[bool | None, float]:
+        if kills[0]:
+            kills[0] -= 1
+            assert worker.process is not None or worker._start()
+            worker.process.kill()  # as the system does it when memory is short
+            monkeypatch.setattr(worker.process, "poll", lambda: None)  # not noticed yet
+        return ask(worker, question)
+
+    monkeypatch.setattr(equivalence._Worker, "_ask", killed)
+    assert grade(r"\boxed{\sqrt{63}}", r"3\sqrt{7}").decided == "math-verify"
+    kills[0] = 2
+    found = grade(r"\boxed{\sqrt{68}}", r"2\sqrt{17}")
+    assert (found.strict, found.lenient, found.decided) == (False, False, "undecided")
+    assert grade(r"\boxed{\sqrt{68}}", r"2\sqrt{17}").strict, "asked again, it is decided"
+
+
+def test_a_process_that_cannot_be_started_again_does_not_end_a_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert mi.grade_strict(r"\boxed{\sqrt{45}}", r"3\sqrt{5}")
+    equivalence._worker.close()
+    monkeypatch.setattr("sys.executable", str(tmp_path / "gone"))
+    assert grade(r"\boxed{\sqrt{76}}", r"2\sqrt{19}").decided == "undecided"
+    monkeypatch.undo()
+    assert mi.grade_strict(r"\boxed{\sqrt{76}}", r"2\sqrt{19}")
+
+
+@pytest.mark.parametrize(
+    ("error", "answer"), [(MemoryError, None), (RecursionError, None), (ValueError, False), (SyntaxError, False)]
+)
+def test_a_comparison_short_of_memory_has_no_answer(error: type[Exception], answer: bool | None) -> None:
+    def compared(*_: object) -> bool:
+        raise error
+
+    assert grading_worker.answered(compared, "x", "y", None) is answer
+    assert grading_worker.answered(lambda *_: 1, "x", "y", None) is True

@@ -1,0 +1,34 @@
+"""Texts that came from outside (names, ids, answers) made safe to show: nothing in them acts on a terminal."""
+
+import re
+
+_ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+
+
+def visible(text: str) -> str:
+    r"""A text with everything that would act and not show written as its code: escape sequences, control characters (all
+    but line breaks and tabs), what turns the direction of writing, and halves of characters.
+
+    >>> print(visible("plain\x1b[31mred\r\u202e"))
+    plain\x1b[31mred\x0d\u202e
+    """
+    return _ACTS.sub(lambda found: code_of(found[0]), text)
+
+
+def one_line(text: str) -> str:
+    r"""The same on one line: line breaks and tabs are shown as well.
+
+    >>> print(one_line("first\nsecond"))
+    first\nsecond
+    """
+    return visible(text).replace("\n", r"\n").replace("\t", r"\t")
+
+
+def code_of(character: str) -> str:
+    r"""A character as Python writes its code.
+
+    >>> print(code_of("\x07"), code_of("\u202e"), code_of("\U0001f600"))
+    \x07 \u202e \U0001f600
+    """
+    number = ord(character)
+    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
