@@ -100,6 +100,9 @@ def evaluate_accuracy(
         check_engine(running, model, run.decoding)
     settings = {
         **model.identity,
+        "seed": seed,
+        "problems": _fingerprint([[problem.id, problem.answer] for problem in asked]),
+        "prompts": {run.name: _fingerprint([request.prompt for request in run.requests]) for run in runs},
         "engine": running.name,
         "template": made.name,
         "n_problems": len(asked),
@@ -110,12 +113,7 @@ def evaluate_accuracy(
         "stop_after_box": stop_after_box,
         "treatments": {treatment.name: treatment.record() for treatment in chosen},
     }
-    identity = {
-        "seed": seed,
-        "problems": _fingerprint([[problem.id, problem.answer] for problem in asked]),
-        "prompts": {run.name: _fingerprint([request.prompt for request in run.requests]) for run in runs},
-    }
-    saved = Checkpoint(checkpoint, settings | identity)
+    saved = Checkpoint(checkpoint, settings)
     if saved.repaired:
         warnings.warn(
             f"{checkpoint}: the last line was cut off when the run was stopped; it was repaired, and what it may have lost "

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..models.base import Model
 from ..models.inputs import Inputs, Recording
 from ..prompts.conditions import CONDITIONS
-from ..prompts.pairs import PromptPair
+from ..prompts.pairs import PromptPair, digest_of
 from ..running.loop import Compute, Unit, over_problems
 from .outcomes import Outcome, outcome_named
 
@@ -47,7 +47,8 @@ class Prepared:
     @property
     def settings(self) -> dict[str, Any]:
         """What every result of these problems says of its making."""
-        return {"outcome": self.outcome.name, "insertion": self.insertion, **self.model.identity}
+        made = {"outcome": self.outcome.name, "insertion": self.insertion, **self.model.identity}
+        return made | {"prompts": digest_of(self.pairs)}
 
     def only(self, places: Sequence[int]) -> "Prepared":
         """Some of the problems, in this order."""
