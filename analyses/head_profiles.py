@@ -3,7 +3,8 @@
 For any model, heads and insertions: how much attention every token receives with and without the insertion, how it
 collapses inside the span and recovers after it, as tables with intervals, curves, and all that is needed to repeat it.
 
-The same as `mless-interp profiles`. Options, what is computed and what is shown of it: `mless_interp/commands/head_profiles.py`.
+The same as `mless-interp profiles`. Its options, what is computed and what is shown of it:
+`mless_interp/commands/head_profiles.py`.
 """
 
 import mless_interp as mi

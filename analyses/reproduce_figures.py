@@ -3,7 +3,8 @@
 Draws one of five figures of arXiv 2510.01032 in the paper's arrangement from a model's own attention, with intervals
 over problems, and checks each of the figure's claims against its null.
 
-The same as `mless-interp figures`. Options, what is computed and what is shown of it: `mless_interp/commands/reproduce_figures.py`.
+The same as `mless-interp figures`. Its options, what is computed and what is shown of it:
+`mless_interp/commands/reproduce_figures.py`.
 """
 
 import mless_interp as mi

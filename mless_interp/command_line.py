@@ -16,7 +16,7 @@ import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -196,6 +196,7 @@ def analysis(main: Callable[[Any], None], *, options: type | None = None) -> typ
 
         asked = made(**given)
         refuse_existing(asked.folder, overwrite=asked.overwrite)
+        parents = [folder for folder in asked.partial.parents if not folder.exists()]
         _begin_partial(asked)
         try:
             with plain_warnings():
@@ -204,7 +205,7 @@ def analysis(main: Callable[[Any], None], *, options: type | None = None) -> typ
             sys.stderr.write(f"stopped: {_what_is_kept(asked)}\n")
             raise SystemExit(130) from None
         finally:
-            _sweep(asked)
+            _sweep(asked, parents)
 
     command.__signature__ = inspect.Signature(list(_parameters(made)))  # type: ignore[attr-defined]
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
@@ -258,10 +259,13 @@ def _what_is_kept(asked: Saving) -> str:
     return f"{done} finished steps are kept in {asked.partial}; the same command, started again, goes on from there"
 
 
-def _sweep(asked: Saving) -> None:
-    """Take away a hidden folder in which nothing has finished."""
+def _sweep(asked: Saving, parents: list[Path]) -> None:
+    """Take away a hidden folder in which nothing has finished, and those `parents` that were made for it alone."""
     if asked.partial.is_dir() and not _is_computed(asked) and not _finished(asked):
         shutil.rmtree(asked.partial, ignore_errors=True)
+        with suppress(OSError):  # what is not empty stays
+            for folder in parents:
+                folder.rmdir()
 
 
 def _parameters(options: type) -> list[inspect.Parameter]:

@@ -115,5 +115,5 @@ def test_a_head_given_twice_is_refused() -> None:
 
 @pytest.mark.usefixtures("as_users_run_it")
 def test_a_pair_of_numbers_is_no_head() -> None:
-    with pytest.raises(TypeError, match=r"expected a Head, got \(0, 1\); write Head\(layer, head\) \(zero-based\)"):
+    with pytest.raises(TypeError, match=r"expected a Head, got \(0, 1\); write Head\(layer, head\) or "L0H13" \(zero-based\)"):
         check_heads([(0, 1)], n_layers=2, n_heads=4)

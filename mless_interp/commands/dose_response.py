@@ -85,6 +85,7 @@ def compute(options: Options) -> Computed:
 def present(kept: Kept) -> Presented:
     """The tables, the picture, and the page."""
     from .. import views
+    from ..views.circuitsvis import attention_view
     from ..views.report import Report
 
     found = kept.results["DoseResponse"]
@@ -100,7 +101,7 @@ def present(kept: Kept) -> Presented:
         made = made.figure(picture, "Left and middle: each head of the layer. Right: what it does to the outcome.")
         if "attention" in kept.shown:
             made = made.heading("Attention of the heads that read the span most")
-            made = made.view(views.circuitsvis.attention_view(kept.shown["attention"]))
+            made = made.view(attention_view(kept.shown["attention"]))
         return made.heading("What the model reads").shown_prompt(kept.shown["prompt"])
 
     files = {

@@ -107,6 +107,7 @@ def present(kept: Kept) -> Presented:
     import pandas as pd
 
     from .. import views
+    from ..views.circuitsvis import attention_view
     from ..views.report import Report
 
     results, shown, fillers = kept.results, kept.shown, kept.run["insertions"]
@@ -131,7 +132,7 @@ def present(kept: Kept) -> Presented:
             made = made.result(found, heading=filler["label"])
             made = made.figure(pictures[f"profile_{number}_{filler['kind']}.png"], caption)
             if f"attention_{number}" in shown:
-                made = made.view(views.circuitsvis.attention_view(shown[f"attention_{number}"]))
+                made = made.view(attention_view(shown[f"attention_{number}"]))
             made = made.shown_prompt(shown[f"prompt_{number}"])
         return made
 

@@ -113,10 +113,10 @@ def read(folder: Path) -> Kept:
             f"{str(folder)!r} holds no results to show again (a run of an earlier version keeps tables and pictures only): "
             "start the analysis again"
         )
-    found = [load(folder / part) if (folder / part).is_dir() else {} for part in (RESULTS, SHOWN)]
-    for part in found:
+    results, shown = (load(folder / part) if (folder / part).is_dir() else {} for part in (RESULTS, SHOWN))
+    for part in (results, shown):
         part.pop("provenance", None)
-    return Kept(*found, run)
+    return Kept(results, shown, run)
 
 
 def write(

@@ -118,6 +118,7 @@ def compute(options: Options) -> Computed:
 def present(kept: Kept) -> Presented:
     """Six tables, seven pictures, and the page."""
     from .. import views
+    from ..views.circuitsvis import attention_view
     from ..views.report import Report
 
     parts, shift, mediated = (kept.results[name] for name in ("AttentionDecomposition", "ActivationShift", "Mediation"))
@@ -153,7 +154,7 @@ def present(kept: Kept) -> Presented:
         if "attention" not in kept.shown:
             return made
         made = made.heading("Heads with the smallest lambda")
-        return made.view(views.circuitsvis.attention_view(kept.shown["attention"]))
+        return made.view(attention_view(kept.shown["attention"]))
 
     tables = {
         "heads.csv": parts.summary(),

@@ -38,7 +38,7 @@ class Options(Inserting):
     ] = 0
     limit: Annotated[
         int | None, Option(help="How many problems, from the first. [default: 64 to locate, 32 to sweep]")
-    ] = None
+    ] = None  # type: ignore[assignment]
     layers: LayersOption = None
     heads: HeadsOption = None
     contrast: Annotated[str | None, Option(help=f"sweep: {contrasts()}. [default: content]")] = None
@@ -138,12 +138,13 @@ def compute(options: Options) -> Computed:
 def present(kept: Kept) -> Presented:
     """The tables, the head map, the attention of the best heads, and the page."""
     from .. import views
+    from ..views.circuitsvis import attention_view
     from ..views.report import Report
 
     (found,) = kept.results.values()
     located = kept.run["mode"] == "locate"
     patches = found.patches if located else found
-    attention = views.circuitsvis.attention_view(kept.shown["attention"]) if "attention" in kept.shown else None
+    attention = attention_view(kept.shown["attention"]) if "attention" in kept.shown else None
     outcome, template = kept.options["outcome"], kept.options["template"]
 
     def page() -> Report:

@@ -138,7 +138,8 @@ def present(kept: Kept) -> Presented:
     """The figure in the paper's arrangement, its numbers, the claims, and the page."""
     import pandas as pd
 
-    from .. import paper, views
+    from .. import paper
+    from ..views.circuitsvis import attention_view
     from ..views.report import Report
 
     shown, run = paper.FIGURES[kept.options["figure"]], kept.run
@@ -170,7 +171,7 @@ def present(kept: Kept) -> Presented:
         for key in shown.models:
             made = made.result(checks[key], heading=names[key])
             if f"{key} attention" in kept.shown:
-                made = made.view(views.circuitsvis.attention_view(kept.shown[f"{key} attention"]))
+                made = made.view(attention_view(kept.shown[f"{key} attention"]))
             made = made.shown_prompt(kept.shown[f"{key} prompt"])
         return made.heading("The figure").figure(picture, shown.caption).sentence(doubt)
 
