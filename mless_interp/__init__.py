@@ -72,6 +72,7 @@ PUBLIC = {
 ROOMS = [
     "accuracy",
     "command_line",
+    "commands",
     "generation",
     "grading",
     "ground_truth",

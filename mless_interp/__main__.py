@@ -1,73 +1,36 @@
-"""`python -m mless_interp check MODEL`: a certificate for your model on a backend."""
+"""`mless-interp`, which is `python -m mless_interp`: every analysis, a certificate for a model, a run's page made again."""
 
-import json
 import sys
+from importlib import import_module
 from pathlib import Path
-from typing import Annotated
 
 import typer
-from typer import Argument, Option
 
-from .command_line import BackendOption, DeviceOption, DtypeOption, NoProgressOption, one_line_errors
+from .command_line import one_line_errors
+from .commands import COMMANDS
+from .commands.certify import check
+from .commands.show_again import report
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
 @app.callback()
+def about() -> None:
+    """What meaningless tokens do inside language models, and which attention heads carry it."""
+
+
+for _name, _file in COMMANDS.items():
+    (_command,) = import_module(f"mless_interp.commands.{_file}").app.registered_commands
+    app.command(_name)(_command.callback)
+app.command()(one_line_errors(check))
+app.command()(one_line_errors(report))
+
+
 def main() -> None:
-    """Tools of mless_interp that need no script."""
-
-
-@app.command()
-@one_line_errors
-def check(
-    model: Annotated[str, Argument(metavar="MODEL", help="'demo' (bundled), a saved model's directory, or a hub id.")],
-    backend: BackendOption = "auto",
-    dtype: DtypeOption = "float32",
-    device: DeviceOption = None,
-    attention: Annotated[
-        str, Option(help="eager, or sdpa (nnsight only): fused and lean, without patterns.")
-    ] = "eager",
-    problems: Annotated[
-        str | None,
-        Option(help="A .jsonl file with MATH-500's keys to take the prompts from. [default: three small sums]"),
-    ] = None,
-    n_prompts: Annotated[int, Option(help="How many prompts: the shortest of the problems.")] = 3,
-    json_file: Annotated[Path | None, Option("--json", help="Also write the certificate to this file.")] = None,
-    no_progress: NoProgressOption = False,
-) -> None:
-    """Check a model on a backend: the self-check at loading and the exact identities, on a few short prompts.
-
-    Prints a certificate: what each line says, the largest error, the tolerance for this dtype and backend, pass or FAIL, or
-    why it does not apply. Exit code 0 if all is well, 1 if anything fails, 2 for wrong input.
-    """
-    from .identities.certificate import as_json, certify_model, short_pairs
-    from .models.checks import FailedCheck
-    from .models.load import load_model
-    from .prompts.problems import load_problems
-
-    if json_file is not None and not json_file.resolve().parent.is_dir():
-        raise FileNotFoundError(f"--json {json_file}: there is no folder {str(json_file.resolve().parent)!r}")
-    if n_prompts < 1:
-        raise ValueError(f"--n-prompts must be 1 or more, got {n_prompts}")
-    asked = None
-    if problems is not None:
-        asked = sorted(load_problems(problems), key=lambda problem: len(problem.question))[:n_prompts]
-    try:
-        loaded = load_model(model, backend=backend, dtype=dtype, device=device, attn_implementation=attention)
-    except FailedCheck as error:
-        if json_file is not None:
-            json_file.write_text(json.dumps({"passed": False, "error": str(error)}, indent=1), encoding="utf-8")
-        sys.stdout.write(
-            f"{error}\n1 failed: the self-check at loading. Do not trust results of this model on this backend\n"
-        )
-        raise typer.Exit(1) from error
-    certificate = certify_model(loaded, short_pairs(loaded, asked)[:n_prompts], progress=not no_progress)
-    sys.stdout.write(f"{certificate!r}\n")
-    if json_file is not None:
-        json_file.write_text(as_json(certificate), encoding="utf-8")
-    raise typer.Exit(0 if certificate.passed else 1)
+    """The program of that name; under another one, as Python runs it."""
+    program = Path(sys.argv[0]).name
+    app(prog_name="python -m mless_interp" if program == "__main__.py" else "mless-interp")
 
 
 if __name__ == "__main__":
-    app(prog_name="python -m mless_interp")
+    main()

@@ -1,8 +1,9 @@
-"""What every analysis script shares: options, how it begins and ends, one line for wrong input, a command to repeat.
+"""What every command shares: options, how it begins and is stopped, one line for wrong input, a command to repeat.
 
-An analysis is a dataclass of options and a function of it, `app = analysis(main)`. The options that most of them take are
+A command is a dataclass of options and a function of it, `app = analysis(main)`. The options that most of them take are
 fields of `Saving`, `Asking` and `Inserting`, to be inherited from; a field that is declared again has another default or
-another explanation. What single scripts share is an annotation: `heads: mi.command_line.HeadsOption = None`.
+another explanation. What single commands share is an annotation: `heads: HeadsOption = None`. What is computed, kept and
+shown: `commands/`.
 """
 
 import dataclasses
@@ -13,7 +14,9 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -38,6 +41,10 @@ ModelOption = Annotated[str, Option(help="'demo' (bundled), a saved model's dire
 BackendOption = Annotated[str, Option(help=f"{BACKENDS}.")]
 DtypeOption = Annotated[str, Option(help="float32, float64, bfloat16 or float16.")]
 DeviceOption = Annotated[str | None, Option(help="cpu, cuda, cuda:1 ... [default: a GPU if there is one]")]
+DeviceMapOption = Annotated[
+    str | None,
+    Option(help="Spread the model over devices (nnsight): auto, balanced, sequential, or JSON of module -> device."),
+]
 ProblemsOption = Annotated[
     str | None,
     Option(help="'demo', 'math500' (from the hub), or a .jsonl file with MATH-500's keys. [default: the model's own]"),
@@ -50,7 +57,7 @@ InsertionOption = Annotated[str, Option(help=f"{KINDS}.")]
 UnitOption = Annotated[str | None, Option(help="The repeated unit, word, or the text. [default: ' /' or 'he']")]
 NTokensOption = Annotated[int, Option(help="Length of the insertion in tokens.")]
 AttentionOption = Annotated[
-    str, Option(help="eager, or sdpa (nnsight): fused and lean, for long prompts; the same numbers.")
+    str, Option(help="eager, or sdpa (nnsight): fused and lean, for long prompts; no patterns to show.")
 ]
 LayersOption = Annotated[str | None, Option(help="Only these layers, zero-based: 0,2-4.")]
 OutcomeOption = Annotated[
@@ -64,7 +71,10 @@ HeadsOption = Annotated[str | None, Option(help="Only these heads, zero-based LA
 ConditionsOption = Annotated[str, Option(help=f"{as_words(CONDITIONS)}. All are compared with the first.")]
 SeedOption = Annotated[int, Option(help="Seed of all that is drawn: random insertions, permutations, the bootstrap.")]
 OutOption = Annotated[Path, Option(help="Folder for the results; it appears only when they are whole.")]
-OverwriteOption = Annotated[bool, Option("--overwrite", help="Replace an existing folder.")]
+OverwriteOption = Annotated[
+    bool,
+    Option("--overwrite", help="Replace an existing folder, and clear what a stopped run with other options left."),
+]
 NoProgressOption = Annotated[bool, Option("--no-progress", help="No progress bars.")]
 ReportOption = Annotated[
     bool,
@@ -89,7 +99,7 @@ def contrasts(*names: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
-    """The options of every analysis, and how it ends: `save`."""
+    """The options of every analysis, and where it leaves what."""
 
     seed: SeedOption = 0
     out: OutOption = Path("results")
@@ -108,46 +118,19 @@ class Saving:
         return self.folder.with_name(f".{self.folder.name}.partial")
 
     @property
+    def kept(self) -> Path:
+        """Where results lie between their computing and their showing."""
+        return self.partial / "computed"
+
+    @property
     def progress(self) -> bool:
         return not self.no_progress
 
-    def save(self, files: Mapping[str, Any], *, page: Callable[[], Any], model: Any = None, **facts: Any) -> None:
-        """Write all files, or none, and say where they are: `run.json` last, and with `--report` the page.
-
-        `files`: by name, tables (.csv, .parquet, .jsonl), pictures and views (.png, .html), and results themselves (a
-        folder's name and a tuple of them). `facts` stand in run.json beside what `provenance` tells of `model`, and on the
-        page that `page` makes.
-        """
-        from .running.store import new_folder, provenance
-
-        run = provenance(model, repeat=repeat_command(), seed=self.seed, **facts)
-        with new_folder(self.folder, overwrite=self.overwrite) as folder:
-            for name, content in files.items():
-                _write(folder / name, content, model)
-            (folder / "run.json").write_text(json.dumps(run, indent=1), encoding="utf-8")
-            if self.report:
-                page().provenance(run).save(folder / "report.html")
-        shutil.rmtree(self.partial, ignore_errors=True)
-        written = [*files, "run.json"] + ["report.html"] * self.report
-        typer.echo(f"Results: {self.folder}/{', '.join(written)}")
-
-
-def _write(path: Path, content: Any, model: Any) -> None:
-    match path.suffix:
-        case ".csv":
-            content.to_csv(path, index=False)
-        case ".parquet":
-            content.to_parquet(path, index=False)
-        case ".jsonl":
-            content.to_json(path, orient="records", lines=True, force_ascii=False)
-        case ".png" | ".html":
-            content.save(path)
-        case "":
-            from .running.store import save
-
-            save(path, *content, model=model)
-        case other:
-            raise ValueError(f"{path.name}: an analysis writes no {other} files")
+    def say(self, text: str) -> None:
+        """What is being done where no bar moves, on standard error."""
+        if self.progress:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,16 +144,22 @@ class Asking(Saving):
     template: TemplateOption = "raw"
     dtype: DtypeOption = "float32"
     device: DeviceOption = None
+    device_map: DeviceMapOption = None
+    attention: AttentionOption = "eager"
 
     def questions(self) -> tuple[Problem, ...]:
         """The problems that were asked for."""
         return chosen_problems(self.problems, self.model, limit=self.limit)
 
-    def load(self, **options: Any) -> Any:
-        """The model that was asked for; `options` are `load_model`'s."""
+    def load(self) -> Any:
+        """The model that was asked for, once the names that need none are known to be right."""
         from .models.load import load_model
+        from .prompts.prompt import template_named
 
-        return load_model(self.model, backend=self.backend, dtype=self.dtype, device=self.device, **options)
+        template_named(self.template)
+        placed = placement(self.device, self.device_map, self.attention)
+        self.say(f"loading {self.model} ...")
+        return load_model(self.model, backend=self.backend, dtype=self.dtype, **placed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,38 +170,108 @@ class Inserting(Asking):
     unit: UnitOption = None
     n_tokens: NTokensOption = 55
 
-    def begin(self, **options: Any) -> tuple[Any, tuple[Any, ...]]:
+    def begin(self) -> tuple[Any, tuple[Any, ...]]:
         """The model and the problems' pairs; wrong insertions and problems are told before the model is loaded."""
-        from .prompts.insertions import Insertion
         from .prompts.pairs import make_pairs
 
         questions = self.questions()
-        counted: dict[str, Any] = {"unit": self.unit, "n_tokens": self.n_tokens, "seed": self.seed}
-        filler = Insertion.named(self.insertion, problems=questions, **counted)
-        model = self.load(**options)
+        filler = chosen_insertion(self.insertion, self.unit, n_tokens=self.n_tokens, seed=self.seed, problems=questions)
+        model = self.load()
         return model, make_pairs(model, questions, filler, template=self.template)
 
 
-def analysis(main: Callable[[Any], None]) -> typer.Typer:
-    """The program of a function of one dataclass of options, `Saving` or what inherits from it.
+def analysis(main: Callable[[Any], None], *, options: type | None = None, name: str | None = None) -> typer.Typer:
+    """The program of a function of one dataclass of `options`, `Saving` or what inherits from it (default: as annotated).
 
     Each field is an option, explained by its annotation; the function's docstring explains the program. A folder that may
-    not be replaced is refused before anything begins, and wrong input is one line.
+    not be replaced is refused before anything begins, and wrong input is one line. A run that is stopped says what it kept
+    and how to go on; one that ended before it kept anything leaves no hidden folder.
     """
-    (options,) = (hint for name, hint in get_type_hints(main).items() if name != "return")
+    if options is None:
+        (options,) = (hint for name, hint in get_type_hints(main).items() if name != "return")
+    made, program = options, name or Path(main.__code__.co_filename).stem
 
     @functools.wraps(main)
     def command(**given: Any) -> None:
         from .running.folders import claimed
 
-        asked = options(**given)
-        with claimed(asked.folder, overwrite=asked.overwrite, analysis=Path(main.__code__.co_filename).stem):
-            main(asked)
+        asked = made(**given)
+        missing = [folder for folder in asked.folder.absolute().parents if not folder.exists()]
+        try:
+            with plain_warnings(), claimed(asked.folder, overwrite=asked.overwrite, analysis=program):
+                _begin_partial(asked)
+                try:
+                    main(asked)
+                finally:
+                    _sweep(asked)
+        except KeyboardInterrupt:
+            sys.stderr.write(f"stopped: {_what_is_kept(asked)}\n")
+            raise SystemExit(130) from None
+        finally:
+            with suppress(OSError):  # what is not empty stays
+                for folder in missing:
+                    folder.rmdir()
 
-    command.__signature__ = inspect.Signature(list(_parameters(options)))  # type: ignore[attr-defined]
+    command.__signature__ = inspect.Signature(list(_parameters(made)))  # type: ignore[attr-defined]
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
     app.command()(one_line_errors(command))
     return app
+
+
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Warnings as one line each, without the file and the line that they come from; afterwards all is as before."""
+
+    def show(message: Warning | str, *rest: Any) -> None:
+        sys.stderr.write(f"warning: {' '.join(str(message).split())}\n")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show  # type: ignore[assignment]
+        yield
+
+
+def _begin_partial(asked: Saving) -> None:
+    """With --overwrite, clear what a run of other options left; the very same command goes on from its own."""
+    from .running.folders import ANALYSIS
+
+    options = json.dumps(dataclasses.asdict(asked), default=str, sort_keys=True)
+    begun = asked.partial / BEGUN
+    same = begun.is_file() and begun.read_text(encoding="utf-8") == options
+    for path in asked.partial.iterdir() if asked.overwrite and not same else ():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != ANALYSIS:
+            path.unlink()
+    begun.write_text(options, encoding="utf-8")
+
+
+BEGUN = "options.json"
+"""In the hidden folder: the options of the run that left it."""
+
+
+def _finished(asked: Saving) -> int:
+    """How many finished steps the hidden folder holds: lines of its checkpoints after the first, their settings."""
+    files = [file for file in asked.partial.rglob("*.jsonl") if file.is_file()]
+    return sum(max(file.read_bytes().count(b"\n") - 1, 0) for file in files)
+
+
+def _is_computed(asked: Saving) -> bool:
+    return (asked.kept / "run.json").is_file()
+
+
+def _what_is_kept(asked: Saving) -> str:
+    if _is_computed(asked):
+        return f"the results are computed and kept in {asked.kept}; go on with: mless-interp report {asked.folder}"
+    done = _finished(asked)
+    if not done:
+        return "nothing had finished yet; the same command starts again"
+    return f"{done} finished steps are kept in {asked.partial}; the same command, started again, goes on from there"
+
+
+def _sweep(asked: Saving) -> None:
+    """Take away a hidden folder in which nothing has finished."""
+    if asked.partial.is_dir() and not _is_computed(asked) and not _finished(asked):
+        shutil.rmtree(asked.partial, ignore_errors=True)
 
 
 def _parameters(options: type) -> list[inspect.Parameter]:
@@ -252,6 +311,31 @@ def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
+def read_heads(heads: str | None, layers: str | None) -> tuple[tuple[Head, ...] | None, tuple[int, ...] | None]:
+    """What `--heads` or `--layers` name, as far as it can be known without a model: (heads, layers), None for neither.
+
+    >>> read_heads("0:13", None), read_heads(None, "0,2-3")
+    (((L0H13,), None), (None, (0, 2, 3)))
+    """
+    if heads is not None and layers is not None:
+        raise ValueError("give --heads or --layers, not both")
+    if heads is not None:
+        named = tuple(Head.parse(part) for part in heads.split(",") if part.strip())
+        if not named:
+            raise ValueError("--heads names none: write 0:13,0:21 (zero-based), or leave it out for all")
+        return named, None
+    if layers is None:
+        return None, None
+    found: list[int] = []
+    for part in layers.split(","):
+        first, dash, last = part.strip().partition("-")
+        last = last if dash else first
+        if not (first.isdecimal() and last.isdecimal()) or int(first) > int(last):
+            raise ValueError(f"cannot read {part!r} as layers: write 0,2-4 (zero-based)")
+        found += range(int(first), int(last) + 1)
+    return None, tuple(sorted(set(found)))
+
+
 @checked
 def chosen_heads(heads: str | None, layers: str | None, *, n_layers: int, n_heads: int) -> tuple[Head, ...] | None:
     """Heads from `--heads 0:13,0:21` and/or `--layers 0,2-4` (zero-based); None means all.
@@ -261,23 +345,41 @@ def chosen_heads(heads: str | None, layers: str | None, *, n_layers: int, n_head
     >>> chosen_heads(None, "0-1", n_layers=4, n_heads=1)
     (L0H0, L1H0)
     """
-    if heads is not None and layers is not None:
-        raise ValueError("give --heads or --layers, not both")
-    if heads is not None:
-        return tuple(Head.parse(part) for part in heads.split(",") if part.strip())
-    if layers is None:
-        return None
-    found: list[int] = []
-    for part in layers.split(","):
-        first, dash, last = part.strip().partition("-")
-        last = last if dash else first
-        if not (first.isdecimal() and last.isdecimal()) or int(first) > int(last):
-            raise ValueError(f"cannot read {part!r} as layers: write 0,2-4 (zero-based)")
-        found += range(int(first), int(last) + 1)
+    named, found = read_heads(heads, layers)
+    if found is None:
+        return named
     for layer in found:
         if layer >= n_layers:
             raise ValueError(f"layer {layer} is out of range (zero-based): the model has layers 0 to {n_layers - 1}")
-    return tuple(Head(layer, head) for layer in sorted(set(found)) for head in range(n_heads))
+    return tuple(Head(layer, head) for layer in found for head in range(n_heads))
+
+
+def chosen_insertion(kind: str, unit: str | None, *, n_tokens: int, seed: int, problems: Any = ()) -> Any:
+    """The insertion of `--insertion` and `--unit`."""
+    from .prompts.insertions import Insertion
+
+    if unit == "":
+        raise ValueError("--unit is empty: give what is inserted, such as ' /', or leave it out")
+    return Insertion.named(kind, unit=unit, n_tokens=n_tokens, seed=seed, problems=problems)
+
+
+def placement(device: str | None, device_map: str | None, attention: str) -> dict[str, Any]:
+    """Where and how a model is to run, as `load_model` takes it; `ValueError` for a map that cannot be read."""
+    placed: Any = device_map
+    if device_map is not None and device_map.lstrip().startswith("{"):
+        try:
+            placed = json.loads(device_map)
+        except json.JSONDecodeError as error:
+            raise ValueError(f'--device-map: no valid JSON ({error}); write auto, or \'{{"": "cuda:0"}}\'') from error
+    elif device_map is not None and not device_map.strip():
+        raise ValueError("--device-map is empty: write auto, or leave it out")
+    if attention not in ATTENTIONS:
+        raise ValueError(f"unknown attention {attention!r}; choose one of {', '.join(ATTENTIONS)}")
+    return {"device": device, "device_map": placed, "attn_implementation": attention}
+
+
+ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
+"""Ways to compute attention that a model can be loaded with."""
 
 
 @checked
@@ -313,4 +415,9 @@ def chosen_problems(problems: str | None, model: str, *, limit: int) -> tuple[Pr
 
 def repeat_command() -> str:
     """The command that started this program, ready to paste."""
+    program = Path(sys.argv[0])
+    if program.name == "__main__.py":
+        return shlex.join(["python", "-m", program.parent.name, *sys.argv[1:]])
+    if program.stem == "mless-interp":
+        return shlex.join(["mless-interp", *sys.argv[1:]])
     return shlex.join(["python", *sys.argv])

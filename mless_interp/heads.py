@@ -74,12 +74,37 @@ class Head:
     __repr__ = __str__
 
 
-def check_heads(heads: Iterable[Head], *, n_layers: int, n_heads: int) -> tuple[Head, ...]:
-    """The heads as a tuple, each inside the model and none twice; errors name the offender (zero-based)."""
+def as_head(head: "Head | str") -> Head:
+    """A head, or the one that a label names, `"L0H13"` or `"0:13"` (zero-based).
+
+    >>> as_head("L0H13"), as_head(Head(0, 13))
+    (L0H13, L0H13)
+    """
+    if isinstance(head, str):
+        return Head.parse(head)
+    if not isinstance(head, Head):
+        raise TypeError(f'expected a Head, got {head!r}; write Head(layer, head) or "L0H13" (zero-based)')
+    return head
+
+
+def as_heads(heads: "Iterable[Head | str]") -> tuple[Head, ...]:
+    """Heads and labels of heads as heads, in their order.
+
+    >>> as_heads(["L0H13", Head(1, 4)])
+    (L0H13, L1H4)
+    """
+    if isinstance(heads, Head | str):
+        raise TypeError(f'heads are several: write heads=["{heads}"], got {heads!r}')
+    return tuple(map(as_head, heads))
+
+
+def check_heads(heads: Iterable[Head | str], *, n_layers: int, n_heads: int) -> tuple[Head, ...]:
+    """The heads as a tuple, each inside the model and none twice; errors name the offender (zero-based).
+
+    Labels of heads are taken for heads.
+    """
     checked: list[Head] = []
-    for head in heads:
-        if not isinstance(head, Head):
-            raise TypeError(f"expected a Head, got {head!r}; write Head(layer, head) (zero-based)")
+    for head in as_heads(heads):
         if head.layer >= n_layers:
             raise ValueError(
                 f"{head}: layer {head.layer} is out of range (zero-based): the model has layers 0 to {n_layers - 1}"

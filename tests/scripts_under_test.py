@@ -1,7 +1,8 @@
-"""Analyses run as their command line would run them, in the process of the tests."""
+"""Analyses and commands run as their command line would run them, in the process of the tests."""
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,11 +25,30 @@ def run_script(
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    return _run(module.app, [str(path), *map(str, arguments)], cwd, capsys, monkeypatch)
+
+
+def run_command(
+    *arguments: Any, cwd: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Done:
+    """`mless-interp` with these arguments, in the folder `cwd`."""
+    from mless_interp.__main__ import main
+
+    return _run(main, ["mless-interp", *map(str, arguments)], cwd, capsys, monkeypatch)
+
+
+def _run(
+    program: Callable[[], Any],
+    argv: list[str],
+    cwd: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Done:
     monkeypatch.chdir(cwd)
-    monkeypatch.setattr(sys, "argv", [str(path), *map(str, arguments)])
+    monkeypatch.setattr(sys, "argv", argv)
     capsys.readouterr()
     try:
-        module.app()
+        program()
         code = 0
     except SystemExit as stop:
         code = int(stop.code or 0)

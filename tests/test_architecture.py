@@ -16,7 +16,7 @@ PACKAGE = "mless_interp"
 
 ORDER = """
     data given shapes heads metrics statistics grading running models generation prompts ground_truth patching scores mechanism
-    identities locating accuracy paper views command_line
+    identities locating accuracy paper views command_line commands
 """.split()
 """A module may import those before it. `__init__` and `__main__` stand outside: they hand on what the others make."""
 
@@ -222,6 +222,19 @@ def private_or_foreign_names_in_analyses(folder: Path, public: Iterable[str]) ->
     return sorted(set(wrong))
 
 
+def analyses_that_are_no_face(folder: Path, commands: Iterable[str]) -> list[str]:
+    """Each script explains itself, hands on the command of its own name, and does nothing else; each command has one."""
+    commands, wrong = set(commands), []
+    scripts = {path.stem: tree for path, tree in sources(folder)}
+    wrong += [f"{name}: no analysis of that name" for name in sorted(commands - scripts.keys())]
+    for name, tree in scripts.items():
+        rest = [ast.unparse(node) for node in tree.body if not isinstance(node, ast.Expr)]
+        face = ["import mless_interp as mi", f"app = mi.commands.{name}.app", "if __name__ == '__main__':\n    app()"]
+        if name not in commands or rest != face or not ast.get_docstring(tree):
+            wrong.append(f"{name}.py: a docstring, and `app = mi.commands.{name}.app` of a command of that name")
+    return wrong
+
+
 def rooms_told(page: str) -> list[str]:
     """The rooms that architecture's table names, in its order."""
     table = page.partition("\n## Rooms\n")[2].partition("\n## ")[0]
@@ -298,6 +311,12 @@ def test_analyses_use_public_names_only() -> None:
     import mless_interp
 
     assert private_or_foreign_names_in_analyses(ROOT / "analyses", mless_interp.__all__) == []
+
+
+def test_analyses_are_the_face_of_commands() -> None:
+    from mless_interp.commands import COMMANDS
+
+    assert analyses_that_are_no_face(ROOT / "analyses", COMMANDS.values()) == []
 
 
 def test_public_names_exist_and_are_listed_once() -> None:
@@ -523,6 +542,16 @@ def test_an_analysis_with_public_names_is_allowed(tree: Callable[..., Path]) -> 
     )
     folder = tree("analyses", {"a.py": text})
     assert private_or_foreign_names_in_analyses(folder, ["Head", "views", "load"]) == []
+
+
+FACE = '"""Why?"""\nimport mless_interp as mi\napp = mi.commands.a.app\nif __name__ == "__main__":\n    app()\n'
+
+
+@pytest.mark.parametrize("name", ["a.py", "b.py"])
+@pytest.mark.parametrize("changed", [("Why?", ""), ("commands.a", "commands.b"), ("\nif", "\nx = 1\nif")])
+def test_an_analysis_that_is_no_face_is_found(tree: Callable[..., Path], name: str, changed: tuple[str, str]) -> None:
+    assert analyses_that_are_no_face(tree("f", {"a.py": FACE}), ["a"]) == []
+    assert len(analyses_that_are_no_face(tree("g", {name: FACE.replace(*changed)}), ["a"])) == 1 + (name == "b.py")
 
 
 def test_a_room_without_a_row_is_found() -> None:

@@ -6,7 +6,7 @@ import jaxtyping
 import numpy as np
 import pytest
 
-from mless_interp.heads import Head, check_heads
+from mless_interp.heads import Head, as_heads, check_heads
 
 
 @pytest.fixture
@@ -115,5 +115,22 @@ def test_a_head_given_twice_is_refused() -> None:
 
 @pytest.mark.usefixtures("as_users_run_it")
 def test_a_pair_of_numbers_is_no_head() -> None:
-    with pytest.raises(TypeError, match=r"expected a Head, got \(0, 1\); write Head\(layer, head\) \(zero-based\)"):
+    with pytest.raises(
+        TypeError, match=r'expected a Head, got \(0, 1\); write Head\(layer, head\) or "L0H13" \(zero-based\)'
+    ):
         check_heads([(0, 1)], n_layers=2, n_heads=4)
+
+
+def test_labels_are_taken_for_heads() -> None:
+    assert as_heads(["L0H13", "1:4", Head(2, 0)]) == (Head(0, 13), Head(1, 4), Head(2, 0))
+    assert check_heads(["0:1"], n_layers=1, n_heads=2) == (Head(0, 1),)
+    with pytest.raises(ValueError, match=r"head 2 is out of range \(zero-based\)"):
+        check_heads(["0:2"], n_layers=1, n_heads=2)
+    with pytest.raises(ValueError, match="L0H1 is given twice"):
+        check_heads(["0:1", Head(0, 1)], n_layers=1, n_heads=2)
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_one_label_is_not_several_heads() -> None:
+    with pytest.raises(TypeError, match=r'heads are several: write heads=\["L0H13"\]'):
+        as_heads("L0H13")

@@ -42,7 +42,10 @@ ANALYSES: dict[str, tuple[str, tuple[str, ...]]] = {
     "profiles": ("head_profiles", (*COMMON, "--limit", "12")),
     "dose": ("dose_response", ("--no-progress", "--limit", "8", "--doses", "1,2,4,8")),
     "mechanism": ("mechanism", (*COMMON, "--limit", "8")),
-    "accuracy": ("accuracy", (*COMMON, "--limit", "12", "--max-new-tokens", "6", "--treatments", "none,mless,random_sentence")),
+    "accuracy": (
+        "accuracy",
+        (*COMMON, "--limit", "12", "--max-new-tokens", "6", "--treatments", "none,mless,random_sentence"),
+    ),
 }
 
 
@@ -294,12 +297,18 @@ def tallies(analysis: str, model: Path, work: Path, *, kills: int, seed: int) ->
             if outcome not in ("equal", "refused"):
                 print(f"  WRONG after {fault}: {outcome}", flush=True)
         tally = Tally(fault, analysis, len(outcomes), outcomes.count("equal"), outcomes.count("refused"))
-        print(f"  {fault}: {tally.tried} tried, {tally.equal} equal, {tally.refused} refused, {tally.wrong} wrong", flush=True)
+        print(
+            f"  {fault}: {tally.tried} tried, {tally.equal} equal, {tally.refused} refused, {tally.wrong} wrong",
+            flush=True,
+        )
         yield tally
 
 
 def table(found: list[Tally]) -> str:
-    lines = ["| fault | analysis | tried | equal to the undisturbed run | refused, as meant | wrong |", "| --- | --- | --: | --: | --: | --: |"]
+    lines = [
+        "| fault | analysis | tried | equal to the undisturbed run | refused, as meant | wrong |",
+        "| --- | --- | --: | --: | --: | --: |",
+    ]
     lines += [f"| {t.fault} | {t.analysis} | {t.tried} | {t.equal} | {t.refused} | {t.wrong} |" for t in found]
     total = [sum(column) for column in zip(*((t.tried, t.equal, t.refused, t.wrong) for t in found), strict=True)]
     return "\n".join([*lines, f"| all | | {' | '.join(map(str, total))} |"]) + "\n"

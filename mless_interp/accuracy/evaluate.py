@@ -120,6 +120,9 @@ def evaluate_accuracy(
         check_engine(running, model, run.decoding)
     settings = {
         **model.identity,
+        "seed": seed,
+        "problems": _fingerprint([[problem.id, problem.answer] for problem in asked]),
+        "prompts": {run.name: _fingerprint([request.prompt for request in run.requests]) for run in runs},
         "engine": running.name,
         "template": made.name,
         "n_problems": len(asked),
@@ -132,12 +135,7 @@ def evaluate_accuracy(
     }
     if special_words(spelt):
         settings["special_tokens_as_text"] = sum(bool(parts) for _, parts in spelt)
-    identity = {
-        "seed": seed,
-        "problems": _fingerprint([[problem.id, problem.answer] for problem in asked]),
-        "prompts": {run.name: _fingerprint([request.prompt for request in run.requests]) for run in runs},
-    }
-    saved = Checkpoint(checkpoint, settings | identity)
+    saved = Checkpoint(checkpoint, settings)
     if saved.repaired:
         warnings.warn(
             f"{checkpoint}: the last line was cut off when the run was stopped; it was repaired, and what it may have lost "

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..given import checked
-from ..heads import Head
+from ..heads import Head, as_heads
 from ..mechanism.arm import ARM
 from ..prompts.insertions import Insertion
 
@@ -23,11 +23,11 @@ class Treatment:
 
     insertion: Insertion | None = None
     arm: ARM | None = None
-    knockout: Sequence[Head] = ()
+    knockout: Sequence[Head | str] = ()
     name: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "knockout", tuple(self.knockout))
+        object.__setattr__(self, "knockout", as_heads(self.knockout))
         if self.knockout and self.insertion is None:
             raise ValueError(
                 f"treatment {self.name or self.label!r}: a knockout hides the inserted tokens from heads, so it needs an "

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..heads import Head, check_heads
+from ..heads import Head, as_heads, check_heads
 from ..models.base import Model
 from ..models.info import ModelError
 from ..models.memory import halved
@@ -26,7 +26,7 @@ def generate_completions(
     top_p: float = 1.0,
     seed: int = 0,
     complete: Callable[[str], bool] | None = None,
-    knockout: Iterable[Head] = (),
+    knockout: Iterable[Head | str] = (),
     redistribution: Redistribution | None = None,
     batch_size: int | None = None,
     engine: str = "auto",
@@ -62,7 +62,7 @@ def generate_completions(
         top_p=top_p,
         seed=seed,
         complete=complete,
-        knockout=tuple(knockout),
+        knockout=as_heads(knockout),
         redistribution=redistribution,
         keep_logits=keep_logits,
     )

@@ -16,7 +16,7 @@ from ..patching.prepared import Prepared, prepare
 from ..patching.reads import ReadEffects, read_effects
 from ..patching.sweep import Sweep, sweep_heads
 from ..prompts.insertions import Insertion
-from ..prompts.pairs import PromptPair, make_pairs
+from ..prompts.pairs import PromptPair, digest_of, make_pairs
 from ..running.results import interval_columns
 from ..statistics import holm, median_interval, one_problem, prevalence_test
 from .judge import PARTS, SIDES, Claims, measured
@@ -72,7 +72,8 @@ class Controls:
         if not named:
             return Held(values)
         left_out: dict[str, str] = {}
-        self._other_insertions(prepared, named, values, left_out)
+        prompts: dict[str, str] = {}
+        self._other_insertions(prepared, named, values, left_out, prompts)
         self._matched_mass(prepared, named, values)
         joint = None
         if claims.together.any():
@@ -99,7 +100,7 @@ class Controls:
                 checkpoint=self._options("reads")["checkpoint"],
                 progress=self.progress,
             )
-        return Held(values, joint, reads, left_out)
+        return Held(values, joint, reads, left_out, prompts)
 
     def _gap_alone(self, prepared: Prepared, named: Sequence[Head], spare: Head) -> dict[str, np.ndarray]:
         """What the shift of positions does with nothing inserted (C0 -> C2), and each named head's part in it.
@@ -123,12 +124,13 @@ class Controls:
         named: Sequence[Head],
         values: dict[str, np.ndarray],
         left_out: dict[str, str],
+        prompts: dict[str, str],
     ) -> None:
         """The measures of the named heads with something else in the same place and of the same length, into `values`.
 
         `{name}_{measure}` `[problem, named]`: mean over draws within each problem; `random_size_removed`, `_added`: the mean
         over draws of |z patch|, so that draws of opposite signs do not hide each other. Where random words or other questions
-        are themselves under study, other draws of them are taken.
+        are themselves under study, other draws of them are taken. Their prompts go into `prompts`.
         """
         own, n_tokens = prepared.bare[0].insertion, prepared.bare[0].n_inserted
         problems = [pair.problem for pair in prepared.bare]
@@ -147,7 +149,9 @@ class Controls:
                     other = insertion(draw)
                     if name == "mful" and (own.kind, own.unit) == (other.kind, other.unit):
                         raise ValueError("it is the insertion under study")
-                    found.append(self._under(prepared, other, f"{name}-{draw}", named))
+                    under = self._under(prepared, other)
+                    prompts[f"{name}-{draw}"] = digest_of(under.pairs)
+                    found.append(measure(under, named, **self._options(f"{name}-{draw}")).values)
             except ValueError as error:
                 if name == "random":  # what decides is never left out silently
                     raise
@@ -160,15 +164,13 @@ class Controls:
                     sizes = [np.abs(measured(one, z)) for one in found]
                     values[f"random_size_{side}"] = np.mean(sizes, axis=0)
 
-    def _under(
-        self, prepared: Prepared, insertion: Insertion, name: str, named: Sequence[Head]
-    ) -> dict[str, np.ndarray]:
-        """The four measures of the named heads with another insertion in the same place."""
+    def _under(self, prepared: Prepared, insertion: Insertion) -> Prepared:
+        """The same problems with another insertion in the same place."""
         bare = prepared.bare
         own = bare[0].insertion
         placed = replace(insertion, before=own.before, after=own.after, at=own.at)
         pairs = make_pairs(prepared.model, [pair.problem for pair in bare], placed, template=bare[0].template)
-        return measure(prepare(prepared.model, pairs, prepared.outcome), named, **self._options(name)).values
+        return prepare(prepared.model, pairs, prepared.outcome)
 
     def _matched_mass(self, prepared: Prepared, named: Sequence[Head], values: dict[str, np.ndarray]) -> None:
         """As much attention taken elsewhere, into `values`: mean over draws, and mean over draws of its size."""
@@ -183,12 +185,19 @@ class Controls:
 
 @dataclass(frozen=True, eq=False)
 class Held:
-    """What came of the controls: effects by name, those that read as a set and taken apart, what was left out and why."""
+    """What came of the controls: effects by name, those that read as a set and taken apart, what was left out and why, and
+    a digest of the prompts of every other insertion and draw."""
 
     values: dict[str, np.ndarray] = field(default_factory=dict)
     joint: JointKnockout | None = None
     reads: ReadEffects | None = None
     left_out: dict[str, str] = field(default_factory=dict)
+    prompts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What a result says of its controls: those left out, and which prompts the others were."""
+        return {"left_out": self.left_out, "control_prompts": self.prompts}
 
 
 @dataclass(frozen=True, eq=False)

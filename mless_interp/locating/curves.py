@@ -30,7 +30,7 @@ ABLATION = "attention to the span masked, renormalised"
 def circuit_curve(
     model: Model,
     pairs: Iterable[PromptPair] | Prepared,
-    ranking: Sequence[Head],
+    ranking: Sequence[Head | str],
     *,
     outcome: str | Outcome = "answer_logprob",
     fractions: Sequence[float] = FRACTIONS,

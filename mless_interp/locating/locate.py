@@ -14,14 +14,14 @@ from ..models.base import Model
 from ..patching.outcomes import outcome_named, resolution_of
 from ..patching.prepared import Prepared, prepare
 from ..prompts.conditions import one_of
-from ..prompts.pairs import PromptPair
+from ..prompts.pairs import PromptPair, digest_of
 from ..statistics.arguments import check_count, derive_generator
 from .confirmation import Confirmation
 from .control import Controls, Held, check_controls
 from .curves import circuit_curve
 from .judge import SIDES, Judged, judge
 from .located import LocatedHeads
-from .measure import N_SCREENED, Measured, Way, chosen_way, measure, screened
+from .measure import N_SCREENED, Measured, Way, kept_way, measure, screened
 from .sentences import few_problems
 
 MODES = ("auto", "exact", "screen")
@@ -34,7 +34,7 @@ def locate_heads(
     *,
     confirm: Iterable[PromptPair] | Prepared | None = None,
     outcome: str = "answer_logprob",
-    heads: Iterable[Head] | None = None,
+    heads: Iterable[Head | str] | None = None,
     alpha: float = 0.05,
     smallest_effect: float = 0.05,
     mode: str = "auto",
@@ -71,7 +71,8 @@ def locate_heads(
     mode : "exact" sweeps all `heads` on all problems; "screen" ranks heads by gradients on one half of the problems and
         tests the best 64 on the other; "auto" sweeps exactly where that stays within `budget_seconds`, estimated from
         small sweeps over all layers of the first problem. The result says which was done and why.
-    checkpoint : folder for the sweeps' partial results; a run started again with the same settings goes on from there.
+    checkpoint : folder for the sweeps' partial results; a run started again with the same settings goes on from there, the
+        way that "auto" took the first time included, however long the sweeps are estimated to take now.
 
     Warns before it sweeps where the problems are too few to name any of so many heads, or the fresh ones to confirm a single
     one, with the number needed.
@@ -91,13 +92,13 @@ def locate_heads(
     fresh = None if confirm is None else fresh_problems(prepare(model, confirm, prepared.outcome), prepared)
     candidates = model.info.chosen(heads, what="locate")
     folder = None if checkpoint is None else Path(checkpoint)
-    way = chosen_way(prepared, candidates, mode=mode, budget_seconds=budget_seconds)
+    way = kept_way(prepared, candidates, mode=mode, budget_seconds=budget_seconds, folder=folder)
     family = candidates
     if not way.exact:
         everything = range(len(prepared.ids))
         discovery, prepared = prepared.only(everything[::2]), prepared.only(everything[1::2])
         _warn_of_few(len(prepared.ids), min(len(candidates), N_SCREENED), alpha)
-        family = screened(discovery, candidates, progress=progress)
+        family = screened(discovery, candidates, folder=folder, progress=progress)
     else:
         _warn_of_few(len(prepared.ids), len(family), alpha)
     if fresh is not None:
@@ -129,7 +130,7 @@ def locate_heads(
         patches=replace(measured.patches, smallest_effect=smallest_effect),
         controls=held.values,
         unit=prepared.outcome.unit,
-        settings={**settings, "left_out": held.left_out},
+        settings={**settings, **held.settings},
         seed=seed,
         joint=held.joint,
         reads=held.reads,
@@ -201,6 +202,7 @@ class Rules:
             "smallest_effect": self.smallest_effect,
             "n_control_draws": self.n_control_draws if self.controls else 0,
             "n_random_sets": self.n_random_sets if self.controls else 0,
+            "control_seed": self.seed,
         }
 
     def judged(
@@ -249,7 +251,12 @@ class Rules:
             reads=held.reads,
             curve=curve,
             unit=fresh.outcome.unit,
-            settings={**settings, "resolution": _resolution(fresh.model, measured), "left_out": held.left_out},
+            settings={
+                **settings,
+                "resolution": _resolution(fresh.model, measured),
+                **held.settings,
+                "prompts": digest_of(fresh.pairs),
+            },
             seed=self.seed,
         )
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..heads import Head
+from ..heads import Head, as_head
 from ..patching.joint import JointKnockout
 from ..patching.reads import ReadEffects
 from ..patching.scores import WHOLE, PatchScores
@@ -179,9 +179,9 @@ class LocatedHeads(
         """What the reads of the named heads are: on fresh problems where there were some."""
         return self.reads if self.confirmation is None else self.confirmation.reads
 
-    def confirmed_or_unknown(self, head: Head) -> bool | None:
+    def confirmed_or_unknown(self, head: Head | str) -> bool | None:
         """Whether fresh problems confirm a head; None where it was not tested again."""
-        made = self.confirmation
+        made, head = self.confirmation, as_head(head)
         return None if made is None or head not in made.heads else bool(made.confirmed[made.heads.index(head)])
 
     def quantity(self, column: str) -> Quantity:

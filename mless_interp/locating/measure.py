@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from ..patching.attribution import attribute_heads
 from ..patching.prepared import Prepared
 from ..patching.scores import PatchScores
 from ..patching.sweep import DIRECTIONS, Sweep, patch_heads, sweep_heads
+from ..running.loop import Tick, Unit, over_problems
 
 MEASURES = ("knockout", "edge_noise", "mediated_removed", "mediated_added")
 SIGN = {"denoising": -1.0, "noising": 1.0}
@@ -106,6 +108,20 @@ def chosen_way(prepared: Prepared, heads: Sequence[Head], *, mode: str, budget_s
     return Way(False, why, seconds)
 
 
+def kept_way(
+    prepared: Prepared, heads: Sequence[Head], *, mode: str, budget_seconds: float, folder: Path | None
+) -> Way:
+    """`chosen_way`, asked once: a run that is started again goes the way of its first start, whatever its clock says."""
+
+    def chosen(unit: Unit, tick: Tick) -> list[dict[str, Any]]:
+        return [vars(chosen_way(prepared, heads, mode=mode, budget_seconds=budget_seconds))]
+
+    settings = {"heads": list(map(str, heads)), "mode": mode, "budget_seconds": budget_seconds, **prepared.settings}
+    file = None if folder is None else folder / "way.jsonl"
+    (way,) = over_problems(["way"], chosen, label="way", settings=settings, checkpoint=file, progress=False)
+    return Way(**way)
+
+
 def estimated_seconds(prepared: Prepared, heads: Sequence[Head], *, clock: Callable[[], float] | None = None) -> float:
     """Seconds that the four exact sweeps over all problems would take, from small sweeps of the first problem.
 
@@ -141,12 +157,20 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 
-def screened(prepared: Prepared, heads: Sequence[Head], *, progress: bool) -> tuple[Head, ...]:
+def screened(
+    prepared: Prepared, heads: Sequence[Head], *, folder: Path | None = None, progress: bool
+) -> tuple[Head, ...]:
     """The union of the best by gate gradients (readers) and by attribution patching (mediators too), in order."""
     chosen: set[Head] = set()
     for method in ("gate_ig", "atp"):
         estimates = attribute_heads(
-            prepared.model, prepared, method=method, outcome=prepared.outcome, verify=0, progress=progress
+            prepared.model,
+            prepared,
+            method=method,
+            outcome=prepared.outcome,
+            verify=0,
+            checkpoint=None if folder is None else folder / f"screen-{method}.jsonl",
+            progress=progress,
         )
         chosen |= set([head for head in estimates.ranking() if head in heads][: N_SCREENED // 2])
     return tuple(sorted(chosen))

@@ -18,7 +18,7 @@ from ..models.sites import attention_sites, site
 from ..patching.prepared import single
 from ..prompts.conditions import CONTRASTS, HELD_POSITIONS, one_of, several_of
 from ..prompts.insertions import Insertion
-from ..prompts.pairs import PromptPair, make_pairs
+from ..prompts.pairs import PromptPair, digest_of, make_pairs
 from ..running.loop import over_problems
 from ..running.results import Found, Result, head_columns, put, stacked, tidy
 from .decomposition import METRICS, AttentionDecomposition
@@ -31,7 +31,7 @@ def decompose_attention(
     model: Model,
     pairs: Iterable[PromptPair],
     *,
-    heads: Iterable[Head] | None = None,
+    heads: Iterable[Head | str] | None = None,
     layers: Iterable[int] | None = None,
     contrasts: Sequence[str] = ("content", "total", "held"),
     held_positions: str = "first",
@@ -83,8 +83,11 @@ def decompose_attention(
         "insertion": found[0].insertion.label,
         "control": None if controls is None else controls.label,
         "control_draws": 0 if controls is None else len(controls.draws),
+        "control_seed": None if controls is None else controls.draws[0][0].insertion.seed,
+        "control_prompts": None if controls is None else [digest_of(draw) for draw in controls.draws],
         "norms_attention_output": any(norms),
         **model.identity,
+        "prompts": digest_of(found),
     }
     one = _OnePair(model, contrasts, model.info.mask_of(chosen), held_positions)
 

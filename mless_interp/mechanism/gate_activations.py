@@ -18,7 +18,7 @@ from ..models.inputs import Inputs
 from ..models.sites import site
 from ..patching.prepared import fit_pairs, single
 from ..prompts.conditions import CONDITIONS, CONTRASTS, one_of, several_of
-from ..prompts.pairs import PromptPair
+from ..prompts.pairs import PromptPair, digest_of
 from ..running.loop import over_problems
 from ..statistics.arguments import check_count
 from .activation_results import ActivationShift
@@ -97,6 +97,7 @@ def activation_shift(
         "bins": bins,
         "classes": "token text" if classify is None else "given",
         **model.identity,
+        "prompts": digest_of(found),
     }
     edges = histogram_edges(read(found[0], "base"), bins=bins)
     done = over_problems(

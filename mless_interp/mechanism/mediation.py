@@ -34,7 +34,7 @@ def mediate(
     pairs: Iterable[PromptPair] | Prepared,
     *,
     layer: int = 0,
-    heads: Iterable[Head] | None = None,
+    heads: Iterable[Head | str] | None = None,
     contrast: str = "content",
     direction: str = "noising",
     outcome: str | Outcome = "answer_logprob",

@@ -55,7 +55,7 @@ class ModelInfo:
         return tuple(Head(layer, head) for layer in range(self.n_layers) for head in range(self.n_heads))
 
     def chosen(
-        self, heads: Iterable[Head] | None = None, layers: Iterable[int] | None = None, *, what: str
+        self, heads: Iterable[Head | str] | None = None, layers: Iterable[int] | None = None, *, what: str
     ) -> tuple[Head, ...]:
         """The heads asked for, by themselves or by layer (zero-based), in range and none twice; all of them for neither.
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..heads import Head
+from ..heads import Head, as_heads
 from ..metrics.recovery import aligned_recovery, span_variation
 from ..metrics.spikes import timing_spearman
 from ..running.registry import savable
@@ -112,7 +112,7 @@ class ClaimChecks(Result):
 def check_claims(
     profile: AttentionProfile,
     *,
-    heads: Iterable[Head] | None = None,
+    heads: Iterable[Head | str] | None = None,
     random_sentence: AttentionProfile | Sequence[AttentionProfile] = (),
     meaningful: AttentionProfile | None = None,
     claims: Iterable[str] | None = None,
@@ -138,7 +138,7 @@ def check_claims(
                 f"check_claims needs a profile with conditions base and inserted, this one has {profile.conditions}"
             )
     lowest = min(head.layer for head in profile.heads)
-    chosen = tuple(heads) if heads is not None else tuple(head for head in profile.heads if head.layer == lowest)
+    chosen = as_heads(heads) if heads is not None else tuple(head for head in profile.heads if head.layer == lowest)
     for head in chosen:
         profile.of(head)
     wanted = tuple(CLAIMS) if claims is None else tuple(claims)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ..given import checked
-from ..heads import Head
+from ..heads import Head, as_heads
 from ..locating.located import LocatedHeads
 from ..patching.scores import PatchScores
 from ..running.results import Result, Shown, ShownTable, head_columns
@@ -75,7 +75,7 @@ class Enrichment(Result):
 @checked
 def enrichment(
     found: LocatedHeads | PatchScores,
-    heads: Iterable[Head],
+    heads: Iterable[Head | str],
     *,
     n_draws: int = 10_000,
     confidence: float = CONFIDENCE,
@@ -90,7 +90,7 @@ def enrichment(
 
     `ValueError` for heads that were not tested, or given twice. Source: methods §8, E9.
     """
-    chosen, family = tuple(heads), list(found.heads)
+    chosen, family = as_heads(heads), list(found.heads)
     missing = [str(head) for head in chosen if head not in family]
     if missing or not chosen:
         raise ValueError(f"these heads were not tested: {', '.join(missing) or '(none given)'}")

@@ -53,6 +53,14 @@ def slope_in_log_dose(values: np.ndarray, doses: Sequence[int] | np.ndarray) -> 
     return np.asarray((values * centred).sum(-1) / (centred**2).sum())
 
 
+def checked_doses(doses: Sequence[int]) -> tuple[int, ...]:
+    """The numbers of tokens; `ValueError` unless they are two or more, increasing, from 1 up."""
+    found = tuple(int(dose) for dose in doses)
+    if len(found) < 2 or min(found) < 1 or list(found) != sorted(set(found)):
+        raise ValueError(f"doses must be at least two increasing numbers of tokens from 1 up, got {list(found)}")
+    return found
+
+
 @checked
 def dose_response(
     model: Model,
@@ -86,9 +94,7 @@ def dose_response(
     The log odds are means over the rows after the insertion that see the span at every dose. Source: methods I12, E8.
     """
     read_outcome = outcome_named(outcome, signed_for="dose-response")
-    doses = tuple(int(dose) for dose in doses)
-    if len(doses) < 2 or min(doses) < 1 or list(doses) != sorted(set(doses)):
-        raise ValueError(f"doses must be at least two increasing numbers of tokens from 1 up, got {list(doses)}")
+    doses = checked_doses(doses)
     if insertion.n_tokens is None or insertion.kind == "text":
         raise ValueError(f"an insertion of kind {insertion.kind!r} has one length only, so it has no dose")
     model.info.check_layer(layer)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..heads import Head, check_heads
+from ..heads import Head, as_heads, check_heads
 from ..models.arithmetic import masked_scores, mix_values, softmax
 from ..models.base import Model
 from ..models.held import Held
@@ -307,7 +307,7 @@ def run_edits(
     model: Model,
     inputs: Inputs,
     intervention: Intervention,
-    heads: Iterable[Head],
+    heads: Iterable[Head | str],
     *,
     span: Tensor,
     start: int,
@@ -366,7 +366,7 @@ def generate(
     *,
     max_new_tokens: int,
     intervention: Intervention | None = None,
-    heads: Iterable[Head] = (),
+    heads: Iterable[Head | str] = (),
     span: Tensor | None = None,
     start: int = 0,
     stop_ids: Iterable[int] = (),
@@ -383,7 +383,7 @@ def generate(
         raise ValueError(f"max_new_tokens must be 1 or more, got {max_new_tokens}")
     if intervention is not None and span is None:
         raise ValueError("an intervention needs to know the span: give it as boolean [batch, token]")
-    tokens, chosen, stops = inputs.tokens.to(model.info.device), tuple(heads), set(stop_ids)
+    tokens, chosen, stops = inputs.tokens.to(model.info.device), as_heads(heads), set(stop_ids)
     for _ in range(max_new_tokens):
         edits: dict[str, Edit] = {}
         if intervention is not None and span is not None:

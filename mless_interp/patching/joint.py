@@ -36,7 +36,7 @@ CHOSEN_HERE = "chosen on these problems, so no p-value"
 def joint_knockout(
     model: Model,
     pairs: Iterable[PromptPair] | Prepared,
-    heads: Iterable[Head],
+    heads: Iterable[Head | str],
     *,
     outcome: str | Outcome = "answer_logprob",
     n_random_sets: int = 100,

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..models.base import Model
 from ..models.inputs import Inputs, Recording
 from ..prompts.conditions import CONDITIONS
-from ..prompts.pairs import PromptPair
+from ..prompts.pairs import PromptPair, digest_of
 from ..prompts.problems import distinct
 from ..running.loop import Compute, Unit, over_problems
 from .outcomes import Outcome, outcome_named
@@ -50,7 +50,8 @@ class Prepared:
         """What every result of these problems says of its making."""
         spelt = sum(bool(pair.special_as_text) for pair in self.bare)
         said = {"special_tokens_as_text": spelt} if spelt else {}
-        return {"outcome": self.outcome.name, "insertion": self.insertion, **said, **self.model.identity}
+        made = {"outcome": self.outcome.name, "insertion": self.insertion, **said, **self.model.identity}
+        return made | {"prompts": digest_of(self.pairs)}
 
     def only(self, places: Sequence[int]) -> "Prepared":
         """Some of the problems, in this order."""

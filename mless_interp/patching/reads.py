@@ -92,7 +92,7 @@ BESIDE = ("half", "half_against")
 def read_effects(
     model: Model,
     pairs: Iterable[PromptPair] | Prepared,
-    heads: Iterable[Head],
+    heads: Iterable[Head | str],
     *,
     outcome: str | Outcome = "answer_logprob",
     alpha: float = 0.05,

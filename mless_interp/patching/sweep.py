@@ -39,7 +39,7 @@ def patch_heads(
     direction: str = "denoising",
     edit: str | Intervention = "z",
     outcome: str | Outcome = "answer_logprob",
-    heads: Iterable[Head] | None = None,
+    heads: Iterable[Head | str] | None = None,
     positions: str = "question",
     checkpoint: str | Path | None = None,
     max_rows: int | None = None,

@@ -241,6 +241,12 @@ def insert_tokens(prompt: Prompt, at: int, span_ids: Sequence[int]) -> Prompt:
     return replace(prompt, ids=ids, segments=segments)
 
 
+def digest_of(pairs: "Iterable[PromptPair]") -> str:
+    """One short name of all these prompts, answers and distractors, in their order: part of every result of them."""
+    told = json.dumps([pair.fingerprint() for pair in pairs])
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
 @checked
 def make_pairs(
     model: Any, problems: Iterable[Problem], insertion: Insertion, *, template: str | Template = "raw"

@@ -14,6 +14,8 @@ Tick = Callable[[int], None]
 """Says that so many steps more are done."""
 Compute = Callable[[Unit, Tick], Sequence[Any]]
 """What a unit gives: one value per problem, of arrays, numbers, lists and dicts of them."""
+OF_THE_LIST = frozenset({"prompts", "control_prompts", "special_tokens_as_text"})
+"""Settings that tell of all problems together; a unit is told by its own prompts."""
 
 
 @runtime_checkable
@@ -52,6 +54,7 @@ def over_problems(
     prompts : what tells each problem's prompts and answers from any others, beside its id; never what the list says of it.
     units : default: every problem alone. A unit is kept, and done again, as a whole.
     settings : everything else that the numbers depend on; a checkpoint made with others is refused, the differences named.
+        What a result says of its whole list of problems (`OF_THE_LIST`) is not one of them.
     checkpoint : a file that receives each finished unit; a run started again goes on from there. Without one nothing is
         kept. Values read back from it are lists where they were arrays.
     steps : of the progress bar for each problem; `compute` may tick them as they are done.
@@ -68,7 +71,8 @@ def over_problems(
     asked = [""] * len(ids) if prompts is None else [key_of(each) for each in prompts]
     members = {unit: key_of([[ids[at], asked[at]] for at in unit]) for unit in planned}
     origins = {ids[at]: Origin(asked[at], key) for unit, key in members.items() for at in unit}
-    with Checkpoint(checkpoint, settings, origins) as saved:
+    fixed = {name: value for name, value in settings.items() if name not in OF_THE_LIST}
+    with Checkpoint(checkpoint, fixed, origins) as saved:
         found = {at: saved.get(ids[at]) for unit in planned for at in unit if _kept(saved, ids, unit)}
         form = _form(next(iter(found.values())), ragged) if found else None
         for at, value in found.items():

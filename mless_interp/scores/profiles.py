@@ -10,11 +10,11 @@ import pandas as pd
 import torch
 
 from ..given import checked
-from ..heads import Head
+from ..heads import Head, as_head, as_heads
 from ..metrics.segments import RowChoice
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
-from ..prompts.pairs import PromptPair
+from ..prompts.pairs import PromptPair, digest_of
 from ..running.loop import Tick, in_context, over_problems
 from ..running.results import Result, Shown, ShownTable, head_columns, head_map, place_of
 from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean
@@ -29,7 +29,7 @@ def attention_profile(
     pairs: Iterable[PromptPair],
     *,
     rows: RowChoice = "shared",
-    heads: Iterable[Head] | None = None,
+    heads: Iterable[Head | str] | None = None,
     conditions: Sequence[str] = ("base", "inserted"),
     exclude_sink: bool | None = None,
     renorm: bool = False,
@@ -60,6 +60,7 @@ def attention_profile(
     layers = sorted({head.layer for head in chosen})
     settings = {
         **model.identity,
+        "prompts": digest_of(found),
         "insertion": found[0].insertion.label,
         "template": found[0].base.template,
         "rows": rows,
@@ -97,6 +98,7 @@ def attention_profile(
             **settings,
             "conditions": list(conditions),
             "heads": list(map(str, chosen)),
+            "source": source,
         },
         prompts=[pair.fingerprint() for pair in found],
         ragged=True,
@@ -184,8 +186,9 @@ class AttentionProfile(Result):
             np.where(at >= 0, values[:, at.clip(0)], np.nan) for values, at in zip(found, self.alignment, strict=True)
         )
 
-    def of(self, head: Head) -> int:
+    def of(self, head: Head | str) -> int:
         """Where a head stands on the head axis."""
+        head = as_head(head)
         if head not in self.heads:
             raise ValueError(
                 f"{head} (zero-based) was not profiled; there are {', '.join(map(str, self.heads[:12]))} ..."
@@ -194,7 +197,7 @@ class AttentionProfile(Result):
 
     def curve(
         self,
-        head: Head,
+        head: Head | str,
         condition: str,
         *,
         aligned: bool = False,
@@ -226,10 +229,10 @@ class AttentionProfile(Result):
         mean, low, high = (np.where(shown, values, np.nan) for values in (mean, low, high))
         return Curve(np.arange(len(mean)), mean, low, high, n)
 
-    def curves(self, *, heads: Iterable[Head] | None = None) -> pd.DataFrame:
+    def curves(self, *, heads: Iterable[Head | str] | None = None) -> pd.DataFrame:
         """Every curve as numbers, one row per head, condition, tokens ("shared" or "whole") and position."""
         parts = []
-        for head in self.heads if heads is None else heads:
+        for head in self.heads if heads is None else as_heads(heads):
             for condition in self.conditions:
                 for tokens in ("shared", "whole"):
                     curve = self.curve(head, condition, aligned=tokens == "shared")

@@ -12,7 +12,7 @@ from ..heads import Head
 from ..metrics.segments import RowChoice
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS, one_of, several_of
-from ..prompts.pairs import PromptPair
+from ..prompts.pairs import PromptPair, digest_of
 from ..prompts.problems import distinct
 from ..running.loop import Tick, in_context, over_problems
 from ..running.results import Found, put, stacked
@@ -30,7 +30,7 @@ def score_heads(
     *,
     metrics: str | Iterable[str] | None = None,
     conditions: Sequence[str] = ("base", "inserted"),
-    heads: Iterable[Head] | None = None,
+    heads: Iterable[Head | str] | None = None,
     rows: RowChoice = "shared",
     exclude_sink: bool = True,
     renorm: bool = False,
@@ -71,6 +71,7 @@ def score_heads(
         "renorm": renorm,
         "thresholds": vars(thresholds),
         **model.identity,
+        "prompts": digest_of(found),
         "insertion": found[0].insertion.label,
         **{metric.name: metric.variant for metric in map(metric_named, names) if metric.variant},
     }
@@ -82,7 +83,7 @@ def score_heads(
         [pair.id for pair in found],
         lambda unit, tick: [scorer.problem(found[at], tick) for at in unit],
         label="scoring heads",
-        settings=settings,
+        settings={**settings, "source": source},
         prompts=[pair.fingerprint() for pair in found],
         checkpoint=checkpoint,
         steps=len(conditions),
@@ -99,13 +100,18 @@ def score_heads(
     )
 
 
+def check_rows(rows: str) -> None:
+    """`ValueError` for a choice of rows that there is not."""
+    one_of(rows, dict.fromkeys(get_args(RowChoice)), "rows")
+
+
 def described_pairs(
     pairs: Iterable[PromptPair], conditions: Sequence[str], source: str, rows: str
 ) -> tuple[PromptPair, ...]:
     """The pairs, and errors for unknown conditions, sources or rows, for no pairs, or repeated problems."""
     several_of(conditions, CONDITIONS, "condition")
     one_of(source, dict.fromkeys(SOURCES), "source")
-    one_of(rows, dict.fromkeys(get_args(RowChoice)), "rows")
+    check_rows(rows)
     found = tuple(pairs)
     if not found:
         raise ValueError("there are no prompt pairs to describe")

@@ -28,12 +28,12 @@ from typing import Any
 
 import numpy as np
 
-from ..heads import Head
+from ..heads import Head, as_heads
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
 from ..scores import AttentionProfile
 from .packing import packed, scale_of
-from .pooling import MARK, Patterns, both_names, read_patterns, readable, seams
+from .pooling import MARK, PairAttention, Patterns, both_names, read_attention, readable, seams
 
 COLOURS = ("#B2182B", "#2166AC", "#F4E9A0")
 """More, less, inserted: the ends of the still pictures' colours, told apart by colour-blind people."""
@@ -106,7 +106,7 @@ def shared_script() -> str:
 def attention(
     model: Model,
     pair: PromptPair,
-    heads: Iterable[Head],
+    heads: Iterable[Head | str],
     *,
     conditions: Sequence[str] = ("base", "inserted"),
     difference: bool = True,
@@ -129,17 +129,31 @@ def attention(
         below `scale`: an error of at most 1/382 of the colour scale (twice that in the difference). Where that does not
         fit, to 128, 64 or 32 steps (1/46), then neighbouring tokens are pooled; the page and `View.precision` say so.
     """
-    chosen = model.info.chosen(heads, what="show")
-    if not conditions:
-        raise ValueError("no conditions to show; give at least one, such as 'base'")
-    if len(set(conditions)) != len(conditions):
-        raise ValueError(f"a condition is given twice: {', '.join(conditions)}")
     if max_span is not None and max_span < 1:
         raise ValueError(f"max_span must be 1 or more, or None, got {max_span}")
-    panels = [read_patterns(model, pair, name, chosen).with_short_span(max_span) for name in conditions]
+    return attention_view(
+        read_attention(model, pair, heads, conditions=conditions),
+        difference=difference,
+        max_span=max_span,
+        scale=scale,
+        max_bytes=max_bytes,
+    )
+
+
+def attention_view(
+    read: PairAttention,
+    *,
+    difference: bool = True,
+    max_span: int | None = 12,
+    scale: float | None = None,
+    max_bytes: int = MAX_BYTES,
+) -> View:
+    """The view that `attention` gives, of what was read before (`pooling.read_attention`), without the model."""
+    panels = [panel.with_short_span(max_span) for panel in read.panels]
+    chosen = read.heads
     scale = scale_of(panels, scale)
     room = max_bytes - len(shared_script()) - 20_000
-    made = packed(panels, seams(panels, len(pair.base)), len(pair.base), scale=scale, room=room)
+    made = packed(panels, seams(panels, read.n_base), read.n_base, scale=scale, room=room)
     if made is None:
         raise ValueError(
             f"{len(chosen)} heads on {max(len(panel.texts) for panel in panels)} tokens do not fit into "
@@ -161,8 +175,8 @@ def attention(
         "table": made.table,
         "values": made.values,
     }
-    body = _attention_body(pair, chosen, shown, panels, data, made.precision, made.n_base)
-    return View(f"Attention, problem {pair.id}: {pair.insertion.label}", body, data, made.precision)
+    body = _attention_body(read, chosen, shown, panels, data, made.precision, made.n_base)
+    return View(f"Attention, problem {read.id}: {read.insertion}", body, data, made.precision)
 
 
 def _compared(panels: list[Patterns]) -> dict[str, Any]:
@@ -175,7 +189,7 @@ def _compared(panels: list[Patterns]) -> dict[str, Any]:
 
 
 def _attention_body(
-    pair: PromptPair,
+    read: PairAttention,
     heads: tuple[Head, ...],
     shown: list[Patterns],
     panels: list[Patterns],
@@ -187,9 +201,9 @@ def _attention_body(
     words = ["Rows attend, columns are attended to; point at a cell for its number."]
     spans = [int(panel.inserted.sum()) for panel in panels if panel.inserted.any()]
     if spans:
-        pooled = f", drawn as {spans[0]} (each the mean of its tokens)" if spans[0] < pair.n_inserted else ""
+        pooled = f", drawn as {spans[0]} (each the mean of its tokens)" if spans[0] < read.n_inserted else ""
         words.append(
-            f"{pair.n_inserted} tokens are inserted{pooled}: {MARK} before the text, yellow band in the chart."
+            f"{read.n_inserted} tokens are inserted{pooled}: {MARK} before the text, yellow band in the chart."
         )
     if n_blocks > DRAWN_ONE_BY_ONE:
         words.append(
@@ -213,7 +227,7 @@ def _attention_body(
     )
     legend = _legend("attention", scale, less=bool(compared), inserted=bool(spans))
     return (
-        f"<h3>{html.escape(f'Attention, problem {pair.id}: {pair.insertion.label}')}</h3>"
+        f"<h3>{html.escape(f'Attention, problem {read.id}: {read.insertion}')}</h3>"
         f"<p>{html.escape(' '.join(words))}</p>"
         f'<div class="mless-heads" role="group" aria-label="heads (zero-based)">{buttons}</div>'
         f'<div class="mless-controls">{legend}{_windows(n_blocks)}'
@@ -250,7 +264,7 @@ def _windows(n_tokens: int) -> str:
 
 def tokens(
     profile: AttentionProfile,
-    heads: Iterable[Head] | None = None,
+    heads: Iterable[Head | str] | None = None,
     *,
     problem: str | int = 0,
     conditions: Sequence[str] | None = None,
@@ -268,7 +282,7 @@ def tokens(
     heads : default: all of the profile's. problem : its id, or its place among the profile's problems.
     conditions : default: all of the profile's.
     """
-    chosen = tuple(profile.heads if heads is None else heads)
+    chosen = profile.heads if heads is None else as_heads(heads)
     if not chosen:
         raise ValueError("no heads to show: name at least one")
     index = _problem_index(profile, problem)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..heads import Head
+from ..heads import Head, as_heads
 from ..locating.curves import CircuitCurve
 from ..patching.dose import DoseResponse
 from ..scores import AttentionProfile, Curve
@@ -15,14 +15,14 @@ from .pooling import both_names
 SERIES = {"base": "without insertion", "inserted": "with insertion"}
 
 
-def profile(profile: AttentionProfile, head: Head, **options: Any) -> Picture:
+def profile(profile: AttentionProfile, head: Head | str, **options: Any) -> Picture:
     """One head's attention received per token; the options are those of `profiles`."""
     return profiles(profile, [head], **options)
 
 
 def profiles(
     profile: AttentionProfile,
-    heads: Iterable[Head] | None = None,
+    heads: Iterable[Head | str] | None = None,
     *,
     conditions: Sequence[str] | None = None,
     whole: bool = True,
@@ -38,7 +38,7 @@ def profiles(
     Lines are means over problems, bands their 95 % bootstrap intervals (none for a single problem), grey is what
     uniform attention would give. `relative` divides by it. `names` are the conditions' names in the legend.
     """
-    shown = tuple(profile.heads if heads is None else heads)
+    shown = profile.heads if heads is None else as_heads(heads)
     conditions = tuple(conditions or profile.conditions)
     last = conditions[-1]
     whole = whole and profile.shaded(last) is not None
@@ -65,7 +65,7 @@ def profiles(
 
 
 def compare_profiles(
-    panels: Sequence[tuple[str, Head, Mapping[str, AttentionProfile]]],
+    panels: Sequence[tuple[str, Head | str, Mapping[str, AttentionProfile]]],
     *,
     condition: str = "inserted",
     aligned: bool = False,

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..heads import Head
+from ..heads import Head, as_heads
 from ..locating.judge import KINDS, NAMED, Kind
 from ..locating.located import LocatedHeads
 from ..mechanism import AttentionDecomposition
@@ -161,7 +161,9 @@ def lambda_map(found: AttentionDecomposition, *, contrast: str | None = None, le
     return picture
 
 
-def forest(found: Result, *, heads: Iterable[Head] | None = None, value: str | None = None, top: int = 10) -> Picture:
+def forest(
+    found: Result, *, heads: Iterable[Head | str] | None = None, value: str | None = None, top: int = 10
+) -> Picture:
     """Effects with their 95 % intervals over problems, a row per head, the largest first.
 
     Of `LocatedHeads`: medians of what patching the head's output (round) and its own read alone (square) removes (filled) and
@@ -187,7 +189,7 @@ def forest(found: Result, *, heads: Iterable[Head] | None = None, value: str | N
     if heads is None:
         shown = order.head(max(top, int(table["kind"].isin(NAMED).sum()) if "kind" in table else 0))
     else:
-        wanted = list(heads)
+        wanted = list(as_heads(heads))
         missing = [str(head) for head in wanted if head not in set(table["_head"])]
         if missing:
             raise ValueError(f"{', '.join(missing)} (zero-based) not in this result, which has {len(table)} heads")
@@ -226,7 +228,7 @@ def _limits(table: pd.DataFrame, quantity: Quantity) -> tuple[Any, Any]:
 def head_patterns(
     model: Model,
     pair: PromptPair,
-    heads: Iterable[Head],
+    heads: Iterable[Head | str],
     *,
     conditions: Sequence[str] = ("base", "inserted"),
     difference: bool = True,

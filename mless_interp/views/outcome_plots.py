@@ -150,7 +150,12 @@ def _by_class(axes: Any, shift: ActivationShift, contrast: str, metric: str) -> 
 
 
 def bars_and_profiles(
-    bars: pd.DataFrame, named: Mapping[str, AttentionProfile], head: Head, *, bars_title: str, relative: bool = False
+    bars: pd.DataFrame,
+    named: Mapping[str, AttentionProfile],
+    head: Head | str,
+    *,
+    bars_title: str,
+    relative: bool = False,
 ) -> Picture:
     """Left, bars of accuracy (a table: model, treatment, percent); right, one head without and with each insertion.
 

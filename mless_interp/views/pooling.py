@@ -7,16 +7,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..heads import Head
+from ..heads import Head, as_head
 from ..models.base import Model
 from ..models.sites import site
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair
+from ..running.registry import savable
 
 MARK = "▌"
 """Stands before the text of an inserted token."""
 
 
+@savable
 @dataclass(frozen=True, eq=False)
 class Patterns:
     """Attention of chosen heads in one condition: `values` `[head, dest, src]`, one text per token.
@@ -98,7 +100,34 @@ class Patterns:
         )
 
 
-def read_patterns(model: Model, pair: PromptPair, condition: str, heads: Iterable[Head]) -> Patterns:
+@savable
+@dataclass(frozen=True, eq=False)
+class PairAttention:
+    """Attention of chosen heads on one pair, a panel per condition: all that a view of it needs, so that it can be saved
+    and drawn without the model. `n_base` and `n_inserted` count tokens of the prompt without insertion, and of the span."""
+
+    id: str
+    insertion: str
+    n_base: int
+    n_inserted: int
+    heads: tuple[Head, ...]
+    panels: tuple[Patterns, ...]
+
+
+def read_attention(
+    model: Model, pair: PromptPair, heads: Iterable[Head | str], *, conditions: Sequence[str] = ("base", "inserted")
+) -> PairAttention:
+    """The attention of chosen heads in these conditions of a pair."""
+    chosen = model.info.chosen(heads, what="show")
+    if not conditions:
+        raise ValueError("no conditions to show; give at least one, such as 'base'")
+    if len(set(conditions)) != len(conditions):
+        raise ValueError(f"a condition is given twice: {', '.join(conditions)}")
+    panels = tuple(read_patterns(model, pair, name, chosen) for name in conditions)
+    return PairAttention(pair.id, pair.insertion.label, len(pair.base), pair.n_inserted, chosen, panels)
+
+
+def read_patterns(model: Model, pair: PromptPair, condition: str, heads: Iterable[Head | str]) -> Patterns:
     """The patterns of chosen heads in one condition of a pair, with texts and the map to the base prompt's tokens."""
     chosen = model.info.chosen(heads, what="show")
     values = patterns_of(model, pair, condition, chosen).double().numpy()
@@ -144,12 +173,13 @@ def readable(text: str) -> str:
     return text.replace("\r", "␍").replace("\n", "↵").replace("\t", "⇥")
 
 
-def both_names(head: Head) -> str:
+def both_names(head: Head | str) -> str:
     """A head in both ways of counting.
 
     >>> both_names(Head(0, 13))
     'L0H13 (paper: layer 1, head 14)'
     """
+    head = as_head(head)
     return f"{head} (paper: {head.paper_label.replace(' head', ', head')})"
 
 

@@ -18,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
+from ..running.registry import savable
 from ..running.results import Result, ShownMap
 from .page_parts import HeadMap, Table
 
@@ -72,6 +73,7 @@ class Interactive:
     html: str
 
 
+@savable
 @dataclass(frozen=True)
 class ShownPrompt:
     """A prompt's text before, in and after its inserted span."""
@@ -81,6 +83,19 @@ class ShownPrompt:
     before: str
     inserted: str
     after: str
+
+    @classmethod
+    def of(cls, model: Model, pair: PromptPair, caption: str = "") -> "ShownPrompt":
+        """A pair's prompt with its insertion, as the model reads it."""
+        start, stop = pair.span
+        ids = list(pair.inserted.ids)
+        before, inserted, after = (
+            model.tokenizer.decode(part) if part else "" for part in (ids[:start], ids[start:stop], ids[stop:])
+        )
+        caption = (
+            caption or f"Problem {pair.id} as asked, {stop - start} inserted tokens marked ({pair.insertion.label})."
+        )
+        return cls(caption, before, inserted, after)
 
 
 @dataclass(frozen=True)
@@ -149,15 +164,11 @@ class Report:
 
     def prompt(self, model: Model, pair: PromptPair, caption: str = "") -> "Report":
         """A problem's prompt as the model reads it, its inserted tokens marked."""
-        start, stop = pair.span
-        ids = list(pair.inserted.ids)
-        before, inserted, after = (
-            model.tokenizer.decode(part) if part else "" for part in (ids[:start], ids[start:stop], ids[stop:])
-        )
-        caption = (
-            caption or f"Problem {pair.id} as asked, {stop - start} inserted tokens marked ({pair.insertion.label})."
-        )
-        return self._with(ShownPrompt(caption, before, inserted, after))
+        return self.shown_prompt(ShownPrompt.of(model, pair, caption))
+
+    def shown_prompt(self, prompt: ShownPrompt) -> "Report":
+        """A prompt that was made into text before, so that no model is needed now."""
+        return self._with(prompt)
 
     def result(self, result: Any, *, heading: str | None = "What was found") -> "Report":
         """A result in its own words, as a head map where it has one row per head, and as a table."""
@@ -237,12 +248,12 @@ def _groups(run: Mapping[str, Any]) -> tuple[tuple[str, tuple[tuple[str, str], .
     plain = [(key, value) for key, value in run.items() if not isinstance(value, Mapping) and key not in _TOLD]
     groups = [("run", tuple((_words(key), _told(value)) for key, value in plain))]
     for key, value in run.items():
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping) and value and key not in _TOLD:
             groups.append((_words(key), tuple(_flat(value))))
     return tuple(groups)
 
 
-_TOLD = ("repeat", "command", "conclusion", "comparisons")
+_TOLD = ("repeat", "command", "conclusion", "comparisons", "options", "first_questions", "insertions")
 """Facts that stand elsewhere on the page."""
 
 

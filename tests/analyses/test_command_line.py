@@ -1,19 +1,17 @@
 """What every analysis script shares: options, beginning and ending, one line for wrong input, a command to repeat."""
 
-import json
+import dataclasses
 import shlex
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
-import pandas as pd
 import pytest
 from conftest import ROOT
-from results_under_test import same
 from typer import Option
 from typer.testing import CliRunner
 
@@ -28,6 +26,7 @@ from mless_interp.command_line import (
     chosen_heads,
     contrasts,
     one_line_errors,
+    placement,
     repeat_command,
 )
 from mless_interp.heads import Head
@@ -112,7 +111,7 @@ def test_a_script_explains_itself_by_the_tables_without_loading_what_is_heavy(sc
     assert shown[0] == f"Usage: {script} [OPTIONS]"
     text = "".join("".join(shown).split())
     assert all("".join(each.split()) in text for each in words)
-    assert loaded == ("0 []" if script not in ("head_profiles.py", "reproduce_figures.py") else "0 ['pandas']")
+    assert loaded == "0 []"
 
 
 def test_what_help_texts_list_are_the_tables() -> None:
@@ -154,68 +153,93 @@ def test_what_is_wrong_is_told_before_a_model_is_loaded(monkeypatch: pytest.Monk
         Inserting(limit=0).begin()
 
 
-class Drawn:
-    """What is written by its own `save`: a picture, a view."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def save(self, path: Path) -> None:
-        path.write_text(self.text)
+def test_the_program_of_options_that_are_given_beside_the_function(tmp_path: Path) -> None:
+    asked: list[Any] = []
+    done = CliRunner().invoke(analysis(asked.append, options=Saving), ["--out", str(tmp_path / "x"), "--seed", "4"])
+    assert done.exit_code == 0, done.output
+    assert asked == [Saving(out=tmp_path / "x", seed=4)]
 
 
-TABLE = pd.DataFrame({"head": ["L0H0", "L0H1"], "effect": [0.1, np.nan]}, index=[7, 3])
+def finished(options: Saving, n: int = 2) -> None:
+    """What a run leaves that kept `n` steps."""
+    options.partial.mkdir(parents=True, exist_ok=True)
+    (options.partial / "sweep.jsonl").write_text('{"settings": {}}\n' + '{"id": "a", "value": 1}\n' * n)
 
 
-def page() -> Any:
-    return mi.Report("A title", question="Why?").sentence("Because.")
+def test_a_stopped_run_says_what_it_kept_and_how_to_go_on(tmp_path: Path) -> None:
+    def main(options: Saving) -> None:
+        finished(options)
+        raise KeyboardInterrupt
 
-
-def test_everything_is_written_and_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["own.py", "--unit", " /"])
-    options = Saving(out=Path("found"), seed=4, report=True)
-    assert options.progress and options.partial == Path(".found.partial")
-    options.partial.mkdir()
-    (options.partial / "sweep.jsonl").write_text("{}")
-    kept = mi.load(ROOT / "tests" / "running" / "data" / "saved-0.1")["DoseResponse"]
-    files = {"a.csv": TABLE, "b.parquet": TABLE, "c.jsonl": TABLE, "d.png": Drawn("png"), "e.html": Drawn("html")}
-    options.save(files | {"results": (kept,)}, page=page, conclusion="it does", n_problems=2)
-    assert [path.name for path in tmp_path.iterdir()] == ["found"], "what was left of a stopped run is gone"
-    out = tmp_path / "found"
-    assert {path.name for path in out.iterdir()} == {*files, "results", "run.json", "report.html"}
-    for table in (pd.read_csv(out / "a.csv"), pd.read_parquet(out / "b.parquet")):
-        pd.testing.assert_frame_equal(table, TABLE.reset_index(drop=True))
-    assert [json.loads(line)["head"] for line in (out / "c.jsonl").read_text().splitlines()] == ["L0H0", "L0H1"]
-    assert ((out / "d.png").read_text(), (out / "e.html").read_text()) == ("png", "html")
-    assert same(mi.load(out / "results")["DoseResponse"], kept)
-    record = json.loads((out / "run.json").read_text())
-    assert (record["seed"], record["repeat"], record["conclusion"], record["n_problems"]) == (
-        *(4, "python own.py --unit ' /'", "it does", 2),
-    )
-    assert record["versions"]["torch"] and "model" not in record
-    shown = (out / "report.html").read_text(encoding="utf-8")
-    assert "Because." in shown and "python own.py --unit" in shown
-    assert capsys.readouterr().out == (
-        "Results: found/a.csv, b.parquet, c.jsonl, d.png, e.html, results, run.json, report.html\n"
+    done = run(main, "--out", str(tmp_path / "x"))
+    assert done.exit_code == 130
+    assert done.stderr == (
+        f"stopped: 2 finished steps are kept in {tmp_path}/.x.partial; the same command, started again, goes on from there\n"
     )
 
 
-def test_without_report_no_page_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = Saving(out=tmp_path / "found")
-    options.save({"a.csv": TABLE}, page=lambda: pytest.fail("a page was made"))
-    assert sorted(path.name for path in options.folder.iterdir()) == ["a.csv", "run.json"]
-    assert capsys.readouterr().out.endswith("found/a.csv, run.json\n")
+def test_a_run_that_ends_before_anything_finished_leaves_no_hidden_folder(tmp_path: Path) -> None:
+    def stopped(options: Saving) -> None:
+        finished(options, 0)
+        raise KeyboardInterrupt
+
+    def wrong(options: Saving) -> None:
+        raise ValueError("no")
+
+    done = run(stopped, "--out", str(tmp_path / "x"))
+    assert (done.exit_code, done.stderr) == (
+        130,
+        "stopped: nothing had finished yet; the same command starts again\n",
+    )
+    assert run(wrong, "--out", str(tmp_path / "x")).exit_code == 2
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_written_leaves_no_folder_and_keeps_what_had_finished(tmp_path: Path) -> None:
-    options = Saving(out=tmp_path / "found")
-    options.partial.mkdir()
-    with pytest.raises(ValueError, match=r"a.xlsx: an analysis writes no .xlsx files"):
-        options.save({"a.csv": TABLE, "a.xlsx": TABLE}, page=page)
-    assert [path.name for path in tmp_path.iterdir()] == [".found.partial"]
+def test_overwriting_clears_what_other_options_left_and_keeps_its_own(tmp_path: Path) -> None:
+    found: list[bool] = []
+
+    def main(options: Saving) -> None:
+        found.append((options.partial / "sweep.jsonl").exists())
+        finished(options)
+        raise KeyboardInterrupt
+
+    out = ["--out", str(tmp_path / "x")]
+    for more in ([], ["--seed", "1"], ["--overwrite"], ["--overwrite"], ["--overwrite", "--seed", "2"]):
+        assert run(main, *out, *more).exit_code == 130
+    assert found == [False, True, False, True, False]
+
+
+def test_warnings_are_one_line_without_their_place_and_only_inside(tmp_path: Path) -> None:
+    before = warnings.showwarning
+
+    def main(options: Saving) -> None:
+        warnings.warn("two\nlines", stacklevel=1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        shown = warnings.showwarning
+        done = run(main, "--out", str(tmp_path / "x"))
+        assert warnings.showwarning is shown
+    assert done.stderr == "warning: two lines\n"
+    assert warnings.showwarning is before
+
+
+def test_where_a_model_is_to_run() -> None:
+    assert placement(None, "auto", "sdpa") == {"device": None, "device_map": "auto", "attn_implementation": "sdpa"}
+    assert placement("cpu", '{"": "cpu"}', "eager")["device_map"] == {"": "cpu"}
+    for device_map, attention, words in (
+        ("{x", "eager", "--device-map: no valid JSON"),
+        (" ", "eager", "--device-map is empty"),
+        (None, "fused", "unknown attention 'fused'; choose one of eager, sdpa"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            placement(None, device_map, attention)
+
+
+def test_every_command_that_loads_a_model_says_where_and_how() -> None:
+    for name in mi.commands.COMMANDS.values():
+        fields = {field.name for field in dataclasses.fields(getattr(mi.commands, name).Options)}
+        assert {"device", "device_map", "attention", "dtype", "backend"} <= fields, name
 
 
 # -------------------------------------------------------------------------------------------------------- heads, layers
@@ -240,6 +264,11 @@ def test_listed_heads_keep_their_order() -> None:
 )
 def test_layers_are_single_numbers_and_ranges_with_both_ends(text: str, layers: list[int]) -> None:
     assert heads(layers=text) == tuple(Head(layer, head) for layer in layers for head in range(2))
+
+
+def test_an_empty_list_of_heads_is_refused() -> None:
+    with pytest.raises(ValueError, match="--heads names none"):
+        heads(" , ")
 
 
 @pytest.mark.parametrize("text", ["", "a", "0,", "0-", "-1", "3-1", "1-2-3", "0;1", "²"])
@@ -331,3 +360,12 @@ def test_the_command_to_repeat_survives_a_shell(monkeypatch: pytest.MonkeyPatch)
     arguments = ["analyses/patch_heads.py", "--unit", " /", "--out", "a 'b' $c"]
     monkeypatch.setattr(sys, "argv", arguments)
     assert shlex.split(repeat_command()) == ["python", *arguments]
+
+
+def test_the_command_to_repeat_is_the_one_that_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for program, typed in (
+        ("/env/bin/mless-interp", "mless-interp"),
+        ("/env/mless_interp/__main__.py", "python -m mless_interp"),
+    ):
+        monkeypatch.setattr(sys, "argv", [program, "locate", "--seed", "3"])
+        assert repeat_command() == f"{typed} locate --seed 3"

@@ -16,7 +16,16 @@ from mless_interp.ground_truth.planted import planted_model
 from mless_interp.heads import Head
 
 SCRIPT = ROOT / "analyses" / "patch_heads.py"
-FILES = {"heads.csv", "heads.parquet", "patches.parquet", "head_map.png", "attention.html", "run.json"}
+FILES = {
+    "heads.csv",
+    "heads.parquet",
+    "patches.parquet",
+    "head_map.png",
+    "attention.html",
+    "results",
+    "shown",
+    "run.json",
+}
 
 
 @pytest.fixture(scope="module")

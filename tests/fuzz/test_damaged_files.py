@@ -19,7 +19,11 @@ from mless_interp.models.load import load_model
 from mless_interp.prompts.problems import load_problems
 from mless_interp.running.loop import over_problems
 
-damages = {"which": st.integers(0, 2**31), "where": st.floats(0, 1), "how": st.sampled_from(("flip", "cut", "gone", "twice", "junk"))}
+damages = {
+    "which": st.integers(0, 2**31),
+    "where": st.floats(0, 1),
+    "how": st.sampled_from(("flip", "cut", "gone", "twice", "junk")),
+}
 
 
 def damage(data: bytes, where: float, how: str, which: int) -> bytes:
@@ -88,7 +92,12 @@ def numbers(at: int) -> dict[str, Any]:
 
 def run(checkpoint: Path) -> list[Any]:
     return over_problems(
-        IDS, lambda unit, tick: [numbers(at) for at in unit], label="", settings={"seed": 1}, checkpoint=checkpoint, progress=False
+        IDS,
+        lambda unit, tick: [numbers(at) for at in unit],
+        label="",
+        settings={"seed": 1},
+        checkpoint=checkpoint,
+        progress=False,
     )
 
 
@@ -144,7 +153,8 @@ def test_a_damaged_model_is_refused_or_is_another_model(
 
 
 PROBLEMS = b"".join(
-    json.dumps({"unique_id": f"p{number}", "problem": f"What is {number} + 1?", "answer": str(number + 1)}).encode() + b"\n"
+    json.dumps({"unique_id": f"p{number}", "problem": f"What is {number} + 1?", "answer": str(number + 1)}).encode()
+    + b"\n"
     for number in range(5)
 )
 

@@ -14,12 +14,22 @@ import mless_interp as mi
 from mless_interp.grading.graders import grade
 
 ESCAPES = ("\x1b[31m", "\x1b]0;title\x07", "\r", "\x08" * 20, "\x9b2J", "\u202e", "\x00")
-MARKUP = ("<script>alert(1)</script>", "</script>", "<img src=x onerror=alert(1)>", "&lt;", '" onload="', "{{ 7*7 }}", "${7*7}")
+MARKUP = (
+    "<script>alert(1)</script>",
+    "</script>",
+    "<img src=x onerror=alert(1)>",
+    "&lt;",
+    '" onload="',
+    "{{ 7*7 }}",
+    "${7*7}",
+)
 MATH = ("$", "$\\frac{", "\\sqrt{", "}" * 5, "^_^", "\\(", "%s", "{0}", "$$", "\\undefined", "9^{9^{9^9}}", "1e999999")
 FORMULAS = ("=1+1", "+1", "-1+1", "@SUM(A1)", "\t=1", "=cmd|' /C calc'!A0")
 
 anything = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)
-texts = st.lists(st.one_of(anything, st.sampled_from(ESCAPES + MARKUP + MATH + FORMULAS)), min_size=1, max_size=6).map("".join)
+texts = st.lists(st.one_of(anything, st.sampled_from(ESCAPES + MARKUP + MATH + FORMULAS)), min_size=1, max_size=6).map(
+    "".join
+)
 
 
 @fuzz("hostile answers, graded", few=40, share=4, answer=texts, gold=texts, boxed=st.booleans())
@@ -38,7 +48,9 @@ def test_no_control_character_reaches_a_terminal(name: str, insertion: str) -> N
             assert not bad and "\u202e" not in text, bad
 
 
-@fuzz("hostile problem ids, written as tables", few=30, share=2, ids=st.lists(texts, min_size=3, max_size=3, unique=True))
+@fuzz(
+    "hostile problem ids, written as tables", few=30, share=2, ids=st.lists(texts, min_size=3, max_size=3, unique=True)
+)
 def test_no_formula_reaches_a_csv(ids: list[str]) -> None:
     result = replace(scored(), problem_ids=tuple(ids))
     for frame in (result.to_frame(), result.summary()):
@@ -47,7 +59,9 @@ def test_no_formula_reaches_a_csv(ids: list[str]) -> None:
         read = pd.read_csv(io.StringIO(file.getvalue()), dtype=str, keep_default_na=False)
         for column in read:
             for cell in read[column]:
-                number = cell.lstrip("+-").replace(".", "").replace("e", "").replace("-", "").replace("inf", "").isdigit()
+                number = (
+                    cell.lstrip("+-").replace(".", "").replace("e", "").replace("-", "").replace("inf", "").isdigit()
+                )
                 assert cell in ("", "inf", "-inf") or number or cell[0] not in "=+-@\t\r", (column, cell)
 
 

@@ -18,7 +18,11 @@ def pair_of(n_before: int, n_span: int, n_after: int) -> PromptPair:
     prompt = lambda *parts: Prompt(  # noqa: E731
         tuple(token for _, tokens in parts for token in tokens), tuple(name for name, tokens in parts for _ in tokens)
     )
-    before, span, after = ("system", range(n_before)), ("inserted", [99] * n_span), ("question", range(50, 50 + n_after))
+    before, span, after = (
+        ("system", range(n_before)),
+        ("inserted", [99] * n_span),
+        ("question", range(50, 50 + n_after)),
+    )
     return PromptPair(
         problem=Problem(id="drawn", question="q", answer="a"),
         base=prompt(before, after),
@@ -62,7 +66,10 @@ def test_every_metric_obeys_its_laws(seed: int, heat: float, n_before: int, n_sp
     for name, conditions in found.values.items():
         for condition, values in conditions.items():
             one, other = values[0, 0], again.values[name][condition][0, 0]
-            assert np.allclose(one[order], other, rtol=1e-12, atol=1e-12, equal_nan=True), (name, "depends on its neighbours")
+            assert np.allclose(one[order], other, rtol=1e-12, atol=1e-12, equal_nan=True), (
+                name,
+                "depends on its neighbours",
+            )
             check_limits(name, one, len(pair.inserted))
     together = found.values["span_mass"]["inserted"] + found.values["lam"]["inserted"]
     assert np.allclose(together, 1, atol=1e-9)
@@ -93,7 +100,9 @@ def check_limits(name: str, values: np.ndarray, n: int) -> None:
     heat=st.sampled_from((0.1, 1.0, 3.0)),
     **SIZES,
 )
-def test_single_precision_gives_the_same_numbers(seed: int, heat: float, n_before: int, n_span: int, n_after: int) -> None:
+def test_single_precision_gives_the_same_numbers(
+    seed: int, heat: float, n_before: int, n_span: int, n_after: int
+) -> None:
     pair = pair_of(n_before, n_span, n_after)
     pattern, base = pattern_of(len(pair.inserted), 2, seed, heat), pattern_of(len(pair.base), 2, seed + 1, heat)
     found, lean = scored(pair, pattern, base), scored(pair, pattern.float(), base.float())

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import small_results as results
 import torch
 from located_under_test import SLASHES, N, located, located_here, mediators, pairs_of, planted_kinds, readers
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs, planted_problems, without_stepper
+from results_under_test import same
 
 from mless_interp.heads import Head
 from mless_interp.locating import measure as measuring
@@ -508,3 +510,23 @@ def test_what_counts_as_rounding_follows_the_precision() -> None:
     made, model = planted_here(dtype=torch.float64)
     result = located(made, model, heads=[*made.readers, *made.mediators, Head(0, 0)])
     assert 1e-9 <= result.settings["resolution"] < 1e-6 and set(result.found) == {*made.readers, *made.mediators}
+
+
+@pytest.mark.filterwarnings("ignore:.*problems are too few")
+def test_a_run_started_again_goes_the_way_of_its_first_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, model = planted_here(n_layers=2, n_heads=40, n_key_value_heads=8, readers=(Head(0, 2),))
+    pairs = planted_pairs(made, model, 9, n_tokens=5)
+    options: dict[str, Any] = {"controls": False, "progress": False, "budget_seconds": 50.0}
+    monkeypatch.setattr(measuring, "estimated_seconds", lambda *_: 49.0)
+    first = locate_heads(model, pairs, checkpoint=tmp_path, **options)
+    monkeypatch.setattr(measuring, "estimated_seconds", lambda *_: 51.0)
+    again = locate_heads(model, pairs, checkpoint=tmp_path, **options)
+    assert again.settings == first.settings and again.settings["estimated_seconds"] == 49.0
+    assert same(first, again)
+    other = locate_heads(model, pairs, checkpoint=tmp_path / "screened", **options)
+    assert other.settings["screened"] and other.settings["estimated_seconds"] == 51.0
+    monkeypatch.setattr("mless_interp.patching.attribution._gate_ig", lambda *_: pytest.fail("estimated again"))
+    monkeypatch.setattr(measuring, "estimated_seconds", lambda *_: 49.0)
+    assert same(other, locate_heads(model, pairs, checkpoint=tmp_path / "screened", **options))
+    with pytest.raises(ValueError, match="budget_seconds was 50.0, now 49.0"):
+        locate_heads(model, pairs, checkpoint=tmp_path, **options | {"budget_seconds": 49.0})

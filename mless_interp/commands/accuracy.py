@@ -1,0 +1,199 @@
+"""`mless-interp accuracy`: does an insertion change the answers; treatments compared on the same problems."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
+
+from ..command_line import (
+    Asking,
+    LimitOption,
+    NTokensOption,
+    OutOption,
+    chosen_heads,
+    chosen_insertion,
+    chosen_names,
+    read_heads,
+)
+from .kept import Computed, Kept, Presented, program
+
+N_READ = 3
+"""Problems whose answers stand on the page."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Asking):
+    """What can be asked."""
+
+    backend: Annotated[
+        str, Option(help="bridge or nnsight (answers with a cache), hooked_transformer (much slower), auto.")
+    ] = "bridge"
+    attention: Annotated[str, Option(help="eager, or (nnsight only) sdpa: faster, and knockouts work with it too.")] = (
+        "eager"
+    )
+    limit: LimitOption = 500
+    template: Annotated[
+        str, Option(help="raw, raw_as_sent, paper (text-level insertion, as its code), text or chat.")
+    ] = "raw"
+    treatments: Annotated[
+        str,
+        Option(
+            "--treatments",
+            "--conditions",
+            help="Any of none, mless, mful, random_sentence, arm; the first is what others are compared with.",
+        ),
+    ] = "none,mless,mful,random_sentence,arm"
+    unit: Annotated[str, Option(help="The meaningless unit of mless.")] = " /"
+    word: Annotated[str, Option(help="The repeated word of mful.")] = "he"
+    n_tokens: NTokensOption = 55
+    knockout: Annotated[
+        str | None,
+        Option(help="Heads that cannot see mless' tokens, zero-based: 0:13,0:21. Adds the treatment knockout."),
+    ] = None
+    arm_c: Annotated[float, Option(help="ARM's c; the paper tunes it per model and benchmark.")] = 0.13
+    arm_p1: Annotated[float, Option(help="ARM's p1, a percentile.")] = 99.5
+    arm_reading: Annotated[str, Option(help="paper_add or code_replace.")] = "paper_add"
+    n_samples: Annotated[int, Option(help="Answers to each problem; above 1 with a temperature.")] = 1
+    temperature: Annotated[float, Option(help="0 is greedy.")] = 0.0
+    top_p: Annotated[float, Option(help="Nucleus of the sampling.")] = 1.0
+    max_new_tokens: Annotated[
+        int | None, Option(help="Longest answer. [default: 2048, or what the context leaves]")
+    ] = None
+    batch_size: Annotated[int | None, Option(help="Prompts at once. [default: sized to memory]")] = None
+    engine: Annotated[str, Option(help="auto, hugging_face, forward or vllm (an extra; insertions only).")] = "auto"
+    published: Annotated[
+        str | None, Option(help="A model of the paper's tables, whose bars stand beside yours: qwen2.5-math-7b.")
+    ] = None
+    benchmark: Annotated[str, Option(help="The benchmark of --published.")] = "MATH-500"
+    out: OutOption = Path("results/accuracy")
+
+
+def compute(options: Options) -> Computed:
+    """Answer problems under several treatments and compare them.
+
+    Writes accuracy.csv (a row per treatment), comparisons.csv (each treatment against the first), completions.jsonl (a row
+    per answer, with its grades), accuracy.png, the results themselves in results/ (mi.load) and run.json; with --report
+    also report.html. A run that is stopped goes on when it is started again with the same settings.
+    """
+    from ..accuracy import Treatment, evaluate_accuracy
+
+    published = None
+    if options.published is not None:
+        published = _published(options.published, options.benchmark)
+        if published.empty:
+            raise ValueError(
+                f"the paper prints nothing for {options.published!r} on {options.benchmark!r}; see mi.paper.published()"
+            )
+    treatments = _treatments(options)
+    read_heads(options.knockout, None)
+    questions = options.questions()
+    model = options.load()
+    if options.knockout is not None:
+        heads = chosen_heads(options.knockout, None, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
+        treatments.append(Treatment(_mless(options), knockout=heads or (), name="knockout"))
+    found = evaluate_accuracy(
+        model,
+        questions,
+        treatments,
+        n_samples=options.n_samples,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        max_new_tokens=options.max_new_tokens,
+        batch_size=options.batch_size,
+        template=options.template,
+        checkpoint=options.partial / "answers.jsonl",
+        progress=options.progress,
+        seed=options.seed,
+        engine=options.engine,
+    )
+    told = repr(found)
+    if published is not None:
+        printed = ", ".join(f"{row.treatment} {row.percent:g} % ({row.source})" for row in published.itertuples())
+        told += f"\nThe paper prints: {printed}."
+    return Computed(
+        results={"AccuracyResults": found},
+        told=told,
+        model=model,
+        facts={
+            "settings": found.settings,
+            "conclusion": found.describe(),
+            "comparisons": [one.describe() for one in found.compare_all().comparisons] if len(treatments) > 1 else [],
+            "n_problems": len(questions),
+            "problems": found.problem_ids,
+            "first_questions": {question.id: question.question for question in questions[:N_READ]},
+        },
+    )
+
+
+def present(kept: Kept) -> Presented:
+    """The tables, every answer, the bars, and the page."""
+    from .. import views
+    from ..views.report import Report
+
+    found, options = kept.results["AccuracyResults"], kept.options
+    published = None if options["published"] is None else _published(options["published"], options["benchmark"])
+    compared = found.compare_all() if len(found.treatments) > 1 else None
+    answers, picture = found.to_frame(), views.accuracy_bars(found, published=published)
+
+    def page() -> Report:
+        question = (
+            f"How does {kept.run['model']['name']} answer {kept.run['n_problems']} problems under "
+            f"{', '.join(found.treatments)}, and does any of these differ from {found.treatments[0]}?"
+        )
+        made = Report("Accuracy under insertions", question=question).result(found)
+        made = made.figure(picture, "Share of right answers by treatment, with 95 % intervals over problems.")
+        if compared is not None:
+            made = made.result(compared, heading="Against the first treatment")
+        few = kept.run["first_questions"]
+        shown = answers[answers["problem"].isin(list(few))]
+        shown = shown.assign(completion=shown["completion"].str[-400:])
+        columns = {"problem": "problem", "treatment": "treatment", "completion": "answer (its last 400 characters)"}
+        columns |= {"gold": "key", "strict": "right", "decided": "decided by", "n_tokens": "tokens"}
+        made = made.heading("The first problems and their answers")
+        made = made.sentence(*(f"{name}: {text}" for name, text in few.items()))
+        return made.table(shown, "Answers as they came.", columns=columns)
+
+    files = {
+        "accuracy.csv": found.summary(),
+        **({} if compared is None else {"comparisons.csv": compared.to_frame()}),
+        "completions.jsonl": answers,
+        "accuracy.png": picture,
+    }
+    return Presented(files, page)
+
+
+def _published(model: str, benchmark: str) -> Any:
+    from ..paper import published
+
+    return published(model=model, benchmark=benchmark)
+
+
+def _treatments(options: Options) -> list[Any]:
+    """Those asked for by name."""
+    from ..accuracy import Treatment
+    from ..mechanism import ARM
+    from ..prompts.insertions import Insertion
+
+    n, seed = options.n_tokens, options.seed
+    known: dict[str, Any] = {
+        "none": dict,
+        "mless": lambda: {"insertion": _mless(options)},
+        "mful": lambda: {"insertion": Insertion.meaningful(options.word, n)},
+        "random_sentence": lambda: {"insertion": Insertion.random_sentence(n, seed=seed)},
+        "arm": lambda: {"arm": ARM(options.arm_c, options.arm_p1, reading=options.arm_reading, seed=seed)},
+    }
+    names = chosen_names(options.treatments)
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(
+            f"unknown treatment {unknown[0]!r}; choose any of {', '.join(known)} (and --knockout 0:13,0:21)"
+        )
+    return [Treatment(name=name, **known[name]()) for name in names]
+
+
+def _mless(options: Options) -> Any:
+    return chosen_insertion("meaningless", options.unit, n_tokens=options.n_tokens, seed=options.seed)
+
+
+app = program("accuracy", compute, present)

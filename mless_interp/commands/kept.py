@@ -1,0 +1,192 @@
+"""Computing apart from showing: results are on the disk before anything is drawn of them, and can be drawn again."""
+
+import dataclasses
+import json
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import typer
+
+from ..command_line import Saving, analysis, repeat_command
+from . import COMMANDS
+
+RESULTS, SHOWN, RUN = "results", "shown", "run.json"
+"""In a run's folder: its results (for `mi.load`), what its page shows beside them (attention, prompts), where it comes from."""
+
+
+@dataclass(frozen=True, eq=False)
+class Computed:
+    """What a command computed: `results` and what is `shown` beside them, by name, both as `mi.save` takes them; what is
+    `told` on the screen; the `model`; and `facts` for run.json. Everything that `present` needs is in one of them."""
+
+    results: Mapping[str, Any]
+    told: str
+    model: Any = None
+    shown: Mapping[str, Any] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Kept:
+    """What lies on the disk of it; `run` is run.json, with the options of the run under "options"."""
+
+    results: dict[str, Any]
+    shown: dict[str, Any]
+    run: dict[str, Any]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return self.run["options"]
+
+
+@dataclass(frozen=True, eq=False)
+class Presented:
+    """Files by name: tables (.csv, .parquet, .jsonl), pictures and views (.png, .html); and the `page`, made when asked for."""
+
+    files: Mapping[str, Any]
+    page: Callable[[], Any]
+
+
+def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Kept], Presented]) -> typer.Typer:
+    """The command that computes, keeps, tells and presents; `name` is its file's. The docstring of `compute` explains it."""
+    options = get_type_hints(compute)["options"]
+
+    def main(asked: Saving) -> None:
+        computed = compute(asked)
+        keep(asked, name, computed)
+        typer.echo(computed.told)
+        del computed  # the model goes before pictures are drawn
+        asked.say("drawing pictures and writing tables ...")
+        try:
+            written = write(asked.kept, asked.folder, present, report=asked.report, overwrite=asked.overwrite)
+        except BaseException:
+            sys.stderr.write(
+                f"The results are computed and kept in {asked.kept}; draw and write what follows from them with: "
+                f"mless-interp report {asked.folder}\n"
+            )
+            raise
+        shutil.rmtree(asked.partial, ignore_errors=True)
+        _tell(asked.folder, written)
+
+    main.__doc__ = compute.__doc__
+    return analysis(main, options=options, name=name)
+
+
+def keep(options: Saving, name: str, computed: Computed) -> None:
+    """Write what was computed into the run's hidden folder, from which it is presented, now or later."""
+    from ..running.store import provenance, save
+
+    folder = options.kept
+    shutil.rmtree(folder, ignore_errors=True)
+    run = provenance(
+        computed.model,
+        repeat=repeat_command(),
+        commit=commit(),
+        analysis=name,
+        seed=options.seed,
+        options=dataclasses.asdict(options),
+        **computed.facts,
+    )
+    folder.mkdir(parents=True)
+    for where, what in ((RESULTS, computed.results), (SHOWN, computed.shown)):
+        if what:
+            save(folder / where, model=computed.model, **what)
+    (folder / RUN).write_text(json.dumps(run, indent=1), encoding="utf-8")  # last: what has it is whole
+
+
+def read(folder: Path) -> Kept:
+    """What `keep` wrote; `ValueError` or `FileNotFoundError` where a folder holds no such thing."""
+    from ..running.store import load
+    from ..views import pooling, report  # their classes are saved under `shown`
+
+    assert pooling and report
+    if not (folder / RUN).is_file():
+        raise FileNotFoundError(f"{str(folder)!r} is no folder of a run (it has no {RUN})")
+    run = json.loads((folder / RUN).read_text(encoding="utf-8"))
+    if not isinstance(run, dict) or "analysis" not in run or not (folder / RESULTS).is_dir():
+        raise ValueError(
+            f"{str(folder)!r} holds no results to show again (a run of an earlier version keeps tables and pictures only): "
+            "start the analysis again"
+        )
+    results, shown = (load(folder / part) if (folder / part).is_dir() else {} for part in (RESULTS, SHOWN))
+    for part in (results, shown):
+        part.pop("provenance", None)
+    return Kept(results, shown, run)
+
+
+def write(
+    kept: Path, folder: Path, present: Callable[[Kept], Presented], *, report: bool, overwrite: bool
+) -> list[str]:
+    """Everything that follows from the folder `kept`, beside copies of what is in it, into `folder`; the names written."""
+    from ..running.store import new_folder
+
+    found = read(kept)
+    presented = present(found)
+    with new_folder(folder, overwrite=overwrite) as made:
+        shutil.copytree(kept, made, symlinks=True, dirs_exist_ok=True)
+        for name, content in presented.files.items():
+            _write(made / name, content)
+        if report:
+            presented.page().provenance(found.run).save(made / "report.html")
+    return [*presented.files, RESULTS, RUN, *["report.html"] * report]
+
+
+def present_again(folder: Path) -> None:
+    """Pictures, tables and page of a finished run, or of one whose results were computed and could not be shown."""
+    asked = Saving(out=folder)
+    whole = (folder / RUN).is_file()
+    if not whole and not (asked.kept / RUN).is_file():
+        raise FileNotFoundError(
+            f"neither {str(folder)!r} nor {str(asked.kept)!r} holds computed results: give the --out of a run"
+        )
+    kept = folder if whole else asked.kept
+    name = read(kept).run["analysis"]
+    if name not in COMMANDS.values():
+        raise ValueError(f"{str(folder)!r} was written by an analysis {name!r} that this version does not know")
+    written = write(kept, folder, import_module(f".{name}", __package__).present, report=True, overwrite=whole)
+    if not whole:
+        shutil.rmtree(asked.partial, ignore_errors=True)
+    _tell(folder, written)
+
+
+def _tell(folder: Path, written: list[str]) -> None:
+    typer.echo(f"Results: {folder}/{', '.join(written)}")
+
+
+def _write(path: Path, content: Any) -> None:
+    match path.suffix:
+        case ".csv":
+            content.to_csv(path, index=False)
+        case ".parquet":
+            content.to_parquet(path, index=False)
+        case ".jsonl":
+            content.to_json(path, orient="records", lines=True, force_ascii=False)
+        case ".png" | ".html":
+            content.save(path)
+        case other:
+            raise ValueError(f"{path.name}: an analysis writes no {other or 'nameless'} files")
+
+
+def commit(root: Path = Path(__file__).parents[2]) -> str | None:
+    """The commit that a source tree has checked out, read without git; None for an installed package."""
+    try:
+        git = root / ".git"
+        if git.is_file():  # a worktree
+            git = (root / git.read_text(encoding="utf-8").removeprefix("gitdir:").strip()).resolve()
+        head = (git / "HEAD").read_text(encoding="utf-8").strip()
+        if not head.startswith("ref:"):
+            return head
+        name = head.removeprefix("ref:").strip()
+        shared = (git / "commondir").read_text(encoding="utf-8").strip() if (git / "commondir").is_file() else "."
+        for place in (git, git / shared):
+            if (place / name).is_file():
+                return (place / name).read_text(encoding="utf-8").strip()
+        packed = (git / shared / "packed-refs").read_text(encoding="utf-8").splitlines()
+        return next((line.split()[0] for line in packed if line.endswith(f" {name}")), None)
+    except (OSError, UnicodeDecodeError):
+        return None

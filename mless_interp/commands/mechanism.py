@@ -1,0 +1,170 @@
+"""`mless-interp mechanism`: do inserted tokens scale what attention writes or add to it, and what do MLPs make of it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
+
+from ..command_line import (
+    Inserting,
+    LayersOption,
+    OutcomeOption,
+    OutOption,
+    chosen_heads,
+    contrasts,
+    read_heads,
+)
+from .kept import Computed, Kept, Presented, program
+
+CONTRASTS = ("content", "held")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Inserting):
+    """What can be asked."""
+
+    layers: LayersOption = None
+    layer: Annotated[
+        int, Option(help="The layer of MLP and mediation, zero-based (the paper speaks of the first).")
+    ] = 0
+    contrast: Annotated[str, Option(help=f"What is drawn and said: {contrasts(*CONTRASTS)}. For the MLP: content.")] = (
+        "content"
+    )
+    control: Annotated[
+        bool, Option("--control/--no-control", help="Compare lambda with random words of the same length.")
+    ] = True
+    direction: Annotated[
+        str, Option(help="Mediation: noising (add the parts without the span) or denoising (take them away).")
+    ] = "noising"
+    outcome: OutcomeOption = "answer_logprob"
+    c: Annotated[float, Option(help="Near zero: |a| < 1.4826 MAD c. There is no rule for c; vary it.")] = 0.13
+    out: OutOption = Path("results/mechanism")
+
+
+def compute(options: Options) -> Computed:
+    """Measure the mechanism on a model: attention as lambda z + Sigma, MLP activations, scale against bias.
+
+    Writes heads.csv and heads_total.csv (a row per head), layers.csv, activations.csv (a row per token class and metric),
+    claims.csv (the paper's three), mediation.csv, decomposition.parquet (a row per problem, head and metric), all with
+    intervals; lambda.png, lambda_map.png, shares.png, layers.png, activations.png, near_zero.png, mediation.png; the results
+    themselves in results/ (mi.load) and run.json; with --report also report.html. A run that is stopped goes on from where it
+    was when it is started again with the same settings.
+    """
+    from ..heads import Head
+    from ..mechanism import activation_shift, decompose_attention, mediate
+    from ..patching.outcomes import outcome_named
+    from ..patching.sweep import DIRECTIONS
+    from ..prompts.conditions import one_of
+    from ..views.pooling import read_attention
+    from ..views.report import ShownPrompt
+
+    layer, contrast = options.layer, options.contrast
+    if contrast not in CONTRASTS:
+        raise ValueError(f"unknown contrast {contrast!r}; choose content or held (heads_total.csv has the total one)")
+    outcome_named(options.outcome, signed_for="mediation")
+    one_of(options.direction, dict.fromkeys(DIRECTIONS), "direction")
+    read_heads(None, options.layers)
+    model, pairs = options.begin()
+    heads = chosen_heads(None, options.layers, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
+    common: dict[str, Any] = {"progress": options.progress, "seed": options.seed}
+    mediated = mediate(
+        model,
+        pairs,
+        layer=layer,
+        contrast=contrast,
+        direction=options.direction,
+        outcome=options.outcome,
+        c=options.c,
+        checkpoint=options.partial / "mediation.jsonl",
+        **common,
+    )
+    shift = activation_shift(
+        model, pairs, layer=layer, c=options.c, checkpoint=options.partial / "activations.jsonl", **common
+    )
+    controlled = options.control and pairs[0].insertion.kind != "random_sentence"
+    parts = decompose_attention(
+        model,
+        pairs,
+        heads=heads,
+        contrasts=(contrast, "total", *(other for other in CONTRASTS if other != contrast)),
+        control="random_sentence" if controlled else None,
+        checkpoint=options.partial / "decomposition.jsonl",
+        **common,
+    )
+    shown: dict[str, Any] = {"prompt": ShownPrompt.of(model, pairs[0])}
+    if options.attention == "eager":
+        least = [Head.parse(label) for label in parts.summary().nsmallest(3, "lam")["label"]]
+        shown["attention"] = read_attention(model, pairs[0], least)
+    everything = (parts, shift, mediated)
+    return Computed(
+        results={type(result).__name__: result for result in everything},
+        told="\n\n".join(map(repr, everything)) + "\n",
+        model=model,
+        shown=shown,
+        facts={
+            "settings": {
+                "attention": parts.settings,
+                "activations": shift.settings,
+                "mediation": mediated.settings,
+            },
+            "conclusion": [result.describe() for result in everything],
+            "n_problems": len(pairs),
+            "prompts": [pair.record() for pair in pairs],
+        },
+    )
+
+
+def present(kept: Kept) -> Presented:
+    """Six tables, seven pictures, and the page."""
+    from .. import views
+    from ..views.circuitsvis import attention_view
+    from ..views.report import Report
+
+    parts, shift, mediated = (kept.results[name] for name in ("AttentionDecomposition", "ActivationShift", "Mediation"))
+    layer = kept.options["layer"]
+    drawn = layer if layer in parts.layers else parts.layers[0]
+    pictures = {
+        "lambda.png": views.lambda_heads(parts, layer=drawn),
+        "lambda_map.png": views.lambda_map(parts),
+        "shares.png": views.shares(parts, layer=drawn),
+        "layers.png": views.affine_layers(parts),
+        "activations.png": views.activation_histograms(shift),
+        "near_zero.png": views.near_zero(shift),
+        "mediation.png": views.mediation(mediated),
+    }
+
+    def page() -> Report:
+        question = (
+            f"Does {parts.settings['insertion']} act on {kept.run['model']['name']} by scaling what attention wrote, or by "
+            f"adding to it, over {kept.run['n_problems']} problems?"
+        )
+        made = Report("The mechanism", question=question).result(parts, heading="Attention")
+        made = made.figure(
+            pictures["lambda.png"], "Lambda per head, its null, and the slope of the best fit, another number."
+        )
+        made = made.figure(pictures["shares.png"], "Shares of the heads in the residual change, by part.")
+        made = made.figure(pictures["layers.png"], "What the affine form leaves open in each layer.")
+        made = made.result(shift, heading="Activations")
+        made = made.figure(pictures["activations.png"], "Gate activations before and after.")
+        made = made.figure(pictures["near_zero.png"], "Near zero by token class.")
+        made = made.result(mediated, heading="Scale or bias")
+        made = made.figure(pictures["mediation.png"], "Scale only, bias only, both.")
+        made = made.heading("What the model reads").shown_prompt(kept.shown["prompt"])
+        if "attention" not in kept.shown:
+            return made
+        made = made.heading("Heads with the smallest lambda")
+        return made.view(attention_view(kept.shown["attention"]))
+
+    tables = {
+        "heads.csv": parts.summary(),
+        "heads_total.csv": parts.summary("total"),
+        "layers.csv": parts.layer_table(),
+        "activations.csv": shift.by_class(),
+        "claims.csv": shift.claims(),
+        "mediation.csv": mediated.summary(),
+    }
+    return Presented({**tables, **pictures, "decomposition.parquet": parts.to_frame()}, page)
+
+
+app = program("mechanism", compute, present)

@@ -1,0 +1,173 @@
+"""`mless-interp locate`: which attention heads carry the effect of inserted tokens; heads patched, named, confirmed."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Option
+
+from ..command_line import (
+    EditOption,
+    HeadsOption,
+    Inserting,
+    LayersOption,
+    OutcomeOption,
+    OutOption,
+    chosen_heads,
+    contrasts,
+    read_heads,
+)
+from .kept import Computed, Kept, Presented, program
+
+PROBLEMS = {"locate": 64, "sweep": 32}
+"""How many, by mode, where nothing else is asked for."""
+N_SHOWN = 4
+"""Heads whose attention is shown: the named first, then the largest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Inserting):
+    """What can be asked."""
+
+    mode: Annotated[
+        str, Option(help="locate: both directions, controls, corrected p-values, heads named. sweep: one sweep.")
+    ] = "locate"
+    confirm: Annotated[
+        int,
+        Option(help="locate: test the named heads again on so many fresh problems, those after the first. 0: do not."),
+    ] = 0
+    limit: Annotated[
+        int | None, Option(help="How many problems, from the first. [default: 64 to locate, 32 to sweep]")
+    ] = None  # type: ignore[assignment]
+    layers: LayersOption = None
+    heads: HeadsOption = None
+    contrast: Annotated[str | None, Option(help=f"sweep: {contrasts()}. [default: content]")] = None
+    direction: Annotated[
+        str | None, Option(help="sweep: denoising (clean into corrupted) or noising. [default: denoising]")
+    ] = None
+    edit: EditOption = None
+    outcome: OutcomeOption = "answer_logprob"
+    out: OutOption = Path("results/patch_heads")
+
+    @property
+    def sweep(self) -> dict[str, Any]:
+        """What was asked of a single sweep."""
+        asked = {"contrast": self.contrast, "direction": self.direction, "edit": self.edit}
+        return {name: value for name, value in asked.items() if value is not None}
+
+    def checked(self) -> tuple["Options", int]:
+        """These options with all problems counted, and how many of them name heads; `ValueError` before anything begins."""
+        from ..patching.outcomes import outcome_named
+        from ..patching.sweep import Sweep
+
+        if self.mode not in PROBLEMS:
+            raise ValueError(f"unknown mode {self.mode!r}; choose locate or sweep")
+        if self.mode == "locate" and self.sweep:
+            given = ", ".join(f"--{name}" for name in self.sweep)
+            raise ValueError(f"{given} only goes with --mode sweep; locating runs both directions of both edits")
+        if self.confirm < 0 or self.confirm == 1 or (self.mode == "sweep" and self.confirm):
+            raise ValueError(
+                f"--confirm takes 2 or more problems, or 0, and only goes with --mode locate, got {self.confirm}"
+            )
+        limit = PROBLEMS[self.mode] if self.limit is None else self.limit
+        if limit < 1:
+            raise ValueError(f"limit must be 1 or more, got {limit}")
+        outcome_named(self.outcome, signed_for="locating heads" if self.mode == "locate" else "")
+        Sweep.named(**self.sweep)
+        read_heads(self.heads, self.layers)
+        asked = replace(self, limit=limit + self.confirm)
+        if self.confirm and (available := len(asked.questions())) < limit + self.confirm:
+            raise ValueError(
+                f"--limit {limit} and --confirm {self.confirm} need {asked.limit} problems, there are {available}: give a "
+                "smaller number of either, or more problems"
+            )
+        return asked, limit
+
+
+def compute(options: Options) -> Computed:
+    """Patch attention heads, one at a time and exactly, and rank them by the share of the insertion's effect they carry.
+
+    Writes heads.csv and heads.parquet (a row per head), patches.parquet (a row per problem and head), head_map.png,
+    attention.html (offline; the top heads with and without the insertion), the results themselves in results/ (mi.load)
+    and run.json; with --report also report.html. A run that is stopped goes on from where it was when it is started again
+    with the same settings.
+    """
+    from ..heads import Head
+    from ..locating.locate import locate_heads
+    from ..patching.sweep import patch_heads
+    from ..views.pooling import read_attention
+    from ..views.report import ShownPrompt
+
+    asked, limit = options.checked()
+    model, pairs = asked.begin()
+    pairs, fresh = pairs[:limit], pairs[limit:]
+    heads = chosen_heads(options.heads, options.layers, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
+    common: dict[str, Any] = {"heads": heads, "outcome": options.outcome, "seed": options.seed}
+    common["progress"] = options.progress
+    found: Any
+    if options.mode == "locate":
+        found = locate_heads(model, pairs, confirm=fresh or None, checkpoint=options.partial, **common)
+        named, patches = [*found.confirmed, *found.found], found.patches
+    else:
+        found = patches = patch_heads(
+            model, pairs, checkpoint=options.partial / "sweep.jsonl", **options.sweep, **common
+        )
+        named = []
+    largest = [Head.parse(label) for label in patches.top(N_SHOWN)["label"]]
+    best = list(dict.fromkeys([*named, *largest]))[:N_SHOWN]
+    shown: dict[str, Any] = {"prompt": ShownPrompt.of(model, pairs[0])}
+    if options.attention == "eager":
+        options.say("reading the attention of the heads to show ...")
+        shown["attention"] = read_attention(model, pairs[0], best)
+    return Computed(
+        results={type(found).__name__: found},
+        told=repr(found),
+        model=model,
+        shown=shown,
+        facts={
+            "mode": options.mode,
+            "settings": found.settings,
+            "conclusion": found.describe(),
+            "n_problems": len(pairs),
+            "n_fresh": len(fresh),
+            "prompts": [pair.record() for pair in (*pairs, *fresh)],
+        },
+    )
+
+
+def present(kept: Kept) -> Presented:
+    """The tables, the head map, the attention of the best heads, and the page."""
+    from .. import views
+    from ..views.circuitsvis import attention_view
+    from ..views.report import Report
+
+    (found,) = kept.results.values()
+    located = kept.run["mode"] == "locate"
+    patches = found.patches if located else found
+    attention = attention_view(kept.shown["attention"]) if "attention" in kept.shown else None
+    outcome, template = kept.options["outcome"], kept.options["template"]
+
+    def page() -> Report:
+        question = (
+            f"Which of {len(patches.heads)} heads of {kept.run['model']['name']} carry the effect of "
+            f"{found.settings['insertion']} on {outcome}, patched one at a time on {kept.run['n_problems']} problems "
+            f"(template {template}, mode {kept.run['mode']})?"
+        )
+        made = Report("Heads that carry the insertion's effect", question=question).result(found)
+        made = made.figure(views.forest(found), "Effects with 95 % intervals over problems, the largest heads.")
+        if located and found.read is not None:
+            made = made.figure(views.read_effects(found.read), "What the reads of the named heads are.")
+        if attention is not None:
+            made = made.heading("Attention of the named and the largest heads").view(attention)
+        return made.heading("What the model reads").shown_prompt(kept.shown["prompt"])
+
+    files = {
+        "heads.csv": found.summary(),
+        "heads.parquet": found.summary(),
+        "patches.parquet": patches.to_frame(),
+        "head_map.png": views.head_map(found),
+    }
+    return Presented(files if attention is None else files | {"attention.html": attention}, page)
+
+
+app = program("patch_heads", compute, present)
