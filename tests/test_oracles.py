@@ -358,6 +358,7 @@ def test_ratios_of_few_problems_end_where_the_t_test_of_x_minus_r_y_just_rejects
         rejects = lambda r, x=x, y=y: stats.ttest_1samp(x - r * y, 0).pvalue - 0.05  # noqa: E731
         middle = x.mean() / y.mean()
         close(found.estimate, middle)
+        close(found.standard_error, stats.sem(x - middle * y) / abs(y.mean()), rtol=1e-6)
         for end, side in ((found.low, -1), (found.high, 1)):
             assert abs(rejects(float(end))) < 1e-6, (seed, side)
             assert rejects(float(end) + side * 1e-3 * (1 + abs(middle))) < 0 < rejects(middle)
@@ -488,9 +489,9 @@ def test_split_halves_of_two_problems_are_scipy_s_spearman() -> None:
 
 def test_overlaps_of_the_largest_are_scipy_s_jaccard() -> None:
     for seed in range(60):
-        a, b = made(KINDS[seed % len(KINDS)], 12, 2, seed=seed).T
+        a, b = made(KINDS[seed % len(KINDS)], 50, 2, seed=seed).T
         k = 1 + seed % 12
-        tops = [np.isin(np.arange(12), pd.Series(np.abs(x)).nlargest(k, keep="first").index) for x in (a, b)]
+        tops = [np.isin(np.arange(50), pd.Series(np.abs(x)).nlargest(k, keep="first").index) for x in (a, b)]
         close(st.jaccard_at_k(a, b, k=k), 1 - spatial.distance.jaccard(*tops))
 
 
