@@ -45,7 +45,7 @@ def average_precision(scores: Ranked, truth: Truth) -> Summary:
     at_least = scores[..., None, :] >= scores[..., :, None]
     hits = (at_least & positive[..., None, :]).sum(-1)
     found = (at_least & (positive | negative)[..., None, :]).sum(-1)
-    precision = torch.where(positive, hits / found.clamp(min=1), 0).to(scores.dtype).sum(-1)
+    precision = torch.where(positive, hits.to(scores.dtype) / found.clamp(min=1), 0).sum(-1)
     count = positive.sum(-1)
     return torch.where(count > 0, precision / count, torch.nan)
 
@@ -113,7 +113,7 @@ def _hits(scores: Tensor, truth: Tensor, *, size: Tensor | int) -> Tensor:
     above = (scores[..., None, :] > scores[..., :, None]).sum(-1)
     tied = (scores[..., None, :] == scores[..., :, None]).sum(-1)
     places = torch.as_tensor(size, device=scores.device)[..., None]
-    chance = ((places - above) / tied).clamp(0, 1).to(scores.dtype)
+    chance = ((places - above).to(scores.dtype) / tied).clamp(0, 1)
     return torch.where(truth & (scores > -torch.inf), chance, 0).sum(-1)
 
 

@@ -58,7 +58,8 @@ def sample_size(
 
     def reached(n: int) -> bool:
         critical, shift = stats.t.isf(level, n - 1), size * sqrt(n)
-        return bool(stats.nct.sf(critical, n - 1, shift) + stats.nct.cdf(-critical, n - 1, shift) >= power)
+        both = stats.nct.sf(critical, n - 1, [shift, -shift])  # nct.cdf(-critical) is NaN for every sixth n
+        return bool(both.sum() >= power)
 
     while not reached(n):
         n += 1

@@ -13,8 +13,8 @@ from .arguments import AnyArray, CellCounts, Cells, Effects, check_count, check_
 from .bootstrap import CONFIDENCE
 
 _CHUNK_VALUES = 2**21
-_LEAST_SPREAD = 1e-24
-"""Of the squared standard error in units of the whole: groups without any spread differ by infinitely many of them."""
+_LEAST_VARIANCE = 1e-4
+"""Within the groups, in units of the whole: below, divisions are told apart by their means alone, never by rounding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +90,7 @@ def max_t_two_groups(
     size = int(inside.sum())
     exact = comb(len(flat), size) <= n_permutations
     n = comb(len(flat), size) if exact else n_permutations
+    alike = 1 + (2 * size == len(flat))  # groups of equal size exchanged have the same |T|
     if tested.any():
         hits, joint_hits = _count(flat[:, tested], inside, n_permutations=n, exact=exact, seed=seed)
         p[tested], joint[tested] = ((h / n if exact else (1 + h) / (1 + n)) for h in (hits, joint_hits))
@@ -105,7 +106,7 @@ def max_t_two_groups(
         n_out=n_out.reshape(shape),
         n_permutations=n,
         exact=exact,
-        smallest_p=1 / n if exact else 1 / (1 + n),
+        smallest_p=alike / n if exact else 1 / (1 + n),
         confidence=confidence,
     )
 
@@ -160,7 +161,8 @@ def _count(
             difference = sums / taken + sums / left  # the sums of both groups cancel
             spread = (of_squares - sums**2 / taken) / (taken - 1) / taken
             spread = spread + (squares.sum(0) - of_squares - sums**2 / left) / (left - 1) / left
-            found = np.abs(difference) / np.sqrt(np.maximum(spread, _LEAST_SPREAD))
+            least = _LEAST_VARIANCE * (1 / taken + 1 / left)
+            found = np.abs(difference) / np.sqrt(np.maximum(spread, least))
         return np.where((taken > 1) & (left > 1), found, 0.0)
 
     observed = statistic(inside[None].astype(float))[0]

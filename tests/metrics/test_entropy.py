@@ -79,11 +79,6 @@ def test_chain_without_mass_on_a_side_is_the_other_side():
     same(chain.inside, [0, 0, 0])
 
 
-def test_entropy_agrees_with_scipy():
-    pattern = random_pattern(3, visible=visible_keys(20))
-    same(attention_entropy(pattern), torch.from_numpy(scipy_entropy(pattern.numpy(), axis=-1)))
-
-
 @pytest.mark.parametrize("window", [None, 3])
 @pytest.mark.parametrize("padding", [0, 2])
 def test_uniform_attention_has_full_entropy_over_visible_keys(window, padding):

@@ -1,5 +1,7 @@
 """Segments and patterns: masks, visible keys, and the check that rows sum to 1."""
 
+import inspect
+
 import pytest
 import torch
 
@@ -136,7 +138,7 @@ def test_a_block_needs_its_positions():
         row_positions(torch.ones(2, 3), torch.tensor([1, 3]))
     with pytest.raises(ValueError, match=r"one position per row \(2 rows\)"):
         # called below the type check, which would refuse the length first
-        getattr(row_positions, "__wrapped__", row_positions)(torch.ones(2, 3), torch.tensor([1]))
+        inspect.unwrap(row_positions)(torch.ones(2, 3), torch.tensor([1]))
 
 
 def test_masks_of_the_wrong_kind_are_refused():
@@ -145,7 +147,7 @@ def test_masks_of_the_wrong_kind_are_refused():
     with pytest.raises(ValueError, match=r"question must have one entry for each of the 3 tokens, got shape \(2,\)"):
         check_segment(torch.tensor([True, False]), name="question", n_tokens=3)
     with pytest.raises(ValueError, match="visible must be boolean and fit a pattern"):
-        getattr(resolved_visible, "__wrapped__", resolved_visible)(
+        inspect.unwrap(resolved_visible)(
             torch.ones(2, 5, 3, 3), visible=torch.ones(2, 3, 3, dtype=torch.bool), dest_positions=None
         )
     with pytest.raises((TypeError, ValueError)):

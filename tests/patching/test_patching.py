@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import ARCHITECTURES, BACKENDS, needs_hooked_transformer
+from conftest import ARCHITECTURES, BACKENDS
 from models_under_test import loaded, logits_of, pairs_for, problems
 from small_results import patched
 
@@ -55,26 +55,6 @@ def test_sweep_equals_one_whole_forward_pass_per_head(
     slow = by_whole_forward_passes(model, pairs, heads=heads, **options)
     assert np.nanmax(np.abs(fast.patched - slow.patched)) < 1e-4
     assert np.isfinite(fast.patched).sum() == len(heads)
-
-
-@needs_hooked_transformer
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_z_sweep_equals_transformer_lens_patching(architecture: str, tiny_model_dir: Any) -> None:
-    from transformer_lens import patching
-
-    model = loaded(tiny_model_dir(architecture), "hooked_transformer")
-    bare = pairs_for(model, count=1)
-    ours = patch_heads(model, bare, progress=False)
-    pair = bare[0].answered()
-    hooked, masked, inserted = model.underlying, pair.condition("masked"), pair.condition("inserted")
-    masks = model.position_hooks(masked, model.visible(masked))
-    with hooked.hooks(fwd_hooks=masks):
-        _, cache = hooked.run_with_cache(masked.tokens)
-    read, answer = len(pair.inserted) - 2, pair.answer_ids[0]
-    metric = lambda logits: torch.log_softmax(logits[0, read].float(), -1)[answer]  # noqa: E731
-    with torch.no_grad():
-        theirs = patching.get_act_patch_attn_head_out_all_pos(hooked, inserted.tokens, cache, metric)
-    assert np.abs(ours.patched[0] - theirs.numpy()).max() < 1e-5
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -4,12 +4,11 @@ from math import comb
 
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from scipy import stats
 
 from mless_interp.statistics import (
     concentration,
     detectable_prevalence,
-    exact_limits,
     fewest_problems,
     max_t_sign_flip,
     max_t_two_groups,
@@ -18,7 +17,6 @@ from mless_interp.statistics import (
     median_interval,
     paired_difference,
     prevalence_test,
-    share_interval,
     sign_test,
     within_test,
 )
@@ -50,13 +48,6 @@ def test_holm_is_over_all_cells_and_both_senses() -> None:
     assert found.p_corrected[0, 0] == pytest.approx(6 * 2.0**-16)
     fewer = prevalence_test(d, 1.0, senses=(1,), tested=np.array([True, True, False]))
     assert fewer.p_corrected[0, 0] == pytest.approx(2 * 2.0**-16) and np.isnan(fewer.p_corrected[0, 2])
-
-
-@pytest.mark.parametrize(("k", "n"), [(0, 7), (3, 7), (7, 7), (61, 64)])
-def test_exact_limits_agree_with_scipy(k: int, n: int) -> None:
-    expected = stats.binomtest(k, n).proportion_ci(0.95, "exact")
-    low, high = exact_limits(np.array(k), np.array(n))
-    assert (float(low), float(high)) == pytest.approx((expected.low, expected.high))
 
 
 @pytest.mark.parametrize("n", [16, 32, 64])
@@ -167,43 +158,7 @@ def test_means_of_few_problems_get_student_s_interval_and_a_flag() -> None:
     assert float(mean_interval(np.full(3, 2.0)).high) == 2.0
 
 
-def test_ratios_of_few_problems_get_fieller_s_interval() -> None:
-    """Against its definition: the ends are where the t test of x - r y just rejects."""
-    rng = np.random.default_rng(1)
-    y = rng.normal(4, 1, 9)
-    x = 0.3 * y + rng.normal(0, 0.4, 9)
-    made = share_interval(x, y)
-    p = lambda r: stats.ttest_1samp(x - r * y, 0).pvalue - 0.05  # noqa: E731
-    ratio = x.mean() / y.mean()
-    assert float(made.estimate) == pytest.approx(ratio)
-    assert float(made.low) == pytest.approx(optimize.brentq(p, ratio - 2, ratio))
-    assert float(made.high) == pytest.approx(optimize.brentq(p, ratio, ratio + 2))
-    nothing = share_interval(x, y - y.mean())
-    assert np.isnan(float(nothing.estimate)) and str(nothing.flag) == "denominator interval holds 0"
-
-
 # ------------------------------------------------------------------------------------------------------- two proportions
-
-
-def score(b: int, c: int, n: int, delta: float) -> float:
-    """Tango's statistic from its definition: the nuisance parameter by numerical maximum likelihood."""
-
-    def loss(q: float) -> float:
-        terms = [(b, q), (c, q + delta), (n - b - c, 1 - 2 * q - delta)]
-        return -sum(count * np.log(share) for count, share in terms if count)
-
-    bounds = (max(0.0, -delta) + 1e-12, (1 - delta) / 2 - 1e-12)
-    q = optimize.minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-12}).x
-    return (c - b - n * delta) / np.sqrt(n * (2 * q + delta - delta**2))
-
-
-@pytest.mark.parametrize(("b", "c", "n"), [(2, 12, 50), (3, 0, 30), (7, 3, 40), (1, 1, 10), (20, 33, 500)])
-def test_the_score_interval_is_tango_s(b: int, c: int, n: int) -> None:
-    made = paired_difference(b, c, n)
-    ends = [optimize.brentq(lambda d, z=z: score(b, c, n, d) - z, -0.99, 0.99) for z in (1.959964, -1.959964)]
-    if mcnemar(b, c) >= 0.05:
-        ends = [min(*ends, 0.0), max(*ends, 0.0)]
-    assert (float(made.low), float(made.high)) == pytest.approx(tuple(sorted(ends)), abs=1e-4)
 
 
 def test_interval_and_exact_test_never_contradict_each_other() -> None:

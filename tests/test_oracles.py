@@ -1,0 +1,804 @@
+"""Every statistic, every metric that others compute too, and the sweeps, against peers: SciPy, statsmodels, pandas, NumPy,
+TransformerLens' own patching, nnsight's and pyvene's recipes. Each formula meets at least 50 inputs: few values and many, ties,
+skew, extremes."""
+
+import gc
+import math
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import ARCHITECTURES, needs_hooked_transformer
+from models_under_test import loaded, pairs_for
+from scipy import integrate, linalg, ndimage, optimize, signal, spatial, special, stats
+from statsmodels.stats import contingency_tables, descriptivestats, multitest, power, proportion, weightstats
+
+from mless_interp import statistics as st
+from mless_interp.metrics import (
+    activations,
+    affine,
+    distances,
+    entropy,
+    flow,
+    logits,
+    outputs,
+    rankings,
+    received,
+    recovery,
+    spikes,
+)
+from mless_interp.metrics.patterns import visible_keys
+from mless_interp.patching.sweep import patch_heads
+from mless_interp.statistics import bootstrap, permutation
+
+needs_patching_result = pytest.mark.skipif(
+    int(metadata.version("transformer-lens").split(".")[0]) < 4, reason="PatchingResult is in TransformerLens 4.x only"
+)
+
+SIZES = (2, 3, 5, 9, 21, 64, 150)
+KINDS = ("normal", "ties", "skewed", "mostly zero", "huge", "tiny", "far from 0", "one outlier")
+CASES = [(kind, n) for kind in KINDS for n in SIZES]  # 56
+
+
+def made(kind: str, n: int, *cells: int, seed: int = 0) -> np.ndarray:
+    """`n` numbers (per cell) of a kind, never all equal."""
+    rng = np.random.default_rng([seed, KINDS.index(kind), n])
+    x = rng.normal(size=(n, *cells))
+    match kind:
+        case "ties":
+            x = rng.integers(-2, 4, size=x.shape).astype(float)
+        case "skewed":
+            x = np.exp(2.5 * x)
+        case "mostly zero":
+            x = np.where(rng.random(x.shape) < 0.8, 0.0, x)
+        case "huge":
+            x = x * 1e12
+        case "tiny":
+            x = x * 1e-12
+        case "far from 0":
+            x = x + 1e3
+        case "one outlier":
+            x[0] = 1e4
+    x[0] += np.where(np.ptp(x, axis=0) == 0, 1.0, 0.0)
+    return x
+
+
+def adjusted(p: np.ndarray, method: str) -> np.ndarray:
+    """statsmodels' correction, without the garbage collection that it begins with (25 s over this module)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "collect", lambda *_: 0)
+        return np.asarray(multitest.multipletests(p, method=method)[1])
+
+
+def close(actual: Any, expected: Any, *, rtol: float = 1e-9, atol: float = 0.0, case: object = "") -> None:
+    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=rtol, atol=atol, err_msg=str(case))
+
+
+# --------------------------------------------------------------------------------------------------- counts and shares
+
+
+def test_mcnemar_is_that_of_statsmodels() -> None:
+    counts = [(b, c) for b in range(9) for c in range(9) if b + c] + [(500, 430), (0, 1000), (33, 20), (1, 300)]
+    for b, c in counts:
+        peer = contingency_tables.mcnemar([[7, b], [c, 3]], exact=True).pvalue
+        close(st.mcnemar(b, c), peer, case=(b, c))
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.95, 0.999])
+def test_intervals_of_shares_are_those_of_statsmodels(confidence: float) -> None:
+    pairs = np.array([(k, n) for n in (1, 2, 5, 20, 500) for k in {0, 1, n // 3, n // 2, n - 1, n}])
+    more = np.array([(k, 61) for k in range(0, 62, 2)])
+    k, n = np.concatenate([pairs, more]).T
+    assert len(k) >= 50
+    exact = st.exact_limits(k, n, confidence=confidence)
+    score = st.wilson(k, n, confidence=confidence)
+    for found, method in ((exact, "beta"), ((score.low, score.high), "wilson")):
+        peer = proportion.proportion_confint(k, n, alpha=1 - confidence, method=method)
+        close(found, peer, atol=1e-12, case=method)
+    close(score.standard_error, stats.bernoulli(k / n).std() / np.sqrt(n), atol=1e-15)
+
+
+def tango(b: int, c: int, n: int, delta: float) -> float:
+    """The score statistic from its definition: the nuisance parameter by numerical maximum likelihood."""
+
+    def loss(q: float) -> float:
+        terms = [(b, q), (c, q + delta), (n - b - c, 1 - 2 * q - delta)]
+        return -sum(count * np.log(share) for count, share in terms if count)
+
+    bounds = (max(0.0, -delta) + 1e-12, (1 - delta) / 2 - 1e-12)
+    q = optimize.minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-12}).x
+    return (c - b - n * delta) / np.sqrt(n * (2 * q + delta - delta**2))
+
+
+def test_paired_differences_have_tango_s_score_interval() -> None:
+    rng = np.random.default_rng(0)
+    counts = [(2, 12, 50), (3, 0, 30), (7, 3, 40), (1, 1, 10), (20, 33, 500), (0, 0, 8), (0, 4, 60)]
+    for n in (6, 15, 60, 300) * 11:
+        b = int(rng.integers(0, n // 2))
+        counts.append((b, int(rng.integers(0, n - b - 1)), n))
+    assert len(counts) > 50
+    for b, c, n in counts:
+        found = st.paired_difference(b, c, n)
+        ends = [
+            optimize.brentq(lambda d, z=z, b=b, c=c, n=n: tango(b, c, n, d) - z, -0.999, 0.999)
+            for z in (1.959964, -1.959964)
+        ]
+        if contingency_tables.mcnemar([[0, b], [c, 0]], exact=True).pvalue >= 0.05:
+            ends = [min(*ends, 0.0), max(*ends, 0.0)]
+        close((found.low, found.high), sorted(ends), rtol=0, atol=1e-4, case=(b, c, n))
+        d = np.repeat([-1.0, 1.0, 0.0], [b, c, n - b - c])
+        close((found.estimate, found.standard_error), (d.mean(), d.std() / n**0.5), atol=1e-15)
+
+
+def test_pass_at_k_is_the_hypergeometric_chance_of_one_right_draw() -> None:
+    for n in (1, 2, 7, 40):
+        for k in {1, 2, n // 2, n} - {0}:
+            if k <= n:
+                c = np.arange(n + 1)
+                close(st.pass_at_k(c, n, k=k), stats.hypergeom.sf(0, n, c, k), atol=1e-14, case=(n, k))
+
+
+# ------------------------------------------------------------------------------------- many tests, and most problems
+
+
+def test_corrections_are_those_of_statsmodels() -> None:
+    rng = np.random.default_rng(1)
+    families = [rng.random(m) ** power for m in (1, 2, 3, 10, 112) for power in (0.2, 1, 4, 30)]
+    families += [rng.integers(0, 4, m) / 3 for m in (1, 2, 5, 20, 60)] * 6 + [np.zeros(4), np.ones(7)]
+    assert len(families) >= 50
+    for p in families:
+        close(st.holm(p), adjusted(p, "holm"), atol=1e-15, case=p)
+        close(st.benjamini_hochberg(p), adjusted(p, "fdr_bh"), atol=1e-15, case=p)
+        holes = np.insert(p, 0, np.nan)
+        close(st.holm(holes)[1:], st.holm(p))
+
+
+@pytest.mark.parametrize(("kind", "n"), CASES)
+def test_sign_test_is_that_of_statsmodels_where_nothing_is_0_and_keeps_what_is(kind: str, n: int) -> None:
+    x = made(kind, n, 3)
+    for cell in range(3):
+        values = x[:, cell]
+        some = values[values != 0]
+        if some.size:
+            peer = descriptivestats.sign_test(some)[1]
+            close(st.sign_test(some), min(1.0, peer))
+        most = max((values > 0).sum(), (values < 0).sum())
+        kept = stats.binomtest(int(most), n, alternative="greater").pvalue
+        close(st.sign_test(values), min(1.0, 2 * kept))
+
+
+@pytest.mark.parametrize(("kind", "n"), CASES)
+def test_prevalence_is_a_binomial_test_of_each_cell_and_sense_under_holm(kind: str, n: int) -> None:
+    x = made(kind, n, 4)
+    delta = float(np.median(np.abs(x)))
+    x[-1, 2] = np.nan if n > 2 else x[-1, 2]
+    found = st.prevalence_test(x, delta, confidence=0.9)
+    p, within = np.empty((2, 4)), np.empty(4)
+    for cell in range(4):
+        values = x[~np.isnan(x[:, cell]), cell]
+        for row, sense in enumerate((1, -1)):
+            test = stats.binomtest(int((sense * values > delta).sum()), len(values), alternative="greater")
+            p[row, cell] = test.pvalue
+            limits = stats.binomtest(test.k, len(values)).proportion_ci(0.9, "exact")
+            close((found.low[row, cell], found.high[row, cell]), limits, atol=1e-12)
+        if delta > 0:
+            inside = int((np.abs(values) < delta).sum())
+            within[cell] = stats.binomtest(inside, len(values), alternative="greater").pvalue
+    close(found.p, p, rtol=1e-9)
+    close(found.p_corrected.ravel(), adjusted(p.ravel(), "holm"))
+    if delta > 0:
+        close(st.within_test(x, delta)[0], within)
+        close(st.within_test(x, delta)[1], adjusted(within, "holm"))
+
+
+def test_how_many_problems_a_prevalence_test_takes() -> None:
+    rng = np.random.default_rng(2)
+    for cells in [1, 2, 3, 16, 112, 784, *rng.integers(1, 2000, 44).tolist()]:
+        alpha = float(rng.choice([0.001, 0.01, 0.05, 0.2]))
+        senses = int(rng.integers(1, 3))
+        first = st.fewest_problems(cells, alpha=alpha, n_senses=senses)
+        family = cells * senses
+        reaches = [stats.binomtest(n, n, alternative="greater").pvalue * family <= alpha for n in (first - 1, first)]
+        assert reaches == [False, True] or (first == 1 and reaches[1]), (cells, alpha, senses)
+        n = first + int(rng.integers(0, 60))
+        found = st.detectable_prevalence(n, cells, alpha=alpha, n_senses=senses)
+        least = min(k for k in range(n + 1) if stats.binom.sf(k - 1, n, 0.5) * family <= alpha)
+        peer = optimize.brentq(lambda share, k=least, n=n: stats.binom.sf(k - 1, n, share) - 0.8, 1e-9, 1 - 1e-12)
+        close(found, peer, rtol=1e-6, case=(n, cells))
+
+
+@pytest.mark.parametrize(("kind", "n"), CASES)
+def test_median_intervals_are_those_of_scipy_s_quantile_test(kind: str, n: int) -> None:
+    x = made(kind, n, 2)
+    for confidence in (0.6, 0.95):
+        found = st.median_interval(x, confidence=confidence)
+        for cell in range(2):
+            peer = stats.quantile_test(x[:, cell], p=0.5).confidence_interval(confidence)
+            close((found.low[cell], found.high[cell]), peer)
+            close(found.estimate[cell], pd.Series(x[:, cell]).median())
+
+
+@pytest.mark.parametrize(("kind", "n"), CASES)
+def test_concentration_is_the_share_of_the_largest(kind: str, n: int) -> None:
+    x = made(kind, n)
+    size = pd.Series(np.abs(x))
+    for largest in (0.05, 0.3):
+        found = st.concentration(x, largest=largest)
+        top = size.nlargest(math.ceil(round(largest * n, 9)))  # of equal ones the first
+        assert found.problems == tuple(top.index)
+        close(found.share, top.sum() / size.sum())
+        left = [np.delete(x, top.index[:cut]).mean() for cut in range(min(len(top), n - 1) + 1)]
+        close((found.mean, found.low, found.high), (x.mean(), min(left), max(left)), rtol=1e-7, atol=1e-20)
+
+
+# --------------------------------------------------------------------------------------------------------------- means
+
+
+@pytest.mark.parametrize(("kind", "n"), CASES)
+def test_means_effect_sizes_and_equivalence_are_those_of_scipy_and_statsmodels(kind: str, n: int) -> None:
+    x = made(kind, n)
+    peer = weightstats.DescrStatsW(x)
+    close(st.defined_mean(np.r_[x, np.nan]), np.nanmean(np.r_[x, np.nan]), rtol=1e-7, atol=1e-25)
+    close(st.cohen_dz(x), stats.ttest_1samp(x, 0).statistic / n**0.5, rtol=1e-7)
+    if n < st.FEW_PROBLEMS:
+        found = st.mean_interval(x, confidence=0.9)
+        close((found.low, found.high), peer.tconfint_mean(alpha=0.1), rtol=1e-7)
+        close(found.standard_error, stats.sem(x), rtol=1e-7)
+    delta = 0.7 * float(np.abs(x).max())
+    found = st.tost(x, delta, alpha=0.1)
+    p, _, _ = peer.ttost_mean(-delta, delta)
+    close(found.p, p, rtol=1e-6, atol=1e-300)
+    close((found.low, found.high), peer.tconfint_mean(alpha=0.2), rtol=1e-6)
+    assert bool(found.equivalent) == (p < 0.1)
+
+
+def test_sample_sizes_are_those_of_statsmodels() -> None:
+    rng = np.random.default_rng(3)
+    for _ in range(50):
+        size = float(rng.uniform(0.15, 1.5)) * float(rng.choice([-1, 1]))
+        tests, alpha, wanted = int(rng.integers(1, 800)), float(rng.uniform(0.001, 0.3)), float(rng.uniform(0.3, 0.97))
+        options = {"n_tests": tests, "power": wanted, "alpha": alpha}
+        level = alpha / tests / 2
+        normal = power.NormalIndPower(ddof=0).solve_power(
+            abs(size), alpha=level, power=wanted, ratio=0, alternative="larger"
+        )
+        assert st.sample_size(size, **options) == max(2, math.ceil(normal)), (size, options)
+        n = st.sample_size(size, method="t", **options)
+        reached = [paired_power(abs(size), n - less, alpha / tests) for less in (0, 1)]
+        assert reached[0] >= wanted and (wanted > reached[1] or n == max(2, math.ceil(normal))), (size, options)
+
+
+def paired_power(size: float, n: int, alpha: float) -> float:
+    """statsmodels' power of the paired t test; one-sided where its lower tail is beyond its numbers."""
+    both = power.TTestPower().power(size, n, alpha) if n > 1 else 0.0
+    return both if not np.isnan(both) else power.TTestPower().power(size, n, alpha / 2, alternative="larger")
+
+
+def test_means_within_problems_are_those_of_pandas() -> None:
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        values = np.where(rng.random((25, 2)) < 0.3, np.nan, rng.normal(size=(25, 2)))
+        labels = rng.choice(list("abcdefgh"), 25)
+        found = st.average_within_problem(values, labels)
+        groups = pd.DataFrame(values).groupby(labels, sort=False)
+        assert found.problems == tuple(groups.groups) or set(found.problems) == set(groups.groups)
+        close(found.values, groups.mean().loc[list(found.problems)])
+        close(found.n, groups.count().loc[list(found.problems)])
+
+
+# ----------------------------------------------------------------------------------------------------------- bootstrap
+
+
+@pytest.mark.parametrize("method", ["bca", "percentile"])
+@pytest.mark.parametrize(("kind", "n"), [case for case in CASES if case[1] > 2])
+def test_bootstrap_intervals_are_scipy_s_on_the_same_resamples(kind: str, n: int, method: Any) -> None:
+    x = made(kind, n)
+    found = st.bootstrap_interval(x, n_resamples=300, seed=n, method=method, confidence=0.8)
+    peer = stats.bootstrap(
+        (x,),
+        np.mean,
+        n_resamples=300,
+        confidence_level=0.8,
+        method="BCa" if method == "bca" else "percentile",
+        rng=st.derive_generator(n, "bootstrap", n),
+    )
+    if method == "percentile" or (n > 9 and kind not in ("ties", "mostly zero", "one outlier")):
+        close((found.low, found.high), peer.confidence_interval, rtol=1e-8, atol=1e-12 * np.abs(x).max())
+    else:  # resamples tie with the sample: rounding decides what SciPy takes for a tie; see the next test
+        draws = peer.bootstrap_distribution
+        slack = 1e-12 * np.abs(x).max()
+        assert draws.min() - slack <= found.low <= found.high <= draws.max() + slack
+    close(found.standard_error, stats.sem(x), rtol=1e-6)
+
+
+def test_ties_of_the_bootstrap_count_half_as_in_scipy() -> None:
+    """On values whose means are exact there is no rounding, and every tie counts as SciPy counts it."""
+    for seed in range(50):
+        n = (4, 8, 16)[seed % 3]
+        x = np.random.default_rng(seed).integers(-3, 4, n).astype(float)
+        x[0] += np.ptp(x) == 0
+        found = st.bootstrap_interval(x, n_resamples=200, seed=seed)
+        rng = st.derive_generator(seed, "bootstrap", n)
+        peer = stats.bootstrap((x,), np.mean, n_resamples=200, method="BCa", rng=rng).confidence_interval
+        close((found.low, found.high), peer, atol=1e-12, case=x)
+
+
+def test_intervals_of_ratios_are_scipy_s_on_the_same_resamples() -> None:
+    ratio = lambda a, b, axis=-1: a.mean(axis=axis) / b.mean(axis=axis)  # noqa: E731
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(20, 60))
+        y = rng.normal(3, 1, n) * float(rng.choice([-1, 1, 1e6, 1e-6]))
+        x = rng.normal(0.3, 0.5) * y + np.abs(y) * rng.normal(size=n)
+        found = st.share_interval(x, y, seed=seed) if seed < 2 else st.ratio_interval(x, y, n_resamples=300, seed=seed)
+        peer = stats.bootstrap(
+            (x, y),
+            ratio,
+            paired=True,
+            vectorized=True,
+            n_resamples=10_000 if seed < 2 else 300,
+            method="BCa",
+            rng=st.derive_generator(seed, "bootstrap", n),
+        )
+        close((found.low, found.high), peer.confidence_interval, rtol=1e-7, case=seed)
+        close(found.standard_error, peer.standard_error, rtol=1e-6)
+
+
+def test_ratios_of_few_problems_end_where_the_t_test_of_x_minus_r_y_just_rejects() -> None:
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(3, 20))
+        y = rng.normal(4, 0.6, n) * float(rng.choice([-1, 1, 1e6, 1e-6]))
+        x = rng.normal() * y + 0.2 * y.std() * rng.normal(size=n)
+        found = st.share_interval(x, y)
+        rejects = lambda r, x=x, y=y: stats.ttest_1samp(x - r * y, 0).pvalue - 0.05  # noqa: E731
+        middle = x.mean() / y.mean()
+        close(found.estimate, middle)
+        close(found.standard_error, stats.sem(x - middle * y) / abs(y.mean()), rtol=1e-6)
+        for end, side in ((found.low, -1), (found.high, 1)):
+            assert abs(rejects(float(end))) < 1e-6, (seed, side)
+            assert rejects(float(end) + side * 1e-3 * (1 + abs(middle))) < 0 < rejects(middle)
+
+
+# -------------------------------------------------------------------------------------------------------- permutations
+
+
+@pytest.mark.filterwarnings("ignore:no p-value below:UserWarning")
+@pytest.mark.parametrize("alternative", ["two-sided", "greater", "less"])
+@pytest.mark.parametrize("n", [2, 5, 10])
+def test_sign_flips_are_scipy_s_permutation_test(n: int, alternative: Any) -> None:
+    d = np.concatenate([*(made(kind, n, 3) for kind in KINDS), *(made("ties", n, 30, seed=1),)], axis=1)
+    mean = lambda x, axis: x.mean(axis=axis)  # noqa: E731
+    options = {"permutation_type": "samples", "n_resamples": np.inf, "alternative": alternative}
+    peer = stats.permutation_test((d,), mean, **options)
+    close(st.sign_flip(d, alternative=alternative), peer.pvalue, rtol=0, atol=1e-12)
+
+
+@pytest.mark.filterwarnings("ignore:no p-value below:UserWarning")
+@pytest.mark.parametrize("alternative", ["two-sided", "greater"])
+def test_the_family_s_smallest_p_is_that_of_its_largest_t(alternative: Any) -> None:
+    side = np.abs if alternative == "two-sided" else np.asarray
+    for seed in range(50):
+        n = 5 + seed % 4
+        rng = np.random.default_rng(seed)
+        d = rng.normal(0.6, 1, (4, n)) * rng.choice([0.01, 1, 100], (4, 1))
+        signs = 1 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
+        observed = stats.ttest_1samp(d, 0, axis=-1).statistic
+        null = side(stats.ttest_1samp(d[:, None] * signs, 0, axis=-1).statistic).max(0)
+        peer = (null >= side(observed).max() * (1 - 1e-9)).mean()
+        for step_down in (False, True):
+            found = st.max_t_sign_flip(d.T, alternative=alternative, step_down=step_down)
+            close(found.p_corrected.min(), peer, case=seed)
+        close(found.statistic, observed)
+
+
+@needs_patching_result
+@pytest.mark.parametrize("alternative", ["two-sided", "greater", "less"])
+@pytest.mark.parametrize("n", [6, 12, 40])
+def test_sign_flips_are_those_of_transformer_lens(monkeypatch: pytest.MonkeyPatch, n: int, alternative: Any) -> None:
+    from transformer_lens.patching import PatchingResult
+    from transformer_lens.utilities.statistics import derive_generator
+
+    d = np.concatenate([made("normal", n, 30), made("ties", n, 25)], axis=1)
+    theirs = PatchingResult(
+        values=torch.tensor(d.T),
+        axis_names=["head"],
+        index_df=None,
+        metric_names=["metric"],
+        reduced=False,
+        baseline=torch.zeros(n, dtype=torch.float64),
+    ).permutation_pvalue(n_permutations=1_024, seed=5, alternative=alternative)
+    if n > 12:  # their random flips, ours otherwise
+        generator = derive_generator(5, "permutation")
+        flips = [torch.randint(0, 2, (256, n), generator=generator).double().numpy() * 2 - 1 for _ in range(4)]
+        monkeypatch.setattr(permutation, "_sign_chunks", lambda *args, **kwargs: iter(flips))
+    ours = st.sign_flip(d, n_permutations=1_024, alternative=alternative)
+    close(ours, theirs.numpy(), rtol=0, atol=1e-15)
+
+
+def test_two_groups_are_scipy_s_welch_test_over_all_divisions() -> None:
+    def t(a: np.ndarray, b: np.ndarray, axis: int) -> np.ndarray:
+        spread = a.var(axis=axis, ddof=1) / a.shape[axis] + b.var(axis=axis, ddof=1) / b.shape[axis]
+        return (a.mean(axis=axis) - b.mean(axis=axis)) / np.sqrt(spread)
+
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        n, size = 8, 2 + seed % 4
+        group = rng.permutation(n) < size
+        x = rng.normal(size=(n, 3)) * [1, 1e6, 1e-6] + np.where(group, 1.0, 0.0)[:, None]
+        found = st.max_t_two_groups(x, group, confidence=0.8)
+        welch = stats.ttest_ind(x[group], x[~group], equal_var=False).confidence_interval(0.8)
+        means = weightstats.CompareMeans.from_data(x[group], x[~group])
+        close((found.low, found.high), (welch.low, welch.high), rtol=1e-8)
+        close((found.low, found.high), means.tconfint_diff(alpha=0.2, usevar="unequal"), rtol=1e-8)
+        data = (x[group], x[~group])
+        one = stats.permutation_test(
+            data, lambda a, b, axis: np.abs(t(a, b, axis)), alternative="greater", vectorized=True
+        )
+        close(found.p, one.pvalue, case=seed)
+        largest = np.abs(one.null_distribution).max(1)
+        observed = np.abs(t(x[group], x[~group], 0))
+        close(found.p_corrected, [(largest >= value * (1 - 1e-9)).mean() for value in observed], case=seed)
+
+
+# ------------------------------------------------------------------------------------------------------------ rankings
+
+
+def test_ranks_and_their_limits_are_those_of_pandas_on_the_same_resamples() -> None:
+    for seed in range(50):
+        d = made(("normal", "ties", "skewed", "huge", "tiny")[seed % 5], 9, 7, seed=seed)
+        by = ("abs", "value")[seed % 2]
+        size = np.abs if by == "abs" else np.asarray
+        ranks = lambda means, size=size: pd.DataFrame(size(means)).rank(axis=1, ascending=False).to_numpy()  # noqa: E731
+        found = st.rank_intervals(d, top_k=2, by=by, n_resamples=60, seed=seed)
+        draws = ranks(bootstrap.resample_weights(9, 60, seed) @ d)
+        close(found.rank, ranks(d.sum(0, keepdims=True))[0])
+        close(found.low, np.quantile(draws, 0.025, axis=0, method="lower"))
+        close(found.high, np.quantile(draws, 0.975, axis=0, method="higher"))
+        if not (draws % 1).any():
+            close(found.p_top_k, (draws <= 2).mean(0))
+        close(np.nansum(found.p_top_k), 2)
+
+
+def test_enrichment_is_the_exact_rank_sum_test() -> None:
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        n, size, draws = int(rng.integers(6, 30)), int(rng.integers(2, 5)), 4_000
+        means = np.abs(rng.normal(size=n))
+        chosen = rng.permutation(n)[:size]
+        found = st.rank_enrichment(means[None], chosen, n_draws=draws, seed=seed)
+        ranks = stats.rankdata(-means)
+        exact = stats.mannwhitneyu(ranks[chosen], np.delete(ranks, chosen), alternative="less", method="exact").pvalue
+        close(found.mean_rank, ranks[chosen].mean())
+        assert abs(found.p - exact) <= 4.5 * np.sqrt(exact * (1 - exact) / draws) + 1 / draws, seed
+
+
+def test_split_halves_of_two_problems_are_scipy_s_spearman() -> None:
+    for seed in range(60):
+        d = made(KINDS[seed % len(KINDS)], 2, 3 + seed % 9, seed=seed)
+        by = ("value", "abs")[seed % 2]
+        halves = np.abs(d) if by == "abs" else d
+        if (np.ptp(halves, axis=1) > 0).all():
+            found = st.split_half_spearman(d, n_splits=5, by=by)
+            close((found.mean, found.low, found.high), [stats.spearmanr(*halves).statistic] * 3, atol=1e-12)
+
+
+def test_overlaps_of_the_largest_are_scipy_s_jaccard() -> None:
+    for seed in range(60):
+        a, b = made(KINDS[seed % len(KINDS)], 50, 2, seed=seed).T
+        k = 1 + seed % 12
+        tops = [np.isin(np.arange(50), pd.Series(np.abs(x)).nlargest(k, keep="first").index) for x in (a, b)]
+        close(st.jaccard_at_k(a, b, k=k), 1 - spatial.distance.jaccard(*tops))
+
+
+def test_scores_of_rankings_are_those_of_scipy() -> None:
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(2, 40))
+        scores = made(KINDS[seed % len(KINDS)], n, seed=seed)
+        truth = rng.permutation(n) < rng.integers(1, n)
+        found = rankings.auroc(torch.tensor(scores), torch.tensor(truth))
+        close(found, stats.mannwhitneyu(scores[truth], scores[~truth]).statistic / (truth.sum() * (~truth).sum()))
+        # precision at every true score: of the cells that score at least as much
+        at = [truth[scores >= score].mean() for score in scores[truth]]
+        close(rankings.average_precision(torch.tensor(scores), torch.tensor(truth)), np.mean(at))
+        k = int(rng.integers(1, n + 1))
+        orders = [np.lexsort((rng.random(n), -scores))[:k] for _ in range(1 if len(set(scores)) == n else 800)]
+        share = np.mean([truth[order].sum() for order in orders]) / truth.sum()
+        close(
+            rankings.recall_at_k(torch.tensor(scores), torch.tensor(truth), k=k), share, atol=0.08 * (len(orders) > 1)
+        )
+        sizes, f = np.sort(rng.random(n)), rng.normal(1, 1, (3, n))
+        close(rankings.circuit_performance(torch.tensor(sizes), torch.tensor(f)), integrate.trapezoid(f, sizes))
+        distance = integrate.trapezoid(np.abs(1 - f), sizes)
+        close(rankings.circuit_distance(torch.tensor(sizes), torch.tensor(f)), distance)
+
+
+# ------------------------------------------------------------------------------------------------- attention's metrics
+
+
+def patterns(count: int = 50) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
+    """Causal patterns `[head, dest, src]`, peaked to nearly even, and a span of each."""
+    for seed in range(count):
+        generator = torch.Generator().manual_seed(seed)
+        n = 4 + seed % 13
+        scores = torch.randn(2, n, n, generator=generator, dtype=torch.float64) * (0.01, 1, 5, 30)[seed % 4]
+        pattern = torch.where(visible_keys(n), scores, -torch.inf).softmax(-1)
+        start = 1 + seed % (n - 2)
+        yield seed, pattern, (torch.arange(n) >= start) & (torch.arange(n) < start + 1 + seed % 3)
+
+
+def test_entropies_are_scipy_s() -> None:
+    for _, pattern, span in patterns():
+        p, n = pattern.numpy(), pattern.shape[-1]
+        nats, keys = stats.entropy(p, axis=-1), np.arange(1, n + 1)
+        close(entropy.attention_entropy(pattern), nats, atol=1e-12)
+        close(entropy.effective_tokens(pattern), np.exp(nats), rtol=1e-12)
+        close(entropy.normalised_entropy(pattern)[..., 1:], (nats / np.log(keys).clip(1e-9))[..., 1:], atol=1e-12)
+        close(entropy.participation(pattern), 1 / (p**2).sum(-1))
+        chain = entropy.entropy_chain(pattern, span=span)
+        inside, outside = p[..., span.numpy()], p[..., ~span.numpy()]
+        mass = inside.sum(-1)
+        close(chain.between, stats.entropy(np.stack([mass, 1 - mass]).clip(0), axis=0), atol=1e-12)
+        rest = (1 - mass) * stats.entropy(outside, axis=-1)
+        close(chain.outside, rest, atol=1e-12)
+        with np.errstate(invalid="ignore"):
+            within = stats.entropy(inside, axis=-1)
+            close(chain.inside, np.where(mass > 0, mass * within, 0), atol=1e-12)
+            seen = (np.tril(np.ones((n, n)))[:, span.numpy()]).sum(-1)
+            even = np.where((seen > 1) & (mass >= 1e-8), within / np.log(seen.clip(2)), np.nan)
+        close(entropy.within_span_entropy(pattern, span=span), even, atol=1e-9)
+        free = np.delete(p, 0, axis=-1)
+        with np.errstate(invalid="ignore"):
+            unsunk = np.where(free.sum(-1) >= 1e-6, stats.entropy(free, axis=-1), np.nan)
+        close(entropy.entropy_without_sink(pattern, sink=torch.arange(n) == 0), unsunk, atol=1e-9)
+
+
+def test_distances_are_scipy_s() -> None:
+    for seed, pattern, span in patterns():
+        p, q = pattern[0], pattern[1]
+        if seed % 3 == 0:  # one outcome apart
+            q = torch.eye(len(q), dtype=q.dtype)
+        a, b = p.numpy(), q.numpy()
+        of_rows = lambda metric, a=a, b=b: [metric(x, y) for x, y in zip(a, b, strict=True)]  # noqa: E731
+        jensen = spatial.distance.jensenshannon(a, b, base=2, axis=-1)
+        close(distances.jensen_shannon_distance(p, q), np.nan_to_num(jensen), atol=1e-7)
+        close(distances.jensen_shannon_divergence(p, q), np.nan_to_num(jensen) ** 2, atol=1e-12)
+        close(distances.total_variation(p, q), np.array(of_rows(spatial.distance.cityblock)) / 2, atol=1e-15)
+        euclidean = [spatial.distance.euclidean(np.sqrt(x), np.sqrt(y)) for x, y in zip(a, b, strict=True)]
+        close(distances.hellinger(p, q), np.array(euclidean) / np.sqrt(2), atol=1e-12)
+        shared = torch.nonzero(~span)[:, 0]
+        kept = a[:, shared.numpy()]
+        with np.errstate(invalid="ignore"):
+            expected = np.where(kept.sum(-1, keepdims=True) >= 1e-8, kept / kept.sum(-1, keepdims=True), np.nan)
+        close(distances.renormalised_rows(p, alignment=shared), expected, rtol=1e-12)
+
+
+def test_rollout_is_a_product_of_matrices_and_received_attention_a_mean_of_columns() -> None:
+    for _, pattern, span in patterns():
+        p, n = pattern.numpy(), pattern.shape[-1]
+        product = np.linalg.multi_dot([(p[layer] + np.eye(n)) / 2 for layer in (1, 0)])
+        close(flow.rollout(pattern), product, atol=1e-14)
+        close(flow.rollout_span_share(pattern, span=span), product[:, span.numpy()].sum(-1), atol=1e-13)
+        below = np.where(np.tril(np.ones((n, n)), -1) > 0, p, np.nan)[..., :-1]
+        close(received.received_attention(pattern, min_rows=1)[..., :-1], np.nanmean(below, axis=-2), atol=1e-15)
+        onwards = np.where(np.tril(np.ones((n, n))) > 0, p, np.nan)
+        close(received.sink_alpha(pattern), np.nanmean(onwards, axis=-2), atol=1e-15)
+
+
+def test_values_of_a_span_are_compared_as_scipy_compares_vectors() -> None:
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        n, d = 3 + seed % 9, 1 + seed % 7
+        vectors = rng.normal(size=(n, d)) * 10.0 ** rng.integers(-6, 6) + (seed % 2)
+        span = np.arange(n) < max(2, n - 2)
+        v, inside = torch.tensor(vectors), vectors[span]
+        values = linalg.svdvals(inside)
+        units = inside / linalg.norm(inside, axis=1, keepdims=True)
+        options = {"span": torch.tensor(span)}
+        close(outputs.value_cosine(v, **options), 1 - spatial.distance.pdist(inside, "cosine").mean(), atol=1e-9)
+        close(outputs.value_spectral_share(v, **options), values[0] ** 2 / (values**2).sum())
+        close(outputs.value_effective_rank(v, **options), np.exp(stats.entropy(values)))
+        close(outputs.direction_coherence(v, rows=torch.tensor(span)), linalg.norm(units.mean(0)), atol=1e-12)
+        ratio = linalg.norm(inside - inside.mean(0)) / linalg.norm(inside)
+        close(flow.residual_ratio(v, tokens=torch.tensor(span)), ratio, rtol=1e-9)
+
+
+# -------------------------------------------------------------------------------------------- profiles and activations
+
+
+def with_holes(x: np.ndarray, seed: int) -> np.ndarray:
+    holes = np.random.default_rng(seed).random(x.shape) < 0.2
+    holes[..., :3] = False
+    return np.where(holes, np.nan, x)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_spikes_are_those_of_scipy(kind: str) -> None:
+    for n in (5, 9, 21, 64, 100, 150, 31):
+        base, after = np.abs(made(kind, n, 2)).T
+        after = base + after * (0.5 if n % 2 else 3)
+        x, y = with_holes(base, n), with_holes(after, n + 1)
+        both = ~np.isnan(x) & ~np.isnan(y)
+        a, b = x[both], y[both]
+        found = [f(torch.tensor(x), torch.tensor(y)) for f in (spikes.timing_pearson, spikes.timing_spearman)]
+        if np.ptp(a) > 0 and np.ptp(b) > 0:
+            close(found, (stats.pearsonr(a, b).statistic, stats.spearmanr(a, b).statistic), rtol=1e-6, atol=1e-9)
+        if a.any():
+            (slope,), *_ = np.linalg.lstsq(a[:, None], b, rcond=None)
+            close(spikes.attenuation_slope(torch.tensor(x), torch.tensor(y)), slope)
+            explained = 1 - ((b - slope * a) ** 2).sum() / (b**2).sum()
+            close(spikes.attenuation_r_squared(torch.tensor(x), torch.tensor(y)), explained, rtol=1e-6, atol=1e-9)
+        known = np.flatnonzero(~np.isnan(x))
+        bar = 1.4826 * stats.median_abs_deviation(x[known])
+        _, peaks = signal.find_peaks(x[known], prominence=bar, plateau_size=1)
+        marked = spikes.spike_peaks(torch.tensor(x))
+        assert marked.nonzero()[:, 0].tolist() == known[peaks["left_edges"]].tolist()
+        at = known[peaks["left_edges"]]
+        left = (y / np.where(x > 0, x, np.nan))[at]
+        if (~np.isnan(left)).any():
+            close(spikes.peak_attenuation(torch.tensor(x), torch.tensor(y), peaks=marked), np.nanmean(left))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_levels_of_profiles_are_those_of_scipy_and_pandas(kind: str) -> None:
+    for n in (9, 21, 64, 100, 150, 31, 12):
+        x = with_holes(np.abs(made(kind, n)), n)
+        rolled = pd.Series(x).rolling(5, center=True, min_periods=1).median().to_numpy()
+        found = recovery.running_median(torch.tensor(x)).numpy()
+        close(found[2:-2], rolled[2:-2])
+        close(found[[0, -1]], x[[0, -1]])
+        whole = recovery.running_median(torch.tensor(np.nan_to_num(x)), width=3)
+        close(whole[1:-1], ndimage.median_filter(np.nan_to_num(x), 3)[1:-1])
+        span = np.arange(n) % 3 != 0
+        inside = x[span & ~np.isnan(x)]
+        if inside.mean() > 1e-12:
+            close(recovery.span_variation(torch.tensor(x), span=torch.tensor(span)), stats.variation(inside), rtol=1e-7)
+        known = x[~np.isnan(x)]
+        if np.ptp(known) > 0:
+            close(received.kurtosis(torch.tensor(x)), stats.kurtosis(known), rtol=1e-6, atol=1e-9)
+
+
+def test_time_constants_are_those_of_scipy_s_least_squares() -> None:
+    curve = lambda t, end, drop, tau: end - drop * np.exp(-t / tau)  # noqa: E731
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        n, tau = int(rng.integers(12, 60)), float(rng.uniform(1, 5))
+        t = np.arange(n)
+        y = curve(t, 0.3, 0.2, tau) + 0.002 * rng.normal(size=n)
+        found = recovery.recovery_time_constant(torch.tensor(y))
+        fitted, _ = optimize.curve_fit(curve, t, y, p0=(0.3, 0.2, tau))
+        close(found.tau, fitted[2], rtol=2e-3, case=seed)
+        close(found.r_squared, 1 - ((y - curve(t, *fitted)) ** 2).sum() / ((y - y.mean()) ** 2).sum(), atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "n"), CASES)
+def test_distributions_of_activations_are_those_of_scipy_and_numpy(kind: str, n: int) -> None:
+    a, b = made(kind, n, 2).T
+    x, y = torch.tensor(a), torch.tensor(b)
+    close((activations.l1_norm(x), activations.l2_norm(x)), (linalg.norm(a, 1), linalg.norm(a)))
+    close((activations.mean_absolute(x), activations.root_mean_square(x)), (np.abs(a).mean(), np.sqrt((a**2).mean())))
+    for q in (0.0, 0.013, 0.5, 0.95, 1.0):
+        close(activations.quantile(x, q=q), np.quantile(a, q), rtol=1e-9, atol=1e-18)
+        close(activations.quantile_threshold(x, q=q), np.quantile(np.abs(a), q), rtol=1e-9, atol=1e-18)
+    size = np.abs(a)
+    differences = np.abs(size[:, None] - size).mean()
+    close(activations.gini(x), differences / (2 * size.mean()), rtol=1e-9, atol=1e-12)
+    close(activations.wasserstein(x, y), stats.wasserstein_distance(a, b), rtol=1e-7)
+    shorter = b[: max(1, n - 3)]
+    peer = stats.ks_2samp(a, shorter, method="asymp").statistic
+    close(activations.kolmogorov_smirnov(x, torch.tensor(shorter)), peer, atol=1e-12)
+    edges = np.linspace(a.min(), a.max() + 1e-15 + abs(a.max()) * 1e-9, 8)
+    counts = np.histogram(a, edges)[0]
+    close(activations.histogram(x, edges=torch.tensor(edges)), counts)
+    share = np.abs(counts[:, None] - counts).mean() / (2 * counts.mean())
+    close(activations.histogram_gini(x, edges=torch.tensor(edges)), share, atol=1e-12)
+    tails = activations.tails(x)
+    ends = np.quantile(a, (0.01, 0.05, 0.95, 0.99))
+    close((tails.q01, tails.q05, tails.q95, tails.q99), ends, rtol=1e-9, atol=1e-18)
+    close((tails.minimum, tails.kurtosis), (a.min(), stats.kurtosis(a)), rtol=1e-6, atol=1e-9)
+    close(
+        activations.median_variance(torch.tensor(made(kind, n, 5))),
+        np.median(made(kind, n, 5).var(0, ddof=1)),
+        rtol=1e-7,
+    )
+    if n % 2:  # both medians are middle values
+        width = np.maximum(stats.median_abs_deviation(size), 1e-12) * 1.4826 * 0.2
+        close(activations.arm_threshold(x, c=0.2), width)
+        signed = np.maximum(stats.median_abs_deviation(a), 1e-12) * 1.4826 * 0.2
+        close(activations.arm_threshold(x, c=0.2, absolute=False), signed)
+        close(activations.near_zero_fraction(y, threshold=float(width)), (np.abs(b) < width).mean())
+        close(activations.relative_sparsity(y, base=x, c=0.2), (np.abs(b) < width).mean())
+
+
+# --------------------------------------------------------------------------------------------- outcomes, affine parts
+
+
+def test_outcomes_are_those_of_scipy() -> None:
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        batch, read, vocabulary = 1 + seed % 3, 1 + seed % 4, 2 + seed % 30
+        a, b = rng.normal(size=(2, batch, read, vocabulary)) * (0.1, 1, 10, 300)[seed % 4]
+        answer = rng.integers(0, vocabulary, read)
+        log_p, log_q = special.log_softmax(a, axis=-1), special.log_softmax(b, axis=-1)
+        picked = log_p[:, np.arange(read), answer]
+        given = (torch.tensor(a), torch.tensor(answer))
+        close(logits.answer_logprob(*given), picked.sum(-1), atol=1e-12)
+        close(logits.mean_logprob(*given), picked.mean(-1), atol=1e-12)
+        close(logits.answer_probability(*given), np.exp(picked.mean(-1)))
+        right, wrong = rng.integers(0, vocabulary, 2).tolist()
+        close(logits.logit_difference(given[0], right, wrong), a[:, -1, right] - a[:, -1, wrong])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            kl = stats.entropy(np.exp(log_q), np.exp(log_p), axis=-1).mean(-1)
+        finite = np.isfinite(kl)
+        close(logits.kl_divergence(given[0], torch.tensor(b))[finite], kl[finite], rtol=1e-6, atol=1e-12)
+
+
+def test_affine_maps_are_numpy_s_least_squares() -> None:
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        rows, d = 2 + seed % 8, 1 + seed % 5
+        z, noise = rng.normal(size=(2, rows, d)) * 10.0 ** rng.integers(-5, 5)
+        after = rng.normal() * z + rng.normal(size=d) + (seed % 3) * noise
+        found = affine.affine_fit(torch.tensor(z), torch.tensor(after))
+        design = np.concatenate([z.reshape(-1, 1), np.tile(np.eye(d), (rows, 1))], 1)  # one slope, an offset each
+        best, *_ = np.linalg.lstsq(design, after.ravel(), rcond=None)
+        wrong = ((after.ravel() - design @ best) ** 2).sum() / ((after - after.mean(0)) ** 2).sum()
+        scale = np.abs(after).max()
+        close(found.slope, best[0], rtol=1e-6, atol=1e-9)
+        close(found.offset, best[1:], rtol=1e-6, atol=1e-8 * scale)
+        close(found.r2, 1 - wrong, rtol=1e-6, atol=1e-8)
+
+
+def test_residual_shares_and_gains_are_those_of_numpy_and_torch_s_norm() -> None:
+    for seed in range(50):
+        rng = np.random.default_rng(seed)
+        heads, rows, d, width = 1 + seed % 4, 1 + seed % 5, 3, 6
+        parts, weights = rng.normal(size=(heads, rows, d)), rng.normal(size=(heads, d, width))
+        wrote = parts @ weights
+        change = wrote.sum(0)
+        shares = [np.vdot(part, change) / np.vdot(change, change) for part in wrote]
+        given = {"output_weights": torch.tensor(weights)}
+        close(affine.residual_share(torch.tensor(parts), torch.tensor(change), **given), shares)
+        norm = torch.nn.RMSNorm(width, eps=0, dtype=torch.float64)
+        with torch.no_grad():
+            norm.weight.copy_(torch.tensor(rng.normal(size=width)))
+            gain = affine.frozen_gain(norm, torch.tensor(change))
+            close(gain * torch.tensor(change), norm(torch.tensor(change)), rtol=1e-7)
+            normed = (gain.numpy() * wrote).sum(0)
+            total = [np.vdot(gain.numpy() * part, normed) / np.vdot(normed, normed) for part in wrote]
+            found = affine.residual_share(torch.tensor(parts), torch.tensor(normed), gain=gain, **given)
+            close(found, total, rtol=1e-7)
+        rest, size = wrote[0], np.linalg.norm(change)
+        close(affine.affine_residual(torch.tensor(rest), torch.tensor(change)), np.linalg.norm(rest) / size)
+
+
+# -------------------------------------------------------------------------------------------------------------- sweeps
+
+
+@needs_hooked_transformer
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_z_sweeps_are_transformer_lens_patching(architecture: str, tiny_model_dir: Any) -> None:
+    from transformer_lens import patching
+
+    model = loaded(tiny_model_dir(architecture), "hooked_transformer")
+    for bare in [[pair] for pair in pairs_for(model, count=2)]:
+        pair = bare[0].answered()
+        hooked, masked, inserted = model.underlying, pair.condition("masked"), pair.condition("inserted")
+        masks = model.position_hooks(masked, model.visible(masked))
+        read, answer = len(pair.inserted) - 2, pair.answer_ids[0]
+        metric = lambda found: torch.log_softmax(found[0, read].float(), -1)[answer]  # noqa: B023, E731
+        with torch.no_grad(), hooked.hooks(fwd_hooks=masks):
+            _, clean = hooked.run_with_cache(masked.tokens)
+        theirs = patching.get_act_patch_attn_head_out_all_pos(hooked, inserted.tokens, clean, metric)
+        close(patch_heads(model, bare, progress=False).patched[0], theirs.detach(), rtol=0, atol=1e-5)
+        with torch.no_grad():
+            _, corrupted = hooked.run_with_cache(inserted.tokens)
+            with hooked.hooks(fwd_hooks=masks):
+                theirs = patching.get_act_patch_attn_head_out_all_pos(hooked, masked.tokens, corrupted, metric)
+        ours = patch_heads(model, bare, direction="noising", progress=False)
+        close(ours.patched[0], theirs.detach(), rtol=0, atol=1e-5)

@@ -1,0 +1,256 @@
+"""Would the tests notice? Small faults, put into the code one at a time, and how many of them fail a test.
+
+    python tools/mutants.py                                # every room, as `make mutants` does
+    python tools/mutants.py metrics statistics --sample 150
+    python tools/mutants.py mless_interp/running/store.py --tests tests/running
+
+[mutmut](https://mutmut.readthedocs.io) makes the faults ("mutants") and runs, in a copy of the project under `build/mutants`,
+the tests that call the changed function. This adds what it has not: the rooms and their tests, a sample drawn from a seed,
+the reasons why a mutant may live (`tools/surviving_mutants.toml`), and the counts, written into `docs/reliability.md`.
+
+Left out are mutants that say little: those that only put None into a place (the shapes and types that every test run checks
+find them), and those of texts of several words (wording is no behaviour). Properties, decorated functions and constants of
+modules are what mutmut does not change.
+"""
+
+import argparse
+import difflib
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterable, Iterator
+from contextlib import chdir
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+WORK = ROOT / "build" / "mutants"
+REASONS = ROOT / "tools" / "surviving_mutants.toml"
+PAGE = ROOT / "docs" / "reliability.md"
+LIVES = (0, 5, 33)
+"""Exit codes: all tests passed, none ran, none is known to call the function."""
+NO_REASON = "**none yet**"
+
+
+@dataclass(frozen=True)
+class Room:
+    """Which files are changed, and which tests must notice."""
+
+    changed: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+ROOMS = {
+    "metrics": Room(("mless_interp/metrics/*.py",), ("tests/metrics", "tests/test_oracles.py")),
+    "statistics": Room(("mless_interp/statistics/*.py",), ("tests/statistics", "tests/test_oracles.py")),
+    "interventions": Room(("mless_interp/patching/interventions.py",), ("tests/patching/test_interventions.py",)),
+    "insertions": Room(("mless_interp/prompts/insertions.py",), ("tests/prompts",)),
+    "pairs": Room(("mless_interp/prompts/pairs.py",), ("tests/prompts",)),
+    "grading": Room(("mless_interp/grading/*.py",), ("tests/grading",)),
+}
+
+SETTINGS = """\
+[mutmut]
+source_paths=
+    mless_interp
+only_mutate=
+    {changed}
+pytest_add_cli_args_test_selection=
+    {tests}
+pytest_add_cli_args=
+    -p
+    no:cacheprovider
+    -m
+    not slow
+    --hypothesis-seed=0
+also_copy=
+    analyses
+    tools
+    training
+track_dependencies=false
+use_git_change_detection=false
+"""
+
+_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One changed function by mutmut's name: the lines as they were and as they are in the mutant."""
+
+    name: str
+    was: str
+    now: str
+
+    @property
+    def function(self) -> str:
+        """Where it is, as people write it."""
+        module, _, mangled = self.name.rpartition(".")
+        plain = re.sub(r"__mutmut_\d+$", "", mangled).removeprefix("x_").removeprefix("xǁ").replace("ǁ", ".")
+        return f"{module.removeprefix('mless_interp.')}.{plain}"
+
+    @property
+    def says_little(self) -> bool:
+        """It only puts None into a place, or changes the wording of a text."""
+        changed = [a for a, b in zip(_QUOTED.findall(self.was), _QUOTED.findall(self.now), strict=False) if a != b]
+        nothing = len(re.findall(r"\bNone\b", self.now)) > len(re.findall(r"\bNone\b", self.was))
+        return nothing or any(" " in text for text in changed)
+
+
+def copied(name: str, room: Room) -> Path:
+    """A fresh copy of the project with mutmut's settings for a room."""
+    folder = WORK / name.replace("/", ".")
+    shutil.rmtree(folder, ignore_errors=True)
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+    )
+    for file in filter(None, listed.stdout.decode().split("\0")):
+        if (ROOT / file).is_file():
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / file, folder / file)
+    lines = {key: "\n    ".join(value) for key, value in vars(room).items()}
+    (folder / "setup.cfg").write_text(SETTINGS.format(**lines), encoding="utf-8")
+    return folder
+
+
+def possible(folder: Path) -> list[Mutant]:
+    """All mutants that mutmut makes of a room."""
+    from mutmut.configuration import reset_config
+    from mutmut.mutation.file_mutation import mutate_file_contents
+    from mutmut.utils.file_utils import walk_mutatable_files
+    from mutmut.utils.format_utils import get_mutant_name
+
+    found = []
+    with chdir(folder):
+        reset_config()
+        for path in sorted(walk_mutatable_files()):
+            made = mutate_file_contents(str(path), path.read_text(encoding="utf-8"))
+            code, spans = made.code.splitlines(), made.line_span_by_function_name
+            for name in made.mutant_names:
+                original = re.sub(r"_\d+$", "_orig", name)
+                before, after = (
+                    [line.strip() for line in code[spans[of].start - 1 : spans[of].end]] for of in (original, name)
+                )
+                after = [line.replace(name, original) for line in after]
+                lines = list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:]
+                was, now = (" ".join(line[1:] for line in lines if line.startswith(sign)) for sign in "-+")
+                found.append(Mutant(get_mutant_name(path, name), was, now))
+    return found
+
+
+def alive(folder: Path, mutants: list[Mutant]) -> list[Mutant]:
+    """Those of some mutants that fail no test."""
+    from mutmut.configuration import reset_config
+    from mutmut.mutation.data import SourceFileMutationData
+    from mutmut.utils.file_utils import walk_mutatable_files
+
+    surroundings = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
+        "MLESS_SHARED": os.environ.get("MLESS_SHARED", str(ROOT.parent / "shared")),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    program = [sys.executable, "-c", "from mutmut.__main__ import cli; cli()", "run", "--max-children", "1"]
+    command = [*program, *(mutant.name for mutant in mutants)]
+    done = subprocess.run(command, cwd=folder, env=surroundings, capture_output=True, text=True, check=False)
+    codes: dict[str, int | None] = {}
+    with chdir(folder):
+        reset_config()
+        for path in walk_mutatable_files():
+            data = SourceFileMutationData(path=path)
+            data.load()
+            codes |= data.exit_code_by_key
+    if any(codes.get(mutant.name) is None for mutant in mutants):
+        raise SystemExit(f"mutmut did not finish:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+    return [mutant for mutant in mutants if codes[mutant.name] in LIVES]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a mutant may live: it does the same as the code (`same`), or what it changes needs no test."""
+
+    function: str
+    was: str
+    now: str
+    why: str
+    same: bool = True
+
+
+def reasons() -> dict[tuple[str, str, str], Reason]:
+    """The reasons written down, by function and change."""
+    listed = tomllib.loads(REASONS.read_text(encoding="utf-8")).get("mutant", [])
+    return {(made.function, made.was, made.now): made for made in (Reason(**entry) for entry in listed)}
+
+
+def rows(room: str, made: int, tried: int, living: list[Mutant]) -> tuple[str, list[str], int]:
+    """A room's row of counts, its rows of mutants that live, and how many of those live without a reason."""
+    known = reasons()
+    why = [known.get((mutant.function, mutant.was, mutant.now)) for mutant in living]
+    same = sum(reason is not None and reason.same for reason in why)
+    killed, telling = tried - len(living), tried - same
+    cells = [room, made, tried, killed, same, telling - killed, f"{killed / max(telling, 1):.1%}"]
+    lines = [
+        f"| {room} | `{mutant.function}` | {_code(mutant.was)} | {_code(mutant.now)} | {reason.why if reason else NO_REASON} |"
+        for mutant, reason in zip(living, why, strict=True)
+    ]
+    return f"| {' | '.join(map(str, cells))} |", lines, why.count(None)
+
+
+def _code(text: str) -> str:
+    return f"`` {text.replace('|', chr(92) + '|')} ``"
+
+
+def with_rows(text: str, name: str, room: str, new: Iterable[str]) -> str:
+    """A page with a room's rows of a table (between `<!-- mutants NAME -->` and `<!-- end -->`) written anew."""
+    start, end = f"<!-- mutants {name} -->\n", "<!-- end -->"
+    before, found, rest = text.partition(start)
+    body, closed, after = rest.partition(end)
+    if not (found and closed):
+        raise SystemExit(f"{PAGE.name} has no table between {start.strip()!r} and {end!r}")
+    head, lines = body.splitlines()[:2], body.splitlines()[2:]
+    kept = [line for line in lines if not line.startswith(f"| {room} |")]
+    places = {known: at for at, known in enumerate(ROOMS)}
+    ordered = sorted([*kept, *new], key=lambda line: places.get(line.split(" | ")[0].removeprefix("| "), len(places)))
+    return before + start + "\n".join([*head, *ordered]) + "\n" + end + after
+
+
+def chosen(targets: list[str], tests: list[str]) -> Iterator[tuple[str, Room]]:
+    """The rooms asked for; a path is a room of its own."""
+    for target in targets or ROOMS:
+        if target in ROOMS:
+            yield target, ROOMS[target]
+        elif (ROOT / target).exists() and tests:
+            yield target, Room((target if target.endswith(".py") else f"{target.rstrip('/')}/*.py",), tuple(tests))
+        else:
+            raise SystemExit(f"{target!r} is no room ({', '.join(ROOMS)}), and no path given together with --tests")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Small faults in the code, and how many of them a test notices.")
+    parser.add_argument("rooms", nargs="*", help=f"{', '.join(ROOMS)}, or a path in the package (with --tests)")
+    parser.add_argument("--tests", nargs="+", default=[], help="the tests of a path")
+    parser.add_argument("--sample", type=int, default=100, help="mutants of each room (default: 100)")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    unexplained = 0
+    for name, room in chosen(options.rooms, options.tests):
+        folder = copied(name, room)
+        everything = possible(folder)
+        order = random.Random(f"{options.seed} {name}").sample(everything, len(everything))
+        mutants = [mutant for mutant in order if not mutant.says_little][: options.sample]
+        counts, lives, without = rows(name, len(everything), len(mutants), alive(folder, mutants))
+        unexplained += without
+        print("\n".join([counts, *lives]), flush=True)
+        page = with_rows(PAGE.read_text(encoding="utf-8"), "counts", name, [counts])
+        PAGE.write_text(with_rows(page, "alive", name, lives), encoding="utf-8")
+    return int(unexplained > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
