@@ -23,7 +23,7 @@ CONTROL = (
     "<start_of_turn>user",
     "<eos>",
 )
-PIECES = (
+PIECES = tuple(" ;  ;\n;\t;$x^2$;\\boxed{;};{};/ / /;1234567;é;e\u0301;\u200b;\ufeff;\u202e".split(";"))
     " ",
     "  ",
     "\n",
