@@ -67,9 +67,8 @@ class Model(ABC):
     def known_by(self, weights_hash: str | None = None) -> "Model":
         """This model, its weights known by this hash (None: by that of what it holds)."""
         model = copy.copy(self)
-        if self.weights is not None:
-            model._hashing = WeightsHash()
-            model._held = model._hashing.of(self.weights)
+        model._hashing = WeightsHash()
+        model._held = None if self.weights is None else model._hashing.of(self.weights)
         model.info = replace(self.info, weights_hash=weights_hash or model._held)
         return model
 

@@ -1,5 +1,6 @@
 """Weights: what does not fit, is not finite, is damaged or lies elsewhere is refused; what is loaded is known by a hash."""
 
+import copy
 import inspect
 import json
 import os
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,7 @@ import torch
 import transformers
 from conftest import ARCHITECTURES, BACKENDS, needs_hooked_transformer, tiny_model, word_tokenizer
 from safetensors.torch import load_file, save_file
+from small_results import located
 
 import mless_interp as mi
 from mless_interp.generation.complete import generate_completions
@@ -27,6 +30,7 @@ from mless_interp.models.inputs import Inputs
 from mless_interp.models.loaded_weights import WeightsHash, refuse_not_finite
 from mless_interp.models.sites import site
 from mless_interp.models.transformer_lens import has_hooked_transformer
+from mless_interp.views.report import Report
 
 State = dict[str, torch.Tensor]
 
@@ -664,3 +668,19 @@ def test_a_result_of_half_precision_says_so_once(tiny_model_dir: Any) -> None:
                 "1.0e-02": mi.HeadAttribution,
             }.items():
                 assert (measured in found.told()[-1]) == (bool(words) and isinstance(found, kind))
+
+
+def test_pages_and_prints_of_their_own_say_it_too() -> None:
+    found = located()
+    half = replace(found, settings={**found.settings, "dtype": "float16"})
+    page = Report("title").result(half).page()
+    said = "The model ran in float16"
+    assert [repr(half).count(said), page.count(said)] == [1, 1] and said not in repr(found)
+
+
+def test_a_model_that_runs_elsewhere_has_no_hash_and_says_so(tiny_model_dir: Any) -> None:
+    far = copy.copy(mi.load_model(tiny_model_dir("llama"), backend="nnsight"))
+    far.hf_model = None
+    far = far.known_by()
+    assert far.weights_hash is None and far.info.weights_hash is None
+    assert far.identity["weights"] == "not read here, as the model runs elsewhere"
