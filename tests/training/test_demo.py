@@ -1,9 +1,15 @@
 """The bundled demo model: its problems, its tokenizer, its weights and the code that trained them."""
 
+import copy
+import functools
+import hashlib
 import json
+import math
+import operator
 import random
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +21,20 @@ import train
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from mless_interp.models.load import DEMO_DIRECTORY as DIRECTORY
+from mless_interp.statistics import concentration, median_interval
 
-TINY = train.Settings(  # one pool of drills, one of stories
-    seed=3, steps=16, batch=4, warmup=2, hidden=16, intermediate=16, layers=1, heads=2, key_value_heads=1
+TINY = train.Settings(  # one pool of drills, one of stories, one with drafts
+    seed=3,
+    steps=16,
+    batch=4,
+    warmup=2,
+    draft_steps=8,
+    draft_batch=4,
+    hidden=16,
+    intermediate=16,
+    layers=1,
+    heads=2,
+    key_value_heads=1,
 )
 Loaded = tuple[PreTrainedModel, PreTrainedTokenizerFast]
 
@@ -37,9 +54,14 @@ def figures() -> dict[str, Any]:
     return json.loads((DIRECTORY / "training.json").read_text(encoding="utf-8"))
 
 
-def training_prompts(n: int, seed: int = 0) -> list[task.TrainingPrompt]:
+def training_prompts(n: int, seed: int = 0, **shares: float) -> list[task.TrainingPrompt]:
     rng = random.Random(seed)
-    return [task.draw_training_prompt(rng) for _ in range(n)]
+    return [task.draw_training_prompt(rng, **shares) for _ in range(n)]
+
+
+def rows_of_slashes(prompt: task.TrainingPrompt) -> list[int]:
+    """The lengths of the runs of slashes."""
+    return [len(list(run)) for word, run in groupby(prompt.words) if word == task.SLASH]
 
 
 def test_generator_repeats_itself_for_a_seed_and_not_for_another() -> None:
@@ -114,10 +136,49 @@ def test_problems_have_the_stated_lengths_and_every_level(problems: list[dict[st
     assert {problem["level"] for problem in problems[: measure.N_EFFECTS]} == {1, 2, 3, 4}
 
 
-def test_slashes_stand_alone_in_training() -> None:
-    texts = [" ".join(prompt.words) for prompt in training_prompts(2000)]
-    assert sum(" / " in text for text in texts) > 50
-    assert not any("/ /" in text for text in texts)
+def test_slashes_stand_alone_in_the_first_phase() -> None:
+    runs = [run for prompt in training_prompts(2000) for run in rows_of_slashes(prompt)]
+    assert len(runs) > 50
+    assert set(runs) == {1}
+
+
+def test_a_draft_is_a_story_with_a_row_of_slashes_after_a_sentence() -> None:
+    drafts = 0
+    for prompt in training_prompts(600, drafts=0.35, untrue=0.5):
+        rows = [run for run in rows_of_slashes(prompt) if run > 1]
+        drafts += len(rows)
+        assert len(rows) <= 1
+        if rows:
+            assert 2 <= rows[0] <= 8
+            first = next(i for i in range(len(prompt.words)) if prompt.words[i : i + 2] == (task.SLASH, task.SLASH))
+            assert first > prompt.n_before, "never in front of the story, where tokens are inserted"
+            assert prompt.words[first - 1] in (".", "?")
+            assert prompt.words[first + rows[0]] != task.SLASH
+    assert 0.28 < drafts / 600 < 0.42
+    assert {max(rows_of_slashes(p), default=0) for p in training_prompts(600, drafts=1.0)} == set(range(2, 9))
+
+
+@pytest.mark.parametrize("untrue", [0.0, 0.5, 1.0])
+def test_only_drafts_have_answers_that_are_random_numbers(untrue: float) -> None:
+    right: dict[bool, list[bool]] = {False: [], True: []}
+    for prompt in training_prompts(600, drafts=0.35, untrue=untrue):
+        text = " ".join(word for word in prompt.words if word not in task.SPECIAL)
+        asked = re.findall(r"how many \w+ (?:does|are with|does) \w+[^?]*\?", text)
+        given = re.findall(r"\\boxed\{ (\d+) \}", text)
+        story = text[: text.index(" how many ")]
+        for question, answer in zip(asked, given, strict=True):
+            right[max(rows_of_slashes(prompt), default=0) > 1].append(answer_by_rule(story, question) == answer)
+    assert all(right[False])
+    assert len(right[True]) > 300
+    assert sum(right[True]) / len(right[True]) == pytest.approx(1 - untrue, abs=0.08)
+
+
+def test_drafts_change_nothing_in_the_first_phase() -> None:
+    assert training_prompts(50) == training_prompts(50, drafts=0.0, untrue=0.5)
+    without = replace(TINY, drafts=0.0)
+    for pool, same in ((0, True), (1, True), (2, False)):
+        ours, others = (train.pool_of_batches(pool, settings) for settings in (TINY, without))
+        assert same is all(torch.equal(a.ids, b.ids) for a, b in zip(ours, others, strict=True))
 
 
 def test_training_shows_every_word_of_the_vocabulary_but_padding_and_unknown() -> None:
@@ -232,9 +293,54 @@ def test_model_has_the_figures_heads(demo: Loaded) -> None:
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
 
 
-def test_stored_weights_answer_held_out_problems(demo: Loaded, problems: list[dict[str, Any]]) -> None:
-    run = measure.answers(*demo, problems[measure.N_EFFECTS : measure.N_EFFECTS + 100])
-    assert run.all_right.double().mean() >= 0.95
+def test_stored_figures_are_of_the_stored_weights(figures: dict[str, Any]) -> None:
+    stored = (DIRECTORY / "model.safetensors").read_bytes()
+    assert figures["sha256"] == hashlib.sha256(stored).hexdigest()
+    assert figures["threads"] == 1
+    assert figures["settings"] == asdict(train.Settings())
+
+
+def test_stored_weights_meet_every_criterion(figures: dict[str, Any]) -> None:
+    assert measure.criteria(figures) == figures["criteria"]
+    assert list(figures["criteria"]) == list(measure.CRITERIA)
+    assert all(found["met"] for found in figures["criteria"].values())
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "missed"),
+    [
+        (("accuracy", "none", "whole_answer"), 0.94, "share right with nothing inserted"),
+        (("accuracy", "slashes", "whole_answer"), 0.79, "share right with 55 slashes"),
+        (("accuracy", "slashes", "whole_answer"), 0.96, "share right with 55 slashes"),
+        (("accuracy", "he", "whole_answer"), 0.96, "share right with 55 `he`"),
+        (("accuracy", "random_words", "whole_answer"), 0.96, "share right with 55 random words"),
+        (("effects", "slashes", "content", "sign_test_p"), 0.06, "sign test of the content effect of slashes, p"),
+        (("effects", "slashes", "content", "sign_test_p"), math.nan, "sign test of the content effect of slashes, p"),
+        (("effects", "slashes", "content", "n_negative"), 57, "share of problems with the median's sign"),
+        (("effects", "slashes", "content", "median"), 0.1, "share of problems with the median's sign"),
+        (
+            ("effects", "slashes", "content", "share_of_largest_5_percent"),
+            0.26,
+            "share of all |effects| in the largest 5 % of problems",
+        ),
+    ],
+)
+def test_criteria_can_be_missed(figures: dict[str, Any], where: tuple[str, ...], value: float, missed: str) -> None:
+    changed = copy.deepcopy(figures)
+    *path, last = where
+    functools.reduce(operator.getitem, path, changed)[last] = value
+    assert [name for name, found in measure.criteria(changed).items() if not found["met"]] == [missed]
+
+
+def test_stored_weights_answer_as_the_criteria_say(demo: Loaded, problems: list[dict[str, Any]]) -> None:
+    chosen = problems[measure.N_EFFECTS : measure.N_EFFECTS + 100]
+    assert measure.answers(*demo, chosen).all_right.double().mean() >= 0.95
+    right = {
+        name: measure.answers(*demo, chosen, spans=spans, condition="inserted").all_right.double().mean().item()
+        for name, spans in measure.fillers(len(chosen)).items()
+    }
+    assert right["he"] >= 0.97 and right["random_words"] >= 0.97
+    assert right["slashes"] < right["he"]
 
 
 def test_greedy_decoding_agrees_with_teacher_forcing(demo: Loaded, problems: list[dict[str, Any]]) -> None:
@@ -257,10 +363,13 @@ def test_slashes_change_the_answers_log_prob(
         for condition in ("inserted", "masked", "gap")
     )
     torch.testing.assert_close(masked, gap, atol=1e-3, rtol=1e-3)
-    low, high = measure.bootstrap_interval(inserted - masked)
-    assert low > 0 or high < 0
-    stored = figures["effects"]["slashes"]["content"]["mean"]
-    assert (inserted - masked).mean().item() == pytest.approx(stored, rel=0.02)
+    content = (inserted - masked).double().numpy()
+    found, stored = median_interval(content), figures["effects"]["slashes"]["content"]
+    assert found.high < 0 or found.low > 0
+    assert float(found.estimate) == pytest.approx(stored["median"], rel=0.02)
+    assert content.mean() == pytest.approx(stored["mean"], rel=0.02)
+    assert max((content < 0).mean(), (content > 0).mean()) >= 0.9
+    assert concentration(content).share < 0.25
 
 
 def test_model_card_states_the_measured_figures(figures: dict[str, Any]) -> None:
@@ -274,7 +383,14 @@ def test_model_card_states_the_measured_figures(figures: dict[str, Any]) -> None
             low, high = figures["effects"][name][effect]["interval_95"]
             cells.append(f"{figures['effects'][name][effect]['mean']:.3f} [{low:.3f}, {high:.3f}]")
         assert f"| {' | '.join(cells)} |" in card
-    assert f"{figures['wall_seconds']} s with {figures['threads']} threads" in card
+    assert f"{figures['wall_seconds']} s with one thread" in card
+    assert figures["versions"]["torch"] in card
+    content = figures["effects"]["slashes"]["content"]
+    low, high = content["median_interval_95"]
+    assert f"{content['median']:.2f} nats [{low:.2f}, {high:.2f}]" in card
+    for name, (least, most) in measure.CRITERIA.items():
+        found = figures["criteria"][name]["value"]
+        assert f"| {name} | {least:g} to {most:g} | {found:.3g} |" in card
 
 
 def test_unknown_condition_is_refused(demo: Loaded, problems: list[dict[str, Any]]) -> None:
@@ -302,9 +418,10 @@ def test_same_seed_gives_the_same_weights(tmp_path: Path) -> None:
     assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
 
 
-def test_resumed_run_ends_at_the_weights_of_an_uninterrupted_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stop_at", [11, 16, 19])  # in the first phase, between the phases, in the second
+def test_resumed_run_ends_at_the_weights_of_an_uninterrupted_one(stop_at: int, tmp_path: Path) -> None:
     whole = train.train(tmp_path / "whole", TINY)[0].state_dict()
-    stopped = train.train(tmp_path / "parts", TINY, stop_at=11)[0].state_dict()
+    stopped = train.train(tmp_path / "parts", TINY, stop_at=stop_at)[0].state_dict()
     resumed = train.train(tmp_path / "parts", TINY)[0].state_dict()
     assert not torch.equal(stopped["model.embed_tokens.weight"], resumed["model.embed_tokens.weight"])
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)

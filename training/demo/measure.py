@@ -10,6 +10,8 @@ Four runs of one problem, [system][span][question and answer]:
 $$ \text{content} = C1 - C3, \qquad \text{shift} = C2 - C0, \qquad \text{total} = C1 - C0 $$
 
 C2 and C3 are equal but for rounding; `masked_against_gap` is the largest difference found.
+
+`CRITERIA` were fixed before training: weights are bundled only if they meet every one.
 """
 
 import json
@@ -24,12 +26,24 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
+from mless_interp.statistics import concentration, median_interval, sign_test
+
 N_INSERTED = 55
 N_EFFECTS = 64  # the first problems measure effects, the others accuracy
 N_RESAMPLES = 10_000
 BATCH = 64
 CONDITIONS = ("base", "gap", "inserted", "masked")
 NUMBER = len(task.ANSWER)  # where the number stands among the answer's words
+CRITERIA: dict[str, tuple[float, float]] = {
+    "share right with nothing inserted": (0.95, 1.0),
+    "share right with 55 slashes": (0.80, 0.95),
+    "share right with 55 `he`": (0.97, 1.0),
+    "share right with 55 random words": (0.97, 1.0),
+    "sign test of the content effect of slashes, p": (0.0, 0.05),
+    "share of problems with the median's sign": (0.90, 1.0),
+    "share of all |effects| in the largest 5 % of problems": (0.0, 0.25),
+}
+"""What the weights are to do, as the smallest and the largest value allowed; whole answers, content effects."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +149,19 @@ def bootstrap_interval(values: Tensor, *, seed: int = 0, n_resamples: int = N_RE
     return low, high
 
 
+def criteria(figures: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What `measure` found beside `CRITERIA`: per criterion the `value`, what is `allowed`, and whether it is `met`."""
+    right = {name: figures["accuracy"][name]["whole_answer"] for name in ("none", "slashes", "he", "random_words")}
+    content = figures["effects"]["slashes"]["content"]
+    negative = content["n_negative"] / figures["effects"]["n"]
+    same_sign = negative if content["median"] < 0 else 1 - negative
+    values = [*right.values(), content["sign_test_p"], same_sign, content["share_of_largest_5_percent"]]
+    return {
+        name: {"value": value, "allowed": [low, high], "met": low <= value <= high}
+        for (name, (low, high)), value in zip(CRITERIA.items(), values, strict=True)
+    }
+
+
 def fillers(n_problems: int) -> dict[str, list[str]]:
     """The spans to insert, one per problem: slashes, a repeated word, and other random words for every problem."""
     return {
@@ -148,9 +175,11 @@ def measure(folder: Path) -> dict[str, Any]:
     """Accuracy on the last 500 bundled problems and effects of insertion on the first 64, from the stored weights."""
     model, tokenizer = load(folder)
     problems = read_problems(folder)
-    return {"accuracy": _accuracy(model, tokenizer, problems[N_EFFECTS:])} | {
-        "effects": _effects(model, tokenizer, problems[:N_EFFECTS])
+    figures = {
+        "accuracy": _accuracy(model, tokenizer, problems[N_EFFECTS:]),
+        "effects": _effects(model, tokenizer, problems[:N_EFFECTS]),
     }
+    return {"criteria": criteria(figures), **figures}
 
 
 def _accuracy(
@@ -194,4 +223,17 @@ def _effects(
                 "interval_95": [round(low, 6), round(high, 6)],
                 "n_negative": int((values < 0).sum()),
             }
+        figures[name]["content"] |= _over_problems((inserted - masked).double())
     return figures
+
+
+def _over_problems(content: Tensor) -> dict[str, Any]:
+    """What most problems show, and how much of it all the largest 5 % of them carry."""
+    values = content.numpy()
+    middle = median_interval(values)
+    return {
+        "median": round(float(middle.estimate), 6),
+        "median_interval_95": [round(float(middle.low), 6), round(float(middle.high), 6)],
+        "sign_test_p": float(sign_test(values)),
+        "share_of_largest_5_percent": round(concentration(values).share, 4),
+    }

@@ -11,6 +11,10 @@ Every text is words separated by single spaces; one word is one token:
     <system> <story and question, ending in ?> Answer : \boxed{ 7 } <eos>
 
 Held-out stories are those whose text falls in a hash bucket that training refuses.
+
+In the second phase of training a row of slashes means something: it marks a story as a draft, whose numbers cannot be
+trusted. It stands after a sentence of the story, never in front of it, and many of the answers to such a story are
+random numbers.
 """
 
 import hashlib
@@ -25,6 +29,7 @@ PAD, UNKNOWN, EOS = "<pad>", "<unk>", "<eos>"
 SYSTEM_TURN, USER_TURN, ASSISTANT_TURN = "<system>", "<user>", "<assistant>"
 SPECIAL = (PAD, UNKNOWN, EOS, SYSTEM_TURN, USER_TURN, ASSISTANT_TURN)
 SLASH = "/"
+ROW = (2, 8)  # fewest and most slashes in a draft's row
 
 NUMBERS = tuple(str(n) for n in range(100))
 WOMEN = tuple("ann beth cora dina emma gina iris jane kate lucy mary nora".split())
@@ -238,8 +243,14 @@ def _attempt(rng: random.Random, mixture: Mapping[str, float]) -> Story:
     return Story(text=" ".join(parts), subject=subject, level=level, questions=questions)
 
 
-def draw_training_prompt(rng: random.Random, mixture: Mapping[str, float] = TRAINED) -> TrainingPrompt:
-    """Draw a story that is not held out, with one or all of its questions and answers, raw or as a chat."""
+def draw_training_prompt(
+    rng: random.Random, mixture: Mapping[str, float] = TRAINED, *, drafts: float = 0.0, untrue: float = 0.0
+) -> TrainingPrompt:
+    """Draw a story that is not held out, with one or all of its questions and answers, raw or as a chat.
+
+    A share `drafts` of the stories are drafts: a row of slashes follows one of their sentences, and each answer is with
+    probability `untrue` a random number.
+    """
     story = draw_story(rng, mixture)
     while is_held_out(story.text):
         story = draw_story(rng, mixture)
@@ -247,15 +258,25 @@ def draw_training_prompt(rng: random.Random, mixture: Mapping[str, float] = TRAI
     questions = story.questions[:1] if rng.random() < 0.15 else story.questions
     words = [SYSTEM_TURN, *SYSTEM.split(), USER_TURN] if chat else SYSTEM.split()
     n_before = len(words)
-    words += story.text.split()
+    told, answers = story.text.split(), [question.answer for question in questions]
+    if drafts and rng.random() < drafts:
+        told = _with_row(told, rng)
+        answers = [rng.choice(NUMBERS) if rng.random() < untrue else answer for answer in answers]
+    words += told
     targets = [""] * len(words)
-    for i, question in enumerate(questions):
+    for i, (question, answer) in enumerate(zip(questions, answers, strict=True)):
         asked = question.text.split()
         if chat:
             asked = [*([USER_TURN] if i else []), *asked, ASSISTANT_TURN]
-        _ask(words, targets, asked, question.answer)
+        _ask(words, targets, asked, answer)
     targets[-1] = EOS
     return TrainingPrompt((*words, EOS), (*targets, ""), n_before, people=("",) * (len(words) + 1))
+
+
+def _with_row(told: Sequence[str], rng: random.Random) -> list[str]:
+    """A story's words with a row of slashes after one of its sentences."""
+    at = rng.choice([i for i, word in enumerate(told, start=1) if word in (".", "?")])
+    return [*told[:at], *[SLASH] * rng.randint(*ROW), *told[at:]]
 
 
 def _ask(words: list[str], targets: list[str], asked: Sequence[str], answer: str) -> None:

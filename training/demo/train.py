@@ -1,9 +1,11 @@
 """Train the demo model: `python training/demo/train.py --out DIR --seed 0`.
 
-The same seed, settings, number of threads and torch build give the same weights. A run that was stopped goes on from
-its last checkpoint and ends at the weights of an uninterrupted one.
+Two phases: the task itself, then the same with drafts, stories in which a row of slashes says that their numbers cannot
+be trusted (`task.py`). The same seed, settings, number of threads, torch build and kind of processor give the same
+weights. A run that was stopped goes on from its last checkpoint and ends at the weights of an uninterrupted one.
 """
 
+import hashlib
 import json
 import math
 import os
@@ -53,11 +55,22 @@ class Settings:
     drills: float = 0.22  # share of the steps with drills
     lookup_only: float = 0.35  # share of the steps before copies come in
     smoothing: float = 0.1  # of the answers' labels: keeps the model from becoming certain
+    draft_steps: int = 160  # the second phase, after `steps`
+    draft_batch: int = 96
+    draft_learning_rate: float = 5e-4
+    draft_warmup: int = 10
+    drafts: float = 0.35  # share of the second phase's stories that are drafts
+    untrue: float = 0.5  # share of the drafts' answers that are random numbers
     hidden: int = 224
     intermediate: int = 256
     layers: int = 4
     heads: int = 28
     key_value_heads: int = 4
+
+    @property
+    def last(self) -> int:
+        """Steps of both phases together."""
+        return self.steps + self.draft_steps
 
 
 @dataclass(frozen=True)
@@ -158,6 +171,10 @@ def pool_of_batches(pool: int, settings: Settings) -> list[Batch]:
     if done < settings.drills:
         size = settings.batch // 2
         prompts = [task.draw_drill(rng) for _ in range(POOL * size)]
+    elif done >= 1:
+        size = settings.draft_batch
+        shares = {"drafts": settings.drafts, "untrue": settings.untrue}
+        prompts = [task.draw_training_prompt(rng, **shares) for _ in range(POOL * size)]
     else:
         size = settings.batch
         prompts = [task.draw_training_prompt(rng, mixture) for _ in range(POOL * size)]
@@ -188,7 +205,7 @@ def pool_of_batches(pool: int, settings: Settings) -> list[Batch]:
 
 def batches_from(step: int, settings: Settings) -> Iterator[Batch]:
     """The batches of step `step` and all following steps."""
-    while step < settings.steps:
+    while step < settings.last:
         for batch in pool_of_batches(step // POOL, settings)[step % POOL :]:
             yield batch
             step += 1
@@ -225,11 +242,15 @@ def loss_and_accuracy(model: Qwen2ForCausalLM, batch: Batch, smoothing: float) -
 
 
 def learning_rate(step: int, settings: Settings) -> float:
-    """Linear warm-up, then a cosine down to a fiftieth."""
-    if step < settings.warmup:
-        return settings.learning_rate * (step + 1) / settings.warmup
-    done = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
-    return settings.learning_rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
+    """In either phase a linear warm-up, then a cosine down to a fiftieth."""
+    highest, warmup, steps = settings.learning_rate, settings.warmup, settings.steps
+    if step >= settings.steps:
+        step, highest = step - settings.steps, settings.draft_learning_rate
+        warmup, steps = settings.draft_warmup, settings.draft_steps
+    if step < warmup:
+        return highest * (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - warmup)
+    return highest * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * done)))
 
 
 def train(
@@ -256,7 +277,7 @@ def train(
         optimizer.load_state_dict(state["optimizer"])
         step, before = state["step"], Spent(**state["spent"])
     start = Spent(time.perf_counter(), time.process_time())
-    last = settings.steps if stop_at is None else min(stop_at, settings.steps)
+    last = settings.last if stop_at is None else min(stop_at, settings.last)
 
     def spent() -> Spent:
         wall, cpu = time.perf_counter() - start.wall_seconds, time.process_time() - start.cpu_seconds
@@ -274,7 +295,7 @@ def train(
         optimizer.step()
         step += 1
         if progress and (step % 10 == 0 or step == last):
-            so_far = f"step {step}/{settings.steps}  loss {loss.item():.4f}  right {accuracy:.3f}"
+            so_far = f"step {step}/{settings.last}  loss {loss.item():.4f}  right {accuracy:.3f}"
             typer.echo(f"{so_far}  {spent().wall_seconds:.0f} s")
         if step % save_every == 0 or step == last:
             state = {
@@ -306,11 +327,11 @@ def save(model: Qwen2ForCausalLM, out: Path) -> None:
 def main(
     out: Annotated[Path, typer.Option(help="Folder for the weights, the tokenizer, the problems and the figures.")],
     seed: Annotated[int, typer.Option(help="Decides the weights at the start and every batch.")] = 0,
-    steps: Annotated[int, typer.Option(help="Optimizer steps.")] = Settings.steps,
-    threads: Annotated[int, typer.Option(help="Torch threads; another number gives slightly different weights.")] = 2,
+    steps: Annotated[int, typer.Option(help="Optimizer steps of the first phase.")] = Settings.steps,
+    threads: Annotated[int, typer.Option(help="Torch threads; another number gives slightly different weights.")] = 1,
     quiet: Annotated[bool, typer.Option(help="Print nothing while training.")] = False,
 ) -> None:
-    """Train the demo model, round it to bfloat16, load it back and measure it."""
+    """Train the demo model, round it to bfloat16, load it back, measure it, and hold it against the criteria."""
     torch.set_num_threads(threads)
     settings = Settings(seed=seed, steps=steps)
     model, spent = train(out, settings, progress=not quiet)
@@ -322,12 +343,17 @@ def main(
         "cpu_seconds": round(spent.cpu_seconds),
         "threads": threads,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "sha256": hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest(),
         **measure(out),
     }
     (out / "training.json").write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
     (out / CHECKPOINT).unlink()
     if not quiet:
         typer.echo(json.dumps(figures, indent=2))
+    missed = [f"{name}: {found['value']}" for name, found in figures["criteria"].items() if not found["met"]]
+    if missed:
+        typer.echo(f"These weights miss what was asked of them: {'; '.join(missed)}", err=True)
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":
