@@ -24,22 +24,6 @@ CONTROL = (
     "<eos>",
 )
 PIECES = tuple(" ;  ;\n;\t;$x^2$;\\boxed{;};{};/ / /;1234567;é;e\u0301;\u200b;\ufeff;\u202e".split(";"))
-    " ",
-    "  ",
-    "\n",
-    "\t",
-    "$x^2$",
-    "\\boxed{",
-    "}",
-    "{}",
-    "/ / /",
-    "1234567",
-    "é",
-    "e\u0301",
-    "\u200b",
-    "\ufeff",
-    "\u202e",
-)
 HARD = ("中", "नमस्ते", "👩‍👩‍👧", "<", "|", ">", "</s>", "[INST]", "<|", "|>", "▁", "Ġ", "he", " he")
 
 anything = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)

@@ -386,7 +386,8 @@ def test_results_print_what_they_found() -> None:
     )
     parted = d + np.where(GROUP, 9.0, 0.0)[:, None] * [1, 0, 1]
     assert repr(st.max_t_two_groups(parted, GROUP, n_permutations=999)) == (
-        "two groups of problems: 3 of 3 cells tested, 999 random divisions; 2 with corrected p < 0.05; smallest reachable p 0.001"
+        "two groups of problems: 3 of 3 cells tested, 999 random divisions; 2 with corrected p < 0.05; "
+        "smallest reachable p 0.001"
     )
     assert "2 of 2 cells tested, all 20 divisions" in repr(st.max_t_two_groups(d[6:12, :2], GROUP[6:12]))
     assert repr(st.prevalence_test(d, 1.0)).startswith(
