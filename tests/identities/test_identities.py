@@ -190,3 +190,9 @@ def test_differences_are_found_and_nan_is_never_small() -> None:
 def test_an_unknown_identity_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown identity 'I13'; there are I0, I1"):
         named("I13")
+
+
+def test_nan_is_the_worst_finding_wherever_it_stands() -> None:
+    broken = [Finding(float("nan"), 1.0), Finding(float("inf"), float("inf")), Finding(1.0, float("nan"))]
+    for bad in broken:
+        assert worst([Finding(0.1, 1.0), bad]).relative == worst([bad, Finding(0.1, 1.0)]).relative == float("inf")

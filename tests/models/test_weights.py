@@ -673,7 +673,7 @@ def test_a_result_of_half_precision_says_so_once(tiny_model_dir: Any) -> None:
 def test_pages_and_prints_of_their_own_say_it_too() -> None:
     found = located()
     half = replace(found, settings={**found.settings, "dtype": "float16"})
-    page = Report("title").result(half).page()
+    page = Report("Title", question="Which?").result(half).page()
     said = "The model ran in float16"
     assert [repr(half).count(said), page.count(said)] == [1, 1] and said not in repr(found)
 
