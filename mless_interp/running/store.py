@@ -95,7 +95,7 @@ def load(path: str | Path) -> dict[str, Any]:
         form, results, where = document.get("format"), document["results"].items(), document["provenance"]
     if form != 1:
         raise ValueError(f"{str(folder)!r} has format {form!r}, this version reads format 1")
-    with _naming(folder / ARRAYS), np.load(folder / ARRAYS, allow_pickle=False) as kept:
+    with _naming(folder / ARRAYS), (folder / ARRAYS).open("rb") as file, np.load(file, allow_pickle=False) as kept:
         arrays = {name: kept[name] for name in kept.files}
     with _naming(folder / DOCUMENT):
         return {name: _rebuild(part, arrays) for name, part in results} | {"provenance": where}
@@ -113,7 +113,7 @@ def _naming(file: Path) -> Iterator[None]:
     except _Refused:
         raise
     except Exception as error:
-        what = f"no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
+        what = f"no {error}" if isinstance(error, KeyError) else " ".join(str(error).split()) or type(error).__name__
         raise ValueError(
             f"{str(file)!r} is damaged or missing ({what}); take a copy that is whole, or make the results again"
         ) from error

@@ -1,4 +1,4 @@
-"""Saved results: written whole or not at all, read back unchanged; and checkpoints: nothing finished is lost."""
+"""Saved results: written whole or not at all, read back unchanged, and refused by name where they are damaged."""
 
 import json
 from collections.abc import Callable
@@ -9,32 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from files_under_test import everything_in
 from models_under_test import loaded
 from results_under_test import same
 
 from mless_interp.heads import Head
 from mless_interp.patching.scores import PatchScores
+from mless_interp.running.folders import MANIFEST, write_manifest
 from mless_interp.running.store import load, provenance, save
 from mless_interp.statistics import Interval
-
-
-def contents(folder: Path) -> dict[str, str]:
-    """Every file under a folder, hidden ones and leftovers too."""
-    return {str(path.relative_to(folder)): path.read_text() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def everything_in(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
-
-
-@pytest.fixture
-def old(tmp_path: Path) -> Path:
-    """A folder with an old result, alone in its parent."""
-    folder = tmp_path / "out"
-    folder.mkdir()
-    (folder / "old.txt").write_text("old")
-    return folder
-
 
 # ------------------------------------------------------------------------------------------------- saving and loading
 
@@ -151,6 +134,7 @@ def rewritten(folder: Path, **changes: Any) -> Path:
     document["results"]["PatchScores"] |= {key: value for key, value in changes.items() if key == "class"}
     document |= {key: value for key, value in changes.items() if key != "class"}
     (folder / "results.json").write_text(json.dumps(document))
+    write_manifest(folder)
     return folder
 
 
@@ -197,8 +181,128 @@ def test_pickled_objects_are_never_loaded(tmp_path: Path) -> None:
     with np.load(folder / "arrays.npz") as arrays:
         changed = dict(arrays) | {"PatchScores.donor": np.array([{"a": 1}], dtype=object)}
     np.savez(folder / "arrays.npz", **changed)
+    write_manifest(folder)
     with pytest.raises(ValueError, match="allow_pickle=False"):
         load(folder)
+
+
+# -------------------------------------------------------------------------------------------------------------- damage
+
+
+@pytest.mark.parametrize("name", ["results.json", "arrays.npz"])
+@pytest.mark.parametrize(
+    ("damage", "what"),
+    [
+        (lambda data: None, "is missing"),
+        (lambda data: data[:-20], r"has \d+ bytes of \d+"),
+        (lambda data: b"", "has 0 bytes of"),
+        (lambda data: data[:300] + bytes([data[300] ^ 1]) + data[301:], "has other contents than when it was written"),
+    ],
+    ids=["missing", "cut", "empty", "a bit"],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, name: str, damage: Any, what: str) -> None:
+    folder = save(tmp_path / "out", made_scores())
+    data = damage((folder / name).read_bytes())
+    (folder / name).unlink()
+    if data is not None:
+        (folder / name).write_bytes(data)
+    with pytest.raises(
+        ValueError, match=rf"'.*out/{name}' {what}.*damaged; take a copy that is whole, or make them again"
+    ):
+        load(folder)
+
+
+def test_both_damaged_files_are_named(tmp_path: Path) -> None:
+    folder = save(tmp_path / "out", made_scores())
+    for name in ("results.json", "arrays.npz"):
+        (folder / name).write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"results.json' has 1 bytes of .*; '.*arrays.npz' has 1 bytes of"):
+        load(folder)
+
+
+@pytest.mark.parametrize("name", ["results.json", "arrays.npz"])
+@pytest.mark.parametrize("at", [0.0, 0.1, 0.5, 0.9, 0.99, None])
+def test_damage_without_a_manifest_names_the_file_too(tmp_path: Path, name: str, at: float | None) -> None:
+    """As in folders of version 0.1: cut off anywhere, or gone; one clear error."""
+    folder = save(tmp_path / "out", made_scores())
+    (folder / MANIFEST).unlink()
+    assert same(load(folder)["PatchScores"], made_scores())
+    data = (folder / name).read_bytes()
+    (folder / name).unlink()
+    if at is not None:
+        (folder / name).write_bytes(data[: int(at * len(data))])
+    missing = at is None and name == "results.json"
+    with pytest.raises(FileNotFoundError if missing else ValueError, match=name):
+        load(folder)
+
+
+FORMS = [
+    "[]",
+    "{}",
+    "3",
+    '{"format": 1}',
+    '{"format": 1, "results": [], "provenance": {}}',
+    '{"format": 1, "results": 3}',
+]
+PARTS = ["3", "{}", '{"class": "PatchScores"}', '{"class": "PatchScores", "fields": {"seed": {}}}']
+
+
+@pytest.mark.parametrize(
+    "document", [*FORMS, *(f'{{"format": 1, "provenance": {{}}, "results": {{"a": {part}}}}}' for part in PARTS)]
+)
+def test_a_document_of_another_form_is_named(tmp_path: Path, document: str) -> None:
+    folder = save(tmp_path / "out", made_scores())
+    (folder / "results.json").write_text(document)
+    write_manifest(folder)
+    with pytest.raises(ValueError, match=r"results.json' is damaged or missing \(.+\); take a copy"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("patched", np.zeros((3, 2)), r"patched must be \[problem, layer, head_of_layer\], got shape \(3, 2\)"),
+        ("noise", np.zeros((3, 5)), "noise has 5 along 'layer', patched has 2"),
+        ("noise", np.zeros((2, 2)), "noise has 2 along 'problem', problem_ids has 3"),
+        ("donor", np.zeros(2), "3 problems but arrays of shape"),
+    ],
+)
+def test_arrays_that_do_not_fit_together_are_refused(
+    tmp_path: Path, name: str, array: np.ndarray, message: str
+) -> None:
+    folder = save(tmp_path / "out", made_scores(noise=np.zeros((3, 2))))
+    with np.load(folder / "arrays.npz") as arrays:
+        changed = dict(arrays) | {f"PatchScores.{name}": array}
+    np.savez(folder / "arrays.npz", **changed)
+    write_manifest(folder)
+    with pytest.raises(ValueError, match=message):
+        load(folder)
+
+
+def test_an_array_that_is_not_there_is_named(tmp_path: Path) -> None:
+    folder = save(tmp_path / "out", made_scores())
+    np.savez(folder / "arrays.npz", other=np.zeros(3))
+    write_manifest(folder)
+    with pytest.raises(ValueError, match=r"results.json' is damaged or missing \(no 'PatchScores.patched'\)"):
+        load(folder)
+
+
+def test_names_with_dots_keep_their_own_arrays(tmp_path: Path) -> None:
+    """Also where another's field has that name, or a name ends as files of arrays do."""
+    first, second, third = (made_scores(donor=np.full(3, value)) for value in (1.0, 2.0, 3.0))
+    settings = {"a": np.zeros(2), "a.npy": np.ones(2), "b.c": np.full(2, 3.0), "b": {"c": np.full(2, 4.0)}}
+    deep = {"donor": made_scores(settings={"x": np.full(3, 5.0)})}
+    everything = {"x": first, "x.settings": second, "x%2Esettings": third, "x.npy": made_scores(settings=settings)}
+    everything |= {"y": made_scores(settings=deep), "y.settings": made_scores(), "y.settings.donor": second}
+    found = load(save(tmp_path / "out", **everything))
+    assert all(same(found[name], scores) for name, scores in everything.items())
+
+
+def test_a_folder_half_replaced_by_a_run_that_died_is_found(tmp_path: Path) -> None:
+    folder = save(tmp_path / "out", made_scores())
+    folder.rename(tmp_path / ".out.old")
+    assert same(load(folder)["PatchScores"], made_scores())
+    assert everything_in(tmp_path) == ["out"]
 
 
 # --------------------------------------------------------------------------------------------------------- provenance
