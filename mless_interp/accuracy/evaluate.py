@@ -120,9 +120,6 @@ def evaluate_accuracy(
         check_engine(running, model, run.decoding)
     settings = {
         **model.identity,
-        "seed": seed,
-        "problems": _fingerprint([[problem.id, problem.answer] for problem in asked]),
-        "prompts": {run.name: _fingerprint([request.prompt for request in run.requests]) for run in runs},
         "engine": running.name,
         "template": made.name,
         "n_problems": len(asked),
@@ -132,6 +129,9 @@ def evaluate_accuracy(
         "max_new_tokens": max_new_tokens,
         "stop_after_box": stop_after_box,
         "treatments": {treatment.name: treatment.record() for treatment in chosen},
+        "seed": seed,
+        "problems": _fingerprint([[problem.id, problem.answer] for problem in asked]),
+        "prompts": {run.name: _fingerprint([request.prompt for request in run.requests]) for run in runs},
     }
     if special_words(spelt):
         settings["special_tokens_as_text"] = sum(bool(parts) for _, parts in spelt)
