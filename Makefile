@@ -25,7 +25,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo tutorials test test-fast test-tl4 browser check format bench docs clean
+.PHONY: help demo tutorials test test-fast test-tl4 browser check format mutants bench docs clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -69,6 +69,9 @@ check: $(VENV)/.installed-dev ## formatting, lint, types, links of all Markdown 
 format: $(VENV)/.installed-dev ## format the code and repair what lint can repair
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
+
+mutants: $(VENV)/.installed-dev ## small faults put into the code: how many do the tests notice? (all rooms, or ARGS="metrics")
+	$(VENV)/bin/python tools/mutants.py $(ARGS)
 
 bench: $(VENV)/.installed-dev ## run the benchmarks
 	@set -e; for script in $(sort $(wildcard benchmarks/*.py)); do echo "== $$script"; $(VENV)/bin/python $$script; done

@@ -13,10 +13,17 @@ os.environ["MPLBACKEND"] = "agg"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
-from jaxtyping import install_import_hook
+from jaxtyping import config, install_import_hook
 
 # Before anything imports the package: every shape and type in its signatures is checked whenever a test calls it.
 install_import_hook("mless_interp", "beartype.beartype")
+
+
+@pytest.fixture
+def untyped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As users call the package: no check of types, so that its own messages about wrong input are heard."""
+    monkeypatch.setattr(config, "jaxtyping_disable", True)
+
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -325,7 +325,6 @@ def run_edits(
         raise ValueError(f"{intervention.name!r} takes activations from another run: give its recording as donor")
     masks, plain = model.visible(inputs), model.visible(inputs.unmasked)
     span = span.to(inputs.tokens.device).expand(inputs.tokens.shape)
-    nowhere = torch.zeros_like(donor.inputs.tokens, dtype=torch.bool) if donor is not None else None
     edits: dict[str, Edit] = {}
 
     def of_layer(layer: int, numbers: list[int]) -> None:
@@ -333,8 +332,9 @@ def run_edits(
 
         def edit_z(z: Tensor) -> Tensor:
             source = None
-            if donor is not None and nowhere is not None:
-                source = LayerState.of(model, donor, layer, span=span if span.shape == nowhere.shape else nowhere)
+            if donor is not None:  # where its span lies, no intervention asks
+                unread = torch.zeros_like(donor.inputs.tokens, dtype=torch.bool)
+                source = LayerState.of(model, donor, layer, span=unread)
             q, k, v = held.take(*parts)
             state = LayerState(
                 q=q[:, start:],

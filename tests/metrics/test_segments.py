@@ -1,7 +1,5 @@
 """Segments and patterns: masks, visible keys, and the check that rows sum to 1."""
 
-import inspect
-
 import pytest
 import torch
 
@@ -131,25 +129,24 @@ def test_attention_to_later_tokens_is_not_accepted():
         checked(torch.full((2, 2), 0.5))
 
 
+@pytest.mark.usefixtures("untyped")
 def test_a_block_needs_its_positions():
     with pytest.raises(ValueError, match="2 rows over 3 keys needs dest_positions"):
         checked(torch.ones(2, 3) / 3)
     with pytest.raises(ValueError, match="dest_positions must lie in 0 to 2, got 1 to 3"):
         row_positions(torch.ones(2, 3), torch.tensor([1, 3]))
     with pytest.raises(ValueError, match=r"one position per row \(2 rows\)"):
-        # called below the type check, which would refuse the length first
-        inspect.unwrap(row_positions)(torch.ones(2, 3), torch.tensor([1]))
+        row_positions(torch.ones(2, 3), torch.tensor([1]))
 
 
+@pytest.mark.usefixtures("untyped")
 def test_masks_of_the_wrong_kind_are_refused():
     with pytest.raises(ValueError, match="span must be a boolean mask over the tokens, got torch.int64"):
         check_segment(torch.tensor([0, 1]), name="span", n_tokens=2)
     with pytest.raises(ValueError, match=r"question must have one entry for each of the 3 tokens, got shape \(2,\)"):
         check_segment(torch.tensor([True, False]), name="question", n_tokens=3)
     with pytest.raises(ValueError, match="visible must be boolean and fit a pattern"):
-        inspect.unwrap(resolved_visible)(
-            torch.ones(2, 5, 3, 3), visible=torch.ones(2, 3, 3, dtype=torch.bool), dest_positions=None
-        )
+        resolved_visible(torch.ones(2, 5, 3, 3), visible=torch.ones(2, 3, 3, dtype=torch.bool), dest_positions=None)
     with pytest.raises((TypeError, ValueError)):
         segment_mean(torch.ones(3), mask(0, n=4))
     with pytest.raises((TypeError, ValueError)):

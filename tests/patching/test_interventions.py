@@ -1,5 +1,6 @@
 """Interventions by their formulas, as sets of heads in one run, and while generating."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from mless_interp.heads import Head
 from mless_interp.models.base import Model
 from mless_interp.models.info import AttentionRule
 from mless_interp.models.inputs import Inputs
+from mless_interp.patching import interventions
 from mless_interp.patching.interventions import (
     INTERVENTIONS,
     EdgeNoise,
     Gate,
+    Intervention,
     Knockout,
     KnockoutZero,
     LayerState,
@@ -24,6 +27,7 @@ from mless_interp.patching.interventions import (
     RerouteToSink,
     RerouteUniform,
     RestoreScale,
+    edit_named,
     generate,
     run_edits,
 )
@@ -126,6 +130,219 @@ def test_matched_mass_is_drawn_for_a_problem_by_its_name() -> None:
     assert taken("a") == [a] and taken("b", "a") == [b, a]
     others = [b, *taken("a", layer=1), *taken("a", seed=1), *taken("a", draw=1)]
     assert len({a, *others}) == 5
+
+
+def rows_by_hand(kind: str, row: torch.Tensor, v: torch.Tensor, span: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """One row's head output, from its attention `[src]`, its head's values `[src, d]`, the span and what it sees."""
+    mass, kept = row[span].sum(), torch.where(span, 0.0, row)
+    sink = int((~span).int().argmax())
+    match kind:
+        case "knockout":
+            changed = kept / kept.sum() if kept.sum() > 0 else row
+        case "knockout_zero":
+            changed = kept
+        case "gate":
+            changed = torch.where(span, 0.25 * row, row)
+            changed = changed / changed.sum()
+        case "reroute_to_sink":
+            changed = kept + mass * torch.nn.functional.one_hot(torch.tensor(sink), len(row))
+            changed = changed if seen[sink] else torch.full_like(row, torch.nan)
+        case "reroute_uniform":
+            others = seen & ~span
+            changed = kept + mass * others / max(1, int(others.sum()))
+        case "restore_scale":
+            changed = torch.where(span, row, 0.0)
+    return changed @ v
+
+
+@pytest.mark.parametrize(
+    "intervention", [Knockout(), KnockoutZero(), Gate(0.25), RerouteToSink(), RerouteUniform(), RestoreScale()]
+)
+def test_every_row_of_every_head_is_edited_by_itself(intervention: Any) -> None:
+    """Two prompts with spans of their own, four query heads over two key-value heads, the last five of seven rows."""
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    span = torch.tensor([[0, 0, 1, 1, 0, 0, 0], [1, 1, 1, 0, 0, 0, 0]], dtype=torch.bool)
+    visible = torch.ones(7, 7, dtype=torch.bool).tril()[2:].expand(2, 1, 5, 7)
+    parts: dict[str, Any] = {
+        "q": draw(2, 5, 4, 3),
+        "k": draw(2, 7, 2, 3),
+        "v": draw(2, 7, 2, 3),
+        "z": draw(2, 5, 4, 3),
+        "visible": visible,
+        "unmasked": visible,
+        "span": span,
+    }
+    state = state_by_hand(**parts, donor=state_by_hand(**{**parts, "z": draw(2, 5, 4, 3)}))
+    found, pattern = intervention(state), state.pattern()
+    for prompt in range(2):
+        for head in range(4):
+            for row in range(5):
+                shown = (
+                    pattern[prompt, head, row],
+                    state.v[prompt, :, head // 2],
+                    span[prompt],
+                    visible[prompt, 0, row],
+                )
+                expected = rows_by_hand(intervention.name, *shown)
+                if intervention.name == "restore_scale":
+                    expected = expected + state.donor.z[prompt, row, head]
+                torch.testing.assert_close(found[prompt, row, head], expected, equal_nan=True)
+    torch.testing.assert_close(state.span_mass(), (pattern * span[:, None, None, :]).sum(-1))
+
+
+def test_matched_mass_takes_as_much_from_keys_that_may_be_taken_from() -> None:
+    """Values that are the unit vectors show the pattern itself."""
+    generator = torch.Generator().manual_seed(1)
+    n = 9
+    span = torch.tensor([0, 1, 1, 0, 0, 0, 0, 0, 0], dtype=torch.bool)[None]
+    visible = torch.ones(n, n, dtype=torch.bool).tril()[5:].expand(1, 1, 4, n)
+    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    parts: dict[str, Any] = {"q": draw(1, 4, 2, 3), "k": draw(1, n, 1, 3), "z": draw(1, 4, 2, n), "visible": visible}
+    state = state_by_hand(**parts, unmasked=visible, span=span, v=torch.eye(n, dtype=torch.float64).view(1, n, 1, n))
+    before, after = state.pattern()[0], MatchedMassKnockout()(state)[0].transpose(0, 1)
+    mass = before[..., span[0]].sum(-1)
+    own = torch.arange(5, 9)
+    reached = 0
+    for head in range(2):
+        for row in range(4):
+            others = torch.arange(3, int(own[row]))
+            if before[head, row, others].sum() < mass[head, row]:
+                assert after[head, row].isnan().all()
+                continue
+            reached += 1
+            left = after[head, row] * (1 - mass[head, row])
+            untouched = [0, 1, 2, *range(int(own[row]), n)]
+            torch.testing.assert_close(left[untouched], before[head, row, untouched])
+            taken = before[head, row, others] - left[others]
+            assert (taken > -1e-12).all() and float(taken.sum()) == pytest.approx(float(mass[head, row]))
+            part = (taken > 1e-12) & (left[others] > 1e-12)
+            assert part.sum() <= 1, "only the last key is taken from in part"
+    assert reached >= 2
+
+
+class Seen(Intervention):
+    """Keeps what it is shown; changes nothing."""
+
+    name = "seen"
+    needs_donor = False
+
+    def __init__(self) -> None:
+        self.states: list[LayerState] = []
+
+    def __call__(self, state: LayerState) -> torch.Tensor:
+        self.states.append(state)
+        return state.z + 1
+
+
+def test_an_intervention_in_a_run_is_shown_its_layer_as_recorded(tiny_model_dir: Any) -> None:
+    model, pair = prepared("bridge", tiny_model_dir)
+    inputs, start, span = pair.condition("masked"), pair.span[1], pair.span_mask[None]
+    donor = model.record(pair.condition("base"), start=2)
+    seen = Seen()
+    edits = run_edits(model, inputs, seen, [Head(2, 1), Head(1, 3)], span=span, start=start, donor=donor)
+    result = model.run(
+        inputs.tokens,
+        attention_mask=inputs.attention_mask,
+        edits=edits,
+        capture=dict.fromkeys(["blocks.1.attn.hook_z"]),
+    )
+    assert [state.layer for state in seen.states] == [1, 2] and result.captured
+    (state, _), recording = seen.states, model.record(inputs, start=start)
+    expected = LayerState.of(model, recording, 1, span=span)
+    for name in ("q", "k", "v", "z"):
+        torch.testing.assert_close(getattr(state, name), getattr(expected, name), msg=name)
+    for name in ("visible", "unmasked", "span"):
+        assert getattr(state, name).equal(getattr(expected, name)), name
+    assert (state.unmasked != state.visible).any() and state.rule == expected.rule and state.names == ()
+    assert state.donor is not None and state.donor.z.equal(donor.z[1]) and not state.donor.span.any()
+    none = Seen()
+    model.run(inputs.tokens, edits=run_edits(model, Inputs(inputs.tokens), none, [Head(0, 0)], span=span, start=0))
+    assert none.states[0].donor is None and none.states[0].z.shape[1] == inputs.n_tokens
+
+
+def test_edits_leave_other_heads_and_earlier_rows_alone(tiny_model_dir: Any) -> None:
+    model, pair = prepared("bridge", tiny_model_dir)
+    inputs, start = pair.condition("inserted"), pair.span[1]
+    edits = run_edits(model, inputs, Seen(), [Head(1, 3), Head(1, 5)], span=pair.span_mask[None], start=start)
+    z = torch.zeros(1, inputs.n_tokens, 8, 8)
+    after = {}
+
+    def kept(value: torch.Tensor) -> torch.Tensor:
+        after["before"] = value.clone()
+        after["after"] = edits["blocks.1.attn.hook_z"](value)
+        assert value.equal(after["before"]), "the model's own tensor is not edited"
+        return after["after"]
+
+    model.run(inputs.tokens, edits={**edits, "blocks.1.attn.hook_z": kept})
+    difference = (after["after"] - after["before"]).expand_as(z)
+    expected = torch.zeros_like(z)
+    expected[:, start:, [3, 5]] = 1
+    torch.testing.assert_close(difference, expected)
+
+
+@pytest.mark.usefixtures("untyped")
+def test_names_and_labels_of_interventions() -> None:
+    assert edit_named("knockout", "denoising") == Knockout() and edit_named("knockout", "noising") == EdgeNoise()
+    assert edit_named("reroute_uniform", "noising") == RerouteUniform() and edit_named("q", "denoising") == PatchInput(
+        "q"
+    )
+    gate = Gate(0.5)
+    assert edit_named(gate, "noising") is gate
+    with pytest.raises(TypeError, match=r"edit must be a name \(z, knockout, .*\) or an Intervention, got 3"):
+        edit_named(3, "noising")
+    with pytest.raises(ValueError, match="edit"):
+        edit_named("erase", "noising")
+    assert (gate.label, Knockout().label, PatchInput("k").label) == ("gate(g=0.5)", "knockout", "input(part=k)")
+    assert MatchedMassKnockout(1, 2).label == "matched_mass(seed=1, draw=2)"
+    assert Gate(0.0).g == 0.0 and Gate(1.0).g == 1.0
+    with pytest.raises(ValueError, match="between 0 and 1, got -0.1"):
+        Gate(-0.1)
+
+
+def test_a_span_without_an_intervention_changes_nothing_and_edits_begin_at_the_first_token(
+    tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    pair = pairs_for(model, count=1)[0]
+    inputs = pair.condition("inserted")
+    plain = generate(model, inputs, max_new_tokens=2)
+    assert plain.shape == (1, 2) and generate(model, inputs, max_new_tokens=2, span=pair.span_mask[None]).equal(plain)
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(interventions, "run_edits", lambda *_, **options: asked.append(options) or {})
+    cut = {"intervention": Knockout(), "heads": model.info.heads}
+    found = generate(model, inputs, max_new_tokens=2, span=pair.span_mask, **cut)
+    assert found.equal(plain) and [options["start"] for options in asked] == [0, 0]
+    for step, options in enumerate(asked):  # generated tokens are no part of the span
+        assert options["span"].equal(torch.nn.functional.pad(pair.span_mask[None], (0, step)))
+    odd = [Inputs(inputs.tokens, position_ids=torch.arange(inputs.n_tokens)[None]), pair.condition("masked")]
+    for given in odd:
+        with pytest.raises(ValueError, match="continues one plain prompt"):
+            generate(model, given, max_new_tokens=1)
+    assert generate(model, inputs, max_new_tokens=1, stop_ids=[int(plain[0, 1])]).equal(plain[:, :1])
+
+
+def test_a_recording_without_queries_cannot_be_edited_in_its_attention(tiny_model_dir: Any) -> None:
+    model, pair = prepared("bridge", tiny_model_dir)
+    recording = replace(model.record(pair.condition("inserted"), start=1), q=())
+    monkey = pytest.MonkeyPatch()
+    said: list[str] = []
+    monkey.setattr(type(model), "need_rotated", lambda self, what: said.append(what))
+    with monkey.context(), pytest.raises(IndexError):
+        LayerState.of(model, recording, 0, span=pair.span_mask[None])
+    monkey.undo()
+    assert said == ["edits of attention (other than edit='z')"]
+
+
+def test_inputs_are_taken_from_runs_of_equal_length_only() -> None:
+    longer = state_by_hand(
+        k=torch.zeros(1, 5, 1, 1, dtype=torch.float64), v=torch.zeros(1, 5, 1, 1, dtype=torch.float64)
+    )
+    for part in "qkv":
+        with pytest.raises(ValueError, match="needs two runs of equal length: use contrast 'content' or 'shift'"):
+            PatchInput(part)(state_by_hand(donor=longer))
+    other = state_by_hand(k=torch.zeros(1, 4, 1, 1, dtype=torch.float64))
+    assert value(PatchInput("k"), state_by_hand(donor=other)) == pytest.approx(1111 / 4)
 
 
 def prepared(backend: str, tiny_model_dir: Any) -> tuple[Model, PromptPair]:

@@ -1,7 +1,6 @@
 """What an option changes, what is refused by name, how results print, and the smallest inputs that are allowed."""
 
 from collections.abc import Callable
-from inspect import unwrap
 from typing import Any
 
 import numpy as np
@@ -267,7 +266,7 @@ def test_ties_at_the_border_go_to_the_earlier_cell() -> None:
 
 @pytest.mark.parametrize(
     ("call", "message"),
-    [  # `unwrap` goes below the type check of the tests, which would refuse the word first
+    [
         (lambda: st.sample_size(0.5, power=1.0), "power must lie between 0 and 1, got 1.0"),
         (lambda: st.sample_size(0.5, alpha=0.0), "alpha must lie between 0 and 1, got 0.0"),
         (lambda: st.sample_size(0.5, n_tests=0), "n_tests must be at least 1, got 0"),
@@ -308,15 +307,15 @@ def test_ties_at_the_border_go_to_the_earlier_cell() -> None:
         (lambda: st.detectable_prevalence(64, 5, power=0.0), "power must lie between 0 and 1"),
         (lambda: st.prevalence_test(np.array([np.inf]), 0.0), "effects holds 1 infinite values"),
         (
-            lambda: unwrap(st.max_t_sign_flip)(VALUES, statistic="median"),
+            lambda: st.max_t_sign_flip(VALUES, statistic="median"),
             "statistic must be one of 't', 'mean', got 'median'",
         ),
         (
-            lambda: unwrap(st.max_t_sign_flip)(VALUES, alternative="both"),
+            lambda: st.max_t_sign_flip(VALUES, alternative="both"),
             "alternative must be one of 'two-sided', 'greater', 'less'",
         ),
         (
-            lambda: unwrap(st.sign_flip)(VALUES, alternative="both"),
+            lambda: st.sign_flip(VALUES, alternative="both"),
             "alternative must be one of 'two-sided', 'greater', 'less'",
         ),
         (lambda: st.sign_flip(VALUES, n_permutations=0), "n_permutations must be at least 1"),
@@ -333,16 +332,16 @@ def test_ties_at_the_border_go_to_the_earlier_cell() -> None:
         (lambda: st.mcnemar(-1, 2), "only_first must be at least 0"),
         (lambda: st.pass_at_k(1, 4, k=0), "k must be at least 1, got 0"),
         (lambda: st.pass_at_k(1, -4, k=1), "n_samples must not be negative"),
-        (lambda: unwrap(st.rank_intervals)(VALUES, by="rank"), "by must be one of 'abs', 'value', got 'rank'"),
+        (lambda: st.rank_intervals(VALUES, by="rank"), "by must be one of 'abs', 'value', got 'rank'"),
         (lambda: st.rank_intervals(VALUES, top_k=0), "top_k must be at least 1"),
         (lambda: st.rank_intervals(VALUES, top_k=1, confidence=1.0), "confidence must lie between 0 and 1"),
         (lambda: st.rank_intervals(VALUES, top_k=1, n_resamples=1), "n_resamples must be at least 2"),
-        (lambda: unwrap(st.split_half_spearman)(VALUES, by="rank"), "by must be one of 'abs', 'value', got 'rank'"),
+        (lambda: st.split_half_spearman(VALUES, by="rank"), "by must be one of 'abs', 'value', got 'rank'"),
         (lambda: st.split_half_spearman(VALUES, n_splits=0), "n_splits must be at least 1"),
-        (lambda: unwrap(st.jaccard_at_k)(np.ones(3), np.ones(3), k=1, by="rank"), "by must be one of 'abs', 'value'"),
+        (lambda: st.jaccard_at_k(np.ones(3), np.ones(3), k=1, by="rank"), "by must be one of 'abs', 'value'"),
         (lambda: st.jaccard_at_k(np.ones(3), np.ones(3), k=0), "k must be at least 1"),
         (
-            lambda: unwrap(st.rank_enrichment)(VALUES, np.array([0]), by="rank"),
+            lambda: st.rank_enrichment(VALUES, np.array([0]), by="rank"),
             "by must be one of 'abs', 'value', got 'rank'",
         ),
         (lambda: st.rank_enrichment(VALUES, np.array([0]), n_draws=0), "n_draws must be at least 1"),
@@ -366,9 +365,10 @@ def test_ties_at_the_border_go_to_the_earlier_cell() -> None:
             r"one label per cell, \(3,\), got \(2,\)",
         ),
         (lambda: st.rank_enrichment(VALUES * np.nan, np.array([1])), "3 cells are undefined .NaN. on some problem"),
-        (lambda: unwrap(st.derive_generator)(1.5), "seed must be a whole number, got 1.5"),
+        (lambda: st.derive_generator(1.5), "seed must be a whole number, got 1.5"),
     ],
 )
+@pytest.mark.usefixtures("untyped")
 def test_what_is_wrong_is_named(call: Callable[[], object], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         call()
