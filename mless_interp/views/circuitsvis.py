@@ -20,7 +20,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -31,9 +31,11 @@ import numpy as np
 from ..heads import Head, as_heads
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
+from ..running.visible import visible
 from ..scores import AttentionProfile
+from .notebook import show_after_cell
 from .packing import packed, scale_of
-from .pooling import MARK, PairAttention, Patterns, both_names, read_attention, readable, seams
+from .pooling import MARK, PairAttention, Patterns, both_names, problem_index, read_attention, readable, seams
 
 COLOURS = ("#B2182B", "#2166AC", "#F4E9A0")
 """More, less, inserted: the ends of the still pictures' colours, told apart by colour-blind people."""
@@ -50,16 +52,21 @@ class View:
     """CircuitsVis elements with their numbers: shows in a notebook without the network, saves as one small HTML page.
 
     `data` is what the page's script reads, `body` the fragment's fixed part, `precision` a sentence on how exact the numbers
-    are.
+    are, `seen` how it was shown or saved.
     """
 
     title: str
     body: str
     data: dict[str, Any]
     precision: str = ""
+    seen: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        show_after_cell(self)
 
     def fragment(self) -> str:
         """This view's part of a page that holds `shared_script()` once."""
+        self.seen.add("written")
         text = json.dumps(self.data, separators=(",", ":"), allow_nan=False)
         safe = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
         name = "view-" + hashlib.sha256((self.body + safe).encode()).hexdigest()[:12]
@@ -88,7 +95,23 @@ class View:
         return shared_script() + self.fragment()
 
     def __repr__(self) -> str:
-        return f"View({self.title!r}); the last line of a notebook cell shows it, .save('page.html') writes it"
+        return f"View({self.title!r}); a notebook shows it, .save('page.html') writes it"
+
+
+_OWN_LABELS = (
+    ('`${d.replace(/\\s/g,"")} (${h})`', "`${d}`"),
+    (
+        "[`(${h.destIdx}, ${h.srcIdx})`,`Src: ${h.srcToken}`,`Dest: ${h.destToken} `,`Val: ${h.v}`]",
+        "[`attended: ${h.srcToken}`,`attending: ${h.destToken}`,`attention: ${h.v}`]",
+    ),
+    (
+        "width:d=>d.chart.chartArea.width/u.length",
+        "width:d=>(d.chart.canvas.mlessChart=d.chart).chartArea.width/u.length",
+    ),
+    ('"Source Token"', '"attended token (position)"'),
+    ('"Destination Token"', '"attending token (position)"'),
+)
+"""CircuitsVis numbers what it draws; here labels and tooltips name true positions, and the page knows where the chart is."""
 
 
 @lru_cache(maxsize=1)
@@ -98,6 +121,8 @@ def shared_script() -> str:
 
     source = (Path(circuitsvis.__file__).parent / "dist" / "cdn" / "iife.js").read_text(encoding="utf-8")
     source = re.sub(r"//# sourceMappingURL=.*", "", source)
+    for published, here in _OWN_LABELS:
+        source = source.replace(published, here)
     script = base64.b64encode(zlib.compress(source.encode(), 9)).decode()
     drawing = (files(__package__) / "circuitsvis.html").read_text(encoding="utf-8")
     return f'<script type="text/plain" class="mless-circuitsvis">{script}</script>{drawing}'
@@ -105,23 +130,28 @@ def shared_script() -> str:
 
 def attention(
     model: Model,
-    pair: PromptPair,
+    pair: PromptPair | Sequence[PromptPair],
     heads: Iterable[Head | str],
     *,
+    problem: str | int | None = None,
     conditions: Sequence[str] = ("base", "inserted"),
     difference: bool = True,
-    max_span: int | None = 12,
+    max_span: int | None = 1,
     scale: float | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> View:
     """Attention of chosen heads without and with the insertion, and their difference, side by side on one colour scale.
 
-    A button per head; all panels show the chosen one. Inserted tokens are marked (texts, and a yellow band beyond the
-    diagonal); a longer span than `max_span` is pooled into that many (None: never). A pooled cell is the mean of the cells
-    it stands for. The difference is last minus first condition, on the tokens that both have.
+    A button per head; all panels show the chosen one. Inserted tokens are marked (texts, a yellow band beyond the diagonal, a
+    frame round their columns); a longer span than `max_span` is drawn as that many blocks (None: never). A block's column is
+    the sum of its tokens' attention, its row the mean of theirs, so every row sums to 1. Labels and tooltips hold each token's
+    position in its own prompt. The difference is last minus first condition, on the tokens that both have.
 
     Parameters
     ----------
+    pair : one pair, or several: the mean over their problems, on what their prompts share (a segment of several lengths by
+        its first and last tokens, and one block between them).
+    problem : of several pairs only this one, by the problem's id or its place (zero-based).
     conditions : of base, inserted, gap, masked, held; a panel each.
     scale : attention with the darkest colour, the same in all panels. None: the 99th percentile of all cells shown, so that
         a sink does not pale everything else. Larger values keep their number.
@@ -132,7 +162,7 @@ def attention(
     if max_span is not None and max_span < 1:
         raise ValueError(f"max_span must be 1 or more, or None, got {max_span}")
     return attention_view(
-        read_attention(model, pair, heads, conditions=conditions),
+        read_attention(model, pair, heads, problem=problem, conditions=conditions),
         difference=difference,
         max_span=max_span,
         scale=scale,
@@ -144,7 +174,7 @@ def attention_view(
     read: PairAttention,
     *,
     difference: bool = True,
-    max_span: int | None = 12,
+    max_span: int | None = 1,
     scale: float | None = None,
     max_bytes: int = MAX_BYTES,
 ) -> View:
@@ -164,7 +194,14 @@ def attention_view(
         "kind": "attention",
         "heads": [both_names(head) for head in chosen],
         "panels": [
-            {"tokens": p.texts, "base": p.base.tolist(), "marked": p.inserted.astype(int).tolist()} for p in shown
+            {
+                "tokens": p.texts,
+                "base": p.base.tolist(),
+                "marked": p.inserted.astype(int).tolist(),
+                "places": p.places.tolist(),
+                "sizes": p.sizes.tolist(),
+            }
+            for p in shown
         ],
         "n_base": made.n_base,
         "seams": made.seams,
@@ -175,8 +212,9 @@ def attention_view(
         "table": made.table,
         "values": made.values,
     }
-    body = _attention_body(read, chosen, shown, panels, data, made.precision, made.n_base)
-    return View(f"Attention, problem {read.id}: {read.insertion}", body, data, made.precision)
+    title = visible(f"Attention, {read.of}: {read.insertion}")
+    body = _attention_body(title, read, chosen, shown, panels, data, made.precision, made.n_base)
+    return View(title, body, data, made.precision)
 
 
 def _compared(panels: list[Patterns]) -> dict[str, Any]:
@@ -189,6 +227,7 @@ def _compared(panels: list[Patterns]) -> dict[str, Any]:
 
 
 def _attention_body(
+    title: str,
     read: PairAttention,
     heads: tuple[Head, ...],
     shown: list[Patterns],
@@ -201,20 +240,30 @@ def _attention_body(
     words = ["Rows attend, columns are attended to; point at a cell for its number."]
     spans = [int(panel.inserted.sum()) for panel in panels if panel.inserted.any()]
     if spans:
-        pooled = f", drawn as {spans[0]} (each the mean of its tokens)" if spans[0] < read.n_inserted else ""
+        blocks = "one block" if spans[0] == 1 else f"{spans[0]} blocks"
+        pooled = f", drawn as {blocks}: the sum of the attention to its tokens" if spans[0] < read.n_inserted else ""
         words.append(
-            f"{read.n_inserted} tokens are inserted{pooled}: {MARK} before the text, yellow band in the chart."
+            f"{read.n_inserted} tokens are inserted{pooled} ({MARK} before the text, framed columns, yellow band)."
+        )
+    if read.n_problems > 1:
+        words.append(
+            "Where lengths differ between problems, tokens are counted from both ends of their segment (question +1, −1); "
+            "what lies between them is one block, its attention summed."
         )
     if n_blocks > DRAWN_ONE_BY_ONE:
         words.append(
-            f"{n_blocks} tokens are drawn in blocks (means) so that the browser can draw them; choose a window to see tokens "
+            f"{n_blocks} tokens are drawn in blocks (sums) so that the browser can draw them; choose a window to see tokens "
             "one by one."
         )
     words.append(precision)
-    titles = [f"{panel.title}, {int(panel.sizes.sum())} tokens" for panel in shown]
+    titles = [
+        f"{panel.title}" + (f", {int(panel.sizes.sum())} tokens" if read.n_problems == 1 else "") for panel in shown
+    ]
     if compared:
         on = "all tokens" if compared["all"] else "shared tokens"
         titles.append(f"difference: {shown[-1].condition} − {shown[0].condition} on {on}")
+        if not compared["all"]:
+            words.append("Positions in the difference: without → with the insertion.")
     figures = "".join(
         f'<figure><figcaption>{html.escape(title)} · <span class="mless-head-name"></span></figcaption>'
         '<div class="mless-chart"></div></figure>'
@@ -225,9 +274,11 @@ def _attention_body(
         f'<span class="mless-thumb"></span>{html.escape(str(head))}</button>'
         for head in heads
     )
-    legend = _legend("attention", scale, less=bool(compared), inserted=bool(spans))
+    legend = _legend("attention", scale, less=False, inserted=bool(spans))
+    if compared:
+        legend += _legend("difference", scale, less=True, inserted=False)
     return (
-        f"<h3>{html.escape(f'Attention, problem {read.id}: {read.insertion}')}</h3>"
+        f"<h3>{html.escape(title)}</h3>"
         f"<p>{html.escape(' '.join(words))}</p>"
         f'<div class="mless-heads" role="group" aria-label="heads (zero-based)">{buttons}</div>'
         f'<div class="mless-controls">{legend}{_windows(n_blocks)}'
@@ -246,7 +297,7 @@ def _legend(what: str, scale: float, *, less: bool, inserted: bool) -> str:
     )
     return (
         f'<span>{what}: {left}<span class="mless-bar" style="background:linear-gradient(to right,{bar})"></span>'
-        f"{scale:.3g} and more, in all panels</span>{swatch}"
+        f"{scale:.3g} and more</span>{swatch}"
     )
 
 
@@ -285,7 +336,7 @@ def tokens(
     chosen = profile.heads if heads is None else as_heads(heads)
     if not chosen:
         raise ValueError("no heads to show: name at least one")
-    index = _problem_index(profile, problem)
+    index = problem_index(profile.problem_ids, problem)
     names = tuple(conditions or profile.conditions)
     strips = {name: _strip(profile, name, index, max_span, relative) for name in names}
     places = [profile.of(head) for head in chosen]
@@ -318,19 +369,6 @@ def tokens(
         f'<div class="mless-controls">{_legend(short, scale, less=relative, inserted=False)}</div>{"".join(blocks)}'
     )
     return View(title, body, {"kind": "elements", "element": "ColoredTokens", "elements": elements})
-
-
-def _problem_index(profile: AttentionProfile, problem: str | int) -> int:
-    ids = profile.problem_ids
-    if isinstance(problem, str):
-        if problem not in ids:
-            raise ValueError(f"problem {problem!r} was not profiled; there are {', '.join(ids[:8])}")
-        return ids.index(problem)
-    if not 0 <= problem < len(ids):
-        raise ValueError(
-            f"problem {problem} is out of range: there are {len(ids)} (0 to {len(ids) - 1}), or give an id"
-        )
-    return problem
 
 
 def _strip(

@@ -238,7 +238,8 @@ def head_patterns(
     """Attention patterns before and after, a row per head: without, with, and their difference on shared tokens.
 
     One colour scale in the whole picture: `scale` has the darkest colour (None: the 99th percentile of all cells). Black
-    lines bound the inserted tokens, which are pooled into at most `max_span` (means; None: as they are).
+    lines bound the inserted tokens, which are drawn as at most `max_span` blocks (their attention
+    summed; None: as they are).
     """
     chosen = model.info.chosen(heads, what="show")
     panels = [read_patterns(model, pair, name, chosen).with_short_span(max_span) for name in conditions]

@@ -40,7 +40,7 @@ class Packed:
         words += f" up to the darkest colour, {self.above:.2g} above it" if self.above else ""
         words += "; the difference within twice that."
         if self.block > 1:
-            words += f" To keep the page small, {self.block} neighbouring tokens are pooled into one (means)."
+            words += f" To keep the page small, {self.block} neighbouring tokens are pooled into one (their attention summed)."
         return words
 
 

@@ -1,7 +1,8 @@
 """Patterns of chosen heads on one prompt pair, with their tokens: what pictures and pages of attention draw."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from ..models.sites import site
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair
 from ..running.registry import savable
+from ..running.visible import visible
 
 MARK = "▌"
 """Stands before the text of an inserted token."""
@@ -24,7 +26,8 @@ class Patterns:
     """Attention of chosen heads in one condition: `values` `[head, dest, src]`, one text per token.
 
     `base[token]` is the token's index in the prompt without insertion, -1 for inserted tokens (and tokens without a
-    match); `inserted[token]` whether it belongs to the span. A pooled token stands for `sizes[token]` of them.
+    match); `inserted[token]` whether it belongs to the span. A pooled token stands for `sizes[token]` of them, of which the
+    first stands at `places[token]` in the prompt (-1: that differs between the problems of a mean).
     """
 
     condition: str
@@ -33,6 +36,7 @@ class Patterns:
     base: np.ndarray
     inserted: np.ndarray
     sizes: np.ndarray
+    places: np.ndarray
 
     @property
     def title(self) -> str:
@@ -46,16 +50,15 @@ class Patterns:
         return self.values[:, rows, columns]
 
     def pooled(self, groups: Sequence[Sequence[int]]) -> "Patterns":
-        """Neighbouring tokens drawn as one: each cell is the mean over the visible cells it stands for.
+        """Neighbouring tokens drawn as one: a column is the sum of their attention, a row the mean of their rows.
 
-        Means, not sums, so that a pooled cell has the colour that its tokens have on average.
+        So a row still sums to 1, and a span that gets 93 % of a token's attention has a cell of 0.93, however long it is.
         """
-        n = len(self.texts)
-        member = np.zeros((len(groups), n))
+        member = np.zeros((len(groups), len(self.texts)))
         for row, group in enumerate(groups):
             member[row, list(group)] = 1.0
-        cells = member @ np.tril(np.ones((n, n))) @ member.T
-        sums = member @ np.tril(self.values) @ member.T
+        weights = member * self.sizes
+        rows = weights / weights.sum(1, keepdims=True)
         texts = []
         for group in groups:
             first, last = self.texts[group[0]], self.texts[group[-1]]
@@ -63,11 +66,12 @@ class Patterns:
             texts.append(first if len(group) == 1 else f"{several} ×{int(self.sizes[list(group)].sum())}")
         return Patterns(
             self.condition,
-            np.divide(sums, cells, where=cells > 0, out=np.zeros_like(sums)),
+            rows @ np.tril(self.values) @ member.T,
             tuple(texts),
             np.array([self.base[group[0]] for group in groups]),
             np.array([bool(self.inserted[group[0]]) for group in groups]),
             np.array([int(self.sizes[list(group)].sum()) for group in groups]),
+            np.array([self.places[group[0]] for group in groups]),
         )
 
     def with_short_span(self, max_span: int | None) -> "Patterns":
@@ -90,24 +94,88 @@ class Patterns:
             else:
                 groups.append([i])
         found = self.pooled(groups)
-        return Patterns(
-            found.condition,
-            found.values,
-            found.texts,
-            np.array([-1 if base < 0 else int(block_of[base]) for base in found.base]),
-            found.inserted,
-            found.sizes,
-        )
+        return replace(found, base=np.array([-1 if base < 0 else int(block_of[base]) for base in found.base]))
+
+
+def mean_patterns(model: Model, pairs: Sequence[PromptPair], condition: str, heads: Sequence[Head]) -> Patterns:
+    """The mean over problems of the patterns of chosen heads, on what all problems' prompts have; each problem counts once.
+
+    Prompts are cut into their segments, and where the span stands. Where a segment has several lengths, its first and last
+    tokens stay, counted from its two ends, and what lies between them is drawn as one (its attention summed).
+    """
+    runs = [_runs(pair) for pair in pairs]
+    for pair, each in zip(pairs, runs, strict=True):
+        if [name for name, _ in each] != [name for name, _ in runs[0]]:
+            raise ValueError(
+                f"problems {pairs[0].id!r} and {pair.id!r} have other segments, so there is no mean of their attention; "
+                "choose pairs of one template and one insertion, or show one problem (problem=...)"
+            )
+    lengths = [[length for _, length in each] for each in runs]
+    low, high = (
+        [min(column) for column in zip(*lengths, strict=True)],
+        [max(column) for column in zip(*lengths, strict=True)],
+    )
+    found = []
+    for pair, own in zip(pairs, lengths, strict=True):
+        ends = zip(own, low, high, strict=True)
+        sizes = [size for n, least, most in ends for size in ([1] * n if least == most else _blocks(n, least))]
+        found.append(read_patterns(model, pair, condition, heads).in_blocks(np.repeat(np.arange(len(sizes)), sizes)))
+    if len({len(panel.texts) for panel in found}) > 1:  # spans of several lengths
+        found = [panel.with_short_span(1) for panel in found]
+    first, names = found[0], _block_names(runs[0], low, high)
+    texts = [
+        text
+        if all(panel.texts[token] == text for panel in found)
+        else ("span" if first.inserted[token] else names[first.base[token]])
+        for token, text in enumerate(first.texts)
+    ]
+    same = np.all([(panel.places == first.places) & (panel.sizes == first.sizes) for panel in found], axis=0)
+    values = np.mean([panel.values for panel in found], axis=0)
+    return replace(first, values=values, texts=tuple(texts), places=np.where(same, first.places, -1))
+
+
+def _blocks(length: int, shortest: int) -> list[int]:
+    """How many tokens of a segment are drawn as one, block by block: alike for all lengths from the shortest on.
+
+    >>> _blocks(5, 5), _blocks(9, 5), _blocks(9, 6)
+    ([1, 1, 1, 1, 1], [1, 1, 5, 1, 1], [1, 1, 5, 1, 1])
+    """
+    aside = [1] * ((shortest - 1) // 2)
+    return [*aside, length - 2 * len(aside), *aside]
+
+
+def _block_names(runs: Sequence[tuple[str, int]], shortest: Sequence[int], longest: Sequence[int]) -> list[str]:
+    """What a block is called whose tokens differ between problems: its segment, counted from its ends.
+
+    >>> _block_names([("question", 7)], [5], [9])
+    ['question +1', 'question +2', 'question …', 'question −2', 'question −1']
+    """
+    names = []
+    for (segment, _), low, high in zip(runs, shortest, longest, strict=True):
+        n = low if low == high else len(_blocks(high, low))
+        middle = n // 2 if low != high else -1
+        places = [("…" if i == middle else f"+{i + 1}" if i < n / 2 or low == high else f"−{n - i}") for i in range(n)]
+        names += [f"{segment} {place}" for place in places]
+    return names
+
+
+def _runs(pair: PromptPair) -> list[tuple[str, int]]:
+    """The base prompt's runs of one segment with their lengths, cut also where the span stands."""
+    segments, cuts = pair.base.segments, [0]
+    cuts += [t for t in range(1, len(segments)) if segments[t] != segments[t - 1] or t == pair.span[0]]
+    return [(segments[start], stop - start) for start, stop in pairwise([*cuts, len(segments)])]
 
 
 @savable
 @dataclass(frozen=True, eq=False)
 class PairAttention:
-    """Attention of chosen heads on one pair, a panel per condition: all that a view of it needs, so that it can be saved
-    and drawn without the model. `n_base` and `n_inserted` count tokens of the prompt without insertion, and of the span."""
+    """Attention of chosen heads on one problem, or its mean `of` several, a panel per condition: all that a view of it needs,
+    so that it can be saved and drawn without the model. `n_base` and `n_inserted` count tokens of the prompt without
+    insertion (blocks, in a mean of prompts of several lengths), and of the span."""
 
-    id: str
+    of: str
     insertion: str
+    n_problems: int
     n_base: int
     n_inserted: int
     heads: tuple[Head, ...]
@@ -115,16 +183,51 @@ class PairAttention:
 
 
 def read_attention(
-    model: Model, pair: PromptPair, heads: Iterable[Head | str], *, conditions: Sequence[str] = ("base", "inserted")
+    model: Model,
+    pair: PromptPair | Sequence[PromptPair],
+    heads: Iterable[Head | str],
+    *,
+    problem: str | int | None = None,
+    conditions: Sequence[str] = ("base", "inserted"),
 ) -> PairAttention:
-    """The attention of chosen heads in these conditions of a pair."""
+    """The attention of chosen heads in these conditions of a pair, or its mean over the problems of several pairs."""
     chosen = model.info.chosen(heads, what="show")
     if not conditions:
         raise ValueError("no conditions to show; give at least one, such as 'base'")
     if len(set(conditions)) != len(conditions):
         raise ValueError(f"a condition is given twice: {', '.join(conditions)}")
-    panels = tuple(read_patterns(model, pair, name, chosen) for name in conditions)
-    return PairAttention(pair.id, pair.insertion.label, len(pair.base), pair.n_inserted, chosen, panels)
+    pairs = _shown_pairs(pair, problem)
+    if len(pairs) == 1:
+        of = f"problem {pairs[0].id}"
+        panels = tuple(read_patterns(model, pairs[0], name, chosen) for name in conditions)
+    else:
+        of = f"mean over {len(pairs)} problems"
+        panels = tuple(mean_patterns(model, pairs, name, chosen) for name in conditions)
+    n_base = 1 + max(int(panel.base.max()) for panel in panels)
+    return PairAttention(of, pairs[0].insertion.label, len(pairs), n_base, pairs[0].n_inserted, chosen, panels)
+
+
+def _shown_pairs(pair: PromptPair | Sequence[PromptPair], problem: str | int | None) -> tuple[PromptPair, ...]:
+    """The pairs to show: all that are given, or the one of `problem`."""
+    pairs = (pair,) if isinstance(pair, PromptPair) else tuple(pair)
+    if not pairs:
+        raise ValueError("no pairs to show; give at least one")
+    if len({each.insertion.label for each in pairs}) > 1:
+        raise ValueError("pairs of several insertions have no mean; give those of one")
+    return pairs if problem is None else (pairs[problem_index([each.id for each in pairs], problem)],)
+
+
+def problem_index(ids: Sequence[str], problem: str | int) -> int:
+    """The place of a problem, by its id or its place."""
+    if isinstance(problem, str):
+        if problem not in ids:
+            raise ValueError(f"problem {problem!r} is not among these; there are {', '.join(ids[:8])}")
+        return ids.index(problem)
+    if not 0 <= problem < len(ids):
+        raise ValueError(
+            f"problem {problem} is out of range: there are {len(ids)} (0 to {len(ids) - 1}), or give an id"
+        )
+    return problem
 
 
 def read_patterns(model: Model, pair: PromptPair, condition: str, heads: Iterable[Head | str]) -> Patterns:
@@ -140,7 +243,7 @@ def read_patterns(model: Model, pair: PromptPair, condition: str, heads: Iterabl
                 base[position] = token
     inserted = np.zeros(len(ids), dtype=bool) if short else pair.span_mask.numpy()
     texts = tuple(readable(model.tokenizer.decode([i])) for i in ids)
-    return Patterns(condition, values, texts, base, inserted, np.ones(len(ids), dtype=int))
+    return Patterns(condition, values, texts, base, inserted, np.ones(len(ids), dtype=int), np.arange(len(ids)))
 
 
 def patterns_of(model: Model, pair: PromptPair, condition: str, heads: Sequence[Head]) -> Tensor:
@@ -169,8 +272,8 @@ def _in_layer(heads: Sequence[Head], layer: int) -> list[int]:
 
 
 def readable(text: str) -> str:
-    """A token's text with line breaks and tabs made visible."""
-    return text.replace("\r", "␍").replace("\n", "↵").replace("\t", "⇥")
+    """A token's text with line breaks and tabs made visible, and whatever else would act and not show."""
+    return visible(text.replace("\r", "␍").replace("\n", "↵").replace("\t", "⇥"))
 
 
 def both_names(head: Head | str) -> str:

@@ -17,7 +17,7 @@ from models_under_test import loaded, pairs_for, problems
 
 import mless_interp as mi
 from mless_interp.views import circuitsvis as circuits
-from mless_interp.views.pooling import Patterns, patterns_of, read_patterns, seams
+from mless_interp.views.pooling import Patterns, mean_patterns, patterns_of, read_patterns, seams
 
 # What React gave to the CircuitsVis element behind a canvas: the numbers that are really drawn.
 PROPS = """
@@ -95,7 +95,8 @@ def test_what_is_drawn_is_the_pattern_without_with_and_their_difference(
         start, stop = pair.span
         assert np.allclose(lower(with_it)[:start, :start], after[:start, :start], atol=worst)
         question = lower(with_it)[start + 7 :]
-        assert np.allclose(question[:, start], after[stop:, start : start + 3].mean(1), atol=worst), "a pool is a mean"
+        assert np.allclose(question[:, start], after[stop:, start : start + 3].sum(1), atol=worst), "a block is a sum"
+        assert np.allclose(lower(with_it).sum(1), 1.0, atol=len(with_it["tokens"]) * worst), "every row sums to 1"
         shared = pair.shared.numpy()
         assert np.allclose(lower(difference), after[shared][:, shared] - before, atol=2 * worst)
         assert np.abs(lower(difference)).max() > 5 * worst, "there is a difference to see"
@@ -183,6 +184,86 @@ def test_charts_keep_the_width_of_their_panel_in_other_windows_in_screenshots_an
     check("after printing")
 
 
+LABELS = """[...document.querySelectorAll('.mless-chart canvas')].map((canvas) => canvas.mlessChart.data.datasets[0].data
+  .filter((cell) => cell.x === cell.y).map((cell) => cell.x))"""
+DARK = """[...document.querySelectorAll('.mless-chart')].map((place) => {
+  const canvas = place.querySelector('canvas'), frame = place.querySelector('.mless-frame');
+  if (!frame) return null;
+  const box = canvas.getBoundingClientRect(), mark = frame.getBoundingClientRect(), scale = canvas.width / box.width;
+  const x = (mark.left + mark.width / 2 - box.left) * scale;
+  return [0.1, 0.95].map((share) => Array.from(canvas.getContext('2d').getImageData(
+    Math.round(x + 1), Math.round((mark.top + share * mark.height - box.top) * scale), 1, 1).data).slice(0, 3));
+})"""
+
+
+@pytest.fixture(scope="module")
+def read_span() -> tuple[mi.Model, tuple[mi.PromptPair, ...]]:
+    """A planted reader that gives 90 % of its attention to 55 slashes."""
+    planted = mi.planted_model(readers=[mi.Head(0, 1)], mediators=[], n_heads=4, n_key_value_heads=2, seed=0)
+    model = mi.load_model(planted)
+    slashes = mi.Insertion.meaningless(" /", 55)
+    return model, mi.make_pairs(model, mi.load_problems(planted, limit=4), slashes)
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+@pytest.mark.parametrize("several", [False, True])
+def test_the_column_of_a_span_that_is_read_is_dark_and_framed_at_its_true_position(
+    several: bool, width: int, read_span: Any, chrome: Browser, tmp_path: Path
+) -> None:
+    model, pairs = read_span
+    view = mi.views.attention(model, pairs if several else pairs[0], [mi.Head(0, 1)])
+    page = opened(chrome, view.save(tmp_path / "page.html"))
+    page.resize(width)
+    page.run("new Promise((done) => setTimeout(done, 700))")
+    without, with_it, difference = page.run(DARK)
+    assert without is None and difference is None, "only where the span is"
+    band, read = with_it
+    assert np.abs(np.array(band) - [0xF4, 0xE9, 0xA0]).max() < 12, "the column above the diagonal is the span's"
+    assert np.abs(np.array(read) - [0xB2, 0x18, 0x2B]).max() < 40, "and dark below it"
+    assert page.run("document.documentElement.scrollWidth") <= width
+    base, inserted, both = page.run(LABELS)
+    assert all(len(set(labels)) == len(labels) for labels in (base, inserted, both))
+    start, stop = pairs[0].span
+    if not several:
+        assert inserted[start] == f"▌/ ×55 ({start}–{stop - 1})"
+        assert [label.split(" (")[-1] for label in base] == [f"{i})" for i in range(len(pairs[0].base))]
+        assert inserted[start + 1].endswith(f" ({stop})") and inserted[-1].endswith(f" ({len(pairs[0].inserted) - 1})")
+        assert both[0].endswith(" (0)") and both[start].endswith(f" ({start}→{stop})")
+
+
+def test_a_mean_over_problems_is_the_mean_on_what_their_prompts_share(read_span: Any) -> None:
+    model, pairs = read_span
+    heads = [mi.Head(0, 1), mi.Head(0, 2)]
+    found = mean_patterns(model, pairs, "inserted", heads).with_short_span(1)
+    assert np.allclose(found.values.sum(-1), 1.0, atol=1e-5), "every row sums to 1"
+    each = [patterns_of(model, pair, "inserted", heads).double().numpy() for pair in pairs]
+    span = int(np.flatnonzero(found.inserted)[0])
+    last = np.mean([a[:, -1, pair.span[0] : pair.span[1]].sum(-1) for a, pair in zip(each, pairs, strict=True)], 0)
+    assert np.allclose(found.values[:, -1, span], last), "the last token's attention to the span"
+    assert np.allclose(found.values[:, -1, 0], np.mean([a[:, -1, 0] for a in each], 0))
+    assert len({len(pair.base) for pair in pairs}) > 1 and int(found.sizes[span]) == 55
+    alike = mean_patterns(model, [pairs[0], pairs[0]], "base", heads)
+    assert (
+        np.allclose(alike.values, each_base := patterns_of(model, pairs[0], "base", heads).numpy()) and each_base.size
+    )
+    assert alike.places.tolist() == list(range(len(pairs[0].base)))
+    view = mi.views.attention(model, pairs, heads)
+    assert view.title.startswith(f"Attention, mean over {len(pairs)} problems: ")
+    one = mi.views.attention(model, pairs, heads, problem=pairs[1].id)
+    assert (
+        one.data
+        == mi.views.attention(model, pairs[1], heads).data
+        == mi.views.attention(model, pairs, heads, problem=1).data
+    )
+    with pytest.raises(ValueError, match="problem 9 is out of range: there are 4"):
+        mi.views.attention(model, pairs, heads, problem=9)
+    with pytest.raises(ValueError, match="no pairs to show"):
+        mi.views.attention(model, (), heads)
+    other = mi.make_pairs(model, [pairs[0].problem], mi.Insertion.meaningless(" /", 3))
+    with pytest.raises(ValueError, match="pairs of several insertions have no mean"):
+        mi.views.attention(model, [*pairs, *other], heads)
+
+
 @pytest.fixture(scope="module")
 def long_prompt(tmp_path_factory: pytest.TempPathFactory) -> tuple[mi.Model, mi.PromptPair]:
     """A random Qwen2 with 28 heads and a prompt of 512 tokens, 55 of them inserted."""
@@ -238,7 +319,7 @@ def test_28_heads_and_512_tokens_fit_into_3_megabytes(
     page.run("const s = document.querySelector('.mless-window'); s.value = '64-128'; s.onchange(); true")
     page.run("new Promise((done) => setTimeout(done, 500))")
     shown = panels_of(page)[0]
-    first = next(i for i, token in enumerate(shown["tokens"]) if token == view.data["panels"][0]["tokens"][64])
+    first = next(i for i, token in enumerate(shown["tokens"]) if token.endswith(" (64)"))
     inside = lower(shown)[first : first + 64, first : first + 64]
     stated = [float(x) for x in re.findall(NUMBERS, view.precision)]
     assert np.abs(inside - base[64:128, 64:128]).max() <= max(stated) + 5e-4
@@ -318,7 +399,7 @@ def test_the_precision_is_a_share_of_the_colour_scale(tiny_model_dir: Any) -> No
     assert view.data["scale"] == 0.2 and len(table) == 256 and table[191] == pytest.approx(0.2)
     assert np.diff(table)[:191].max() == pytest.approx(0.2 / 191, rel=1e-3), "an error of at most 1/382 of the scale"
     assert f"within {0.1 / 191:.2g} of the true ones" in view.body
-    assert "0.2 and more, in all panels" in view.body
+    assert "attention: 0<" in view.body and "0.2 and more" in view.body and "difference: −0.2<" in view.body
 
 
 def test_equal_lengths_are_compared_on_all_tokens(tiny_model_dir: Any) -> None:
@@ -330,14 +411,20 @@ def test_equal_lengths_are_compared_on_all_tokens(tiny_model_dir: Any) -> None:
     assert alone.data["difference"] is None and len(alone.data["panels"]) == 1
 
 
-def test_a_pooled_cell_is_the_mean_of_the_visible_cells_it_stands_for() -> None:
+def test_a_pooled_cell_is_the_sum_over_its_columns_and_the_mean_over_its_rows() -> None:
     values = np.array([[[1.0, 0, 0], [0.7, 0.3, 0], [0.6, 0.3, 0.1]]])
     plain = Patterns(
-        "inserted", values, ("a", "b", "b"), np.array([0, -1, -1]), np.array([False, True, True]), np.ones(3, int)
+        "inserted",
+        values,
+        ("a", "b", "b"),
+        np.array([0, -1, -1]),
+        np.array([False, True, True]),
+        np.ones(3, int),
+        np.arange(3),
     )
     pooled = plain.with_short_span(1)
-    assert pooled.texts == ("a", "b ×2") and pooled.sizes.tolist() == [1, 2]
-    by_hand = [[1.0, 0.0], [(0.7 + 0.6) / 2, (0.3 + 0.3 + 0.1) / 3]]
+    assert pooled.texts == ("a", "b ×2") and pooled.sizes.tolist() == [1, 2] and pooled.places.tolist() == [0, 1]
+    by_hand = [[1.0, 0.0], [(0.7 + 0.6) / 2, (0.3 + 0.3 + 0.1) / 2]]
     assert np.allclose(pooled.values[0], by_hand)
     assert plain.with_short_span(None) is plain and plain.with_short_span(2) is plain
     assert seams([plain], 1) == []
@@ -346,7 +433,7 @@ def test_a_pooled_cell_is_the_mean_of_the_visible_cells_it_stands_for() -> None:
 def test_seams_are_where_tokens_are_inserted() -> None:
     n = 6
     base = np.array([0, 1, -1, -1, 2, 3])
-    panel = Patterns("inserted", np.zeros((1, n, n)), ("x",) * n, base, base < 0, np.ones(n, int))
+    panel = Patterns("inserted", np.zeros((1, n, n)), ("x",) * n, base, base < 0, np.ones(n, int), np.arange(n))
     assert seams([panel], 4) == [2]
 
 
@@ -367,7 +454,7 @@ def test_wrong_arguments_say_what_to_do(tiny_model_dir: Any) -> None:
     with pytest.raises(ValueError, match="scale must be a positive"):
         mi.views.attention(model, pair, heads, scale=-1.0)
     profile = mi.attention_profile(model, [pair], heads=heads, progress=False)
-    with pytest.raises(ValueError, match="problem 'zz' was not profiled; there are p0"):
+    with pytest.raises(ValueError, match="problem 'zz' is not among these; there are p0"):
         mi.views.tokens(profile, problem="zz")
     with pytest.raises(ValueError, match=r"problem 3 is out of range: there are 1"):
         mi.views.tokens(profile, problem=3)
