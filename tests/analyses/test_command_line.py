@@ -185,7 +185,7 @@ def test_everything_is_written_and_said(
     options.save(files | {"results": (kept,)}, page=page, conclusion="it does", n_problems=2)
     assert [path.name for path in tmp_path.iterdir()] == ["found"], "what was left of a stopped run is gone"
     out = tmp_path / "found"
-    assert {path.name for path in out.iterdir()} == {*files, "results", "run.json", "report.html"}
+    assert {path.name for path in out.iterdir()} == {*files, "results", "manifest.json", "run.json", "report.html"}
     for table in (pd.read_csv(out / "a.csv"), pd.read_parquet(out / "b.parquet")):
         pd.testing.assert_frame_equal(table, TABLE.reset_index(drop=True))
     assert [json.loads(line)["head"] for line in (out / "c.jsonl").read_text().splitlines()] == ["L0H0", "L0H1"]
@@ -206,7 +206,7 @@ def test_everything_is_written_and_said(
 def test_without_report_no_page_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = Saving(out=tmp_path / "found")
     options.save({"a.csv": TABLE}, page=lambda: pytest.fail("a page was made"))
-    assert sorted(path.name for path in options.folder.iterdir()) == ["a.csv", "run.json"]
+    assert sorted(path.name for path in options.folder.iterdir()) == ["a.csv", "manifest.json", "run.json"]
     assert capsys.readouterr().out.endswith("found/a.csv, run.json\n")
 
 
