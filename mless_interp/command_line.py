@@ -304,9 +304,10 @@ def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
         except (ValueError, TypeError, OSError, MemoryError, KeyboardInterrupt) as error:
             if os.environ.get("MLESS_TRACEBACK"):
                 raise
-            text = " ".join(" ".join([str(error), *getattr(error, "__notes__", ())]).split()) or type(error).__name__
-            sys.stderr.write(f"error: {text}\n")
-            raise SystemExit(130 if isinstance(error, KeyboardInterrupt) else 2) from error
+            stopped = isinstance(error, KeyboardInterrupt)
+            text = " ".join(" ".join([str(error), *getattr(error, "__notes__", ())]).split())
+            sys.stderr.write(f"{'stopped' if stopped else 'error'}: {text or type(error).__name__}\n")
+            raise SystemExit(130 if stopped else 2) from error
 
     return wrapped
 

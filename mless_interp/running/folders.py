@@ -262,14 +262,20 @@ def claimed(path: str | Path, *, overwrite: bool, analysis: str) -> Iterator[Pat
             warnings.warn(f"{str(path)!r}: going on from a run that ended without saying so", stacklevel=3)
         try:
             yield partial
+        except KeyboardInterrupt as error:
+            if error.args or not _keeps_something(partial):
+                raise
+            raise KeyboardInterrupt(
+                f"what had finished is kept in {str(partial)!r}: start again with the same settings to go on"
+            ) from error
         finally:
-            if (
-                partial.is_dir()
-                and not partial.is_symlink()
-                and [each.name for each in partial.iterdir()] == [ANALYSIS]
-            ):
+            if partial.is_dir() and not _keeps_something(partial):
                 (partial / ANALYSIS).unlink()
                 partial.rmdir()
+
+
+def _keeps_something(partial: Path) -> bool:
+    return partial.is_symlink() or (partial.is_dir() and {each.name for each in partial.iterdir()} != {ANALYSIS})
 
 
 def _claim_for(partial: Path, analysis: str) -> None:

@@ -101,7 +101,7 @@ def over_problems(
                     saved.put(made)
                     found |= dict(zip(unit, values, strict=True))
             except KeyboardInterrupt as error:
-                raise KeyboardInterrupt(f"{label} was stopped; {_what_is_kept(found, ids, saved)}") from error
+                raise KeyboardInterrupt(f"{label}: {_what_is_kept(found, ids, saved)}") from error
             except Exception as error:
                 error.add_note(f"({label}: {_what_is_kept(found, ids, saved)})")
                 raise

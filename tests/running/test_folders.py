@@ -457,6 +457,24 @@ def test_what_a_run_keeps_stays_until_somebody_removes_it(tmp_path: Path) -> Non
     assert everything_in(tmp_path) == []
 
 
+def test_a_run_that_is_stopped_says_what_is_kept(tmp_path: Path) -> None:
+    def stopped(keep: bool, *words: str) -> None:
+        with claimed(tmp_path / "out", overwrite=False, analysis="own") as partial:
+            if keep:
+                (partial / "answers.jsonl").write_text("kept")
+            raise KeyboardInterrupt(*words)
+
+    with pytest.raises(KeyboardInterrupt, match="^$"):
+        stopped(False)
+    with pytest.raises(
+        KeyboardInterrupt, match="what had finished is kept in '.*.out.partial': start again with the same"
+    ):
+        stopped(True)
+    with pytest.raises(KeyboardInterrupt, match="^said already$"):
+        stopped(True, "said already")
+    assert everything_in(tmp_path) == [".out.partial"]
+
+
 def test_another_analysis_never_touches_what_one_has_kept(tmp_path: Path) -> None:
     with claimed(tmp_path / "out", overwrite=False, analysis="accuracy") as partial:
         (partial / "answers.jsonl").write_text("kept")

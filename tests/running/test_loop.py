@@ -182,7 +182,7 @@ def told(error: BaseException) -> str:
 
 
 def test_a_run_that_is_stopped_says_what_is_kept_and_how_to_go_on(file: Path) -> None:
-    message = "trying was stopped; 2 of 5 problems were finished and are kept in .*c.jsonl: start again with the same settings"
+    message = "trying: 2 of 5 problems were finished and are kept in .*c.jsonl: start again with the same settings"
     with pytest.raises(KeyboardInterrupt, match=message):
         run(file, failing(KeyboardInterrupt()))
     with pytest.raises(
