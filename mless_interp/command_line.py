@@ -189,7 +189,7 @@ def analysis(main: Callable[[Any], None], *, options: type | None = None, name: 
     """
     if options is None:
         (options,) = (hint for name, hint in get_type_hints(main).items() if name != "return")
-    made, program = options, name or Path(main.__code__.co_filename).stem
+    made, program = options, name or getattr(main, "__module__", None) or "analysis"
 
     @functools.wraps(main)
     def command(**given: Any) -> None:

@@ -125,19 +125,26 @@ def write(
     """Everything that follows from the folder `kept`, beside copies of what is in it, into `folder`; the names written."""
     from ..running.store import new_folder
 
-    found = read(kept)
-    presented = present(found)
     with new_folder(folder, overwrite=overwrite) as made:
         shutil.copytree(kept, made, symlinks=True, dirs_exist_ok=True)
-        for name, content in presented.files.items():
-            _write(made / name, content)
-        if report:
-            presented.page().provenance(found.run).save(made / "report.html")
-    return [*presented.files, RESULTS, RUN, *["report.html"] * report]
+        return [*_draw(kept, made, present, report=report), RESULTS, RUN]
+
+
+def _draw(kept: Path, into: Path, present: Callable[[Kept], Presented], *, report: bool) -> list[str]:
+    """What follows from the folder `kept`, drawn and written into another; the names written."""
+    found = read(kept)
+    presented = present(found)
+    for name, content in presented.files.items():
+        _write(into / name, content)
+    if report:
+        presented.page().provenance(found.run).save(into / "report.html")
+    return [*presented.files, *["report.html"] * report]
 
 
 def present_again(folder: Path) -> None:
     """Pictures, tables and page of a finished run, or of one whose results were computed and could not be shown."""
+    from ..running.folders import renewed
+
     asked = Saving(out=folder)
     whole = (folder / RUN).is_file()
     if not whole and not (asked.kept / RUN).is_file():
@@ -148,8 +155,12 @@ def present_again(folder: Path) -> None:
     name = read(kept).run["analysis"]
     if name not in COMMANDS.values():
         raise ValueError(f"{str(folder)!r} was written by an analysis {name!r} that this version does not know")
-    written = write(kept, folder, import_module(f".{name}", __package__).present, report=True, overwrite=whole)
-    if not whole:
+    present = import_module(f".{name}", __package__).present
+    if whole:
+        with renewed(folder) as made:
+            written = _draw(folder, made, present, report=True)
+    else:
+        written = write(kept, folder, present, report=True, overwrite=False)
         shutil.rmtree(asked.partial, ignore_errors=True)
     _tell(folder, written)
 

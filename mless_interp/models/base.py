@@ -14,9 +14,9 @@ from .arithmetic import visibility
 from .info import AttentionOutput, AttentionRule, GatedMlp, LeanAttentionError, ModelChecks, ModelError, ModelInfo
 from .inputs import Edit, Inputs, LogitsAt, Recording, Reducer, Run, Tap, Taps
 from .loaded_weights import WeightsHash
-from .locks import lock_of
 from .replay import Layers, Stepper
 from .sites import EAGER_SITES, SITES, parsed, site
+from .turns import lock_of
 
 if TYPE_CHECKING:  # importing transformers takes seconds, and whoever loads a model does
     from transformers import PreTrainedModel

@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -54,11 +54,15 @@ def manifest_of(folder: Path) -> dict[str, Any] | None:
     return found
 
 
-def write_manifest(folder: Path, *, complete: bool = True, overwrite: bool = False) -> None:
-    """List every file in a folder, each flushed to the disk; `complete=False` marks one that is still being written."""
+def write_manifest(
+    folder: Path, *, complete: bool = True, overwrite: bool = False, only: Collection[str] | None = None
+) -> None:
+    """List every file in a folder (or `only` these), each flushed to the disk; `complete=False` marks one that is still
+    being written."""
     files = {}
     for path in sorted(folder.rglob("*")) if complete else ():
-        if path.is_file() and path != folder / MANIFEST:
+        asked = only is None or path.relative_to(folder).as_posix() in only
+        if asked and path.is_file() and path != folder / MANIFEST:
             files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": _sha256(path)}
     made = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     facts = {"made_by": TOOLKIT, "version": version(TOOLKIT), "made": made, "complete": complete}
@@ -163,6 +167,31 @@ def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
                 ) from error
             raise
         _put_in_place(making, target, overwrite=overwrite)
+
+
+@contextmanager
+def renewed(path: str | Path) -> Iterator[Path]:
+    """Files of a folder that are made again: each takes the place of its former one, once all of them are there.
+
+    What else stands in the folder stays, also what is not ours. Killed in between, every file is whole, old or new.
+    """
+    target = _named(path).resolve()
+    with _locked(target, path):
+        recover(target)
+        making = _beside(target, "new")
+        try:
+            making.mkdir()
+            write_manifest(making, complete=False)
+            yield making
+            (making / MANIFEST).unlink()
+            made = [file.relative_to(making) for file in sorted(making.rglob("*")) if file.is_file()]
+            own = {*((manifest_of(target) or {}).get("files", ())), *(file.as_posix() for file in made)}
+            for file in made:
+                (target / file.parent).mkdir(parents=True, exist_ok=True)
+                os.replace(making / file, target / file)
+            write_manifest(target, only=own)
+        finally:
+            shutil.rmtree(making, ignore_errors=True)
 
 
 def refuse_existing(path: str | Path, *, overwrite: bool) -> None:

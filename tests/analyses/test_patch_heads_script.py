@@ -25,6 +25,7 @@ FILES = {
     "results",
     "shown",
     "run.json",
+    "manifest.json",
 }
 
 
@@ -127,7 +128,7 @@ def test_a_single_sweep_in_the_other_direction(planted: Path, tmp_path: Path, ru
     assert (
         "on logit_diff" in page
         and "corrected for testing many heads" in page
-        and "run.json, report.html" in done.stdout
+        and "report.html, results, run.json" in done.stdout
     )
 
 
@@ -243,6 +244,11 @@ def test_an_existing_folder_is_kept_unless_overwriting_is_allowed(planted: Path,
         "--mode",
         "sweep",
     ]
+    foreign = run(*common, "--out", out, "--overwrite", cwd=tmp_path)
+    assert foreign.returncode == 2 and "precious.txt" in foreign.stderr and (out / "precious.txt").exists()
+    (out / "precious.txt").unlink()
+    assert run(*common, "--out", out, cwd=tmp_path).returncode == 0
+    assert run(*common, "--out", out, cwd=tmp_path).returncode == 2, "what exists is not replaced unasked"
     assert run(*common, "--out", out, "--overwrite", cwd=tmp_path).returncode == 0
     assert {path.name for path in out.iterdir()} == FILES
 
@@ -251,7 +257,7 @@ def lines(records: list[dict[str, Any]]) -> str:
     return "\n".join(json.dumps(record) for record in records)
 
 
-GOOD = {"problem": "Noa has 3 books ?", "answer": "3", "unique_id": "a"}
+GOOD = {"problem": "Sam has 3 books ?", "answer": "3", "unique_id": "a"}
 
 
 @pytest.mark.parametrize(
@@ -281,7 +287,7 @@ GOOD = {"problem": "Noa has 3 books ?", "answer": "3", "unique_id": "a"}
         ([], lines([{**GOOD, "problem": "  "}]), "line 1: problem 'a': its question is empty"),
         ([], lines([GOOD, GOOD]), "line 2: id 'a' was already used in line 1"),
         (["--mode", "sweep"], lines([{**GOOD, "answer": ""}]), "its answer encodes to no tokens"),
-        ([], lines([{**GOOD, "problem": "Noa has 3 books ? " * 900}]), "has a context of"),
+        ([], lines([{**GOOD, "problem": "Sam has 3 books . " * 900}]), "has a context of"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_two(

@@ -81,8 +81,11 @@ def test_a_report_made_again_is_what_the_run_wrote(
     assert again.returncode == 0, again.stderr
     after = written(out)
     assert after.pop("mine.txt") == b"kept"
+    assert before.pop("manifest.json") and after.pop("manifest.json"), "it says when it was made"
     assert {key: after[key] == before[key] for key in before} == dict.fromkeys(before, True) and len(shown) >= 4
     assert after.keys() == before.keys() and again.stdout.startswith("Results: x/")
+    refused = run(name, *RUNS[name], "--out", "x", "--overwrite")
+    assert refused.returncode == 2 and "mine.txt" in refused.stderr, "what is not ours is never replaced"
 
 
 def test_an_error_in_a_picture_loses_nothing(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
