@@ -117,7 +117,8 @@ class Saving:
         folder's name and a tuple of them). `facts` stand in run.json beside what `provenance` tells of `model`, and on the
         page that `page` makes.
         """
-        from .running.store import new_folder, provenance
+        from .running.folders import new_folder
+        from .running.store import provenance
 
         run = provenance(model, repeat=repeat_command(), seed=self.seed, **facts)
         with new_folder(self.folder, overwrite=self.overwrite) as folder:

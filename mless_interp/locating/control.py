@@ -17,6 +17,7 @@ from ..patching.reads import ReadEffects, read_effects
 from ..patching.sweep import Sweep, sweep_heads
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, make_pairs
+from ..running.checkpoint import CheckpointError
 from ..running.results import interval_columns
 from ..statistics import holm, median_interval, one_problem, prevalence_test
 from .judge import PARTS, SIDES, Claims, measured
@@ -149,7 +150,7 @@ class Controls:
                         raise ValueError("it is the insertion under study")
                     found.append(self._under(prepared, other, f"{name}-{draw}", named))
             except ValueError as error:
-                if name == "random":  # what decides is never left out silently
+                if name == "random" or isinstance(error, CheckpointError):  # what decides is never left out silently
                     raise
                 left_out[name] = str(error).rstrip(".")
                 continue
