@@ -57,7 +57,8 @@ PUBLIC = {
     "accuracy": ["AccuracyResults", "Comparison", "Comparisons", "LinkedAccuracy", "Treatment", "evaluate_accuracy"],
     "paper": ["ClaimChecks", "Enrichment", "enrichment"],
     "running": ["store"],
-    "running.store": ["load", "new_folder", "provenance", "refuse_existing"],
+    "running.folders": ["new_folder", "refuse_existing"],
+    "running.store": ["load", "provenance"],
     "views.report": ["Report"],
     "command_line": [
         "chosen_heads",

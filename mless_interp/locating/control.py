@@ -17,6 +17,7 @@ from ..patching.reads import ReadEffects, read_effects
 from ..patching.sweep import Sweep, sweep_heads
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, digest_of, make_pairs
+from ..running.checkpoint import CheckpointError
 from ..running.results import interval_columns
 from ..statistics import holm, median_interval, one_problem, prevalence_test
 from .judge import PARTS, SIDES, Claims, measured
@@ -153,7 +154,7 @@ class Controls:
                     prompts[f"{name}-{draw}"] = digest_of(under.pairs)
                     found.append(measure(under, named, **self._options(f"{name}-{draw}")).values)
             except ValueError as error:
-                if name == "random":  # what decides is never left out silently
+                if name == "random" or isinstance(error, CheckpointError):  # what decides is never left out silently
                     raise
                 left_out[name] = str(error).rstrip(".")
                 continue

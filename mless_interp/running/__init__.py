@@ -3,5 +3,6 @@
 import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__, ["checkpoint", "loop", "progress", "registry", "results", "store", "tables", "visible"]
+    __name__,
+    ["checkpoint", "folders", "locks", "loop", "progress", "registry", "results", "store", "tables", "visible"],
 )

@@ -222,7 +222,7 @@ def recover(target: Path) -> None:
         manifest = manifest_of(new)
         if manifest is None and {each.name for each in new.iterdir()} - {f".{MANIFEST}.new"}:
             raise FileExistsError(f"{str(new)!r} is in the way and not of this toolkit; move it away")
-        if manifest is None or not manifest["complete"]:
+        if manifest is None or not manifest["complete"] or damaged_files(new) or foreign_in(new):
             shutil.rmtree(new)
         else:
             _put_in_place(new, target, overwrite=manifest["overwrite"])
@@ -292,19 +292,19 @@ def claimed(path: str | Path, *, overwrite: bool, analysis: str) -> Iterator[Pat
         try:
             yield partial
         except KeyboardInterrupt as error:
-            if error.args or not _keeps_something(partial):
+            if error.args or not partial.is_dir() or not _keeps_something(partial):
                 raise
             raise KeyboardInterrupt(
                 f"what had finished is kept in {str(partial)!r}: start again with the same settings to go on"
             ) from error
         finally:
             if partial.is_dir() and not _keeps_something(partial):
-                (partial / ANALYSIS).unlink()
+                (partial / ANALYSIS).unlink(missing_ok=True)
                 partial.rmdir()
 
 
 def _keeps_something(partial: Path) -> bool:
-    return partial.is_symlink() or (partial.is_dir() and {each.name for each in partial.iterdir()} != {ANALYSIS})
+    return partial.is_symlink() or any(each.name != ANALYSIS for each in partial.iterdir())
 
 
 def _claim_for(partial: Path, analysis: str) -> None:

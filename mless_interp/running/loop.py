@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from .checkpoint import Checkpoint, Origin, key_of, plain
+from .checkpoint import Checkpoint, CheckpointError, Origin, key_of, plain
 from .progress import progress_bar
 
 Unit = tuple[int, ...]
@@ -150,10 +150,10 @@ def _form(value: Any, ragged: bool, name: str = "value") -> dict[str, tuple[int,
 
 
 def _check_form(value: Any, kept: dict[str, tuple[int, ...]] | None, ragged: bool, of: str, file: Any) -> None:
-    """`ValueError` where a value differs in form from what a file has kept: it is of another model, or was edited."""
+    """`CheckpointError` where a value differs in form from what a file has kept: it is of another model, or was edited."""
     if kept is not None and (ours := _form(value, ragged)) != kept:
         where = next(name for name in {**ours, **kept} if ours.get(name) != kept.get(name))
-        raise ValueError(
+        raise CheckpointError(
             f"problem {of!r}: {where} has shape {ours.get(where)}, others kept in {file} have {kept.get(where)}; the same "
             "layers and heads are expected of all: delete the file to start again"
         )

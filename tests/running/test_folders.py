@@ -231,6 +231,15 @@ def test_what_a_killed_run_has_left_is_removed_by_the_next(tmp_path: Path) -> No
     assert everything_in(tmp_path) == []
 
 
+def test_what_a_killed_run_had_copied_there_does_not_count_as_whole(old: Path) -> None:
+    """A folder that is made from another begins with a copy of that one's manifest."""
+    new = old.with_name(".out.new")
+    shutil.copytree(old, new)
+    (new / "more").write_text("half")
+    with claimed(old, overwrite=True, analysis="own"):
+        assert contents(old) == {"old": "old"} and not new.exists()
+
+
 def test_a_hidden_folder_that_is_not_ours_is_never_removed(tmp_path: Path) -> None:
     (tmp_path / ".out.new").mkdir()
     (tmp_path / ".out.new" / "notes").write_text("mine")
