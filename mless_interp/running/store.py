@@ -69,6 +69,7 @@ def refuse_existing(path: str | Path, *, overwrite: bool) -> None:
         )
 
 
+@checked
 def provenance(model: Any = None, *, command: list[str] | None = None, **more: Any) -> dict[str, Any]:
     """Where a result comes from: versions, machine, the model with its check figures, the command, the time (UTC)."""
     found: dict[str, Any] = {
