@@ -31,7 +31,7 @@ def checked(function: F) -> F:
     What each parameter's annotation says is checked: whole numbers, finite numbers, `bool`, text, paths, objects, several of
     these, mappings, alternatives. NumPy's numbers become Python's, what can be gone through once becomes a tuple, and a
     head's name a `Head`. `TypeError` (`ValueError` for NaN) says what was expected, what came and what to do. Annotations of
-    other kinds (arrays with shapes, callables) are left to the function.
+    other kinds (arrays with shapes) are left to the function.
 
     >>> @checked
     ... def doubled(n: int) -> int:
@@ -123,8 +123,10 @@ def _fitted(value: Any, wanted: Any) -> Any:
         return _any_of(value, inner)
     if origin is Literal and all(isinstance(word, str) for word in inner):
         return _text(value)  # which words it knows the function says
-    if origin in (Iterable, Sequence) or (origin is tuple and inner[1:] == (...,)):
+    if origin in (Iterable, Sequence, list) or (origin is tuple and inner[1:] == (...,)):
         return _several(value, inner[0])
+    if origin is Callable and not callable(value):
+        raise _Unfit(value, "a function")
     if origin is Mapping:
         if not isinstance(value, Mapping):
             raise _Unfit(value, _words(wanted))
@@ -209,8 +211,6 @@ _WORDS: dict[Any, tuple[str, str]] = {
     bool: ("True or False",) * 2,
     int: ("a whole number", "whole numbers"),
     float: ("a number", "numbers"),
-}
-_WORDS |= {
     str: ("text", "texts"),
     Path: ("a path", "paths"),
     None: ("None",) * 2,
@@ -232,7 +232,7 @@ def _words(wanted: Any, *, plural: bool = False) -> str:
         return _WORDS[wanted][plural]
     if origin in (Union, types.UnionType):
         return " or ".join(_words(each, plural=plural) for each in inner)
-    if origin in (Iterable, Sequence, tuple):
+    if origin in (Iterable, Sequence, list, tuple):
         return f"several {_words(inner[0], plural=True)}"
     name = getattr(origin or wanted, "__name__", str(wanted))
     if plural:
@@ -242,6 +242,8 @@ def _words(wanted: Any, *, plural: bool = False) -> str:
 
 def _remedy(expected: str, wrong: Any) -> str:
     """What to do, where it can be told."""
+    if isinstance(wrong, str) and expected.startswith("several text"):
+        return f"put it in a list, [{wrong!r}]"
     if "a Model" in expected:
         if isinstance(wrong, str):
             return f"load it first, load_model({wrong!r})"

@@ -123,7 +123,7 @@ def write(
     kept: Path, folder: Path, present: Callable[[Kept], Presented], *, report: bool, overwrite: bool
 ) -> list[str]:
     """Everything that follows from the folder `kept`, beside copies of what is in it, into `folder`; the names written."""
-    from ..running.store import new_folder
+    from ..running.folders import new_folder
 
     with new_folder(folder, overwrite=overwrite) as made:
         shutil.copytree(kept, made, symlinks=True, dirs_exist_ok=True)

@@ -15,7 +15,7 @@ from ..models.base import Model
 from ..models.checks import TOLERANCE, FailedCheck, check_model
 from ..models.info import ModelChecks, ModelError, ModelInfo
 from ..prompts.insertions import Insertion
-from ..prompts.pairs import PromptPair, make_pairs
+from ..prompts.pairs import PromptPair, pairs_of_any
 from ..prompts.problems import Problem
 from ..running.progress import progress_bar
 from ..running.registry import savable
@@ -180,7 +180,7 @@ def short_pairs(model: Model, problems: Iterable[Problem] | None = None) -> tupl
             first = first or error
             continue
         if len(set(span)) == 1:
-            return make_pairs(model, asked, insertion)
+            return pairs_of_any(model, asked, insertion)
     raise ModelError(
         f"none of {', '.join(map(repr, UNITS))} is a single token of {model.info.name}'s tokenizer; give pairs of your own"
     ) from first

@@ -12,7 +12,7 @@ from ..metrics.entropy import attention_entropy, entropy_chain
 from ..models.arithmetic import masked_scores
 from ..models.sites import site
 from ..patching.interventions import Knockout, KnockoutZero, PatchZ
-from ..prompts.pairs import make_pairs
+from ..prompts.pairs import pairs_of_any
 from .case import Case, Finding, apart, size, worst
 
 DOSES = (4, 16)
@@ -137,7 +137,9 @@ def slope_one(case: Case) -> Finding:
     sizes = [unit * dose for dose in DOSES]
     for n in sizes:
         insertion = replace(case.pair.insertion, n_tokens=n)
-        other = Case(case.model, make_pairs(case.model, [case.pair.problem], insertion, template=case.pair.template)[0])
+        other = Case(
+            case.model, pairs_of_any(case.model, [case.pair.problem], insertion, template=case.pair.template)[0]
+        )
         scores = _first_layer_scores(other)
         after = slice(other.pair.span[0], None)
         odds.append(span_log_odds(scores, span=other.pair.span_mask.to(scores.device))[:, other.pair.shared][:, after])

@@ -14,6 +14,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from ..given import as_annotated, checked
 from ..metrics.activations import arm_threshold, quantile
 from ..metrics.segments import widened
 from ..models.base import Model
@@ -133,10 +134,11 @@ class ARM:
         if len(set(layers)) != len(layers):
             raise ValueError(f"layers names a layer twice: {layers}")
         object.__setattr__(self, "layers", layers)
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise TypeError(f"seed must be a whole number, got {self.seed!r}")
+        object.__setattr__(self, "seed", as_annotated(self.seed, int, "seed"))
+        object.__setattr__(self, "prefill_only", as_annotated(self.prefill_only, bool, "prefill_only"))
 
     @classmethod
+    @checked
     def from_paper(cls, model: str, benchmark: str, *, source: str = "table", **options: Any) -> "ARM":
         """The published setting for a model and a benchmark.
 

@@ -93,8 +93,20 @@ class PatchScores(Result):
     def __post_init__(self) -> None:
         check_smallest_effect(self.smallest_effect)
         n = len(self.problem_ids)
-        if self.patched.shape[0] != n or self.receiving.shape != (n,) or self.donor.shape != (n,):
-            raise ValueError(f"{n} problems but arrays of shape {self.patched.shape}, {self.receiving.shape}")
+        shapes = {name: np.shape(getattr(self, name)) for name in ("patched", "receiving", "donor", "noise")}
+        layers, heads = (*shapes["patched"][1:], 0, 0)[:2]
+        expected = {"patched": (n, layers, heads), "receiving": (n,), "donor": (n,), "noise": (n, layers)}
+        if self.noise is None:
+            del shapes["noise"]
+        for name, shape in shapes.items():
+            if shape != expected[name]:
+                axes = {"patched": "[problem, layer, head]", "noise": "[problem, layer]"}.get(name, "[problem]")
+                raise ValueError(f"{name} must be {axes} for {n} problems, got shape {list(shape)}")
+        outside = [head for head in self.heads if head.layer >= layers or head.head >= heads]
+        if outside or not self.heads:
+            raise ValueError(
+                f"heads must be of the {layers} layers x {heads} heads of `patched`, got {outside[0] if outside else 'none'}"
+            )
 
     @property
     def effect(self) -> np.ndarray:

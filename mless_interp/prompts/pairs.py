@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..given import checked, shown
+from ..given import checked
 from ..models.inputs import Inputs
 from ..running.visible import one_line
 from .conditions import CONDITIONS, HELD_POSITIONS, Condition, one_of
@@ -36,6 +36,7 @@ from .prompt import (
     spells_special,
     template_named,
     text_system,
+    tokenizer_of,
     word_boundaries,
 )
 
@@ -261,13 +262,24 @@ def make_pairs(
     Raises `ValueError` naming the problem for anything that cannot be built or does not fit the model's context, and for
     problems that the tokenizer does not know.
     """
-    tokenizer = tokenizer_of(model, "make_pairs")
-    info = getattr(model, "info", None)
+    asked = tuple(problems)
+    check_known(tokenizer_of(model), asked)
+    pairs = pairs_of_any(model, asked, insertion, template=template)
+    words = special_words([(pair.id, pair.special_as_text) for pair in pairs])
+    if words:
+        warnings.warn(words, stacklevel=3)
+    return pairs
+
+
+def pairs_of_any(
+    model: Any, problems: Iterable[Problem], insertion: Insertion, *, template: str | Template = "raw"
+) -> tuple[PromptPair, ...]:
+    """`make_pairs` of whatever the tokenizer makes of the problems' words, for what holds for any tokens."""
+    tokenizer, info = tokenizer_of(model), getattr(model, "info", None)
     made = template_named(template)
     asked = tuple(problems)
     if not asked:
         raise ValueError("there are no problems to make pairs of")
-    check_known(tokenizer, asked)
     pairs = tuple(_make_pair(tokenizer, problem, insertion, made) for problem in asked)
     for pair in pairs:
         longest = len(pair.inserted) + len(pair.answer_prefix_ids) + len(pair.answer_ids)
@@ -276,21 +288,7 @@ def make_pairs(
                 f"problem {pair.id!r} needs {longest} tokens with {pair.n_inserted} inserted, but {info.name} has a "
                 f"context of {info.context_length}: insert fewer tokens or leave this problem out"
             )
-    words = special_words([(pair.id, pair.special_as_text) for pair in pairs])
-    if words:
-        warnings.warn(words, stacklevel=3)
     return pairs
-
-
-def tokenizer_of(model: Any, what: str) -> Any:
-    """The tokenizer of a `Model`, or the one given; `TypeError` where there is none."""
-    tokenizer = getattr(model, "tokenizer", model)
-    if hasattr(tokenizer, "encode") and not isinstance(tokenizer, str):
-        return tokenizer
-    lacks = " without a tokenizer" if hasattr(model, "tokenizer") else ""
-    raise TypeError(
-        f"model must be a Model or a tokenizer, got {shown(model)}{lacks}: {what} encodes text; load_model(...) gives both"
-    )
 
 
 def _make_pair(tokenizer: Any, problem: Problem, insertion: Insertion, template: Template) -> PromptPair:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..given import checked
+from ..given import checked, shown
 from .problems import Problem
 
 SEGMENTS = ("bos", "template", "system", "inserted", "question", "answer")
@@ -109,6 +109,15 @@ def template_named(template: str | Template) -> Template:
     if template not in TEMPLATES:
         raise ValueError(f"unknown template {template!r}; choose one of {', '.join(TEMPLATES)}")
     return TEMPLATES[template]
+
+
+def tokenizer_of(model: Any) -> Any:
+    """The tokenizer of a `Model`, or the one given; `TypeError` where there is none."""
+    tokenizer = getattr(model, "tokenizer", model)
+    if hasattr(tokenizer, "encode") and not isinstance(tokenizer, str):
+        return tokenizer
+    lacks = " without a tokenizer" if hasattr(model, "tokenizer") else ""
+    raise TypeError(f"model must be a Model or a tokenizer, got {shown(model)}{lacks}: load_model(...) gives both")
 
 
 def encode(tokenizer: Any, text: str, *, markers: bool = False) -> tuple[int, ...]:
@@ -221,7 +230,7 @@ def build_prompt(tokenizer: Any, problem: Problem, template: str | Template = "r
     Special tokens are those of the template alone: what a problem spells is text. Raises `ValueError` where the tokenizer has
     no chat template, its template rejects a system prompt or changes a message's text, or the question encodes to no tokens.
     """
-    made = template_named(template)
+    made, tokenizer = template_named(template), tokenizer_of(tokenizer)
     system = made.system if problem.system is None else problem.system
     parts = [(system, "system"), (problem.question, "question")]
     if made.chat:

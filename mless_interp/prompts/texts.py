@@ -7,9 +7,8 @@ from itertools import pairwise
 from typing import Any
 
 from ..given import checked
-from .pairs import tokenizer_of
 from .problems import Problem
-from .prompt import check_known, encode
+from .prompt import check_known, encode, tokenizer_of
 
 
 @checked
@@ -26,7 +25,7 @@ def problems_from_texts(
     `model` is a `Model` or a Hugging Face tokenizer. Texts that are too short are left out with a warning that counts them;
     `ValueError` where all are, where the tokenizer does not know their words, or numbers make no sense.
     """
-    tokenizer = tokenizer_of(model, "problems_from_texts")
+    tokenizer = tokenizer_of(model)
     if not 0 < n_before < n_context or n_answer < 1:
         raise ValueError(
             f"n_before must lie in 1 to n_context - 1 and n_answer be 1 or more, got {n_before}, {n_context}, {n_answer}"

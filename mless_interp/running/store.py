@@ -17,7 +17,7 @@ import numpy as np
 from ..given import checked
 from ..heads import Head
 from .checkpoint import plain
-from .folders import damaged_files, finish_replacement, new_folder, refuse_existing
+from .folders import damaged_files, finish_replacement, new_folder
 from .registry import RENAMED, SAVED
 from .results import Result
 
@@ -27,6 +27,7 @@ DOCUMENT, ARRAYS = "results.json", "arrays.npz"
 PACKAGES = ("mless_interp", "torch", "transformers", "transformer-lens", "nnsight", "circuitsvis", "numpy")
 
 
+@checked
 def provenance(model: Any = None, *, command: list[str] | None = None, **more: Any) -> dict[str, Any]:
     """Where a result comes from: versions, machine, the model with its check figures, the command, the time (UTC)."""
     found: dict[str, Any] = {

@@ -264,5 +264,5 @@ def test_wrong_circuits_are_refused(call: Callable[[], object], message: str) ->
 
 
 def test_tokens_given_as_one_text_are_a_type_error() -> None:
-    with pytest.raises(TypeError, match="needs a collection of tokens, got the text '13'"):
+    with pytest.raises(TypeError, match="reads_from must be several texts or None, got '13' .*put it in a list"):
         planted_model([A, B], [C], reads_from={A: "13"})

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -167,11 +166,18 @@ def test_pairs_that_cannot_be_certified_on_are_refused(tiny_model_dir: Callable[
         certify_model(model, [])
     with pytest.raises(mi.ModelError, match="has no tokenizer: give pairs"):
         short_pairs(with_tokenizer(model, None))
-    poor = SimpleNamespace(
-        encode=lambda text, **options: [1, 2], unk_token_id=None, bos_token_id=None, all_special_ids=[]
-    )
+
+    class Poor:
+        unk_token_id, bos_token_id, added_tokens_decoder = None, None, {}
+
+        def encode(self, text: str, **options: Any) -> list[int]:
+            return [1, 2]
+
+        def __len__(self) -> int:
+            return 3
+
     with pytest.raises(mi.ModelError, match="is a single token of"):
-        short_pairs(with_tokenizer(model, poor))
+        short_pairs(with_tokenizer(model, Poor()))
 
 
 def with_tokenizer(model: Any, tokenizer: Any) -> Any:
@@ -191,6 +197,9 @@ def test_a_tokenizer_without_the_slash_gets_another_unit(tiny_model_dir: Callabl
 
         def __getattr__(self, name: str) -> Any:
             return getattr(own, name)
+
+        def __len__(self) -> int:
+            return len(own)
 
     pairs = short_pairs(with_tokenizer(model, NoSlash()))
     assert pairs[0].insertion.unit == " ?" and len(set(pairs[0].inserted.ids[slice(*pairs[0].span)])) == 1

@@ -397,7 +397,7 @@ def test_same_twice_after_saving_and_from_a_checkpoint(tiny: Any, tmp_path: Any)
         ({"heads": [Head(5, 0)]}, r"L5H0: layer 5 is out of range \(zero-based\)"),
         ({"heads": [Head(0, 0)], "layers": [0]}, "give heads or layers, not both"),
         ({"contrasts": ["shift"]}, "unknown contrast 'shift'; choose one of content, total, held"),
-        ({"contrasts": "content"}, "one or more different names"),
+        ({"contrasts": ()}, "one or more different names"),
         ({"held_positions": "middle"}, "unknown held_positions 'middle'; choose one of first, spread"),
         ({"control": "slashes"}, 'control must be "random_sentence", an Insertion or None'),
         ({"control": "random_sentence", "n_control_draws": 0}, "n_control_draws must be 1 or more, got 0"),

@@ -614,7 +614,7 @@ def test_pairs_of_no_problems_are_refused() -> None:
 
 def test_pairs_need_a_tokenizer() -> None:
     with pytest.raises(
-        TypeError, match="model must be a Model or a tokenizer, got a SimpleNamespace without a tokenizer: make_pairs"
+        TypeError, match="model must be a Model or a tokenizer, got a SimpleNamespace without a tokenizer: load_model"
     ):
         make_pairs(SimpleNamespace(tokenizer=None), [PROBLEM], SLASHES)
 
