@@ -18,6 +18,7 @@ from scipy import integrate, linalg, ndimage, optimize, signal, spatial, special
 from statsmodels.stats import contingency_tables, descriptivestats, multitest, power, proportion, weightstats
 
 from mless_interp import statistics as st
+from mless_interp.heads import Head
 from mless_interp.metrics import (
     activations,
     affine,
@@ -429,7 +430,8 @@ def test_two_groups_are_scipy_s_welch_test_over_all_divisions() -> None:
         rng = np.random.default_rng(seed)
         n, size = 8, 2 + seed % 4
         group = rng.permutation(n) < size
-        x = rng.normal(size=(n, 3)) * [1, 1e6, 1e-6] + np.where(group, 1.0, 0.0)[:, None]
+        x = (rng.normal(size=(n, 4)) + np.where(group, 0.8, 0.0)[:, None]) * [1, 1e6, 1e-6, 1e-6]
+        x[:, 3] += group  # a million standard errors apart
         found = st.max_t_two_groups(x, group, confidence=0.8)
         welch = stats.ttest_ind(x[group], x[~group], equal_var=False).confidence_interval(0.8)
         means = weightstats.CompareMeans.from_data(x[group], x[~group])
@@ -802,3 +804,83 @@ def test_z_sweeps_are_transformer_lens_patching(architecture: str, tiny_model_di
                 theirs = patching.get_act_patch_attn_head_out_all_pos(hooked, masked.tokens, corrupted, metric)
         ours = patch_heads(model, bare, direction="noising", progress=False)
         close(ours.patched[0], theirs.detach(), rtol=0, atol=1e-5)
+
+
+UNWINDOWED = ("qwen2", "llama")
+"""Gemma's own windows count tokens; under the gap condition ours count positions (methods, conditions)."""
+HEADS = [Head(0, 0), Head(0, 5), Head(1, 3), Head(2, 7)]
+
+
+def shifted(model: Any) -> tuple[Any, Any, Any, slice, Any]:
+    """A pair, the runs that its shift contrast compares, the rows that are patched, and what is read from logits."""
+    (pair,) = pairs_for(model, count=1)
+    answered = pair.answered()
+    read, answer = answered.condition("base").n_tokens - 2, answered.answer_ids[0]
+    runs = [
+        {"input_ids": run.tokens, "attention_mask": torch.ones_like(run.tokens)}
+        | ({} if run.position_ids is None else {"position_ids": run.position_ids})
+        for run in map(answered.condition, ("base", "gap"))
+    ]
+    return (
+        pair,
+        *runs,
+        slice(answered.span[0], None),
+        lambda found: torch.log_softmax(found[0, read].float(), -1)[answer],
+    )
+
+
+@pytest.mark.parametrize("architecture", UNWINDOWED)
+@pytest.mark.parametrize("direction", ["denoising", "noising"])
+def test_z_sweeps_are_nnsight_s_recipe(architecture: str, direction: str, tiny_model_dir: Any) -> None:
+    """Save a head's part of o_proj's input in one trace, set it in another."""
+    model = loaded(tiny_model_dir(architecture), "nnsight")
+    pair, base, gap, rows, metric = shifted(model)
+    donor, receiving = (base, gap) if direction == "denoising" else (gap, base)
+    ours = patch_heads(model, [pair], contrast="shift", direction=direction, heads=HEADS, progress=False).patched[0]
+    traced, width = model.underlying, model.info.d_head
+    for head in HEADS:
+        part = slice(head.head * width, (head.head + 1) * width)
+        at = traced.model.layers[head.layer].self_attn.o_proj
+        with torch.no_grad():
+            with traced.trace(dict(donor)):
+                given = at.input.save()
+            with traced.trace(dict(receiving)):
+                changed = at.input.clone()
+                changed[:, rows, part] = given[:, rows, part]
+                at.input = changed
+                found = traced.lm_head.output.save()
+        close(ours[head.layer, head.head], metric(found), rtol=0, atol=1e-5, case=head)
+
+
+@pytest.mark.parametrize("architecture", UNWINDOWED)
+@pytest.mark.parametrize("direction", ["denoising", "noising"])
+def test_z_sweeps_are_pyvene_s_recipe(architecture: str, direction: str, tiny_model_dir: Any) -> None:
+    """Collect a head's part of o_proj's input from one run, intervene with it in another."""
+    import pyvene
+
+    model = loaded(tiny_model_dir(architecture), "nnsight")
+    pair, base, gap, rows, metric = shifted(model)
+    donor, receiving = (base, gap) if direction == "denoising" else (gap, base)
+    ours = patch_heads(model, [pair], contrast="shift", direction=direction, heads=HEADS, progress=False).patched[0]
+    hf_model, width = model.underlying._module, model.info.d_head
+    for head in HEADS:
+        part = slice(head.head * width, (head.head + 1) * width)
+        kept: list[torch.Tensor] = []
+
+        def keep(z: torch.Tensor, _: Any, kept: list[torch.Tensor] = kept) -> torch.Tensor:
+            kept.append(z.clone())
+            return z
+
+        def put(z: torch.Tensor, _: Any, kept: list[torch.Tensor] = kept, part: slice = part) -> torch.Tensor:
+            changed = z.clone()
+            changed[:, rows, part] = kept[0][:, rows, part]
+            return changed
+
+        component = f"model.layers[{head.layer}].self_attn.o_proj.input"
+        for inputs, intervention in ((donor, keep), (receiving, put)):
+            intervened = pyvene.IntervenableModel(
+                {"component": component, "intervention": intervention}, model=hf_model
+            )
+            with torch.no_grad():
+                _, found = intervened(dict(inputs))
+        close(ours[head.layer, head.head], metric(found.logits), rtol=0, atol=1e-5, case=head)

@@ -21,8 +21,6 @@ from .folders import damaged_files, finish_replacement, new_folder
 from .registry import RENAMED, SAVED
 from .results import Result
 
-__all__ = ["load", "new_folder", "provenance", "refuse_existing", "save"]
-
 DOCUMENT, ARRAYS = "results.json", "arrays.npz"
 PACKAGES = ("mless_interp", "torch", "transformers", "transformer-lens", "nnsight", "circuitsvis", "numpy")
 

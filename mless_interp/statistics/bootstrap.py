@@ -326,8 +326,7 @@ def ratio_interval(
                 confidence=confidence,
                 method=method,
             )
-            y_equal = (y == y[0]).all(axis=0)
-            holds_zero = np.where(y_equal, y[0] == 0, (y_low <= 0) & (y_high >= 0))
+            holds_zero = (y_low <= 0) & (y_high >= 0)
             y, y_mean = np.where(holds_zero, 1.0, y), np.where(holds_zero, 1.0, y_mean)
             y_draws = np.where(holds_zero[:, None], 1.0, y_draws)
             with np.errstate(divide="ignore", invalid="ignore"):

@@ -33,8 +33,7 @@ def median_interval(values: Effects, *, confidence: float = CONFIDENCE) -> Inter
         cells = counts == n
         ordered = np.sort(flat[:, cells], axis=0)[:n]  # NaN last
         middle[cells] = np.median(ordered, axis=0)
-        k = int(stats.binom.ppf((1 - confidence) / 2, n, 0.5))
-        k -= int(k > 0 and stats.binom.cdf(k - 1, n, 0.5) > (1 - confidence) / 2)
+        k = int((stats.binom.cdf(np.arange((n + 1) // 2), n, 0.5) <= (1 - confidence) / 2).sum())
         if k > 0:
             low[cells], high[cells] = ordered[k - 1], ordered[n - k]
     shape = array.shape[1:]

@@ -249,7 +249,8 @@ def test_an_intervention_in_a_run_is_shown_its_layer_as_recorded(tiny_model_dir:
     )
     assert [state.layer for state in seen.states] == [1, 2] and result.captured
     (state, _), recording = seen.states, model.record(inputs, start=start)
-    expected = LayerState.of(model, recording, 1, span=span)
+    expected = LayerState.of(model, recording, 1, span=span, names=["a"])
+    assert expected.layer == 1 and expected.names == ("a",) and expected.donor is None
     for name in ("q", "k", "v", "z"):
         torch.testing.assert_close(getattr(state, name), getattr(expected, name), msg=name)
     for name in ("visible", "unmasked", "span"):

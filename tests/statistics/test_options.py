@@ -1,10 +1,12 @@
 """What an option changes, what is refused by name, how results print, and the smallest inputs that are allowed."""
 
 from collections.abc import Callable
+from itertools import combinations
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from mless_interp import statistics as st
 from mless_interp.statistics import bootstrap, groups
@@ -13,6 +15,13 @@ VALUES = np.random.default_rng(0).normal(0.5, 1, (24, 3))
 OTHERS = np.random.default_rng(1).normal(4, 1, (24, 3))
 FEW = VALUES[:6]
 GROUP = np.arange(24) < 9
+DRAWN = {
+    "flips": 0.057971014492753624,
+    "groups": 0.9155422288855573,
+    "halves": 0.25,
+    "resamples": -0.11183825504533673,
+    "enrichment": 0.18640679660169915,
+}
 FIELDS = ("estimate", "low", "high", "standard_error", "n", "flag")
 
 
@@ -206,6 +215,46 @@ def test_divisions_are_fair_and_do_not_depend_on_blocks(monkeypatch: pytest.Monk
         np.testing.assert_array_equal([one.p, one.p_corrected], [parts.p, parts.p_corrected])
 
 
+def test_two_groups_with_gaps_are_counted_over_the_problems_that_a_cell_has() -> None:
+    """Every division by hand; one that leaves a cell fewer than two problems on a side is no more extreme than any."""
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        group = rng.permutation(9) < 4
+        x = rng.normal(1, 1, (9, 3)) + np.where(group, 0.7, 0.0)[:, None]
+        x[rng.permutation(9)[: 1 + seed % 4], 0] = np.nan
+        sides = [~np.isnan(x[side]) for side in (group, ~group)]
+        found = st.max_t_two_groups(x, group)
+        limits = stats.ttest_ind(x[group], x[~group], equal_var=False, nan_policy="omit").confidence_interval()
+        if sides[0][:, 0].sum() < 2 or sides[1][:, 0].sum() < 2:
+            assert np.isnan(found.p[0])
+            continue
+        np.testing.assert_allclose([found.low, found.high], limits)
+
+        def t(members: np.ndarray, x: np.ndarray = x) -> list[float]:
+            parts = [[x[side & ~np.isnan(x[:, cell]), cell] for side in (members, ~members)] for cell in range(3)]
+            return [
+                abs(stats.ttest_ind(a, b, equal_var=False).statistic) if min(len(a), len(b)) > 1 else 0.0
+                for a, b in parts
+            ]
+
+        null = np.array([t(np.isin(np.arange(9), chosen)) for chosen in combinations(range(9), 4)])
+        observed = np.array(t(group)) * (1 - 1e-9)
+        np.testing.assert_allclose(found.p, (null >= observed).mean(0))
+        np.testing.assert_allclose(found.p_corrected, (null.max(1)[:, None] >= observed).mean(0))
+
+
+def test_a_seed_draws_what_it_always_drew() -> None:
+    """Results of a seed stay comparable between versions: every stream is keyed by its purpose and its size."""
+    drawn = {
+        "flips": float(st.sign_flip(VALUES[:20, 0], n_permutations=2000)),
+        "groups": float(st.max_t_two_groups(VALUES[:, 0], GROUP, n_permutations=2000).p),
+        "halves": st.split_half_spearman(VALUES, n_splits=100).mean,
+        "resamples": float(st.bootstrap_interval(VALUES[:, 0], n_resamples=200).low),
+        "enrichment": st.rank_enrichment(np.arange(40.0)[None], np.array([35, 20]), n_draws=2000).p,
+    }
+    assert drawn == pytest.approx(DRAWN, abs=1e-12)
+
+
 # ------------------------------------------------------------------------------------------------------------- borders
 
 
@@ -226,8 +275,20 @@ def test_the_smallest_inputs_are_allowed() -> None:
     assert st.bootstrap_interval(np.array([1.0, 3.0]), n_resamples=2).n == 2
     assert st.rank_enrichment(np.array([[1.0, 2.0]]), np.array([1]), n_draws=1).mean_rank == 1.0
     assert st.pass_at_k(1, 1, k=1) == 1.0 and st.wilson(0, 1).low == 0.0 and st.wilson(1, 1).high == 1.0
+    assert st.sample_size(50.0) == st.sample_size(50.0, method="t") == 2
+    assert np.isnan(st.cohen_dz(np.full((3, 1), np.nan))) and st.tost(np.full((3, 1), np.nan), 1.0).n == 0
+    even = st.median_interval(np.array([1.0, 2.0]), confidence=0.5)  # covers exactly one half
+    assert (float(even.low), float(even.high)) == (1.0, 2.0)
     assert (st.fewest_problems(1, alpha=0.5, n_senses=1), st.fewest_problems(1, alpha=0.6, n_senses=1)) == (2, 1)
     assert np.isfinite(st.detectable_prevalence(6, 1)) and np.isnan(st.detectable_prevalence(5, 1))
+
+
+def test_resamples_whose_denominator_is_0_make_no_noise() -> None:
+    y = np.array([1.0] * 19 + [-4.0])  # every 65th resample sums to 0, and the interval does not hold it
+    found = st.ratio_interval(np.stack([np.ones(20), y - 1], 1), y, method="percentile")
+    assert np.isfinite(found.low).all() and found.flag.tolist() == ["", ""]
+    flat = st.ratio_interval(np.ones((20, 2)), np.array([[2.0, 0.0]] * 20), n_resamples=50)
+    assert flat.flag.tolist() == ["all values equal", "denominator interval holds 0"]
 
 
 def test_up_to_thirteen_problems_every_pattern_is_counted() -> None:
@@ -318,6 +379,8 @@ def test_ties_at_the_border_go_to_the_earlier_cell() -> None:
             lambda: st.sign_flip(VALUES, alternative="both"),
             "alternative must be one of 'two-sided', 'greater', 'less'",
         ),
+        (lambda: st.max_t_sign_flip(VALUES, tested=np.ones(3)), r"cells' shape \(3,\), got float64 of shape \(3,\)"),
+        (lambda: st.max_t_sign_flip(VALUES, tested=np.ones(2, bool)), r"cells' shape \(3,\), got bool of shape \(2,\)"),
         (lambda: st.sign_flip(VALUES, n_permutations=0), "n_permutations must be at least 1"),
         (lambda: st.max_t_sign_flip(VALUES, alpha=0.0), "alpha must lie between 0 and 1"),
         (lambda: st.wilson(1, 2, confidence=1.0), "confidence must lie between 0 and 1"),
