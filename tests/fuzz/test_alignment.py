@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 from fuzzing import fuzz
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -38,6 +39,7 @@ insertions = st.one_of(  # how one is made, and of what: made inside the test, a
 templates = st.sampled_from(("raw", "raw_as_sent", "text", "chat"))
 
 
+@pytest.mark.filterwarnings("ignore:.* spell special tokens:UserWarning")
 @fuzz(
     "alignment of prompt pairs",
     few=60,
