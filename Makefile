@@ -25,7 +25,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo tutorials test test-fast test-tl4 browser check format mutants bench docs clean
+.PHONY: help demo tutorials test test-fast test-tl4 browser check format fuzz faults mutants bench docs clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -69,6 +69,13 @@ check: $(VENV)/.installed-dev ## formatting, lint, types, links of all Markdown 
 format: $(VENV)/.installed-dev ## format the code and repair what lint can repair
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
+
+fuzz: $(VENV)/.installed-dev ## random texts, patterns and damaged files, 10,000 and more (CASES=300 of each kind, in proportion)
+	HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 MLESS_FUZZ=$(or $(CASES),300) MLESS_FUZZ_PAGE=docs/reliability.md \
+		$(VENV)/bin/python -m pytest tests/fuzz $(ARGS)
+
+faults: $(VENV)/.installed-dev ## kill, interrupt and starve every long analysis; results must be the undisturbed ones (some, or ARGS="dose --kills 5")
+	$(VENV)/bin/python tools/faults.py $(ARGS)
 
 mutants: $(VENV)/.installed-dev ## small faults put into the code: how many do the tests notice? (all rooms, or ARGS="metrics")
 	$(VENV)/bin/python tools/mutants.py $(ARGS)
