@@ -1,6 +1,7 @@
 """One self-contained HTML page of what was asked, what was found, and how to repeat it; it opens without any network.
 
-The page carries a content security policy that forbids every request. Texts are escaped by the template.
+The page carries a content security policy that forbids every request. Texts are escaped by the
+template, and what would turn the direction of writing shows as its code.
 """
 
 import base64
@@ -19,6 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
 from ..running.results import Result, ShownMap
+from ..running.visible import visible
 from .page_parts import HeadMap, Table
 
 
@@ -186,6 +188,7 @@ class Report:
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
+            finalize=lambda value: visible(value) if type(value) is str else value,
         )
         environment.filters["policy"] = _policy
         template = environment.get_template("report.html.jinja")
