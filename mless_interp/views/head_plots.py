@@ -82,6 +82,8 @@ def head_map(
         frame = {"facecolor": "white", "edgecolor": "black", "linestyle": style, "linewidth": 1.5}
         against = " against the effect" if letters != kind.letters else ""
         entries.append((f"{letters}: {kind.name.replace('+', ' and ')}{against}", frame))
+    if set(largest) - set(named):
+        entries.append((f"number alone: the head, of the {len(largest)} largest", {"linestyle": "none"}))
     if diverging and negative_cells(grid, limit):
         entries.append(
             ("clearly negative", {"marker": "_", "linestyle": "none", "color": "black", "markeredgewidth": 1.3})
@@ -89,6 +91,7 @@ def head_map(
     if np.isnan(grid).any():
         entries.append(("undefined or not tested", {"facecolor": "0.8", "edgecolor": "0.6"}))
     if entries:
+        picture.set_figheight(picture.get_figheight() + 0.17 * max(0, len(entries) - 2))
         key_below(picture, handles=key(entries))
     return picture
 

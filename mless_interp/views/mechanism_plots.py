@@ -213,7 +213,7 @@ def read_effects(found: ReadEffects) -> Picture:
 def near_zero(shift: ActivationShift, *, contrast: str | None = None, metric: str = "near_zero_arm") -> Picture:
     """The share of activations near zero by token class, before and after, with 95 % intervals over problems.
 
-    Classes without tokens in a problem leave that problem out (n at the class).
+    Classes without tokens in a problem leave that problem out (n at the class). Intervals of shares end at 0 and 1.
     """
     contrast = shift.contrasts[0] if contrast is None else contrast
     if contrast not in shift.contrasts or metric not in shift.metrics:
@@ -227,7 +227,9 @@ def near_zero(shift: ActivationShift, *, contrast: str | None = None, metric: st
     at = np.arange(len(table))
     for number, run in enumerate(("before", "after")):
         style = {"color": LINES[number][0], "fmt": LINES[number][2], "markersize": 5, "capsize": 3}
-        axes.errorbar(at + (number - 0.5) * 0.22, table[run], yerr=_reach(table, run), label=run, **style)
+        shown = table[[run, f"{run}_ci_low", f"{run}_ci_high"]].to_numpy(dtype=float).T
+        reach = reach_of(*(np.clip(shown, 0.0, 1.0) if metric in NEAR_ZERO else shown))
+        axes.errorbar(at + (number - 0.5) * 0.22, table[run], yerr=reach, label=run, **style)
     names = [f"{group}\nn = {n}" for group, n in zip(table["token_class"], table["n"], strict=True)]
     words = words_of(shift, "model", "insertion")
     name_axes(

@@ -33,7 +33,9 @@ def accuracy_bars(results: AccuracyResults, published: Mapping[str, float] | pd.
         axes.bar(places[name], estimate, 0.7, color=colour, alpha=0.85, hatch=hatch, edgecolor="white", zorder=1)
         if np.isfinite([estimate, low, high]).all():
             reach = reach_of(*np.array([[estimate], [low], [high]]))
-            axes.errorbar(places[name], estimate, yerr=reach, color="black", capsize=4, linewidth=1.2, zorder=3)
+            for colour, wide, order in (("white", 4.0, 2), ("black", 1.2, 3)):  # seen on dark bars and on white
+                line = {"linewidth": wide, "capthick": wide, "capsize": 4}
+                axes.errorbar(places[name], estimate, yerr=reach, color=colour, zorder=order, **line)
         words = "undefined" if not np.isfinite(estimate) else f"{estimate:.1f} %"
         axes.text(
             places[name], 1.0, f"{words}\nn = {int(n)}", ha="center", va="bottom", fontsize=7, zorder=4, bbox=_BOX

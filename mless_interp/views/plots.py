@@ -218,10 +218,9 @@ def draw_map(
         )
     for (layer, head), text in (texts or {}).items():
         dark = _is_dark(image, grid[layer, head])
-        box = {"facecolor": "black" if dark else "white", "alpha": 0.6, "linewidth": 0, "pad": 0.8}
-        axes.text(
-            head, layer, text, ha="center", va="center", fontsize=7.5, color="white" if dark else "black", bbox=box
-        )
+        box = {"facecolor": "black" if dark else "white", "alpha": 0.85, "linewidth": 0, "pad": 0.8}
+        size, color = min(7.5, 27.0 / len(text)), "white" if dark else "black"  # as wide as its cell at most
+        axes.text(head, layer, text, ha="center", va="center", fontsize=size, color=color, bbox=box, zorder=3)
     for layer, head in negative_cells(grid, limit) if diverging else ():
         color = "white" if _is_dark(image, grid[layer, head]) else "black"
         axes.plot([head], [layer + 0.36], marker="_", markersize=5, markeredgewidth=1.3, color=color, zorder=4)

@@ -1,6 +1,7 @@
 """One self-contained HTML page of what was asked, what was found, and how to repeat it; it opens without any network.
 
-The page carries a content security policy that forbids every request. Texts are escaped by the template.
+The page carries a content security policy that forbids every request. Texts are escaped by the
+template, and what would turn the direction of writing shows as its code.
 """
 
 import base64
@@ -20,6 +21,7 @@ from ..models.base import Model
 from ..prompts.pairs import PromptPair
 from ..running.registry import savable
 from ..running.results import Result, ShownMap
+from ..running.visible import visible
 from .page_parts import HeadMap, Table
 
 
@@ -197,6 +199,7 @@ class Report:
             undefined=StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
+            finalize=lambda value: visible(value) if type(value) is str else value,
         )
         environment.filters["policy"] = _policy
         template = environment.get_template("report.html.jinja")
