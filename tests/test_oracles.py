@@ -349,11 +349,25 @@ def test_intervals_of_ratios_are_scipy_s_on_the_same_resamples() -> None:
         close(found.standard_error, peer.standard_error, rtol=1e-6)
 
 
+def test_a_ratio_is_undefined_exactly_where_the_interval_of_its_denominator_holds_0() -> None:
+    held = 0
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        y = (rng.exponential(size=25) - 1 + rng.uniform(0.2, 0.6)) * float(rng.choice([-1, 1]))
+        peer = stats.bootstrap(
+            (y,), np.mean, n_resamples=400, method="BCa", rng=st.derive_generator(seed, "bootstrap", 25)
+        ).confidence_interval
+        found = st.ratio_interval(np.ones(25), y, n_resamples=400, seed=seed)
+        assert (peer.low <= 0 <= peer.high) == (str(found.flag) == "denominator interval holds 0"), seed
+        held += int(peer.low <= 0 <= peer.high)
+    assert 10 < held < 50
+
+
 def test_ratios_of_few_problems_end_where_the_t_test_of_x_minus_r_y_just_rejects() -> None:
     for seed in range(50):
         rng = np.random.default_rng(seed)
-        n = int(rng.integers(3, 20))
-        y = rng.normal(4, 0.6, n) * float(rng.choice([-1, 1, 1e6, 1e-6]))
+        n = 2 + seed % 18
+        y = rng.normal(4, 0.6 if n > 4 else 0.05, n) * float(rng.choice([-1, 1, 1e6, 1e-6]))
         x = rng.normal() * y + 0.2 * y.std() * rng.normal(size=n)
         found = st.share_interval(x, y)
         rejects = lambda r, x=x, y=y: stats.ttest_1samp(x - r * y, 0).pvalue - 0.05  # noqa: E731

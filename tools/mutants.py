@@ -15,6 +15,7 @@ modules are what mutmut does not change.
 
 import argparse
 import difflib
+import json
 import os
 import random
 import re
@@ -75,7 +76,7 @@ track_dependencies=false
 use_git_change_detection=false
 """
 
-_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
+_QUOTED = re.compile(r"""(?:"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')""")
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,10 @@ class Mutant:
         module, _, mangled = self.name.rpartition(".")
         plain = re.sub(r"__mutmut_\d+$", "", mangled).removeprefix("x_").removeprefix("xǁ").replace("ǁ", ".")
         return f"{module.removeprefix('mless_interp.')}.{plain}"
+
+    def told(self) -> dict[str, str]:
+        """What a reason is written for."""
+        return {"function": self.function, "was": self.was, "now": self.now}
 
     @property
     def says_little(self) -> bool:
@@ -188,10 +193,10 @@ def reasons() -> dict[tuple[str, str, str], Reason]:
     return {(made.function, made.was, made.now): made for made in (Reason(**entry) for entry in listed)}
 
 
-def rows(room: str, made: int, tried: int, living: list[Mutant]) -> tuple[str, list[str], int]:
-    """A room's row of counts, its rows of mutants that live, and how many of those live without a reason."""
+def rows(room: str, made: int, tried: int, living: list[Mutant]) -> tuple[str, list[str], list[Mutant]]:
+    """A room's row of counts, its rows of mutants that live, and those that live without a reason."""
     known = reasons()
-    why = [known.get((mutant.function, mutant.was, mutant.now)) for mutant in living]
+    why = [known.get(tuple(mutant.told().values())) for mutant in living]
     same = sum(reason is not None and reason.same for reason in why)
     killed, telling = tried - len(living), tried - same
     cells = [room, made, tried, killed, same, telling - killed, f"{killed / max(telling, 1):.1%}"]
@@ -199,7 +204,11 @@ def rows(room: str, made: int, tried: int, living: list[Mutant]) -> tuple[str, l
         f"| {room} | `{mutant.function}` | {_code(mutant.was)} | {_code(mutant.now)} | {reason.why if reason else NO_REASON} |"
         for mutant, reason in zip(living, why, strict=True)
     ]
-    return f"| {' | '.join(map(str, cells))} |", lines, why.count(None)
+    return (
+        f"| {' | '.join(map(str, cells))} |",
+        lines,
+        [mutant for mutant, reason in zip(living, why, strict=True) if reason is None],
+    )
 
 
 def _code(text: str) -> str:
@@ -244,9 +253,16 @@ def main() -> int:
         everything = possible(folder)
         order = random.Random(f"{options.seed} {name}").sample(everything, len(everything))
         mutants = [mutant for mutant in order if not mutant.says_little][: options.sample]
-        counts, lives, without = rows(name, len(everything), len(mutants), alive(folder, mutants))
-        unexplained += without
+        counts, lives, unknown = rows(name, len(everything), len(mutants), alive(folder, mutants))
+        unexplained += len(unknown)
         print("\n".join([counts, *lives]), flush=True)
+        for mutant in unknown:
+            print(
+                "\n[[mutant]]",
+                *(f"{key} = {json.dumps(value)}" for key, value in mutant.told().items()),
+                'why = ""',
+                sep="\n",
+            )
         page = with_rows(PAGE.read_text(encoding="utf-8"), "counts", name, [counts])
         PAGE.write_text(with_rows(page, "alive", name, lives), encoding="utf-8")
     return int(unexplained > 0)

@@ -130,7 +130,7 @@ def max_t_sign_flip(
         ),
     )
     exact = n_problems <= EXACT_UP_TO
-    smallest = _smallest_p(int(n.max()), n_flips=n_flips, exact=exact, alternative=alternative)
+    smallest = _smallest_p(int(n.max()), n_flips=n_flips, alternative=alternative)
     _warn_if_out_of_reach(smallest, n_problems=int(n.max()), n_flips=n_flips, exact=exact, alpha=alpha)
 
     p = np.full(values.shape[1], np.nan)
@@ -208,7 +208,7 @@ def sign_flip(
     hits, _, n_flips = _count_flips(units, alternative=alternative, n_permutations=n_permutations, seed=seed)
     exact = n_problems <= EXACT_UP_TO
     n = int(counts.max())
-    smallest = _smallest_p(n, n_flips=n_flips, exact=exact, alternative=alternative)
+    smallest = _smallest_p(n, n_flips=n_flips, alternative=alternative)
     _warn_if_out_of_reach(smallest, n_problems=n, n_flips=n_flips, exact=exact, alpha=alpha)
     p = _p_values(hits, n_flips=n_flips, exact=exact)
     return np.where(counts >= 2, p, np.nan).reshape(shape)
@@ -359,10 +359,9 @@ def _p_values(hits: np.ndarray, *, n_flips: int, exact: bool) -> np.ndarray:
     return hits / n_flips if exact else (1 + hits) / (1 + n_flips)
 
 
-def _smallest_p(n: int, *, n_flips: int, exact: bool, alternative: str) -> float:
+def _smallest_p(n: int, *, n_flips: int, alternative: str) -> float:
     """The smallest p-value that `n` problems and this number of flips can give."""
-    by_problems = 2.0 ** ((1 if alternative == "two-sided" else 0) - n)
-    return by_problems if exact else max(by_problems, 1 / (1 + n_flips))
+    return max(2.0 ** ((1 if alternative == "two-sided" else 0) - n), 1 / (1 + n_flips))
 
 
 def _warn_if_out_of_reach(smallest: float, *, n_problems: int, n_flips: int, exact: bool, alpha: float) -> None:

@@ -372,6 +372,67 @@ def test_two_prompts_give_what_each_gives_alone() -> None:
                 )
 
 
+def test_patterns_of_a_batch_give_what_each_gives_alone() -> None:
+    """Masks of their own: padding, a window and a span differ between the prompts."""
+    real = torch.arange(9) >= torch.tensor([[0], [2]])
+    visible = patterns.visible_keys(9, window=5, real=real)[:, None]
+    pattern = torch.where(visible, 3 * random(2, 3, 9, 9), -torch.inf).softmax(-1).nan_to_num()
+    span = ((torch.arange(9) >= 3) & (torch.arange(9) < torch.tensor([[6], [7]])))[:, None]
+    sink = (torch.arange(9) == torch.tensor([[0], [2]]))[:, None]
+    rows = (torch.arange(9) >= torch.tensor([[6], [7]]))[:, None]
+    values, weights = random(2, 3, 9, 4, seed=1), random(3, 4, 5, seed=2)
+    metrics: list[Callable[..., torch.Tensor]] = [
+        lambda p, v, s, k, r, x, w: attention.span_mass(p, span=s, visible=v),
+        lambda p, v, s, k, r, x, w: attention.retained_mass(p, span=s, visible=v),
+        lambda p, v, s, k, r, x, w: attention.span_log_odds(p, span=s, visible=v),
+        lambda p, v, s, k, r, x, w: attention.non_sink_span_mass(p, span=s, sink=k, visible=v),
+        lambda p, v, s, k, r, x, w: attention.log_density_ratio(p, span=s, visible=v),
+        lambda p, v, s, k, r, x, w: attention.log_density_ratio(p, span=s, sink=k, visible=v),
+        lambda p, v, s, k, r, x, w: entropy.attention_entropy(p, visible=v),
+        lambda p, v, s, k, r, x, w: entropy.normalised_entropy(p, visible=v),
+        lambda p, v, s, k, r, x, w: entropy.effective_tokens(p, visible=v),
+        lambda p, v, s, k, r, x, w: entropy.participation(p, visible=v),
+        lambda p, v, s, k, r, x, w: entropy.entropy_chain(p, span=s, visible=v).between,
+        lambda p, v, s, k, r, x, w: entropy.entropy_chain(p, span=s, visible=v).outside,
+        lambda p, v, s, k, r, x, w: entropy.entropy_chain(p, span=s, visible=v).inside,
+        lambda p, v, s, k, r, x, w: entropy.within_span_entropy(p, span=s, visible=v),
+        lambda p, v, s, k, r, x, w: entropy.entropy_without_sink(p, sink=k, visible=v),
+        lambda p, v, s, k, r, x, w: received.received_attention(p, rows=r, visible=v, min_rows=1),
+        lambda p, v, s, k, r, x, w: received.received_attention(p, sink=k, renorm=True, visible=v, min_rows=1),
+        lambda p, v, s, k, r, x, w: received.sink_alpha(p, visible=v),
+        lambda p, v, s, k, r, x, w: outputs.span_output(p, x, span=s, visible=v),
+        lambda p, v, s, k, r, x, w: outputs.span_output_weight(p, x, span=s, visible=v),
+        lambda p, v, s, k, r, x, w: outputs.span_output_weight(p, x, span=s, visible=v, output_weights=w),
+        lambda p, v, s, k, r, x, w: flow.rollout(p[None].repeat(2, *[1] * p.ndim), visible=v),
+        lambda p, v, s, k, r, x, w: flow.rollout_span_share(p[None].repeat(2, *[1] * p.ndim), span=s, visible=v),
+        lambda p, v, s, k, r, x, w: outputs.value_cosine(x, span=s),
+        lambda p, v, s, k, r, x, w: outputs.value_spectral_share(x, span=s),
+        lambda p, v, s, k, r, x, w: outputs.value_effective_rank(x, span=s),
+        lambda p, v, s, k, r, x, w: outputs.direction_coherence(x, rows=s),
+        lambda p, v, s, k, r, x, w: flow.residual_ratio(x, tokens=s),
+    ]
+    for number, metric in enumerate(metrics):
+        together = metric(pattern, visible, span, sink, rows, values, weights)
+        for i in range(2):
+            for j in range(3):
+                alone = metric(
+                    pattern[i, j], visible[i, 0], span[i, 0], sink[i, 0], rows[i, 0], values[i, j], weights[j]
+                )
+                torch.testing.assert_close(together[i, j], alone, equal_nan=True, msg=lambda m, k=number: f"{k}: {m}")
+
+
+def test_rounding_is_no_recovery_and_half_precision_rows_are_rescaled() -> None:
+    flat = torch.tensor([1e8, 1e8 + 2**-26] * 6, dtype=torch.float64)
+    assert recovery.recovery_time_constant(flat, min_r_squared=0.0).r_squared.isnan()
+    assert recovery.recovery_time_constant(1e-8 * random(12).abs(), min_r_squared=0.0).r_squared.isfinite()
+    short = recovery.recovery_latency(torch.ones(2, 3, 4), torch.ones(1))
+    assert short.shape == (2, 3) and short.isnan().all()
+    p, q = (3 * random(2, 40)).softmax(-1).bfloat16()
+    for distance in (distances.total_variation, distances.hellinger, distances.jensen_shannon_distance):
+        exact = distance(p.double() / p.double().sum(), q.double() / q.double().sum())
+        same(distance(p, q), exact.float(), atol=1e-6, rtol=0)
+
+
 # ------------------------------------------------------------------------------------------------------------- messages
 
 SHORT, INTEGERS = mask(T, F), torch.tensor([0, 1, 1])

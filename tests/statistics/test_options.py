@@ -133,6 +133,8 @@ def test_few_problems_with_gaps_are_those_without_them() -> None:
     held = st.share_interval(FEW, OTHERS[:6] - OTHERS[:6].mean(0))
     assert held.flag.tolist() == ["denominator interval holds 0"] * 3
     assert np.isnan([held.estimate, held.low, held.high, held.standard_error]).all() and held.n.tolist() == [6] * 3
+    none = st.share_interval(np.ones(4), np.array([1.0, -1.0, 2.0, -2.0]))
+    assert str(none.flag) == "denominator interval holds 0" and np.isnan(none.estimate)
     flat = st.mean_interval(np.array([[0.1, 1.0]] * 3))
     assert flat.low.tolist() == flat.high.tolist() == flat.estimate.tolist() == [0.1, 1.0]
     assert flat.standard_error.tolist() == [0, 0] and flat.flag.tolist() == ["all values equal"] * 2
@@ -197,6 +199,10 @@ def test_two_groups_use_their_options_and_count_what_each_side_has() -> None:
     np.testing.assert_array_equal(shaped.p[:, 0], many[0])
     two = st.max_t_two_groups(np.array([0.0, 1, 5, 6, 7]), np.array([True, True, False, False, False]))
     assert two.exact and two.n_permutations == 10 and two.smallest_p == 0.1 and not np.isnan(two.p)
+    three = st.max_t_two_groups(VALUES[:9], np.arange(9) < 3)
+    assert three.exact and three.smallest_p == 1 / 84
+    four = st.max_t_two_groups(VALUES[:8], np.arange(8) < 4)
+    assert four.smallest_p == 2 / 70 and (np.round(four.p * 35) == np.round(four.p * 35, 9)).all()
     assert np.isnan(st.max_t_two_groups(np.array([0.0, 1, 5]), np.array([True, False, False])).p)
 
 
@@ -266,6 +272,8 @@ def test_the_smallest_inputs_are_allowed() -> None:
     assert st.average_within_problem(np.array([3.0]), ["a"]).values.tolist() == [3.0]
     assert st.concentration(np.array([3.0])).problems == (0,)
     assert st.corrected_p(np.array([[1.0], [2.0]]))[0] == 0.5
+    gaps = np.array([[1.0, 1.0], [2.0, np.nan], [3.0, 3.0]])
+    assert st.corrected_p(gaps, tested=np.array([True, True])).tolist() == pytest.approx([0.25, np.nan], nan_ok=True)
     with pytest.warns(UserWarning, match="no p-value below 0.05"):
         assert st.sign_flip(np.array([[1.0, 1.0], [2.0, np.nan], [np.nan, np.nan]])).tolist() == pytest.approx(
             [0.5, np.nan], nan_ok=True
@@ -309,7 +317,7 @@ def test_all_problems_may_change_and_the_exact_test_decides_at_its_border() -> N
     assert float(st.paired_difference(0, 5, 5).high) == 1.0 and float(st.paired_difference(5, 0, 5).low) == -1.0
     assert st.mcnemar(0, 2) == 0.5  # not below: the interval holds 0
     assert float(st.paired_difference(0, 2, 200, confidence=0.5).low) <= 0.0
-    assert (found.method, found.confidence) == ("tango", 0.95)
+    assert (found.method, found.confidence, str(found.flag)) == ("tango", 0.95, "")
     narrow = st.paired_difference(2, 13, 50, confidence=0.5)
     assert float(narrow.low) > float(st.paired_difference(2, 13, 50).low) and narrow.confidence == 0.5
 
