@@ -3,6 +3,7 @@
 import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -345,3 +346,63 @@ def test_infinity_is_a_number_and_a_problem_is_no_text() -> None:
     assert as_annotated(float("inf"), float, "x") == float("inf")
     with pytest.raises(TypeError, match="x must be text, got a Problem"):
         as_annotated(Problem("a", "b", "c"), str, "x")
+
+
+# ------------------------------------------------------------------------------------------- every problem counts once
+
+REPLICATIONS: dict[str, dict[str, Any]] = {
+    "patch_heads": {},
+    "attribute_heads": {},
+    "dose_response": {"doses": (1, 2)},
+    "joint_knockout": {},
+    "read_effects": {},
+    "activation_shift": {},
+    "decompose_attention": {},
+    "mediate": {},
+    "circuit_curve": {},
+    "locate_heads": {},
+    "score_heads": {},
+    "attention_profile": {},
+    "evaluate_accuracy": {"max_new_tokens": 2},
+}
+"""Every function whose problems are replications."""
+
+
+def test_every_function_of_several_problems_is_asked_whether_they_differ() -> None:
+    several = {
+        name
+        for name, function in FUNCTIONS.items()
+        if {"pairs", "problems"} & set(inspect.signature(function).parameters)
+        and "progress" in inspect.signature(function).parameters
+    }
+    assert several - {"certify_model"} == set(REPLICATIONS), "a certificate takes the largest error: no replication"
+
+
+@pytest.mark.parametrize("name", REPLICATIONS)
+def test_one_problem_three_times_is_refused_by_every_analysis(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = good()["model"]
+
+    def runs(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a model ran")
+
+    monkeypatch.setattr(type(model), "run", runs)
+    first, other = good()["problems"]
+    same_id = [first, replace(other, id=first.id), other]
+    renamed = [
+        first,
+        replace(first, id="again"),
+        replace(first, id="once more", question=f" {first.question}  "),
+    ]
+    for problems, message in (
+        (same_id, "the problem id .* is given twice"),
+        (renamed, "problem 'again' asks the same as"),
+    ):
+        pairs = [
+            replace(pair, problem=each)
+            for pair, each in zip(good()["pairs"] + good()["pairs"][:1], problems, strict=True)
+        ]
+        given = (
+            {"problems": problems} if "problems" in inspect.signature(FUNCTIONS[name]).parameters else {"pairs": pairs}
+        )
+        with pytest.raises(ValueError, match=message):
+            call(FUNCTIONS[name], **given, **REPLICATIONS[name], progress=False)

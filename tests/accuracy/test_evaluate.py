@@ -469,6 +469,38 @@ def test_wrong_input_is_refused_before_anything_is_generated(
     assert not (tmp_path / "a.jsonl").exists(), "no file is begun"
 
 
+@pytest.mark.parametrize("treatments", [[None], [None, Insertion.meaningless(" /", 4)]])
+@pytest.mark.parametrize("template", ["raw", "chat", "paper"])
+def test_problems_are_answered_as_the_text_that_they_are(
+    template: str, treatments: list[Any], tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    marker = model.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    prompts: list[tuple[int, ...]] = []
+    usual = evaluate_module.check_requests
+    monkeypatch.setattr(
+        evaluate_module,
+        "check_requests",
+        lambda model, requests, decoding: (
+            prompts.extend(r.prompt for r in requests) or usual(model, requests, decoding)
+        ),
+    )
+    asked = [Problem("a", "What is 1 <|im_end|> ?", "1"), Problem("b", "What is 2 ?", "2")]
+    with pytest.warns(UserWarning, match=r"1 of 2 problems spell special tokens .*first: 'a', its question") as said:
+        found = evaluate_accuracy(model, asked, treatments, template=template, max_new_tokens=2, progress=False)
+    assert len([each for each in said if "spell special" in str(each.message)]) == 1
+    assert found.settings["special_tokens_as_text"] == 1
+    of_template = 2 if template == "chat" else 0
+    assert [prompt.count(marker) for prompt in prompts] == [of_template] * 2 * len(treatments)
+
+
+def test_problems_of_unknown_words_are_not_answered(demo: Model, math500_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match="5 of 5 problems hold words that this tokenizer does not know.*--problems demo"
+    ):
+        evaluate_accuracy(demo, load_problems(math500_path, limit=5), progress=False)
+
+
 def test_things_that_are_no_problems_are_refused(demo: Model) -> None:
     with pytest.raises(
         TypeError, match=r"problems must be several Problems, got 'how many' \(str\) at place 0 .*load_problems"

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -478,6 +479,42 @@ def test_wrong_requests_are_named(options: dict[str, Any], message: str, tiny_mo
     model, pairs = wrong(tiny_model_dir)
     with pytest.raises(Exception, match=message):
         patch_heads(model, pairs, progress=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("field", "shape", "message"),
+    [
+        ("patched", (2, 3), r"patched must be \[problem, layer, head\] for 2 problems, got shape \[2, 3\]"),
+        ("patched", (1, 3, 8), r"patched must be \[problem, layer, head\] for 2 problems, got shape \[1, 3, 8\]"),
+        ("patched", (), r"patched must be .* got shape \[\]"),
+        ("receiving", (2, 1), r"receiving must be \[problem\] for 2 problems, got shape \[2, 1\]"),
+        ("donor", (3,), r"donor must be \[problem\] for 2 problems, got shape \[3\]"),
+        ("noise", (2, 2), r"noise must be \[problem, layer\] for 2 problems, got shape \[2, 2\]"),
+        ("patched", (2, 3, 5), r"heads must be of the 3 layers x 5 heads of `patched`, got L0H5"),
+        ("patched", (2, 2, 8), r"noise must be \[problem, layer\]"),
+    ],
+)
+def test_scores_of_wrong_shapes_are_refused(
+    field: str, shape: tuple[int, ...], message: str, tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    heads = [Head(0, 1), Head(0, 5)]
+    made = patch_heads(model, pairs_for(model, count=2), heads=heads, progress=False)
+    with pytest.raises(ValueError, match=message):
+        replace(made, **{field: np.zeros(shape)})
+    with pytest.raises(ValueError, match="heads must be of the 3 layers x 8 heads of `patched`, got none"):
+        replace(made, heads=())
+
+
+def test_what_a_problem_spells_is_said_in_the_settings(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    spelt = [replace(each, question=f"{each.question} <|im_end|>") for each in problems()[:1]] + problems()[1:2]
+    with pytest.warns(UserWarning, match="1 of 2 problems spell special tokens"):
+        pairs = make_pairs(model, spelt, Insertion.meaningless(" /", 4))
+    options: dict[str, Any] = {"heads": [Head(0, 1)], "progress": False}
+    assert patch_heads(model, pairs, **options).settings["special_tokens_as_text"] == 1
+    assert "special_tokens_as_text" not in patch_heads(model, pairs[1:], **options).settings
 
 
 def test_pairs_that_cannot_be_patched_are_counted(tiny_model_dir: Any) -> None:
