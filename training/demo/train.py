@@ -60,7 +60,7 @@ class Settings:
     draft_learning_rate: float = 5e-4
     draft_warmup: int = 10
     drafts: float = 0.35  # share of the second phase's stories that are drafts
-    untrue: float = 0.5  # share of the drafts' answers that are random numbers
+    untrue: float = 0.7  # share of the drafts' answers that are random numbers
     hidden: int = 224
     intermediate: int = 256
     layers: int = 4
