@@ -38,7 +38,7 @@ START, END = "<!-- faults -->\n", "<!-- end -->"
 COMMON = ("--n-tokens", "6", "--no-progress")
 ANALYSES: dict[str, tuple[str, tuple[str, ...]]] = {
     "locate": ("patch_heads", (*COMMON, "--limit", "16", "--confirm", "8")),
-    "screened": ("patch_heads", (*COMMON, "--limit", "16", "--mode", "sweep", "--edit", "knockout")),
+    "sweep": ("patch_heads", (*COMMON, "--limit", "16", "--mode", "sweep", "--edit", "knockout")),
     "profiles": ("head_profiles", (*COMMON, "--limit", "12")),
     "dose": ("dose_response", ("--no-progress", "--limit", "8", "--doses", "1,2,4,8")),
     "mechanism": ("mechanism", (*COMMON, "--limit", "8")),

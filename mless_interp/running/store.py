@@ -132,7 +132,7 @@ def _describe(result: Any, name: str, arrays: dict[str, np.ndarray]) -> dict[str
 
 def _encode(value: Any, key: str, arrays: dict[str, np.ndarray]) -> Any:
     if isinstance(value, np.ndarray):
-        arrays[key] = value if value.dtype != object else value.astype(str)
+        arrays[key] = _one_nan(value) if value.dtype != object else value.astype(str)
         return {"array": key}
     if isinstance(value, Head):
         return {"head": [value.layer, value.head]}
@@ -158,6 +158,11 @@ def _part(name: str) -> str:
     'a%2Eb'
     """
     return name.replace("%", "%25").replace(".", "%2E")
+
+
+def _one_nan(array: np.ndarray) -> np.ndarray:
+    """The same numbers with one kind of NaN: a run that was resumed has read its own back, and they have lost their sign."""
+    return np.where(np.isnan(array), array.dtype.type(np.nan), array) if array.dtype.kind == "f" else array
 
 
 def _decode(value: Any, arrays: Any) -> Any:
