@@ -16,7 +16,7 @@ from conftest import ROOT
 from scripts_under_test import Done, run_script
 
 SCRIPT = ROOT / "analyses" / "accuracy.py"
-FILES = {"accuracy.csv", "comparisons.csv", "completions.jsonl", "accuracy.png", "run.json"}
+FILES = {"accuracy.csv", "comparisons.csv", "completions.jsonl", "accuracy.png", "run.json", "manifest.json"}
 QUICK = ["--limit", 6, "--max-new-tokens", 8, "--no-progress"]
 
 

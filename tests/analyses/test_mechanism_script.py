@@ -48,7 +48,7 @@ def test_the_script_writes_everything(planted_folder: Path, tmp_path: Path, run:
     assert code == 0, error
     out = tmp_path / "mechanism"
     names = {f"{name}.csv" for name in TABLES} | {f"{name}.png" for name in PICTURES}
-    names |= {"decomposition.parquet", "results", "run.json", "report.html"}
+    names |= {"decomposition.parquet", "results", "run.json", "manifest.json", "report.html"}
     assert {path.name for path in out.iterdir()} == names
     assert all((out / f"{name}.png").stat().st_size > 5000 for name in PICTURES)
     text = " ".join(shown.split())

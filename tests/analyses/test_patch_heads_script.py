@@ -16,7 +16,7 @@ from mless_interp.ground_truth.planted import planted_model
 from mless_interp.heads import Head
 
 SCRIPT = ROOT / "analyses" / "patch_heads.py"
-FILES = {"heads.csv", "heads.parquet", "patches.parquet", "head_map.png", "attention.html", "run.json"}
+FILES = {"heads.csv", "heads.parquet", "patches.parquet", "head_map.png", "attention.html", "run.json", "manifest.json"}
 
 
 @pytest.fixture(scope="module")
@@ -234,8 +234,12 @@ def test_an_existing_folder_is_kept_unless_overwriting_is_allowed(planted: Path,
         "--mode",
         "sweep",
     ]
-    assert run(*common, "--out", out, "--overwrite", cwd=tmp_path).returncode == 0
-    assert {path.name for path in out.iterdir()} == FILES
+    foreign = run(*common, "--out", out, "--overwrite", cwd=tmp_path)
+    assert foreign.returncode == 2 and "did not write there (precious.txt) and is not replaced" in foreign.stderr
+    (out / "precious.txt").unlink()
+    for _ in range(2):
+        assert run(*common, "--out", out, "--overwrite", cwd=tmp_path).returncode == 0
+        assert {path.name for path in out.iterdir()} == FILES
 
 
 def lines(records: list[dict[str, Any]]) -> str:

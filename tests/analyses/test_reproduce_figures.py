@@ -54,7 +54,7 @@ def test_every_figure_is_drawn_and_its_claims_are_checked(figure: str, run: Any,
     )
     assert done.returncode == 0, done.stderr
     files = {path.name for path in (tmp_path / "out").iterdir()}
-    assert files == {"figure.png", "figure.csv", "claims.csv", "run.json", "report.html"} | (
+    assert files == {"figure.png", "figure.csv", "claims.csv", "run.json", "manifest.json", "report.html"} | (
         {"bars.csv"} if figure == "004" else set()
     )
     shown = paper.FIGURES[figure]
@@ -121,7 +121,7 @@ def test_head_profiles_writes_tables_curves_and_pictures(run: Any, planted: Path
     assert done.returncode == 0, done.stderr
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {
-        *("heads.csv", "scores.parquet", "curves.csv", "run.json", "report.html"),
+        *("heads.csv", "scores.parquet", "curves.csv", "run.json", "manifest.json", "report.html"),
         *("profile_0_meaningless.png", "profile_1_meaningful.png"),
         *("collapse_0_meaningless.png", "collapse_1_meaningful.png"),
     }

@@ -230,7 +230,15 @@ def test_the_script_writes_everything(planted_folder: Path, tmp_path: Path, run:
     assert code == 0, error
     assert "held positions 1.0000 to 1.0000" in " ".join(shown.split()) and "doses/slopes.csv" in shown
     out = tmp_path / "doses"
-    names = {"slopes.csv", "outcomes.csv", "doses.parquet", "dose_response.png", "run.json", "report.html"}
+    names = {
+        "slopes.csv",
+        "outcomes.csv",
+        "doses.parquet",
+        "dose_response.png",
+        "run.json",
+        "manifest.json",
+        "report.html",
+    }
     assert {path.name for path in out.iterdir()} == names
     slopes = pd.read_csv(out / "slopes.csv")
     assert slopes["slope_held"].to_numpy() == pytest.approx(1, abs=1e-6) and len(slopes) == 8
