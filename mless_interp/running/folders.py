@@ -30,8 +30,6 @@ NAMED = 5
 """Files that a message names."""
 ROOM = 8 << 20
 """Bytes that must be free where a run begins."""
-LONGEST = 255
-"""Bytes of a name, the hidden ones beside a folder too."""
 UNWRITABLE = {getattr(errno, name, None) for name in ("ENOSPC", "EDQUOT", "EROFS", "EIO")} - {None}
 """Errors of a disk that is full, or gone."""
 
@@ -347,8 +345,6 @@ def _named(path: str | Path) -> Path:
     found = Path(path)
     try:
         str(found).encode()
-        if found.name and len(os.fsencode(_beside(found, "partial").name)) > LONGEST:
-            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG))
         file = found.exists() and not found.is_dir()
     except UnicodeEncodeError as error:
         raise ValueError(f"the name {str(path)!r} cannot be written; choose another") from error

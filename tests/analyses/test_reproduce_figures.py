@@ -54,9 +54,16 @@ def test_every_figure_is_drawn_and_its_claims_are_checked(figure: str, run: Any,
     )
     assert done.returncode == 0, done.stderr
     files = {path.name for path in (tmp_path / "out").iterdir()}
-    assert files == {"figure.png", "figure.csv", "claims.csv", "results", "shown", "run.json", "report.html"} | (
-        {"bars.csv"} if figure == "004" else set()
-    )
+    assert files == {
+        "figure.png",
+        "figure.csv",
+        "claims.csv",
+        "results",
+        "shown",
+        "run.json",
+        "manifest.json",
+        "report.html",
+    } | ({"bars.csv"} if figure == "004" else set())
     shown = paper.FIGURES[figure]
     claims = pd.read_csv(tmp_path / "out" / "claims.csv")
     expected = [claim.key for claim in paper.CLAIMS.values() if figure in claim.figures]
@@ -121,7 +128,7 @@ def test_head_profiles_writes_tables_curves_and_pictures(run: Any, planted: Path
     assert done.returncode == 0, done.stderr
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {
-        *("heads.csv", "scores.parquet", "curves.csv", "results", "shown", "run.json", "report.html"),
+        *("heads.csv", "scores.parquet", "curves.csv", "results", "shown", "run.json", "manifest.json", "report.html"),
         *("profile_0_meaningless.png", "profile_1_meaningful.png"),
         *("collapse_0_meaningless.png", "collapse_1_meaningful.png"),
     }

@@ -238,6 +238,7 @@ def test_the_script_writes_everything(planted_folder: Path, tmp_path: Path, run:
         "results",
         "shown",
         "run.json",
+        "manifest.json",
         "report.html",
     }
     assert {path.name for path in out.iterdir()} == names

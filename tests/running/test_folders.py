@@ -162,6 +162,7 @@ def write(**files):
         for name, text in files.items():
             (making / name).mkdir()
             (making / name / "a").write_text(text)
+            (making / f"{name}.txt").write_text(text)
 
 def killed_at(step, work):
     'Whether `work` was killed before its step-th call that changes the disk, in a process of its own.'
