@@ -54,8 +54,7 @@ def compute(options: Options) -> Computed:
     from ..heads import Head
     from ..mechanism import activation_shift, decompose_attention, mediate
     from ..patching.outcomes import outcome_named
-    from ..patching.sweep import DIRECTIONS
-    from ..prompts.conditions import one_of
+    from ..prompts.conditions import DIRECTIONS, one_of
     from ..views.pooling import read_attention
     from ..views.report import ShownPrompt
 
@@ -63,7 +62,7 @@ def compute(options: Options) -> Computed:
     if contrast not in CONTRASTS:
         raise ValueError(f"unknown contrast {contrast!r}; choose content or held (heads_total.csv has the total one)")
     outcome_named(options.outcome, signed_for="mediation")
-    one_of(options.direction, dict.fromkeys(DIRECTIONS), "direction")
+    one_of(options.direction, DIRECTIONS, "direction")
     read_heads(None, options.layers)
     model, pairs = options.begin()
     heads = chosen_heads(None, options.layers, n_layers=model.info.n_layers, n_heads=model.info.n_heads)

@@ -21,7 +21,7 @@ from ..running.checkpoint import CheckpointError
 from ..running.results import interval_columns
 from ..statistics import holm, median_interval, one_problem, prevalence_test
 from .judge import PARTS, SIDES, Claims, measured
-from .measure import MEASURES, SIGN, measure
+from .measure import MEASURES, measure
 
 LEAST_MATCHED = 8
 """A matched-mass knockout is tested where it is defined on this many problems and on half of them (on all if fewer)."""
@@ -107,7 +107,7 @@ class Controls:
         """What the shift of positions does with nothing inserted (C0 -> C2), and each named head's part in it.
 
         `shift_total` `[problem]`; `shift_removed`, `shift_added` `[problem, named]`: z patches under contrast "shift",
-        denoising and noising, in the sign of the shift's own effect. `spare` is patched where no head is named, for the
+        denoising and noising: the part of the shift's own effect that each carries. `spare` is patched where no head is named, for the
         total.
         """
         directions = ("denoising", "noising") if named else ("noising",)
@@ -116,7 +116,7 @@ class Controls:
         found = {"shift_total": runs["noising"].total_effect}
         if named:
             names = {"shift_removed": "denoising", "shift_added": "noising"}
-            found |= {name: SIGN[direction] * runs[direction].per_head for name, direction in names.items()}
+            found |= {name: runs[direction].per_head for name, direction in names.items()}
         return found
 
     def _other_insertions(
@@ -180,7 +180,7 @@ class Controls:
             for draw in range(self.draws)
         }
         runs = sweep_heads(prepared, sweeps, named, **self._options("matched-mass"))
-        drawn = [SIGN["denoising"] * run.per_head for run in runs.values()]
+        drawn = [run.per_head for run in runs.values()]
         values |= {"matched_mass": np.mean(drawn, axis=0), "matched_mass_size": np.mean(np.abs(drawn), axis=0)}
 
 
@@ -242,7 +242,7 @@ def beside_controls(
 ) -> pd.DataFrame:
     """One row per named head: its effect and the same measure under each control, medians over problems with intervals.
 
-    In the outcome's unit and the sign of the insertion's own effect; the z patch of the head's side. `random`:
+    Parts of the effect of what is inserted, in the outcome's unit; the z patch of the head's side. `random`:
     random words; `questions`: those of other problems; `mful`: a repeated word; `matched_mass`: as much attention taken
     elsewhere (readers); `shift`: the head's part in what the gap alone does. `exceeds_random` of `exceeds_random_n`
     problems are more than random words', likewise `exceeds_mass`; `p_specific` is NaN unless the problems are `fresh`.

@@ -15,19 +15,18 @@ from ..models.info import ModelError
 from ..patching.attribution import attribute_heads
 from ..patching.prepared import Prepared
 from ..patching.scores import PatchScores
-from ..patching.sweep import DIRECTIONS, Sweep, patch_heads, sweep_heads
+from ..patching.sweep import Sweep, patch_heads, sweep_heads
+from ..prompts.conditions import DIRECTIONS
 from ..running.loop import Tick, Unit, over_problems
 
 MEASURES = ("knockout", "edge_noise", "mediated_removed", "mediated_added")
-SIGN = {"denoising": -1.0, "noising": 1.0}
-"""Effects of a sweep, turned to the sign of the insertion's own effect."""
 N_SCREENED = 64
 FEWEST_TO_SPLIT = 8
 
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """The four measures `[problem, head]`, each with the sign of the insertion's effect, and the total `[problem]`.
+    """The four measures `[problem, head]`, parts of the insertion's effect, and that effect, the total `[problem]`.
 
     `noise` is the largest that rounding did to any of the sweeps (`PatchScores.noise_floor`).
     """
@@ -53,7 +52,7 @@ def measure(
     }
     options = {"checkpoint": checkpoint, "progress": progress, "seed": seed}
     runs = sweep_heads(prepared, sweeps, heads, **options)  # type: ignore[arg-type]
-    effect = {name: SIGN[sweeps[name].direction] * run.per_head for name, run in runs.items()}
+    effect = {name: run.per_head for name, run in runs.items()}
     first = np.array([head.layer == 0 for head in heads])
     mediated = {d: np.where(first, 0.0, effect[f"z-{d}"] - effect[f"knockout-{d}"]) for d in DIRECTIONS}
     return Measured(

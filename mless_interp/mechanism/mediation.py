@@ -17,8 +17,7 @@ from ..models.held import Held
 from ..models.sites import attention_sites, site
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, prepare, single
-from ..patching.sweep import DIRECTIONS
-from ..prompts.conditions import HELD_POSITIONS, Contrast, one_of
+from ..prompts.conditions import DIRECTIONS, HELD_POSITIONS, Contrast, one_of
 from ..prompts.pairs import PromptPair
 from .activation_summaries import NearZero, check_widths
 from .mediation_results import ARMS, EDITED, READINGS, Mediation
@@ -69,7 +68,7 @@ def mediate(
     Source: methods §5 (mediation); arXiv 2510.01032, section 3, whose claims are made of scale and bias together.
     """
     between = one_of(contrast, MEDIATED, "contrast")
-    one_of(direction, dict.fromkeys(DIRECTIONS), "direction")
+    one_of(direction, DIRECTIONS, "direction")
     one_of(held_positions, dict.fromkeys(HELD_POSITIONS), "held_positions")
     check_widths(c=c, q=q)
     model.info.check_layer(layer)

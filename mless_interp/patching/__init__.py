@@ -9,6 +9,6 @@ __getattr__, __dir__, __all__ = lazy_loader.attach(
         "interventions": ["INTERVENTIONS", "Intervention"],
         "outcomes": ["OUTCOMES", "Outcome"],
         "scores": ["PatchScores"],
-        "sweep": ["DIRECTIONS", "POSITIONS", "patch_heads"],
+        "sweep": ["POSITIONS", "patch_heads"],
     },
 )

@@ -121,7 +121,7 @@ def attribute_heads(
         return made
     best = made.ranking()[:n_verified]
     sweeps = {"exact": Sweep.named(edit="knockout" if gated else "z")}
-    return replace(made, exact=-sweep_heads(prepared, sweeps, best, progress=progress)["exact"].effect)
+    return replace(made, exact=sweep_heads(prepared, sweeps, best, progress=progress)["exact"].effect)
 
 
 class _Gradients:
@@ -242,9 +242,9 @@ class HeadAttribution(Result):
     """Estimated contribution of every head, `[problem, layer, head]`, in the outcome's unit.
 
     `masked` and `inserted` are the outcome in C3 and C1 per problem. `completeness` is (sum of scores) - (inserted -
-    masked) per problem: about 0 for "gate_ig", without meaning for "atp". `knockout` and `edge_noise` estimate, in the
-    sign of the insertion's own effect, what the exact sweeps of these edits give ("gate_ig" only). `exact` is the exact
-    sweep of the best heads (knockout for "gate_ig", z patch for "atp", same sign), NaN for all others; None if none was.
+    masked) per problem: about 0 for "gate_ig", without meaning for "atp". `knockout` and `edge_noise` estimate the
+    `PatchScores.effect` of the exact sweeps of these edits ("gate_ig" only). `exact` is that of the best heads (knockout for
+    "gate_ig", z patch for "atp"), NaN for all others; None if none was.
     """
 
     problem_ids: tuple[str, ...]

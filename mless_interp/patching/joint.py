@@ -59,8 +59,8 @@ def joint_knockout(
 
     Parameters
     ----------
-    singles : effects of the single knockouts `[problem, head]` in the order of `heads`, in the sign of the insertion's
-        own effect, where a sweep has given them already; swept here otherwise.
+    singles : effects of the single knockouts `[problem, head]` in the order of `heads`, where a sweep has given them
+        already; swept here otherwise.
     chosen_elsewhere : True says that the heads were chosen without these problems (on others, from the literature, by
         their planting); only then is there a p.
     checkpoint : a file that receives each finished problem; started again with the same settings the run goes on there.
@@ -109,9 +109,9 @@ def joint_knockout(
 
 
 def single_knockouts(prepared: Prepared, heads: Sequence[Head], *, progress: bool) -> np.ndarray:
-    """What the knockout of each head alone removes, `[problem, head]`, in the sign of the insertion's own effect."""
+    """What the knockout of each head alone removes of the insertion's effect, `[problem, head]`."""
     sweeps = {"knockout": Sweep.named(edit="knockout")}
-    return -sweep_heads(prepared, sweeps, heads, progress=progress)["knockout"].per_head
+    return sweep_heads(prepared, sweeps, heads, progress=progress)["knockout"].per_head
 
 
 def count_sets(heads: Sequence[Head], info: ModelInfo) -> int:
@@ -207,7 +207,7 @@ def _by_forward(runs: Runs, gates: torch.Tensor) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class JointKnockout(Result):
-    """A set of heads knocked out together: `effect` `[problem]`, what that removes, in the sign of the insertion's effect.
+    """A set of heads knocked out together: `effect` `[problem]`, what that removes of the insertion's effect.
 
     `singles` `[problem, head]` is what each removes alone, `random` `[problem, set]` what each of `sets` (random sets of
     the same size and layers, not the given one) removes together; `n_possible` such sets exist in all.

@@ -112,7 +112,7 @@ def read_effects(
        \text{restore\_scale}: z^\text{ref} + \Sigma, \qquad
        \text{reroute}: \lambda z_- + (1 - \lambda)\, u $$
 
-    and what it removes is $Y_\text{receiving} - Y_\text{patched}$, positive where a part of the insertion's own effect goes.
+    and what it removes of the insertion's effect is $Y_\text{receiving} - Y_\text{patched}$.
     The comparison reads like this:
 
     - `knockout` removes scale and bias: the whole direct read. The other four say something of the head only where this does,
@@ -154,8 +154,8 @@ def read_effects(
     return ReadEffects(
         problem_ids=prepared.ids,
         heads=chosen,
-        values=np.stack([-swept[name].per_head for name in READ_EDITS], -1),
-        total=-swept["knockout"].total_effect,
+        values=np.stack([swept[name].per_head for name in READ_EDITS], -1),
+        total=swept["knockout"].total_effect,
         unit=prepared.outcome.unit,
         alpha=alpha,
         smallest_effect=smallest_effect,
@@ -169,9 +169,9 @@ def read_effects(
 class ReadEffects(Result):
     """What each edit of each head's read removes: `values` `[problem, head, intervention]` (`READ_EDITS`, in their order).
 
-    `values` = receiving - patched, and `total` `[problem]` is the insertion's content effect, both in the outcome's unit and
-    with the outcome's own sign; `removed` is turned so that positive means: a part of the insertion's effect goes. `delta`,
-    the smallest effect of interest, is `smallest_effect` x |median total|; effects up to `resolution` are rounding. NaN is
+    `total` `[problem]` is the insertion's content effect (inserted - masked), `values` the parts of it that go, both in the
+    outcome's unit; `turned` are the parts in the direction of the effect: positive with it, negative against it. `delta`, the
+    smallest effect of interest, is `smallest_effect` x |median total|; effects up to `resolution` are rounding. NaN is
     undefined: the problem leaves that cell's n.
 
     A cell is *shown* to remove "more" than delta (with the effect, or "against" it), or "less" (|removed| < delta), where
@@ -240,30 +240,36 @@ class ReadEffects(Result):
         return self.smallest_effect * self._size if self.established else float("nan")
 
     @cached_property
-    def removed(self) -> np.ndarray:
-        """`[problem, head, intervention]`, positive where a part of the insertion's effect in most problems goes."""
+    def turned(self) -> np.ndarray:
+        """`values`, positive where a part of the insertion's effect in most problems goes."""
         return self._turn * self.values
 
     @cached_property
     def removed_interval(self) -> Interval:
-        """Median of `removed` over problems with its order-statistic interval, `[head, intervention]`."""
-        return median_interval(self.removed, confidence=self.confidence)
+        """Median of `values` over problems with its order-statistic interval, `[head, intervention]`, in `unit`."""
+        return median_interval(self.values, confidence=self.confidence)
+
+    @cached_property
+    def share_interval(self) -> Interval:
+        """The same as a share of the median total, whose own error is not in it; NaN where that is not established."""
+        whole = self._size if self.established else np.nan
+        return median_interval(self.turned / whole, confidence=self.confidence)
 
     @cached_property
     def prevalence(self) -> Prevalence | None:
         """In how many problems each cell removes more than delta, and less than -delta; None without a delta."""
-        return prevalence_test(self.removed, self.delta, confidence=self.confidence) if self.established else None
+        return prevalence_test(self.turned, self.delta, confidence=self.confidence) if self.established else None
 
     @cached_property
     def _corrected(self) -> np.ndarray:
         """`[more | against | less | half | half_against, head, intervention]`, Holm over all; NaN where nothing is tested."""
         if self.prevalence is None:
             return np.full((len(ASKED + BESIDE), *self.values.shape[1:]), np.nan)
-        whole = self.removed[..., :1]
-        below_half = np.sign(whole) * np.maximum(np.abs(whole) - 2 * np.abs(self.removed), 0.0)
+        whole = self.turned[..., :1]
+        below_half = np.sign(whole) * np.maximum(np.abs(whole) - 2 * np.abs(self.turned), 0.0)
         half = prevalence_test(below_half, 0.0).p
         half[..., 0] = np.nan  # the knockout beside itself
-        return holm(np.concatenate([self.prevalence.p, within_test(self.removed, self.delta)[0][None], half]))
+        return holm(np.concatenate([self.prevalence.p, within_test(self.turned, self.delta)[0][None], half]))
 
     @property
     def _sure(self) -> np.ndarray:
@@ -290,20 +296,17 @@ class ReadEffects(Result):
     def summary(self) -> pd.DataFrame:
         """One row per head and intervention.
 
-        `removed_median` over problems with its interval, in `unit`; `share`: the same over the |median total|, whose own
-        error is not in its limits; `prevalence`: the share of problems in which more than delta is removed, with exact
+        `removed_median` over problems with its interval, a part of the insertion's effect in `unit`; `share`: the same over
+        the median total, whose own error is not in its limits; `prevalence`: the share of problems in which more than delta is removed, with exact
         limits; corrected p of removing more, of acting against the effect, of removing less, and of less than half of the
         knockout (NaN where the heads were chosen on these problems); `shown`: which of the first three is shown; n, and the
         `n_undefined` problems that it lacks.
         """
         made, counted = self.removed_interval, self.prevalence
-        whole = self._size if self.established else np.nan
-        shares = [limit / whole for limit in (made.estimate, made.low, made.high)]
         unknown = np.full(made.n.shape, np.nan)
         above = [unknown] * 3 if counted is None else [counted.share[0], counted.low[0], counted.high[0]]
-        columns = interval_columns("removed_median", made)
-        for name, values in (("share", shares), ("prevalence", above)):
-            columns |= dict(zip((name, f"{name}_ci_low", f"{name}_ci_high"), values, strict=True))
+        columns = interval_columns("removed_median", made) | interval_columns("share", self.share_interval)
+        columns |= dict(zip(("prevalence", "prevalence_ci_low", "prevalence_ci_high"), above, strict=True))
         columns |= {f"p_{name}": p for name, p in zip(ASKED + BESIDE, self.p, strict=True)}
         columns |= {"shown": self.verdicts, "n": made.n, "n_undefined": len(self.total) - made.n}
         table = tidy({"label": list(map(str, self.heads)), "intervention": list(READ_EDITS)}, **columns)
@@ -316,13 +319,10 @@ class ReadEffects(Result):
         return Quantity(unit, column != "prevalence", (f"{column}_ci_low", f"{column}_ci_high"))
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem, head and intervention: what is removed, beside the problem's total effect.
-
-        Both are turned alike: positive as the insertion's effect is in most problems.
-        """
+        """One tidy row per problem, head and intervention: what is removed, beside the problem's total effect."""
         axes = {"problem": self.problem_ids, "label": list(map(str, self.heads)), "intervention": list(READ_EDITS)}
-        total = np.broadcast_to(self._turn * self.total[:, None, None], self.values.shape)
-        return tidy(axes, removed=self.removed, total=total)
+        total = np.broadcast_to(self.total[:, None, None], self.values.shape)
+        return tidy(axes, removed=self.values, total=total)
 
     def printed(self) -> pd.DataFrame:
         """One row per head: every edit's median with its interval, and what is shown of it."""
@@ -401,12 +401,12 @@ class ReadEffects(Result):
 
     def _edits_words(self, at: int) -> str:
         """What each edit removes of one head's read, and in how many problems."""
-        head, made = self.heads[at], self.removed_interval
+        head, made = self.heads[at], self.share_interval
         words = []
         for k, said in enumerate(READ_EDITS.values()):
             said += f"{' removes' if k == 0 else ''} {self._amount(at, k)}"
             if k == 0 and self.prevalence is not None:
-                against = int(made.estimate[at, k] < -self.delta)
+                against = int(made.estimate[at, k] < -self.smallest_effect)
                 count, n = int(self.prevalence.count[against, at, k]), int(self.prevalence.n[at, k])
                 way = " against it" * against
                 said += f" of the median total (more than {self._least}{way} in {count} of {n} problems)"
@@ -416,13 +416,13 @@ class ReadEffects(Result):
 
     def _amount(self, at: int, k: int) -> str:
         """A cell's median with its interval: percent of the median total where that is established, else in `unit`."""
-        made = self.removed_interval
+        made = self.share_interval if self.established else self.removed_interval
         numbers = [float(values[at, k]) for values in (made.estimate, made.low, made.high)]
         if not np.isfinite(numbers[0]):
             return "undefined"
         if not self.established:
             return _with_limits(numbers, self.unit)
-        return _with_limits([100 * x / self._size for x in numbers], "%", form="z.0f")
+        return _with_limits([100 * x for x in numbers], "%", form="z.0f")
 
     def _conclusion(self, at: int) -> list[str]:
         """What is shown of one head's read; only where its knockout is shown to do anything."""

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ..heads import Head
+from ..prompts.conditions import CONTRASTS, DIRECTIONS
 from ..running.results import (
     Quantity,
     Result,
@@ -55,18 +56,20 @@ def check_smallest_effect(share: float) -> None:
 class PatchScores(Result):
     """Patched outcomes of an exact sweep, `[problem, layer, head]`; NaN for heads that were not patched.
 
-    `effect` = patched - receiving. `effect_fraction` = mean effect / mean (donor - receiving): 0 nothing, 1 everything,
-    in both directions; rank by it. `recovered` = (patched - corrupted) / (clean - corrupted): the same when denoising,
-    1 minus it when noising. Fractions are ratios of means over problems with intervals; where the denominator's own
-    interval holds 0 they are NaN and flagged, and only the raw effect stands.
+    `total_effect` is the insertion's (corrupted - clean), `effect` the part of it that a head carries: what denoising the
+        head takes out, what noising it brings in. `patching_changes` = patched - receiving is what patching does to the outcome:
+        `effect` with its sign turned when denoising. `effect_fraction` = mean effect / mean total effect: 0 nothing, 1 everything,
+        below 0 against the effect; rank by it. `recovered` = (patched - corrupted) / (clean - corrupted): the same when denoising,
+        1 minus it when noising. Fractions are ratios of means over problems with intervals; where the denominator's own
+        interval holds 0 they are NaN and flagged, and only the raw effect stands.
 
-    Means describe; what is *claimed* of a head is how many problems show it: more than `delta` = `smallest_effect` x
-    |median total effect|, with the total effect or against it, in more than half of all problems (`prevalence`). On
-    log-probabilities a few problems often carry the mean (`concentration`).
+        Means describe; what is *claimed* of a head is how many problems show it: more than `delta` = `smallest_effect` x
+        |median total effect|, with the total effect or against it, in more than half of all problems (`prevalence`). On
+        log-probabilities a few problems often carry the mean (`concentration`).
 
-    `noise` `[problem, layer]` is how far the outcome of a row was off that continued the receiving run from that layer
-    unedited (NaN for layers that were not swept but 0; None in results of versions that did not measure it): rounding.
-    A head whose mean effect does not exceed `noise_floor` has no rank.
+        `noise` `[problem, layer]` is how far the outcome of a row was off that continued the receiving run from that layer
+        unedited (NaN for layers that were not swept but 0; None in results of versions that did not measure it): rounding.
+        A head whose mean effect does not exceed `noise_floor` has no rank.
     """
 
     problem_ids: tuple[str, ...]
@@ -109,9 +112,19 @@ class PatchScores(Result):
             )
 
     @property
-    def effect(self) -> np.ndarray:
+    def sign(self) -> int:
+        """What turns changes of the receiving run into parts of the insertion's effect (`prompts.conditions.DIRECTIONS`)."""
+        return DIRECTIONS[self.settings.get("direction", "denoising")]
+
+    @property
+    def patching_changes(self) -> np.ndarray:
         """patched - receiving, `[problem, layer, head]`, in `unit`."""
         return self.patched - self.receiving[:, None, None]
+
+    @property
+    def effect(self) -> np.ndarray:
+        """The part of the insertion's effect that each head carries, `[problem, layer, head]`, in `unit`."""
+        return self.sign * self.patching_changes + 0.0  # no -0
 
     @property
     def per_head(self) -> np.ndarray:
@@ -120,8 +133,8 @@ class PatchScores(Result):
 
     @property
     def total_effect(self) -> np.ndarray:
-        """donor - receiving, `[problem]`: what patching everything would do."""
-        return self.donor - self.receiving
+        """What the insertion does to the outcome (corrupted - clean), `[problem]`, in `unit`."""
+        return self.sign * (self.donor - self.receiving) + 0.0
 
     @cached_property
     def noise_floor(self) -> float:
@@ -243,8 +256,8 @@ class PatchScores(Result):
 
         What is claimed: `sense` (+1 with the total effect, -1 against it), `k` of `n` problems with more than the smallest
         effect in it, `prevalence` = k / n with its exact limits, `p_prevalence` (prevalence test, Holm over heads and
-        senses), `median` and `median_fraction` with their limits. What describes: the mean `effect`, `effect_fraction`
-        (limits `ci_low`, `ci_high`), `recovered`, `flag`. `noise` is `noise_floor`, `rank` NaN where the mean effect does not
+        senses), `median` and `median_fraction` with their limits. What describes: the means of `effect` and
+        `patching_changes`, `effect_fraction` (limits `ci_low`, `ci_high`), `recovered`, `flag`. `noise` is `noise_floor`, `rank` NaN where the mean effect does not
         exceed it.
         """
         fraction, told = self.effect_fraction, self.prevalence
@@ -264,6 +277,7 @@ class PatchScores(Result):
                 **interval_columns("median", self.median),
                 **interval_columns("median_fraction", self.median_fraction),
                 **interval_columns("effect", self.effect_interval),
+                "patching_changes": self.sign * self.effect_interval.estimate + 0.0,
                 "effect_fraction": fraction.estimate,
                 "recovered": recovered[0],
                 "ci_low": fraction.low,
@@ -301,6 +315,7 @@ class PatchScores(Result):
                 "receiving": np.repeat(self.receiving, per_head),
                 "donor": np.repeat(self.donor, per_head),
                 "patched": of_heads(self.patched, self.heads).ravel(),
+                "patching_changes": of_heads(self.patching_changes, self.heads).ravel(),
                 "effect": self.per_head.ravel(),
             }
         )
@@ -339,9 +354,12 @@ class PatchScores(Result):
         mean, n = self.total_interval, len(self.problem_ids)
         low, high = float(mean.low), float(mean.high)
         same = int((self.direction * self.total_effect > 0).sum())
+        contrast = CONTRASTS.get(str(self.settings.get("contrast")))
+        name = "" if contrast is None or contrast.name == "total" else f"{contrast.name} "
+        ends = "" if contrast is None else f" ({contrast.corrupted} - {contrast.clean})"
         found = [
-            f"Total effect (donor - receiving): median {with_limits(self.median_total)} {self.unit}, of that sign in {same} "
-            f"of {n} problems (sign test p = {self.p_total:.2g}); mean {with_limits(mean)} {self.unit}."
+            f"Total {name}effect{ends}: median {with_limits(self.median_total, self.unit)}, of this sign in {same} of {n} "
+            f"problems (sign test, p = {self.p_total:.2g}); mean {with_limits(mean, self.unit)}."
         ]
         if not low * high > 0:
             found.append(

@@ -14,7 +14,7 @@ from ..heads import Head
 from ..models.base import Model
 from ..models.memory import halved, rows_per_pass
 from ..models.unembedding import is_half
-from ..prompts.conditions import CONTRASTS, Contrast, one_of
+from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast, one_of
 from ..prompts.pairs import PromptPair
 from ..running.loop import Tick, Unit
 from .interventions import Intervention, LayerState, edit_named
@@ -22,8 +22,6 @@ from .outcomes import Outcome
 from .prepared import Prepared, Runs, prepare
 from .scores import SMALLEST_EFFECT, PatchScores, check_smallest_effect
 
-DIRECTIONS = ("denoising", "noising")
-"""Clean activations into the corrupted run, or the reverse."""
 POSITIONS = ("question", "last", "prefix", "span", "all")
 """Where heads are edited; see `patch_heads`."""
 UNEDITED = -1
@@ -97,7 +95,7 @@ class Sweep:
     ) -> "Sweep":
         """The sweep of these names; `ValueError` for what is unknown or does not go together."""
         found = one_of(contrast, CONTRASTS, "contrast")
-        one_of(direction, dict.fromkeys(DIRECTIONS), "direction")
+        one_of(direction, DIRECTIONS, "direction")
         one_of(positions, dict.fromkeys(POSITIONS), "positions")
         intervention = edit_named(edit, direction)
         if intervention.needs_span and not (found.reads_span and found.equal_length):

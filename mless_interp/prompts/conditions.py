@@ -124,6 +124,11 @@ CONTRASTS: dict[str, Contrast] = {
     )
 }
 
+DIRECTIONS = {"denoising": -1, "noising": 1}
+"""How heads are patched -> what turns the change that patching makes (patched - receiving) into the part that a head carries
+of the insertion's effect (corrupted - clean). Denoising puts a clean activation into the corrupted run and takes that part
+out, noising puts a corrupted one into the clean run and brings it in. No other place knows a sign."""
+
 
 def one_of(name: Any, known: Any, what: str) -> Any:
     """The entry of that name; `ValueError` lists the names.

@@ -1,0 +1,133 @@
+"""One sign everywhere: the effect of the insertion, and of a head the part of it that the head carries."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from models_under_test import planted_here, planted_pairs, planted_problems
+
+import mless_interp as mi
+from mless_interp.prompts.conditions import DIRECTIONS
+
+N = 20
+QUIET: dict[str, Any] = {"progress": False}
+NAMING: dict[str, Any] = {"mode": "exact", "n_control_draws": 1, "n_random_sets": 2}
+
+
+@pytest.fixture(scope="module", params=[1, -1], ids=["helps", "hurts"])
+def every(request: pytest.FixtureRequest) -> SimpleNamespace:
+    """Every result that has a total effect, of the same problems of a model whose reader is known."""
+    made, model = planted_here(sign=request.param)
+    pairs = planted_pairs(made, model, N)
+    reader, heads = made.readers[0], model.info.heads
+    sweeps = {
+        f"{edit}, {direction}": mi.patch_heads(model, pairs, edit=edit, direction=direction, heads=[reader], **QUIET)
+        for edit in ("z", "knockout")
+        for direction in DIRECTIONS
+    }
+    return SimpleNamespace(
+        reader=reader,
+        sweeps=sweeps,
+        located=mi.locate_heads(model, pairs[: N // 2], confirm=pairs[N // 2 :], **NAMING, **QUIET),
+        joint=mi.joint_knockout(model, pairs, heads, n_random_sets=0, **QUIET),
+        reads=mi.read_effects(model, pairs, [reader], **QUIET),
+        curve=mi.circuit_curve(model, pairs, [reader], n_random=0, joint_up_to=len(heads), **QUIET),
+        gates=mi.attribute_heads(model, pairs, verify=1, **QUIET),
+        mediated=mi.mediate(model, pairs, direction="denoising", **QUIET),
+        doses=mi.dose_response(
+            model, planted_problems(made, N), pairs[0].insertion, doses=(1, pairs[0].n_inserted), **QUIET
+        ),
+    )
+
+
+def located_on_all(found: mi.LocatedHeads, take: Any) -> np.ndarray:
+    """Numbers of the problems that named the heads, then of those that confirm them."""
+    assert found.confirmation is not None
+    return np.concatenate([take(found), take(found.confirmation)])
+
+
+def test_every_total_is_the_outcome_with_the_insertion_minus_that_without(every: SimpleNamespace) -> None:
+    doses = every.doses.outcomes
+    total = doses["inserted"][:, -1] - doses["masked"][:, -1]
+    assert np.abs(total).min() > 0.1 and abs(np.sign(total).sum()) == N
+    totals = {name: sweep.total_effect for name, sweep in every.sweeps.items()} | {
+        "LocatedHeads and Confirmation": located_on_all(every.located, lambda found: found.total),
+        "JointKnockout of all heads": every.joint.effect,
+        "ReadEffects": every.reads.total,
+        "ReadEffects, rows": every.reads.to_frame().drop_duplicates("problem")["total"].to_numpy(),
+        "CircuitCurve": every.curve.total,
+        "CircuitCurve, all heads knocked out": every.curve.joint[:, -1],
+        "HeadAttribution": every.gates.inserted - every.gates.masked,
+        "HeadAttribution, all heads": every.gates.scores.sum((1, 2)),
+        "Mediation": every.mediated.effect("outcome", "total"),
+    }
+    for name, found in totals.items():
+        assert found == pytest.approx(total, abs=1e-3), name
+    assert every.doses.outcome_table()["content"].iloc[-1] == pytest.approx(total.mean(), abs=1e-3)
+
+
+def test_every_part_of_a_head_has_the_sign_of_the_effect_that_it_carries(every: SimpleNamespace) -> None:
+    located, (layer, head) = every.located, (every.reader.layer, every.reader.head)
+    at = located.heads.index(every.reader)
+    again = located.confirmation.heads.index(every.reader)
+    own_read = every.sweeps["knockout, denoising"].per_head[:, 0]
+    knockouts = {
+        "LocatedHeads and Confirmation": np.concatenate(
+            [located.values["knockout"][:, at], located.confirmation.values["knockout"][:, again]]
+        ),
+        "JointKnockout": every.joint.singles[:, every.joint.heads.index(every.reader)],
+        "ReadEffects": every.reads.values[:, 0, 0],
+        "CircuitCurve": every.curve.singles[:, 0],
+    }
+    for name, found in knockouts.items():
+        assert found == pytest.approx(own_read, abs=1e-3), name
+    total = every.curve.total
+    parts = {name: sweep.per_head[:, 0] for name, sweep in every.sweeps.items()} | {
+        "gates": every.gates.scores[:, layer, head],
+        "estimated knockout": every.gates.knockout[:, layer, head],
+        "estimated edge noise": every.gates.edge_noise[:, layer, head],
+        "scale and bias": every.mediated.effect("outcome", "both"),
+    }
+    for name, found in parts.items():
+        assert (found * total > 0).all(), name
+    exact = every.gates.exact[..., every.gates.verified]
+    assert (exact * total[:, None] > 0).all(), "the exact sweep of the best estimate"
+    tables = {
+        "PatchScores": every.sweeps["z, denoising"].summary().set_index("label").filter(["effect", "median"]),
+        "LocatedHeads": located.summary().set_index("label").filter(["removed_median", "added_median"]),
+        "Confirmation": located.confirmation.summary().set_index("label").filter(["removed_median", "added_median"]),
+        "controls": located.control_table().set_index("label").filter(["effect"]),
+        "ReadEffects": every.reads.summary().set_index("label").query("intervention == 'knockout'")[["removed_median"]],
+    }
+    for name, table in tables.items():
+        assert (table.loc[str(every.reader)] * np.sign(total[0]) > 0.05).all(), name
+
+
+def test_a_share_is_above_0_with_the_effect_whatever_its_sign(every: SimpleNamespace) -> None:
+    for name, sweep in every.sweeps.items():
+        row = sweep.summary().iloc[0]
+        assert row["effect_fraction"] > 0.2 and row["median_fraction"] > 0.2 and row["sense"] == 1, name
+    rows = every.reads.summary().set_index("intervention")
+    assert rows.loc["knockout", "share"] > 0.2 and rows.loc["knockout", "share_ci_low"] > 0
+    assert every.located.summary().set_index("label").loc[str(every.reader), "removed_share"] > 0.2
+
+
+def test_prints_of_both_directions_and_of_located_heads_say_the_same_total(every: SimpleNamespace) -> None:
+    total, of_located = every.curve.total, every.located.total
+    median, of_half, mean = (f"{x:+.4f}"[:-2] for x in (np.median(total), np.median(of_located), total.mean()))
+    for name, sweep in every.sweeps.items():
+        assert f"Total content effect (inserted - masked): median {median}" in sweep.describe(), name
+    assert f"Total content effect: median {of_half}" in every.located.describe()
+    assert f"median total content effect {median}" in every.reads.describe()
+    assert f"Total effect {mean}" in every.curve.describe()
+    assert f"total effect (inserted - masked) {mean}" in every.gates.describe()
+
+
+def test_what_patching_does_to_the_outcome_is_a_column_of_its_own(every: SimpleNamespace) -> None:
+    for name, sweep in every.sweeps.items():
+        rows, turned = sweep.to_frame(), -1 if "denoising" in name else 1
+        assert np.array_equal(rows["patching_changes"], rows["patched"] - rows["receiving"])
+        assert np.array_equal(rows["effect"], turned * rows["patching_changes"])
+        mean = sweep.summary()["patching_changes"].iloc[0]
+        assert mean == pytest.approx(rows["patching_changes"].mean())
