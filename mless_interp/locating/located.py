@@ -313,7 +313,7 @@ class LocatedHeads(
         table = self.summary()
         caption = (
             f"Tested heads: named ones first, then by size. Counts of problems with more than "
-            f"{share_words(self.judged.smallest_effect)} of the effect; effects are the parts of the insertion's that a head carries."
+            f"{share_words(self.judged.smallest_effect)} of the effect; effects are the parts of the insertion's."
         )
         tables = [ShownTable(table, caption, columns)]
         beside = self.control_table()

@@ -411,7 +411,7 @@ class PatchScores(Result):
         key = self.default_column(table)
         marked = ((table["p_prevalence"] < self.alpha) & table["rank"].notna()).tolist()
         means = f"outlined: {self._claim()}, p < {self.alpha:.3g} corrected for testing many heads"
-        caption = f"Patched heads, the largest share first. Effects: the parts of the insertion's that they carry, in {self.unit}."
+        caption = f"Patched heads, the largest share first. Effects are the parts of the insertion's, in {self.unit}."
         return Shown(
             (ShownTable(self.top(len(table)), caption, columns),),
             head_map(table, [key], columns, marked=marked, means=means),
