@@ -205,6 +205,7 @@ class HeadMap:
     n_heads: int
     squares: tuple[Square, ...]
     marked_means: str = ""
+    note: str = ""
 
     @classmethod
     def of(
@@ -233,9 +234,9 @@ class HeadMap:
             Square(layer, head, colour(number / limit), table.sentence(row), bool(shown[row]))
             for row, (layer, head, number) in enumerate(zip(layers, heads, numbers, strict=True))
         )
-        name = COLUMNS.get(value, (value.replace("_", " "), ""))[0]
-        words = f"{limit:.3g}"
-        return cls(caption, name, words, max(layers) + 1, max(heads) + 1, squares, marked_means if any(shown) else "")
+        name, note = COLUMNS.get(value, (value.replace("_", " "), ""))
+        size, means = (max(layers) + 1, max(heads) + 1), marked_means if any(shown) else ""
+        return cls(caption, name, f"{limit:.3g}", *size, squares, means, note)
 
 
 def colour(share: float) -> str:
