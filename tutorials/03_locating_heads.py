@@ -60,8 +60,8 @@ mi.views.head_map(patches)
 #
 # But the mediator *and* the readers light up, and one picture does not say who is who. A **knockout** does: it
 # forbids one head to look at the slashes. It removes what the head reads itself; the z patch removes all that the
-# head does. The difference is what it passes on. (Effects are negative here because the slashes *raise* the answer's
-# log-probability in this model, and the edit takes that away.)
+# head does. The difference is what it passes on. (Effects are the slashes' own, and a head's is the part that it carries:
+# above 0 here, because the slashes *raise* the answer's log-probability in this model.)
 
 # %%
 knockout = mi.patch_heads(model, pairs, edit="knockout", progress=False)

@@ -107,8 +107,7 @@ class Controls:
         """What the shift of positions does with nothing inserted (C0 -> C2), and each named head's part in it.
 
         `shift_total` `[problem]`; `shift_removed`, `shift_added` `[problem, named]`: z patches under contrast "shift",
-        denoising and noising: the part of the shift's own effect that each carries. `spare` is patched where no head is named, for the
-        total.
+        denoising and noising, parts of the shift's own effect. `spare` is patched where no head is named, for the total.
         """
         directions = ("denoising", "noising") if named else ("noising",)
         sweeps = {direction: Sweep.named("shift", direction) for direction in directions}

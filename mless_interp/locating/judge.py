@@ -162,7 +162,7 @@ class Judged:
 
     @cached_property
     def direction(self) -> float:
-        """The sign of the insertion's effect: of the median total, or as claimed."""
+        """The sign of the total effect: of the median total, or as claimed."""
         if self.claims is not None:
             return self.claims.direction
         return -1.0 if float(np.median(self.total)) < 0 else 1.0

@@ -48,7 +48,7 @@ def locate_heads(
 ) -> LocatedHeads:
     """Name the heads that carry the insertion's content effect: who reads it, who passes it on, in how many problems.
 
-    Four measures, per problem and head, in the sign of the insertion's own effect: `knockout` (what cutting this head's
+    Four measures, per problem and head, parts of the insertion's effect: `knockout` (what cutting this head's
     sight of the span removes), `edge_noise` (what its sight alone adds to a run that cannot see the span), and the
     upstream-mediated parts `mediated_removed`, `mediated_added` (z patch minus direct read, denoising and noising; exactly
     0 in layer 0). Read and mediated part together are what patching the head's output removes and adds.

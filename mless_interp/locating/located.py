@@ -50,7 +50,7 @@ OF_THE_PATCH = (
     "flag",
     "rank",
 )
-"""Columns of the z sweep that have no sign of their own."""
+"""Columns of the z sweep that stand in the table of located heads."""
 SHARES = tuple(f"{side}_share" for side in SIDES)
 """Medians as shares of the median total effect."""
 SATURATES = (
@@ -72,7 +72,7 @@ class LocatedHeads(
 ):
     """The heads that carry the insertion's content effect, with everything that the claim rests on.
 
-    `values[measure]` `[problem, head]` for the four measures (`measure.MEASURES`, sign of the insertion's effect), `total`
+    `values[measure]` `[problem, head]` for the four measures (`measure.MEASURES`, parts of the insertion's effect), `total`
     `[problem]`, `heads` the family that was tested; all verdicts follow from them (`judged`). `patches` is the exact z
     sweep (denoising) of the same heads and problems. `confirmation`: the named heads on fresh problems, where there were
     some; the controls were then run there. Else `controls[name]` holds effects `[problem, named]` of the named heads (and
@@ -143,7 +143,7 @@ class LocatedHeads(
         established), both with limits. `p_either`: twice the smaller of both sides', NaN where the total is not
         established. For the four measures their `_count`, `_median` and mean (`_effect`), the latter two with limits. Last,
         of named heads, the controls of `control_table` where they were run on these problems. Effects are in the outcome's
-        unit and have the sign of the insertion's own effect.
+        unit: parts of the insertion's (inserted - masked) that the head carries.
         """
         judged = self.judged
         whole = abs(float(np.median(self.total))) if self.established else np.nan
@@ -188,7 +188,9 @@ class LocatedHeads(
         """A share of the whole effect or a part of it; strokes mark heads that pass on either side."""
         claim = f"> {share_words(self.judged.smallest_effect)} in most problems"
         if column in SHARES:
-            return Quantity(WHOLE, True, (f"{column}_ci_low", f"{column}_ci_high"), "p_either", claim)
+            return Quantity(
+                WHOLE, True, (f"{column}_ci_low", f"{column}_ci_high"), "p_either", claim, "against the effect"
+            )
         return replace(self.patches.quantity(column), p="p_either", claim=claim)
 
     def control_table(self) -> pd.DataFrame:
@@ -311,7 +313,7 @@ class LocatedHeads(
         table = self.summary()
         caption = (
             f"Tested heads: named ones first, then by size. Counts of problems with more than "
-            f"{share_words(self.judged.smallest_effect)} of the effect; effects have the sign of the insertion's own effect."
+            f"{share_words(self.judged.smallest_effect)} of the effect; effects are the parts of the insertion's."
         )
         tables = [ShownTable(table, caption, columns)]
         beside = self.control_table()

@@ -297,10 +297,10 @@ class ReadEffects(Result):
         """One row per head and intervention.
 
         `removed_median` over problems with its interval, a part of the insertion's effect in `unit`; `share`: the same over
-        the median total, whose own error is not in its limits; `prevalence`: the share of problems in which more than delta is removed, with exact
-        limits; corrected p of removing more, of acting against the effect, of removing less, and of less than half of the
-        knockout (NaN where the heads were chosen on these problems); `shown`: which of the first three is shown; n, and the
-        `n_undefined` problems that it lacks.
+        the median total, whose own error is not in its limits; `prevalence`: the share of problems in which more than delta
+        is removed, with exact limits; corrected p of removing more, of acting against the effect, of removing less, and of
+        less than half of the knockout (NaN where the heads were chosen on these problems); `shown`: which of the first three
+        is shown; n, and the `n_undefined` problems that it lacks.
         """
         made, counted = self.removed_interval, self.prevalence
         unknown = np.full(made.n.shape, np.nan)

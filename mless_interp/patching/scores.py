@@ -36,7 +36,7 @@ from ..statistics import (
     sign_test,
 )
 
-WHOLE = "1: everything"
+WHOLE = "1: the insertion's whole effect"
 """How an axis says what a share is of."""
 SMALLEST_EFFECT = 0.05
 """The smallest effect of interest, as a share of the median total effect."""
@@ -56,14 +56,14 @@ def check_smallest_effect(share: float) -> None:
 class PatchScores(Result):
     """Patched outcomes of an exact sweep, `[problem, layer, head]`; NaN for heads that were not patched.
 
-    `total_effect` is the insertion's (corrupted - clean), `effect` the part of it that a head carries: what denoising the
-        head takes out, what noising it brings in. `patching_changes` = patched - receiving is what patching does to the outcome:
-        `effect` with its sign turned when denoising. `effect_fraction` = mean effect / mean total effect: 0 nothing, 1 everything,
-        below 0 against the effect; rank by it. `recovered` = (patched - corrupted) / (clean - corrupted): the same when denoising,
-        1 minus it when noising. Fractions are ratios of means over problems with intervals; where the denominator's own
-        interval holds 0 they are NaN and flagged, and only the raw effect stands.
+    `total_effect` is the insertion's own (corrupted - clean) and `effect` the part of it that a head carries: what denoising
+    the head takes out, what noising it brings in. What patching does to the outcome, patched - receiving, is
+    `patching_changes`: `effect` when noising, the same with its sign turned when denoising. `effect_fraction` = mean effect /
+    mean total effect: 0 nothing, 1 everything, below 0 against it, in both directions; rank by it. `recovered` = (patched -
+    corrupted) / (clean - corrupted): 1 minus it when noising. Fractions are ratios of means over problems with intervals;
+    where the denominator's own interval holds 0 they are NaN and flagged, and only the raw effect stands.
 
-        Means describe; what is *claimed* of a head is how many problems show it: more than `delta` = `smallest_effect` x
+    Means describe; what is *claimed* of a head is how many problems show it: more than `delta` = `smallest_effect` x
         |median total effect|, with the total effect or against it, in more than half of all problems (`prevalence`). On
         log-probabilities a few problems often carry the mean (`concentration`).
 
@@ -257,8 +257,8 @@ class PatchScores(Result):
         What is claimed: `sense` (+1 with the total effect, -1 against it), `k` of `n` problems with more than the smallest
         effect in it, `prevalence` = k / n with its exact limits, `p_prevalence` (prevalence test, Holm over heads and
         senses), `median` and `median_fraction` with their limits. What describes: the means of `effect` and
-        `patching_changes`, `effect_fraction` (limits `ci_low`, `ci_high`), `recovered`, `flag`. `noise` is `noise_floor`, `rank` NaN where the mean effect does not
-        exceed it.
+        `patching_changes`, `effect_fraction` (limits `ci_low`, `ci_high`), `recovered`, `flag`. `noise` is `noise_floor`,
+        `rank` NaN where the mean effect does not exceed it.
         """
         fraction, told = self.effect_fraction, self.prevalence
         recovered = fraction.estimate, fraction.low, fraction.high
@@ -297,8 +297,10 @@ class PatchScores(Result):
         limits = ("ci_low", "ci_high") if column == "effect_fraction" else (f"{column}_ci_low", f"{column}_ci_high")
         if column == "prevalence":
             return Quantity("share of problems", False, limits, "p_prevalence", self._claim())
-        unit = WHOLE if column in ("effect_fraction", "recovered", "median_fraction") else self.unit
-        return Quantity(unit, True, limits, "p_prevalence", self._claim())
+        if column in ("effect_fraction", "recovered", "median_fraction"):
+            return Quantity(WHOLE, True, limits, "p_prevalence", self._claim(), "against the effect")
+        below = "patching lowers the outcome" if column == "patching_changes" else "lowers the outcome"
+        return Quantity(self.unit, True, limits, "p_prevalence", self._claim(), below)
 
     def _claim(self) -> str:
         return f"more than {100 * self.smallest_effect:.3g} % of the effect in most problems"
@@ -421,7 +423,7 @@ class PatchScores(Result):
         key = self.default_column(table)
         marked = ((table["p_prevalence"] < self.alpha) & table["rank"].notna()).tolist()
         means = f"outlined: {self._claim()}, p < {self.alpha:.3g} corrected for testing many heads"
-        caption = f"Patched heads, the largest share first. Effects in {self.unit}."
+        caption = f"Patched heads, the largest share first. Effects are the parts of the insertion's, in {self.unit}."
         return Shown(
             (ShownTable(self.top(len(table)), caption, columns),),
             head_map(table, [key], columns, marked=marked, means=means),

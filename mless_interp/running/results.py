@@ -58,14 +58,15 @@ class Shown:
 @dataclass(frozen=True)
 class Quantity:
     """What a picture must know of a column of a summary: its `unit`, whether 0 is the middle of its colours (`signed`),
-    the columns where its interval's `limits` and its corrected p-values stand, if there are any, and what a small p says
-    (`claim`, words for a legend)."""
+    the columns where its interval's `limits` and its corrected p-values stand, if there are any, and words for a legend: what
+    a small p says (`claim`), what a number below 0 does (`below`)."""
 
     unit: str = ""
     signed: bool = False
     limits: tuple[str, str] | None = None
     p: str | None = None
     claim: str = ""
+    below: str = ""
 
 
 class Result:

@@ -156,7 +156,7 @@ def dose_response(found: DoseResponse) -> Picture:
         limits = table[f"{contrast}_ci_low"], table[f"{contrast}_ci_high"]
         draw_series(axes, doses, table[contrast], limits, number, name)
     axes.axhline(0, color="0.5", linewidth=0.8)
-    effect = f"effect on {found.settings.get('outcome', 'the outcome')} ({found.unit})"
+    effect = f"insertion's effect on {found.settings.get('outcome', 'the outcome')} ({found.unit})"
     name_axes(axes, y=effect, title=f"{found.settings.get('model', '')}, bands: 95 % intervals over problems")
     axes.legend(fontsize=6.5)
     for axes in picture.axes:

@@ -86,7 +86,10 @@ def head_map(
         entries.append((f"number alone: the head, of the {len(largest)} largest", {"linestyle": "none"}))
     if diverging and negative_cells(grid, limit):
         entries.append(
-            ("clearly negative", {"marker": "_", "linestyle": "none", "color": "black", "markeredgewidth": 1.3})
+            (
+                f"clearly negative{quantity.below and f': {quantity.below}'}",
+                {"marker": "_", "linestyle": "none", "color": "black", "markeredgewidth": 1.3},
+            )
         )
     if np.isnan(grid).any():
         entries.append(("undefined or not tested", {"facecolor": "0.8", "edgecolor": "0.6"}))
@@ -170,7 +173,7 @@ def forest(
     """Effects with their 95 % intervals over problems, a row per head, the largest first.
 
     Of `LocatedHeads`: medians of what patching the head's output (round) and its own read alone (square) removes (filled) and
-    adds (open), in the sign of the insertion's own effect, beside the same under random words (crosses); the dashed lines are
+    adds (open), parts of the insertion's effect, beside the same under random words (crosses); the dashed lines are
     the smallest effect of interest. Of other results: one column with its interval.
 
     Parameters
@@ -184,7 +187,7 @@ def forest(
     table = table.assign(_head=[Head(int(a), int(b)) for a, b in zip(table["layer"], table["head"], strict=True)])
     if located is not None:
         measures = [measure for measure in LOCATED if measure[0] in table and table[measure[0]].notna().any()]
-        order, label = table, f"effect ({located.unit})"
+        order, label = table, f"part of the insertion's effect ({located.unit})"
     else:
         measures = [(value, value.replace("_", " "), {"fmt": "o", "color": LINES[0][0]})]
         order = table.loc[table[value].abs().sort_values(ascending=False, kind="stable").index]

@@ -10,12 +10,16 @@ import pandas as pd
 COLUMNS = {
     "label": ("head", "layer and query head, zero-based"),
     "paper_label": ("in the paper's counting", "one-based"),
-    "effect": ("effect", "patched - receiving, mean over problems, in the outcome's unit"),
-    "effect_fraction": ("share of the effect", "effect / (donor - receiving): 0 nothing, 1 everything"),
+    "effect": ("effect", "the part of the insertion's effect that the head carries, in the outcome's unit"),
+    "patching_changes": ("patching changes", "patched - receiving, mean over problems, in the outcome's unit"),
+    "effect_fraction": (
+        "share of the effect",
+        "effect / the insertion's whole effect: 0 nothing, 1 everything, below 0 against it",
+    ),
     "k": ("k", "problems of n in which it does more than the smallest effect"),
     "prevalence": ("share of problems", "k / n"),
     "p_prevalence": ("p, corrected", "prevalence test: more than half of all problems; Holm over heads and senses"),
-    "median_fraction": ("median share", "median effect / median total effect"),
+    "median_fraction": ("median share", "median effect / median of the insertion's whole effect"),
     "recovered": ("recovered", "(patched - corrupted) / (clean - corrupted)"),
     "kind": ("verdict", "a test over most problems, corrected for testing many heads"),
     "sense": ("sense", "with the insertion's effect, or against it"),
@@ -201,6 +205,7 @@ class HeadMap:
     n_heads: int
     squares: tuple[Square, ...]
     marked_means: str = ""
+    note: str = ""
 
     @classmethod
     def of(
@@ -229,9 +234,9 @@ class HeadMap:
             Square(layer, head, colour(number / limit), table.sentence(row), bool(shown[row]))
             for row, (layer, head, number) in enumerate(zip(layers, heads, numbers, strict=True))
         )
-        name = COLUMNS.get(value, (value.replace("_", " "), ""))[0]
-        words = f"{limit:.3g}"
-        return cls(caption, name, words, max(layers) + 1, max(heads) + 1, squares, marked_means if any(shown) else "")
+        name, note = COLUMNS.get(value, (value.replace("_", " "), ""))
+        size, means = (max(layers) + 1, max(heads) + 1), marked_means if any(shown) else ""
+        return cls(caption, name, f"{limit:.3g}", *size, squares, means, note)
 
 
 def colour(share: float) -> str:

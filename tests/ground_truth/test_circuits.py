@@ -19,7 +19,6 @@ from mless_interp.patching.outcomes import resolution_of
 from mless_interp.patching.prepared import prepare
 from mless_interp.patching.sweep import Sweep, sweep_heads
 
-SIGN = {"denoising": -1.0, "noising": 1.0}  # effects of a sweep, turned to the sign of the insertion's own effect
 # Heads with a role in the small models below; what it is differs.
 A, B, C, D, E = Head(0, 1), Head(0, 4), Head(1, 2), Head(1, 5), Head(2, 3)
 NUMBERS = [str(value) for value in range(2, 14)]
@@ -37,7 +36,7 @@ def judged(
     names |= {"z_removed": ("z", "denoising"), "z_added": ("z", "noising")}
     sweeps = {name: Sweep.named(edit=edit, direction=direction) for name, (edit, direction) in names.items()}
     runs = sweep_heads(prepared, sweeps, heads, progress=False)
-    values = {name: SIGN[names[name][1]] * run.per_head for name, run in runs.items()}
+    values = {name: run.per_head for name, run in runs.items()}
     first = np.array([head.layer == 0 for head in heads])
     values["mediated_removed"] = np.where(first, 0.0, values["z_removed"] - values["knockout"])
     values["mediated_added"] = np.where(first, 0.0, values["z_added"] - values["edge_noise"])

@@ -158,7 +158,7 @@ def test_the_gap_alone_is_the_shift_contrast() -> None:
         for direction in ("denoising", "noising")
     }
     assert found.controls["shift_total"] == pytest.approx(runs["noising"].total_effect, abs=1e-6)
-    assert found.controls["shift_removed"] == pytest.approx(-runs["denoising"].effect[at], abs=1e-6)
+    assert found.controls["shift_removed"] == pytest.approx(runs["denoising"].effect[at], abs=1e-6)
     assert found.controls["shift_added"] == pytest.approx(runs["noising"].effect[at], abs=1e-6)
     assert np.abs(found.controls["shift_total"]).mean() < 0.1 * np.abs(found.total).mean(), "readers do not see a gap"
     median = np.median(found.controls["shift_total"])

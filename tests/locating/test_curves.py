@@ -63,7 +63,7 @@ def test_no_head_is_the_masked_run_and_all_are_the_inserted_one(architecture: st
     assert made.values[:, 0, 0] == pytest.approx(exact.donor, abs=1e-4)
     assert made.values[:, 0, -1] == pytest.approx(exact.receiving, abs=1e-4)
     assert made.joint[:, 0] == pytest.approx(made.singles[:, 0], abs=1e-4), "one head alone is its own knockout"
-    assert made.singles[:, 1] == pytest.approx(-exact.effect[:, 0, 3], abs=1e-6)
+    assert made.singles[:, 1] == pytest.approx(exact.effect[:, 0, 3], abs=1e-6)
 
 
 def test_one_open_head_is_the_edge_noise_of_that_head(tiny_model_dir: Any) -> None:

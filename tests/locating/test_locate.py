@@ -152,7 +152,7 @@ def test_what_rounding_leaves_in_layer_zero_is_not_mediated(monkeypatch: Any) ->
 # ------------------------------------------------------------------------------------------------- the measures by hand
 
 
-def test_measures_are_the_four_sweeps_in_the_sign_of_the_insertion(found: LocatedHeads) -> None:
+def test_measures_are_parts_of_the_effect_from_the_four_sweeps(found: LocatedHeads) -> None:
     made, model = planted_here()
     pairs = pairs_of(made, model, N)
     run = {
@@ -164,9 +164,9 @@ def test_measures_are_the_four_sweeps_in_the_sign_of_the_insertion(found: Locate
     at = (slice(None), head.layer, head.head)
     i = found.heads.index(head)
     expected = {
-        "knockout": -run["knockout", "denoising"][at],
+        "knockout": run["knockout", "denoising"][at],
         "edge_noise": run["knockout", "noising"][at],
-        "mediated_removed": -run["z", "denoising"][at] + run["knockout", "denoising"][at],
+        "mediated_removed": run["z", "denoising"][at] - run["knockout", "denoising"][at],
         "mediated_added": run["z", "noising"][at] - run["knockout", "noising"][at],
     }
     for measure, values in expected.items():

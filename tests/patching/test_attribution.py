@@ -156,7 +156,7 @@ def test_gate_gradients_rank_as_the_exact_knockouts_do() -> None:
     made, model = planted_here()
     pairs = planted_pairs(made, model, 4)
     score = attribute_heads(model, pairs, progress=False).mean()
-    exact = -patch_heads(model, pairs, edit="knockout", progress=False).mean()
+    exact = patch_heads(model, pairs, edit="knockout", progress=False).mean()
     for head in made.readers:
         assert np.sign(score[head.layer, head.head]) == np.sign(exact[head.layer, head.head]) == 1
         assert score[head.layer, head.head] == pytest.approx(exact[head.layer, head.head], rel=0.6)
@@ -222,7 +222,7 @@ def test_in_the_last_layer_alone_the_knockout_estimate_is_close_to_the_knockout(
     made, model = planted_here()
     pairs = planted_pairs(made, model, 4)
     found = attribute_heads(model, pairs, verify=0, progress=False)
-    exact = -patch_heads(model, pairs, edit="knockout", progress=False).effect
+    exact = patch_heads(model, pairs, edit="knockout", progress=False).effect
     added = patch_heads(model, pairs, edit="knockout", direction="noising", progress=False).effect
     assert found.knockout is not None and found.edge_noise is not None
     for head in made.readers:
@@ -236,14 +236,14 @@ def test_the_best_heads_are_verified_and_ranked_by_what_came() -> None:
     pairs = planted_pairs(made, model, 4)
     found = attribute_heads(model, pairs, verify=3, progress=False)
     plain = attribute_heads(model, pairs, verify=0, progress=False)
-    exact = -patch_heads(model, pairs, edit="knockout", progress=False).effect
+    exact = patch_heads(model, pairs, edit="knockout", progress=False).effect
     assert found.exact is not None and plain.exact is None
     verified = np.isfinite(found.exact).all(0)
     assert {Head(*map(int, at)) for at in np.argwhere(verified)} == set(plain.ranking()[:3])
     assert found.exact[:, verified] == pytest.approx(exact[:, verified], abs=1e-5)
     assert np.array_equal(found.best[:, ~verified], plain.knockout[:, ~verified])
     by_z = attribute_heads(model, pairs, method="atp", verify=2, progress=False)
-    z = -patch_heads(model, pairs, progress=False).effect
+    z = patch_heads(model, pairs, progress=False).effect
     assert by_z.exact is not None and np.isfinite(by_z.exact[0]).sum() == 2
     assert np.nanmax(np.abs(by_z.exact - z)) < 1e-5
 

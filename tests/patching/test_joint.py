@@ -58,7 +58,7 @@ def test_one_head_alone_is_its_own_knockout(tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     pairs = pairs_for(model, count=2)
     made = joint_knockout(model, pairs, [Head(1, 2)], n_random_sets=7, chosen_elsewhere=True, progress=False)
-    exact = -patch_heads(model, pairs, edit="knockout", progress=False).effect[:, 1]
+    exact = patch_heads(model, pairs, edit="knockout", progress=False).effect[:, 1]
     assert made.effect == pytest.approx(exact[:, 2], abs=1e-4) and made.interaction == pytest.approx(0, abs=1e-4)
     assert made.exact and made.n_possible == 7
     assert [members for (members,) in made.sets] == [Head(1, head) for head in range(8) if head != 2]
@@ -81,7 +81,7 @@ def test_a_model_that_cannot_be_continued_gives_the_same_by_whole_passes(tiny_mo
 def test_planted_readers_do_what_random_sets_do_not(readers: JointKnockout) -> None:
     made, model = planted_here()
     total = patch_heads(model, planted_pairs(made, model, 6), heads=made.readers, progress=False).total_effect
-    assert readers.effect == pytest.approx(-total, rel=0.05), "together they are the whole effect"
+    assert readers.effect == pytest.approx(total, rel=0.05), "together they are the whole effect"
     assert len(readers.sets) == 12 and readers.p == pytest.approx(1 / 13) and not readers.exact
     shared = np.array([bool(set(members) & set(made.readers)) for members in readers.sets])
     assert np.abs(readers.random.mean(0))[~shared].max() < 0.05 * readers.effect.mean()

@@ -137,10 +137,19 @@ def scores(patched: list[float], receiving: list[float], donor: list[float], dir
 def test_fractions_are_ratios_of_means_in_both_directions() -> None:
     # effects 1 and 3, totals 4 and 4: 4 / 8, not the mean of ratios of anything else
     denoising = scores([1, 3], [0, 0], [4, 4], "denoising").summary().iloc[0]
-    assert denoising["effect"] == 2 and denoising["effect_fraction"] == 0.5 and denoising["recovered"] == 0.5
+    assert (
+        denoising["effect"] == -2
+        and denoising["patching_changes"] == 2
+        and denoising["effect_fraction"] == 0.5
+        and denoising["recovered"] == 0.5
+    )
     # noising: receiving is the clean run; recovered = (patched - corrupted) / (clean - corrupted) = 1 - fraction
     noising = scores([3, 1], [4, 4], [0, 0], "noising").summary().iloc[0]
-    assert noising["effect"] == -2 and noising["effect_fraction"] == 0.5 and noising["recovered"] == 0.5
+    assert (
+        noising["effect"] == noising["patching_changes"] == -2
+        and noising["effect_fraction"] == 0.5
+        and noising["recovered"] == 0.5
+    )
     unequal = scores([1] * 8, [0] * 8, [1, 3] * 4, "denoising").summary().iloc[0]
     assert unequal["effect_fraction"] == 0.5  # 8 / 16, while the mean of ratios would be 2/3
 
@@ -148,7 +157,7 @@ def test_fractions_are_ratios_of_means_in_both_directions() -> None:
 def test_a_total_effect_around_zero_gives_nan_and_a_flag_not_a_number() -> None:
     made = scores([1.0, 1.0, 1.0, 1.0], [0, 0, 0, 0], [1, -1, 1, -1], "denoising")
     row = made.summary().iloc[0]
-    assert np.isnan(row["effect_fraction"]) and np.isnan(row["recovered"]) and row["effect"] == 1
+    assert np.isnan(row["effect_fraction"]) and np.isnan(row["recovered"]) and row["effect"] == -1
     assert "denominator interval holds 0" in row["flag"]
     assert "effect_fraction is NaN" in repr(made)
 
@@ -181,8 +190,8 @@ def test_a_head_is_told_by_the_problems_that_show_it() -> None:
     assert marked == "L1H2" and made.quantity("effect").p == "p_prevalence"
 
 
-def test_a_head_against_a_falling_effect_is_told_so() -> None:
-    """Senses follow the total effect: here it is -2, and what raises the outcome acts against it."""
+def test_a_head_against_a_rising_effect_is_told_so() -> None:
+    """Senses follow the total effect: here it is +2, and a head whose part lowers the outcome acts against it."""
     made = patched(12, donor=np.full(12, -2.0))
     row = made.summary().set_index("label").loc["L1H2"]
     assert (row["sense"], row["k"], row["median_fraction"]) == (-1, 12, pytest.approx(-0.25))
@@ -198,7 +207,7 @@ def test_a_mean_that_few_problems_carry_names_no_head() -> None:
     values[:3, 1, 2] = 50.0
     found = replace(made, patched=values)
     row = found.summary().set_index("label").loc["L1H2"]
-    assert row["effect"] > 3 and row["k"] == 3 and row["p_prevalence"] == 1.0
+    assert row["effect"] < -3 and row["k"] == 3 and row["p_prevalence"] == 1.0
     assert not any(found.shown().head_map.marked) and "No head is shown to do more than 5 %" in found.describe()
     assert "would be found with 80 % power" in found.describe()
 

@@ -63,7 +63,7 @@ def diluted(copier: Head) -> tuple[PlantedModel, Model]:
 def test_planted_readers_read_by_their_bias(readers: ReadEffects) -> None:
     made, _ = planted_here()
     for head in made.readers:
-        knockout, zero, scale, sink, uniform = readers.removed[:, readers.heads.index(head)].T
+        knockout, zero, scale, sink, uniform = readers.turned[:, readers.heads.index(head)].T
         assert knockout.min() > 0.1 and zero == pytest.approx(knockout, abs=1e-4)
         assert sink == pytest.approx(knockout, abs=1e-4) and uniform == pytest.approx(knockout, abs=1e-4)
         assert scale == pytest.approx(0, abs=1e-4)
@@ -87,7 +87,7 @@ def test_a_head_that_parks_attention_acts_by_its_scale(copier: Head) -> None:
     made, model = diluted(copier)
     found = read_effects(model, planted_pairs(made, model, N), [copier], progress=False)
     assert np.all(found.total < 0), "it hurts: what is removed is turned"
-    removed = found.removed[:, 0]
+    removed = found.turned[:, 0]
     assert removed[:, 0] == pytest.approx(-found.total, abs=1e-4), "the head is all of the effect"
     assert removed[:, 1] == pytest.approx(0, abs=1e-4) and removed[:, 3] == pytest.approx(0, abs=1e-4)
     assert removed[:, 2] == pytest.approx(removed[:, 0], abs=1e-4)
@@ -136,8 +136,8 @@ def test_each_edit_is_its_own_sweep_and_a_sink_out_of_sight_is_undefined(
     assert found.heads == heads and found.values.shape == (2, 3, 5) and found.unit == "nats"
     for k, name in enumerate(READ_EDITS):
         alone = patch_heads(model, pairs, edit=name, heads=heads, progress=False)
-        assert found.values[..., k] == pytest.approx(-alone.per_head, abs=1e-5, nan_ok=True)
-        assert found.total == pytest.approx(-alone.total_effect, abs=1e-5)
+        assert found.values[..., k] == pytest.approx(alone.per_head, abs=1e-5, nan_ok=True)
+        assert found.total == pytest.approx(alone.total_effect, abs=1e-5)
     lost = np.isnan(found.values[..., 3]).all(0)
     assert lost.tolist() == ([True, True, False] if architecture == "gemma3" else [False] * 3), "layers 0, 2: a window"
     assert not np.isnan(np.delete(found.values, 3, -1)).any()
@@ -199,7 +199,7 @@ def test_verdicts_by_hand(cells: Any, words: tuple[str, ...], sign: int) -> None
     found = by_hand(sign * np.array(cells), total=float(sign))
     said = conclusion(found, Head(0, 4))
     assert all(part in said for part in words), said
-    assert found.removed[0, 0].tolist() == cells
+    assert found.turned[0, 0].tolist() == cells
     if len(words) == 1:
         assert "bias" not in said and "scale" not in said and "park" not in said
 
@@ -313,17 +313,17 @@ def test_medians_shares_and_undefined_problems_by_hand() -> None:
     table = found.summary().set_index("intervention")
     assert list(table.index) == list(READ_EDITS) and table["label"].unique().tolist() == ["L0H4"]
     row = table.loc["knockout"]
-    assert row["removed_median"] == pytest.approx(0.5 * 8.5)
-    assert (row["removed_median_ci_low"], row["removed_median_ci_high"]) == pytest.approx((2.0, 6.5))
+    assert row["removed_median"] == pytest.approx(-0.5 * 8.5)
+    assert (row["removed_median_ci_low"], row["removed_median_ci_high"]) == pytest.approx((-6.5, -2.0))
     assert (row["share"], row["share_ci_low"], row["share_ci_high"]) == pytest.approx((2.125, 1.0, 3.25))
     assert table.loc["reroute_uniform", "prevalence"] == pytest.approx(15 / 16), "0.1 is not more than delta"
     sink = table.loc["reroute_to_sink"]
-    assert (sink["n"], sink["n_undefined"], sink["removed_median"]) == (13, 3, pytest.approx(0.3 * 10))
+    assert (sink["n"], sink["n_undefined"], sink["removed_median"]) == (13, 3, pytest.approx(-0.3 * 10))
     words = found.describe()
     assert "knocking its read out removes 212 % [100, 325] of the median total (more than 5 % in 16 of 16" in words
     assert "150 % [90, 210] (undefined in 3 of 16 problems)" in words
     rows = found.to_frame()
-    assert len(rows) == 16 * 5 and rows["total"].eq(2.0).all() and rows["removed"].isna().sum() == 3
+    assert len(rows) == 16 * 5 and rows["total"].eq(-2.0).all() and rows["removed"].isna().sum() == 3
 
 
 def test_a_sink_that_no_problem_sees_is_undefined_and_nothing_follows() -> None:

@@ -29,9 +29,10 @@ CLASSES = {
     "JointKnockout": "+0.2023 [",
     "LocatedHeads": "mean +0.5492 [",
     "Mediation": "+0.0076 [",
-    "PatchScores": "mean -0.5492 [",
+    "PatchScores": "mean +0.5492 nats [",
 }
-"""The classes of then, and what the print of each said then (limits of means at few problems are wider today)."""
+"""The classes of then, and what the print of each said then (limits of means at few problems are wider today; the
+total of a denoising sweep then had the other sign)."""
 
 VERDICTS_OF_THEN = {
     f"LocatedHeads.{name}"
@@ -108,8 +109,12 @@ def test_every_array_stands_where_it_stood(found: dict[str, Any], arrays: dict[s
 
 
 def test_numbers_mean_what_they_meant(found: dict[str, Any], arrays: dict[str, np.ndarray]) -> None:
-    effect = arrays["PatchScores.patched"] - arrays["PatchScores.receiving"][:, None, None]
-    total = arrays["PatchScores.donor"] - arrays["PatchScores.receiving"]
+    assert found["PatchScores"].settings["direction"] == "denoising"
+    effect = arrays["PatchScores.receiving"][:, None, None] - arrays["PatchScores.patched"]
+    total = arrays["PatchScores.receiving"] - arrays["PatchScores.donor"]
+    assert np.array_equal(found["PatchScores"].total_effect, total) and total.mean() > 0.5, (
+        "as located heads of then say"
+    )
     patches = found["PatchScores"].summary().set_index("label")
     assert patches.loc["L1H2", "effect"] == pytest.approx(effect[:, 1, 2].mean())
     assert patches.loc["L1H2", "effect_fraction"] == pytest.approx(effect[:, 1, 2].mean() / total.mean())

@@ -78,7 +78,7 @@ def test_named_heads_are_framed_with_their_kind_and_what_was_not_tested_is_grey(
     assert np.isnan(np.ma.filled(axes.images[0].get_array().astype(float), np.nan)[1, 1])
     assert words_of(picture) == [
         "p < 0.05, corrected: > 5 % in most problems",
-        *("R: reader", "M: mediator", "clearly negative", "undefined or not tested"),
+        *("R: reader", "M: mediator", "clearly negative: against the effect", "undefined or not tested"),
     ]
 
 
@@ -89,10 +89,9 @@ def test_negative_cells_carry_a_minus_that_grey_print_shows() -> None:
     assert [(round(float(line.get_xdata()[0])), int(line.get_ydata()[0])) for line in minus] == [(0, 0)], (
         "L0H0, the one that is clearly below 0"
     )
-    assert "clearly negative" in words_of(picture)
-    assert "clearly negative" not in words_of(mi.views.head_map(found, value="knockout_effect", limit=3.0)), (
-        "not clearly"
-    )
+    negative = "clearly negative: lowers the outcome"
+    assert negative in words_of(picture)
+    assert negative not in words_of(mi.views.head_map(found, value="knockout_effect", limit=3.0)), "not clearly"
 
 
 @pytest.mark.parametrize(
