@@ -88,7 +88,7 @@ def load(path: str | Path) -> dict[str, Any]:
         what = "; ".join(f"{str(folder / name)!r} {why}" for name, why in damaged.items())
         raise ValueError(f"{what}: the saved results are damaged; take a copy that is whole, or make them again")
     if not (folder / DOCUMENT).is_file():
-        raise FileNotFoundError(f"{str(folder)!r} holds no saved results (no {DOCUMENT})")
+        raise FileNotFoundError(f"{str(folder)!r} holds no saved results (no results.json)")
     with _naming(folder / DOCUMENT):
         document = json.loads((folder / DOCUMENT).read_text(encoding="utf-8"))
         form, results, where = document.get("format"), document["results"].items(), document["provenance"]
