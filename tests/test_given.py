@@ -226,7 +226,7 @@ def test_each_message_says_what_was_expected_what_came_and_what_to_do() -> None:
         (lambda: mi.patch_heads(model, problems), r"make_pairs\(model, problems, insertion\) makes them"),
         (
             lambda: mi.patch_heads(model, pairs, heads="L0H1"),
-            r"heads must be several Heads or None, got 'L0H1' \(str\): write",
+            r"heads must be several Heads or texts or None, got 'L0H1' \(str\): write",
         ),
         (lambda: mi.patch_heads(model, pairs, heads=["x"]), "heads: cannot read 'x' as a head: write LAYER:HEAD"),
         (lambda: mi.patch_heads(model, pairs, heads=[(0, 1)]), "got a tuple at place 0"),

@@ -19,6 +19,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from ..given import checked
 from .locks import Lock, owner
 
 MANIFEST = "manifest.json"
@@ -135,6 +136,7 @@ def _write(path: Path, facts: dict[str, Any]) -> None:
 # --------------------------------------------------------------------------------------------------------- a new folder
 
 
+@checked
 @contextmanager
 def new_folder(path: str | Path, *, overwrite: bool = False) -> Iterator[Path]:
     """A folder that appears under its name only when everything in it is written; it gets a manifest of its files.
@@ -192,6 +194,7 @@ def renewed(path: str | Path) -> Iterator[Path]:
             shutil.rmtree(making, ignore_errors=True)
 
 
+@checked
 def refuse_existing(path: str | Path, *, overwrite: bool) -> None:
     """Raise `FileExistsError` if `path` exists and may not be replaced (call it before anything long).
 

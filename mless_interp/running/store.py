@@ -6,7 +6,7 @@ import datetime
 import json
 import platform
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,11 +26,11 @@ PACKAGES = ("mless_interp", "torch", "transformers", "transformer-lens", "nnsigh
 
 
 @checked
-def provenance(model: Any = None, *, command: list[str] | None = None, **more: Any) -> dict[str, Any]:
+def provenance(model: Any = None, *, command: Sequence[str] | None = None, **more: Any) -> dict[str, Any]:
     """Where a result comes from: versions, machine, the model with its check figures, the command, the time (UTC)."""
     found: dict[str, Any] = {
         "made": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command": command if command is not None else sys.argv,
+        "command": list(sys.argv if command is None else command),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {name: _version(name) for name in PACKAGES},

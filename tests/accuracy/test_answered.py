@@ -403,10 +403,10 @@ def test_every_kind_of_head_score_can_be_linked(flips: tuple[mi.AccuracyResults,
         unit="nats",
         settings={"method": "atp"},
     )
-    for scores, metric in ((patches, "content denoising knockout effect"), (estimates, "atp")):
+    for scores, metric, sign in ((patches, "content denoising knockout effect", -1), (estimates, "atp", 1)):
         linked = found.linked(scores)
         assert linked.heads == HEADS and list(linked.scores) == [metric]
-        np.testing.assert_allclose(linked.scores[metric], values.reshape(150, 12))
+        np.testing.assert_allclose(linked.scores[metric], (sign * values).reshape(150, 12))
     both = found.linked(head_scores(values, list(ids)), metrics=["entropy", "span_mass"])
     assert set(both.summary()["metric"]) == {"entropy", "span_mass"}
     with pytest.raises(ValueError, match="no metric 'lambda'; there are span_mass, entropy"):
