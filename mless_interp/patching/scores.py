@@ -64,12 +64,12 @@ class PatchScores(Result):
     where the denominator's own interval holds 0 they are NaN and flagged, and only the raw effect stands.
 
     Means describe; what is *claimed* of a head is how many problems show it: more than `delta` = `smallest_effect` x
-        |median total effect|, with the total effect or against it, in more than half of all problems (`prevalence`). On
-        log-probabilities a few problems often carry the mean (`concentration`).
+    |median total effect|, with the total effect or against it, in more than half of all problems (`prevalence`). On
+    log-probabilities a few problems often carry the mean (`concentration`).
 
-        `noise` `[problem, layer]` is how far the outcome of a row was off that continued the receiving run from that layer
-        unedited (NaN for layers that were not swept but 0; None in results of versions that did not measure it): rounding.
-        A head whose mean effect does not exceed `noise_floor` has no rank.
+    `noise` `[problem, layer]` is how far the outcome of a row was off that continued the receiving run from that layer
+    unedited (NaN for layers that were not swept but 0; None in results of versions that did not measure it): rounding.
+    A head whose mean effect does not exceed `noise_floor` has no rank.
     """
 
     problem_ids: tuple[str, ...]
@@ -262,7 +262,7 @@ class PatchScores(Result):
         """
         fraction, told = self.effect_fraction, self.prevalence
         recovered = fraction.estimate, fraction.low, fraction.high
-        if self.settings.get("direction") == "noising":
+        if self.sign > 0:
             recovered = 1 - fraction.estimate, 1 - fraction.high, 1 - fraction.low
         return pd.DataFrame(
             {
@@ -298,7 +298,8 @@ class PatchScores(Result):
         if column == "prevalence":
             return Quantity("share of problems", False, limits, "p_prevalence", self._claim())
         if column in ("effect_fraction", "recovered", "median_fraction"):
-            return Quantity(WHOLE, True, limits, "p_prevalence", self._claim(), "against the effect")
+            against = "" if column == "recovered" else "against the effect"
+            return Quantity(WHOLE, True, limits, "p_prevalence", self._claim(), against)
         below = "patching lowers the outcome" if column == "patching_changes" else "lowers the outcome"
         return Quantity(self.unit, True, limits, "p_prevalence", self._claim(), below)
 

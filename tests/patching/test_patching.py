@@ -174,15 +174,13 @@ def test_a_share_recovered_has_its_own_limits() -> None:
 
 
 def test_a_head_is_told_by_the_problems_that_show_it() -> None:
-    made = patched(12)  # L1H2 does 40 to 60 % of a total of 1 in each problem
+    made = patched(12)  # L1H2 does 40 to 60 % of a total of -1 in each problem
     row = made.summary().set_index("label").loc["L1H2"]
     assert (row["sense"], row["k"], row["n"], row["prevalence"], row["prevalence_ci_high"]) == (1, 12, 12, 1.0, 1.0)
     assert row["prevalence_ci_low"] == pytest.approx(0.025 ** (1 / 12)), "Clopper and Pearson, all of 12"
     assert row["p_prevalence"] == pytest.approx(12 * 2**-12), "Holm over 6 heads and 2 senses"
     values = np.linspace(0.4, 0.6, 12)
-    assert (row["median"], row["median_ci_low"], row["median_ci_high"]) == pytest.approx(
-        (-0.5, -values[9], -values[2])
-    ), "a head that is put back raises the outcome, so the part of the insertion that it carries lowers it"
+    assert (row["median"], row["median_ci_low"], row["median_ci_high"]) == pytest.approx((-0.5, -values[9], -values[2]))
     assert row["median_fraction"] == pytest.approx(0.5)
     assert "1 of 6 heads do more than 5 % of the effect in most problems" in made.describe()
     assert (

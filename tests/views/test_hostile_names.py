@@ -35,7 +35,7 @@ SETTINGS = ("model", "insertion", "contrast", "direction", "edit", "outcome", "b
 
 
 def named(result: Any) -> Any:
-    object.__setattr__(result, "settings", dict(result.settings) | dict.fromkeys(SETTINGS, BAD))
+    object.__setattr__(result, "settings", dict(result.settings) | dict.fromkeys({*SETTINGS} - {"direction"}, BAD))
     return result
 
 
