@@ -242,7 +242,7 @@ def lines(records: list[dict[str, Any]]) -> str:
     return "\n".join(json.dumps(record) for record in records)
 
 
-GOOD = {"problem": "Noa has 3 books ?", "answer": "3", "unique_id": "a"}
+GOOD = {"problem": "Sam has 3 books ?", "answer": "3", "unique_id": "a"}
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ GOOD = {"problem": "Noa has 3 books ?", "answer": "3", "unique_id": "a"}
         ([], lines([{**GOOD, "problem": "  "}]), "line 1: problem 'a': its question is empty"),
         ([], lines([GOOD, GOOD]), "line 2: id 'a' was already used in line 1"),
         (["--mode", "sweep"], lines([{**GOOD, "answer": ""}]), "its answer encodes to no tokens"),
-        ([], lines([{**GOOD, "problem": "Noa has 3 books ? " * 900}]), "has a context of"),
+        ([], lines([{**GOOD, "problem": "Sam has 3 books ? " * 900}]), "has a context of"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_two(
