@@ -12,7 +12,6 @@ import jaxtyping
 import numpy as np
 import pytest
 import torch
-from conftest import needs_hooked_transformer
 from models_under_test import planted_here, planted_pairs, planted_problems
 
 import mless_interp as mi
@@ -264,7 +263,6 @@ def test_each_message_says_what_was_expected_what_came_and_what_to_do() -> None:
             do()
 
 
-@needs_hooked_transformer
 def test_another_librarys_model_is_to_be_wrapped() -> None:
     class HookedTransformer:
         __module__ = "transformer_lens.HookedTransformer"

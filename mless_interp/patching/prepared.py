@@ -15,6 +15,7 @@ from ..models.inputs import Inputs, Recording
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair, digest_of
 from ..prompts.problems import distinct
+from ..prompts.prompt import MAX_UNKNOWN
 from ..running.loop import Compute, Unit, over_problems
 from .outcomes import Outcome, outcome_named
 
@@ -105,9 +106,23 @@ def prepare(
             )
         return pairs
     bare = fit_pairs(pairs)
+    if read.appended == "solution":
+        _refuse_unknown_solutions(model, bare)
     answered = tuple(pair.answered(read.appended) for pair in bare)
     read.check(answered)
     return Prepared(model, read, bare, answered, units_of(answered, read))
+
+
+def _refuse_unknown_solutions(model: Model, pairs: Sequence[PromptPair]) -> None:
+    """`ValueError` where more than `MAX_UNKNOWN` of a solution's tokens are the tokenizer's unknown token."""
+    unknown = getattr(model.tokenizer, "unk_token_id", None)
+    shares = {pair.id: pair.solution_ids.count(unknown) / max(len(pair.solution_ids), 1) for pair in pairs}
+    wrong = [name for name, share in shares.items() if share > MAX_UNKNOWN]
+    if wrong:
+        raise ValueError(
+            f"problem {wrong[0]!r}: {100 * shares[wrong[0]]:.3g} % of its solution's tokens are the unknown token of this "
+            f"tokenizer ({len(wrong)} such problems): leave them out, or use outcome='answer_logprob'"
+        )
 
 
 def fit_pairs(pairs: Iterable[PromptPair], *, what: str = "patch") -> tuple[PromptPair, ...]:

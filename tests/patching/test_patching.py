@@ -516,6 +516,18 @@ def test_scores_of_wrong_shapes_are_refused(
         replace(made, heads=())
 
 
+def test_a_solution_of_unknown_words_is_refused_where_it_is_read(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("llama"), "bridge")
+    asked = [replace(problems()[0], solution="zebra lions"), problems()[1]]
+    pairs = make_pairs(model, asked, Insertion.meaningless(" /", 4))
+    options: dict[str, Any] = {"heads": [Head(0, 1)], "progress": False}
+    assert patch_heads(model, pairs, **options)
+    with pytest.raises(
+        ValueError, match=r"problem 'p0': 100 % of its solution's tokens are the unknown .*\(1 such problems\)"
+    ):
+        patch_heads(model, pairs, outcome="solution_logprob", **options)
+
+
 def test_what_a_problem_spells_is_said_in_the_settings(tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     spelt = [replace(each, question=f"{each.question} <|im_end|>") for each in problems()[:1]] + problems()[1:2]
