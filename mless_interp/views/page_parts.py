@@ -47,7 +47,10 @@ COLUMNS = {
     "share": ("share", "part of the whole that this one has"),
     "shown": ("shown", "what most problems show, by an exact test"),
     "p_more": ("p, more", "that it does more than the smallest effect in most problems"),
-    "p_against": ("p, against", "that it does more than the smallest effect, against the insertion's, in most problems"),
+    "p_against": (
+        "p, against",
+        "that it does more than the smallest effect, against the insertion's, in most problems",
+    ),
     "p_less": ("p, less", "that it does less than the smallest effect in most problems"),
     "p_half": ("p, half", "that it does more than half of the knockout in most problems"),
     "p_half_against": ("p, half, against", "the same, against the insertion's effect"),
@@ -102,7 +105,10 @@ COLUMNS = {
     "content": ("content effect", "with the insertion - the same positions, insertion hidden; mean over problems"),
     "shift": ("effect of the shift", "shifted positions, nothing inserted - unshifted; mean over problems"),
     "held": ("effect at held positions", "with the insertion, positions as without - without it; mean over problems"),
-    "slope_held": ("slope, positions held", "of the log odds of reading the span in log N; 1 for identical tokens in layer 0"),
+    "slope_held": (
+        "slope, positions held",
+        "of the log odds of reading the span in log N; 1 for identical tokens in layer 0",
+    ),
     "slope_inserted": ("slope, as inserted", "the same where later tokens are shifted by the insertion"),
     "treatment": ("treatment", "what was done to the problem before it was answered"),
     "second": ("treatment", "what was done to the problem before it was answered"),
@@ -268,7 +274,12 @@ def _with_intervals(names: Mapping[Any, str], frame: pd.DataFrame) -> list[tuple
         own = next((low for low in (f"{name}_ci_low", f"{name}_low") if low in taken), None)
         if own is None and _upper(str(name), frame):
             before = found[-1] if found else (None, None)
-            if name in ("low", "ci_low") and before[1] is None and before[0] in frame and frame[before[0]].dtype.kind == "f":
+            if (
+                name in ("low", "ci_low")
+                and before[1] is None
+                and before[0] in frame
+                and frame[before[0]].dtype.kind == "f"
+            ):
                 found[-1] = (before[0], name)
                 continue
             own = name
@@ -284,7 +295,9 @@ def _ordered(columns: Sequence[tuple[Any, str | None]], frame: pd.DataFrame) -> 
         name = str(columns[at][0])
         if at == 0:
             return 0
-        if many and (frame[columns[at][0]].isna().all() or name in LATER or name.endswith(("_null", "_n", "_infinite"))):
+        if many and (
+            frame[columns[at][0]].isna().all() or name in LATER or name.endswith(("_null", "_n", "_infinite"))
+        ):
             return 3
         return 1 if name in VERDICTS else 2
 
@@ -323,9 +336,7 @@ def _numbers(values: Sequence[Any], limits: tuple[Sequence[Any], Sequence[Any]] 
 
 def _intervals(low: Sequence[Any], high: Sequence[Any]) -> list[Cell]:
     """Intervals that stand alone, sorted by their lower ends."""
-    return [
-        Cell(cell.limits or MISSING, cell.key if cell.limits else "") for cell in _numbers(low, (low, high))
-    ]
+    return [Cell(cell.limits or MISSING, cell.key if cell.limits else "") for cell in _numbers(low, (low, high))]
 
 
 def _counts(values: Sequence[Any], of: Sequence[Any]) -> list[Cell]:
