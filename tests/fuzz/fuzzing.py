@@ -7,6 +7,7 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -14,6 +15,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 CASES = int(os.environ.get("MLESS_FUZZ", "0"))
 PASSED: Counter[str] = Counter()
 """How many cases of each kind have passed in this process."""
+START, END = "<!-- fuzz -->\n", "<!-- end -->"
 
 
 def fuzz(kind: str, *, few: int = 15, share: float = 1.0, **strategies: Any) -> Callable[[Callable], Callable]:
@@ -36,3 +38,14 @@ def fuzz(kind: str, *, few: int = 15, share: float = 1.0, **strategies: Any) -> 
         )(given(**strategies)(counted))
 
     return decorate
+
+
+def write_counts(page: Path) -> None:
+    """The counts of this process into their table on a page."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(START)
+    _, closed, after = rest.partition(END)
+    if not closed:
+        raise ValueError(f"{page} has no table between {START.strip()!r} and {END!r}")
+    rows = [f"| {kind} | {n:,} |" for kind, n in sorted(PASSED.items())]
+    table = "\n".join(["| random cases | passed |", "| --- | ---: |", *rows, f"| all | {PASSED.total():,} |"])
+    page.write_text(f"{before}{START}{table}\n{END}{after}", encoding="utf-8")

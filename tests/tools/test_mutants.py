@@ -75,7 +75,9 @@ def test_rooms_are_of_files_and_tests_that_exist() -> None:
 
 def test_every_mutant_that_lives_stands_on_the_page_with_its_reason_or_as_open() -> None:
     """An open one wants a test, or a reason in tools/surviving_mutants.toml; the counts say how many live."""
-    counts, alive = (PAGE.split(f"<!-- mutants {name} -->\n")[1].split("<!-- end -->")[0] for name in ("counts", "alive"))
+    counts, alive = (
+        PAGE.split(f"<!-- mutants {name} -->\n")[1].split("<!-- end -->")[0] for name in ("counts", "alive")
+    )
     for row in counts.splitlines()[2:]:
         room, _, tried, killed, *_ = (cell.strip() for cell in row.strip("|").split("|"))
         listed = [line for line in alive.splitlines() if line.startswith(f"| {room} |")]
