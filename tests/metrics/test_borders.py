@@ -76,7 +76,9 @@ def test_defaults_are_the_documented_ones() -> None:
     span = torch.arange(30) >= 20
     steps = torch.arange(30.0)
     same(recovery.onset_step(steps, span=span), 5.0)  # 20 .. 24 against 15 .. 19
-    same(recovery.recovery_latency(torch.arange(20.0), torch.tensor([12.0])), 4.0)  # the mean of 4 .. 8 is half of 12
+    same(
+        recovery.recovery_latency(torch.arange(20.0), torch.tensor([13.0])), 5.0
+    )  # the mean of 5 .. 9 is more than half of 13
     same(recovery.running_median(torch.tensor([0.0, 0, 0, 9, 9, 0, 0, 0])), 0.0)
     same(recovery.running_median(torch.tensor([0.0, 0, 9, 9, 9, 0, 0, 0]))[3], 9.0)
     assert segments.flanks(span).sum() == 5
@@ -141,7 +143,7 @@ def test_width_and_place_of_one_token_are_allowed() -> None:
 
 def test_zero_and_undefined_are_told_apart() -> None:
     zero, some = torch.zeros(3), torch.tensor([0.0, 2.0, 4.0])
-    same(spikes.peak_attenuation(some, some / 2, peaks=mask(T, T, T)), 0.5)  # nothing is left of nothing
+    same(spikes.peak_attenuation(some, torch.tensor([1.0, 1.0, 2.0]), peaks=mask(T, T, T)), 0.5)  # no share of nothing
     same(recovery.aligned_recovery(zero, some, tokens=mask(T, T, T)), NAN)
     same(recovery.aligned_recovery(some, zero, tokens=mask(T, T, T)), 0.0)
     same(recovery.aligned_recovery(some, torch.tensor([NAN, 1.0, NAN]), tokens=mask(T, T, T)), 0.5)
@@ -419,6 +421,15 @@ def test_patterns_of_a_batch_give_what_each_gives_alone() -> None:
                     pattern[i, j], visible[i, 0], span[i, 0], sink[i, 0], rows[i, 0], values[i, j], weights[j]
                 )
                 torch.testing.assert_close(together[i, j], alone, equal_nan=True, msg=lambda m, k=number: f"{k}: {m}")
+
+
+def test_time_constants_beyond_the_grid_are_at_its_edge() -> None:
+    times = torch.arange(12, dtype=torch.float64)
+    for tau, edge in ((36.0, 12.0), (0.02, 0.2)):
+        found = recovery.recovery_time_constant(0.3 - 0.2 * torch.exp(-times / tau))
+        assert found.at_grid_edge and found.tau == pytest.approx(edge, rel=1e-9 if edge > 1 else 10)
+    inside = recovery.recovery_time_constant(0.3 - 0.2 * torch.exp(-times / 6.0))
+    assert not inside.at_grid_edge and inside.tau == pytest.approx(6.0, rel=1e-3)
 
 
 def test_rounding_is_no_recovery_and_half_precision_rows_are_rescaled() -> None:

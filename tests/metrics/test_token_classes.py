@@ -89,3 +89,11 @@ def test_a_character_of_several_tokens_appears_once() -> None:
     raw = "é=".encode()
     texts = token_texts([0, 1, 2], lambda ids: bytes(raw[i] for i in ids).decode(errors="replace"))
     assert texts[1] == "é" and texts[2] == "=" and _short(token_classes(texts)) == "oop"
+
+
+def test_nothing_is_never_decoded():
+    def decode(ids: list[int]) -> str:
+        assert ids, "some tokenizers refuse an empty list"
+        return "".join("ab"[i] for i in ids)
+
+    assert token_texts([0, 1, 0], decode) == ("a", "b", "a") and token_texts([], decode) == ()

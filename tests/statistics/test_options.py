@@ -278,6 +278,11 @@ def test_the_smallest_inputs_are_allowed() -> None:
         assert st.sign_flip(np.array([[1.0, 1.0], [2.0, np.nan], [np.nan, np.nan]])).tolist() == pytest.approx(
             [0.5, np.nan], nan_ok=True
         )
+    one = st.tost(np.array([[3.0], [np.nan]]), 1.0)
+    assert one.estimate == 3.0 and one.n == 1 and np.isnan([one.p, one.low, one.high]).all()
+    assert np.isnan(st.exact_limits(np.array(0), np.array(0))).all()
+    with pytest.warns(UserWarning, match="no p-value below 0.05"):
+        assert st.max_t_sign_flip(np.array([[1.0], [3.0]])).statistic == pytest.approx(2.0)
     assert st.tost(np.array([0.1, -0.2]), 1.0).n == 2 and np.isfinite(st.tost(np.array([0.1, -0.2]), 1.0).p)
     assert st.cohen_dz(np.array([1.0, 3.0])) == pytest.approx(2 / 2**0.5)
     assert st.bootstrap_interval(np.array([1.0, 3.0]), n_resamples=2).n == 2
@@ -338,6 +343,7 @@ def test_ties_at_the_border_go_to_the_earlier_cell() -> None:
     [
         (lambda: st.sample_size(0.5, power=1.0), "power must lie between 0 and 1, got 1.0"),
         (lambda: st.sample_size(0.5, alpha=0.0), "alpha must lie between 0 and 1, got 0.0"),
+        (lambda: st.sample_size(0.5, method="exact"), "method must be one of 'normal', 't', got 'exact'"),
         (lambda: st.sample_size(0.5, n_tests=0), "n_tests must be 1 or more, got 0"),
         (lambda: st.sample_size(float("inf")), "d_z must be a finite number other than 0"),
         (lambda: st.tost(VALUES, 1.0, alpha=1.0), "alpha must lie between 0 and 1"),
