@@ -36,7 +36,7 @@ from ..statistics import (
     sign_test,
 )
 
-WHOLE = "1: the insertion's whole effect"
+WHOLE = "1: the whole effect"
 """How an axis says what a share is of."""
 SMALLEST_EFFECT = 0.05
 """The smallest effect of interest, as a share of the median total effect."""

@@ -192,7 +192,7 @@ def test_the_forest_has_a_row_per_head_in_both_countings_with_every_measure_s_in
 def test_a_forest_of_chosen_heads_and_of_other_results() -> None:
     picture = mi.views.forest(patched(), heads=[mi.Head(1, 2), mi.Head(0, 0)])
     assert [text.get_text()[:4] for text in picture.axes[0].get_yticklabels()] == ["L1H2", "L0H0"]
-    assert picture.axes[0].get_xlabel() == "effect fraction (1: the insertion's whole effect)"
+    assert picture.axes[0].get_xlabel() == "effect fraction (1: the whole effect)"
     with pytest.raises(ValueError, match=r"L5H0 \(zero-based\) not in this result, which has 6 heads"):
         mi.views.forest(patched(), heads=[mi.Head(5, 0)])
     with pytest.raises(ValueError, match="there is nothing to draw: no heads"):
