@@ -117,7 +117,17 @@ def tango(b: int, c: int, n: int, delta: float) -> float:
 
 def test_paired_differences_have_tango_s_score_interval() -> None:
     rng = np.random.default_rng(0)
-    counts = [(2, 12, 50), (3, 0, 30), (7, 3, 40), (1, 1, 10), (20, 33, 500), (0, 0, 8), (0, 4, 60), (0, 49, 60), (7, 0, 200)]
+    counts = [
+        (2, 12, 50),
+        (3, 0, 30),
+        (7, 3, 40),
+        (1, 1, 10),
+        (20, 33, 500),
+        (0, 0, 8),
+        (0, 4, 60),
+        (0, 49, 60),
+        (7, 0, 200),
+    ]
     for n in (6, 15, 60, 300) * 11:
         b = int(rng.integers(0, n // 2))
         counts.append((b, int(rng.integers(0, n - b - 1)), n))
