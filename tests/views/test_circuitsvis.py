@@ -17,6 +17,7 @@ from models_under_test import loaded, pairs_for, problems
 
 import mless_interp as mi
 from mless_interp.views import circuitsvis as circuits
+from mless_interp.views import pooling
 from mless_interp.views.pooling import Patterns, mean_patterns, patterns_of, read_patterns, seams
 
 # What React gave to the CircuitsVis element behind a canvas: the numbers that are really drawn.
@@ -363,7 +364,7 @@ def test_random_rows_fit_too_and_are_as_exact_as_the_page_says(
         made[given[2]] = replace(real, values=noise(len(real.texts), 28, spread, seed=len(made)))
         return made[given[2]]
 
-    monkeypatch.setattr(circuits, "read_patterns", random_patterns)
+    monkeypatch.setattr(pooling, "read_patterns", random_patterns)
     view = circuits.attention(model, pair, heads, max_span=None)
     assert len(view.page().encode()) < 3_000_000
     low, high = (float(x) for x in [*re.findall(NUMBERS, view.precision), "0"][:2])
