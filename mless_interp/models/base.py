@@ -114,6 +114,7 @@ class Model(ABC):
             "dtype": info.dtype,
             "attention": info.attention,
             "weights": self.weights_hash or "not read here, as the model runs elsewhere",
+            "config": info.config_hash,
             "toolkit": version("mless_interp"),
             "largest_logit": None if self.checks is None else round(self.checks.largest_logit, 3),
         }

@@ -28,6 +28,7 @@ class ModelInfo:
     `weights_hash`: what the weights were known by when they were loaded (`models.loaded_weights.WeightsHash`): as Hugging
     Face has them in this dtype, whatever backend runs them, or as a wrapped object holds them. None where they are not here
     (a model run by `remote=True`) and in what was saved before there was one. `Model.weights_hash` is that of now.
+    `config_hash`: what its config said then (`models.loaded_weights.config_hash`), without which the weights mean nothing.
     """
 
     name: str
@@ -48,6 +49,7 @@ class ModelInfo:
     versions: Mapping[str, str] = field(default_factory=dict)
     loaded_from: str | None = None
     weights_hash: str | None = None
+    config_hash: str | None = None
 
     @property
     def heads(self) -> tuple[Head, ...]:

@@ -12,7 +12,7 @@ from ..given import checked
 from .base import Model
 from .checks import check_model, probe_tokens
 from .info import ModelError
-from .loaded_weights import WeightsHash, refuse_not_finite
+from .loaded_weights import WeightsHash, config_hash, refuse_not_finite
 
 if TYPE_CHECKING:  # importing transformers takes seconds
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -91,7 +91,7 @@ def load_model(
     else:
         label = source = str(name)
         hf_model, tokenizer = load_hugging_face(source_of(label), placed, trust_remote_code=trust_remote_code)
-    origin = source, None if remote and remote != "local" else WeightsHash().of(hf_model)
+    origin = hf_model.config, source, None if remote and remote != "local" else WeightsHash().of(hf_model)
     vocabulary = hf_model.config.get_text_config().vocab_size
     reference = reference_logits(hf_model, probe_tokens(vocabulary)).cpu()
     if backend == "nnsight":
@@ -137,14 +137,18 @@ def wrap_model(thing: Any, *, name: str | None = None, tokenizer: Any = None) ->
         )
     if model.weights is not None:
         refuse_not_finite(model.weights, name=label)
-    return _checked(model)
+    return _checked(model, config=getattr(model.hf_model, "config", None) or getattr(thing, "cfg", None))
 
 
 def _checked(
-    model: Model, reference: Tensor | None = None, loaded_from: str | None = None, weights_hash: str | None = None
+    model: Model,
+    reference: Tensor | None = None,
+    config: Any = None,
+    loaded_from: str | None = None,
+    weights_hash: str | None = None,
 ) -> Model:
     model = model.known_by(weights_hash)
-    model.info = replace(model.info, loaded_from=loaded_from)
+    model.info = replace(model.info, loaded_from=loaded_from, config_hash=config_hash(config))
     return model.checked(check_model(model, reference))
 
 

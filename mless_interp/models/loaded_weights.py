@@ -1,5 +1,6 @@
 """The weights that a model holds: whether all of them are numbers, and the hash by which they are known again."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +20,14 @@ _OLD_BUFFERS = re.compile(
     r"(^|\.)((attn|attention)\.(masked_)?bias|rotary_emb\.(inv_freq|cos_cached|sin_cached)|position_ids)$"
 )
 """Masks, angles and positions that older versions of transformers saved: no weights, and made anew by today's."""
+
+_NOT_RUN = frozenset(
+    """
+    _name_or_path architectures auto_map transformers_version dtype torch_dtype use_cache _attn_implementation_autoset
+    device n_devices seed init_weights model_name tokenizer_name
+    """.split()
+)
+"""What a config of transformers, or of HookedTransformer, holds beside that."""
 
 
 def held_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
@@ -100,6 +109,18 @@ class WeightsHash:
         if self._known.get(key, (-1, ""))[0] != tensor._version:
             self._known[key] = (tensor._version, _digest(tensor))
         return self._known[key][1]
+
+
+def config_hash(config: Any) -> str | None:
+    """The hash of all that a config says of how weights are run, by whichever library it is; None where there is none.
+
+    Names, versions and places say nothing of that, and the precision is known from the weights.
+    """
+    if not hasattr(config, "to_dict"):
+        return None
+    said = {key: value for key, value in config.to_dict().items() if key not in _NOT_RUN}
+    text = json.dumps(said, sort_keys=True, default=str)
+    return f"xxh3:{xxhash.xxh3_128_hexdigest(text.encode())}"
 
 
 def _digest(tensor: Tensor) -> str:

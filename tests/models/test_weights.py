@@ -570,6 +570,35 @@ def test_a_checkpoint_of_other_weights_is_refused(tiny_model_dir: Any, rewritten
         mi.score_heads(other, pairs_for(other, count=2), checkpoint=checkpoint, progress=False)
 
 
+@pytest.mark.parametrize("change", [{"rms_norm_eps": 0.1}, {"hidden_act": "gelu"}, {"rope_parameters": {"rope_theta": 9.0}}])
+def test_a_checkpoint_of_another_config_is_refused(change: Any, tiny_model_dir: Any, rewritten: Any, tmp_path: Path) -> None:
+    from models_under_test import pairs_for
+
+    folder, checkpoint = rewritten(lambda state: None), tmp_path / "checkpoint.jsonl"
+    model = mi.load_model(folder, backend="bridge")
+    mi.score_heads(model, pairs_for(model, count=2), checkpoint=checkpoint, progress=False)
+    config = json.loads((folder / "config.json").read_text())
+    for key, value in change.items():
+        config[key] = {**config[key], **value} if isinstance(value, dict) else value
+    (folder / "config.json").write_text(json.dumps(config))
+    other = mi.load_model(folder, backend="bridge")
+    assert other.weights_hash == model.weights_hash
+    with pytest.raises(ValueError, match="other settings: config was 'xxh3:"):
+        mi.score_heads(other, pairs_for(other, count=2), checkpoint=checkpoint, progress=False)
+
+
+def test_a_config_is_known_again_on_every_backend_from_memory_and_wrapped(tiny_model_dir: Any, tmp_path: Path) -> None:
+    planted = mi.planted_model(readers=[mi.Head(0, 3)])
+    planted.save(tmp_path / "planted")
+    backends = ["bridge", "nnsight"]
+    loaded = [mi.load_model(where, backend=each) for where in (planted, tmp_path / "planted") for each in backends]
+    (known,) = {model.info.config_hash for model in loaded}
+    assert known is not None and all(model.identity["config"] == known for model in loaded)
+    assert mi.load_model(tiny_model_dir("llama"), backend="bridge").info.config_hash != known
+    wrapped = mi.wrap_model(loaded[0].underlying, tokenizer=planted.tokenizer)
+    assert wrapped.info.config_hash == known
+
+
 # ------------------------------------------------------------------------------------------------------------ two threads
 
 
