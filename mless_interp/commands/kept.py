@@ -79,6 +79,7 @@ def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Ke
 
 def keep(options: Saving, name: str, computed: Computed) -> None:
     """Write what was computed into the run's hidden folder, from which it is presented, now or later."""
+    from ..running.folders import write_manifest
     from ..running.store import provenance, save
 
     folder = options.kept
@@ -96,18 +97,30 @@ def keep(options: Saving, name: str, computed: Computed) -> None:
     for where, what in ((RESULTS, computed.results), (SHOWN, computed.shown)):
         if what:
             save(folder / where, model=computed.model, **what)
-    (folder / RUN).write_text(json.dumps(run, indent=1), encoding="utf-8")  # last: what has it is whole
+    (folder / RUN).write_text(json.dumps(run, indent=1), encoding="utf-8")  # what has it is whole
+    write_manifest(folder)
 
 
 def read(folder: Path) -> Kept:
-    """What `keep` wrote; `ValueError` or `FileNotFoundError` where a folder holds no such thing."""
+    """What `keep` wrote; `ValueError` or `FileNotFoundError` where a folder holds no such thing, or another than it wrote."""
+    from ..running.folders import damaged_files, manifest_of
     from ..running.store import load
     from ..views import pooling, report  # their classes are saved under `shown`
 
     assert pooling and report
     if not (folder / RUN).is_file():
         raise FileNotFoundError(f"{str(folder)!r} is no folder of a run (it has no {RUN})")
-    run = json.loads((folder / RUN).read_text(encoding="utf-8"))
+    listed = (manifest_of(folder) or {}).get("files", ())
+    asked = [name for name in listed if name.partition("/")[0] in (RESULTS, SHOWN, RUN)]
+    for name, why in damaged_files(folder, asked).items():
+        raise ValueError(
+            f"{str(folder / name)!r} {why}: what the run kept is damaged, or another's; take a copy that is whole, or start "
+            "the analysis again"
+        )
+    try:
+        run = json.loads((folder / RUN).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{str(folder / RUN)!r} is damaged ({error}); start the analysis again") from error
     if not isinstance(run, dict) or "analysis" not in run or not (folder / RESULTS).is_dir():
         raise ValueError(
             f"{str(folder)!r} holds no results to show again (a run of an earlier version keeps tables and pictures only): "
@@ -123,21 +136,27 @@ def write(
     kept: Path, folder: Path, present: Callable[[Kept], Presented], *, report: bool, overwrite: bool
 ) -> list[str]:
     """Everything that follows from the folder `kept`, beside copies of what is in it, into `folder`; the names written."""
-    from ..running.folders import new_folder
+    from ..running.folders import MANIFEST, new_folder
 
     with new_folder(folder, overwrite=overwrite) as made:
-        shutil.copytree(kept, made, symlinks=True, dirs_exist_ok=True)
+        shutil.copytree(
+            kept, made, symlinks=True, dirs_exist_ok=True, ignore=lambda at, _: [MANIFEST] if Path(at) == kept else []
+        )
         return [*_draw(kept, made, present, report=report), RESULTS, RUN]
 
 
 def _draw(kept: Path, into: Path, present: Callable[[Kept], Presented], *, report: bool) -> list[str]:
     """What follows from the folder `kept`, drawn and written into another; the names written."""
     found = read(kept)
-    presented = present(found)
+    try:
+        presented = present(found)
+        page = presented.page() if report else None
+    except KeyError as error:
+        raise ValueError(f"{str(kept)!r} is not whole: it lacks {error}; start the analysis again") from error
     for name, content in presented.files.items():
         _write(into / name, content)
-    if report:
-        presented.page().provenance(found.run).save(into / "report.html")
+    if page is not None:
+        page.provenance(found.run).save(into / "report.html")
     return [*presented.files, *["report.html"] * report]
 
 

@@ -13,7 +13,7 @@ from ..models.base import Model
 from ..models.info import AttentionRule
 from ..patching.prepared import fit_pairs
 from ..prompts.conditions import CONTRASTS, Contrast
-from ..prompts.pairs import PromptPair
+from ..prompts.pairs import PromptPair, own_pairs
 
 DECOMPOSED = {name: contrast for name, contrast in CONTRASTS.items() if contrast.reads_span}
 """Contrasts whose corrupted run reads the span: what it reads is lambda and Sigma."""
@@ -80,7 +80,7 @@ def read_span(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, rule: AttentionR
 def readable_pairs(model: Model, pairs: Iterable[PromptPair], *, what: str) -> tuple[PromptPair, ...]:
     """The pairs, fit for comparing runs with and without the span on a model that shows what is read."""
     model.need_rotated("lambda and Sigma")
-    return fit_pairs(pairs, what=what)
+    return own_pairs(model, fit_pairs(pairs, what=what))
 
 
 def rounding(model: Model, dtype: torch.dtype) -> float:

@@ -1,6 +1,7 @@
 """A saved model's folder, looked at before anything long: only safetensors, only inside it, whole, with its tokenizer."""
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ TOKENIZERS = (
 DOCUMENTS = (
     "config.json tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json generation_config.json"
 ).split()
+_WHOLE = re.compile("BOOL|[IU][0-9]+$")
+"""What safetensors calls types of whole numbers."""
 WEIGHTS_PER_BYTE = 4
 """Quantised to 4 bits there are 2; no model has more than this for a byte of its files."""
 
@@ -33,7 +36,7 @@ def check_saved(folder: Path, *, trust_remote_code: bool = False) -> None:
         if (folder / name).exists():
             _document(folder, name)
     files = _weight_files(folder)
-    n_tensors = _count_tensors(folder, files)
+    n_tensors = _count_tensors(folder, files, quantised="quantization_config" in _document(folder, "config.json"))
     _check_tokenizer(folder)
     n_bytes = sum(path.stat().st_size for path in files)
     _check_config(folder, n_tensors, n_bytes, trust_remote_code=trust_remote_code)
@@ -93,15 +96,25 @@ def _weight_files(folder: Path) -> list[Path]:
     raise ModelError(f"{str(folder)!r} holds no weights: neither {WEIGHTS} nor {INDEX}; get the whole folder again")
 
 
-def _count_tensors(folder: Path, files: Iterable[Path]) -> int:
-    """How many tensors these files hold, each once; opening a file holds its header against its length."""
+def _count_tensors(folder: Path, files: Iterable[Path], *, quantised: bool) -> int:
+    """How many tensors these files hold, each once; opening a file holds its header against its length.
+
+    Whole numbers in the place of weights are refused, unless the config says that they are quantised.
+    """
     found: set[str] = set()
     for path in files:
         try:
             with safe_open(path, framework="pt") as opened:
                 names = set(opened.keys())
+                whole = [name for name in sorted(names) if _WHOLE.match(opened.get_slice(name).get_dtype())]
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{path} is damaged or was cut off ({error}): get the file again") from error
+        whole = [name for name in whole if name.endswith(".weight") and not quantised]
+        if whole:
+            raise ModelError(
+                f"{path} holds whole numbers where weights are expected, first {whole[0]}, and config.json has no "
+                "quantization_config that says what they mean: get the whole folder again"
+            )
         twice = names & found
         if twice:
             raise ModelError(f"{path} holds {min(twice)}, which another file of {str(folder)!r} holds too: remove one")

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..models.base import Model
 from ..models.inputs import Inputs, Recording
 from ..prompts.conditions import CONDITIONS
-from ..prompts.pairs import PromptPair, digest_of
+from ..prompts.pairs import PromptPair, digest_of, own_pairs
 from ..prompts.problems import distinct
 from ..prompts.prompt import MAX_UNKNOWN
 from ..running.loop import Compute, Unit, over_problems
@@ -94,8 +94,8 @@ def prepare(
     """The pairs, fit for patching, with their answers, the outcome checked; what is prepared already is taken as it is.
 
     `signed_for` names what needs an outcome with a sign. Raises `ValueError` with the reason and the count, before
-    anything runs, for no pairs, merged borders, nothing after the insertion, repeated problems, and problems that lack what
-    the outcome reads.
+    anything runs, for no pairs, merged borders, nothing after the insertion, repeated problems, pairs of another tokenizer,
+    and problems that lack what the outcome reads.
     """
     read = outcome_named(outcome, signed_for=signed_for)
     if isinstance(pairs, Prepared):
@@ -105,7 +105,7 @@ def prepare(
                 f"{read.name!r} on {model.info.name}: prepare them anew from the pairs"
             )
         return pairs
-    bare = fit_pairs(pairs)
+    bare = own_pairs(model, fit_pairs(pairs))
     if read.appended == "solution":
         _refuse_unknown_solutions(model, bare)
     answered = tuple(pair.answered(read.appended) for pair in bare)

@@ -49,7 +49,8 @@ class PromptPair:
     inserted prompt of base token `t` (-1: none, only where a text-level insertion merged it). `boundary_merge`: tokens
     merged at a border of a text-level insertion. `n_answer`: how many last tokens are the teacher-forced answer (0:
     this pair holds the bare prompts; `answered` makes the other). `special_as_text`: the parts of the problem that spell
-    special tokens of the tokenizer; they are encoded as the text that they are.
+    special tokens of the tokenizer; they are encoded as the text that they are. `tokenizer`: whose ids these are, where
+    `make_pairs` made them.
     """
 
     problem: Problem
@@ -68,6 +69,7 @@ class PromptPair:
     n_answer: int = 0
     template: Template = TEMPLATES["raw"]
     special_as_text: tuple[str, ...] = ()
+    tokenizer: Any = None
 
     def __post_init__(self) -> None:
         start, stop = self.span
@@ -248,6 +250,25 @@ def digest_of(pairs: "Iterable[PromptPair]") -> str:
     return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
+def own_pairs(model: Any, pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]:
+    """The pairs; `ValueError` where they were made for another tokenizer, in which their ids are other tokens than here."""
+    found = tuple(pairs)
+    for pair in found:
+        theirs, ours = pair.tokenizer, model.tokenizer
+        if theirs is ours or theirs is None or ours is None:
+            continue
+        used = {*pair.base.ids, *pair.inserted.ids, *pair.answer_ids, *pair.distractor_ids, *pair.solution_ids}
+        for one in sorted({*used, *pair.answer_prefix_ids}):
+            meant, here = theirs.convert_ids_to_tokens(one), ours.convert_ids_to_tokens(one) if one < len(ours) else None
+            if meant != here:
+                raise ValueError(
+                    f"pair {pair.id!r} was made for another tokenizer: its token {one} is {meant!r} there and "
+                    f"{'nothing' if here is None else repr(here)} in that of {model.info.name}; make the pairs with this "
+                    "model: make_pairs(model, problems, insertion)"
+                )
+    return found
+
+
 @checked
 def make_pairs(
     model: Any, problems: Iterable[Problem], insertion: Insertion, *, template: str | Template = "raw"
@@ -280,6 +301,10 @@ def pairs_of_any(
     asked = tuple(problems)
     if not asked:
         raise ValueError("there are no problems to make pairs of")
+    if info is not None and (insertion.n_tokens or 0) > info.context_length:  # before that many are made
+        raise ValueError(
+            f"{insertion.n_tokens} tokens to insert do not fit {info.name}'s context of {info.context_length}: insert fewer"
+        )
     pairs = tuple(_make_pair(tokenizer, problem, insertion, made) for problem in asked)
     for pair in pairs:
         longest = len(pair.inserted) + len(pair.answer_prefix_ids) + len(pair.answer_ids)
@@ -311,6 +336,7 @@ def _make_pair(tokenizer: Any, problem: Problem, insertion: Insertion, template:
         span_source=found.source,
         template=template,
         special_as_text=special_as_text(tokenizer, problem),
+        tokenizer=tokenizer,
         **_endings(tokenizer, problem, template),
     )
 
@@ -372,6 +398,7 @@ def _make_text_pair(tokenizer: Any, problem: Problem, insertion: Insertion, temp
         span_source="text",
         template=template,
         special_as_text=special_as_text(tokenizer, problem),
+        tokenizer=tokenizer,
         boundary_merge=not clean,
         **_endings(tokenizer, problem, template),
     )

@@ -3,7 +3,8 @@
 import json
 import math
 import random
-from collections import defaultdict
+import sys
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
@@ -115,7 +116,8 @@ def load_problems(source: Any = "demo", *, limit: int | None = None, seed: int |
             path = path / "problems.jsonl"
         if not path.is_file():
             raise FileNotFoundError(f'no problem file at {str(path)!r}; give a .jsonl file, "demo" or "math500"')
-        problems = tuple(islice(_read(path), None if seed is not None else limit))
+        few = None if limit is None or seed is not None else min(limit, sys.maxsize)
+        problems = tuple(islice(_read(path), few))
         if not problems:
             raise ValueError(f"{path.name} holds no problems")
     if limit is None or limit >= len(problems):
@@ -142,9 +144,17 @@ def _read(path: Path) -> Iterator[Problem]:
             yield problem
 
 
+def _keys_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; of a key that is given twice it is not known which is meant."""
+    twice = next((key for key, n in Counter(key for key, _ in pairs).items() if n > 1), None)
+    if twice is not None:
+        raise ValueError(f"the key {twice!r} is given twice")
+    return dict(pairs)
+
+
 def _problem(line: str, where: str) -> Problem:
     try:
-        record = json.loads(line)
+        record = json.loads(line, object_pairs_hook=_keys_once)
     except json.JSONDecodeError as error:
         raise ValueError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits; brackets thousands deep

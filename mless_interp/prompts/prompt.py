@@ -126,6 +126,8 @@ def encode(tokenizer: Any, text: str, *, markers: bool = False) -> tuple[int, ..
     `markers`: what spells a special token is meant as one (a template's own text, an insertion's unit). Raises `ValueError`
     where this tokenizer cannot tell the text from the token.
     """
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError(f"{text[:60]!r} holds half a character (a lone surrogate), which no tokenizer can read")
     ids = tuple(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=not markers))
     return ids if markers else _all_text(tokenizer, ids)
 

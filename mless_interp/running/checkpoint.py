@@ -211,6 +211,8 @@ def _checked(path: str | Path) -> Path:
     """The file that a path means (a link's target); errors for what can be none."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"checkpoint must be the path of a file, or None, got {type(path).__name__}")
+    if "\0" in str(path):
+        raise ValueError(f"checkpoint {str(path)!r} is no name that can be written; choose another")
     try:
         found = Path(path).resolve()
         above = next(folder for folder in found.parents if folder.exists())

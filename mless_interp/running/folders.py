@@ -311,8 +311,13 @@ def _keeps_something(partial: Path) -> bool:
 def _claim_for(partial: Path, analysis: str) -> None:
     """Write down whose unfinished work is kept here; another analysis' is refused."""
     file = partial / ANALYSIS
-    if not partial.is_dir():
-        raise FileExistsError(f"{str(partial)!r} is in the way; move it away")
+    if partial.is_symlink() or not partial.is_dir():
+        raise FileExistsError(f"{str(partial)!r} is in the way (no folder of this toolkit); move it away")
+    if file.is_symlink() or not file.exists() and any(partial.iterdir()):
+        raise FileExistsError(
+            f"{str(partial)!r}, where the run would keep what has finished, holds what this toolkit did not write there; move "
+            "it away, or choose another name"
+        )
     try:
         facts = json.loads(file.read_text(encoding="utf-8"))
         other = facts["analysis"]

@@ -29,6 +29,7 @@ class Lock:
         try:
             self._lock.acquire(blocking=False)
         except Timeout:
+            self._file.open("a").close()  # where none can be made at all, that is what is wrong
             raise BlockingIOError(
                 f"{str(path)!r} is in use by {_words(_read(self._owner))}; wait until it has ended, or choose another name (if "
                 f"that process is gone, delete {str(self._file)!r})"

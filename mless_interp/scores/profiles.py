@@ -14,7 +14,7 @@ from ..heads import Head, as_head, as_heads
 from ..metrics.segments import RowChoice
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
-from ..prompts.pairs import PromptPair, digest_of
+from ..prompts.pairs import PromptPair, digest_of, own_pairs
 from ..running.loop import Tick, in_context, over_problems
 from ..running.results import Result, Shown, ShownTable, head_columns, head_map, place_of
 from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean
@@ -55,7 +55,7 @@ def attention_profile(
     Everything else is as in `score_heads`; the formula is `metrics.received.received_attention`, its null
     `uniform_received`.
     """
-    found = described_pairs(pairs, conditions, source, rows)
+    found = own_pairs(model, described_pairs(pairs, conditions, source, rows))
     chosen = model.info.chosen(heads, what="describe")
     layers = sorted({head.layer for head in chosen})
     settings = {

@@ -12,7 +12,7 @@ from ..heads import Head
 from ..metrics.segments import RowChoice
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS, one_of, several_of
-from ..prompts.pairs import PromptPair, digest_of
+from ..prompts.pairs import PromptPair, digest_of, own_pairs
 from ..prompts.problems import distinct
 from ..running.loop import Tick, in_context, over_problems
 from ..running.results import Found, put, stacked
@@ -59,7 +59,7 @@ def score_heads(
     short for `min_rows` or has no tokens after the insertion, and for heads out of range (zero-based).
     """
     names = chosen_metrics(metrics)
-    found = described_pairs(pairs, conditions, source, rows)
+    found = own_pairs(model, described_pairs(pairs, conditions, source, rows))
     thresholds = thresholds or Thresholds()
     chosen = model.info.chosen(heads, what="describe")
     settings = {

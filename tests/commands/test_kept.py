@@ -181,6 +181,45 @@ def test_what_cannot_be_shown_again_is_one_line(run: Any, tmp_path: Path) -> Non
     assert done.returncode == 2 and done.stderr.count("\n") == 1
 
 
+def test_a_report_is_never_made_of_another_runs_results(run: Any, tmp_path: Path) -> None:
+    for name, direction in (("one", "denoising"), ("two", "noising")):
+        assert run("locate", *RUNS["locate"], "--direction", direction, "--out", name).returncode == 0
+    assert run("dose", *RUNS["dose"], "--out", "dose").returncode == 0
+    one, two, dose = (tmp_path / name for name in ("one", "two", "dose"))
+
+    def swap(what: str, other: Path) -> Any:
+        def spoil(folder: Path) -> None:
+            (shutil.rmtree if what != "run.json" else Path.unlink)(folder / what)
+            (shutil.copytree if what != "run.json" else shutil.copy)(other / what, folder / what)
+
+        return spoil
+
+    def edit(folder: Path) -> None:
+        text = (folder / "run.json").read_text()
+        (folder / "run.json").write_text(text.replace('"answer_logprob"', '"answer_logprop"'))
+
+    spoils = [
+        ("results/", swap("results", two)),
+        ("results/", swap("results", dose)),
+        ("shown/", swap("shown", dose)),
+        ("shown/", lambda folder: shutil.rmtree(folder / "shown")),
+        ("run.json", swap("run.json", two)),
+        ("run.json", edit),
+    ]
+    for words, spoil in spoils:
+        folder = tmp_path / "copy"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(one, folder)
+        spoil(folder)
+        before = written(folder)
+        done = run("report", "copy")
+        assert done.returncode == 2 and f"copy/{words}" in done.stderr and "what the run kept is damaged" in done.stderr
+        assert done.stderr.count("\n") == 1 and written(folder) == before, "nothing is written, nor listed as whole"
+        (folder / "manifest.json").unlink()  # where there is nothing to check by, what does not fit is one line
+        done = run("report", "copy")
+        assert done.returncode in (0, 2) and done.stderr.count("\n") <= 1
+
+
 WRONG = [
     ("locate", ["--edit", "x", "--mode", "sweep"], "unknown edit 'x'"),
     ("locate", ["--outcome", "x"], "unknown outcome 'x'"),

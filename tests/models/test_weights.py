@@ -599,6 +599,16 @@ def test_a_config_is_known_again_on_every_backend_from_memory_and_wrapped(tiny_m
     assert wrapped.info.config_hash == known
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.bool])
+def test_whole_numbers_in_the_place_of_weights_are_refused(dtype: torch.dtype, rewritten: Any) -> None:
+    def quantise(state: State) -> None:
+        name = "model.layers.0.self_attn.q_proj.weight"
+        state[name] = (100 * state[name]).to(dtype)
+
+    with pytest.raises(ModelError, match="holds whole numbers where weights are expected, first model.layers.0.self_attn.q_"):
+        mi.load_model(rewritten(quantise), backend="bridge")
+
+
 # ------------------------------------------------------------------------------------------------------------ two threads
 
 

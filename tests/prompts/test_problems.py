@@ -260,6 +260,16 @@ def test_numpys_numbers_are_limits_and_seeds(write: Write) -> None:
     assert load_problems(path, limit=3, seed=np.int64(1)) == load_problems(path, limit=3, seed=1)
 
 
+def test_a_key_that_is_given_twice_is_refused_with_its_line(write: Write) -> None:
+    path = write(json.dumps(record())[:-1] + ', "answer": "2"}')
+    with pytest.raises(ValueError, match="line 1: .*the key 'answer' is given twice"):
+        load_problems(path)
+
+
+def test_a_limit_may_be_any_number() -> None:
+    assert len(load_problems(limit=10**30)) == len(load_problems())
+
+
 @pytest.mark.parametrize("source", [3, None, ["p.jsonl"]])
 def test_a_source_of_another_kind_is_refused(source: Any) -> None:
     with pytest.raises(TypeError, match='source must be "demo", "math500", a path or a PlantedModel, got '):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import qwen2_tokenizer, word_tokenizer
+from models_under_test import loaded, problems
 from tokenizers_under_test import REAL, read_tokenizer, slash_pairs
 
 from mless_interp.prompts.problems import Problem
@@ -290,3 +291,46 @@ def test_few_raw_prompts_would_merge_in_one_piece(
 
 def test_the_papers_system_sentence_is_14_tokens_with_qwen(tokenizer_dir: Folder) -> None:
     assert len(encode(read_tokenizer(tokenizer_dir("qwen2_5")), PAPER_SYSTEM)) == 14
+
+
+# ------------------------------------------------------------------------------------------------- of another tokenizer
+
+
+def test_pairs_of_another_tokenizer_are_refused_by_every_analysis(tiny_model_dir: Any) -> None:
+    """Their ids are tokens here too, but others: all numbers would be of prompts that nobody wrote."""
+    import mless_interp as mi
+    from mless_interp.ground_truth.planted import planted_model
+
+    model = loaded(tiny_model_dir("llama"), "bridge")
+    planted = planted_model(readers=[mi.Head(0, 2)], n_heads=8, n_key_value_heads=2)
+    other = mi.load_model(planted, backend="bridge")
+    pairs = mi.make_pairs(other, mi.load_problems(planted, limit=2), mi.Insertion.meaningless(" /", 4))
+    own = mi.make_pairs(model, problems(), mi.Insertion.meaningless(" /", 4))
+    works = {
+        mi.patch_heads: {"progress": False},
+        mi.locate_heads: {"progress": False},
+        mi.score_heads: {"progress": False},
+        mi.attention_profile: {"progress": False},
+        mi.decompose_attention: {"progress": False},
+        mi.activation_shift: {"progress": False},
+        mi.mediate: {"layer": 1, "progress": False},
+    }
+    for work, options in works.items():
+        with pytest.raises(ValueError, match="was made for another tokenizer: its token .* make the pairs with this model"):
+            work(model, pairs, **options)
+    same = mi.load_model(tiny_model_dir("llama"), backend="bridge")
+    assert mi.score_heads(same, own, progress=False).problem_ids == ("p0", "p1", "p2"), "a copy of the tokenizer will do"
+
+
+@pytest.mark.parametrize("tokenizer", [words, bytewise])
+def test_half_a_character_is_named_before_the_tokenizer_sees_it(tokenizer: Any) -> None:
+    with pytest.raises(ValueError, match="holds half a character .a lone surrogate., which no tokenizer can read"):
+        encode(tokenizer(), " a\ud800", markers=True)
+
+
+def test_an_insertion_beyond_the_context_is_refused_before_it_is_made(tiny_model_dir: Any) -> None:
+    import mless_interp as mi
+
+    model = loaded(tiny_model_dir("llama"), "bridge")
+    with pytest.raises(ValueError, match="1000000000000000 tokens to insert do not fit .* context of"):
+        mi.make_pairs(model, problems(), mi.Insertion.meaningless(" /", 10**15))

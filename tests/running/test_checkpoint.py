@@ -307,6 +307,7 @@ def test_an_empty_file_becomes_a_checkpoint(tmp_path: Path) -> None:
         ("x" * 300, OSError, r"cannot write .* \(File name too long\); choose another"),
         ("x" * 252, OSError, r"cannot write .* \(File name too long\); choose another"),
         ("\ud800", ValueError, r"is no name that can be written; choose another"),
+        ("nul\0", ValueError, r"is no name that can be written; choose another"),
         ("pipe", OSError, r"checkpoint '.*pipe' is no regular file; choose another"),
     ],
 )
@@ -319,6 +320,13 @@ def test_a_path_that_can_be_no_checkpoint_is_told(
     with pytest.raises(error, match=message):
         Checkpoint(tmp_path / name, SETTINGS)
     assert everything_in(tmp_path) == ["file", "folder", "pipe"]
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a place where not even root can write")
+def test_a_place_that_cannot_be_written_is_not_said_to_be_in_use() -> None:
+    with pytest.raises(OSError, match=r"cannot write /proc/x.jsonl \(.*\); choose another place") as caught:
+        Checkpoint("/proc/x.jsonl", SETTINGS)
+    assert "in use" not in str(caught.value)
 
 
 @pytest.mark.parametrize("path", [3, b"x", ["a"], True])

@@ -494,6 +494,26 @@ def test_another_analysis_never_touches_what_one_has_kept(tmp_path: Path) -> Non
     assert (partial / "answers.jsonl").read_text() == "kept"
 
 
+@pytest.mark.parametrize("as_link", [False, True])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_foreign_folder_in_the_place_of_what_is_kept_is_never_touched(
+    as_link: bool, overwrite: bool, tmp_path: Path
+) -> None:
+    where, partial = tmp_path / "precious", tmp_path / ".out.partial"
+    where.mkdir()
+    (where / "mine.txt").write_text("mine")
+    if as_link:  # a link is foreign even where it points at what a run has kept
+        (where / ANALYSIS).write_text('{"analysis": "own"}')
+        partial.symlink_to(where)
+    else:
+        where = where.rename(partial)
+    before = contents(where)
+    with pytest.raises(FileExistsError, match=r"out.partial'.*move it away"):
+        with claimed(tmp_path / "out", overwrite=overwrite, analysis="own"):
+            pytest.fail("the work began")
+    assert contents(where) == before
+
+
 HOLDING = """
 import sys, time
 from pathlib import Path
