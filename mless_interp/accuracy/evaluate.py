@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..generation.complete import check_engine, check_requests, complete_all, decoding_for
+from ..generation.complete import check_engine, check_numbers, check_requests, complete_all, decoding_for
 from ..generation.decoding import Completion, CompletionEngine, Decoding, Request
-from ..generation.engines import engine_for
+from ..generation.engines import check_name, engine_for
 from ..given import checked
 from ..grading.boxes import has_closed_box
 from ..grading.graders import GRADERS, grade
@@ -30,13 +30,15 @@ from ..prompts.prompt import (
     template_named,
     text_system,
 )
-from ..running.checkpoint import Checkpoint
+from ..running.checkpoint import Checkpoint, Origin, key_of
 from ..running.progress import progress_bar
 from .answered import AccuracyResults
 from .treatments import Treatment, as_treatments
 
 MAX_NEW_TOKENS = 2048
 """What the paper allows (methods §11)."""
+OF_THE_LIST = frozenset({"n_problems", "problems", "prompts", "special_tokens_as_text"})
+"""Settings that tell of all problems together; an answer is told by its own prompt and key."""
 
 
 @checked
@@ -72,7 +74,8 @@ def evaluate_accuracy(
     stop_after_box : stop after the first balanced box that is not empty, as well as at end-of-sequence tokens. Turn it
         off for models that box intermediate results.
     checkpoint : a .jsonl file that receives each answer, graded, as soon as it ends: one line, flushed to the disk. A run
-        that was stopped at any moment goes on from there with the same settings; other settings are refused.
+        that was stopped at any moment goes on from there with the same settings, also with more problems (or fewer); other
+        settings, and other prompts or answers of the same problems, are refused.
     engine : "hugging_face" (batched, with a key-value cache: every bridge and nnsight model), "forward" (a whole forward
         pass per token: HookedTransformer), "vllm" (an extra, insertions only), or "auto".
 
@@ -83,14 +86,15 @@ def evaluate_accuracy(
     that do not fit the context, and settings that make no sense together.
     """
     asked = _checked_problems(problems)
-    chosen = as_treatments(treatments)
-    for name, value in (("n_samples", n_samples), ("batch_size", batch_size)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} must be 1 or more, got {value}")
-    if n_samples > 1 and temperature == 0 and any(treatment.arm is None for treatment in chosen):
-        raise ValueError(
-            f"greedy answers are all the same, so n_samples={n_samples} needs a temperature above 0 (0.5, say)"
-        )
+    chosen = check_asked(
+        treatments,
+        n_samples=n_samples,
+        temperature=temperature,
+        top_p=top_p,
+        max_new_tokens=max_new_tokens,
+        batch_size=batch_size,
+        engine=engine,
+    )
     made = template_named(template)
     if model.tokenizer is None:
         raise ModelError(f"{model.info.name} has no tokenizer, which answers need: give one when wrapping the model")
@@ -128,6 +132,8 @@ def evaluate_accuracy(
         "top_p": top_p,
         "max_new_tokens": max_new_tokens,
         "stop_after_box": stop_after_box,
+        "stop_ids": sorted(runs[0].decoding.stop_ids),
+        "tokenizer": key_of(sorted(model.tokenizer.get_vocab().items())),
         "treatments": {treatment.name: treatment.record() for treatment in chosen},
         "seed": seed,
         "problems": _fingerprint([[problem.id, problem.answer] for problem in asked]),
@@ -135,14 +141,23 @@ def evaluate_accuracy(
     }
     if special_words(spelt):
         settings["special_tokens_as_text"] = sum(bool(parts) for _, parts in spelt)
-    saved = Checkpoint(checkpoint, settings)
+    golds = {problem.id: problem.answer for problem in asked}
+    saved = Checkpoint(
+        checkpoint,
+        {name: value for name, value in settings.items() if name not in OF_THE_LIST},
+        {
+            _line(run.name, request.key, n): Origin(key_of([request.prompt, golds[request.key]]))
+            for run in runs
+            for request in run.requests
+            for n in range(n_samples)
+        },
+    )
     if saved.repaired:
         warnings.warn(
             f"{checkpoint}: the last line was cut off when the run was stopped; it was repaired, and what it may have lost "
             "is made again",
             stacklevel=3,
         )
-    golds = {problem.id: problem.answer for problem in asked}
     answers: list[dict[str, Any]] = []
     with progress_bar(len(asked) * len(chosen) * n_samples, "answers", enabled=progress) as bar:
         for run in runs:
@@ -156,6 +171,31 @@ def evaluate_accuracy(
         settings=settings,
         seed=seed,
     )
+
+
+@checked
+def check_asked(
+    treatments: Any,
+    *,
+    n_samples: int,
+    temperature: float,
+    top_p: float,
+    max_new_tokens: int | None,
+    batch_size: int | None,
+    engine: str,
+) -> tuple[Treatment, ...]:
+    """The treatments; errors for all that `evaluate_accuracy` can refuse without a model, before one is loaded."""
+    chosen = as_treatments(treatments)
+    for name, value in (("n_samples", n_samples), ("batch_size", batch_size)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be 1 or more, got {value}")
+    if n_samples > 1 and temperature == 0 and any(treatment.arm is None for treatment in chosen):
+        raise ValueError(
+            f"greedy answers are all the same, so n_samples={n_samples} needs a temperature above 0 (0.5, say)"
+        )
+    check_numbers(max_new_tokens, temperature, top_p)
+    check_name(engine)
+    return chosen
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +228,7 @@ def _answer(
         bar.update(len(answers))
 
     def line(key: str) -> str:
-        return json.dumps([run.name, *places[key]], ensure_ascii=False)
+        return _line(run.name, *places[key])
 
     def keep(finished: dict[str, Completion]) -> None:
         answers = {key: _graded(found, model.tokenizer, golds[places[key][0]]) for key, found in finished.items()}
@@ -220,6 +260,11 @@ def _graded(completion: Completion, tokenizer: Any, gold: str) -> dict[str, Any]
         "n_tokens": len(completion.tokens),
         "tokens": list(completion.tokens),
     }
+
+
+def _line(treatment: str, problem: str, sample: int) -> str:
+    """The name of an answer on the disk."""
+    return json.dumps([treatment, problem, sample], ensure_ascii=False)
 
 
 def _key(problem: str, sample: int) -> str:

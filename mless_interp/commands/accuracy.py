@@ -77,6 +77,7 @@ def compute(options: Options) -> Computed:
     also report.html. A run that is stopped goes on when it is started again with the same settings.
     """
     from ..accuracy import Treatment, evaluate_accuracy
+    from ..accuracy.evaluate import check_asked
 
     published = None
     if options.published is not None:
@@ -86,6 +87,15 @@ def compute(options: Options) -> Computed:
                 f"the paper prints nothing for {options.published!r} on {options.benchmark!r}; see mi.paper.published()"
             )
     treatments = _treatments(options)
+    asked: dict[str, Any] = {
+        "n_samples": options.n_samples,
+        "temperature": options.temperature,
+        "top_p": options.top_p,
+        "max_new_tokens": options.max_new_tokens,
+        "batch_size": options.batch_size,
+        "engine": options.engine,
+    }
+    check_asked(treatments, **asked)
     read_heads(options.knockout, None)
     questions = options.questions()
     model = options.load()
@@ -96,16 +106,11 @@ def compute(options: Options) -> Computed:
         model,
         questions,
         treatments,
-        n_samples=options.n_samples,
-        temperature=options.temperature,
-        top_p=options.top_p,
-        max_new_tokens=options.max_new_tokens,
-        batch_size=options.batch_size,
+        **asked,
         template=options.template,
         checkpoint=options.partial / "answers.jsonl",
         progress=options.progress,
         seed=options.seed,
-        engine=options.engine,
     )
     told = repr(found)
     if published is not None:

@@ -115,12 +115,7 @@ def decoding_for(model: Model, **options: Any) -> Decoding:
     """`Decoding` for this model, its stop ids found and everything checked."""
     knockout = check_heads(options.pop("knockout", ()), n_layers=model.info.n_layers, n_heads=model.info.n_heads)
     decoding = Decoding(stop_ids=stop_ids_of(model), knockout=knockout, **options)
-    if decoding.max_new_tokens <= 0:
-        raise ValueError(f"max_new_tokens must be 1 or more, got {decoding.max_new_tokens}")
-    if not 0 <= decoding.temperature < float("inf"):
-        raise ValueError(f"temperature must be 0 (greedy) or more, got {decoding.temperature}")
-    if not 0 < decoding.top_p <= 1:
-        raise ValueError(f"top_p must lie above 0 and at most at 1, got {decoding.top_p}")
+    check_numbers(decoding.max_new_tokens, decoding.temperature, decoding.top_p)
     if model.tokenizer is None:
         raise ModelError(
             f"{model.info.name} has no tokenizer, which completions need: give one when wrapping the model"
@@ -134,6 +129,16 @@ def decoding_for(model: Model, **options: Any) -> Decoding:
         for layer in decoding.redistribution.layers:
             model.gated_mlp(layer)
     return decoding
+
+
+def check_numbers(max_new_tokens: int | None, temperature: float, top_p: float) -> None:
+    """`ValueError` for numbers of a decoding that make no sense with any model (None: as many as there is room for)."""
+    if max_new_tokens is not None and max_new_tokens <= 0:
+        raise ValueError(f"max_new_tokens must be 1 or more, got {max_new_tokens}")
+    if not 0 <= temperature < float("inf"):
+        raise ValueError(f"temperature must be 0 (greedy) or more, got {temperature}")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p must lie above 0 and at most at 1, got {top_p}")
 
 
 def check_engine(engine: CompletionEngine, model: Model, decoding: Decoding) -> None:

@@ -20,10 +20,15 @@ from .decoding import CompletionEngine, Decoding, Finished, Row, accept_all, che
 ENGINES = ("auto", "hugging_face", "forward", "vllm")
 
 
-def engine_for(model: Model, name: str) -> CompletionEngine:
-    """The engine of that name for this model; "auto" takes Hugging Face's where the model has one that agrees with it."""
+def check_name(name: str) -> None:
+    """`ValueError` for an engine that there is not."""
     if name not in ENGINES:
         raise ValueError(f"unknown engine {name!r}; choose one of {', '.join(ENGINES)}")
+
+
+def engine_for(model: Model, name: str) -> CompletionEngine:
+    """The engine of that name for this model; "auto" takes Hugging Face's where the model has one that agrees with it."""
+    check_name(name)
     if name == "vllm":
         from .vllm import VllmEngine
 

@@ -21,7 +21,7 @@ from ..running.checkpoint import CheckpointError
 from ..running.results import interval_columns
 from ..statistics import holm, median_interval, one_problem, prevalence_test
 from .judge import PARTS, SIDES, Claims, measured
-from .measure import MEASURES, measure
+from .measure import MEASURES, kept_file, measure
 
 LEAST_MATCHED = 8
 """A matched-mass knockout is tested where it is defined on this many problems and on half of them (on all if fewer)."""
@@ -58,9 +58,8 @@ class Controls:
     progress: bool
     seed: int
 
-    def _options(self, name: str) -> dict[str, Any]:
-        file = None if self.folder is None else self.folder / f"{name}.jsonl"
-        return {"checkpoint": file, "progress": self.progress, "seed": self.seed}
+    def _options(self, name: str, *of: Any) -> dict[str, Any]:
+        return {"checkpoint": kept_file(self.folder, name, *of), "progress": self.progress, "seed": self.seed}
 
     def held(self, prepared: Prepared, claims: Claims, knockouts: np.ndarray, spare: Head, *, fresh: bool) -> "Held":
         """The named heads under other circumstances; those that read, as a set and taken apart.
@@ -78,27 +77,29 @@ class Controls:
         self._matched_mass(prepared, named, values)
         joint = None
         if claims.together.any():
+            members = tuple(compress(named, claims.together))
             joint = joint_knockout(
                 prepared.model,
                 prepared,
-                compress(named, claims.together),
+                members,
                 outcome=prepared.outcome,
                 n_random_sets=self.n_random_sets,
                 singles=knockouts[:, claims.together],
                 chosen_elsewhere=fresh,
-                **self._options("random-sets"),
+                **self._options("random-sets", members),
             )
         reads = None
         if claims.reads.any():
+            readers = tuple(compress(named, claims.reads))
             reads = read_effects(
                 prepared.model,
                 prepared,
-                compress(named, claims.reads),
+                readers,
                 outcome=prepared.outcome,
                 alpha=self.alpha,
                 smallest_effect=self.smallest_effect or LEAST_READ,
                 chosen_elsewhere=fresh,
-                checkpoint=self._options("reads")["checkpoint"],
+                checkpoint=kept_file(self.folder, "reads", readers),
                 progress=self.progress,
             )
         return Held(values, joint, reads, left_out, prompts)
@@ -111,7 +112,8 @@ class Controls:
         """
         directions = ("denoising", "noising") if named else ("noising",)
         sweeps = {direction: Sweep.named("shift", direction) for direction in directions}
-        runs = sweep_heads(prepared, sweeps, tuple(named) or (spare,), **self._options("shift"))
+        heads = tuple(named) or (spare,)
+        runs = sweep_heads(prepared, sweeps, heads, **self._options("shift", heads))
         found = {"shift_total": runs["noising"].total_effect}
         if named:
             names = {"shift_removed": "denoising", "shift_added": "noising"}
@@ -150,8 +152,11 @@ class Controls:
                     if name == "mful" and (own.kind, own.unit) == (other.kind, other.unit):
                         raise ValueError("it is the insertion under study")
                     under = self._under(prepared, other)
-                    prompts[f"{name}-{draw}"] = digest_of(under.pairs)
-                    found.append(measure(under, named, **self._options(f"{name}-{draw}")).values)
+                    asked = prompts[f"{name}-{draw}"] = digest_of(under.pairs)
+                    of = (
+                        (named, asked) if name == "questions" else (named,)
+                    )  # every problem changes all the others' questions
+                    found.append(measure(under, named, **self._options(f"{name}-{draw}", *of)).values)
             except ValueError as error:
                 if name == "random" or isinstance(error, CheckpointError):  # what decides is never left out silently
                     raise
@@ -178,7 +183,7 @@ class Controls:
             f"matched-{draw}": Sweep.named(edit=MatchedMassKnockout(seed=self.seed, draw=draw))
             for draw in range(self.draws)
         }
-        runs = sweep_heads(prepared, sweeps, named, **self._options("matched-mass"))
+        runs = sweep_heads(prepared, sweeps, named, **self._options("matched-mass", named))
         drawn = [run.per_head for run in runs.values()]
         values |= {"matched_mass": np.mean(drawn, axis=0), "matched_mass_size": np.mean(np.abs(drawn), axis=0)}
 

@@ -21,7 +21,7 @@ from .control import Controls, Held, check_controls
 from .curves import circuit_curve
 from .judge import SIDES, Judged, judge
 from .located import LocatedHeads
-from .measure import N_SCREENED, Measured, Way, kept_way, measure, screened
+from .measure import N_SCREENED, Measured, Way, kept_file, kept_way, measure, screened
 from .sentences import few_problems
 
 MODES = ("auto", "exact", "screen")
@@ -72,7 +72,8 @@ def locate_heads(
         tests the best 64 on the other; "auto" sweeps exactly where that stays within `budget_seconds`, estimated from
         small sweeps over all layers of the first problem. The result says which was done and why.
     checkpoint : folder for the sweeps' partial results; a run started again with the same settings goes on from there, the
-        way that "auto" took the first time included, however long the sweeps are estimated to take now.
+        way that "auto" took the first time included, however long the sweeps are estimated to take now. So does one with more
+        problems: what it shares with the first is not computed again, except for heads that are named only now.
 
     Warns before it sweeps where the problems are too few to name any of so many heads, or the fresh ones to confirm a single
     one, with the number needed.
@@ -103,7 +104,7 @@ def locate_heads(
         _warn_of_few(len(prepared.ids), len(family), alpha)
     if fresh is not None:
         _warn_of_few(len(fresh.ids), 1, alpha, again=True)
-    file = None if folder is None else folder / "mless.jsonl"
+    file = None if folder is None else folder / "mless.jsonl" if way.exact else kept_file(folder, "mless", family)
     measured = measure(prepared, family, checkpoint=file, progress=progress, seed=seed)
     resolution = _resolution(model, measured)
     judged = rules.judged(measured.values, measured.total, family, resolution)
@@ -221,7 +222,7 @@ class Rules:
     ) -> Confirmation:
         """The named heads again, on problems that had no part in naming them; what is tested there alone beside."""
         claims = judged.found
-        file = None if folder is None else folder / "mless.jsonl"
+        file, order = kept_file(folder, "mless", claims.heads), ranking(judged)
         measured = measure(fresh, claims.heads, checkpoint=file, progress=progress, seed=self.seed)
         held, curve = Held(), None
         if self.controls:
@@ -230,11 +231,11 @@ class Rules:
             curve = circuit_curve(
                 fresh.model,
                 fresh,
-                ranking(judged),
+                order,
                 outcome=fresh.outcome,
                 joint_up_to=0,
                 chosen_elsewhere=True,
-                checkpoint=None if folder is None else folder / "curve.jsonl",
+                checkpoint=kept_file(folder, "curve", order),
                 progress=progress,
                 seed=self.seed,
             )

@@ -17,6 +17,7 @@ from ..patching.prepared import Prepared
 from ..patching.scores import PatchScores
 from ..patching.sweep import Sweep, patch_heads, sweep_heads
 from ..prompts.conditions import DIRECTIONS
+from ..running.checkpoint import key_of
 from ..running.loop import Tick, Unit, over_problems
 
 MEASURES = ("knockout", "edge_noise", "mediated_removed", "mediated_added")
@@ -66,6 +67,14 @@ def measure(
         runs["z-denoising"],
         float(np.fmax.reduce([run.noise_floor for run in runs.values()])),
     )
+
+
+def kept_file(folder: Path | None, name: str, *of: Any) -> Path | None:
+    """The checkpoint of one sweep of an experiment, by the heads (and prompts) that it is of.
+
+    With more problems other heads can be named: what was swept of others stays beside, and is not gone on from.
+    """
+    return None if folder is None else folder / f"{name}-{key_of(of)[:8]}.jsonl"
 
 
 @dataclass(frozen=True)

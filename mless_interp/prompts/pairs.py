@@ -259,7 +259,10 @@ def own_pairs(model: Any, pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]
             continue
         used = {*pair.base.ids, *pair.inserted.ids, *pair.answer_ids, *pair.distractor_ids, *pair.solution_ids}
         for one in sorted({*used, *pair.answer_prefix_ids}):
-            meant, here = theirs.convert_ids_to_tokens(one), ours.convert_ids_to_tokens(one) if one < len(ours) else None
+            meant, here = (
+                theirs.convert_ids_to_tokens(one),
+                ours.convert_ids_to_tokens(one) if one < len(ours) else None,
+            )
             if meant != here:
                 raise ValueError(
                     f"pair {pair.id!r} was made for another tokenizer: its token {one} is {meant!r} there and "
@@ -303,7 +306,8 @@ def pairs_of_any(
         raise ValueError("there are no problems to make pairs of")
     if info is not None and (insertion.n_tokens or 0) > info.context_length:  # before that many are made
         raise ValueError(
-            f"{insertion.n_tokens} tokens to insert do not fit {info.name}'s context of {info.context_length}: insert fewer"
+            f"{insertion.n_tokens} tokens to insert do not fit {info.name}, which has a context of {info.context_length}: "
+            "insert fewer"
         )
     pairs = tuple(_make_pair(tokenizer, problem, insertion, made) for problem in asked)
     for pair in pairs:

@@ -313,7 +313,7 @@ def _claim_for(partial: Path, analysis: str) -> None:
     file = partial / ANALYSIS
     if partial.is_symlink() or not partial.is_dir():
         raise FileExistsError(f"{str(partial)!r} is in the way (no folder of this toolkit); move it away")
-    if file.is_symlink() or not file.exists() and any(partial.iterdir()):
+    if file.is_symlink() or (not file.exists() and any(partial.iterdir())):
         raise FileExistsError(
             f"{str(partial)!r}, where the run would keep what has finished, holds what this toolkit did not write there; move "
             "it away, or choose another name"

@@ -5,6 +5,7 @@ import re
 import resource
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -314,10 +315,8 @@ def test_a_damaged_line_in_the_middle_is_named_and_made_again(
         ({"treatments": [None]}, "treatments.Mless ' /' x55 was {'insertion': {'kind': 'meaningless', "),
         (
             {"treatments": [None, Treatment(Insertion.meaningless(" /", 54), name=SLASHES.label)]},
-            "treatments.Mless ' /' x55.insertion.n_tokens was 55, now 54; prompts.Mless",
+            "treatments.Mless ' /' x55.insertion.n_tokens was 55, now 54; ",
         ),
-        ({"problems": 4}, "n_problems was 6, now 4"),
-        ({"problems": "other answer"}, "problems was '"),
     ],
 )
 def test_other_settings_are_refused_with_the_difference(
@@ -327,18 +326,41 @@ def test_other_settings_are_refused_with_the_difference(
     evaluate_accuracy(demo, problems, [None, SLASHES], checkpoint=path, **QUICK)
     before = path.read_bytes()
     made.clear()
-    asked: Any = problems
-    if changes.get("problems") == 4:
-        asked = problems[:4]
-    elif "problems" in changes:
-        asked = (
-            *problems[:5],
-            Problem(problems[5].id, problems[5].question, problems[4].answer, system=problems[5].system),
-        )
-    options = {**QUICK, **{key: value for key, value in changes.items() if key not in ("problems", "treatments")}}
+    options = {**QUICK, **{key: value for key, value in changes.items() if key != "treatments"}}
     with pytest.raises(ValueError, match="a.jsonl was made with other settings: ") as caught:
-        evaluate_accuracy(demo, asked, changes.get("treatments", [None, SLASHES]), checkpoint=path, **options)
+        evaluate_accuracy(demo, problems, changes.get("treatments", [None, SLASHES]), checkpoint=path, **options)
     assert message in str(caught.value) and made == [] and path.read_bytes() == before
+
+
+def test_more_problems_are_added_to_a_finished_run_and_the_old_ones_not_answered_again(
+    demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults, tmp_path: Path, made: list[str]
+) -> None:
+    path = tmp_path / "a.jsonl"
+    evaluate_accuracy(demo, problems[:4], TREATMENTS, checkpoint=path, **QUICK)
+    made.clear()
+    found = evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
+    assert same(found, whole) and found.settings["n_problems"] == 6
+    assert len(made) == 2 * len(TREATMENTS) and {problem.id for problem in problems[4:]} == set(made)
+    made.clear()
+    fewer = evaluate_accuracy(demo, problems[1:3], TREATMENTS, checkpoint=path, **QUICK)
+    assert made == [] and fewer.problem_ids == tuple(problem.id for problem in problems[1:3])
+
+
+@pytest.mark.parametrize("part", ["question", "answer"])
+def test_another_question_or_answer_of_a_kept_problem_is_refused(
+    part: str, demo: Model, problems: tuple[Problem, ...], tmp_path: Path, made: list[str]
+) -> None:
+    path = tmp_path / "a.jsonl"
+    evaluate_accuracy(demo, problems, [None], checkpoint=path, **QUICK)
+    before = path.read_bytes()
+    made.clear()
+    other = replace(problems[5], **{part: getattr(problems[4], part)})
+    asked = [*problems[:4], other] if part == "question" else [*problems[:5], other]
+    with pytest.raises(
+        ValueError, match=r"a.jsonl was made with other problems: .*has another prompt \(or another answer\)"
+    ):
+        evaluate_accuracy(demo, asked, [None], checkpoint=path, **QUICK)
+    assert made == [] and path.read_bytes() == before
 
 
 def test_the_batch_size_may_change_between_runs(

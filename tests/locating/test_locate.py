@@ -1,6 +1,7 @@
 """Locating heads: exactly the planted ones, honest negatives, the four measures, screening, and what is said about it."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -405,6 +406,40 @@ def test_same_seed_same_result_and_nothing_that_names_heads_is_drawn() -> None:
     assert first.summary()[told].equals(other.summary()[told]), "exact tests and order statistics"
 
 
+def stage_of(path: Path) -> str:
+    """A checkpoint's name, without the key of the heads that it is of."""
+    return re.sub("-[0-9a-f]{8}$", "", str(path.with_suffix("")))
+
+
+def test_more_problems_are_added_to_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where other heads are named then, and other questions are drawn: nothing that is shared is computed again."""
+    from mless_interp.running.checkpoint import Checkpoint
+
+    made, model = planted_here()
+    options: dict[str, Any] = {"controls": True, "n_control_draws": 1, "n_random_sets": 2}
+    options |= {"heads": [*made.readers, *made.mediators], "confirm": pairs_of(made, model, 10, skip=16)}
+    first = located(made, model, 10, **options, smallest_effect=0.468, checkpoint=tmp_path / "partial")
+    computed: dict[str, set[str]] = {}
+    put = Checkpoint.put
+
+    def watch(self: Checkpoint, values: dict[str, Any]) -> None:
+        assert self.path is not None
+        computed.setdefault(stage_of(self.path.relative_to(tmp_path / "partial")), set()).update(values)
+        put(self, values)
+
+    monkeypatch.setattr(Checkpoint, "put", watch)
+    more = located(made, model, 16, **options, checkpoint=tmp_path / "partial")
+    monkeypatch.setattr(Checkpoint, "put", put)
+    assert 0 < len(first.found) < len(more.found), "or the test tests nothing"
+    assert len(computed["mless"]) < 16 and set(more.problem_ids) - set(first.problem_ids) <= computed["mless"]
+    straight = located(made, model, 16, **options)
+    assert more.summary().equals(straight.summary()) and more.describe() == straight.describe()
+    computed.clear()
+    monkeypatch.setattr(Checkpoint, "put", watch)
+    assert located(made, model, 16, **options, checkpoint=tmp_path / "partial").describe() == straight.describe()
+    assert computed == {}, "all of it is kept"
+
+
 @pytest.mark.parametrize("stage", ["mless", "random-1", "confirm/mless", "confirm/matched-mass", "confirm/curve"])
 def test_a_run_that_was_stopped_goes_on_and_gives_the_same(stage: str, tmp_path: Any, monkeypatch: Any) -> None:
     from mless_interp.running.checkpoint import Checkpoint
@@ -423,7 +458,7 @@ def test_a_run_that_was_stopped_goes_on_and_gives_the_same(stage: str, tmp_path:
     put, done = Checkpoint.put, 0
 
     def name_of(self: Checkpoint) -> str:
-        return "" if self.path is None else str(self.path.relative_to(tmp_path / "partial").with_suffix(""))
+        return "" if self.path is None else stage_of(self.path.relative_to(tmp_path / "partial"))
 
     def stop_later(self: Checkpoint, values: dict[str, Any]) -> None:
         nonlocal done
@@ -435,7 +470,11 @@ def test_a_run_that_was_stopped_goes_on_and_gives_the_same(stage: str, tmp_path:
     monkeypatch.setattr(Checkpoint, "put", stop_later)
     with pytest.raises(KeyboardInterrupt):
         located(made, model, 10, **options)
-    file = tmp_path / "partial" / f"{stage}.jsonl"
+    (file,) = (
+        path
+        for path in (tmp_path / "partial").rglob("*.jsonl")
+        if stage_of(path.relative_to(tmp_path / "partial")) == stage
+    )
     kept = {json.loads(line)["id"] for line in file.read_text().splitlines()[1:]}
     assert 0 < len(kept) < 10
     computed: dict[str, set[str]] = {}

@@ -570,8 +570,12 @@ def test_a_checkpoint_of_other_weights_is_refused(tiny_model_dir: Any, rewritten
         mi.score_heads(other, pairs_for(other, count=2), checkpoint=checkpoint, progress=False)
 
 
-@pytest.mark.parametrize("change", [{"rms_norm_eps": 0.1}, {"hidden_act": "gelu"}, {"rope_parameters": {"rope_theta": 9.0}}])
-def test_a_checkpoint_of_another_config_is_refused(change: Any, tiny_model_dir: Any, rewritten: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change", [{"rms_norm_eps": 0.1}, {"hidden_act": "gelu"}, {"rope_parameters": {"rope_theta": 9.0}}]
+)
+def test_a_checkpoint_of_another_config_is_refused(
+    change: Any, tiny_model_dir: Any, rewritten: Any, tmp_path: Path
+) -> None:
     from models_under_test import pairs_for
 
     folder, checkpoint = rewritten(lambda state: None), tmp_path / "checkpoint.jsonl"
@@ -605,7 +609,9 @@ def test_whole_numbers_in_the_place_of_weights_are_refused(dtype: torch.dtype, r
         name = "model.layers.0.self_attn.q_proj.weight"
         state[name] = (100 * state[name]).to(dtype)
 
-    with pytest.raises(ModelError, match="holds whole numbers where weights are expected, first model.layers.0.self_attn.q_"):
+    with pytest.raises(
+        ModelError, match="holds whole numbers where weights are expected, first model.layers.0.self_attn.q_"
+    ):
         mi.load_model(rewritten(quantise), backend="bridge")
 
 

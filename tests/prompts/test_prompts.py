@@ -316,10 +316,14 @@ def test_pairs_of_another_tokenizer_are_refused_by_every_analysis(tiny_model_dir
         mi.mediate: {"layer": 1, "progress": False},
     }
     for work, options in works.items():
-        with pytest.raises(ValueError, match="was made for another tokenizer: its token .* make the pairs with this model"):
+        with pytest.raises(
+            ValueError, match="was made for another tokenizer: its token .* make the pairs with this model"
+        ):
             work(model, pairs, **options)
     same = mi.load_model(tiny_model_dir("llama"), backend="bridge")
-    assert mi.score_heads(same, own, progress=False).problem_ids == ("p0", "p1", "p2"), "a copy of the tokenizer will do"
+    assert mi.score_heads(same, own, progress=False).problem_ids == ("p0", "p1", "p2"), (
+        "a copy of the tokenizer will do"
+    )
 
 
 @pytest.mark.parametrize("tokenizer", [words, bytewise])
@@ -332,5 +336,5 @@ def test_an_insertion_beyond_the_context_is_refused_before_it_is_made(tiny_model
     import mless_interp as mi
 
     model = loaded(tiny_model_dir("llama"), "bridge")
-    with pytest.raises(ValueError, match="1000000000000000 tokens to insert do not fit .* context of"):
+    with pytest.raises(ValueError, match="1000000000000000 tokens to insert do not fit .*, which has a context of"):
         mi.make_pairs(model, problems(), mi.Insertion.meaningless(" /", 10**15))
