@@ -18,7 +18,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from itertools import pairwise
@@ -315,10 +315,10 @@ def overlap(first: Iterable[Head], second: Iterable[Head]) -> float:
     return len(a & b) / len(a | b) if a | b else math.nan
 
 
-def prevalence_of(found: LocatedHeads, head: Head) -> tuple[int, int]:
-    """In how many problems it removes, and in how many it adds, more than the smallest effect, in its own sense."""
-    at = found.judged.heads.index(head)
-    removed, added = (int(found.judged.counted(measure).count[0, at]) for measure in SIDES.values())
+def prevalence_of(found: LocatedHeads, head: Head, sense: int = 1) -> tuple[int, int]:
+    """In how many problems it removes, and in how many it adds, more than the smallest effect: with it, or against (-1)."""
+    judged, at = found.judged, found.heads.index(head)
+    removed, added = (int((sense * judged.turned(m)[:, at] > judged.delta).sum()) for m in SIDES.values())
     return removed, added
 
 
@@ -482,48 +482,46 @@ def percent(x: float) -> str:
     return "-" if math.isnan(x) else f"{100 * x:.0f} %"
 
 
-def rate_table(rates: Table, levels: Sequence[float], sizes: Sequence[int], first: str, measured: bool) -> str:
-    """Named as what it is, with exact limits; and, where another verdict came out, named at all."""
-    head = [first, *(["median share removed"] if measured else []), *(f"n = {n}" for n in sizes)]
+def rate_table(rates: Table, levels: Sequence[float], sizes: Sequence[int], first: str, strength: bool) -> str:
+    """Named as what it is, with exact limits. Strengths: what was measured, and named at all where that is more often;
+    shares: what the formula says."""
+    head = [first, *(["median share removed"] if strength else []), *(f"n = {n}" for n in sizes)]
     rows = []
     for level in levels:
         cells = []
         for n in sizes:
             cell = rates[level, n]
+            more = f", any {percent(cell.named.rate)}" if cell.named.hits > cell.right.hits else ""
             cells.append(
-                f"{cell.right}{f', any {percent(cell.named.rate)}' if cell.named.hits > cell.right.hits else ''}"
+                f"{cell.right}{more}" + ("" if strength else f" / {percent(promised(n, N_LAYERS * N_HEADS, level))}")
             )
-        share = [f"{100 * float(np.median(rates.measured[level])):.1f} %"] if measured else []
+        share = [f"{100 * float(np.median(rates.measured[level])):.1f} %"] if strength else []
         rows.append([percent(level), *share, *cells])
-    rows.append(["a head planted as nothing", *(["-"] if measured else []), *(str(rates.others[n]) for n in sizes)])
+    rows.append(["a head planted as nothing", *(["-"] if strength else []), *(str(rates.others[n]) for n in sizes)])
     return table(head, rows)
 
 
-def _dots(axes: Any, rates: Table, levels: Sequence[float], sizes: Sequence[int]) -> None:
-    for (colour, dash, marker), n in zip(LINES, sizes, strict=False):
-        cells = [rates[level, n].right for level in levels]
-        rate = np.array([cell.rate for cell in cells])
-        low, high = (np.array([cell.limits[side] for cell in cells]) for side in (0, 1))
-        x = 100 * np.array(levels)
-        axes.errorbar(
-            x, 100 * rate, 100 * np.stack([rate - low, high - rate]).clip(0), color=colour, ls=dash, marker=marker, ms=5,
-            capsize=2, lw=1.2, label=f"{n} problems",
-        )  # fmt: skip
-
-
 def strength_picture(rates: Table, levels: Sequence[float], sizes: Sequence[int], path: Path) -> None:
-    """Named as reader, against the strength."""
-    picture = Picture(figsize=(6.4, 4), layout="constrained")
-    axes = picture.add_subplot()
-    _dots(axes, rates, levels, sizes)
-    axes.axvline(100 * SMALLEST, color="0.4", lw=0.8)
-    axes.text(100 * SMALLEST, 103, " smallest effect of interest", color="0.3", fontsize=8, ha="left", va="bottom")
-    axes.set(xlabel="planted strength (% of the insertion's effect)", ylabel="named as a reader (% of models)")
-    axes.set(xscale="log", xticks=[100 * s for s in levels], xticklabels=[f"{100 * s:.0f}" for s in levels])
-    axes.minorticks_off()
-    axes.set_ylim(-4, 112)
-    axes.legend(frameon=False, fontsize=8, loc="lower right")
-    axes.spines[["top", "right"]].set_visible(False)
+    """Named at all, and named as a reader, against the strength."""
+    picture = Picture(figsize=(10.5, 4), layout="constrained")
+    titles = {"named": "named at all", "right": "named as what it is, a reader"}
+    for axes, (what, title) in zip(picture.subplots(1, 2, sharey=True), titles.items(), strict=True):
+        for at, ((colour, dash, marker), n) in enumerate(zip(LINES, sizes, strict=False)):
+            tallies = [getattr(rates[level, n], what) for level in levels]
+            rate = np.array([tally.rate for tally in tallies])
+            low, high = np.array([tally.limits for tally in tallies]).T
+            x = 100 * np.array(levels) * 1.013 ** (at - (len(sizes) - 1) / 2)  # side by side
+            bars = 100 * np.stack([rate - low, high - rate]).clip(0)
+            style = {"color": colour, "ls": dash, "marker": marker, "ms": 5, "lw": 1.1, "label": f"{n} problems"}
+            axes.errorbar(x, 100 * rate, bars, **style)
+        axes.axvline(100 * SMALLEST, color="0.4", lw=0.8)
+        axes.set(xlabel="planted strength (% of the insertion's effect)", ylim=(-4, 104), title=title)
+        axes.set(xscale="log", xticks=[100 * level for level in levels])
+        axes.set_xticklabels([f"{100 * level:.0f}" for level in levels])
+        axes.minorticks_off()
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8, loc="center right")
+    picture.axes[0].set_ylabel("planted models (%)")
     picture.save(path)
 
 
@@ -564,7 +562,7 @@ def share_picture(
     picture.save(path)
 
 
-def variant_picture(groups: Sequence[tuple[str, Sequence[Variant], Sequence[Head]]], path: Path) -> None:
+def variant_picture(groups: Sequence[tuple[str, Sequence[Variant], Mapping[Head, int]]], path: Path) -> None:
     """In what share of problems some heads act, under every variant, with exact limits; filled where the head is named."""
     groups = [(name, [v for v in made if v.found is not None], heads) for name, made, heads in groups]
     picture = Picture(figsize=(9, 0.5 + 0.36 * sum(len(made) + 2 for _, made, _ in groups)), layout="constrained")
@@ -572,10 +570,10 @@ def variant_picture(groups: Sequence[tuple[str, Sequence[Variant], Sequence[Head
     for axes, (name, made, heads) in zip(
         picture.subplots(len(groups), 1, sharex=True, squeeze=False, height_ratios=rows)[:, 0], groups, strict=True
     ):
-        for (colour, _, marker), (at, head) in zip(LINES, enumerate(heads), strict=False):
+        for (colour, _, marker), (at, (head, sense)) in zip(LINES, enumerate(heads.items()), strict=False):
             for row, variant in enumerate(made):
                 assert variant.found is not None
-                k, n = prevalence_of(variant.found, head)[0], len(variant.found.total)
+                k, n = prevalence_of(variant.found, head, sense)[0], len(variant.found.total)
                 low, high = exact_limits(np.array(k), np.array(n))
                 y = row + 0.22 * (at - (len(heads) - 1) / 2)
                 filled = {"markerfacecolor": colour if head in variant.named else "white"}
@@ -587,7 +585,7 @@ def variant_picture(groups: Sequence[tuple[str, Sequence[Variant], Sequence[Head
                     ms=6,
                     color=colour,
                     ls="",
-                    label=str(head) if not row else None,
+                    label=in_words({head: sense})[0] if not row else None,
                     **filled,
                 )
         axes.axvline(50, color="0.4", lw=0.8)
@@ -601,8 +599,8 @@ def variant_picture(groups: Sequence[tuple[str, Sequence[Variant], Sequence[Head
     picture.save(path)
 
 
-def variant_rows(made: Sequence[Variant], heads: Sequence[Head]) -> Iterator[list[object]]:
-    """A row per variant: whom it names, how many of them the first names too, and the heads' counts."""
+def variant_rows(made: Sequence[Variant], heads: Mapping[Head, int]) -> Iterator[list[object]]:
+    """A row per variant: whom it names, how many of them the first names too, and the counts of heads in their senses."""
     first = made[0].named
     for variant in made:
         if variant.found is None:
@@ -612,14 +610,22 @@ def variant_rows(made: Sequence[Variant], heads: Sequence[Head]) -> Iterator[lis
         words = ", ".join(f"{head} {kind}" for head, kind in variant.named.items()) or "nobody"
         if not found.established:
             words = "nobody: no effect is established"
-        counts = ["{} / {}".format(*prevalence_of(found, head)) + f" of {n}" for head in heads]
+        counts = ["{} / {}".format(*prevalence_of(found, head, sense)) + f" of {n}" for head, sense in heads.items()]
         yield [variant.name, words, percent(overlap(first, variant.named)), *counts]
 
 
-def leading(found: LocatedHeads, count: int) -> list[Head]:
-    """The heads that act in most problems, by the side where they do in fewer."""
-    order = sorted(found.heads, key=lambda head: -min(prevalence_of(found, head)))
-    return [*found.found, *(head for head in order if head not in found.found)][:count]
+def leading(found: LocatedHeads, count: int) -> dict[Head, int]:
+    """The heads that are named, then those that act in most problems (by the side where they do in fewer): their senses."""
+    least = {(head, sense): min(prevalence_of(found, head, sense)) for head in found.heads for sense in (1, -1)}
+    senses = dict(zip(found.heads, map(int, found.judged.sense), strict=True))
+    order = [(head, senses[head]) for head in found.found if senses[head]]
+    order += [key for key in sorted(least, key=lambda key: -least[key]) if key[0] not in found.found]
+    return dict(order[:count])
+
+
+def in_words(heads: Mapping[Head, int]) -> list[str]:
+    """Heads as columns are called; those against the effect say so."""
+    return [f"{head}{'' if sense > 0 else ', against'}" for head, sense in heads.items()]
 
 
 # ---------------------------------------------------------------------------------------------------------------- run
@@ -671,7 +677,8 @@ def sensitivity_part(options: argparse.Namespace, page: Path | None) -> None:
             if variant.found is None:
                 continue
             right = sum(variant.named.get(head) == kind for head, kind in wanted.items())
-            lowest = min(min(prevalence_of(variant.found, head)) / len(variant.found.total) for head in wanted)
+            acts = [max(prevalence_of(variant.found, head, planted.expected[head].sense)) for head in wanted]
+            lowest = min(acts) / len(variant.found.total)
             others = sum(head not in wanted for head in variant.named)
             old = sums.setdefault(variant.name, [0, 0, 0, 0, 0, 1])
             shared = overlap(made[0].named, variant.named)
@@ -689,7 +696,7 @@ def sensitivity_part(options: argparse.Namespace, page: Path | None) -> None:
     many = mi.load_problems("demo", limit=2 * options.problems)
     demo = variants(model, lambda seed: many[seed * options.problems : (seed + 1) * options.problems])
     heads = leading(demo[0].found, 3)  # type: ignore[arg-type]
-    head = ["variant", "named", "overlap", *map(str, heads)]
+    head = ["variant", "named", "overlap", *in_words(heads)]
     write("demo variants", table(head, variant_rows(demo, heads)), page=page)
     groups = [(f"demo model, {options.problems} problems", demo, heads)]
     if not (options.stories / "config.json").is_file():
@@ -699,7 +706,7 @@ def sensitivity_part(options: argparse.Namespace, page: Path | None) -> None:
     else:
         stories = story_variants(options.stories, options.texts)
         heads = leading(stories[0].found, 3)  # type: ignore[arg-type]
-        head = ["variant", "named", "overlap", *map(str, heads)]
+        head = ["variant", "named", "overlap", *in_words(heads)]
         write("stories variants", table(head, variant_rows(stories, heads)), page=page)
         groups.append((f"stories260K, {options.texts} texts", stories, heads))
     if page is not None:

@@ -19,7 +19,7 @@ def test_a_planted_strength_is_about_the_share_that_is_removed() -> None:
     found = bench.located(mi.load_model(planted, backend="bridge"), planted.problems(6), 5)
     shares = {strength: bench.shares_of_total(found, head) for head, strength in wanted.items()}
     assert sum(wanted.values()) == pytest.approx(1)
-    assert all(0.7 * strength < share < 1.05 * strength for strength, share in shares.items()), shares
+    assert all(0.75 * strength < share < 1.35 * strength for strength, share in shares.items()), shares
 
 
 def test_rates_of_a_tiny_run_are_as_they_must_be() -> None:
@@ -42,7 +42,7 @@ def test_stored_effects_are_judged_as_the_analysis_judges() -> None:
     assert bench.judged_on(found, np.arange(16)).kinds == found.judged.kinds
     made = bench.resampled(found, 16, 5)
     assert made.passes.shape == made.prevalence.shape == (32,)
-    assert made.passes[made.prevalence == 1].min() == 1 and made.passes[made.prevalence < 0.5].max() == 0
+    assert made.passes[made.prevalence == 1].mean() > 0.9 and made.passes[made.prevalence < 0.5].max() == 0
     assert made.false == bench.Tally(0, 5)
     assert sum(cells for _, cells, _, _ in made.rows((0, 0.5, 1))) == int((made.prevalence > 0).sum())
 
@@ -67,6 +67,8 @@ def test_variants_and_backends_of_a_tiny_model() -> None:
     assert "the same tokens as template raw" in made[1].why
     assert len(made[2].found.judged.heads) == len(made[0].found.judged.heads)
     rows = list(bench.variant_rows(made, bench.leading(made[0].found, 2)))
+    assert bench.prevalence_of(made[0].found, planted.readers[0], 1)[0] == 12
+    assert bench.prevalence_of(made[0].found, planted.readers[0], -1) == (0, 0)
     assert rows[0][2] == "100 %" and rows[1][1].startswith("not run: ") and {len(row) for row in rows} == {5}
     compared = bench.agreement(
         "planted", lambda name: mi.load_model(planted, backend=name), planted.problems(4), ["bridge", "nnsight"]
