@@ -28,6 +28,7 @@ from .given import checked
 from .heads import Head
 from .prompts.conditions import CONDITIONS, CONTRASTS, as_words
 from .prompts.problems import Problem, load_problems
+from .running.folders import COMPUTED, RUN
 
 BACKENDS = "auto, hooked_transformer, bridge or nnsight"
 KINDS = "meaningless, meaningful, random_sentence, other_questions, repeated_bos or text"
@@ -120,7 +121,7 @@ class Saving:
     @property
     def kept(self) -> Path:
         """Where results lie between their computing and their showing."""
-        return self.partial / "computed"
+        return self.partial / COMPUTED
 
     @property
     def progress(self) -> bool:
@@ -256,7 +257,7 @@ def _finished(asked: Saving) -> int:
 
 
 def _is_computed(asked: Saving) -> bool:
-    return (asked.kept / "run.json").is_file()
+    return (asked.kept / RUN).is_file()
 
 
 def _what_is_kept(asked: Saving) -> str:
