@@ -3,7 +3,7 @@
 First part: planted models whose readers have known strengths, or act in a known share of all problems; how often each is named,
 by the number of problems, beside what `detectable_prevalence` promises. Every model is swept once, and data sets are judged
 from its stored effects; some are located anew, to show that this is the same. The same with the heads of the demo model,
-whose effects are skewed as those of trained models are.
+whose effects vary as those of trained models do.
 
 Second part: other templates, lengths of the insertion, problems. Third part: the same analysis on every backend.
 
@@ -48,6 +48,8 @@ SIZES = (8, 16, 32, 64)
 STRENGTHS = (0.02, 0.04, 0.05, 0.06, 0.07, 0.08, 0.1, 0.2)
 SHARES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 N_LAYERS, N_HEADS, N_KV = 2, 8, 2
+SIDE_BY_SIDE = {16: -0.8, 32: 0.0, 64: 0.8}
+"""How far apart points of several numbers of problems are drawn."""
 SMALLEST, ALPHA = 0.05, 0.05
 LENGTHS = (5, 15, 55)
 CHAT = (
@@ -248,7 +250,7 @@ def share_part(n_models: int, sizes: Sequence[int], shares: Sequence[float], fir
     return rates
 
 
-# ----------------------------------------------------------------------------------------------------- skewed effects
+# ----------------------------------------------------------------------------------------------- effects as they come
 
 
 @dataclass
@@ -264,7 +266,7 @@ class Scatter:
     def rows(self, edges: Sequence[float]) -> Iterator[tuple[str, int, float, float]]:
         """(prevalence, cells, rate, what the formula says) per class of prevalence; cells without any are left out."""
         for low, high in pairwise(edges):
-            at = (self.prevalence > low) & (self.prevalence <= high)
+            at = ((self.prevalence > low) | (low == 0)) & (self.prevalence <= high)
             if at.any():
                 said = [promised(self.n, self.n_heads, share) for share in self.prevalence[at]]
                 name = f"{100 * low:.0f} to {100 * high:.0f} %" if low > 0 else f"up to {100 * high:.0f} %"
@@ -539,9 +541,9 @@ def share_picture(
         cells = [rates[level, n].right for level in levels]
         for level, cell in zip(levels, cells, strict=True):
             low, high = cell.limits
-            x = 100 * level + {16: -0.8, 32: 0, 64: 0.8}.get(n, 0)
+            x = 100 * level + SIDE_BY_SIDE.get(n, 0)
             left.plot([x, x], [100 * low, 100 * high], color=colour, lw=1)
-        x = [100 * level + {16: -0.8, 32: 0, 64: 0.8}.get(n, 0) for level in levels]
+        x = [100 * level + SIDE_BY_SIDE.get(n, 0) for level in levels]
         left.plot(
             x, [100 * cell.rate for cell in cells], color=colour, ls="", marker=marker, ms=6, label=f"{n} problems"
         )
@@ -552,7 +554,7 @@ def share_picture(
             100 * made.prevalence, 100 * made.passes, ls="", marker=marker, color=colour, ms=4, alpha=0.6,
             label=f"{made.n} problems",
         )  # fmt: skip
-    title = f"demo model, {scatters[0].n_heads} heads tested" if scatters else "demo model"
+    title = f"demo model, {scatters[0].n_heads} heads tested: passes on a side" if scatters else "demo model"
     right.set(xlabel="problems in which the head acts (%), of all", title=title)
     for axes in (left, right):
         axes.axvline(50, color="0.4", lw=0.8)
@@ -632,7 +634,7 @@ def in_words(heads: Mapping[Head, int]) -> list[str]:
 
 
 def power_part(options: argparse.Namespace, page: Path | None) -> None:
-    """Tables and pictures of strength, share and skewed effects."""
+    """Tables and pictures of strength, share and effects as they come."""
     strengths = (*STRENGTHS, 1 - sum(STRENGTHS))
     rates, again = strength_part(options.models, SIZES, STRENGTHS)
     write("strength", rate_table(rates, strengths, SIZES, "strength", True), page=page)
