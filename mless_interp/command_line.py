@@ -28,6 +28,7 @@ from .given import checked
 from .heads import Head
 from .prompts.conditions import CONDITIONS, CONTRASTS, as_words
 from .prompts.problems import Problem, load_problems
+from .running.folders import COMPUTED, RUN
 from .running.visible import visible
 
 BACKENDS = "auto, hooked_transformer, bridge or nnsight"
@@ -121,7 +122,7 @@ class Saving:
     @property
     def kept(self) -> Path:
         """Where results lie between their computing and their showing."""
-        return self.partial / "computed"
+        return self.partial / COMPUTED
 
     @property
     def progress(self) -> bool:
@@ -257,7 +258,7 @@ def _finished(asked: Saving) -> int:
 
 
 def _is_computed(asked: Saving) -> bool:
-    return (asked.kept / "run.json").is_file()
+    return (asked.kept / RUN).is_file()
 
 
 def _what_is_kept(asked: Saving) -> str:

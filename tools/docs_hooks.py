@@ -34,6 +34,7 @@ BOOST = {
     "api/": 3.0,
     "architecture": 0.2,
     "benchmarks": 0.2,
+    "calibration": 0.2,
     "hook-sites": 0.2,
     "comparison": 0.4,
 }

@@ -167,11 +167,11 @@ class Bench:
         folder.mkdir()
         return Run(self.analysis, folder, model or self.model)
 
-    def outcome(self, run: Run, disturbed: Ended) -> str:
+    def outcome(self, run: Run) -> str:
         """equal, if the run started again comes to the undisturbed results; else what is wrong."""
         ended = run.whole()
-        if ended.code and "exists" in ended.last_words and not disturbed.code:
-            found = left(run.out)  # it had finished before it could be disturbed
+        if ended.code and "exists" in ended.last_words and run.out.is_dir():
+            found = left(run.out)  # it had finished before it could be disturbed, or had all but said so
         elif ended.code:
             return f"started again: exit code {ended.code}, {ended.last_words}"
         else:
@@ -187,7 +187,7 @@ def killed(bench: Bench, n: int, draw: random.Random) -> Iterator[str]:
         ended = run.wait(run.start(), after=draw.uniform(0, bench.seconds))
         if number % 2 and ended.code:
             ended = run.wait(run.start(), after=draw.uniform(0, bench.seconds))
-        yield bench.outcome(run, ended)
+        yield bench.outcome(run)
 
 
 def interrupted(bench: Bench, n: int, draw: random.Random) -> Iterator[str]:
@@ -198,7 +198,7 @@ def interrupted(bench: Bench, n: int, draw: random.Random) -> Iterator[str]:
         if ended.code not in (0, 130) or "TRACEBACK" in ended.last_words:
             yield f"Ctrl-C: exit code {ended.code}, {ended.last_words}"
         else:
-            yield bench.outcome(run, ended)
+            yield bench.outcome(run)
 
 
 def out_of_disk(bench: Bench, n: int, draw: random.Random) -> Iterator[str]:
@@ -206,7 +206,7 @@ def out_of_disk(bench: Bench, n: int, draw: random.Random) -> Iterator[str]:
     for _ in range(n):
         run, size = bench.fresh(), int(10 ** draw.uniform(1, 5.5))
         ended = run.whole(before=lambda size=size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)))
-        yield bench.outcome(run, ended) if in_one_line(ended) or not ended.code else f"{size} bytes: {ended}"
+        yield bench.outcome(run) if in_one_line(ended) or not ended.code else f"{size} bytes: {ended}"
 
 
 def out_of_memory(bench: Bench, n: int, draw: random.Random) -> Iterator[str]:
@@ -218,8 +218,8 @@ def out_of_memory(bench: Bench, n: int, draw: random.Random) -> Iterator[str]:
             used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (used + room, used + room))
 
-        ended = run.whole(before=narrow)
-        yield bench.outcome(run, ended)
+        run.whole(before=narrow)
+        yield bench.outcome(run)
 
 
 def two_at_once(bench: Bench, n: int, draw: random.Random) -> Iterator[str]:
@@ -327,7 +327,7 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        model = mi.planted_model(seed=asked.seed).save(work / "model")
+        model = mi.planted_model(n_heads=8, n_key_value_heads=2, seed=asked.seed).save(work / "model")
         for name, _ in ANALYSES.values():
             import_module(f"mless_interp.commands.{name}")
         warm(model, work)

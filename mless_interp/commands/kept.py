@@ -13,10 +13,11 @@ from typing import Any, get_type_hints
 import typer
 
 from ..command_line import Saving, analysis, repeat_command
+from ..running.folders import RUN, remove_partial
 from . import COMMANDS
 
-RESULTS, SHOWN, RUN = "results", "shown", "run.json"
-"""In a run's folder: its results (for `mi.load`), what its page shows beside them (attention, prompts), where it comes from."""
+RESULTS, SHOWN = "results", "shown"
+"""In a run's folder, beside `RUN`: its results (for `mi.load`), what its page shows beside them (attention, prompts)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +71,7 @@ def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Ke
                 f"mless-interp report {asked.folder}\n"
             )
             raise
-        shutil.rmtree(asked.partial, ignore_errors=True)
+        remove_partial(asked.partial)
         _tell(asked.folder, written)
 
     main.__doc__ = compute.__doc__
@@ -83,6 +84,7 @@ def keep(options: Saving, name: str, computed: Computed) -> None:
     from ..running.store import provenance, save
 
     folder = options.kept
+    (folder / RUN).unlink(missing_ok=True)  # first, and written last: what has it is whole
     shutil.rmtree(folder, ignore_errors=True)
     run = provenance(
         computed.model,
@@ -180,7 +182,7 @@ def present_again(folder: Path) -> None:
             written = _draw(folder, made, present, report=True)
     else:
         written = write(kept, folder, present, report=True, overwrite=False)
-        shutil.rmtree(asked.partial, ignore_errors=True)
+        remove_partial(asked.partial)
     _tell(folder, written)
 
 

@@ -26,6 +26,10 @@ MANIFEST = "manifest.json"
 """Lists every file of a folder with its size and SHA-256; a folder without one is nobody's to replace."""
 ANALYSIS = "analysis.json"
 """Says of which analysis a `.partial` folder is."""
+COMPUTED = "computed"
+"""In a `.partial` folder: results that are whole, until they stand under the run's name."""
+RUN = "run.json"
+"""Where results come from, beside them; every run has its own."""
 TOOLKIT = "mless_interp"
 NAMED = 5
 """Files that a message names."""
@@ -281,6 +285,7 @@ def claimed(path: str | Path, *, overwrite: bool, analysis: str) -> Iterator[Pat
     target, partial = _named(path).resolve(), _beside(Path(path), "partial")
     with _locked(target, path) as lock:
         recover(target)
+        _remove_finished(partial, target)
         refuse_existing(path, overwrite=overwrite)
         _check_room(target.parent)
         try:
@@ -306,6 +311,30 @@ def claimed(path: str | Path, *, overwrite: bool, analysis: str) -> Iterator[Pat
 
 def _keeps_something(partial: Path) -> bool:
     return partial.is_symlink() or any(each.name != ANALYSIS for each in partial.iterdir())
+
+
+def remove_partial(partial: Path) -> None:
+    """What a run kept whose results are in place; last the `run.json` that says so to the next run if this one is killed."""
+    computed = partial / COMPUTED
+    with contextlib.suppress(OSError):  # hidden: no reason to fail after all is done
+        for each in (*partial.iterdir(), *(computed.iterdir() if computed.is_dir() else ())):
+            if each in (computed, computed / RUN):
+                continue
+            if each.is_dir() and not each.is_symlink():
+                shutil.rmtree(each)
+            else:
+                each.unlink()
+        (computed / RUN).unlink(missing_ok=True)
+        shutil.rmtree(partial)
+
+
+def _remove_finished(partial: Path, target: Path) -> None:
+    """What a run has left that was killed between putting its results in place and removing what it had kept of them."""
+    runs = partial / COMPUTED / RUN, target / RUN
+    finished = all(run.is_file() for run in runs) and runs[0].read_bytes() == runs[1].read_bytes()
+    nothing = partial.is_dir() and not any(each.is_symlink() or not each.is_dir() for each in partial.rglob("*"))
+    if not partial.is_symlink() and (finished or nothing):
+        remove_partial(partial)
 
 
 def _claim_for(partial: Path, analysis: str) -> None:

@@ -206,6 +206,38 @@ for depth in (1, 2):
             break
     print(step)
 print(len(seen))
+
+def whole_run():
+    'A run that keeps its computed results while they are put in place.'
+    with folders.claimed(out, overwrite=False, analysis="own") as partial:
+        kept = partial / folders.COMPUTED
+        (kept / "results").mkdir(parents=True)
+        (kept / "results" / "a").write_text("a")
+        (partial / "sweep.jsonl").write_text("steps")
+        (kept / folders.RUN).write_text("this run")
+        with folders.new_folder(out) as making:
+            (making / folders.RUN).write_text("this run")
+        folders.remove_partial(partial)
+
+ended = set()
+for step in range(1000):
+    shutil.rmtree(base)
+    base.mkdir()
+    more = killed_at(step, whole_run)
+    try:
+        with folders.claimed(out, overwrite=False, analysis="own") as partial:
+            left = {path.name for path in partial.rglob("*") if path.is_file()}
+    except FileExistsError as error:
+        assert "exists; choose another" in str(error), (step, error)
+        names = sorted(path.name for path in base.iterdir())
+        assert names == ["out"], (step, names)
+        ended.add("whole")
+    else:
+        assert not out.exists(), step
+        ended.add("kept" if left > {folders.ANALYSIS} else "nothing")
+    if not more:
+        break
+print(len(ended))
 """
 
 
@@ -216,8 +248,9 @@ def test_killed_at_any_step_the_old_or_the_new_folder_is_there_whole(tmp_path: P
     command = [sys.executable, "-c", KILLED, str(tmp_path / "base")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    once, twice, outcomes = map(int, done.stdout.split())
+    once, twice, outcomes, ends = map(int, done.stdout.split())
     assert 15 < once <= twice and outcomes == 4, "each ended with the old in some cases and with the new in others"
+    assert ends >= 2, "a whole run ended with its results in place in some cases, with what it kept in others"
 
 
 def test_what_a_killed_run_has_left_is_removed_by_the_next(tmp_path: Path) -> None:

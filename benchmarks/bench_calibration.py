@@ -1,0 +1,757 @@
+"""What does `locate_heads` find, and when? Effects of several sizes, few or many problems, some of them affected or all.
+
+First part: planted models whose readers have known strengths, or act in a known share of all problems; how often each is named,
+by the number of problems, beside what `detectable_prevalence` promises. Every model is swept once, and data sets are judged
+from its stored effects; some are located anew, to show that this is the same. The same with the heads of the demo model,
+whose effects vary as those of trained models do.
+
+Second part: other templates, lengths of the insertion, problems. Third part: the same analysis on every backend.
+
+Tables and pictures go to `docs/calibration.md` and `docs/images/`. Shares and counts only: no effect's sign or unit.
+"""
+
+import argparse
+import math
+import os
+import random
+import re
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats
+
+import mless_interp as mi
+from mless_interp.generation.complete import generate_completions
+from mless_interp.generation.decoding import Request
+from mless_interp.ground_truth.planted import PlantedModel, planted_model, random_planted
+from mless_interp.ground_truth.stand_ins import stand_in, stand_in_problems
+from mless_interp.heads import Head
+from mless_interp.locating.judge import NAMED, SIDES, Judged, judge
+from mless_interp.locating.located import LocatedHeads
+from mless_interp.statistics import detectable_prevalence, exact_limits, fewest_problems
+from mless_interp.views.plots import LINES, Picture
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE, IMAGES = ROOT / "docs" / "calibration.md", ROOT / "docs" / "images"
+STORIES = Path(os.environ.get("MLESS_SHARED", ROOT.parent / "shared")) / "models" / "stories260K"
+
+SIZES = (8, 16, 32, 64)
+STRENGTHS = (0.02, 0.04, 0.05, 0.06, 0.07, 0.08, 0.1, 0.2)
+SHARES = (0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+N_LAYERS, N_HEADS, N_KV = 2, 8, 2
+SIDE_BY_SIDE = {16: -0.8, 32: 0.0, 64: 0.8}
+"""How far apart points of several numbers of problems are drawn."""
+SMALLEST, ALPHA = 0.05, 0.05
+LENGTHS = (5, 15, 55)
+CHAT = (
+    "{% for m in messages %}{{ 'Tell me : ' + m['content'] + ' ' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Work . ' }}{% endif %}"
+)
+"""A chat template in words that planted models know."""
+
+
+# ------------------------------------------------------------------------------------------------------ measured once
+
+
+def located(
+    model: Any, problems: Sequence[Any], n_tokens: int, *, unit: str = " /", template: str = "raw"
+) -> LocatedHeads:
+    """All heads swept exactly; controls have no part in naming."""
+    pairs = mi.make_pairs(model, problems, mi.Insertion.meaningless(unit, n_tokens), template=template)
+    return mi.locate_heads(
+        model, pairs, mode="exact", controls=False, progress=False, alpha=ALPHA, smallest_effect=SMALLEST
+    )
+
+
+def judged_on(found: LocatedHeads, at: np.ndarray) -> Judged:
+    """The verdicts of `locate_heads` on some of the problems, from the stored effects."""
+    values = {name: array[at] for name, array in found.values.items()}
+    rounding = float(found.settings["resolution"])
+    return judge(values, found.total[at], found.heads, alpha=ALPHA, smallest_effect=SMALLEST, rounding=rounding)
+
+
+def shares_of_total(found: LocatedHeads, head: Head) -> float:
+    """The median share of the median total that patching a head's output removes."""
+    judged = found.judged
+    at = judged.heads.index(head)
+    return float(np.median(judged.turned("z_removed")[:, at]) / (judged.direction * np.median(judged.total)))
+
+
+def least_count(n: int, n_cells: int) -> int:
+    """The problems in which a head must act to be named first among so many, `n + 1` where none can be."""
+    level = ALPHA / (2 * n_cells)
+    return next((k for k in range(n // 2, n + 1) if stats.binom.sf(k - 1, n, 0.5) <= level), n + 1)
+
+
+def promised(n: int, n_cells: int, prevalence: float) -> float:
+    """How often the formula behind `detectable_prevalence` names a head of this prevalence."""
+    return float(stats.binom.sf(least_count(n, n_cells) - 1, n, prevalence))
+
+
+# ------------------------------------------------------------------------------------------- planted strength and share
+
+
+@dataclass
+class Tally:
+    """In how many data sets something came out, of how many."""
+
+    hits: int = 0
+    sets: int = 0
+
+    def add(self, hit: bool) -> None:
+        self.hits += bool(hit)
+        self.sets += 1
+
+    @property
+    def rate(self) -> float:
+        return self.hits / self.sets if self.sets else math.nan
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        low, high = exact_limits(np.array(self.hits), np.array(self.sets))
+        return float(low), float(high)
+
+    def __str__(self) -> str:
+        low, high = self.limits
+        return f"{100 * self.rate:.0f} % [{100 * low:.0f}, {100 * high:.0f}]" if self.sets else "-"
+
+
+@dataclass
+class Cell:
+    """One head of known strength and share under `n` problems, over models: named at all, as what it is, as carrier."""
+
+    named: Tally
+    right: Tally
+
+
+class Table(dict[tuple[float, int], Cell]):
+    """`(strength or share, problems)` to what came out; beside it the data sets in which others are named, by `n`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.others: dict[int, Tally] = {}
+        self.measured: dict[float, list[float]] = {}
+
+    def __missing__(self, key: tuple[float, int]) -> Cell:
+        self[key] = Cell(Tally(), Tally())
+        return self[key]
+
+    def add(self, level: float, n: int, kind: str, want: str) -> None:
+        self[level, n].named.add(kind in NAMED)
+        self[level, n].right.add(kind == want)
+
+
+def with_strengths(seed: int, strengths: Sequence[float]) -> tuple[PlantedModel, dict[Head, float]]:
+    """A planted model whose readers bring these shares of the effect, and one more that brings the rest; and who has which."""
+    rng = random.Random(f"calibration {seed}")
+    heads = rng.sample([Head(layer, h) for layer in range(N_LAYERS) for h in range(N_HEADS)], len(strengths) + 1)
+    sizes = {"n_layers": N_LAYERS, "n_heads": N_HEADS, "n_key_value_heads": N_KV}
+    planted = planted_model(sorted(heads), [], **sizes, seed=seed, sign=rng.choice((1, -1)))
+    wanted = dict(zip(heads, (*strengths, 1 - sum(strengths)), strict=True))
+    d_head = planted.hf_model.config.hidden_size // N_HEADS
+    with torch.no_grad():
+        for head, share in wanted.items():
+            weight = planted.hf_model.model.layers[head.layer].self_attn.o_proj.weight
+            weight[:, head.head * d_head : (head.head + 1) * d_head] *= share / planted.shares[head]
+    return planted, wanted
+
+
+def with_share(seed: int) -> tuple[PlantedModel, Head, str]:
+    """A planted model with a strong reader that acts where a problem names a number; that head, and the number."""
+    rng = random.Random(f"calibration share {seed}")
+    reader, probe = (Head(0, h) for h in rng.sample(range(N_HEADS), 2))
+    number = str(rng.randint(4, 10))
+    planted = planted_model(
+        sorted((reader, probe)),
+        [Head(1, rng.randrange(N_HEADS))],
+        n_layers=N_LAYERS,
+        n_heads=N_HEADS,
+        n_key_value_heads=N_KV,
+        seed=seed,
+        sign=rng.choice((1, -1)),
+        reads_from={probe: [number]},
+    )
+    return planted, probe, number
+
+
+def others_named(planted: PlantedModel, judged: Judged) -> bool:
+    """Whether a head is named that was planted as nothing."""
+    nothing = {head for head, made in planted.expected.items() if made.verdict not in NAMED}
+    rare = set(planted.roles.rare)
+    return any(head in nothing - rare for head in judged.found.heads)
+
+
+def strength_part(
+    n_models: int, sizes: Sequence[int], strengths: Sequence[float], first: int = 0
+) -> tuple[Table, Table]:
+    """Rates by strength, and the data sets that were located anew: `(rates, agreement)`."""
+    rates, again = Table(), Table()
+    for seed in range(first, first + n_models):
+        planted, wanted = with_strengths(seed, strengths)
+        model = mi.load_model(planted, backend="bridge")
+        problems = planted.problems(sum(sizes), seed=seed)
+        found = located(model, problems, 8)
+        for head, strength in wanted.items():
+            rates.measured.setdefault(strength, []).append(shares_of_total(found, head))
+        begin = 0
+        for n in sizes:  # problems of their own for each size
+            at = np.arange(begin, begin + n)
+            begin += n
+            judged = judged_on(found, at)
+            kinds = dict(zip(judged.heads, judged.kinds, strict=True))
+            for head, strength in wanted.items():
+                rates.add(strength, n, kinds[head], "reader")
+            rates.others.setdefault(n, Tally()).add(others_named(planted, judged))
+            if seed - first < 4 and n < 32:
+                new = located(model, [problems[i] for i in at], 8)
+                total = abs(float(np.median(new.total)))
+                differs = max(float(np.abs(new.values[name] - found.values[name][at]).max()) for name in new.values)
+                again.measured.setdefault(0.0, []).append(differs / total)
+                for head, kind in zip(new.judged.heads, new.judged.kinds, strict=True):
+                    again.add(0.0, 0, kind, kinds[head])
+    return rates, again
+
+
+def share_part(n_models: int, sizes: Sequence[int], shares: Sequence[float], first: int = 0) -> Table:
+    """Rates by the share of problems in which the head acts; which they are is drawn for every data set."""
+    rates, most = Table(), max(sizes)
+    for seed in range(first, first + n_models):
+        planted, probe, number = with_share(seed)
+        drawn = planted.problems(20 * most, seed=seed)
+        names = [number in problem.question.split() for problem in drawn]
+        affected = [problem for problem, it in zip(drawn, names, strict=True) if it][:most]
+        others = [problem for problem, it in zip(drawn, names, strict=True) if not it][:most]
+        model = mi.load_model(planted, backend="bridge")
+        found = located(model, [*affected, *others], 8)
+        column = found.heads.index(probe)
+        acts = found.judged.turned("z_removed")[:, column] > found.judged.delta
+        rates.measured.setdefault(1.0, []).append(float(acts[: len(affected)].mean()))
+        rates.measured.setdefault(0.0, []).append(float(acts[len(affected) :].mean()))
+        generator = np.random.default_rng([seed, 1])
+        for n in sizes:
+            wrong = False
+            for share in shares:
+                k = int(generator.binomial(n, share))
+                some = generator.permutation(len(affected))[:k]
+                rest = len(affected) + generator.permutation(len(others))[: n - k]
+                judged = judged_on(found, np.concatenate([some, rest]))
+                rates.add(share, n, judged.kinds[column], "reader")
+                wrong |= others_named(planted, judged)
+            rates.others.setdefault(n, Tally()).add(wrong)  # of a model, in any of its data sets
+    return rates
+
+
+# ----------------------------------------------------------------------------------------------- effects as they come
+
+
+@dataclass
+class Scatter:
+    """Every head and side of one model: the prevalence over all problems, and how often it passes with `n` of them."""
+
+    n: int
+    n_heads: int
+    prevalence: np.ndarray
+    passes: np.ndarray
+    false: Tally
+
+    def rows(self, edges: Sequence[float]) -> Iterator[tuple[str, int, float, float]]:
+        """(prevalence, cells, rate, what the formula says) per class of prevalence; cells without any are left out."""
+        for low, high in pairwise(edges):
+            at = ((self.prevalence > low) | (low == 0)) & (self.prevalence <= high)
+            if at.any():
+                said = [promised(self.n, self.n_heads, share) for share in self.prevalence[at]]
+                name = f"{100 * low:.0f} to {100 * high:.0f} %" if low > 0 else f"up to {100 * high:.0f} %"
+                yield name, int(at.sum()), float(self.passes[at].mean()), float(np.mean(said))
+
+
+def resampled(found: LocatedHeads, n: int, n_sets: int, seed: int = 0) -> Scatter:
+    """Data sets of `n` problems, drawn with replacement; the truth is what holds over all problems."""
+    whole = found.judged
+    prevalence, truths = [], []
+    for measure in SIDES.values():
+        turned = whole.turned(measure)
+        share = np.stack([(turned > whole.delta).mean(0), (-turned > whole.delta).mean(0)])
+        prevalence.append(share.max(0))
+        truths.append(np.where(share[0] >= share[1], 1, -1))
+    passes, false = np.zeros((len(SIDES), len(found.heads))), Tally()
+    generator = np.random.default_rng([seed, n])
+    for _ in range(n_sets):
+        judged = judged_on(found, generator.integers(0, len(found.total), n))
+        wrong = False
+        for at, side in enumerate(SIDES):
+            hit = judged.passed[side]
+            passes[at] += hit == truths[at]
+            wrong |= bool(((hit != 0) & ((prevalence[at] <= 0.5) | (hit != truths[at]))).any())
+        false.add(wrong)
+    return Scatter(n, len(found.heads), np.concatenate(prevalence), passes.ravel() / n_sets, false)
+
+
+# -------------------------------------------------------------------------------------------------------- sensitivity
+
+
+@dataclass
+class Variant:
+    """One way of asking the same: what was changed, and what came out (nothing where it was not run, and why)."""
+
+    name: str
+    found: LocatedHeads | None
+    why: str = ""
+
+    @property
+    def named(self) -> dict[Head, str]:
+        return {} if self.found is None else self.found.found
+
+
+def overlap(first: Iterable[Head], second: Iterable[Head]) -> float:
+    """Jaccard's share of the heads that both name; NaN where neither names any."""
+    a, b = set(first), set(second)
+    return len(a & b) / len(a | b) if a | b else math.nan
+
+
+def prevalence_of(found: LocatedHeads, head: Head, sense: int = 1) -> tuple[int, int]:
+    """In how many problems it removes, and in how many it adds, more than the smallest effect: with it, or against (-1)."""
+    judged, at = found.judged, found.heads.index(head)
+    removed, added = (int((sense * judged.turned(m)[:, at] > judged.delta).sum()) for m in SIDES.values())
+    return removed, added
+
+
+def variants(
+    model: Any,
+    problems: Callable[[int], Sequence[Any]],
+    *,
+    unit: str = " /",
+    lengths: Sequence[int] = LENGTHS,
+    templates: Sequence[str] = ("raw", "text", "chat"),
+    seeds: Sequence[int] = (0, 1),
+) -> list[Variant]:
+    """The analysis with the longest insertion, the first template and problems, and then with one thing changed."""
+    length, template, base = lengths[-1], templates[0], problems(seeds[0])
+
+    def asked(given: Sequence[Any] = base, n: int = length, by: str = template) -> LocatedHeads:
+        return located(model, given, n, unit=unit, template=by)
+
+    def tokens(by: str) -> list[tuple[int, ...]]:
+        return [
+            pair.inserted.ids
+            for pair in mi.make_pairs(model, base, mi.Insertion.meaningless(unit, length), template=by)
+        ]
+
+    made, seen = [Variant(f"template {template}, {length} tokens, first problems", asked())], tokens(template)
+    for other in templates[1:]:
+        try:
+            same = tokens(other) == seen
+        except ValueError as error:
+            made.append(Variant(f"template {other}", None, str(error).split(";")[0]))
+        else:
+            why = f"the same tokens as template {template}, since the problems bring all their parts"
+            made.append(Variant(f"template {other}", None if same else asked(by=other), why))
+    made.append(Variant("no system prompt", asked([replace(problem, system="") for problem in base], by="text")))
+    made += [Variant(f"{n} tokens", asked(n=n)) for n in lengths[:-1]]
+    made += [Variant(f"other problems ({at})", asked(problems(seed))) for at, seed in enumerate(seeds[1:], 1)]
+    return made
+
+
+def small_planted(circuit: str, first: int = 0) -> PlantedModel:
+    """The first random planted model from a seed on that has few heads, so that it is swept in a second."""
+    drawn = (random_planted(seed, circuit=circuit) for seed in range(first, first + 100))
+    return next(p for p in drawn if p.hf_model.config.num_hidden_layers * p.hf_model.config.num_attention_heads <= 36)
+
+
+def planted_variants(planted: PlantedModel, n_problems: int, **options: Any) -> list[Variant]:
+    """A planted model with a chat template, asked in all ways."""
+    planted.tokenizer.chat_template = CHAT
+    model = mi.load_model(planted, backend="bridge")
+    return variants(model, lambda seed: planted.problems(n_problems, seed=seed), **options)
+
+
+def story_variants(folder: Path, n_problems: int) -> list[Variant]:
+    """stories260K on texts of its own: `/` is two tokens, so lengths are twice as many."""
+    model = mi.load_model(folder)
+    kept: dict[int, Sequence[Any]] = {}
+
+    def problems(seed: int) -> Sequence[Any]:
+        if seed not in kept:
+            begin = model.tokenizer.bos_token_id
+            requests = [Request((begin,), f"text-{at}") for at in range(n_problems + n_problems // 10 + 2)]
+            drawn = generate_completions(model, requests, max_new_tokens=96, temperature=1.0, seed=seed)
+            texts = [model.tokenizer.decode(drawn[r.key].tokens, skip_special_tokens=True).strip() for r in requests]
+            kept[seed] = mi.problems_from_texts(model, texts, n_before=16, n_context=64, n_answer=4)[:n_problems]
+        return kept[seed]
+
+    lengths = tuple(2 * n for n in LENGTHS)
+    return variants(model, problems, unit="/", lengths=lengths, templates=("text", "raw", "chat"), seeds=(0, 1))
+
+
+# ----------------------------------------------------------------------------------------------------------- backends
+
+
+def backends() -> list[str]:
+    """Those that can be had here: HookedTransformer left TransformerLens with its version 4."""
+    hooked = int(version("transformer-lens").split(".")[0]) < 4
+    return [*(["hooked_transformer"] if hooked else []), "bridge", "nnsight"]
+
+
+@dataclass
+class Agreement:
+    """One model on every backend, compared with the first: verdicts, counts of problems, the largest difference."""
+
+    name: str
+    n_heads: int
+    named: int
+    verdicts: int
+    counts: int
+    n_counts: int
+    difference: float
+
+
+def agreement(name: str, load: Callable[[str], Any], problems: Sequence[Any], names: Sequence[str]) -> Agreement:
+    """The whole analysis on all backends; the difference is in shares of the largest total effect."""
+    first, *others = (located(load(backend), problems, 12) for backend in names)
+    verdicts, counts, n_counts, difference = 0, 0, 0, 0.0
+    for other in others:
+        verdicts += sum(a != b for a, b in zip(first.judged.kinds, other.judged.kinds, strict=True))
+        for measure in (*first.values, *SIDES.values()):
+            one, two = (found.judged.counted(measure).count for found in (first, other))
+            counts += int((one != two).sum())
+            n_counts += one.size
+        largest = max(float(np.abs(first.values[m] - other.values[m]).max()) for m in first.values)
+        difference = max(difference, largest / float(np.abs(first.total).max()))
+    return Agreement(name, len(first.heads), len(first.found), verdicts, counts, n_counts, difference)
+
+
+def agreements(names: Sequence[str], n_problems: int) -> list[Agreement]:
+    """Planted models, random ones of three architectures, and a trained one."""
+    made = []
+    for first, circuit in enumerate(("mixed", "rows", "any")):
+        planted = small_planted(circuit, 10 * first)
+        load = lambda backend, planted=planted: mi.load_model(planted, backend=backend)  # noqa: E731
+        made.append(agreement(f"planted, {circuit}", load, planted.problems(n_problems), names))
+    for architecture, n_kv in (("qwen2", 2), ("llama", 4), ("gemma3", 1)):
+        sizes = {"name": architecture, "n_heads": 4, "n_key_value_heads": n_kv}
+        load = lambda backend, a=architecture, s=sizes: stand_in(a, **s, backend=backend)  # noqa: E731
+        made.append(agreement(f"random, {architecture}", load, stand_in_problems(n_problems), names))
+    demo = mi.load_problems("demo", limit=n_problems)
+    made.append(agreement("demo model", lambda backend: mi.load_model("demo", backend=backend), demo, names))
+    return made
+
+
+# --------------------------------------------------------------------------------------------------- tables, pictures
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table, its first column to the left."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def with_table(text: str, name: str, new: str) -> str:
+    """A page with one of its tables (between `<!-- calibration NAME -->` and `<!-- end -->`) written anew."""
+    pattern = rf"(<!-- calibration {re.escape(name)} -->\n\n).*?(\n\n<!-- end -->)"
+    made, count = re.subn(pattern, lambda found: found[1] + new + found[2], text, flags=re.DOTALL)
+    if count != 1:
+        raise SystemExit(
+            f"{PAGE.name} has {count} tables between '<!-- calibration {name} -->' and '<!-- end -->', not 1"
+        )
+    return made
+
+
+def write(name: str, new: str, *, page: Path | None) -> None:
+    """Print a table, and put it into the page."""
+    print(f"\n{name}\n\n{new}", flush=True)
+    if page is not None:
+        page.write_text(with_table(page.read_text(encoding="utf-8"), name, new), encoding="utf-8")
+
+
+def power_of_ten(x: float) -> str:
+    """A bound that other machines keep too: the next power of ten.
+
+    >>> power_of_ten(3.2e-7), power_of_ten(0.0)
+    ('1e-06', '0')
+    """
+    return f"{10.0 ** math.ceil(math.log10(x)):.0e}" if x > 0 else "0"
+
+
+def percent(x: float) -> str:
+    return "-" if math.isnan(x) else f"{100 * x:.0f} %"
+
+
+def rate_table(rates: Table, levels: Sequence[float], sizes: Sequence[int], first: str, strength: bool) -> str:
+    """Named as what it is, with exact limits. Strengths: what was measured, and named at all where that is more often;
+    shares: what the formula says."""
+    head = [first, *(["median share removed"] if strength else []), *(f"n = {n}" for n in sizes)]
+    rows = []
+    for level in levels:
+        cells = []
+        for n in sizes:
+            cell = rates[level, n]
+            more = f", any {percent(cell.named.rate)}" if cell.named.hits > cell.right.hits else ""
+            cells.append(
+                f"{cell.right}{more}" + ("" if strength else f" / {percent(promised(n, N_LAYERS * N_HEADS, level))}")
+            )
+        share = [f"{100 * float(np.median(rates.measured[level])):.1f} %"] if strength else []
+        rows.append([percent(level), *share, *cells])
+    rows.append(["a head planted as nothing", *(["-"] if strength else []), *(str(rates.others[n]) for n in sizes)])
+    return table(head, rows)
+
+
+def strength_picture(rates: Table, levels: Sequence[float], sizes: Sequence[int], path: Path) -> None:
+    """Named at all, and named as a reader, against the strength."""
+    picture = Picture(figsize=(10.5, 4), layout="constrained")
+    titles = {"named": "named at all", "right": "named as what it is, a reader"}
+    for axes, (what, title) in zip(picture.subplots(1, 2, sharey=True), titles.items(), strict=True):
+        for at, ((colour, dash, marker), n) in enumerate(zip(LINES, sizes, strict=False)):
+            tallies = [getattr(rates[level, n], what) for level in levels]
+            rate = np.array([tally.rate for tally in tallies])
+            low, high = np.array([tally.limits for tally in tallies]).T
+            x = 100 * np.array(levels) * 1.013 ** (at - (len(sizes) - 1) / 2)  # side by side
+            bars = 100 * np.stack([rate - low, high - rate]).clip(0)
+            style = {"color": colour, "ls": dash, "marker": marker, "ms": 5, "lw": 1.1, "label": f"{n} problems"}
+            axes.errorbar(x, 100 * rate, bars, **style)
+        axes.axvline(100 * SMALLEST, color="0.4", lw=0.8)
+        axes.set(xlabel="planted strength (% of the insertion's effect)", ylim=(-4, 104), title=title)
+        axes.set(xscale="log", xticks=[100 * level for level in levels])
+        axes.set_xticklabels([f"{100 * level:.0f}" for level in levels])
+        axes.minorticks_off()
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8, loc="center right")
+    picture.axes[0].set_ylabel("planted models (%)")
+    picture.save(path)
+
+
+def share_picture(
+    rates: Table, levels: Sequence[float], sizes: Sequence[int], scatters: Sequence[Scatter], path: Path
+) -> None:
+    """Named, against the share of problems in which a head acts: planted, and the demo model's heads; the formula as a line."""
+    picture = Picture(figsize=(10.5, 4), layout="constrained")
+    left, right = picture.subplots(1, 2, sharey=True)
+    shown = [n for n in sizes if n >= fewest_problems(N_LAYERS * N_HEADS)]
+    grid = np.linspace(0.2, 1, 161)
+    for (colour, _, _), n in zip(LINES[1:], shown, strict=False):
+        left.plot(100 * grid, [100 * promised(n, N_LAYERS * N_HEADS, x) for x in grid], color=colour, lw=0.9, alpha=0.8)
+    for (colour, _, marker), n in zip(LINES[1:], shown, strict=False):
+        cells = [rates[level, n].right for level in levels]
+        for level, cell in zip(levels, cells, strict=True):
+            low, high = cell.limits
+            x = 100 * level + SIDE_BY_SIDE.get(n, 0)
+            left.plot([x, x], [100 * low, 100 * high], color=colour, lw=1)
+        x = [100 * level + SIDE_BY_SIDE.get(n, 0) for level in levels]
+        left.plot(
+            x, [100 * cell.rate for cell in cells], color=colour, ls="", marker=marker, ms=6, label=f"{n} problems"
+        )
+    left.set(xlabel="problems in which the head acts (%)", ylabel="named (%)", title="planted readers, 16 heads tested")
+    for (colour, _, marker), made in zip(LINES[1:], scatters, strict=False):
+        right.plot(100 * grid, [100 * promised(made.n, made.n_heads, x) for x in grid], color=colour, lw=0.9, alpha=0.8)
+        right.plot(
+            100 * made.prevalence, 100 * made.passes, ls="", marker=marker, color=colour, ms=4, alpha=0.6,
+            label=f"{made.n} problems",
+        )  # fmt: skip
+    title = f"demo model, {scatters[0].n_heads} heads tested: passes on a side" if scatters else "demo model"
+    right.set(xlabel="problems in which the head acts (%), of all", title=title)
+    for axes in (left, right):
+        axes.axvline(50, color="0.4", lw=0.8)
+        axes.set_ylim(-4, 104)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8, loc="upper left")
+    picture.save(path)
+
+
+def variant_picture(groups: Sequence[tuple[str, Sequence[Variant], Mapping[Head, int]]], path: Path) -> None:
+    """In what share of problems some heads act, under every variant, with exact limits; filled where the head is named."""
+    groups = [(name, [v for v in made if v.found is not None], heads) for name, made, heads in groups]
+    picture = Picture(figsize=(9, 0.5 + 0.36 * sum(len(made) + 2 for _, made, _ in groups)), layout="constrained")
+    rows = [len(made) + 1 for _, made, _ in groups]
+    for axes, (name, made, heads) in zip(
+        picture.subplots(len(groups), 1, sharex=True, squeeze=False, height_ratios=rows)[:, 0], groups, strict=True
+    ):
+        for (colour, _, marker), (at, (head, sense)) in zip(LINES, enumerate(heads.items()), strict=False):
+            for row, variant in enumerate(made):
+                assert variant.found is not None
+                k, n = prevalence_of(variant.found, head, sense)[0], len(variant.found.total)
+                low, high = exact_limits(np.array(k), np.array(n))
+                y = row + 0.22 * (at - (len(heads) - 1) / 2)
+                filled = {"markerfacecolor": colour if head in variant.named else "white"}
+                axes.plot([100 * low, 100 * high], [y, y], color=colour, lw=1)
+                axes.plot(
+                    100 * k / n,
+                    y,
+                    marker=marker,
+                    ms=6,
+                    color=colour,
+                    ls="",
+                    label=in_words({head: sense})[0] if not row else None,
+                    **filled,
+                )
+        axes.axvline(50, color="0.4", lw=0.8)
+        axes.set_yticks(range(len(made)), [variant.name for variant in made], fontsize=8)
+        axes.set_ylim(len(made) - 0.4, -0.6)
+        axes.set_xlim(0, 103)
+        axes.set_title(name, fontsize=10, loc="left")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    axes.set_xlabel("problems in which removing the head takes more than 5 % of the effect (%); filled: named")
+    picture.save(path)
+
+
+def variant_rows(made: Sequence[Variant], heads: Mapping[Head, int]) -> Iterator[list[object]]:
+    """A row per variant: whom it names, how many of them the first names too, and the counts of heads in their senses."""
+    first = made[0].named
+    for variant in made:
+        if variant.found is None:
+            yield [variant.name, f"not run: {variant.why}", "-", *["-"] * len(heads)]
+            continue
+        found, n = variant.found, len(variant.found.total)
+        words = ", ".join(f"{head} {kind}" for head, kind in variant.named.items()) or "nobody"
+        if not found.established:
+            words = "nobody: no effect is established"
+        counts = ["{} / {}".format(*prevalence_of(found, head, sense)) + f" of {n}" for head, sense in heads.items()]
+        yield [variant.name, words, percent(overlap(first, variant.named)), *counts]
+
+
+def leading(found: LocatedHeads, count: int) -> dict[Head, int]:
+    """The heads that are named, then those that act in most problems (by the side where they do in fewer): their senses."""
+    least = {(head, sense): min(prevalence_of(found, head, sense)) for head in found.heads for sense in (1, -1)}
+    senses = dict(zip(found.heads, map(int, found.judged.sense), strict=True))
+    order = [(head, senses[head]) for head in found.found if senses[head]]
+    order += [key for key in sorted(least, key=lambda key: -least[key]) if key[0] not in found.found]
+    return dict(order[:count])
+
+
+def in_words(heads: Mapping[Head, int]) -> list[str]:
+    """Heads as columns are called; those against the effect say so."""
+    return [f"{head}{'' if sense > 0 else ', against'}" for head, sense in heads.items()]
+
+
+# ---------------------------------------------------------------------------------------------------------------- run
+
+
+def power_part(options: argparse.Namespace, page: Path | None) -> None:
+    """Tables and pictures of strength, share and effects as they come."""
+    strengths = (*STRENGTHS, 1 - sum(STRENGTHS))
+    rates, again = strength_part(options.models, SIZES, STRENGTHS)
+    write("strength", rate_table(rates, strengths, SIZES, "strength", True), page=page)
+    same = again[0.0, 0].right
+    words = (
+        f"Located anew, {len(again.measured[0.0])} of these data sets give {same.hits} of {same.sets} heads the same verdict; "
+        f"no effect differs by {power_of_ten(max(again.measured[0.0]))} of the total or more."
+    )
+    write("anew", words, page=page)
+    shares = share_part(options.models, SIZES, SHARES)
+    write("share", rate_table(shares, SHARES, SIZES, "share of problems", False), page=page)
+    sizes = (*SIZES, 128)
+    promises = [
+        [f"{cells} heads", *("none" if math.isnan(p := detectable_prevalence(n, cells)) else percent(p) for n in sizes)]
+        for cells in (16, 112, 784)
+    ]
+    write("formula", table(["family", *(f"n = {n}" for n in sizes)], promises), page=page)
+    model = mi.load_model("demo", backend="bridge")
+    demo = located(model, mi.load_problems("demo", limit=options.pool), 55)
+    scatters = [resampled(demo, n, options.sets) for n in (16, 32, 64)]
+    edges = (0, 0.5, 0.6, 0.7, 0.8, 1.0)
+    rows: dict[str, list[object]] = {}
+    for made in scatters:
+        for name, cells, rate, said in made.rows(edges):
+            rows.setdefault(name, [name, cells]).append(f"{percent(rate)} / {percent(said)}")
+    rows["false"] = ["any false claim", "", *(str(made.false) for made in scatters)]
+    head = ["prevalence", "heads × sides", *(f"n = {made.n}" for made in scatters)]
+    write("demo", table(head, rows.values()), page=page)
+    if page is not None:
+        strength_picture(rates, strengths, SIZES, IMAGES / "calibration_strength.png")
+        share_picture(shares, SHARES, SIZES, scatters, IMAGES / "calibration_share.png")
+
+
+def sensitivity_part(options: argparse.Namespace, page: Path | None) -> None:
+    """Tables and a picture of what templates, lengths and problems change."""
+    sums: dict[str, list[float]] = {}
+    for at, circuit in enumerate(("plain", "mixed", "rows", "against")):
+        planted = small_planted(circuit, 100 + 10 * at)
+        made = planted_variants(planted, options.problems, seeds=(0, 1, 2))
+        wanted = {head: e.verdict for head, e in planted.expected.items() if e.verdict in NAMED}
+        for variant in made:
+            if variant.found is None:
+                continue
+            right = sum(variant.named.get(head) == kind for head, kind in wanted.items())
+            acts = [max(prevalence_of(variant.found, head, planted.expected[head].sense)) for head in wanted]
+            lowest = min(acts) / len(variant.found.total)
+            others = sum(head not in wanted for head in variant.named)
+            old = sums.setdefault(variant.name, [0, 0, 0, 0, 0, 1])
+            shared = overlap(made[0].named, variant.named)
+            sums[variant.name] = [
+                *(a + b for a, b in zip(old[:5], (1, len(wanted), right, others, shared), strict=True)),
+                min(old[5], lowest),
+            ]
+    rows = [
+        [name, f"{right:.0f} of {planted:.0f}", f"{others:.0f}", percent(shared / count), percent(lowest)]
+        for name, (count, planted, right, others, shared, lowest) in sums.items()
+    ]
+    head = ["variant", "planted heads named right", "others named", "overlap with the first row", "lowest prevalence"]
+    write("planted variants", table(head, rows), page=page)
+    model = mi.load_model("demo", backend="bridge")
+    many = mi.load_problems("demo", limit=2 * options.problems)
+    demo = variants(model, lambda seed: many[seed * options.problems : (seed + 1) * options.problems])
+    heads = leading(demo[0].found, 3)  # type: ignore[arg-type]
+    head = ["variant", "named", "overlap", *in_words(heads)]
+    write("demo variants", table(head, variant_rows(demo, heads)), page=page)
+    groups = [(f"demo model, {options.problems} problems", demo, heads)]
+    if not (options.stories / "config.json").is_file():
+        print(
+            f"\nstories260K: skipped, {options.stories} is absent; set MLESS_SHARED or --stories. Its table stays as it is"
+        )
+    else:
+        stories = story_variants(options.stories, options.texts)
+        heads = leading(stories[0].found, 3)  # type: ignore[arg-type]
+        head = ["variant", "named", "overlap", *in_words(heads)]
+        write("stories variants", table(head, variant_rows(stories, heads)), page=page)
+        groups.append((f"stories260K, {options.texts} texts", stories, heads))
+    if page is not None:
+        variant_picture(groups, IMAGES / "calibration_sensitivity.png")
+
+
+def backend_part(options: argparse.Namespace, page: Path | None) -> None:
+    """The table of whole analyses on all backends."""
+    names = backends()
+    made = agreements(names, options.problems // 3)
+    rows = [
+        [a.name, a.n_heads, a.named, a.verdicts, f"{a.counts} of {a.n_counts}", power_of_ten(a.difference)]
+        for a in made
+    ]
+    head = ["model", "heads", "named", "other verdicts", "other counts of problems", "largest difference below"]
+    write("backends", table(head, rows) + f"\n\nCompared: {', '.join(names)}.", page=page)
+
+
+PARTS = {"power": power_part, "sensitivity": sensitivity_part, "backends": backend_part}
+
+
+def main() -> int:
+    """Run the parts, print their tables, write them and the pictures into the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS, help="default: all")
+    parser.add_argument("--models", type=int, default=40, help="planted models per table (default 40)")
+    parser.add_argument("--pool", type=int, default=128, help="problems of the demo model to draw from (default 128)")
+    parser.add_argument("--sets", type=int, default=300, help="data sets drawn from them (default 300)")
+    parser.add_argument("--problems", type=int, default=48, help="problems of each variant (default 48)")
+    parser.add_argument("--texts", type=int, default=128, help="texts of stories260K (default 128)")
+    parser.add_argument("--stories", type=Path, default=STORIES, help="the folder of stories260K; skipped where absent")
+    parser.add_argument("--dry", action="store_true", help="print only; leave page and pictures as they are")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore", UserWarning)
+    print(
+        f"mless_interp {version('mless_interp')}, torch {version('torch')}, threads {torch.get_num_threads()}, float32"
+    )
+    for part in options.parts:
+        began, used = time.perf_counter(), time.process_time()
+        PARTS[part](options, None if options.dry else PAGE)
+        print(f"\n{part}: {time.perf_counter() - began:.0f} s, {time.process_time() - used:.0f} s of CPU", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

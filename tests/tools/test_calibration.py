@@ -1,0 +1,108 @@
+"""The calibration benchmark: strengths are what they are called, rates are counted right, the page is written."""
+
+from pathlib import Path
+
+import bench_calibration as bench
+import numpy as np
+import pytest
+from conftest import ROOT
+
+import mless_interp as mi
+from mless_interp.statistics import detectable_prevalence
+
+PAGE = (ROOT / "docs" / "calibration.md").read_text(encoding="utf-8")
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # too few problems: what is measured here
+
+
+def test_a_planted_strength_is_about_the_share_that_is_removed() -> None:
+    planted, wanted = bench.with_strengths(3, (0.05, 0.1, 0.3))
+    found = bench.located(mi.load_model(planted, backend="bridge"), planted.problems(6), 5)
+    shares = {strength: bench.shares_of_total(found, head) for head, strength in wanted.items()}
+    assert sum(wanted.values()) == pytest.approx(1)
+    assert all(0.75 * strength < share < 1.35 * strength for strength, share in shares.items()), shares
+
+
+def test_rates_of_a_tiny_run_are_as_they_must_be() -> None:
+    rates, again = bench.strength_part(2, (8, 16), (0.02, 0.3))
+    assert rates[0.3, 16].right == bench.Tally(2, 2) and rates[0.02, 16].named == bench.Tally(0, 2)
+    assert rates[0.3, 8].named == bench.Tally(0, 2), "8 problems can name nobody"
+    assert rates.others == {8: bench.Tally(0, 2), 16: bench.Tally(0, 2)}
+    assert again[0.0, 0].right == bench.Tally(64, 64) and max(again.measured[0.0]) < 1e-3
+
+
+def test_a_head_that_acts_in_some_problems_is_named_where_these_are_most() -> None:
+    rates = bench.share_part(2, (16,), (0.0, 1.0))
+    assert rates[1.0, 16].right == bench.Tally(2, 2) and rates[0.0, 16].named == bench.Tally(0, 2)
+    assert rates.measured == {1.0: [1.0, 1.0], 0.0: [0.0, 0.0]} and rates.others[16] == bench.Tally(0, 2)
+
+
+def test_stored_effects_are_judged_as_the_analysis_judges() -> None:
+    planted, _ = bench.with_strengths(0, (0.1, 0.3))
+    found = bench.located(mi.load_model(planted, backend="bridge"), planted.problems(16), 5)
+    assert bench.judged_on(found, np.arange(16)).kinds == found.judged.kinds
+    made = bench.resampled(found, 16, 5)
+    assert made.passes.shape == made.prevalence.shape == (32,)
+    assert made.passes[made.prevalence == 1].mean() > 0.9 and made.passes[made.prevalence < 0.5].max() == 0
+    assert made.false == bench.Tally(0, 5)
+    assert sum(cells for _, cells, _, _ in made.rows((0, 0.5, 1))) == made.prevalence.size
+
+
+@pytest.mark.parametrize(("n", "cells"), [(16, 16), (64, 112)])
+def test_the_promise_is_the_inverse_of_the_detectable_prevalence(n: int, cells: int) -> None:
+    assert bench.promised(n, cells, detectable_prevalence(n, cells)) == pytest.approx(0.8)
+    assert bench.promised(8, cells, 1.0) == 0
+
+
+def test_variants_and_backends_of_a_tiny_model() -> None:
+    planted = bench.small_planted("plain")
+    made = bench.planted_variants(planted, 12, lengths=(5, 8), templates=("raw", "text", "chat"))
+    assert [(v.name, v.found is None) for v in made] == [
+        ("template raw, 8 tokens, first problems", False),
+        ("template text", True),
+        ("template chat", False),
+        ("no system prompt", False),
+        ("5 tokens", False),
+        ("other problems (1)", False),
+    ]
+    assert "the same tokens as template raw" in made[1].why
+    assert len(made[2].found.judged.heads) == len(made[0].found.judged.heads)
+    rows = list(bench.variant_rows(made, bench.leading(made[0].found, 2)))
+    assert bench.prevalence_of(made[0].found, planted.readers[0], 1)[0] == 12
+    assert bench.prevalence_of(made[0].found, planted.readers[0], -1) == (0, 0)
+    assert rows[0][2] == "100 %" and rows[1][1].startswith("not run: ") and {len(row) for row in rows} == {5}
+    compared = bench.agreement(
+        "planted", lambda name: mi.load_model(planted, backend=name), planted.problems(4), ["bridge", "nnsight"]
+    )
+    assert (compared.verdicts, compared.counts, compared.n_counts) == (0, 0, 6 * compared.n_heads)
+    assert 0 <= compared.difference < 1e-3
+
+
+def test_backends_that_disagree_are_counted() -> None:
+    made = {
+        name: bench.with_strengths(0, strengths)[0]
+        for name, strengths in {"one": (0.1, 0.3), "two": (0.3, 0.1)}.items()
+    }
+    problems = made["one"].problems(4)
+    compared = bench.agreement("x", lambda name: mi.load_model(made[name], backend="bridge"), problems, ["one", "two"])
+    assert compared.difference > 0.05
+
+
+def test_overlap_counts_heads() -> None:
+    assert bench.overlap("ab", "bc") == pytest.approx(1 / 3) and np.isnan(bench.overlap("", ""))
+
+
+def test_the_page_s_tables_and_pictures_are_those_that_the_run_writes(tmp_path: Path) -> None:
+    page = bench.with_table(PAGE, "strength", "| new |")
+    assert "<!-- calibration strength -->\n\n| new |\n\n<!-- end -->" in page
+    assert page.split("<!-- calibration share -->")[1] == PAGE.split("<!-- calibration share -->")[1]
+    with pytest.raises(SystemExit, match="0 tables"):
+        bench.with_table(PAGE, "nothing", "")
+    rates, _ = bench.strength_part(1, (8, 16), (0.1, 0.3))
+    bench.strength_picture(rates, (0.1, 0.3), (8, 16), tmp_path / "a.png")
+    bench.share_picture(bench.share_part(1, (16,), (1.0,)), (1.0,), (16,), [], tmp_path / "b.png")
+    assert (tmp_path / "a.png").stat().st_size > 5000 and (tmp_path / "b.png").stat().st_size > 5000
+    table = bench.rate_table(rates, (0.1, 0.3), (8, 16), "strength", True)
+    assert table.splitlines()[0] == "| strength | median share removed | n = 8 | n = 16 |"
+    assert "100 % [3, 100]" in table and table.splitlines()[-1] == (
+        "| a head planted as nothing | - | 0 % [0, 98] | 0 % [0, 98] |"
+    )
