@@ -4,7 +4,7 @@ import dataclasses
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -22,13 +22,15 @@ RESULTS, SHOWN, RUN = "results", "shown", "run.json"
 @dataclass(frozen=True, eq=False)
 class Computed:
     """What a command computed: `results` and what is `shown` beside them, by name, both as `mi.save` takes them; what is
-    `told` on the screen; the `model`; and `facts` for run.json. Everything that `present` needs is in one of them."""
+    `told` on the screen; the `model`; and `facts` for run.json. Everything that `present` needs is in one of them. `failed`:
+    what could not be computed, and why; the rest is kept and shown, and the command ends with exit code 1."""
 
     results: Mapping[str, Any]
     told: str
     model: Any = None
     shown: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +62,7 @@ def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Ke
         computed = compute(asked)
         keep(asked, name, computed)
         typer.echo(computed.told)
+        failed = dict(computed.failed)
         del computed  # the model goes before pictures are drawn
         asked.say("drawing pictures and writing tables ...")
         try:
@@ -72,6 +75,10 @@ def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Ke
             raise
         shutil.rmtree(asked.partial, ignore_errors=True)
         _tell(asked.folder, written)
+        for what, why in failed.items():
+            sys.stderr.write(f"error: {what}: {why}\n")
+        if failed:
+            raise SystemExit(1)
 
     main.__doc__ = compute.__doc__
     return analysis(main, options=options, name=name)
@@ -83,6 +90,7 @@ def keep(options: Saving, name: str, computed: Computed) -> None:
 
     folder = options.kept
     shutil.rmtree(folder, ignore_errors=True)
+    facts: dict[str, Any] = {"failed": dict(computed.failed)} if computed.failed else {}
     run = provenance(
         computed.model,
         repeat=repeat_command(),
@@ -91,12 +99,30 @@ def keep(options: Saving, name: str, computed: Computed) -> None:
         seed=options.seed,
         options=dataclasses.asdict(options),
         **computed.facts,
+        **facts,
     )
     folder.mkdir(parents=True)
     for where, what in ((RESULTS, computed.results), (SHOWN, computed.shown)):
         if what:
             save(folder / where, model=computed.model, **what)
     (folder / RUN).write_text(json.dumps(run, indent=1), encoding="utf-8")  # last: what has it is whole
+
+
+N_SHOWN_PROBLEMS = 32
+"""Problems over which shown attention is averaged, at most."""
+
+
+def shown_attention(model: Any, pairs: Sequence[Any], heads: Sequence[Any], problem: str | int | None) -> Any:
+    """The attention that a page shows: of one problem where one is asked for, else the mean over the first; where their
+    prompts have no mean, of the first."""
+    from ..views.pooling import read_attention
+
+    if problem is not None:
+        return read_attention(model, pairs, heads, problem=problem)
+    try:
+        return read_attention(model, pairs[:N_SHOWN_PROBLEMS], heads)
+    except ValueError:
+        return read_attention(model, pairs[0], heads)
 
 
 def read(folder: Path) -> Kept:

@@ -13,16 +13,17 @@ from ..command_line import (
     LayersOption,
     OutcomeOption,
     OutOption,
+    ProblemOption,
     chosen_heads,
     contrasts,
     read_heads,
 )
-from .kept import Computed, Kept, Presented, program
+from .kept import Computed, Kept, Presented, program, shown_attention
 
 PROBLEMS = {"locate": 64, "sweep": 32}
 """How many, by mode, where nothing else is asked for."""
 N_SHOWN = 4
-"""Heads whose attention is shown: the named first, then the largest."""
+"""Heads whose attention is shown, at most: the named ones or, where none is, the largest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,7 @@ class Options(Inserting):
     ] = None
     edit: EditOption = None
     outcome: OutcomeOption = "answer_logprob"
+    problem: ProblemOption = None
     out: OutOption = Path("results/patch_heads")
 
     @property
@@ -95,10 +97,10 @@ def compute(options: Options) -> Computed:
     from ..heads import Head
     from ..locating.locate import locate_heads
     from ..patching.sweep import patch_heads
-    from ..views.pooling import read_attention
     from ..views.report import ShownPrompt
 
     asked, limit = options.checked()
+    problem = asked.shown_problem(options.problem)
     model, pairs = asked.begin()
     pairs, fresh = pairs[:limit], pairs[limit:]
     heads = chosen_heads(options.heads, options.layers, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
@@ -114,11 +116,11 @@ def compute(options: Options) -> Computed:
         )
         named = []
     largest = [Head.parse(label) for label in patches.top(N_SHOWN)["label"]]
-    best = list(dict.fromkeys([*named, *largest]))[:N_SHOWN]
+    best = list(dict.fromkeys(named))[:N_SHOWN] or largest
     shown: dict[str, Any] = {"prompt": ShownPrompt.of(model, pairs[0])}
     if options.attention == "eager":
         options.say("reading the attention of the heads to show ...")
-        shown["attention"] = read_attention(model, pairs[0], best)
+        shown["attention"] = shown_attention(model, (*pairs, *fresh) if problem is not None else pairs, best, problem)
     return Computed(
         results={type(found).__name__: found},
         told=repr(found),
@@ -140,6 +142,7 @@ def present(kept: Kept) -> Presented:
     from .. import views
     from ..views.circuitsvis import attention_view
     from ..views.report import Report
+    from .answers import in_order, model_name, of_located, of_sweep
 
     (found,) = kept.results.values()
     located = kept.run["mode"] == "locate"
@@ -149,16 +152,25 @@ def present(kept: Kept) -> Presented:
 
     def page() -> Report:
         question = (
-            f"Which of {len(patches.heads)} heads of {kept.run['model']['name']} carry the effect of "
+            f"Which of {len(patches.heads)} heads of {model_name(kept.run['model']['name'])} carry the effect of "
             f"{found.settings['insertion']} on {outcome}, patched one at a time on {kept.run['n_problems']} problems "
             f"(template {template}, mode {kept.run['mode']})?"
         )
-        made = Report("Heads that carry the insertion's effect", question=question).result(found)
-        made = made.figure(views.forest(found), "Effects with 95 % intervals over problems, the largest heads.")
+        answer = of_located(found) if located else of_sweep(found)
+        made = Report("Heads that carry the insertion's effect", question=question, answer=answer)
+        heads = "the named ones and the largest others" if located and found.found else "the largest"
+        pictures = {f"Effects with 95 % intervals over problems: {heads}.": views.forest(found)}
         if located and found.read is not None:
-            made = made.figure(views.read_effects(found.read), "What the reads of the named heads are.")
+            pictures["What the reads of the named heads are."] = views.read_effects(found.read)
+        shown = found.shown()
+        if not located:
+            (table,) = shown.tables
+            caption = table.caption.replace("the largest share first", "the surest first")
+            shown = replace(shown, tables=(replace(table, frame=in_order(table.frame), caption=caption),))
+        made = made.result(found, pictures=pictures, shown=shown)
         if attention is not None:
-            made = made.heading("Attention of the named and the largest heads").view(attention)
+            which = "named" if located and found.found else "largest"
+            made = made.heading(f"Attention of the {which} heads").view(attention)
         return made.heading("What the model reads").shown_prompt(kept.shown["prompt"])
 
     files = {
