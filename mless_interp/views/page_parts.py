@@ -14,7 +14,7 @@ COLUMNS = {
     "paper_label": ("in the paper's counting", "one-based"),
     "effect": ("effect", "patched - receiving, mean over problems, in the outcome's unit"),
     "effect_fraction": ("share of the effect", "effect / (donor - receiving): 0 nothing, 1 everything"),
-    "k": ("k", "problems of n in which it does more than the smallest effect"),
+    "k": ("problems", "in so many of n, it does more than the smallest effect"),
     "prevalence": ("share of problems", "k / n"),
     "p_prevalence": ("p, corrected", "prevalence test: more than half of all problems; Holm over heads and senses"),
     "median_fraction": ("median share", "median effect / median total effect"),
@@ -209,10 +209,13 @@ class Table:
         if unknown:
             raise ValueError(f"no column {unknown[0]!r} to show; there are {', '.join(map(str, frame.columns))}")
         made, cells = [], []
-        for name, low in _ordered(_with_intervals(names, frame), frame):
+        ordered, at_once = _ordered(_with_intervals(names, frame), frame)
+        for name, low in ordered:
             label, note, numeric = _heading(name, names[name], frame)
             if low is not None and low == name:
-                made.append(Column(names[name] or _interval_words(low), note or f"lower and upper end; {name}", True))
+                whose = str(low).removesuffix("_low").removesuffix("_ci").removesuffix("ci").replace("_", " ")
+                words = _interval_words(low) + (f" of the {whose}" if whose not in ("", "low") else "")
+                made.append(Column(names[name] or words, note or "lower and upper end", True))
                 cells.append(_intervals(frame[low].tolist(), frame[_upper(low, frame)].tolist()))
                 continue
             if low is not None:
@@ -227,7 +230,7 @@ class Table:
                 cells.append(_counts(values, frame[of].tolist()))
             else:
                 cells.append(_numbers(values) if numeric else [_other(value) for value in values])
-        return cls(caption, tuple(made), tuple(zip(*cells, strict=True)))
+        return cls(caption, tuple(made), tuple(zip(*cells, strict=True)), at_once)
 
     def sentence(self, row: int) -> str:
         """A row in words: every column's heading with its value, left to right."""
@@ -287,21 +290,26 @@ def _with_intervals(names: Mapping[Any, str], frame: pd.DataFrame) -> list[tuple
     return found
 
 
-def _ordered(columns: Sequence[tuple[Any, str | None]], frame: pd.DataFrame) -> list[tuple[Any, str | None]]:
-    """The first column, verdicts, the others; where there are many, last those that matter less or are all undefined."""
+def _ordered(
+    columns: Sequence[tuple[Any, str | None]], frame: pd.DataFrame
+) -> tuple[list[tuple[Any, str | None]], int]:
+    """The first column, verdicts, the others; where there are many, last those that matter less or say nothing. And how
+    many of them are shown at once."""
     many = len(columns) > AT_ONCE
 
     def rank(at: int) -> int:
         name = str(columns[at][0])
         if at == 0:
             return 0
-        if many and (
-            frame[columns[at][0]].isna().all() or name in LATER or name.endswith(("_null", "_n", "_infinite"))
-        ):
+        column = frame[columns[at][0]]
+        says = (column.notna() & (column.astype(object) != "")).any()
+        if many and (not says or name in LATER or name.endswith(("_null", "_n", "_infinite"))):
             return 3
         return 1 if name in VERDICTS else 2
 
-    return [columns[at] for at in sorted(range(len(columns)), key=rank)]
+    ranks = [rank(at) for at in range(len(columns))]
+    first = sum(each < 3 for each in ranks)
+    return [columns[at] for at in sorted(range(len(columns)), key=ranks.__getitem__)], min(AT_ONCE, first)
 
 
 def _interval_words(low: str) -> str:
