@@ -212,7 +212,9 @@ def _answers(found: Any, answers: Any, problems: list[str], flipped: list[str]) 
         (f"{int(good)} of {int(n)}" if several else "yes" if good else "no") if n else None
         for good, n in zip(right["sum"], right["count"], strict=True)
     ]
-    shown = shown.assign(right=words, completion=shown["completion"].str[-400:], tokens=shown["n_tokens"])
+    shown = shown.assign(
+        right=words, completion=shown["completion"].str[-400:], tokens=shown["n_tokens"].astype("Int64")
+    )
     shown["gold"] = shown.get("gold")
     return shown.sort_values("problem", key=lambda names: names.map(order), kind="stable")
 

@@ -40,7 +40,7 @@ def model_name(name: str) -> str:
     return path.name if path.is_absolute() and path.name else name
 
 
-def _each(row: Mapping[str, Any], estimate: str, low: str, high: str, *, percent: bool = False) -> str:
+def _each(row: Any, estimate: str, low: str, high: str, *, percent: bool = False) -> str:
     """An estimate with its limits, from a row of a table; "of undefined size" where it is NaN."""
     values = [float(row[name]) for name in (estimate, low, high)]
     if np.isnan(values[0]):

@@ -175,7 +175,7 @@ def bars_and_profiles(
         drawn = axes.bar(
             places, percent[treatment], width, color=LINES[number][0], label=treatment, hatch=hatch, edgecolor="white"
         )
-        axes.bar_label(drawn, fmt="%.0f", fontsize=7, label_type="center", color="white", fontweight="bold")
+        axes.bar_label(drawn, fmt="%.0f", fontsize=7, label_type="center", bbox=_BOX)
         if {"low", "high"} <= set(bars):
             ends = [
                 bars.pivot(index="model", columns="treatment", values=end).loc[models, treatment]

@@ -42,6 +42,8 @@ COLUMNS = {
     "shift_effect": ("under the gap alone", "the head's effect where positions are shifted and nothing is inserted"),
     "exceeds_random": ("more than random words", "in so many problems"),
     "exceeds_mass": ("more than as much attention", "in so many problems"),
+    "exceeds_random_n": ("of", "problems where random words were tried"),
+    "exceeds_mass_n": ("of so many", "problems where as much attention elsewhere can be taken"),
     "p_specific": ("p, specific", "more than under random words, on fresh problems"),
     "intervention": ("edit", "what is done to the head's attention to the span"),
     "share": ("share", "part of the whole that this one has"),
@@ -134,6 +136,11 @@ COLUMNS = {
     "set": ("set", "which heads together"),
     "n": ("n", "problems where it is defined"),
     "n_heads": ("heads", "how many heads"),
+    "heads": ("heads", "which heads, zero-based"),
+    "fraction": ("share of the heads", "heads that see the span / all ranked heads"),
+    "faithfulness": ("effect restored", "share of the whole effect that these heads restore"),
+    "reversed": ("reversed ranking", "the same for the ranking from its end"),
+    "random_mean": ("random orders", "the same for heads in random order, mean"),
     "name": ("identity", "what is checked"),
     "says": ("says", "what must hold"),
     "status": ("status", "pass, fail, or why it does not apply"),
@@ -257,6 +264,8 @@ def _of_a_metric(name: str) -> str:
         "_infinite": "; problems where it is infinite",
         "_control": ", under the control",
     }
+    if name.startswith("log_odds_at_"):
+        return "log odds of reading the span, with as many inserted tokens as the heading says; mean over problems"
     end = next((end for end in ends if name.endswith(end)), "")
     metric = CATALOGUE.get(name.removesuffix(end))
     return "" if metric is None else f"{metric.meaning} ({metric.unit}){ends.get(end, '')}"
