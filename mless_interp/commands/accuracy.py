@@ -196,8 +196,8 @@ def _flip_words(found: Any, shown: int) -> str:
     n = len(_flipped(found))
     if len(found.treatments) == 1 or not n:
         return f"No problem of {len(found.problem_ids)} is right under one treatment and wrong under another."
-    which = "all of them are" if shown == n else f"the first {shown} are"
-    return f"{n} of {len(found.problem_ids)} problems are right under one treatment and wrong under another; {which} shown."
+    which = {n: "; all of them are shown", 0: ""}.get(shown, f"; the first {shown} are shown")
+    return f"{n} of {len(found.problem_ids)} problems are right under one treatment and wrong under another{which}."
 
 
 def _answers(found: Any, answers: Any, problems: list[str], flipped: list[str]) -> Any:
@@ -212,7 +212,9 @@ def _answers(found: Any, answers: Any, problems: list[str], flipped: list[str]) 
         (f"{int(good)} of {int(n)}" if several else "yes" if good else "no") if n else None
         for good, n in zip(right["sum"], right["count"], strict=True)
     ]
-    shown = shown.assign(right=words, completion=shown["completion"].str[-400:], tokens=shown["n_tokens"])
+    shown = shown.assign(
+        right=words, completion=shown["completion"].str[-400:], tokens=shown["n_tokens"].astype("Int64")
+    )
     shown["gold"] = shown.get("gold")
     return shown.sort_values("problem", key=lambda names: names.map(order), kind="stable")
 

@@ -40,7 +40,7 @@ def model_name(name: str) -> str:
     return path.name if path.is_absolute() and path.name else name
 
 
-def _each(row: Mapping[str, Any], estimate: str, low: str, high: str, *, percent: bool = False) -> str:
+def _each(row: Any, estimate: str, low: str, high: str, *, percent: bool = False) -> str:
     """An estimate with its limits, from a row of a table; "of undefined size" where it is NaN."""
     values = [float(row[name]) for name in (estimate, low, high)]
     if np.isnan(values[0]):
@@ -124,32 +124,31 @@ def told_heads(found: Any, show: int) -> list[Head]:
     return [Head.parse(label) for label in drawn]
 
 
-def of_scores(found: Any, heads: Iterable[Any]) -> str:
-    """Of `HeadScores`: which of the drawn heads collapses most in the span, and which reads it most."""
-    rows = found.summary().set_index("label").loc[[str(head) for head in heads]]
+def of_scores(found: Any) -> str:
+    """Of `HeadScores`: which head's attention collapses most in the span, and which head reads it most."""
+    table = found.summary()
+
+    def largest(metric: str) -> Any:
+        return table.loc[table[metric].idxmax()] if metric in table and table[metric].notna().any() else None
+
     parts = []
-    if "collapse_relative" in rows:
-        row = rows.sort_values("collapse_relative", ascending=False, kind="stable").iloc[0]
-        drop = _each(row, "collapse_relative", "collapse_relative_ci_low", "collapse_relative_ci_high")
-        parts.append(f"attention per token collapses most inside the span in {row.name}, by {drop} of its reference")
-    if "span_mass" in rows:
-        row = rows.sort_values("span_mass", ascending=False, kind="stable").iloc[0]
+    if (row := largest("collapse_relative")) is not None:
+        drop = _each(row, "collapse_relative", "collapse_relative_ci_low", "collapse_relative_ci_high", percent=True)
+        parts.append(f"attention per token drops most inside the span in {row['label']}, by {drop} relative to uniform")
+    if (row := largest("span_mass")) is not None:
         mass = _each(row, "span_mass", "span_mass_ci_low", "span_mass_ci_high", percent=True)
-        even = (
-            ""
-            if np.isnan(row.get("span_mass_null", np.nan))
-            else f"; uniform attention: {100 * row['span_mass_null']:.0f} %"
-        )
-        parts.append(f"{row.name} reads the span most, with {mass} of its attention{even}")
+        null = row.get("span_mass_null", np.nan)
+        even = "" if np.isnan(null) else f" (uniform attention: {100 * null:.0f} %)"
+        parts.append(f"{row['label']} reads the span most, with {mass} of its attention{even}")
+    metric = next((name for name in found.metrics if largest(name) is not None), None)
+    if not parts and metric is None:
+        return f"Nothing is defined of the span of {found.settings.get('insertion')}."
     if not parts:
-        metric = next((name for name in found.metrics if name in rows), None)
-        if metric is None:
-            return f"Nothing was measured of the span of {found.settings.get('insertion')}."
-        row = rows.sort_values(metric, ascending=False, kind="stable").iloc[0]
-        value = _each(row, metric, f"{metric}_ci_low", f"{metric}_ci_high")
-        parts.append(f"{metric.replace('_', ' ')} is largest in {row.name}, {value}")
+        row = largest(str(metric))
+        value = _each(row, str(metric), f"{metric}_ci_low", f"{metric}_ci_high")
+        parts.append(f"{str(metric).replace('_', ' ')} is largest in {row['label']}, {value}")
     of = f"{len(found.heads)} heads, means over {len(found.problem_ids)} problems"
-    return f"{found.settings.get('insertion')} ({of}): {' and '.join(parts)}."
+    return f"{found.settings.get('insertion')} ({of}): {'; '.join(parts)}."
 
 
 def of_accuracy(found: Any) -> str:
@@ -202,24 +201,24 @@ def of_doses(found: Any) -> str:
 
 
 def of_mechanism(parts: Any, mediated: Any) -> str:
-    """Of the three results of the mechanism: what scaling and adding each do to the outcome, and how lambda lies."""
+    """Of the results of the mechanism: what scaling and adding each do to the outcome, and how lambda lies."""
     rows = mediated.summary().set_index(["reading", "effect"])
     reading = "outcome" if "outcome" in mediated.readings else mediated.readings[0]
-    told = [f"{name} {with_limits_of(rows.loc[(reading, name)])}" for name in ("scale", "bias", "both")]
+    here = {name: rows.loc[(reading, name)] for name in ("scale", "bias", "both")}
+    told = {}
+    for name, row in here.items():
+        mean, low, high = (float(row[end]) for end in ("mean", "ci_low", "ci_high"))
+        told[name] = f"{mean:+.4f}" + ("" if np.isnan([low, high]).any() else f" [{low:+.4f}, {high:+.4f}]")
+    sure = [name for name, row in here.items() if row["ci_low"] * row["ci_high"] > 0]
     what = mediated.settings.get("outcome") if reading == "outcome" else reading.replace("_", " ")
-    unit = rows.loc[(reading, "both"), "unit"]
     lam = parts.summary()["lam"]
+    moves = f"{' and '.join(sure)} {'is' if len(sure) == 1 else 'are'}" if sure else "none of these is"
     return (
-        f"What the heads of layer {mediated.settings.get('layer')} do with {parts.settings.get('insertion')} changes {what} by "
-        f"({unit}, means over {len(mediated.problem_ids)} problems): {', '.join(told)}; heads keep {lam.min():.2f} to "
-        f"{lam.max():.2f} of their attention outside the span (lambda)."
+        f"Through layer {mediated.settings.get('layer')}, {parts.settings.get('insertion')} changes {what} by {told['scale']} "
+        f"{here['both']['unit']} as it scales what attention wrote, by {told['bias']} as it adds to it, by {told['both']} as "
+        f"both (means over {len(mediated.problem_ids)} problems): {moves} shown to move it; heads keep "
+        f"{100 * lam.min():.0f} to {100 * lam.max():.0f} % of their attention outside the span."
     )
-
-
-def with_limits_of(row: Any) -> str:
-    """A mean with its interval, from a row of a mediation."""
-    mean, low, high = (float(row[name]) for name in ("mean", "ci_low", "ci_high"))
-    return f"{mean:+.4f}" + ("" if np.isnan([low, high]).any() else f" [{low:+.4f}, {high:+.4f}]")
 
 
 def of_claims(checks: Mapping[str, Any], figure: str) -> str:
@@ -228,7 +227,7 @@ def of_claims(checks: Mapping[str, Any], figure: str) -> str:
     for name, found in checks.items():
         verdicts = [check.verdict for check in found.checks]
         n = found.settings.get("n_problems")
-        counted = f"{verdicts.count('agrees')} of {len(verdicts)} claims agree, {verdicts.count('disagrees')} disagree"
-        unknown = verdicts.count("cannot tell")
+        agree, against, unknown = (verdicts.count(verdict) for verdict in ("agrees", "disagrees", "cannot tell"))
+        counted = f"{agree} of {len(verdicts)} claims agree, {against or 'none'} disagree"
         parts.append(f"on {name}, {n} problems, {counted}" + (f", {unknown} cannot be told" if unknown else ""))
     return f"{figure}: {'; '.join(parts)}."

@@ -96,7 +96,7 @@ def compute(options: Options) -> Computed:
         if options.attention == "eager":
             shown[f"attention_{number}"] = shown_attention(model, pairs, drawn, problem)
         prompts[filler.label] = [pair.record() for pair in pairs]
-        told.append(f"{of_scores(found, drawn)}\n{found!r}")
+        told.append(f"{of_scores(found)}\n{found!r}")
     assert found is not None
     facts = {
         "settings": found.settings,
@@ -132,7 +132,7 @@ def present(kept: Kept) -> Presented:
             f"{model_name(kept.run['model']['name'])}, conditions {', '.join(scores[0].conditions)}, for {', '.join(labels)} "
             f"(template {kept.options['template']})?"
         )
-        answers = [of_scores(found, profile.heads) for found, profile in zip(scores, profiles, strict=True)]
+        answers = [of_scores(found) for found in scores]
         made = Report("What attention heads do with inserted tokens", question=question, answer=" ".join(answers))
         for number, (filler, found) in enumerate(zip(fillers, scores, strict=True)):
             caption = "Attention received per token; grey: uniform attention, shaded: inserted tokens."

@@ -317,7 +317,7 @@ def _bars(answered: dict[str, Any]) -> Any:
     from ..paper.figures import title_of
 
     printed = published(source="Figure 10 (read off the bars)")
-    parts = [printed.assign(model=printed["model"].map(title_of), low=float("nan"), high=float("nan"))]
+    parts = [printed.assign(model=printed["model"].map(title_of), low=float("nan"), high=float("nan"), n=float("nan"))]
     for name, found in answered.items():
         table = found.summary()
         own = 100 * table[["accuracy", "low", "high"]]

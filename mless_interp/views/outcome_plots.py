@@ -59,7 +59,7 @@ def accuracy_bars(results: AccuracyResults, published: Mapping[str, float] | pd.
     tops = [*percent[np.isfinite(percent)], *(100 * share for _, share, _ in marks), 1.0]
     axes.set_ylim(0, min(100.0, 1.15 * max(tops)))
     axes.set_ylabel("accuracy (%), bars: 95 % interval", fontsize=8)
-    axes.set_title(words_of(results, "model", "benchmark", "problems"), fontsize=9)
+    axes.set_title(words_of(results, "model", "benchmark"), fontsize=9)
     axes.tick_params(axis="y", labelsize=7)
     if sources:
         axes.legend(fontsize=7, loc="upper right")
@@ -177,7 +177,7 @@ def bars_and_profiles(
         drawn = axes.bar(
             places, percent[treatment], width, color=LINES[number][0], label=treatment, hatch=hatch, edgecolor="white"
         )
-        axes.bar_label(drawn, fmt="%.0f", fontsize=7, label_type="center", color="white", fontweight="bold")
+        axes.bar_label(drawn, fmt="%.0f", fontsize=7, label_type="center", bbox=_BOX)
         if {"low", "high"} <= set(bars):
             ends = [
                 bars.pivot(index="model", columns="treatment", values=end).loc[models, treatment]

@@ -18,7 +18,7 @@ COLUMNS = {
         "share of the effect",
         "effect / the insertion's whole effect: 0 nothing, 1 everything, below 0 against it",
     ),
-    "k": ("k", "problems of n in which it does more than the smallest effect"),
+    "k": ("problems", "in so many of n, it does more than the smallest effect"),
     "prevalence": ("share of problems", "k / n"),
     "p_prevalence": ("p, corrected", "prevalence test: more than half of all problems; Holm over heads and senses"),
     "median_fraction": ("median share", "median effect / median of the insertion's whole effect"),
@@ -46,6 +46,8 @@ COLUMNS = {
     "shift_effect": ("under the gap alone", "the head's effect where positions are shifted and nothing is inserted"),
     "exceeds_random": ("more than random words", "in so many problems"),
     "exceeds_mass": ("more than as much attention", "in so many problems"),
+    "exceeds_random_n": ("of", "problems where random words were tried"),
+    "exceeds_mass_n": ("of so many", "problems where as much attention elsewhere can be taken"),
     "p_specific": ("p, specific", "more than under random words, on fresh problems"),
     "intervention": ("edit", "what is done to the head's attention to the span"),
     "share": ("share", "part of the whole that this one has"),
@@ -138,6 +140,11 @@ COLUMNS = {
     "set": ("set", "which heads together"),
     "n": ("n", "problems where it is defined"),
     "n_heads": ("heads", "how many heads"),
+    "heads": ("heads", "which heads, zero-based"),
+    "fraction": ("share of the heads", "heads that see the span / all ranked heads"),
+    "faithfulness": ("effect restored", "share of the whole effect that these heads restore"),
+    "reversed": ("reversed ranking", "the same for the ranking from its end"),
+    "random_mean": ("random orders", "the same for heads in random order, mean"),
     "name": ("identity", "what is checked"),
     "says": ("says", "what must hold"),
     "status": ("status", "pass, fail, or why it does not apply"),
@@ -213,10 +220,13 @@ class Table:
         if unknown:
             raise ValueError(f"no column {unknown[0]!r} to show; there are {', '.join(map(str, frame.columns))}")
         made, cells = [], []
-        for name, low in _ordered(_with_intervals(names, frame), frame):
+        ordered, at_once = _ordered(_with_intervals(names, frame), frame)
+        for name, low in ordered:
             label, note, numeric = _heading(name, names[name], frame)
             if low is not None and low == name:
-                made.append(Column(names[name] or _interval_words(low), note or f"lower and upper end; {name}", True))
+                whose = str(low).removesuffix("_low").removesuffix("_ci").removesuffix("ci").replace("_", " ")
+                words = _interval_words(low) + (f" of the {whose}" if whose not in ("", "low") else "")
+                made.append(Column(names[name] or words, note or "lower and upper end", True))
                 cells.append(_intervals(frame[low].tolist(), frame[_upper(low, frame)].tolist()))
                 continue
             if low is not None:
@@ -231,7 +241,7 @@ class Table:
                 cells.append(_counts(values, frame[of].tolist()))
             else:
                 cells.append(_numbers(values) if numeric else [_other(value) for value in values])
-        return cls(caption, tuple(made), tuple(zip(*cells, strict=True)))
+        return cls(caption, tuple(made), tuple(zip(*cells, strict=True)), at_once)
 
     def sentence(self, row: int) -> str:
         """A row in words: every column's heading with its value, left to right."""
@@ -258,6 +268,8 @@ def _of_a_metric(name: str) -> str:
         "_infinite": "; problems where it is infinite",
         "_control": ", under the control",
     }
+    if name.startswith("log_odds_at_"):
+        return "log odds of reading the span, with as many inserted tokens as the heading says; mean over problems"
     end = next((end for end in ends if name.endswith(end)), "")
     metric = CATALOGUE.get(name.removesuffix(end))
     return "" if metric is None else f"{metric.meaning} ({metric.unit}){ends.get(end, '')}"
@@ -291,21 +303,26 @@ def _with_intervals(names: Mapping[Any, str], frame: pd.DataFrame) -> list[tuple
     return found
 
 
-def _ordered(columns: Sequence[tuple[Any, str | None]], frame: pd.DataFrame) -> list[tuple[Any, str | None]]:
-    """The first column, verdicts, the others; where there are many, last those that matter less or are all undefined."""
+def _ordered(
+    columns: Sequence[tuple[Any, str | None]], frame: pd.DataFrame
+) -> tuple[list[tuple[Any, str | None]], int]:
+    """The first column, verdicts, the others; where there are many, last those that matter less or say nothing. And how
+    many of them are shown at once."""
     many = len(columns) > AT_ONCE
 
     def rank(at: int) -> int:
         name = str(columns[at][0])
         if at == 0:
             return 0
-        if many and (
-            frame[columns[at][0]].isna().all() or name in LATER or name.endswith(("_null", "_n", "_infinite"))
-        ):
+        column = frame[columns[at][0]]
+        says = (column.notna() & (column.astype(object) != "")).any()
+        if many and (not says or name in LATER or name.endswith(("_null", "_n", "_infinite"))):
             return 3
         return 1 if name in VERDICTS else 2
 
-    return [columns[at] for at in sorted(range(len(columns)), key=rank)]
+    ranks = [rank(at) for at in range(len(columns))]
+    first = sum(each < 3 for each in ranks)
+    return [columns[at] for at in sorted(range(len(columns)), key=ranks.__getitem__)], min(AT_ONCE, first)
 
 
 def _interval_words(low: str) -> str:
