@@ -179,6 +179,35 @@ def of_accuracy(found: Any) -> str:
     return f"{'One treatment differs' if len(sure) == 1 else f'{len(sure)} treatments differ'} from {reference}: {told}{rest}."
 
 
+def of_cut_off(found: Any) -> str:
+    """Of answers without an insertion, with it, and with heads cut off from it: whether they come back, and whether a
+    random set does as well."""
+    table = found.summary().set_index("treatment")
+    base, inserted, *cut = [(name, f"{100 * table.loc[name, 'accuracy']:.1f} %") for name in found.treatments]
+    told = (
+        f"Of {int(table['n'].iloc[0])} other problems {base[1]} are answered right without the insertion and {inserted[1]} "
+        "with it"
+    )
+    if not cut:
+        return f"{told}; no head that reads is named, so none is cut off."
+
+    def tell(first: str, second: str) -> tuple[bool, str]:
+        made = found.compare(first, second)
+        up = bool(made.p < made.alpha and float(made.difference.low) > 0)
+        return up, f"p = {made.p:.2g}"
+
+    back, p = tell(inserted[0], cut[0][0])
+    heads = listed(found.settings["treatments"][cut[0][0]]["knockout"])
+    told += f"; with {heads} cut off from it {cut[0][1]} are: " + (
+        f"answers come back ({p})" if back else f"that answers come back is not shown ({p})"
+    )
+    if len(cut) == 1:
+        return f"{told}; there is no other set of the same layers and size."
+    more, p = tell(cut[1][0], cut[0][0])
+    random = f"with a random set of the same layers and size ({cut[1][1]}, {p})"
+    return f"{told}, {'more than' if more else 'and no more is shown than'} {random}."
+
+
 def of_doses(found: Any) -> str:
     """Of `DoseResponse`: the number of tokens that moves the outcome most, and the slope of attention."""
     total = found.effects("total", together=True)

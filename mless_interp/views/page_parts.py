@@ -377,7 +377,7 @@ def _other(value: Any) -> Cell:
 
 def _decimals(known: Sequence[float]) -> int:
     """Four significant digits of the column's largest number, but no more than four decimals (up to 1: four)."""
-    largest = max((abs(value) for value in known if math.isfinite(value)), default=0.0)
+    largest = max((round(abs(value), 9) for value in known if math.isfinite(value)), default=0.0)
     return 4 if largest <= 1 else max(0, 3 - math.floor(math.log10(largest)))
 
 

@@ -232,7 +232,7 @@ def test_a_decomposition_and_a_mediation_have_a_topic_a_sentence_and_tables_that
     words = {(square.layer, square.head): square.words for square in head_map.squares}[0, 1]
     assert "lambda minus uniform +0.0500" in words
     assert labels(first)[1] == "lambda [95 % interval]" and "uniform attention's" in labels(first)
-    assert len(first.rows) == len(further.rows) == 3 and "sigma norm" in labels(further)
+    assert len(first.rows) == len(further.rows) == 3 and "sigma norm [95 % interval]" in labels(further)
     _, _, (table,) = shown(mediated())
     assert labels(table)[:4] == ["reading", "part", "without the span", "change [95 % interval]"]
     assert "interaction is both minus their sum" in table.caption
