@@ -28,6 +28,7 @@ from .given import checked
 from .heads import Head
 from .prompts.conditions import CONDITIONS, CONTRASTS, as_words
 from .prompts.problems import Problem, load_problems
+from .running.visible import visible
 
 BACKENDS = "auto, hooked_transformer, bridge or nnsight"
 KINDS = "meaningless, meaningful, random_sentence, other_questions, repeated_bos or text"
@@ -231,7 +232,7 @@ def plain_warnings() -> Iterator[None]:
     """Warnings as one line each, without the file and the line that they come from; afterwards all is as before."""
 
     def show(message: Warning | str, *rest: Any) -> None:
-        sys.stderr.write(f"warning: {' '.join(str(message).split())}\n")
+        sys.stderr.write(f"warning: {visible(' '.join(str(message).split()))}\n")
 
     with warnings.catch_warnings():
         warnings.showwarning = show  # type: ignore[assignment]
@@ -314,7 +315,7 @@ def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
                 raise
             stopped = isinstance(error, KeyboardInterrupt)
             text = " ".join(" ".join([str(error), *getattr(error, "__notes__", ())]).split())
-            sys.stderr.write(f"{'stopped' if stopped else 'error'}: {text or type(error).__name__}\n")
+            sys.stderr.write(f"{'stopped' if stopped else 'error'}: {visible(text) or type(error).__name__}\n")
             raise SystemExit(130 if stopped else 2) from error
 
     return wrapped

@@ -52,8 +52,6 @@ def _each(row: Any, estimate: str, low: str, high: str, *, percent: bool = False
 
 def of_located(found: Any) -> str:
     """Of `LocatedHeads`: which heads carry how much of what, in how many problems, and what fresh problems say."""
-    from ..locating.judge import KINDS
-
     s, n = found.settings, len(found.problem_ids)
     total = f"median effect {with_limits(found.total_interval, found.unit)}, {n} problems"
     if not found.established:
@@ -64,21 +62,23 @@ def of_located(found: Any) -> str:
             f"None of {len(found.heads)} heads is shown to carry more than {share} of the effect of {s['insertion']} on "
             f"{s['outcome']} in most problems ({total})."
         )
-    rows = found.summary().set_index("label")
-    words = []
+    kinds: dict[str, list[Head]] = {}
+    senses = found.summary().set_index("label")["sense"]
     for head, kind in found.found.items():
-        row, side = rows.loc[str(head)], "added" if KINDS[kind].side == "added" else "removed"
-        against = " against it" if row["sense"] == "against" else ""
-        words.append(f"{head} ({kind}{against}, {int(row[f'{side}_count'])} of {int(row['n'])})")
-    count = len(words)
-    told = (
+        kinds.setdefault(kind + ", against it" * (senses[str(head)] == "against"), []).append(head)
+    named = "; ".join(f"{listed(heads)} ({kind})" for kind, heads in kinds.items())
+    sure, made = found.confirmed, found.confirmation
+    if made is None:
+        tested = "not yet confirmed on fresh problems"
+    elif len(sure) == len(found.found):
+        tested = f"confirmed on {len(made.problem_ids)} fresh ones"
+    else:
+        tested = f"{listed(sure) or 'none of them'} confirmed on {len(made.problem_ids)} fresh ones"
+    count = len(found.found)
+    return (
         f"{count} of {len(found.heads)} heads {'carries' if count == 1 else 'carry'} more than {share} of the effect of "
-        f"{s['insertion']} on {s['outcome']} in most problems ({total}): {listed(words)}"
+        f"{s['insertion']} on {s['outcome']} in most of {n} problems, {tested}: {named}."
     )
-    if found.confirmation is None:
-        return f"{told}; not yet confirmed on fresh problems."
-    sure = listed(found.confirmed) or "none of them"
-    return f"{told}; {len(found.confirmation.problem_ids)} fresh problems confirm {sure}."
 
 
 def of_sweep(found: Any) -> str:
@@ -166,7 +166,7 @@ def of_accuracy(found: Any) -> str:
         change, low, high = (100 * float(row[name]) for name in ("difference", "low", "high"))
         return (
             f"{row['second']!r} {100 * row['accuracy_second']:.1f} %, {change:+.1f} points [{low:+.1f}, {high:+.1f}], p = "
-            f"{row['p_holm']:.2g}"
+            f"{row['p_holm']:.2g}" + " corrected" * (len(table) > 1)
         )
 
     reference = f"{first['treatment']!r} ({base} of {int(first['n'])} problems right)"
@@ -240,23 +240,23 @@ def of_mechanism(parts: Any, mediated: Any) -> str:
         told[name] = f"{mean:+.4f}" + ("" if np.isnan([low, high]).any() else f" [{low:+.4f}, {high:+.4f}]")
     sure = [name for name, row in here.items() if row["ci_low"] * row["ci_high"] > 0]
     what = mediated.settings.get("outcome") if reading == "outcome" else reading.replace("_", " ")
-    lam = parts.summary()["lam"]
-    moves = f"{' and '.join(sure)} {'is' if len(sure) == 1 else 'are'}" if sure else "none of these is"
+    shown = f"shown to move it: {', '.join(sure)}" if sure else "none of these is shown to move it"
     return (
         f"Through layer {mediated.settings.get('layer')}, {parts.settings.get('insertion')} changes {what} by {told['scale']} "
         f"{here['both']['unit']} as it scales what attention wrote, by {told['bias']} as it adds to it, by {told['both']} as "
-        f"both (means over {len(mediated.problem_ids)} problems): {moves} shown to move it; heads keep "
-        f"{100 * lam.min():.0f} to {100 * lam.max():.0f} % of their attention outside the span."
+        f"both (means over {len(mediated.problem_ids)} problems); {shown}."
     )
 
 
 def of_claims(checks: Mapping[str, Any], figure: str) -> str:
     """Of `ClaimChecks` by model: how many of the figure's claims agree, which do not, and of which nothing can be told."""
+    sizes = {found.settings.get("n_problems") for found in checks.values()}
     parts = []
     for name, found in checks.items():
         verdicts = [check.verdict for check in found.checks]
-        n = found.settings.get("n_problems")
         agree, against, unknown = (verdicts.count(verdict) for verdict in ("agrees", "disagrees", "cannot tell"))
-        counted = f"{agree} of {len(verdicts)} claims agree, {against or 'none'} disagree"
-        parts.append(f"on {name}, {n} problems, {counted}" + (f", {unknown} cannot be told" if unknown else ""))
-    return f"{figure}: {'; '.join(parts)}."
+        rest = [f"{n} {what}" for n, what in ((against, "disagree"), (unknown, "cannot be told")) if n]
+        size = f", {found.settings.get('n_problems')} problems" * (len(sizes) > 1)
+        parts.append(f"on {name}{size}, {', '.join([f'{agree} of {len(verdicts)} claims agree', *rest])}")
+    of = f" ({sizes.pop()} problems)" if len(sizes) == 1 else ""
+    return f"{figure}{of}: {'; '.join(parts)}."

@@ -36,6 +36,7 @@ def compare(
     """
     from ..running.results import as_text
     from ..running.store import new_folder
+    from ..running.tables import Table
     from .kept import read
 
     if len(folders) < 2:
@@ -53,10 +54,8 @@ def compare(
         if out is None:
             return
         with new_folder(out, overwrite=overwrite) as made:
-            first, *rest = found.tables.values()
-            first.to_csv(made / "compare.csv", index=False)
-            for table in rest:
-                table.to_csv(made / "heads.csv", index=False)
+            for name, table in zip(("compare.csv", "heads.csv"), found.tables.values(), strict=False):
+                Table(table).to_csv(made / name, index=False)
             found.picture.save(made / "compare.png")
             if report:
                 _page(found, folders).save(made / "report.html")

@@ -196,9 +196,11 @@ def _tell(folder: Path, written: list[str]) -> None:
 
 
 def _write(path: Path, content: Any) -> None:
+    from ..running.tables import Table
+
     match path.suffix:
         case ".csv":
-            content.to_csv(path, index=False)
+            Table(content).to_csv(path, index=False)
         case ".parquet":
             content.to_parquet(path, index=False)
         case ".jsonl":

@@ -91,7 +91,9 @@ class Options(Inserting):
         questions = asked.questions()
         if len(questions) < asked.limit:
             also = "".join(
-                f" and --{name} {count}" for name, count in (("confirm", self.confirm), ("answers", self.answers)) if count
+                f" and --{name} {count}"
+                for name, count in (("confirm", self.confirm), ("answers", self.answers))
+                if count
             )
             raise ValueError(
                 f"--limit {limit}{also} need {asked.limit} problems, there are {len(questions)}: give smaller numbers, or "

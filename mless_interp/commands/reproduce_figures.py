@@ -29,7 +29,7 @@ Profiles = dict[str, Any]
 class Options(Saving):
     """What can be asked."""
 
-    figure: Annotated[str, Option(help="The paper's number: 13 (or 000), 11 (001), 9 (002), 18 (003) or 10 (004).")]
+    figure: Annotated[str, Option(help="The paper's number: 13 (000), 11 (001), 9 (002), 18 (003) or 10 (004).")]
     model: Annotated[
         list[str] | None,
         Option(

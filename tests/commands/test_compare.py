@@ -99,8 +99,13 @@ def test_the_command_writes_tables_picture_and_page(
 
 def test_answers_say_what_was_found_with_numbers_and_intervals() -> None:
     told = answers.of_located(replace(located(), confirmation=confirmed()))
-    assert "2 of 3 heads carry more than 5 % of the effect" in told and "L0H1 (reader, " in told
-    assert told.endswith("fresh problems confirm L0H1, L1H0.")
+    assert told.startswith(
+        "2 of 3 heads carry more than 5 % of the effect of Mless ' /' x55 on answer_logprob in most of 12"
+    )
+    assert told.endswith("problems, confirmed on 10 fresh ones: L0H1 (reader); L1H0 (mediator).")
+    assert "not yet confirmed on fresh problems: L0H1" in answers.of_located(located())
+    one = replace(confirmed(), kinds=("reader", "necessary only", "sufficient only"), senses=np.array([1, -1, -1]))
+    assert "L0H1 confirmed on 10 fresh ones" in answers.of_located(replace(located(), confirmation=one))
     assert answers.of_sweep(patched(12)).startswith("1 of 6 heads does more than 5 % of the effect")
     assert "L1H2 (12 of 12 problems, median share 50 % [" in answers.of_sweep(patched(12))
     assert answers.of_sweep(patched(4)).startswith("No head is tested") or "None of 6" in answers.of_sweep(patched(4))
@@ -109,12 +114,54 @@ def test_answers_say_what_was_found_with_numbers_and_intervals() -> None:
         said.startswith("No treatment is shown to differ from 'none' (70.0 % of 20 problems right)")
         and "points [" in said
     )
+    assert said.endswith("p = 1 corrected."), "of several comparisons"
     heads = answers.told_heads(scored(), 2)
     assert len(heads) == 2 and all(str(head) in answers.of_scores(scored()) for head in heads)
     assert " % [" in answers.of_scores(scored())
     assert "slope" in answers.of_doses(doses()) and "[" in answers.of_doses(doses())
-    assert "claims agree" in answers.of_claims({"tiny": checked()}, "Figure 13")
+    one = answers.of_claims({"tiny": checked()}, "Figure 13")
+    assert one == "Figure 13 (6 problems): on tiny, 1 of 2 claims agree, 1 cannot be told."
     assert "shown to move it" in answers.of_mechanism(decomposed(), mediated())
+
+
+def under_four(*right: int, n: int = 40) -> mi.AccuracyResults:
+    """So many of n problems right without insertion, with it, and with heads cut off: chosen ones, and random ones."""
+    names = ("none", "insertion", "named set cut off", "random set cut off")[: len(right)]
+    graded = np.stack([np.arange(n) < count for count in right], 1)[..., None].astype(float)
+    one, texts = np.ones_like(graded), tuple(tuple(("x",) for _ in right) for _ in range(n))
+    settings = {"treatments": {name: {"knockout": ["L0H1", "L0H2"] if "cut" in name else []} for name in names}}
+    decided = np.full(graded.shape, "text")
+    return mi.AccuracyResults(
+        tuple(f"p{i}" for i in range(n)),
+        names,
+        {"strict": graded},
+        one,
+        0 * one,
+        one,
+        texts,
+        decided,
+        settings=settings,
+    )
+
+
+def test_whether_answers_come_back_is_told_against_the_insertion_and_a_random_set() -> None:
+    told = answers.of_cut_off(under_four(40, 20, 38, 22))
+    assert told == (
+        "Of 40 other problems 100.0 % are answered right without the insertion and 50.0 % with it; with L0H1, L0H2 cut off "
+        "from it 95.0 % are: answers come back (p = 7.6e-06), more than with a random set of the same layers and size (55.0 "
+        "%, p = 3.1e-05)."
+    )
+    assert "come back (p = 7.6e-06), and no more is shown than with a random" in answers.of_cut_off(
+        under_four(40, 20, 38, 37)
+    )
+    assert "cut off from it 55.0 % are: that answers come back is not shown" in answers.of_cut_off(
+        under_four(40, 20, 22, 21)
+    )
+    assert "come back is not shown" in answers.of_cut_off(under_four(40, 30, 10, 30)), (
+        "fewer are right: nothing comes back"
+    )
+    assert answers.of_cut_off(under_four(40, 20)).endswith("no head that reads is named, so none is cut off.")
+    assert answers.of_cut_off(under_four(40, 20, 38)).endswith("there is no other set of the same layers and size.")
 
 
 def test_surest_heads_come_first() -> None:
