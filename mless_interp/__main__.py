@@ -9,6 +9,7 @@ import typer
 from .command_line import one_line_errors
 from .commands import COMMANDS
 from .commands.certify import check
+from .commands.compare import compare
 from .commands.show_again import report
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
@@ -24,6 +25,7 @@ for _name, _file in COMMANDS.items():
     app.command(_name)(_command.callback)
 app.command()(one_line_errors(check))
 app.command()(one_line_errors(report))
+app.command()(one_line_errors(compare))
 
 
 def main() -> None:

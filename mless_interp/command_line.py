@@ -70,6 +70,10 @@ EditOption = Annotated[
     Option(help=f"sweep: {EDITS}. [default: z]"),
 ]
 HeadsOption = Annotated[str | None, Option(help="Only these heads, zero-based LAYER:HEAD: 0:13,0:21.")]
+ProblemOption = Annotated[
+    str | None,
+    Option(help="The problem whose attention is shown, by id or place. [default: the mean over the first 32]"),
+]
 ConditionsOption = Annotated[str, Option(help=f"{as_words(CONDITIONS)}. All are compared with the first.")]
 SeedOption = Annotated[int, Option(help="Seed of all that is drawn: random insertions, permutations, the bootstrap.")]
 OutOption = Annotated[Path, Option(help="Folder for the results; it appears only when they are whole.")]
@@ -152,6 +156,10 @@ class Asking(Saving):
     def questions(self) -> tuple[Problem, ...]:
         """The problems that were asked for."""
         return chosen_problems(self.problems, self.model, limit=self.limit)
+
+    def shown_problem(self, problem: str | None) -> str | int | None:
+        """The problem of `--problem`, an id or a place; `ValueError` if it is none of those that were asked for."""
+        return None if problem is None else place_of_problem(problem, self.questions())
 
     def load(self) -> Any:
         """The model that was asked for, once the names that need none are known to be right."""
@@ -407,6 +415,16 @@ def chosen_numbers(text: str, *, name: str) -> tuple[int, ...]:
     if wrong:
         raise ValueError(f"{name}: cannot read {wrong[0]!r} as a number of tokens: write 1,2,4")
     return tuple(int(part) for part in parts)
+
+
+def place_of_problem(problem: str | None, questions: Any) -> str | int | None:
+    """The problem of `--problem`: its id or, where no problem has that id, its place (zero-based)."""
+    from .views.pooling import problem_index
+
+    ids = [question.id for question in questions]
+    if problem is not None and problem not in ids:
+        return problem_index(ids, int(problem) if problem.isdecimal() else problem)
+    return problem
 
 
 @checked

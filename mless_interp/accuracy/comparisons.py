@@ -164,7 +164,11 @@ class Comparisons(Result):
     def shown(self) -> Shown:
         """The comparisons as a table."""
         caption = f"Each treatment against {self.reference!r} on the same problems ({self.grader} grades)."
-        return Shown((ShownTable(self.summary(), caption),))
+        table = self.summary()
+        first = ["second", "difference", "low", "high", "p_holm", "gained", "lost", "accuracy_second", "accuracy_first"]
+        return Shown(
+            (ShownTable(table, caption, [*first, *(name for name in table if name not in (*first, "first"))]),)
+        )
 
     def __repr__(self) -> str:
         return "\n".join([*map(" ".join, self.each()), as_text(self.printed())])

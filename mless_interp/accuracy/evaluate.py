@@ -32,6 +32,7 @@ from ..prompts.prompt import (
 )
 from ..running.checkpoint import Checkpoint, Origin, key_of
 from ..running.progress import progress_bar
+from ..running.visible import visible
 from .answered import AccuracyResults
 from .treatments import Treatment, as_treatments
 
@@ -101,7 +102,7 @@ def evaluate_accuracy(
     check_known(model.tokenizer, asked)
     spelt = [(problem.id, special_as_text(model.tokenizer, problem)) for problem in asked]
     if special_words(spelt) and all(treatment.insertion is None for treatment in chosen):  # make_pairs says it too
-        warnings.warn(special_words(spelt), stacklevel=3)
+        warnings.warn(visible(special_words(spelt)), stacklevel=3)
     prompts = [_prompts(model, asked, treatment, made) for treatment in chosen]
     if max_new_tokens is None:
         max_new_tokens = _room(model, [prompt for requests in prompts for prompt in requests])
@@ -154,7 +155,7 @@ def evaluate_accuracy(
     )
     if saved.repaired:
         warnings.warn(
-            f"{checkpoint}: the last line was cut off when the run was stopped; it was repaired, and what it may have lost "
+            f"{visible(str(checkpoint))}: the last line was cut off when the run was stopped; it was repaired, and what it may have lost "
             "is made again",
             stacklevel=3,
         )

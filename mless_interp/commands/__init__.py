@@ -16,4 +16,6 @@ COMMANDS = {
 }
 """What follows `mless-interp` -> the file of this folder, and the script of `analyses/`, that holds it."""
 
-__getattr__, __dir__, __all__ = lazy_loader.attach(__name__, [*COMMANDS.values(), "certify", "show_again", "kept"])
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__, [*COMMANDS.values(), "answers", "certify", "compare", "show_again", "kept"]
+)

@@ -19,7 +19,9 @@ from ..command_line import (
 from .kept import Computed, Kept, Presented, program
 
 N_READ = 3
-"""Problems whose answers stand on the page."""
+"""Problems whose answers stand on the page, at least."""
+FLIPPED = 12
+"""Problems that are right under one treatment and wrong under another, of those, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,7 @@ class Options(Asking):
     batch_size: Annotated[int | None, Option(help="Prompts at once. [default: sized to memory]")] = None
     engine: Annotated[str, Option(help="auto, hugging_face, forward or vllm (an extra; insertions only).")] = "auto"
     published: Annotated[
-        str | None, Option(help="A model of the paper's tables, whose bars stand beside yours: qwen2.5-math-7b.")
+        str | None, Option(help="A model of the paper's tables, whose bars stand beside yours: Qwen2.5-Math-7B.")
     ] = None
     benchmark: Annotated[str, Option(help="The benchmark of --published.")] = "MATH-500"
     out: OutOption = Path("results/accuracy")
@@ -78,6 +80,7 @@ def compute(options: Options) -> Computed:
     """
     from ..accuracy import Treatment, evaluate_accuracy
     from ..accuracy.evaluate import check_asked
+    from .answers import of_accuracy
 
     published = None
     if options.published is not None:
@@ -112,7 +115,7 @@ def compute(options: Options) -> Computed:
         progress=options.progress,
         seed=options.seed,
     )
-    told = repr(found)
+    told = f"{of_accuracy(found)}\n{found!r}"
     if published is not None:
         printed = ", ".join(f"{row.treatment} {row.percent:g} % ({row.source})" for row in published.itertuples())
         told += f"\nThe paper prints: {printed}."
@@ -126,7 +129,7 @@ def compute(options: Options) -> Computed:
             "comparisons": [one.describe() for one in found.compare_all().comparisons] if len(treatments) > 1 else [],
             "n_problems": len(questions),
             "problems": found.problem_ids,
-            "first_questions": {question.id: question.question for question in questions[:N_READ]},
+            "questions": {each.id: each.question for each in questions if each.id in _to_read(found)},
         },
     )
 
@@ -135,6 +138,7 @@ def present(kept: Kept) -> Presented:
     """The tables, every answer, the bars, and the page."""
     from .. import views
     from ..views.report import Report
+    from .answers import model_name, of_accuracy
 
     found, options = kept.results["AccuracyResults"], kept.options
     published = None if options["published"] is None else _published(options["published"], options["benchmark"])
@@ -143,21 +147,22 @@ def present(kept: Kept) -> Presented:
 
     def page() -> Report:
         question = (
-            f"How does {kept.run['model']['name']} answer {kept.run['n_problems']} problems under "
+            f"How does {model_name(kept.run['model']['name'])} answer {kept.run['n_problems']} problems under "
             f"{', '.join(found.treatments)}, and does any of these differ from {found.treatments[0]}?"
         )
-        made = Report("Accuracy under insertions", question=question).result(found)
-        made = made.figure(picture, "Share of right answers by treatment, with 95 % intervals over problems.")
+        made = Report("Accuracy under insertions", question=question, answer=of_accuracy(found))
+        caption = "Share of right answers by treatment, with 95 % intervals over problems."
+        made = made.result(found, pictures={caption: picture})
         if compared is not None:
             made = made.result(compared, heading="Against the first treatment")
-        few = kept.run["first_questions"]
-        shown = answers[answers["problem"].isin(list(few))]
-        shown = shown.assign(completion=shown["completion"].str[-400:])
-        columns = {"problem": "problem", "treatment": "treatment", "completion": "answer (its last 400 characters)"}
-        columns |= {"gold": "key", "strict": "right", "decided": "decided by", "n_tokens": "tokens"}
-        made = made.heading("The first problems and their answers")
-        made = made.sentence(*(f"{name}: {text}" for name, text in few.items()))
-        return made.table(shown, "Answers as they came.", columns=columns)
+        texts = kept.run.get("questions") or kept.run.get("first_questions", {})
+        flipped = [name for name in _flipped(found) if name in texts]
+        made = made.heading(
+            "Answers: problems that change first" if flipped else "The first problems and their answers"
+        )
+        made = made.sentence(_flip_words(found, len(flipped)))
+        made = made.table(_answers(found, answers, list(texts), flipped), "Answers as they came.", columns=_ANSWERED)
+        return made.sentence(*(f"{name}: {text}" for name, text in texts.items()))
 
     files = {
         "accuracy.csv": found.summary(),
@@ -168,10 +173,62 @@ def present(kept: Kept) -> Presented:
     return Presented(files, page)
 
 
+_ANSWERED = {"problem": "problem", "right": "right", "treatment": "treatment"}
+_ANSWERED |= {
+    "completion": "answer (its last 400 characters)",
+    "gold": "key",
+    "tokens": "tokens",
+    "decided": "decided by",
+}
+
+
+def _flipped(found: Any) -> list[str]:
+    """Problems that are right (most samples) under one treatment and wrong under another, in their order."""
+    right = found.share_right() > 0.5
+    known = found.share_right() >= 0  # NaN: not run
+    moved = (right & known).any(1) & (~right & known).any(1)
+    return [problem for problem, changed in zip(found.problem_ids, moved, strict=True) if changed]
+
+
+def _to_read(found: Any) -> list[str]:
+    """The problems whose answers the page shows: those that change first, then the first ones."""
+    changed = _flipped(found)[:FLIPPED]
+    others = [problem for problem in found.problem_ids if problem not in changed]
+    return [*changed, *others[: max(0, N_READ - len(changed))]]
+
+
+def _flip_words(found: Any, shown: int) -> str:
+    n = len(_flipped(found))
+    if len(found.treatments) == 1 or not n:
+        return f"No problem of {len(found.problem_ids)} is right under one treatment and wrong under another."
+    which = {n: "; all of them are shown", 0: ""}.get(shown, f"; the first {shown} are shown")
+    return f"{n} of {len(found.problem_ids)} problems are right under one treatment and wrong under another{which}."
+
+
+def _answers(found: Any, answers: Any, problems: list[str], flipped: list[str]) -> Any:
+    """A row per problem and treatment (its first sample, and how many of its samples are right), changed problems first."""
+    order = {name: at for at, name in enumerate([*flipped, *(name for name in problems if name not in flipped)])}
+    here = answers[answers["problem"].isin(list(order))]
+    rows = here.groupby(["problem", "treatment"], sort=False)
+    shown = rows.first().reset_index()
+    right = rows["strict"].agg(["sum", "count"]).reset_index()
+    several = found.n_samples > 1
+    words = [
+        (f"{int(good)} of {int(n)}" if several else "yes" if good else "no") if n else None
+        for good, n in zip(right["sum"], right["count"], strict=True)
+    ]
+    shown = shown.assign(
+        right=words, completion=shown["completion"].str[-400:], tokens=shown["n_tokens"].astype("Int64")
+    )
+    shown["gold"] = shown.get("gold")
+    return shown.sort_values("problem", key=lambda names: names.map(order), kind="stable")
+
+
 def _published(model: str, benchmark: str) -> Any:
     from ..paper import published
+    from ..paper.figures import key_of
 
-    return published(model=model, benchmark=benchmark)
+    return published(model=key_of(model), benchmark=benchmark)
 
 
 def _treatments(options: Options) -> list[Any]:

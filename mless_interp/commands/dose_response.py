@@ -87,6 +87,7 @@ def present(kept: Kept) -> Presented:
     from .. import views
     from ..views.circuitsvis import attention_view
     from ..views.report import Report
+    from .answers import model_name, of_doses
 
     found = kept.results["DoseResponse"]
     picture = views.dose_response(found)
@@ -94,11 +95,12 @@ def present(kept: Kept) -> Presented:
     def page() -> Report:
         question = (
             f"How do attention to {kept.run['kind']} inserted tokens in layer {found.layer} (zero-based) of "
-            f"{kept.run['model']['name']}, and {kept.options['outcome']}, depend on how many there are "
+            f"{model_name(kept.run['model']['name'])}, and {kept.options['outcome']}, depend on how many there are "
             f"({kept.options['doses']}), over {kept.run['n_problems']} problems?"
         )
-        made = Report("Dose and response", question=question).result(found)
-        made = made.figure(picture, "Left and middle: each head of the layer. Right: what it does to the outcome.")
+        made = Report("Dose and response", question=question, answer=of_doses(found))
+        caption = "Left and middle: each head of the layer. Right: what it does to the outcome."
+        made = made.result(found, pictures={caption: picture})
         if "attention" in kept.shown:
             made = made.heading("Attention of the heads that read the span most")
             made = made.view(attention_view(kept.shown["attention"]))

@@ -1,6 +1,6 @@
 """`mless-interp profiles`: how much attention every token receives with and without insertions, head by head."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,12 +14,13 @@ from ..command_line import (
     LayersOption,
     NTokensOption,
     OutOption,
+    ProblemOption,
     chosen_heads,
     chosen_insertion,
     chosen_names,
     read_heads,
 )
-from .kept import Computed, Kept, Presented, program
+from .kept import Computed, Kept, Presented, program, shown_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,10 @@ class Options(Asking):
     rows: Annotated[str, Option(help="Rows averaged over: shared, all, question (of tokens after the span).")] = (
         "shared"
     )
-    show: Annotated[int, Option(help="How many heads to draw (those chosen first, or the most collapsed).")] = 3
+    show: Annotated[
+        int, Option(help="How many heads to draw (those chosen, or the most collapsed and the one that reads most).")
+    ] = 3
+    problem: ProblemOption = None
     out: OutOption = Path("results/head_profiles")
 
 
@@ -60,8 +64,8 @@ def compute(options: Options) -> Computed:
     from ..scores import attention_profile, score_heads
     from ..scores.catalogue import chosen_metrics
     from ..scores.score import check_rows
-    from ..views.pooling import read_attention
     from ..views.report import ShownPrompt
+    from .answers import of_scores, told_heads
 
     questions = options.questions()
     fillers = [_insertion(text, options, questions) for text in options.insertion or ["meaningless"]]
@@ -73,6 +77,7 @@ def compute(options: Options) -> Computed:
     read_heads(options.heads, options.layers)
     if options.show < 1:
         raise ValueError(f"--show must be 1 or more, got {options.show}")
+    problem = options.shown_problem(options.problem)
     model = options.load()
     heads = chosen_heads(options.heads, options.layers, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
     common: dict[str, Any] = {"conditions": conditions, "rows": options.rows, "seed": options.seed}
@@ -84,14 +89,14 @@ def compute(options: Options) -> Computed:
         pairs = make_pairs(model, questions, filler, template=options.template)
         kept = {what: options.partial / f"{what}-{number}.jsonl" for what in ("scores", "profile")}
         found = score_heads(model, pairs, heads=heads, metrics=metrics, checkpoint=kept["scores"], **common)
-        drawn = _drawn(found, heads, options.show)
+        drawn = told_heads(found, options.show)
         profile = attention_profile(model, pairs, heads=drawn, checkpoint=kept["profile"], **common)
         results |= {f"scores_{number}": found, f"profile_{number}": profile}
         shown[f"prompt_{number}"] = ShownPrompt.of(model, pairs[0])
         if options.attention == "eager":
-            shown[f"attention_{number}"] = read_attention(model, pairs[0], drawn)
+            shown[f"attention_{number}"] = shown_attention(model, pairs, drawn, problem)
         prompts[filler.label] = [pair.record() for pair in pairs]
-        told.append(repr(found))
+        told.append(f"{of_scores(found)}\n{found!r}")
     assert found is not None
     facts = {
         "settings": found.settings,
@@ -109,6 +114,7 @@ def present(kept: Kept) -> Presented:
     from .. import views
     from ..views.circuitsvis import attention_view
     from ..views.report import Report
+    from .answers import model_name, of_scores
 
     results, shown, fillers = kept.results, kept.shown, kept.run["insertions"]
     scores = [results[f"scores_{number}"] for number in range(len(fillers))]
@@ -123,14 +129,15 @@ def present(kept: Kept) -> Presented:
     def page() -> Report:
         question = (
             f"How much attention does each token of {kept.run['n_problems']} problems receive from the heads of "
-            f"{kept.run['model']['name']}, conditions {', '.join(scores[0].conditions)}, for {', '.join(labels)} "
+            f"{model_name(kept.run['model']['name'])}, conditions {', '.join(scores[0].conditions)}, for {', '.join(labels)} "
             f"(template {kept.options['template']})?"
         )
-        made = Report("What attention heads do with inserted tokens", question=question)
+        answers = [of_scores(found) for found in scores]
+        made = Report("What attention heads do with inserted tokens", question=question, answer=" ".join(answers))
         for number, (filler, found) in enumerate(zip(fillers, scores, strict=True)):
             caption = "Attention received per token; grey: uniform attention, shaded: inserted tokens."
-            made = made.result(found, heading=filler["label"])
-            made = made.figure(pictures[f"profile_{number}_{filler['kind']}.png"], caption)
+            picture = pictures[f"profile_{number}_{filler['kind']}.png"]
+            made = made.result(found, heading=filler["label"], pictures={caption: picture}, shown=_sorted(found))
             if f"attention_{number}" in shown:
                 made = made.view(attention_view(shown[f"attention_{number}"]))
             made = made.shown_prompt(shown[f"prompt_{number}"])
@@ -156,14 +163,16 @@ def _insertion(text: str, options: Options, questions: Any) -> Any:
     return chosen_insertion(kind, unit or None, **given)
 
 
-def _drawn(scores: Any, chosen: Any, show: int) -> list[Any]:
-    """The heads that were asked for by name, else those whose span is most collapsed (or most spiky)."""
-    from ..heads import Head
-
-    if chosen is not None and len(chosen) <= show:
-        return list(chosen)
-    metric = "collapse_relative" if "collapse_relative" in scores.metrics else scores.metrics[0]
-    return [Head.parse(label) for label in scores.top(metric, show)["label"]]
+def _sorted(found: Any) -> Any:
+    """How a page shows scores: the table sorted by what it is drawn by, the most first."""
+    shown = found.shown()
+    metric = None if shown.head_map is None else shown.head_map.value
+    if metric is None:
+        return shown
+    tables = [
+        replace(table, frame=table.frame.sort_values(metric, ascending=False, kind="stable")) for table in shown.tables
+    ]
+    return replace(shown, tables=tuple(tables))
 
 
 app = program("head_profiles", compute, present)

@@ -4,7 +4,7 @@ import dataclasses
 import json
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -23,13 +23,15 @@ RESULTS, SHOWN = "results", "shown"
 @dataclass(frozen=True, eq=False)
 class Computed:
     """What a command computed: `results` and what is `shown` beside them, by name, both as `mi.save` takes them; what is
-    `told` on the screen; the `model`; and `facts` for run.json. Everything that `present` needs is in one of them."""
+    `told` on the screen; the `model`; and `facts` for run.json. Everything that `present` needs is in one of them. `failed`:
+    what could not be computed, and why; the rest is kept and shown, and the command ends with exit code 1."""
 
     results: Mapping[str, Any]
     told: str
     model: Any = None
     shown: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
+    failed: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +63,7 @@ def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Ke
         computed = compute(asked)
         keep(asked, name, computed)
         typer.echo(computed.told)
+        failed = dict(computed.failed)
         del computed  # the model goes before pictures are drawn
         asked.say("drawing pictures and writing tables ...")
         try:
@@ -73,6 +76,10 @@ def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Ke
             raise
         remove_partial(asked.partial)
         _tell(asked.folder, written)
+        for what, why in failed.items():
+            sys.stderr.write(f"error: {what}: {why}\n")
+        if failed:
+            raise SystemExit(1)
 
     main.__doc__ = compute.__doc__
     return analysis(main, options=options, name=name)
@@ -86,6 +93,7 @@ def keep(options: Saving, name: str, computed: Computed) -> None:
     folder = options.kept
     (folder / RUN).unlink(missing_ok=True)  # first, and written last: what has it is whole
     shutil.rmtree(folder, ignore_errors=True)
+    facts: dict[str, Any] = {"failed": dict(computed.failed)} if computed.failed else {}
     run = provenance(
         computed.model,
         repeat=repeat_command(),
@@ -94,6 +102,7 @@ def keep(options: Saving, name: str, computed: Computed) -> None:
         seed=options.seed,
         options=dataclasses.asdict(options),
         **computed.facts,
+        **facts,
     )
     folder.mkdir(parents=True)
     for where, what in ((RESULTS, computed.results), (SHOWN, computed.shown)):
@@ -101,6 +110,23 @@ def keep(options: Saving, name: str, computed: Computed) -> None:
             save(folder / where, model=computed.model, **what)
     (folder / RUN).write_text(json.dumps(run, indent=1), encoding="utf-8")  # what has it is whole
     write_manifest(folder)
+
+
+N_SHOWN_PROBLEMS = 32
+"""Problems over which shown attention is averaged, at most."""
+
+
+def shown_attention(model: Any, pairs: Sequence[Any], heads: Sequence[Any], problem: str | int | None) -> Any:
+    """The attention that a page shows: of one problem where one is asked for, else the mean over the first; where their
+    prompts have no mean, of the first."""
+    from ..views.pooling import read_attention
+
+    if problem is not None:
+        return read_attention(model, pairs, heads, problem=problem)
+    try:
+        return read_attention(model, pairs[:N_SHOWN_PROBLEMS], heads)
+    except ValueError:
+        return read_attention(model, pairs[0], heads)
 
 
 def read(folder: Path) -> Kept:
@@ -191,9 +217,11 @@ def _tell(folder: Path, written: list[str]) -> None:
 
 
 def _write(path: Path, content: Any) -> None:
+    from ..running.tables import Table
+
     match path.suffix:
         case ".csv":
-            content.to_csv(path, index=False)
+            Table(content).to_csv(path, index=False)
         case ".parquet":
             content.to_parquet(path, index=False)
         case ".jsonl":

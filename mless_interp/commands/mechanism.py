@@ -119,6 +119,7 @@ def present(kept: Kept) -> Presented:
     from .. import views
     from ..views.circuitsvis import attention_view
     from ..views.report import Report
+    from .answers import model_name, of_mechanism
 
     parts, shift, mediated = (kept.results[name] for name in ("AttentionDecomposition", "ActivationShift", "Mediation"))
     layer = kept.options["layer"]
@@ -135,20 +136,23 @@ def present(kept: Kept) -> Presented:
 
     def page() -> Report:
         question = (
-            f"Does {parts.settings['insertion']} act on {kept.run['model']['name']} by scaling what attention wrote, or by "
-            f"adding to it, over {kept.run['n_problems']} problems?"
+            f"Does {parts.settings['insertion']} act on {model_name(kept.run['model']['name'])} by scaling what attention "
+            f"wrote, or by adding to it, over {kept.run['n_problems']} problems?"
         )
-        made = Report("The mechanism", question=question).result(parts, heading="Attention")
-        made = made.figure(
-            pictures["lambda.png"], "Lambda per head, its null, and the slope of the best fit, another number."
-        )
-        made = made.figure(pictures["shares.png"], "Shares of the heads in the residual change, by part.")
-        made = made.figure(pictures["layers.png"], "What the affine form leaves open in each layer.")
-        made = made.result(shift, heading="Activations")
-        made = made.figure(pictures["activations.png"], "Gate activations before and after.")
-        made = made.figure(pictures["near_zero.png"], "Near zero by token class.")
-        made = made.result(mediated, heading="Scale or bias")
-        made = made.figure(pictures["mediation.png"], "Scale only, bias only, both.")
+        made = Report("The mechanism", question=question, answer=of_mechanism(parts, mediated))
+        first = {"Scale only, bias only, both.": pictures["mediation.png"]}
+        made = made.result(mediated, heading="Scale or bias", pictures=first)
+        lambdas = {
+            "Lambda per head, its null, and the slope of the best fit, another number.": pictures["lambda.png"],
+            "Shares of the heads in the residual change, by part.": pictures["shares.png"],
+            "What the affine form leaves open in each layer.": pictures["layers.png"],
+        }
+        made = made.result(parts, heading="Attention", pictures=lambdas)
+        moved = {
+            "Gate activations before and after.": pictures["activations.png"],
+            "Near zero by token class.": pictures["near_zero.png"],
+        }
+        made = made.result(shift, heading="Activations", pictures=moved)
         made = made.heading("What the model reads").shown_prompt(kept.shown["prompt"])
         if "attention" not in kept.shown:
             return made

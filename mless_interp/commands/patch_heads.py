@@ -13,16 +13,17 @@ from ..command_line import (
     LayersOption,
     OutcomeOption,
     OutOption,
+    ProblemOption,
     chosen_heads,
     contrasts,
     read_heads,
 )
-from .kept import Computed, Kept, Presented, program
+from .kept import Computed, Kept, Presented, program, shown_attention
 
 PROBLEMS = {"locate": 64, "sweep": 32}
 """How many, by mode, where nothing else is asked for."""
 N_SHOWN = 4
-"""Heads whose attention is shown: the named first, then the largest."""
+"""Heads whose attention is shown, at most: the named ones or, where none is, the largest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,13 @@ class Options(Inserting):
         int,
         Option(help="locate: test the named heads again on so many fresh problems, those after the first. 0: do not."),
     ] = 0
+    answers: Annotated[
+        int,
+        Option(
+            help="locate: answer so many other problems, those after all of these: without insertion, with it, and with the "
+            "named heads that read (or a random set like them) cut off from it. 0: do not."
+        ),
+    ] = 0
     limit: Annotated[
         int | None, Option(help="How many problems, from the first. [default: 64 to locate, 32 to sweep]")
     ] = None  # type: ignore[assignment]
@@ -47,6 +55,7 @@ class Options(Inserting):
     ] = None
     edit: EditOption = None
     outcome: OutcomeOption = "answer_logprob"
+    problem: ProblemOption = None
     out: OutOption = Path("results/patch_heads")
 
     @property
@@ -65,21 +74,36 @@ class Options(Inserting):
         if self.mode == "locate" and self.sweep:
             given = ", ".join(f"--{name}" for name in self.sweep)
             raise ValueError(f"{given} only goes with --mode sweep; locating runs both directions of both edits")
-        if self.confirm < 0 or self.confirm == 1 or (self.mode == "sweep" and self.confirm):
-            raise ValueError(
-                f"--confirm takes 2 or more problems, or 0, and only goes with --mode locate, got {self.confirm}"
-            )
+        for name, count in (("confirm", self.confirm), ("answers", self.answers)):
+            if count < 0 or count == 1 or (self.mode == "sweep" and count):
+                raise ValueError(
+                    f"--{name} takes 2 or more problems, or 0, and only goes with --mode locate, got {count}"
+                )
         limit = PROBLEMS[self.mode] if self.limit is None else self.limit
         if limit < 1:
             raise ValueError(f"limit must be 1 or more, got {limit}")
         outcome_named(self.outcome, signed_for="locating heads" if self.mode == "locate" else "")
         Sweep.named(**self.sweep)
         read_heads(self.heads, self.layers)
-        asked = replace(self, limit=limit + self.confirm)
-        if self.confirm and (available := len(asked.questions())) < limit + self.confirm:
+        asked = replace(self, limit=limit + self.confirm + self.answers)
+        if asked.limit == limit:
+            return asked, limit
+        questions = asked.questions()
+        if len(questions) < asked.limit:
+            also = "".join(
+                f" and --{name} {count}"
+                for name, count in (("confirm", self.confirm), ("answers", self.answers))
+                if count
+            )
             raise ValueError(
-                f"--limit {limit} and --confirm {self.confirm} need {asked.limit} problems, there are {available}: give a "
-                "smaller number of either, or more problems"
+                f"--limit {limit}{also} need {asked.limit} problems, there are {len(questions)}: give smaller numbers, or "
+                "more problems"
+            )
+        keyless = [each.id for each in questions[limit + self.confirm :] if not each.answer.strip()]
+        if keyless:
+            raise ValueError(
+                f"--answers {self.answers}: {len(keyless)} of these problems have no answer to grade against (first: "
+                f"{keyless[0]!r}); leave them out, or give them one"
             )
         return asked, limit
 
@@ -89,18 +113,20 @@ def compute(options: Options) -> Computed:
 
     Writes heads.csv and heads.parquet (a row per head), patches.parquet (a row per problem and head), head_map.png,
     attention.html (offline; the top heads with and without the insertion), the results themselves in results/ (mi.load)
-    and run.json; with --report also report.html. A run that is stopped goes on from where it was when it is started again
+    and run.json; with --answers also answers.csv and completions.jsonl, with --report also report.html. A run that is stopped goes on from where it was when it is started again
     with the same settings.
     """
     from ..heads import Head
     from ..locating.locate import locate_heads
     from ..patching.sweep import patch_heads
-    from ..views.pooling import read_attention
+    from ..running.results import as_text
     from ..views.report import ShownPrompt
+    from .answers import of_cut_off
 
     asked, limit = options.checked()
-    model, pairs = asked.begin()
-    pairs, fresh = pairs[:limit], pairs[limit:]
+    problem = asked.shown_problem(options.problem)
+    model, every = asked.begin()
+    pairs, fresh = every[:limit], every[limit : limit + options.confirm]
     heads = chosen_heads(options.heads, options.layers, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
     common: dict[str, Any] = {"heads": heads, "outcome": options.outcome, "seed": options.seed}
     common["progress"] = options.progress
@@ -114,14 +140,18 @@ def compute(options: Options) -> Computed:
         )
         named = []
     largest = [Head.parse(label) for label in patches.top(N_SHOWN)["label"]]
-    best = list(dict.fromkeys([*named, *largest]))[:N_SHOWN]
+    best = list(dict.fromkeys(named))[:N_SHOWN] or largest
+    results, told = {type(found).__name__: found}, repr(found)
+    if options.answers:
+        results["AccuracyResults"] = answered = _answered(model, every[limit + options.confirm :], found, options)
+        told += f"\n\n{of_cut_off(answered)}\n{as_text(_short(answered))}"
     shown: dict[str, Any] = {"prompt": ShownPrompt.of(model, pairs[0])}
     if options.attention == "eager":
         options.say("reading the attention of the heads to show ...")
-        shown["attention"] = read_attention(model, pairs[0], best)
+        shown["attention"] = shown_attention(model, every if problem is not None else pairs, best, problem)
     return Computed(
-        results={type(found).__name__: found},
-        told=repr(found),
+        results=results,
+        told=told,
         model=model,
         shown=shown,
         facts={
@@ -130,9 +160,48 @@ def compute(options: Options) -> Computed:
             "conclusion": found.describe(),
             "n_problems": len(pairs),
             "n_fresh": len(fresh),
+            "n_answers": options.answers,
             "prompts": [pair.record() for pair in (*pairs, *fresh)],
         },
     )
+
+
+NONE, INSERTED, CUT_OFF, RANDOM = "none", "insertion", "named set cut off", "random set cut off"
+"""What other problems are answered under."""
+
+
+def _answered(model: Any, pairs: Any, found: Any, options: Options) -> Any:
+    """Other problems answered without insertion, with it, and with heads cut off from it: the named ones that read, and
+    of the random sets of their layers the first that has fewest of them."""
+    from ..accuracy import Treatment, evaluate_accuracy
+
+    insertion = pairs[0].insertion
+    treatments = [Treatment(name=NONE), Treatment(insertion, name=INSERTED)]
+    joint = found.joint if found.confirmation is None else found.confirmation.joint
+    if joint is not None:
+        treatments.append(Treatment(insertion, knockout=joint.heads, name=CUT_OFF))
+        if joint.sets:
+            random = min(joint.sets, key=lambda members: len(set(members) & set(joint.heads)))
+            treatments.append(Treatment(insertion, knockout=random, name=RANDOM))
+    return evaluate_accuracy(
+        model,
+        [pair.problem for pair in pairs],
+        treatments,
+        template=options.template,
+        checkpoint=options.partial / "answers.jsonl",
+        progress=options.progress,
+        seed=options.seed,
+    )
+
+
+def _short(answered: Any) -> Any:
+    """A row per treatment: what is cut off, right answers, and how they differ from those with the insertion alone."""
+    treatments = answered.settings["treatments"]
+    table = answered.summary()[["treatment", "accuracy", "low", "high", "n"]]
+    table["heads"] = [", ".join(treatments[name]["knockout"]) or None for name in table["treatment"]]
+    against = answered.compare_all(INSERTED).summary().set_index("second")
+    columns = {"difference": "difference", "low": "difference_ci_low", "high": "difference_ci_high", "p_holm": "p_holm"}
+    return table.join(against[list(columns)].rename(columns=columns), on="treatment")
 
 
 def present(kept: Kept) -> Presented:
@@ -140,25 +209,38 @@ def present(kept: Kept) -> Presented:
     from .. import views
     from ..views.circuitsvis import attention_view
     from ..views.report import Report
+    from .answers import in_order, model_name, of_cut_off, of_located, of_sweep
 
-    (found,) = kept.results.values()
     located = kept.run["mode"] == "locate"
+    found, answered = kept.results["LocatedHeads" if located else "PatchScores"], kept.results.get("AccuracyResults")
     patches = found.patches if located else found
     attention = attention_view(kept.shown["attention"]) if "attention" in kept.shown else None
     outcome, template = kept.options["outcome"], kept.options["template"]
 
     def page() -> Report:
         question = (
-            f"Which of {len(patches.heads)} heads of {kept.run['model']['name']} carry the effect of "
+            f"Which of {len(patches.heads)} heads of {model_name(kept.run['model']['name'])} carry the effect of "
             f"{found.settings['insertion']} on {outcome}, patched one at a time on {kept.run['n_problems']} problems "
             f"(template {template}, mode {kept.run['mode']})?"
         )
-        made = Report("Heads that carry the insertion's effect", question=question).result(found)
-        made = made.figure(views.forest(found), "Effects with 95 % intervals over problems, the largest heads.")
+        answer = of_located(found) if located else of_sweep(found)
+        made = Report("Heads that carry the insertion's effect", question=question, answer=answer)
+        heads = "the named ones and the largest others" if located and found.found else "the largest"
+        pictures = {f"Effects with 95 % intervals over problems: {heads}.": views.forest(found)}
         if located and found.read is not None:
-            made = made.figure(views.read_effects(found.read), "What the reads of the named heads are.")
+            pictures["What the reads of the named heads are."] = views.read_effects(found.read)
+        shown = found.shown()
+        if not located:
+            (table,) = shown.tables
+            caption = table.caption.replace("the largest share first", "the surest first")
+            shown = replace(shown, tables=(replace(table, frame=in_order(table.frame), caption=caption),))
+        made = made.result(found, pictures=pictures, shown=shown)
+        if answered is not None:
+            made = made.heading("Do the answers come back?").sentence(of_cut_off(answered))
+            made = made.table(_short(answered), f"Right answers; differences and p are against {INSERTED!r}.")
         if attention is not None:
-            made = made.heading("Attention of the named and the largest heads").view(attention)
+            which = "named" if located and found.found else "largest"
+            made = made.heading(f"Attention of the {which} heads").view(attention)
         return made.heading("What the model reads").shown_prompt(kept.shown["prompt"])
 
     files = {
@@ -167,6 +249,8 @@ def present(kept: Kept) -> Presented:
         "patches.parquet": patches.to_frame(),
         "head_map.png": views.head_map(found),
     }
+    if answered is not None:
+        files |= {"answers.csv": _short(answered), "completions.jsonl": answered.to_frame()}
     return Presented(files if attention is None else files | {"attention.html": attention}, page)
 
 

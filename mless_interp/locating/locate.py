@@ -15,6 +15,7 @@ from ..patching.outcomes import outcome_named, resolution_of
 from ..patching.prepared import Prepared, prepare
 from ..prompts.conditions import one_of
 from ..prompts.pairs import PromptPair, digest_of
+from ..running.visible import visible
 from ..statistics.arguments import check_count, derive_generator
 from .confirmation import Confirmation
 from .control import Controls, Held, check_controls
@@ -169,7 +170,7 @@ def _resolution(model: Model, measured: Measured) -> float:
 def _warn_of_few(n: int, n_heads: int, alpha: float, *, again: bool = False) -> None:
     words = few_problems(n, n_heads, alpha, again=again)
     if words:
-        warnings.warn(words, stacklevel=4)
+        warnings.warn(visible(words), stacklevel=4)
 
 
 @dataclass(frozen=True)

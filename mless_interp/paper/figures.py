@@ -47,7 +47,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Figure:
-    """One of the five figures: what it shows and where; `doubt` is what its description leaves open."""
+    """One of the five figures: what it shows and where; `doubt` is what the paper leaves open, if anything."""
 
     key: str
     number: str
@@ -71,6 +71,30 @@ FIGURES: dict[str, Figure] = {
     )
     for entry in _DATA["figures"]
 }
+
+
+def figure_named(name: str) -> Figure:
+    """A figure by its key ("000") or by the paper's number ("13", "Figure 13"); `ValueError` lists them."""
+    words = name.strip().lower().removeprefix("figure").removeprefix("fig").lstrip(". ")
+    for figure in FIGURES.values():
+        if words in (figure.key, figure.number.removeprefix("Figure ")):
+            return figure
+    known = ", ".join(f"{figure.number.removeprefix('Figure ')} ({key})" for key, figure in FIGURES.items())
+    raise ValueError(f"unknown figure {name!r}; choose one of the paper's {known}")
+
+
+def title_of(model: str) -> str:
+    """A model of the paper as people write it, from its key or title in any case; other names stay as they are."""
+    titles = _DATA["titles"] | {key: made.title for key, made in MODELS.items()}
+    return str(titles.get(key_of(model), model))
+
+
+def key_of(model: str) -> str:
+    """The key of a model of the paper, from its key, its title or its hub id in any case; other names stay as they are."""
+    names = {name: key for key, made in MODELS.items() for name in (key, made.title.lower(), made.hub_id.lower())}
+    names |= {name: key for key, title in _DATA["titles"].items() for name in (key, title.lower())}
+    return names.get(model.lower(), model)
+
 
 SHOWN_HEADS: dict[str, tuple[Head, ...]] = {
     model: tuple(Head.from_paper(layer=1, head=h) for h in heads) for model, heads in _DATA["first_layer_heads"].items()

@@ -59,7 +59,7 @@ def accuracy_bars(results: AccuracyResults, published: Mapping[str, float] | pd.
     tops = [*percent[np.isfinite(percent)], *(100 * share for _, share, _ in marks), 1.0]
     axes.set_ylim(0, min(100.0, 1.15 * max(tops)))
     axes.set_ylabel("accuracy (%), bars: 95 % interval", fontsize=8)
-    axes.set_title(words_of(results, "model", "benchmark", "problems"), fontsize=9)
+    axes.set_title(words_of(results, "model", "benchmark"), fontsize=9)
     axes.tick_params(axis="y", labelsize=7)
     if sources:
         axes.legend(fontsize=7, loc="upper right")
@@ -161,8 +161,8 @@ def bars_and_profiles(
 ) -> Picture:
     """Left, bars of accuracy (a table: model, treatment, percent); right, one head without and with each insertion.
 
-    Each model and treatment has one row of `bars`. Above right all at the same tokens, with the base prompt of the first
-    profile; below right the whole sequences.
+    Each model and treatment has one row of `bars`, with the limits of an interval in `low` and `high` where it has one.
+    Above right all at the same tokens, with the base prompt of the first profile; below right the whole sequences.
     """
     picture = Picture(figsize=(11.0, 6.0), layout="constrained")
     halves: Any = picture.subfigures(1, 2, width_ratios=(1.0, 1.3))
@@ -177,11 +177,27 @@ def bars_and_profiles(
         drawn = axes.bar(
             places, percent[treatment], width, color=LINES[number][0], label=treatment, hatch=hatch, edgecolor="white"
         )
-        axes.bar_label(drawn, fmt="%.0f", fontsize=7)
-    axes.set_xticks(range(len(models)), [str(m) for m in models], fontsize=7)
+        axes.bar_label(drawn, fmt="%.0f", fontsize=7, label_type="center", bbox=_BOX)
+        if {"low", "high"} <= set(bars):
+            ends = [
+                bars.pivot(index="model", columns="treatment", values=end).loc[models, treatment]
+                for end in ("low", "high")
+            ]
+            reach = reach_of(*(np.asarray(x, dtype=float) for x in (percent[treatment], *ends)))
+            known = reach.any(0)
+            axes.errorbar(
+                places[known],
+                percent[treatment][known],
+                reach[:, known],
+                fmt="none",
+                color="black",
+                capsize=3,
+                linewidth=1,
+            )
+    axes.set_xticks(range(len(models)), [str(m) for m in models], fontsize=7, rotation=20 if len(models) > 2 else 0)
     axes.set_ylabel("accuracy (%)")
     axes.set_title(bars_title, fontsize=9)
-    axes.legend(fontsize=7, loc="upper right")
+    axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=len(treatments), frameon=False)
     above, below = right.subplots(2, 1)
     first = next(iter(named.values()))
     draw_curve(above, first.curve(head, "base", aligned=True, relative=relative), "none", 0)

@@ -20,7 +20,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
 from ..running.registry import savable
-from ..running.results import Result, ShownMap
+from ..running.results import Result, Shown, ShownMap
 from ..running.visible import visible
 from .page_parts import HeadMap, Table
 
@@ -116,6 +116,8 @@ Part = Heading | Text | Table | HeadMap | Still | Interactive | ShownPrompt | Pr
 class Report:
     """A page in the making; every method gives a new one with a part more, so that they can be chained.
 
+    `answer` is what was found, in one sentence: it stands first, in bold.
+
     >>> page = Report("Heads", question="Which heads?").heading("Found").sentence("None <here>.")
     >>> "None &lt;here&gt;." in page.page(), len(Report("Heads", question="Which heads?").parts)
     (True, 0)
@@ -123,6 +125,7 @@ class Report:
 
     title: str
     question: str
+    answer: str = ""
     parts: tuple[Part, ...] = ()
 
     def heading(self, text: str) -> "Report":
@@ -172,15 +175,28 @@ class Report:
         """A prompt that was made into text before, so that no model is needed now."""
         return self._with(prompt)
 
-    def result(self, result: Any, *, heading: str | None = "What was found") -> "Report":
-        """A result in its own words, as a head map where it has one row per head, and as a table."""
+    def result(
+        self,
+        result: Any,
+        *,
+        heading: str | None = "What was found",
+        pictures: Mapping[str, Any] | None = None,
+        shown: Shown | None = None,
+    ) -> "Report":
+        """A result: its head map where it has one row per head, `pictures` of it (caption -> figure), its tables, its words.
+
+        `shown` replaces what it says of its map and tables itself.
+        """
         if not isinstance(result, Result):
             raise TypeError(f"a result of this toolkit expected, got {type(result).__name__}")
-        shown = result.shown()
-        maps = [] if shown.head_map is None else [_map_of(shown.head_map)]
-        tables = [Table.of(table.frame, table.caption, columns=table.columns) for table in shown.tables]
+        shown = result.shown() if shown is None else shown
         page = self if heading is None else self.heading(heading)
-        return page.sentence(*result.told())._with(*maps, *tables)
+        if shown.head_map is not None:
+            page = page._with(_map_of(shown.head_map))
+        for caption, picture in (pictures or {}).items():
+            page = page.figure(picture, caption)
+        tables = [Table.of(table.frame, table.caption, columns=table.columns) for table in shown.tables]
+        return page._with(*tables).sentence(*result.told())
 
     def provenance(self, run: Mapping[str, Any], *, heading: str | None = "How to repeat it") -> "Report":
         """How to repeat the run and where it comes from: what `mi.provenance` gives, as saved in run.json."""
@@ -219,14 +235,8 @@ class Report:
 
 
 def _map_of(shown: ShownMap) -> HeadMap:
-    caption = "Grey is undefined or was not measured."
     return HeadMap.of(
-        shown.frame,
-        caption,
-        value=shown.value,
-        columns=shown.columns,
-        marked=shown.marked,
-        marked_means=shown.means,
+        shown.frame, "", value=shown.value, columns=shown.columns, marked=shown.marked, marked_means=shown.means
     )
 
 
@@ -256,7 +266,7 @@ def _groups(run: Mapping[str, Any]) -> tuple[tuple[str, tuple[tuple[str, str], .
     return tuple(groups)
 
 
-_TOLD = ("repeat", "command", "conclusion", "comparisons", "options", "first_questions", "insertions")
+_TOLD = ("repeat", "command", "conclusion", "comparisons", "options", "first_questions", "questions", "insertions")
 """Facts that stand elsewhere on the page."""
 
 

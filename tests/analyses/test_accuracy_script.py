@@ -55,6 +55,8 @@ def test_it_answers_under_every_treatment_and_writes_everything(run: Any, tmp_pa
     assert "The paper prints: none 72.3 % (Table 1), mless 74.6 % (Table 1)" in done.stdout
     assert "'mless' against 'none'" in done.stdout and "found/accuracy.csv" in done.stdout
     page = html.unescape((out / "report.html").read_text(encoding="utf-8"))
+    answer = page[page.index("<strong>") : page.index("</strong>")]
+    assert answer.startswith("<strong>No treatment is shown to differ from 'none' (100.0 % of 6 problems right)")
     assert "'mless' against 'none'" in page and page.count("<table") == 3 and page.count("<img") == 1
     assert answers[0]["completion"] in page and "--knockout 0:1,0:2" in page
 

@@ -103,7 +103,7 @@ def explained(script: str) -> list[str]:
         ("head_profiles.py", [f"{each.name} ({each.code}): {each.says}" for each in CONDITIONS.values()]),
         ("mechanism.py", [contrasts("content", "held")]),
         ("patch_heads.py", [contrasts()]),
-        ("reproduce_figures.py", [f"{each.key} ({each.number.replace('ure', '.')})" for each in FIGURES.values()]),
+        ("reproduce_figures.py", [f"{each.number.removeprefix('Figure ')} ({each.key})" for each in FIGURES.values()]),
     ],
 )
 def test_a_script_explains_itself_by_the_tables_without_loading_what_is_heavy(script: str, words: list[str]) -> None:
@@ -300,13 +300,13 @@ def test_wrong_input_ends_with_one_line_and_exit_code_2(
 
     @one_line_errors
     def command() -> None:
-        raise error("a message\n  over two lines")
+        raise error("a message\n  over two lines\x1b[31m")
 
     with pytest.raises(SystemExit) as ended:
         command()
     assert ended.value.code == 2
     shown = capsys.readouterr()
-    assert shown.err == "error: a message over two lines\n"
+    assert shown.err == "error: a message over two lines\\x1b[31m\n"
     assert shown.out == ""
 
 

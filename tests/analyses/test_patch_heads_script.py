@@ -147,7 +147,8 @@ CHOSEN = ["--backend", "bridge", "--heads", "0:13,0:21,1:4,0:2", "--no-progress"
 
 @pytest.mark.slow
 def test_the_named_heads_are_confirmed_on_the_problems_after_the_first(planted: Path, tmp_path: Path, run: Any) -> None:
-    done = run("--model", planted, *CHOSEN, "--limit", 12, "--confirm", 10, "--report", "--out", "c", cwd=tmp_path)
+    asked = ["--limit", 12, "--confirm", 10, "--answers", 6, "--report", "--out", "c"]
+    done = run("--model", planted, *CHOSEN, *asked, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "Confirmation: 10 fresh problems, none of them used to name the heads; 3 heads tested again." in done.stdout
     kept = json.loads((tmp_path / "c" / "run.json").read_text())
@@ -161,6 +162,42 @@ def test_the_named_heads_are_confirmed_on_the_problems_after_the_first(planted: 
     )
     page = html.unescape((tmp_path / "c" / "report.html").read_text(encoding="utf-8"))
     assert "Named heads on fresh problems" in page and "Confirmed: L0H13, L0H21, L1H4." in page
+    answers = pd.read_csv(tmp_path / "c" / "answers.csv").set_index("treatment")
+    assert list(answers.index) == ["none", "insertion", "named set cut off", "random set cut off"]
+    assert answers.loc["named set cut off", "heads"] == "L0H13, L0H21" and (answers["n"] == 6).all()
+    assert set(answers.loc["random set cut off", "heads"].split(", ")).isdisjoint({"L0H13", "L0H21"})
+    answered = pd.read_json(tmp_path / "c" / "completions.jsonl", lines=True)
+    assert list(dict.fromkeys(answered["problem"])) == ids[22:], "the 6 after all others"
+    sentence = "Of 6 other problems 100.0 % are answered right without the insertion and"
+    assert sentence in page and sentence in done.stdout and "Do the answers come back?" in page
+    assert done.stdout.count("random set cut off") == 1
+
+
+@pytest.mark.slow
+def test_answers_that_were_stopped_go_on_and_are_the_same(
+    planted: Path, tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mless_interp.running.checkpoint import Checkpoint
+
+    asked = ["--model", planted, *CHOSEN, "--limit", 8, "--answers", 4]
+    put, seen = Checkpoint.put, []
+
+    def watch(self: Checkpoint, values: dict[str, Any]) -> None:
+        put(self, values)
+        seen.append("" if self.path is None else self.path.stem)
+        if seen.count("answers") == 1 and stopping:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Checkpoint, "put", watch)
+    stopping = True
+    assert run(*asked, "--out", "stopped", cwd=tmp_path).returncode == 130
+    stopping = False
+    seen.clear()
+    assert run(*asked, "--out", "stopped", cwd=tmp_path).returncode == 0
+    assert seen and set(seen) == {"answers"}, "nothing else is computed again"
+    assert run(*asked, "--out", "straight", cwd=tmp_path).returncode == 0
+    first, second = ((tmp_path / name / "answers.csv").read_text() for name in ("stopped", "straight"))
+    assert first == second
 
 
 @pytest.mark.slow
@@ -207,6 +244,16 @@ def test_a_run_stopped_while_it_confirms_goes_on_there(
         (["--confirm", 5, "--limit", -3], "limit must be 1 or more, got -3"),
         (["--confirm", 9, "--limit", 20], "--limit 20 and --confirm 9 need 29 problems, there are 28"),
         (["--confirm", 8], "--limit 64 and --confirm 8 need 72 problems, there are 28"),
+        (["--answers", -1], "--answers takes 2 or more problems, or 0, and only goes with --mode locate, got -1"),
+        (
+            ["--answers", 9, "--mode", "sweep"],
+            "--answers takes 2 or more problems, or 0, and only goes with --mode locate",
+        ),
+        (["--answers", 9, "--limit", 20], "--limit 20 and --answers 9 need 29 problems, there are 28: give smaller"),
+        (
+            ["--answers", 9, "--confirm", 9, "--limit", 20],
+            "--limit 20 and --confirm 9 and --answers 9 need 38 problems",
+        ),
     ],
 )
 def test_wrong_numbers_are_told_before_the_model_is_loaded(

@@ -94,14 +94,17 @@ def test_another_model_can_take_the_papers_place(run: Any, planted: Path, tmp_pa
         "--no-progress",
     )
     assert done.returncode == 0, done.stderr
-    assert str(planted) in pd.read_csv(tmp_path / "out" / "claims.csv")["model"][0]
+    assert (pd.read_csv(tmp_path / "out" / "claims.csv")["model"] == planted.name).all()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--figure", "005"], "error: unknown figure '005'; choose one of 000, 001, 002, 003, 004"),
-        (["--figure", "001", "--model", "x"], "Figure 11 shows 3 models: write --model KEY=DIRECTORY for each"),
+        (["--figure", "005"], "error: unknown figure '005'; choose one of the paper's 13 (000), 11 (001), 9 (002),"),
+        (
+            ["--figure", "001", "--model", "x"],
+            "Figure 11 shows 3 models: write --model NAME=DIRECTORY for each (Qwen2.5-Math-7B",
+        ),
         (["--figure", "000", "--model", "gemma-3-4b-it=x"], "Figure 13 does not show 'gemma-3-4b-it'"),
         (["--figure", "000", "--tiny", "--draws", "0"], "--draws must be 1 or more, got 0"),
         (["--figure", "000", "--tiny", "--problems", "none.jsonl"], "no problem file at 'none.jsonl'"),
@@ -111,6 +114,70 @@ def test_another_model_can_take_the_papers_place(run: Any, planted: Path, tmp_pa
 def test_wrong_input_is_one_line(arguments: list[str], message: str, run: Any) -> None:
     done = run("reproduce_figures.py", *arguments, "--no-progress")
     assert done.returncode == 2 and message in done.stderr and done.stderr.strip().count("\n") == 0
+
+
+def test_the_papers_number_names_its_figure_and_the_page_begins_with_the_answer_and_the_figure(
+    run: Any, planted: Path, tmp_path: Path
+) -> None:
+    done = run("reproduce_figures.py", "--figure", "13", "--model", planted, "--limit", 3, "--no-progress", "--report")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads((tmp_path / "results" / "figure_13" / "run.json").read_text())
+    assert facts["figure"] == "Figure 13"
+    own = [json.loads(line)["unique_id"] for line in (planted / "problems.jsonl").read_text().splitlines()][:3]
+    assert facts["problems"] == {"qwen2.5-math-7b": own}, "a model's own problems"
+    page = html.unescape((tmp_path / "results" / "figure_13" / "report.html").read_text(encoding="utf-8"))
+    assert page.index("<strong>Figure 13: on model, 3 problems, ") < page.index("<img") < page.index("<table")
+    assert "claims of Qwen2.5-Math-7B hold" in page and "What is open" not in page
+    assert "mean over 3 problems" in page, "the attention of all of them"
+
+
+def test_one_model_that_fails_keeps_the_others(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = paper.load_panel_model
+
+    def broken(key: str, **options: Any) -> Any:
+        if key == failing or failing == "all":
+            raise ValueError("its weights are truncated")
+        return load(key, **options)
+
+    monkeypatch.setattr(paper, "load_panel_model", broken)
+    quick = [
+        "reproduce_figures.py",
+        "--figure",
+        "001",
+        "--tiny",
+        "--limit",
+        2,
+        "--draws",
+        1,
+        "--no-progress",
+        "--report",
+    ]
+    failing = "llama-3.1-8b-instruct"
+    done = run(*quick, "--out", "out")
+    assert done.returncode == 1 and "error: Llama3.1-8B-Instruct: its weights are truncated" in done.stderr
+    facts = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert set(facts["models"]) == {"qwen2.5-math-7b", "gemma-3-4b-it"}
+    assert facts["failed"] == {"Llama3.1-8B-Instruct": "its weights are truncated"}
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert (
+        "Llama3.1-8B-Instruct failed and is left out: its weights are truncated" in page and page.count("<table") == 2
+    )
+    failing = "all"
+    done = run(*quick, "--out", "none")
+    assert done.returncode == 2 and not (tmp_path / "none").exists()
+
+
+def test_ones_own_bars_stand_beside_the_published_ones(run: Any, tmp_path: Path) -> None:
+    quick = ["reproduce_figures.py", "--figure", "10", "--model", "demo", "--limit", 2, "--draws", 1, "--no-progress"]
+    done = run(*quick, "--max-new-tokens", 8, "--out", "out")
+    assert done.returncode == 0, done.stderr
+    bars = pd.read_csv(tmp_path / "out" / "bars.csv")
+    own = bars[bars["source"] == "measured"]
+    assert own["treatment"].tolist() == ["none", "mless", "mful"] and set(own["model"]) == {"demo (measured)"}
+    assert (own["n"] == 2).all() and (own["low"] <= own["percent"]).all() and (own["percent"] <= own["high"]).all()
+    assert {"Qwen2.5-Math-1.5B", "Qwen2.5-Math-7B", "Llama3.1-8B-Instruct"} <= set(bars["model"])
+    facts = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert all(name.startswith("demo/") for name in facts["problems"]["qwen2.5-math-7b"]), "the demo's problems"
 
 
 def test_heads_the_model_lacks_are_named(run: Any, planted: Path) -> None:
@@ -123,7 +190,7 @@ def test_head_profiles_writes_tables_curves_and_pictures(run: Any, planted: Path
     done = run(
         "head_profiles.py",
         *("--model", planted, "--n-tokens", 20, "--heads", "0:2,0:3,1:4", "--out", "out", "--no-progress"),
-        *("--insertion", "meaningless", "--insertion", "meaningful=she", "--report"),
+        *("--insertion", "meaningless", "--insertion", "meaningful=she", "--report", "--problem", "1"),
     )
     assert done.returncode == 0, done.stderr
     names = {path.name for path in (tmp_path / "out").iterdir()}
@@ -163,6 +230,8 @@ def test_head_profiles_runs_fused_attention(run: Any, planted: Path, tmp_path: P
         (["--metrics", "span"], "unknown metric 'span'"),
         (["--conditions", "base,what"], "unknown condition 'what'"),
         (["--show", "0"], "--show must be 1 or more"),
+        (["--problem", "7"], "problem 7 is out of range"),
+        (["--problem", "x"], "problem 'x' is not among these"),
         (["--attention", "sdpa"], "attn_implementation need backend='nnsight'"),
         (["--n-tokens", "0"], "n_tokens must be 1 or more"),
     ],

@@ -8,13 +8,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from conftest import ROOT
 from scripts_under_test import Done, run_command
 
 import mless_interp as mi
 from mless_interp.commands import COMMANDS
-from mless_interp.commands.kept import commit
+from mless_interp.commands.kept import _write, commit
 from mless_interp.ground_truth.planted import planted_model
 from mless_interp.heads import Head
 
@@ -308,3 +309,8 @@ def test_the_commit_of_a_source_tree(tmp_path: Path) -> None:
     (own / "HEAD").write_text("ref: refs/heads/main\n")
     (own / "commondir").write_text("../..\n")
     assert commit(tree) == "cccc"
+
+
+def test_no_text_in_a_table_that_is_written_is_a_formula(tmp_path: Path) -> None:
+    _write(tmp_path / "t.csv", pd.DataFrame({"text": ["=1+1", "plain"], "x": [-1.0, 2.0]}))
+    assert (tmp_path / "t.csv").read_text() == "text,x\n'=1+1,-1.0\nplain,2.0\n"

@@ -17,13 +17,19 @@ from models_under_test import loaded, pairs_for
 from small_results import (
     activations,
     answered,
+    certified,
     checked,
     confirmed,
+    curve,
     decomposed,
     doses,
+    enriched,
+    knocked_out,
     located,
     mediated,
     patched,
+    profiled,
+    read_apart,
     scored,
 )
 
@@ -61,22 +67,24 @@ def test_undefined_is_no_number_and_never_is_infinite() -> None:
     assert texts(table, 1) == ["–", "yes", "no", "yes"] and keys(table, 1)[0] == ""
 
 
-def test_both_ends_of_an_interval_become_one_column_beside_its_estimate() -> None:
+def test_an_interval_stands_in_its_estimates_cell_under_a_heading_that_names_both() -> None:
     frame = pd.DataFrame({"x_ci_low": [-0.5, NAN], "x": [0.1, 0.2], "x_ci_high": [0.7, NAN], "ci_low": [1.0, 2.0]})
     frame["ci_high"] = [3.0, 4.0]
     table = Table.of(frame, "")
-    assert [column.label for column in table.columns] == ["x", "95 % interval", "95 % interval"]
-    assert texts(table, 1) == ["[-0.5000, +0.7000]", "–"] and keys(table, 1) == ["-0.5", ""]
-    assert texts(table, 2) == ["[1.000, 3.000]", "[2.000, 4.000]"]
+    assert labels(table) == ["x [95 % interval]", "95 % interval"]
+    assert [str(row[0]) for row in table.rows] == ["+0.1000 [-0.5000, +0.7000]", "+0.2000"]
+    assert keys(table, 0) == ["0.1", "0.2"], "sorted by the estimate"
+    assert texts(table, 1) == ["[1.000, 3.000]", "[2.000, 4.000]"] and keys(table, 1) == ["1", "2"]
+    own = Table.of(pd.DataFrame({"a": ["p"], "m": [0.5], "ci_low": [0.1], "ci_high": [0.9]}), "")
+    assert labels(own) == ["a", "m [95 % interval]"], "bare ends belong to the number before them"
     bare = Table.of(pd.DataFrame({"low": [1.0], "high": [2.0], "y_ci_low": [3.0], "z": 4, "z_low": 2, "z_high": 8}), "")
     assert [(column.label, cell.text) for column, cell in zip(bare.columns, bare.rows[0], strict=True)] == [
         ("95 % interval", "[1.000, 2.000]"),
         ("y ci low", "3.000"),
-        ("z", "4"),
-        ("from, to", "[2.000, 8.000]"),
+        ("z [from, to]", "4.000"),
     ], "a lower end without an upper one is a column like any other"
     chosen = Table.of(frame, "", columns={"ci_low": "range", "x": "my x"})
-    assert [column.label for column in chosen.columns] == ["range", "my x", "95 % interval"]
+    assert labels(chosen) == ["range", "my x [95 % interval]"]
 
 
 def test_a_column_that_is_not_there_is_named() -> None:
@@ -107,7 +115,8 @@ def test_a_map_has_a_square_per_head_with_its_interval_in_words() -> None:
     )
     assert (made.n_layers, made.n_heads, made.limit, made.marked_means) == (2, 3, "0.5", "m")
     by_place = {(square.layer, square.head): square for square in made.squares}
-    assert by_place[0, 1].words == "head L0H1; effect -0.5000; 95 % interval [-0.6000, -0.4000]"
+    assert by_place[0, 1].words == "head L0H1; effect [95 % interval] -0.5000 [-0.6000, -0.4000]"
+    assert (made.signed, made.undefined) == (True, True)
     assert by_place[0, 1].colour == colour(-1.0) == "#053061" and by_place[1, 1].colour == colour(1.0) == "#67001f"
     assert by_place[0, 0].colour == colour(0.0) and by_place[1, 0].colour == "#bbbbbb", "grey: undefined, not 0"
     assert [place for place, square in by_place.items() if square.marked] == [(1, 2)]
@@ -148,7 +157,12 @@ def test_a_sweep_becomes_sentences_a_map_and_a_table_with_the_largest_share_firs
     assert texts(table, 0)[0] == "L1H2" and len(table.rows) == 6
     assert head_map is not None and head_map.value == "share of the effect" and marked(head_map) == [(1, 2)]
     assert "more than 5 % of the effect in most problems, p < 0.05 corrected" in head_map.marked_means
-    assert {"k", "n", "share of problems", "p, corrected", "median share"} <= set(labels(table))
+    assert {"n", "share of problems [95 % interval]", "recovered [95 % interval]"} <= set(labels(table))
+    assert labels(table)[: table.at_once] == [
+        *("head", "share of the effect [95 % interval]", "effect [95 % interval]", "median share [95 % interval]"),
+        *("problems", "p, corrected"),
+    ]
+    assert texts(table, 4)[0] == "12 of 12"
     assert marked(shown(patched(4))[1]) == [], "4 problems name no head"
 
 
@@ -161,21 +175,20 @@ def test_where_shares_are_undefined_the_map_shows_effects() -> None:
 def test_located_heads_are_outlined_and_come_first() -> None:
     sentences, head_map, (table, controls) = shown(located())
     assert marked(head_map) == [(0, 1), (1, 0)] and head_map is not None and head_map.value == "removed, share"
-    assert texts(table, 0)[:2] == ["L0H1", "L1H0"] and texts(table, 2) == ["reader", "mediator", "undecided"]
+    assert texts(table, 0)[:2] == ["L0H1", "L1H0"] and texts(table, 1) == ["reader", "mediator", "undecided"]
     assert texts(controls, 0) == ["L0H1", "L1H0"]
     assert any(sentence.startswith("Beside their controls (chosen on these problems") for sentence in sentences)
     _, _, (_, fresh, again) = shown(replace(located(), confirmation=confirmed()))
-    assert "on fresh problems" in fresh.caption and texts(again, 2) == ["reader", "mediator", "sufficient only"]
-    assert texts(again, 3) == ["yes", "yes", "no"]
+    assert "on fresh problems" in fresh.caption
+    assert labels(again)[:4] == ["head", "claimed", "confirmed", "verdict"] and texts(again, 2) == ["yes", "yes", "no"]
+    assert texts(again, 1) == ["reader", "mediator", "sufficient only"]
 
 
 def test_scores_have_intervals_of_the_usual_metrics_and_the_means_of_all() -> None:
     _, head_map, (first, all_means) = shown(scored())
     assert head_map is not None and head_map.value == "collapse relative" and marked(head_map) == []
-    assert labels(first)[2:] == [
-        *("collapse relative", "95 % interval", "collapse relative n"),
-        *("span mass", "95 % interval", "span mass null", "span mass n"),
-    ]
+    assert labels(first)[: first.at_once] == ["head", "collapse relative [95 % interval]", "span mass [95 % interval]"]
+    assert set(labels(first)[3:]) == {"in the paper's counting", "collapse relative n", "span mass null", "span mass n"}
     assert labels(all_means)[2:] == ["span mass", "collapse relative", "recovery latency"]
     assert "∞" in texts(all_means, 4), "a latency that is never reached"
 
@@ -189,7 +202,7 @@ def test_doses_have_a_table_per_number_of_tokens_and_one_per_head() -> None:
 def test_answers_and_their_comparisons_say_what_they_found() -> None:
     sentences, _, (table,) = shown(answered(n=20))
     assert texts(table, 0) == ["none", "Mless", "Mful"] and texts(table, 1) == ["0.7000", "0.7500", "–"]
-    assert table.columns[2].label == "95 % interval" and sentences[0].startswith("Accuracy of")
+    assert table.columns[1].label == "right [95 % interval]" and sentences[0].startswith("Accuracy of")
     sentences, _, (table,) = shown(answered(n=20).compare_all())
     assert len(table.rows) == 2 and "'Mless' against 'none'" in sentences[0]
 
@@ -199,14 +212,15 @@ def test_claims_are_counted_and_listed_with_their_nulls() -> None:
     assert sentences == [
         "2 claims checked on tiny, heads L0H1 (zero-based), Mless, 6 problems: 1 agree, 1 cannot tell."
     ]
-    assert labels(table)[:5] == ["claim", "measured", "95 % interval", "null", "null is"]
-    assert texts(table, 8) == ["", "no profile with random words"]
+    assert labels(table)[:4] == ["claim", "verdict", "measured [95 % interval]", "null"]
+    assert "95 % interval of the difference" in labels(table)
+    assert texts(table, labels(table).index("reason")) == ["", "no profile with random words"]
 
 
 def test_activations_have_their_claims_and_every_metric_by_class() -> None:
     _, _, (claims, by_class) = shown(activations())
     assert len(claims.rows) == 3 and len(by_class.rows) == 8
-    assert labels(by_class)[4:8] == ["before", "after", "difference", "95 % interval"], "intervals of what is tested"
+    assert {"before", "after", "difference [95 % interval]"} <= set(labels(by_class)), "intervals of what is tested"
 
 
 def test_a_decomposition_and_a_mediation_have_a_topic_a_sentence_and_tables_that_name_their_columns() -> None:
@@ -217,11 +231,61 @@ def test_a_decomposition_and_a_mediation_have_a_topic_a_sentence_and_tables_that
     assert head_map is not None and head_map.value == "lambda minus uniform" and marked(head_map) == [(0, 0), (1, 0)]
     words = {(square.layer, square.head): square.words for square in head_map.squares}[0, 1]
     assert "lambda minus uniform +0.0500" in words
-    assert labels(first)[2:5] == ["lambda", "95 % interval", "uniform attention's"]
-    assert len(first.rows) == len(further.rows) == 3 and "sigma norm" in labels(further)
+    assert labels(first)[1] == "lambda [95 % interval]" and "uniform attention's" in labels(first)
+    assert len(first.rows) == len(further.rows) == 3 and "sigma norm [95 % interval]" in labels(further)
     _, _, (table,) = shown(mediated())
-    assert labels(table)[:4] == ["reading", "effect", "without the span", "change"]
+    assert labels(table)[:4] == ["reading", "part", "without the span", "change [95 % interval]"]
     assert "interaction is both minus their sum" in table.caption
+
+
+def every_small_result() -> list[Any]:
+    whole = replace(located(), confirmation=confirmed())
+    made = [
+        patched(12),
+        whole,
+        confirmed(),
+        scored(),
+        doses(),
+        decomposed(),
+        mediated(),
+        activations(),
+        checked(),
+        profiled(),
+    ]
+    made += [
+        answered(n=20),
+        answered(n=20).compare_all(),
+        read_apart(),
+        knocked_out(),
+        certified(),
+        enriched(),
+        curve(),
+    ]
+    return made
+
+
+@pytest.mark.parametrize("result", every_small_result(), ids=lambda result: type(result).__name__)
+def test_every_heading_has_a_definition_of_its_own_and_six_stand_at_once(result: Any) -> None:
+    for table in shown(result)[2]:
+        assert table.at_once <= 6 and len(set(labels(table))) == len(labels(table)), "no two columns share a heading"
+        assert [column.label for column in table.columns if not column.note] == []
+
+
+def test_a_page_begins_with_its_answer_then_the_picture_then_six_columns(chrome: Browser, tmp_path: Path) -> None:
+    page = mi.Report("T", question="Q?", answer=f"One head. {BAD}").result(located())
+    assert [part.kind for part in page.parts][:4] == ["heading", "head_map", "table", "table"]
+    opened = chrome.open(page.save(tmp_path / "page.html"))
+    assert opened.run("document.querySelector('h1').nextElementSibling.querySelector('strong').textContent").endswith(
+        BAD
+    )
+    assert opened.run("window.hacked") is None
+    seen = "[...document.querySelectorAll('table')[0].tHead.rows[0].cells].filter((c) => c.offsetWidth > 0).length"
+    assert opened.run(seen) == 6
+    opened.run("document.querySelector('input.all').click()")
+    assert opened.run(seen) > 6
+    assert opened.run("[...document.querySelectorAll('thead th')].every((th) => th.title)")
+    legend = opened.run("document.querySelector('.legend').textContent")
+    assert "outlined: named" in legend and "the head whose numbers are shown" in legend
 
 
 def test_what_is_no_result_is_refused() -> None:
@@ -402,17 +466,21 @@ def test_rows_can_be_filtered(tables: Page) -> None:
 def test_the_map_tells_a_heads_numbers_on_hover_and_by_arrow_keys(chrome: Browser, tmp_path: Path) -> None:
     made = mi.Report("T", question="Q?").head_map(heads_table(), "c", value="effect", columns=["label", "effect"])
     page = chrome.open(made.save(tmp_path / "map.html"))
-    told = "document.querySelector('output').textContent"
+    told, height = "document.querySelector('output').textContent", "document.documentElement.scrollHeight"
+    before = page.run(height)
+    map_right = page.run("document.querySelector('.map').getBoundingClientRect().right")
+    assert page.run("document.querySelector('output').getBoundingClientRect().left") >= map_right, "beside the map"
     at = page.run(
         "(({ x, y }) => [x + 9, y + 9])(document.querySelector('rect[data-at=\"0 1\"]').getBoundingClientRect())"
     )
     page.call("Input.dispatchMouseEvent", type="mouseMoved", x=at[0], y=at[1])
-    assert page.run(told) == "head L0H1; effect -0.5000; 95 % interval [-0.6000, -0.4000]"
+    assert page.run(told) == "head L0H1\neffect [95 % interval] -0.5000 [-0.6000, -0.4000]"
+    assert page.run(height) == before, "what is told moves nothing"
     page.run("document.querySelector('svg').focus()")
     page.press("ArrowDown")
-    assert page.run(told).startswith("head L1H1; effect +0.5000")
+    assert page.run(told).startswith("head L1H1\neffect [95 % interval] +0.5000")
     page.press("ArrowLeft")
-    assert page.run(told) == "head L1H0; effect –; 95 % interval –"
+    assert page.run(told) == "head L1H0\neffect [95 % interval] –"
     page.press("ArrowLeft")
     assert page.run(told).startswith("head L1H0"), "the edge holds"
     assert page.errors == []
@@ -424,10 +492,13 @@ def test_nothing_sticks_out_of_the_window(width: int, chrome: Browser, hostile: 
     page.until("document.querySelectorAll('.mless-view canvas').length >= 6")
     assert page.run("window.innerWidth") == width
     assert page.run("document.documentElement.scrollWidth") == width
-    if width == 360:
-        box = "(b) => [b.scrollWidth > b.clientWidth, b.getBoundingClientRect().right]"
-        found = page.run(f"[...document.querySelectorAll('.box')].map({box})")
-        assert any(scrolls for scrolls, _ in found) and all(right <= width for _, right in found)
+    box = "(b) => [b.scrollWidth > b.clientWidth, b.getBoundingClientRect().right]"
+    for all_columns in (False, True)[: 1 + (width == 360)]:
+        if all_columns:
+            assert page.run("[...document.querySelectorAll('input.all')].map((box) => box.click()).length") > 0
+        found = page.run(f"[...document.querySelectorAll('.table .box')].map({box})")
+        assert found and not any(scrolls for scrolls, _ in found), "no column out of reach"
+        assert all(right <= width for _, right in found)
     assert page.errors == []
 
 

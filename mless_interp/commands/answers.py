@@ -1,0 +1,262 @@
+"""What a run found, in one sentence: the first thing of its page. Numbers with their intervals, heads by name."""
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..heads import Head
+from ..running.results import with_limits
+
+NAMED_AT_MOST = 6
+"""Heads that a sentence lists; it counts the others."""
+
+
+def listed(items: Iterable[Any], at_most: int = NAMED_AT_MOST) -> str:
+    """Items with commas, those that are too many counted.
+
+    >>> listed("abc", 2), listed("ab", 2)
+    ('a, b and 1 more', 'a, b')
+    """
+    found = [str(item) for item in items]
+    more = len(found) - at_most
+    return ", ".join(found[:at_most]) + (f" and {more} more" if more > 0 else "")
+
+
+def model_name(name: str) -> str:
+    """A model as people write it: the paper's models by their titles, one from a folder by the folder's name.
+
+    >>> model_name("qwen2.5-math-7b"), model_name("results/model"), model_name("Qwen/Qwen2.5-7B")
+    ('Qwen2.5-Math-7B', 'results/model', 'Qwen/Qwen2.5-7B')
+    """
+    from ..paper.figures import title_of
+
+    title = title_of(name)
+    if title != name:
+        return title
+    path = Path(name)
+    return path.name if path.is_absolute() and path.name else name
+
+
+def _each(row: Any, estimate: str, low: str, high: str, *, percent: bool = False) -> str:
+    """An estimate with its limits, from a row of a table; "of undefined size" where it is NaN."""
+    values = [float(row[name]) for name in (estimate, low, high)]
+    if np.isnan(values[0]):
+        return "undefined"
+    scale, form = (100, ".0f") if percent else (1, ".2f")
+    limits = "" if np.isnan(values[1:]).any() else f" [{scale * values[1]:{form}}, {scale * values[2]:{form}}]"
+    return f"{scale * values[0]:{form}}{' %' if percent else ''}{limits}"
+
+
+def of_located(found: Any) -> str:
+    """Of `LocatedHeads`: which heads carry how much of what, in how many problems, and what fresh problems say."""
+    s, n = found.settings, len(found.problem_ids)
+    total = f"median effect {with_limits(found.total_interval, found.unit)}, {n} problems"
+    if not found.established:
+        return f"No head is named: {s['insertion']} has no established effect on {s['outcome']} ({total})."
+    share = f"{100 * found.judged.smallest_effect:.3g} %"
+    if not found.found:
+        return (
+            f"None of {len(found.heads)} heads is shown to carry more than {share} of the effect of {s['insertion']} on "
+            f"{s['outcome']} in most problems ({total})."
+        )
+    kinds: dict[str, list[Head]] = {}
+    senses = found.summary().set_index("label")["sense"]
+    for head, kind in found.found.items():
+        kinds.setdefault(kind + ", against it" * (senses[str(head)] == "against"), []).append(head)
+    named = "; ".join(f"{listed(heads)} ({kind})" for kind, heads in kinds.items())
+    sure, made = found.confirmed, found.confirmation
+    if made is None:
+        tested = "not yet confirmed on fresh problems"
+    elif len(sure) == len(found.found):
+        tested = f"confirmed on {len(made.problem_ids)} fresh ones"
+    else:
+        tested = f"{listed(sure) or 'none of them'} confirmed on {len(made.problem_ids)} fresh ones"
+    count = len(found.found)
+    return (
+        f"{count} of {len(found.heads)} heads {'carries' if count == 1 else 'carry'} more than {share} of the effect of "
+        f"{s['insertion']} on {s['outcome']} in most of {n} problems, {tested}: {named}."
+    )
+
+
+def of_sweep(found: Any) -> str:
+    """Of `PatchScores`: which heads do more than the smallest effect, in how many problems, and what share."""
+    s, n, m = found.settings, len(found.problem_ids), len(found.heads)
+    what = f"the effect of {s.get('insertion')} on {s.get('outcome')}"
+    if not found.established:
+        return f"No head is tested: that most of {n} problems show {what} with one sign is not established."
+    share = f"{100 * found.smallest_effect:.3g} %"
+    table = in_order(found.summary())
+    named = table[table["p_prevalence"] < found.alpha]
+
+    def words(row: Any) -> str:
+        fraction = _each(row, "median_fraction", "median_fraction_ci_low", "median_fraction_ci_high", percent=True)
+        return f"{row['label']} ({row['k']} of {row['n']} problems, median share {fraction})"
+
+    if len(named):
+        told = listed(words(row) for row in named.to_dict("records"))
+        return (
+            f"{len(named)} of {m} heads {'does' if len(named) == 1 else 'do'} more than {share} of {what} in most problems: "
+            f"{told}."
+        )
+    (first,) = table.head(1).to_dict("records")
+    return f"None of {m} heads is shown to do more than {share} of {what} in most problems; closest is {words(first)}."
+
+
+def in_order(table: pd.DataFrame) -> pd.DataFrame:
+    """A sweep's heads as its question asks: the surest first, of equally sure ones the largest median."""
+    keys = table.assign(_p=table["p_prevalence"].fillna(2.0), _size=-table["median"].abs().fillna(0.0))
+    return table.loc[keys.sort_values(["_p", "_size"], kind="stable").index].reset_index(drop=True)
+
+
+def told_heads(found: Any, show: int) -> list[Head]:
+    """The heads that profiles name and draw: the most collapsed and, if more than one may be, the one that reads the span
+    most; those that were asked for, where they are no more."""
+    if len(found.heads) <= show:
+        return list(found.heads)
+    metric = "collapse_relative" if "collapse_relative" in found.metrics else found.metrics[0]
+    drawn = list(found.top(metric, show)["label"])
+    if "span_mass" in found.metrics and show > 1:
+        reader = found.top("span_mass", 1)["label"].iloc[0]
+        drawn = drawn if reader in drawn else [*drawn[:-1], reader]
+    return [Head.parse(label) for label in drawn]
+
+
+def of_scores(found: Any) -> str:
+    """Of `HeadScores`: which head's attention collapses most in the span, and which head reads it most."""
+    table = found.summary()
+
+    def largest(metric: str) -> Any:
+        return table.loc[table[metric].idxmax()] if metric in table and table[metric].notna().any() else None
+
+    parts = []
+    if (row := largest("collapse_relative")) is not None:
+        drop = _each(row, "collapse_relative", "collapse_relative_ci_low", "collapse_relative_ci_high", percent=True)
+        parts.append(f"attention per token drops most inside the span in {row['label']}, by {drop} relative to uniform")
+    if (row := largest("span_mass")) is not None:
+        mass = _each(row, "span_mass", "span_mass_ci_low", "span_mass_ci_high", percent=True)
+        null = row.get("span_mass_null", np.nan)
+        even = "" if np.isnan(null) else f" (uniform attention: {100 * null:.0f} %)"
+        parts.append(f"{row['label']} reads the span most, with {mass} of its attention{even}")
+    metric = next((name for name in found.metrics if largest(name) is not None), None)
+    if not parts and metric is None:
+        return f"Nothing is defined of the span of {found.settings.get('insertion')}."
+    if not parts:
+        row = largest(str(metric))
+        value = _each(row, str(metric), f"{metric}_ci_low", f"{metric}_ci_high")
+        parts.append(f"{str(metric).replace('_', ' ')} is largest in {row['label']}, {value}")
+    of = f"{len(found.heads)} heads, means over {len(found.problem_ids)} problems"
+    return f"{found.settings.get('insertion')} ({of}): {'; '.join(parts)}."
+
+
+def of_accuracy(found: Any) -> str:
+    """Of `AccuracyResults`: which treatment differs from the first, and by how much."""
+    first = found.summary().iloc[0]
+    base = f"{100 * first['accuracy']:.1f} %"
+    if len(found.treatments) == 1:
+        limits = f"[{100 * first['low']:.1f}, {100 * first['high']:.1f}]"
+        return f"{base} {limits} of {int(first['n'])} problems are answered right under {first['treatment']!r}."
+    table = found.compare_all().summary()
+    alpha = 1 - found.confidence
+    sure = table[(table["p_holm"] < alpha) & (table["low"] * table["high"] > 0)]
+
+    def words(row: Any) -> str:
+        change, low, high = (100 * float(row[name]) for name in ("difference", "low", "high"))
+        return (
+            f"{row['second']!r} {100 * row['accuracy_second']:.1f} %, {change:+.1f} points [{low:+.1f}, {high:+.1f}], p = "
+            f"{row['p_holm']:.2g}" + " corrected" * (len(table) > 1)
+        )
+
+    reference = f"{first['treatment']!r} ({base} of {int(first['n'])} problems right)"
+    others = [repr(name) for name in table["second"] if name not in set(sure["second"])]
+    if not len(sure):
+        (row,) = table.loc[[table["difference"].abs().fillna(-1.0).idxmax()]].to_dict("records")
+        return f"No treatment is shown to differ from {reference}; the largest difference is {words(row)}."
+    rest = f"; no difference is established for {', '.join(others)}" if others else ""
+    told = "; ".join(words(row) for row in sure.to_dict("records"))
+    return f"{'One treatment differs' if len(sure) == 1 else f'{len(sure)} treatments differ'} from {reference}: {told}{rest}."
+
+
+def of_cut_off(found: Any) -> str:
+    """Of answers without an insertion, with it, and with heads cut off from it: whether they come back, and whether a
+    random set does as well."""
+    table = found.summary().set_index("treatment")
+    base, inserted, *cut = [(name, f"{100 * table.loc[name, 'accuracy']:.1f} %") for name in found.treatments]
+    told = (
+        f"Of {int(table['n'].iloc[0])} other problems {base[1]} are answered right without the insertion and {inserted[1]} "
+        "with it"
+    )
+    if not cut:
+        return f"{told}; no head that reads is named, so none is cut off."
+
+    def tell(first: str, second: str) -> tuple[bool, str]:
+        made = found.compare(first, second)
+        up = bool(made.p < made.alpha and float(made.difference.low) > 0)
+        return up, f"p = {made.p:.2g}"
+
+    back, p = tell(inserted[0], cut[0][0])
+    heads = listed(found.settings["treatments"][cut[0][0]]["knockout"])
+    told += f"; with {heads} cut off from it {cut[0][1]} are: " + (
+        f"answers come back ({p})" if back else f"that answers come back is not shown ({p})"
+    )
+    if len(cut) == 1:
+        return f"{told}; there is no other set of the same layers and size."
+    more, p = tell(cut[1][0], cut[0][0])
+    random = f"with a random set of the same layers and size ({cut[1][1]}, {p})"
+    return f"{told}, {'more than' if more else 'and no more is shown than'} {random}."
+
+
+def of_doses(found: Any) -> str:
+    """Of `DoseResponse`: the number of tokens that moves the outcome most, and the slope of attention."""
+    total = found.effects("total", together=True)
+    most = int(np.nanargmax(np.abs(total.estimate)))
+    low, high = float(total.low[most]), float(total.high[most])
+    moved = f"{float(total.estimate[most]):+.4f} {found.unit} [{low:+.4f}, {high:+.4f}]"
+    outcome, n = found.settings.get("outcome"), len(found.problem_ids)
+    where = f"(interval for all {len(found.doses)} numbers of tokens together, {n} problems)"
+    slope = found.mean_slope("held")
+    read = (
+        f"the log odds of reading the span grow with the logarithm of their number with slope "
+        f"{float(slope.estimate):.2f} [{float(slope.low):.2f}, {float(slope.high):.2f}] at held positions"
+    )
+    if low * high > 0:
+        return f"{outcome} moves most with {found.doses[most]} inserted tokens, by {moved} {where}; {read}."
+    return (
+        f"No number of inserted tokens is shown to move {outcome}: the largest mean change, with {found.doses[most]}, is "
+        f"{moved} {where}; {read}."
+    )
+
+
+def of_mechanism(parts: Any, mediated: Any) -> str:
+    """Of the results of the mechanism: what scaling and adding each do to the outcome, and how lambda lies."""
+    rows = mediated.summary().set_index(["reading", "effect"])
+    reading = "outcome" if "outcome" in mediated.readings else mediated.readings[0]
+    here = {name: rows.loc[(reading, name)] for name in ("scale", "bias", "both")}
+    told = {}
+    for name, row in here.items():
+        mean, low, high = (float(row[end]) for end in ("mean", "ci_low", "ci_high"))
+        told[name] = f"{mean:+.4f}" + ("" if np.isnan([low, high]).any() else f" [{low:+.4f}, {high:+.4f}]")
+    sure = [name for name, row in here.items() if row["ci_low"] * row["ci_high"] > 0]
+    what = mediated.settings.get("outcome") if reading == "outcome" else reading.replace("_", " ")
+    shown = f"shown to move it: {', '.join(sure)}" if sure else "none of these is shown to move it"
+    return (
+        f"Through layer {mediated.settings.get('layer')}, {parts.settings.get('insertion')} changes {what} by {told['scale']} "
+        f"{here['both']['unit']} as it scales what attention wrote, by {told['bias']} as it adds to it, by {told['both']} as "
+        f"both (means over {len(mediated.problem_ids)} problems); {shown}."
+    )
+
+
+def of_claims(checks: Mapping[str, Any], figure: str) -> str:
+    """Of `ClaimChecks` by model: how many of the figure's claims agree, which do not, and of which nothing can be told."""
+    sizes = {found.settings.get("n_problems") for found in checks.values()}
+    parts = []
+    for name, found in checks.items():
+        verdicts = [check.verdict for check in found.checks]
+        agree, against, unknown = (verdicts.count(verdict) for verdict in ("agrees", "disagrees", "cannot tell"))
+        rest = [f"{n} {what}" for n, what in ((against, "disagree"), (unknown, "cannot be told")) if n]
+        size = f", {found.settings.get('n_problems')} problems" * (len(sizes) > 1)
+        parts.append(f"on {name}{size}, {', '.join([f'{agree} of {len(verdicts)} claims agree', *rest])}")
+    of = f" ({sizes.pop()} problems)" if len(sizes) == 1 else ""
+    return f"{figure}{of}: {'; '.join(parts)}."

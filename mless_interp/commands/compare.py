@@ -1,0 +1,264 @@
+"""`mless-interp compare`: finished runs of one analysis side by side: other models, insertions, lengths."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer import Argument, Option
+
+from ..command_line import plain_warnings, repeat_command
+
+
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """What runs say beside each other: the `answer` in one sentence, `tables` by caption, and a `picture`."""
+
+    answer: str
+    tables: dict[str, Any]
+    picture: Any
+
+
+def compare(
+    folders: Annotated[list[Path], Argument(metavar="DIR DIR ...", help="The --out of two or more finished runs.")],
+    out: Annotated[
+        Path | None, Option(help="Folder for compare.csv, heads.csv and the picture; without it only text.")
+    ] = None,
+    report: Annotated[bool, Option("--report", help="With --out: also write report.html.")] = False,
+    overwrite: Annotated[bool, Option("--overwrite", help="Replace an existing folder.")] = False,
+) -> None:
+    """Compare finished runs of one analysis: of several models, insertions or lengths.
+
+    Runs of locate (or sweeps): the total effect, and every head that one of them names with its verdict and how many problems
+    show it. Runs of accuracy: the share of right answers under each treatment. Nothing is computed again and no model is
+    loaded; each run is judged by its own problems, and no test is made between runs.
+    """
+    from ..running.results import as_text
+    from ..running.store import new_folder
+    from ..running.tables import Table
+    from .kept import read
+
+    if len(folders) < 2:
+        raise ValueError("compare takes two or more folders of finished runs")
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise ValueError("compare: a folder is named twice")
+    if report and out is None:
+        raise ValueError("--report needs --out, the folder where the page goes")
+    with plain_warnings():
+        runs = [read(folder) for folder in folders]
+        found = compared(dict(zip(_names(folders), runs, strict=True)))
+        typer.echo(found.answer)
+        for what, table in found.tables.items():
+            typer.echo(f"\n{what}\n{as_text(table)}")
+        if out is None:
+            return
+        with new_folder(out, overwrite=overwrite) as made:
+            for name, table in zip(("compare.csv", "heads.csv"), found.tables.values(), strict=False):
+                Table(table).to_csv(made / name, index=False)
+            found.picture.save(made / "compare.png")
+            if report:
+                _page(found, folders).save(made / "report.html")
+        typer.echo(f"Results: {out}/compare.csv, compare.png{', report.html' * report}")
+
+
+def compared(runs: dict[str, Any]) -> Compared:
+    """Runs (name -> what `kept.read` gives) beside each other; `ValueError` where they cannot be compared."""
+    kinds = {name: _kind(kept) for name, kept in runs.items()}
+    if len(set(kinds.values())) > 1:
+        told = ", ".join(f"{name} is of {kind}" for name, kind in kinds.items())
+        raise ValueError(f"these runs cannot be compared: {told}; give runs of one analysis")
+    (kind,) = set(kinds.values())
+    if kind == "accuracy":
+        return _of_answers(runs)
+    if kind in ("locate", "sweep"):
+        return _of_heads(runs, located=kind == "locate")
+    raise ValueError(
+        f"runs of {kind} have nothing that compare lays side by side; it takes runs of locate and of accuracy"
+    )
+
+
+def _kind(kept: Any) -> str:
+    """What a run is of, as `mless-interp` calls it."""
+    from . import COMMANDS
+
+    name = next((command for command, file in COMMANDS.items() if file == kept.run["analysis"]), kept.run["analysis"])
+    return "sweep" if kept.run.get("mode") == "sweep" else name
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """What runs are called: the last part of their folders' names that tells all of them apart."""
+    parts = [folder.resolve().parts for folder in folders]
+    length = next(n for n in range(1, 1 + max(map(len, parts))) if len({part[-n:] for part in parts}) == len(parts))
+    return [Path(*part[-length:]).as_posix() for part in parts]
+
+
+def _same(runs: dict[str, Any], what: str) -> None:
+    """`ValueError` where a setting differs that makes numbers incomparable."""
+    values = {name: kept.options.get(what) for name, kept in runs.items()}
+    if len(set(values.values())) > 1:
+        told = ", ".join(f"{name} has {value}" for name, value in values.items())
+        raise ValueError(f"these runs cannot be compared, they differ in --{what.replace('_', '-')}: {told}")
+
+
+def _facts(name: str, kept: Any, found: Any) -> dict[str, Any]:
+    from .answers import model_name
+
+    return {
+        "run": name,
+        "model": model_name(kept.run["model"]["name"]),
+        "insertion": found.settings.get("insertion"),
+    }
+
+
+def _of_heads(runs: dict[str, Any], *, located: bool) -> Compared:
+    """The total effects, and every head that any run names."""
+    import pandas as pd
+
+    for what in ("outcome", *(() if located else ("contrast", "direction", "edit"))):
+        _same(runs, what)
+    results = {name: next(iter(kept.results.values())) for name, kept in runs.items()}
+    rows, named = [], {}
+    for name, found in results.items():
+        total = found.total if located else found.total_effect
+        middle = found.total_interval if located else found.median_total
+        sign = 1 if float(middle.estimate) >= 0 else -1
+        heads = _verdicts(found, located)
+        named[name] = {label for label, told in heads.items() if told[1]}
+        rows.append(
+            _facts(name, runs[name], found)
+            | {
+                "median_total": float(middle.estimate),
+                "median_total_ci_low": float(middle.low),
+                "median_total_ci_high": float(middle.high),
+                "of_this_sign": int((sign * total > 0).sum()),
+                "n": len(total),
+                "named": len(named[name]),
+                "of_heads": len(found.heads),
+                "confirmed": ", ".join(map(str, found.confirmed))
+                if located and found.confirmation is not None
+                else None,
+            }
+        )
+    table = pd.DataFrame(rows).dropna(axis=1, how="all")
+    union = sorted(set().union(*named.values()), key=_place)
+    columns: dict[str, Any] = {"head": union}
+    for name, found in results.items():
+        told = _verdicts(found, located)
+        columns[name] = [told[label][0] if label in told else "not tested" for label in union]
+    columns["named in"] = [sum(label in labels for labels in named.values()) for label in union]
+    heads = pd.DataFrame(columns)
+    heads = heads.sort_values("named in", ascending=False, kind="stable")
+    unit = next(iter(results.values())).unit
+    tables = {f"Total effect by run ({unit}).": table}
+    every = sorted(set.intersection(*named.values()), key=_place)
+    if union:
+        tables[
+            "Heads that any run names, with how many problems show it. Heads of two models share only their place."
+        ] = heads
+        answer = f"{', '.join(every)} {'is' if len(every) == 1 else 'are'} named" if every else "No head is named"
+        answer += f" in all {len(runs)} runs ({len(union)} in any)"
+    else:
+        answer = f"None of {len(runs)} runs names a head"
+    totals = "; ".join(f"{row['run']} {_limits(row)}" for row in rows)
+    return Compared(
+        f"{answer}; median total effect in {unit}: {totals}.", tables, _forest(table, f"median total effect ({unit})")
+    )
+
+
+def _limits(row: dict[str, Any]) -> str:
+    middle, low, high = (row[f"median_total{end}"] for end in ("", "_ci_low", "_ci_high"))
+    return f"{middle:+.4f}" + ("" if low != low else f" [{low:+.4f}, {high:+.4f}]")
+
+
+def _verdicts(found: Any, located: bool) -> dict[str, tuple[str, bool]]:
+    """label -> the verdict with its count of problems, and whether the head is named."""
+    told = {}
+    table = found.summary()
+    for row in table.to_dict("records"):
+        if located:
+            from ..locating.judge import KINDS, NAMED
+
+            named = row["kind"] in NAMED
+            side = "added" if named and KINDS[row["kind"]].side == "added" else "removed"
+            sure = {True: ", confirmed", False: ", not confirmed"}.get(found.confirmed_or_unknown(row["label"]), "")
+            words = f"{row['kind']}, {int(row[f'{side}_count'])} of {int(row['n'])}{sure}"
+        else:
+            named = bool(row["p_prevalence"] < found.alpha)
+            words = f"{'more than the smallest effect' if named else 'undecided'}, {int(row['k'])} of {int(row['n'])}"
+        told[row["label"]] = (words, named)
+    return told
+
+
+def _place(label: str) -> tuple[int, int]:
+    from ..heads import Head
+
+    head = Head.parse(label)
+    return head.layer, head.head
+
+
+def _of_answers(runs: dict[str, Any]) -> Compared:
+    """The share of right answers under each treatment of every run."""
+    import pandas as pd
+
+    results = {name: kept.results["AccuracyResults"] for name, kept in runs.items()}
+    parts = []
+    for name, found in results.items():
+        table = found.summary()[["treatment", "accuracy", "low", "high", "n"]]
+        if len(found.treatments) > 1:
+            other = found.compare_all().summary()
+            gaps = other.set_index("second")[["difference", "low", "high", "p_holm"]]
+            gaps.columns = ["difference", "difference_ci_low", "difference_ci_high", "p_holm"]
+            table = table.join(gaps, on="treatment")
+        facts = _facts(name, runs[name], found)
+        del facts["insertion"]
+        parts.append(table.assign(**facts))
+    table = pd.concat(parts, ignore_index=True)
+    lead = ["run", "treatment", "accuracy", "low", "high", "n"]
+    table = table[[*lead, *(name for name in table if name not in lead)]]
+    first = table.groupby("run", sort=False).first()
+    told = "; ".join(
+        f"{name} {100 * row['accuracy']:.1f} % under {row['treatment']!r}" for name, row in first.iterrows()
+    )
+    changed = table[table["p_holm"] < 0.05] if "p_holm" in table else table.head(0)
+    moves = "; ".join(
+        f"{row['run']}, {row['treatment']!r} {100 * row['difference']:+.1f} points [{100 * row['difference_ci_low']:+.1f}, "
+        f"{100 * row['difference_ci_high']:+.1f}]"
+        for row in changed.to_dict("records")
+    )
+    answer = f"Right answers: {told}; " + (
+        f"established differences within a run: {moves}." if moves else "no treatment is shown to differ within a run."
+    )
+    drawn = table.assign(run=table["run"] + ", " + table["treatment"])
+    drawn = drawn.rename(
+        columns={"accuracy": "median_total", "low": "median_total_ci_low", "high": "median_total_ci_high"}
+    )
+    tables = {"Right answers by run and treatment; differences are against the run's first treatment.": table}
+    return Compared(answer, tables, _forest(drawn, "share of right answers"))
+
+
+def _forest(table: Any, label: str) -> Any:
+    """Estimates with their 95 % intervals, a row per run."""
+    from ..views.plots import draw_forest, panel
+
+    rows = [f"{row['run']} (n = {row['n']})" for row in table.to_dict("records")]
+    picture, axes = panel(7.2, 1.2 + 0.33 * len(rows))
+    limits = (table[f"median_total{end}"] for end in ("", "_ci_low", "_ci_high"))
+    draw_forest(axes, rows, [(label, *limits, {"fmt": "o", "color": "#0b5cad"})])
+    axes.set_xlabel(f"{label}, 95 % intervals over the problems of each run", fontsize=8)
+    return picture
+
+
+def _page(found: Compared, folders: Sequence[Path]) -> Any:
+    from ..running.store import provenance
+    from ..views.report import Report
+
+    question = f"What do the runs in {', '.join(map(str, folders))} say beside each other?"
+    page = Report("Runs compared", question=question, answer=found.answer).heading("Side by side")
+    page = page.figure(found.picture, "Each run with its 95 % interval over its own problems.")
+    for caption, table in found.tables.items():
+        page = page.table(table, caption)
+    page = page.sentence("Each run is judged by its own problems; no test is made between runs.")
+    return page.provenance(
+        provenance(None, repeat=repeat_command(), analysis="compare", folders=[str(f) for f in folders])
+    )

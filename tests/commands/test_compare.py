@@ -1,0 +1,191 @@
+"""`mless-interp compare`, and the sentences that pages begin with: made from results of a few numbers."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scripts_under_test import run_command
+from small_results import answered, checked, confirmed, decomposed, doses, located, mediated, patched, scored
+
+import mless_interp as mi
+from mless_interp.commands import answers
+from mless_interp.commands.compare import compared
+from mless_interp.commands.kept import Kept
+
+
+def kept(result: Any, *, analysis: str = "patch_heads", mode: str | None = "locate", **options: Any) -> Kept:
+    given = {"outcome": "answer_logprob", "contrast": None, "direction": None, "edit": None} | options
+    run = {"analysis": analysis, "mode": mode, "model": {"name": "tiny"}, "options": given}
+    return Kept({type(result).__name__: result}, {}, run)
+
+
+def test_heads_that_any_run_names_stand_side_by_side_with_verdict_and_count() -> None:
+    again = replace(located(), confirmation=confirmed())
+    found = compared({"a": kept(located()), "b": kept(again)})
+    totals, heads = found.tables.values()
+    assert totals["run"].tolist() == ["a", "b"] and totals["named"].tolist() == [2, 2]
+    middle = np.median(located().total)
+    assert totals["median_total"].tolist() == [middle, middle] and (totals["median_total_ci_low"] < middle).all()
+    assert heads["head"].tolist() == ["L0H1", "L1H0"] and heads["named in"].tolist() == [2, 2]
+    row = located().summary().set_index("label").loc["L0H1"]
+    assert (
+        heads["a"][0] == f"reader, {row['removed_count']} of {row['n']}"
+        and heads["b"][0] == heads["a"][0] + ", confirmed"
+    )
+    assert found.answer.startswith("L0H1, L1H0 are named in all 2 runs (2 in any); median total effect in nats: a ")
+
+
+def test_sweeps_and_answers_stand_side_by_side() -> None:
+    found = compared({"a": kept(patched(12), mode="sweep"), "b": kept(patched(4), mode="sweep")})
+    _, heads = found.tables.values()
+    assert heads["head"].tolist() == ["L1H2"] and heads["a"][0] == "more than the smallest effect, 12 of 12"
+    assert heads["b"][0] == "undecided, 4 of 4" and "No head is named in all 2 runs" in found.answer
+    runs = {name: kept(answered(n=20), analysis="accuracy", mode=None) for name in "ab"}
+    (table,) = compared(runs).tables.values()
+    assert len(table) == 6 and table.loc[0, "accuracy"] == 0.7 and np.isnan(table.loc[0, "difference"])
+    assert "a 70.0 % under 'none'" in compared(runs).answer
+
+
+def test_runs_that_cannot_be_compared_are_told_apart() -> None:
+    with pytest.raises(
+        ValueError, match=r"cannot be compared: a is of locate, b is of accuracy; give runs of one analysis"
+    ):
+        compared({"a": kept(located()), "b": kept(answered(), analysis="accuracy", mode=None)})
+    with pytest.raises(ValueError, match="a is of locate, b is of sweep"):
+        compared({"a": kept(located()), "b": kept(patched(12), mode="sweep")})
+    with pytest.raises(ValueError, match=r"differ in --outcome: a has answer_logprob, b has kl"):
+        compared({"a": kept(located()), "b": kept(located(), outcome="kl")})
+    with pytest.raises(ValueError, match="runs of dose have nothing that compare lays side by side"):
+        compared({name: kept(doses(), analysis="dose_response", mode=None) for name in "ab"})
+
+
+def test_the_command_writes_tables_picture_and_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import json
+
+    for name in ("a", "b"):
+        mi.save(tmp_path / name / "results", LocatedHeads=located())
+        run = kept(located()).run
+        (tmp_path / name / "run.json").write_text(json.dumps(run))
+
+    def call(*arguments: Any) -> Any:
+        return run_command("compare", *arguments, cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
+
+    done = call("a", "b", "--out", "c", "--report")
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in (tmp_path / "c").iterdir()} >= {
+        "compare.csv",
+        "heads.csv",
+        "compare.png",
+        "report.html",
+    }
+    assert pd.read_csv(tmp_path / "c" / "compare.csv")["run"].tolist() == ["a", "b"]
+    page = (tmp_path / "c" / "report.html").read_text(encoding="utf-8")
+    assert "<strong>L0H1, L1H0 are named in all 2 runs" in page and page.count("<table") == 2
+    assert "L0H1, L1H0 are named" in done.stdout and "reader, " in done.stdout
+    for arguments, words in (
+        (("a",), "two or more folders"),
+        (("a", "a"), "a folder is named twice"),
+        (("a", "none"), "is no folder of a run"),
+        (("a", "b", "--report"), "--report needs --out"),
+    ):
+        done = call(*arguments)
+        assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_answers_say_what_was_found_with_numbers_and_intervals() -> None:
+    told = answers.of_located(replace(located(), confirmation=confirmed()))
+    assert told.startswith(
+        "2 of 3 heads carry more than 5 % of the effect of Mless ' /' x55 on answer_logprob in most of 12"
+    )
+    assert told.endswith("problems, confirmed on 10 fresh ones: L0H1 (reader); L1H0 (mediator).")
+    assert "not yet confirmed on fresh problems: L0H1" in answers.of_located(located())
+    one = replace(confirmed(), kinds=("reader", "necessary only", "sufficient only"), senses=np.array([1, -1, -1]))
+    assert "L0H1 confirmed on 10 fresh ones" in answers.of_located(replace(located(), confirmation=one))
+    assert answers.of_sweep(patched(12)).startswith("1 of 6 heads does more than 5 % of the effect")
+    assert "L1H2 (12 of 12 problems, median share 50 % [" in answers.of_sweep(patched(12))
+    assert answers.of_sweep(patched(4)).startswith("No head is tested") or "None of 6" in answers.of_sweep(patched(4))
+    said = answers.of_accuracy(answered(n=20))
+    assert (
+        said.startswith("No treatment is shown to differ from 'none' (70.0 % of 20 problems right)")
+        and "points [" in said
+    )
+    assert said.endswith("p = 1 corrected."), "of several comparisons"
+    heads = answers.told_heads(scored(), 2)
+    assert len(heads) == 2 and all(str(head) in answers.of_scores(scored()) for head in heads)
+    assert " % [" in answers.of_scores(scored())
+    assert "slope" in answers.of_doses(doses()) and "[" in answers.of_doses(doses())
+    one = answers.of_claims({"tiny": checked()}, "Figure 13")
+    assert one == "Figure 13 (6 problems): on tiny, 1 of 2 claims agree, 1 cannot be told."
+    assert "shown to move it" in answers.of_mechanism(decomposed(), mediated())
+
+
+def under_four(*right: int, n: int = 40) -> mi.AccuracyResults:
+    """So many of n problems right without insertion, with it, and with heads cut off: chosen ones, and random ones."""
+    names = ("none", "insertion", "named set cut off", "random set cut off")[: len(right)]
+    graded = np.stack([np.arange(n) < count for count in right], 1)[..., None].astype(float)
+    one, texts = np.ones_like(graded), tuple(tuple(("x",) for _ in right) for _ in range(n))
+    settings = {"treatments": {name: {"knockout": ["L0H1", "L0H2"] if "cut" in name else []} for name in names}}
+    decided = np.full(graded.shape, "text")
+    return mi.AccuracyResults(
+        tuple(f"p{i}" for i in range(n)),
+        names,
+        {"strict": graded},
+        one,
+        0 * one,
+        one,
+        texts,
+        decided,
+        settings=settings,
+    )
+
+
+def test_whether_answers_come_back_is_told_against_the_insertion_and_a_random_set() -> None:
+    told = answers.of_cut_off(under_four(40, 20, 38, 22))
+    assert told == (
+        "Of 40 other problems 100.0 % are answered right without the insertion and 50.0 % with it; with L0H1, L0H2 cut off "
+        "from it 95.0 % are: answers come back (p = 7.6e-06), more than with a random set of the same layers and size (55.0 "
+        "%, p = 3.1e-05)."
+    )
+    assert "come back (p = 7.6e-06), and no more is shown than with a random" in answers.of_cut_off(
+        under_four(40, 20, 38, 37)
+    )
+    assert "cut off from it 55.0 % are: that answers come back is not shown" in answers.of_cut_off(
+        under_four(40, 20, 22, 21)
+    )
+    assert "come back is not shown" in answers.of_cut_off(under_four(40, 30, 10, 30)), (
+        "fewer are right: nothing comes back"
+    )
+    assert answers.of_cut_off(under_four(40, 20)).endswith("no head that reads is named, so none is cut off.")
+    assert answers.of_cut_off(under_four(40, 20, 38)).endswith("there is no other set of the same layers and size.")
+
+
+def test_surest_heads_come_first() -> None:
+    table = patched(12).summary()
+    assert answers.in_order(table.iloc[::-1]).loc[0, "label"] == "L1H2"
+
+
+def test_problems_that_change_come_first_among_the_answers() -> None:
+    from mless_interp.commands.accuracy import _answers, _flip_words, _flipped, _to_read
+
+    found = answered(n=20)
+    right = found.share_right()
+    moved = [
+        name
+        for name, row in zip(found.problem_ids, right, strict=True)
+        if (row[~np.isnan(row)] > 0.5).any() and (row[~np.isnan(row)] <= 0.5).any()
+    ]
+    assert _flipped(found) == moved and moved and moved[0] != found.problem_ids[0], (
+        "the example has some, not the first"
+    )
+    read = _to_read(found)
+    assert read[: len(moved)] == moved[:12] and len(read) >= 3
+    shown = _answers(found, found.to_frame(), list(found.problem_ids), moved)
+    assert list(dict.fromkeys(shown["problem"]))[: len(moved)] == moved
+    first = shown[shown["problem"] == moved[0]].set_index("treatment")["right"]
+    assert {"yes", "no"} <= set(first.dropna())
+    assert _flip_words(found, len(moved)).startswith(f"{len(moved)} of 20 problems are right under one treatment")
