@@ -40,6 +40,8 @@ class Model(ABC):
     """Whether it runs elsewhere, and how (nnsight)."""
     float32_softmax: bool = False
     """Whether attention's softmax is float32 even in a float64 model, as in Hugging Face's eager attention."""
+    whole_positions: bool = False
+    """Whether positions are looked up in a table, so that position ids must be whole numbers."""
     quantised: str = ""
     """How the weights are quantised, in a word; empty where they are not."""
     checks: ModelChecks | None = None
@@ -360,6 +362,12 @@ class Model(ABC):
             if positions.shape not in ((batch, n_tokens), (1, n_tokens)):
                 raise ValueError(f"position_ids must be [{batch}, {n_tokens}], got {list(positions.shape)}")
             positions = positions.expand(batch, n_tokens).to(self.info.device)
+            if self.whole_positions and positions.is_floating_point():
+                if not bool((positions == positions.round()).all()):
+                    raise ValueError(
+                        f"{self.info.name} looks positions up in a table, so position_ids must be whole numbers"
+                    )
+                positions = positions.long()
         longest = n_tokens if positions is None else float(positions.max()) + 1
         if longest > self.info.context_length:
             raise ValueError(

@@ -10,7 +10,8 @@ from .decoder import unwrapped
 from .hooked import as_hook
 from .hugging_face import HuggingFaceModel, float32_unembedding, layer_masks
 from .info import AttentionOutput
-from .inputs import Inputs, Taps
+from .inputs import Inputs, Tap, Taps
+from .sites import attention_sites
 
 
 class BridgeModel(HuggingFaceModel):
@@ -30,7 +31,8 @@ class BridgeModel(HuggingFaceModel):
     # Where the Hugging Face names are other than Llama's, the bridge knows them.
 
     def _attention(self, layer: int) -> nn.Module:
-        return unwrapped(self.underlying.blocks[layer].attn)
+        known = self.parts[layer].attention if self.parts else None
+        return unwrapped(self.underlying.blocks[layer].attn) if known is None else known
 
     def _attention_output(self, layer: int) -> AttentionOutput | None:
         if self.parts and self.parts[layer].output is not None:
@@ -46,9 +48,21 @@ class BridgeModel(HuggingFaceModel):
         """Hook name -> hook point. The bridge builds this anew for every hook of a run, which takes longer than the run."""
         return self.underlying.hook_dict
 
+    @cached_property
+    def _shows_entering(self) -> bool:
+        """Whether it has hooks on queries and keys as they enter the scores, and calls them."""
+        seen: list[Tensor] = []
+        taps = {name: Tap(keep=seen.append) for name in attention_sites(0, "rot_q", "rot_k")}
+        with torch.no_grad():
+            self._run(Inputs(torch.zeros(1, 2, dtype=torch.long, device=self.info.device)), None, taps, None)
+        return len(seen) == 2
+
     def _forward(
         self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None
     ) -> Tensor | None:
+        return self._run(inputs, masks, taps if self._shows_entering else self._turned(taps, inputs), read)
+
+    def _run(self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None) -> Tensor | None:
         bridge = self.underlying
         hooks = [(self._points[name], as_hook(tap)) for name, tap in taps.items() if name in self._points]
         options: dict[str, Any] = {"attention_mask": torch.ones_like(inputs.tokens), "use_cache": False}

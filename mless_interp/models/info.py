@@ -142,18 +142,28 @@ class ModelChecks:
 
 @dataclass(frozen=True)
 class AttentionRule:
-    """How a layer makes a pattern from rotated q and k: softmax(softcap(q k^T * scale))."""
+    """How a layer makes a pattern from rotated q and k: softmax(softcap(q k^T * scale)).
+
+    `sinks` `[head]` are learned logits of a token that is not there: they take part in each row's softmax and are then left
+    out, so that rows sum to less than 1 (GPT-OSS).
+    """
 
     scale: float
     softcap: float | None = None
+    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class GatedMlp:
-    """How a layer's gated MLP makes `hook_post`: activation(hook_pre) * hook_pre_linear + bias."""
+    """How a layer's MLP makes `hook_post`: activation(hook_pre) * hook_pre_linear + bias; without a gate activation(hook_pre).
+
+    The paper's metrics and ARM are of the gated form; on an MLP without a gate its activation is `hook_post` itself, which
+    is our extension.
+    """
 
     activation: Callable[[Tensor], Tensor]
     bias: Tensor | None = None
+    gated: bool = True
 
 
 @dataclass(frozen=True, eq=False)
