@@ -98,7 +98,7 @@ class Model(ABC):
 
     @property
     def shows_rotated(self) -> bool:
-        """Whether the backend shows rotated queries and keys of this architecture (found out by the self-check)."""
+        """Whether queries and keys can be had as they enter the scores (found out by the self-check)."""
         return self.checks is None or self.checks.shows_rotated
 
     @property
@@ -176,10 +176,10 @@ class Model(ABC):
     def need_rotated(self, what: str) -> None:
         """`ModelError` if the queries and keys that enter the scores cannot be had, which `what` is computed from."""
         if not self.shows_rotated:
-            info = self.info
+            info, why = self.info, self.checks.entering if self.checks is not None else ""
             raise ModelError(
-                f"{info.name} ({info.architecture}) shows no rotated queries and keys on backend {info.backend!r}, which "
-                f"{what} need: use another backend, or a model with rotary positions"
+                f"{info.name} ({info.architecture}) shows no queries and keys as they enter the scores on backend "
+                f"{info.backend!r}, which {what} need{f' ({why})' if why else ''}: use another backend"
             )
 
     def visible(self, inputs: Inputs) -> tuple[Tensor, ...]:

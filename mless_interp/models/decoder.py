@@ -285,17 +285,14 @@ def decoder_layers(hf_model: nn.Module, heads: Geometry) -> tuple[DecoderLayer, 
 
 
 def attention_rule_of(attention: nn.Module, *, d_head: int) -> AttentionRule:
-    """Scale, soft-cap and sinks of a Hugging Face attention module; the usual scale where it names none."""
+    """Scale and soft-cap of a Hugging Face attention module; the usual scale where it names none."""
     kind = type(attention).__name__
     if kind in UNSCALED or kind in SCALED_QUERIES:
         return AttentionRule(1.0)
     scale = getattr(attention, "scaling", None) or getattr(attention, "scale", None) or d_head**-0.5
     if hasattr(attention, "scale_attn"):  # GPT-J divides by it
-        scale = 1 / float(attention.scale_attn)
-    sinks = getattr(attention, "sinks", None)
-    return AttentionRule(
-        float(scale), getattr(attention, "attn_logit_softcapping", None), None if sinks is None else sinks.detach()
-    )
+        scale = 1 / float(attention.scale_attn)  # type: ignore[arg-type]
+    return AttentionRule(float(scale), getattr(attention, "attn_logit_softcapping", None))
 
 
 def _described(module: nn.Module, heads: Geometry) -> DecoderLayer:
@@ -385,17 +382,21 @@ class Positions:
         self.learned = any(hasattr(decoder, name) for name in ("wpe", "embed_positions"))
         first = attentions[0]
         self._apply = getattr(sys.modules[type(first).__module__], "apply_rotary_pos_emb", None)
-        self._width = getattr(first, "rotary_ndims", None) or getattr(first, "rotary_dim", None)
+        self.width = getattr(first, "rotary_ndims", None) or getattr(first, "rotary_dim", None)
         self._table = getattr(first, "embed_positions", None)  # GPT-J's, of whole positions
+        self.adjacent = self._table is not None  # what is turned together lies side by side
         self.whole_only = self.learned or self._table is not None
-        self._prescaled = float(first.scaling) if type(first).__name__ in SCALED_QUERIES else 1.0
+        self.prescaled = 1.0
+        if type(first).__name__ in SCALED_QUERIES:
+            self.prescaled = float(first.scaling)  # type: ignore[arg-type]
         self._by_type = (
             self._rotary is not None and "layer_type" in inspect.signature(type(self._rotary).forward).parameters
         )
 
     @classmethod
     def of(cls, hf_model: nn.Module | None, layers: Sequence[DecoderLayer]) -> "Positions | None":
-        decoder, attentions = decoder_of(hf_model), [layer.attention for layer in layers if layer.attention is not None]
+        decoder: Any = decoder_of(hf_model)
+        attentions = [layer.attention for layer in layers if layer.attention is not None]
         if not layers or len(attentions) != len(layers) or getattr(decoder, "use_alibi", False):
             return None
         found = cls(decoder, attentions)
@@ -406,15 +407,15 @@ class Positions:
         self, layer: int, q: Tensor, k: Tensor, positions: Tensor, *, back: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Queries and keys `[rows, token, heads, d]` as they enter the scores; `back`: from there to before."""
-        if self._prescaled != 1.0:
-            q = q / self._prescaled if back else q * self._prescaled
+        if self.prescaled != 1.0:
+            q = q / self.prescaled if back else q * self.prescaled
         if self.learned:
             return q, k
         cos, sin = self._tables(layer, q, positions)
         if back:
             size = cos * cos + sin * sin  # 1, but where a rule of scaling lengthens what it turns
             cos, sin = cos / size, -sin / size
-        width = self._width or q.shape[-1]
+        width = self.width or q.shape[-1]
         (q, q_rest), (k, k_rest) = ((x[..., :width], x[..., width:]) for x in (q, k))
         if self._table is not None:
             q, k = (self._apply(x, sin, cos) for x in (q, k))  # type: ignore[misc]
@@ -427,7 +428,8 @@ class Positions:
 
     def _tables(self, layer: int, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         if self._table is not None:
-            table = self._attentions[layer].embed_positions.to(positions.device)[positions]  # type: ignore[union-attr, operator]
+            of_layer: Any = self._attentions[layer]
+            table = of_layer.embed_positions.to(positions.device)[positions.long()]
             sin, cos = table.to(like.dtype).chunk(2, -1)
             return cos, sin
         kind = (self._config.layer_types[layer],) if self._by_type else ()
@@ -452,7 +454,7 @@ def linear(module: Any, x: Tensor) -> Tensor:
 class HuggingFaceLayers:
     """Decoders whose layers are known part by part, plain or inside a TransformerBridge; each method: see `Layers`."""
 
-    def __init__(self, hf_model: nn.Module, layers: Sequence[DecoderLayer], positions: Positions, d_head: int) -> None:
+    def __init__(self, hf_model: Any, layers: Sequence[DecoderLayer], positions: Positions, d_head: int) -> None:
         decoder = decoder_of(hf_model)
         self.n_layers = len(layers)
         self._layers, self._positions = layers, positions
@@ -462,14 +464,15 @@ class HuggingFaceLayers:
             attention_rule_of(layer.attention, d_head=d_head) for layer in layers if layer.attention is not None
         ]
         self._norm = _first(decoder, FINAL_NORMS)[1]
-        self._unembed = unwrapped(hf_model.get_output_embeddings())  # type: ignore[operator]
+        self._unembed = unwrapped(hf_model.get_output_embeddings())
         self._softcap = getattr(decoder.config, "final_logit_softcapping", None)
         self._scale = getattr(hf_model, "logit_scale", None)
 
     @classmethod
-    def of(cls, hf_model: nn.Module, layers: tuple[DecoderLayer, ...], *, d_head: int) -> "HuggingFaceLayers | None":
+    def of(cls, hf_model: Any, layers: tuple[DecoderLayer, ...], *, d_head: int) -> "HuggingFaceLayers | None":
         """The decoder of a model; None for one of another build, which is then replayed by whole forward passes."""
-        positions, hf_model = Positions.of(hf_model, layers), unwrapped(hf_model)
+        positions = Positions.of(hf_model, layers)
+        hf_model = unwrapped(hf_model)
         ends = _first(decoder_of(hf_model), FINAL_NORMS)[1] is not None and hf_model.get_output_embeddings() is not None
         if not ends or positions is None or any(layer.unknown for layer in layers):
             return None

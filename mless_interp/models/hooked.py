@@ -10,7 +10,7 @@ from .arithmetic import masked_scores
 from .base import Model
 from .entering import turned_taps
 from .held import Held
-from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
+from .info import SINKS, AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
 from .inputs import Edit, Inputs, Tap, Taps
 from .sites import attention_sites, site
 from .unembedding import float32_logits, is_half
@@ -43,6 +43,8 @@ class HookedTransformerModel(Model):
                 f"{name}: a HookedTransformer with {cfg.positional_embedding_type!r} positions has no position ids, so "
                 "conditions that set them (gap, masked) are undefined for it; supported: standard, shortformer, rotary"
             )
+        if cfg.use_attention_sinks:
+            raise ModelError(SINKS.format(name=name, architecture=cfg.original_architecture))
         self.whole_positions = cfg.positional_embedding_type != "rotary"
         local = [kind == "local" for kind in (cfg.attn_types or ["global"] * cfg.n_layers)]
         self.info = ModelInfo(
@@ -145,7 +147,8 @@ class HookedTransformerModel(Model):
                 yield name, turn(self.underlying.blocks[layer].attn)
 
     def _rebuilt_scores(self, layer: int, mask: Tensor) -> Iterator[tuple[str, Edit]]:
-        held, names = Held(), attention_sites(layer, "rot_q", "rot_k")
+        rotary = self.underlying.cfg.positional_embedding_type == "rotary"
+        held, names = Held(), attention_sites(layer, *(("rot_q", "rot_k") if rotary else ("q", "k")))
 
         def rebuild(scores: Tensor) -> Tensor:
             q, k = held.take(*names)
@@ -222,8 +225,7 @@ def norms_after(hooked: Any) -> bool:
 def hooked_rule(hooked: Any, layer: int) -> AttentionRule:
     """Scale and soft-cap of a HookedTransformer layer's scores."""
     attn, cap = hooked.blocks[layer].attn, hooked.cfg.attn_scores_soft_cap
-    sinks = attn.sinks.detach() if hooked.cfg.use_attention_sinks else None
-    return AttentionRule(1.0 / float(attn.attn_scale), cap if cap and cap > 0 else None, sinks)
+    return AttentionRule(1.0 / float(attn.attn_scale), cap if cap and cap > 0 else None)
 
 
 def turned(attn: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

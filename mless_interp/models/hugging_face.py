@@ -17,7 +17,7 @@ from transformers.utils import cached_file, logging
 from .base import Model
 from .decoder import Geometry, HuggingFaceLayers, Positions, attention_rule_of, decoder_layers, unwrapped
 from .entering import turned_taps
-from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
+from .info import SINKS, AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
 from .inputs import Inputs, Taps
 from .loaded_weights import refuse_not_finite, refuse_strange_keys
 from .saved import INDEX, check_saved, first_line, named_shards
@@ -108,6 +108,8 @@ class HuggingFaceModel(Model):
         self.parts = decoder_layers(
             hf_model, Geometry(self.info.n_heads, self.info.n_key_value_heads, self.info.d_head)
         )
+        if any(hasattr(part.attention, "sinks") for part in self.parts):
+            raise ModelError(SINKS.format(name=name, architecture=self.info.architecture))
         self.positions = Positions.of(hf_model, self.parts)
         self.whole_positions = self.positions is not None and self.positions.whole_only
         if not remote:
@@ -126,9 +128,9 @@ class HuggingFaceModel(Model):
             return taps  # a norm comes between, and has no way back
 
         def turn(layer: int, which: int, value: Tensor, back: bool) -> Tensor:
-            pair = (value, value[..., :0, :])
-            q, k = known.enter(layer, *pair[:: -1 if which else 1], positions.to(value.device), back=back)
-            return (q, k)[which]
+            none = value[..., :0, :]
+            q, k = (none, value) if which else (value, none)
+            return known.enter(layer, q, k, positions.to(value.device), back=back)[which]
 
         return turned_taps(taps, turn)
 

@@ -101,6 +101,10 @@ def versions_of(*packages: str) -> dict[str, str]:
     return {package: version(package) for package in packages}
 
 
+SINKS = (
+    "{name} ({architecture}) has learned sinks in its softmax, so the rows of its attention patterns do not sum to 1, which "
+    "every metric and edit of attention relies on: it is not taken"
+)
 BY_LAYERS = "layer by layer"
 
 
@@ -116,7 +120,10 @@ class ModelChecks:
     `gap_difference`: largest difference between the gap and the masked condition on shared tokens (methods: C2 = C3).
     `replay_difference`: replay against one whole forward pass. All in logits, except the first two; None = does not apply
     (fused attention has no patterns; a wrapped object has no Hugging Face model beside it). `replay` says how runs are
-    continued, `shows_rotated` whether the backend shows this architecture's rotated queries and keys.
+    continued, `shows_rotated` whether queries and keys can be had as they enter the scores, which edits of attention need:
+    `entering_error` is by how much a head's output differs from the one computed from them, and from the mean of what it
+    sees where all queries are set to 0, as a share of the layer's largest value (None in figures of versions that did not
+    measure it); `entering` says why not.
     """
 
     largest_logit: float
@@ -129,6 +136,8 @@ class ModelChecks:
     replay: str
     shows_rotated: bool = True
     edit_error: float | None = None
+    entering_error: float | None = None
+    entering: str = ""
 
     @property
     def by_layers(self) -> bool:
@@ -142,15 +151,10 @@ class ModelChecks:
 
 @dataclass(frozen=True)
 class AttentionRule:
-    """How a layer makes a pattern from rotated q and k: softmax(softcap(q k^T * scale)).
-
-    `sinks` `[head]` are learned logits of a token that is not there: they take part in each row's softmax and are then left
-    out, so that rows sum to less than 1 (GPT-OSS).
-    """
+    """How a layer makes a pattern from rotated q and k: softmax(softcap(q k^T * scale))."""
 
     scale: float
     softcap: float | None = None
-    sinks: Tensor | None = None
 
 
 @dataclass(frozen=True, eq=False)
