@@ -13,9 +13,9 @@ from .case import Case, Finding, Layer, apart, worst
 
 
 def _rotated(case: Case) -> str | None:
-    if case.model.shows_rotated:
+    if case.model.has_rotated_sites:
         return None
-    return "this backend shows no rotated queries and keys of this architecture"
+    return "this backend shows no queries and keys as they enter the scores of this architecture"
 
 
 def _no_prefix(case: Case) -> str | None:

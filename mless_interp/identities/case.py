@@ -83,7 +83,7 @@ class Case:
         if condition not in self.runs:
             info = self.model.info
             sites = ["attn.hook_v", "attn.hook_z", "hook_resid_post"]
-            sites += ["attn.hook_rot_q", "attn.hook_rot_k"] if self.model.shows_rotated else []
+            sites += ["attn.hook_rot_q", "attn.hook_rot_k"] if self.model.has_rotated_sites else []
             sites += ["attn.hook_pattern"] if info.attention == "eager" else []
             names = [site(layer, name) for layer in self.layers for name in sites]
             inputs = self.pair.condition(condition)
@@ -102,7 +102,7 @@ class Case:
         own = run.get(site(layer, "attn.hook_pattern"))
         group = self.model.info.n_heads // self.model.info.n_key_value_heads
         scores = None
-        if self.model.shows_rotated:
+        if self.model.has_rotated_sites:
             q, k = run[site(layer, "attn.hook_rot_q")], run[site(layer, "attn.hook_rot_k")]
             visible = self.model.visible(self.pair.condition(condition).to(q.device))[layer]
             scores = masked_scores(q, k, visible, self.model.attention_rule(layer))

@@ -102,6 +102,11 @@ class Model(ABC):
         return self.checks is None or self.checks.shows_rotated
 
     @property
+    def has_rotated_sites(self) -> bool:
+        """Whether there is anything at the sites of queries and keys as they enter the scores, right or wrong."""
+        return self.shows_rotated or (self.checks is not None and self.checks.entering_error is not None)
+
+    @property
     def weights(self) -> nn.Module | None:
         """The module that holds the weights, here; None for models run elsewhere."""
         return self.hf_model

@@ -200,6 +200,14 @@ class DecoderLayer:
         return first, second, third, fourth
 
     @property
+    def called_attention(self) -> nn.Module:
+        """What the layer calls: its attention, or a TransformerBridge component around it."""
+        found: Any = self.module
+        for name in self.attention_path.split("."):
+            found = getattr(found, name)
+        return found
+
+    @property
     def unknown(self) -> str | None:
         """What of it is not known here, so that it cannot be continued layer by layer; None if nothing."""
         known = {
