@@ -196,6 +196,10 @@ def _span_of(row: Row, shared: int, pad: int) -> tuple[int, int]:
     return start + pad * (start >= shared), last + pad * (last >= shared) + 1
 
 
+CACHES = ("past_key_values", "layer_past")
+"""The names under which attention is given its cache."""
+
+
 def attentions_of(model: Model) -> dict[int, Any]:
     """The attention module of each decoder layer whose name is known: where masks are put."""
     return {
@@ -248,7 +252,8 @@ def hidden_spans(model: Model, decoding: Decoding, spans: Tensor) -> Iterator[No
                     f"{type(unwrapped(module)).__name__} takes no attention_mask by name: heads cannot be knocked out "
                     "while generating on this architecture"
                 )
-            cache, mask = kwargs.get("past_key_values"), kwargs["attention_mask"]
+            mask = kwargs["attention_mask"]
+            cache = next((kwargs[name] for name in CACHES if kwargs.get(name) is not None), None)
             n_queries = hidden.shape[1]
             before, (n_keys, first) = 0, (n_queries, 0)
             if cache is not None:

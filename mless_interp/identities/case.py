@@ -148,7 +148,7 @@ class Case:
         """What each head of layer 0 adds to the residual stream `[H, shared, d_model]` if its output in the masked run
         became `z` `[H, shared, d]`: one row per head, through the model's own output projection."""
         inputs = self.pair.condition("masked")
-        name, n_heads, at = site(0, "hook_resid_mid"), self.model.info.n_heads, self.pair.shared
+        name, n_heads, at = site(0, "hook_attn_out"), self.model.info.n_heads, self.pair.shared
 
         def edit(old: Tensor) -> Tensor:
             new = old.clone()
@@ -156,19 +156,25 @@ class Case:
                 new[head, at, head] = z[head].to(new)
             return new
 
-        rows = self.model.run(
+        edited = self.model.run(
             inputs.tokens.expand(n_heads, -1),
             attention_mask=inputs.attention_mask,
             edits={site(0, "attn.hook_z"): edit},
             capture={name: lambda x: x[:, at]},
             logits_at="none",
         ).captured[name]
-        return rows - self.resid_mid("masked")
+        own = self.model.run(
+            inputs.tokens, attention_mask=inputs.attention_mask, capture={name: None}, logits_at="none"
+        )
+        return edited - own.captured[name][:, at]
 
     def resid_mid(self, condition: str) -> Tensor:
-        """The residual stream after layer 0's attention at the shared tokens, `[shared, d_model]`."""
-        inputs, name = self.pair.condition(condition), site(0, "hook_resid_mid")
+        """The residual stream with what layer 0's attention adds at the shared tokens, `[shared, d_model]`.
+
+        A sum, as it is nowhere in a layer whose MLP reads beside its attention.
+        """
+        inputs, names = self.pair.condition(condition), (site(0, "hook_resid_pre"), site(0, "hook_attn_out"))
         captured = self.model.run(
-            inputs.tokens, attention_mask=inputs.attention_mask, capture={name: None}, logits_at="none"
-        ).captured[name]
-        return captured[0, self.pair.shared]
+            inputs.tokens, attention_mask=inputs.attention_mask, capture=dict.fromkeys(names), logits_at="none"
+        ).captured
+        return (captured[names[0]] + captured[names[1]])[0, self.pair.shared]

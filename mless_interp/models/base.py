@@ -42,6 +42,10 @@ class Model(ABC):
     """Whether attention's softmax is float32 even in a float64 model, as in Hugging Face's eager attention."""
     whole_positions: bool = False
     """Whether positions are looked up in a table, so that position ids must be whole numbers."""
+    why_not_by_layers: str = ""
+    """What of its layers is not known, where `layers` is None."""
+    learned_positions: bool = False
+    """Whether positions are learned vectors, so that the same token is another one elsewhere even in the first layer."""
     quantised: str = ""
     """How the weights are quantised, in a word; empty where they are not."""
     checks: ModelChecks | None = None

@@ -1,5 +1,6 @@
 """A TransformerBridge behind the seam."""
 
+import warnings
 from functools import cached_property, partial
 from typing import Any
 
@@ -66,7 +67,10 @@ class BridgeModel(HuggingFaceModel):
         seen: dict[str, Tensor] = {}
         keeps = [Tap(keep=partial(seen.__setitem__, name)) for name in names]
         own = Tap(lambda p: torch.eye(p.shape[-1]).to(p).expand_as(p), keeps[0].keep)
-        with torch.no_grad():
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "A hook on .* returned a modified tensor", UserWarning
+            )  # as is asked here
             tokens = torch.arange(2, device=self.info.device)[None]
             self._run(Inputs(tokens), None, dict(zip(names, (own, *keeps[1:]), strict=True)), None)
         if len(seen) < len(names):

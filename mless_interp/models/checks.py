@@ -41,7 +41,10 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
     def fail(reason: str) -> FailedCheck:
         return FailedCheck(f"{info.name} on backend {info.backend!r} failed its check: {reason}")
 
-    logits = model.run(tokens).logits
+    try:
+        logits = model.run(tokens).logits
+    except RuntimeError as reason:
+        raise fail(f"its forward pass fails: {first_line(reason)}; use another backend or dtype") from reason
     assert logits is not None
     if not bool(torch.isfinite(logits).all()):
         raise fail("its logits contain NaN or infinity on a prompt of ordinary tokens; are the weights complete?")
@@ -170,7 +173,7 @@ _UNKNOWN = "this architecture cannot be continued layer by layer"
 def _check_replay(model: Model, tokens: Tensor, allowed: float) -> tuple[float | None, str | None]:
     """How far a replay of three layers at once is off, and why runs are not to be continued so (None: they are)."""
     if model.stepper is None:
-        return None, _UNKNOWN
+        return None, model.why_not_by_layers or _UNKNOWN
     layers, start = sorted({0, model.info.n_layers // 2, model.info.n_layers - 1}), tokens.shape[1] // 2
     recording = model.record(Inputs(tokens), start=start)
     generator = torch.Generator().manual_seed(1)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from .info import AttentionOutput, AttentionRule, GatedMlp
 from .unembedding import unembedded
@@ -249,7 +250,7 @@ class DecoderLayer:
         weight, bias = (getattr(self.output, name, None) for name in ("weight", "bias"))
         if self.norms is None or not isinstance(weight, Tensor) or weight.dim() != 2:
             return None
-        weight = weight.detach() if type(self.output).__name__ == "Conv1D" else weight.detach().T
+        weight = weight.detach() if type(self.output) is Conv1D else weight.detach().T
         if weight.shape[0] % d_head:
             return None
         after = self.norms.after_attention
@@ -452,11 +453,12 @@ _ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 def linear(module: Any, x: Tensor) -> Tensor:
     """`module(x)`, for a plain linear layer in float32 on a CPU (without gradients) by oneDNN's product."""
-    plain = type(module) is nn.Linear and not module._forward_hooks and not module._forward_pre_hooks
+    turned = type(module) is Conv1D  # GPT-2's, whose weight is [in, out]
+    plain = (turned or type(module) is nn.Linear) and not module._forward_hooks and not module._forward_pre_hooks
     on_cpu = x.device.type == "cpu" and x.dtype == torch.float32
     if _ONEDNN is None or not (plain and on_cpu) or torch.is_grad_enabled() or not torch.backends.mkldnn.is_available():
-        return module(x)
-    return _ONEDNN(x, module.weight, module.bias, "none", [], "")
+        return module(x.contiguous())
+    return _ONEDNN(x, module.weight.T if turned else module.weight, module.bias, "none", [], "")
 
 
 class HuggingFaceLayers:

@@ -45,7 +45,7 @@ class HookedTransformerModel(Model):
             )
         if cfg.use_attention_sinks:
             raise ModelError(SINKS.format(name=name, architecture=cfg.original_architecture))
-        self.whole_positions = cfg.positional_embedding_type != "rotary"
+        self.whole_positions = self.learned_positions = cfg.positional_embedding_type != "rotary"
         local = [kind == "local" for kind in (cfg.attn_types or ["global"] * cfg.n_layers)]
         self.info = ModelInfo(
             name=name,

@@ -111,7 +111,10 @@ class HuggingFaceModel(Model):
         if any(hasattr(part.attention, "sinks") for part in self.parts):
             raise ModelError(SINKS.format(name=name, architecture=self.info.architecture))
         self.positions = Positions.of(hf_model, self.parts)
-        self.whole_positions = self.positions is not None and self.positions.whole_only
+        if self.positions is not None:
+            self.whole_positions, self.learned_positions = self.positions.whole_only, self.positions.learned
+        lacks = next((part.unknown for part in self.parts if part.unknown), None)
+        self.why_not_by_layers = f"its {lacks} go by names that are not known here" if lacks else ""
         if not remote:
             self.hf_model = hf_model
             self.layers = HuggingFaceLayers.of(hf_model, self.parts, d_head=self.info.d_head)
