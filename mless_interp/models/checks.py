@@ -43,8 +43,8 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
 
     try:
         logits = model.run(tokens).logits
-    except RuntimeError as reason:
-        raise fail(f"its forward pass fails: {first_line(reason)}; use another backend or dtype") from reason
+    except RuntimeError as failure:
+        raise fail(f"its forward pass fails: {first_line(failure)}; use another backend or dtype") from failure
     assert logits is not None
     if not bool(torch.isfinite(logits).all()):
         raise fail("its logits contain NaN or infinity on a prompt of ordinary tokens; are the weights complete?")

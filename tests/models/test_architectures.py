@@ -85,9 +85,7 @@ def test_precisions(architecture: str, dtype: str) -> None:
     ],
 )
 def test_groups_of_every_size(architecture: str, options: dict[str, Any], tmp_path: Path) -> None:
-    model = mi.wrap_model(
-        random_model(architecture, attn_implementation="eager", **options), tokenizer=word_tokenizer()
-    )
+    model = load_model(saved(tmp_path, architecture, **options), backend="nnsight")
     assert model.stepper is not None and model.shows_rotated
     FEATURES["z sweep"](model, pairs_for(model, count=1))
 
