@@ -13,6 +13,7 @@ from mless_interp.ground_truth.planted import PlantedModel, planted_model, rando
 from mless_interp.models.base import Model
 from mless_interp.models.inputs import Inputs
 from mless_interp.models.load import load_model
+from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import PromptPair, make_pairs
 from mless_interp.prompts.problems import Problem
@@ -104,3 +105,23 @@ def planted_problems(made: PlantedModel, count: int, **options: Any) -> list[Pro
 def planted_pairs(made: PlantedModel, model: Model, count: int, n_tokens: int = 20, **options: Any) -> Any:
     """Pairs of short problems of a planted model, slashes inserted."""
     return make_pairs(model, planted_problems(made, count, **options), Insertion.meaningless(" /", n_tokens))
+
+
+class Gated:
+    """One problem's outcome as a function of all gates `[row, layer, head]`, by the differentiable pass."""
+
+    def __init__(self, model: Model, bare: Any, outcome: str = "answer_logprob") -> None:
+        self.model, self.outcome = model, OUTCOMES[outcome]
+        self.pair = bare.answered(self.outcome.appended)
+        length = len(self.pair.inserted)
+        start = length - self.pair.n_after
+        self.recording = model.record(self.pair.condition("inserted"), start=start)
+        self.read = torch.tensor([length - back for back in self.outcome.reads(self.pair)]) - start
+        self.span = self.pair.span_mask[None]
+
+    def __call__(self, gates: torch.Tensor) -> torch.Tensor:
+        logits = self.model.stepper.tail(self.recording, self.read, gates=gates, span=self.span)
+        return self.outcome.value(logits, self.pair, None)
+
+    def open(self, rows: int = 1) -> torch.Tensor:
+        return torch.ones(rows, self.model.info.n_layers, self.model.info.n_heads, dtype=self.recording.z[0].dtype)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..models.base import Model
 from ..models.checks import TOLERANCE, probe_tokens
-from ..models.decoder import decoder_of, unwrapped
+from ..models.decoder import unwrapped
 from ..models.gates import gate_edits
 from ..models.hugging_face import additive_mask, reference_logits
 from ..models.info import ModelError
@@ -201,10 +201,15 @@ def _span_of(row: Row, shared: int, pad: int) -> tuple[int, int]:
     return start + pad * (start >= shared), last + pad * (last >= shared) + 1
 
 
+CACHES = ("past_key_values", "layer_past")
+"""The names under which attention is given its cache."""
+
+
 def attentions_of(model: Model) -> dict[int, Any]:
-    """The attention module of each decoder layer that has one by its usual name: where masks are put."""
-    layers = getattr(decoder_of(model.hf_model), "layers", ())
-    return {at: layer.self_attn for at, layer in enumerate(layers) if hasattr(layer, "self_attn")}
+    """The attention module of each decoder layer whose name is known: where masks are put."""
+    return {
+        at: part.called_attention for at, part in enumerate(getattr(model, "parts", ())) if part.attention is not None
+    }
 
 
 @contextmanager
@@ -252,7 +257,8 @@ def hidden_spans(model: Model, decoding: Decoding, spans: Tensor) -> Iterator[No
                     f"{type(unwrapped(module)).__name__} takes no attention_mask by name: heads cannot be knocked out "
                     "while generating on this architecture"
                 )
-            cache, mask = kwargs.get("past_key_values"), kwargs["attention_mask"]
+            mask = kwargs["attention_mask"]
+            cache = next((kwargs[name] for name in CACHES if kwargs.get(name) is not None), None)
             n_queries = hidden.shape[1]
             before, (n_keys, first) = 0, (n_queries, 0)
             if cache is not None:
@@ -288,7 +294,6 @@ def redistributed(model: Model, decoding: Decoding, rows: list[Row], pads: list[
     """Redraw the gate activations act(gate(x)) of some layers, row by row, on each row's own tokens."""
     redistribution = decoding.redistribution
     assert redistribution is not None
-    layers = decoder_of(model.hf_model).layers
 
     def redraw(layer: int) -> Any:
         def hook(module: Any, args: Any, output: Tensor) -> Tensor:
@@ -303,8 +308,9 @@ def redistributed(model: Model, decoding: Decoding, rows: list[Row], pads: list[
 
     with ExitStack() as stack:
         for layer in sorted(set(redistribution.layers)):
-            gate = unwrapped(unwrapped(unwrapped(layers[layer]).mlp).act_fn)
-            stack.enter_context(gate.register_forward_hook(redraw(layer)))
+            mlp = model.parts[layer].mlp  # type: ignore[attr-defined]
+            assert mlp is not None
+            stack.enter_context(mlp.act.register_forward_hook(redraw(layer)))
         yield
 
 

@@ -13,9 +13,9 @@ from .case import Case, Finding, Layer, apart, worst
 
 
 def _rotated(case: Case) -> str | None:
-    if case.model.shows_rotated:
+    if case.model.has_rotated_sites:
         return None
-    return "this backend shows no rotated queries and keys of this architecture"
+    return "this backend shows no queries and keys as they enter the scores of this architecture"
 
 
 def _no_prefix(case: Case) -> str | None:
@@ -23,6 +23,8 @@ def _no_prefix(case: Case) -> str | None:
 
 
 def _identical(case: Case) -> str | None:
+    if case.model.learned_positions:
+        return "its positions are learned vectors, so the same token has other keys and values at another place"
     start, stop = case.pair.span
     if len(set(case.pair.inserted.ids[start:stop])) > 1:
         return "the inserted tokens are not all the same"

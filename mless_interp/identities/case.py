@@ -83,7 +83,7 @@ class Case:
         if condition not in self.runs:
             info = self.model.info
             sites = ["attn.hook_v", "attn.hook_z", "hook_resid_post"]
-            sites += ["attn.hook_rot_q", "attn.hook_rot_k"] if self.model.shows_rotated else []
+            sites += ["attn.hook_rot_q", "attn.hook_rot_k"] if self.model.has_rotated_sites else []
             sites += ["attn.hook_pattern"] if info.attention == "eager" else []
             names = [site(layer, name) for layer in self.layers for name in sites]
             inputs = self.pair.condition(condition)
@@ -102,7 +102,7 @@ class Case:
         own = run.get(site(layer, "attn.hook_pattern"))
         group = self.model.info.n_heads // self.model.info.n_key_value_heads
         scores = None
-        if self.model.shows_rotated:
+        if self.model.has_rotated_sites:
             q, k = run[site(layer, "attn.hook_rot_q")], run[site(layer, "attn.hook_rot_k")]
             visible = self.model.visible(self.pair.condition(condition).to(q.device))[layer]
             scores = masked_scores(q, k, visible, self.model.attention_rule(layer))
@@ -148,7 +148,7 @@ class Case:
         """What each head of layer 0 adds to the residual stream `[H, shared, d_model]` if its output in the masked run
         became `z` `[H, shared, d]`: one row per head, through the model's own output projection."""
         inputs = self.pair.condition("masked")
-        name, n_heads, at = site(0, "hook_resid_mid"), self.model.info.n_heads, self.pair.shared
+        name, n_heads, at = site(0, "hook_attn_out"), self.model.info.n_heads, self.pair.shared
 
         def edit(old: Tensor) -> Tensor:
             new = old.clone()
@@ -156,19 +156,25 @@ class Case:
                 new[head, at, head] = z[head].to(new)
             return new
 
-        rows = self.model.run(
+        edited = self.model.run(
             inputs.tokens.expand(n_heads, -1),
             attention_mask=inputs.attention_mask,
             edits={site(0, "attn.hook_z"): edit},
             capture={name: lambda x: x[:, at]},
             logits_at="none",
         ).captured[name]
-        return rows - self.resid_mid("masked")
+        own = self.model.run(
+            inputs.tokens, attention_mask=inputs.attention_mask, capture={name: None}, logits_at="none"
+        )
+        return edited - own.captured[name][:, at]
 
     def resid_mid(self, condition: str) -> Tensor:
-        """The residual stream after layer 0's attention at the shared tokens, `[shared, d_model]`."""
-        inputs, name = self.pair.condition(condition), site(0, "hook_resid_mid")
+        """The residual stream with what layer 0's attention adds at the shared tokens, `[shared, d_model]`.
+
+        A sum, as it is nowhere in a layer whose MLP reads beside its attention.
+        """
+        inputs, names = self.pair.condition(condition), (site(0, "hook_resid_pre"), site(0, "hook_attn_out"))
         captured = self.model.run(
-            inputs.tokens, attention_mask=inputs.attention_mask, capture={name: None}, logits_at="none"
-        ).captured[name]
-        return captured[0, self.pair.shared]
+            inputs.tokens, attention_mask=inputs.attention_mask, capture=dict.fromkeys(names), logits_at="none"
+        ).captured
+        return (captured[names[0]] + captured[names[1]])[0, self.pair.shared]

@@ -40,6 +40,12 @@ class Model(ABC):
     """Whether it runs elsewhere, and how (nnsight)."""
     float32_softmax: bool = False
     """Whether attention's softmax is float32 even in a float64 model, as in Hugging Face's eager attention."""
+    whole_positions: bool = False
+    """Whether positions are looked up in a table, so that position ids must be whole numbers."""
+    why_not_by_layers: str = ""
+    """What of its layers is not known, where `layers` is None."""
+    learned_positions: bool = False
+    """Whether positions are learned vectors, so that the same token is another one elsewhere even in the first layer."""
     quantised: str = ""
     """How the weights are quantised, in a word; empty where they are not."""
     checks: ModelChecks | None = None
@@ -96,8 +102,13 @@ class Model(ABC):
 
     @property
     def shows_rotated(self) -> bool:
-        """Whether the backend shows rotated queries and keys of this architecture (found out by the self-check)."""
+        """Whether queries and keys can be had as they enter the scores (found out by the self-check)."""
         return self.checks is None or self.checks.shows_rotated
+
+    @property
+    def has_rotated_sites(self) -> bool:
+        """Whether there is anything at the sites of queries and keys as they enter the scores, right or wrong."""
+        return self.shows_rotated or (self.checks is not None and self.checks.entering_error is not None)
 
     @property
     def weights(self) -> nn.Module | None:
@@ -175,10 +186,10 @@ class Model(ABC):
     def need_rotated(self, what: str) -> None:
         """`ModelError` if the queries and keys that enter the scores cannot be had, which `what` is computed from."""
         if not self.shows_rotated:
-            info = self.info
+            info, why = self.info, self.checks.entering if self.checks is not None else ""
             raise ModelError(
-                f"{info.name} ({info.architecture}) shows no rotated queries and keys on backend {info.backend!r}, which "
-                f"{what} need: use another backend, or a model with rotary positions"
+                f"{info.name} ({info.architecture}) shows no queries and keys as they enter the scores on backend "
+                f"{info.backend!r}, which {what} need{f' ({why})' if why else ''}: use another backend"
             )
 
     def visible(self, inputs: Inputs) -> tuple[Tensor, ...]:
@@ -361,6 +372,12 @@ class Model(ABC):
             if positions.shape not in ((batch, n_tokens), (1, n_tokens)):
                 raise ValueError(f"position_ids must be [{batch}, {n_tokens}], got {list(positions.shape)}")
             positions = positions.expand(batch, n_tokens).to(self.info.device)
+            if self.whole_positions and positions.is_floating_point():
+                if not bool((positions == positions.round()).all()):
+                    raise ValueError(
+                        f"{self.info.name} looks positions up in a table, so position_ids must be whole numbers"
+                    )
+                positions = positions.long()
         longest = n_tokens if positions is None else float(positions.max()) + 1
         if longest > self.info.context_length:
             raise ValueError(

@@ -1,16 +1,20 @@
 """A TransformerBridge behind the seam."""
 
-from functools import cached_property
+import warnings
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .arithmetic import values_of_heads
 from .decoder import unwrapped
+from .entering import mixed_taps
 from .hooked import as_hook
 from .hugging_face import HuggingFaceModel, float32_unembedding, layer_masks
 from .info import AttentionOutput
-from .inputs import Inputs, Taps
+from .inputs import Inputs, Tap, Taps
+from .sites import attention_sites
 
 
 class BridgeModel(HuggingFaceModel):
@@ -30,7 +34,8 @@ class BridgeModel(HuggingFaceModel):
     # Where the Hugging Face names are other than Llama's, the bridge knows them.
 
     def _attention(self, layer: int) -> nn.Module:
-        return unwrapped(self.underlying.blocks[layer].attn)
+        known = self.parts[layer].attention if self.parts else None
+        return unwrapped(self.underlying.blocks[layer].attn) if known is None else known
 
     def _attention_output(self, layer: int) -> AttentionOutput | None:
         if self.parts and self.parts[layer].output is not None:
@@ -46,9 +51,44 @@ class BridgeModel(HuggingFaceModel):
         """Hook name -> hook point. The bridge builds this anew for every hook of a run, which takes longer than the run."""
         return self.underlying.hook_dict
 
+    @cached_property
+    def _shows_entering(self) -> bool:
+        """Whether it has hooks on queries and keys as they enter the scores, and calls them."""
+        seen: list[Tensor] = []
+        taps = {name: Tap(keep=seen.append) for name in attention_sites(0, "rot_q", "rot_k")}
+        with torch.no_grad():
+            self._run(Inputs(torch.zeros(1, 2, dtype=torch.long, device=self.info.device)), None, taps, None)
+        return len(seen) == 2
+
+    @cached_property
+    def _obeys_patterns(self) -> bool:
+        """Whether an edit of a pattern reaches the heads' outputs (not where the bridge shows what Hugging Face returns)."""
+        names = attention_sites(0, "pattern", "v", "z")
+        seen: dict[str, Tensor] = {}
+        keeps = [Tap(keep=partial(seen.__setitem__, name)) for name in names]
+        own = Tap(lambda p: torch.eye(p.shape[-1]).to(p).expand_as(p), keeps[0].keep)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "A hook on .* returned a modified tensor", UserWarning
+            )  # as is asked here
+            tokens = torch.arange(2, device=self.info.device)[None]
+            self._run(Inputs(tokens), None, dict(zip(names, (own, *keeps[1:]), strict=True)), None)
+        if len(seen) < len(names):
+            return True  # it has not what to judge by: the self-check will say so
+        v, z = seen[names[1]][0], seen[names[2]][0]
+        if v.dim() != 3 or v.shape[1] not in (self.info.n_key_value_heads, self.info.n_heads):
+            return True
+        off = (z - values_of_heads(v, self.info.n_heads).transpose(0, 1)).abs().max()
+        return bool(off <= 0.05 * v.abs().max())
+
     def _forward(
         self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None
     ) -> Tensor | None:
+        if not self._obeys_patterns:
+            taps = mixed_taps(taps, masks or self.visible(inputs), self.attention_rule)
+        return self._run(inputs, masks, taps if self._shows_entering else self._turned(taps, inputs), read)
+
+    def _run(self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None) -> Tensor | None:
         bridge = self.underlying
         hooks = [(self._points[name], as_hook(tap)) for name, tap in taps.items() if name in self._points]
         options: dict[str, Any] = {"attention_mask": torch.ones_like(inputs.tokens), "use_cache": False}

@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from ..given import checked
-from .arithmetic import values_of_heads
+from .arithmetic import masked_scores, mix_values, softmax, values_of_heads
 from .base import Model
 from .info import BY_LAYERS, ModelChecks, ModelError
 from .inputs import Inputs
-from .sites import site
+from .saved import first_line
+from .sites import attention_sites, site
 
 TOLERANCE = {"float64": 1e-4, "float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}
 """Largest difference allowed, relative to the largest logit. HF's eager softmax is float32 even in float64."""
@@ -40,7 +41,10 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
     def fail(reason: str) -> FailedCheck:
         return FailedCheck(f"{info.name} on backend {info.backend!r} failed its check: {reason}")
 
-    logits = model.run(tokens).logits
+    try:
+        logits = model.run(tokens).logits
+    except RuntimeError as failure:
+        raise fail(f"its forward pass fails: {first_line(failure)}; use another backend or dtype") from failure
     assert logits is not None
     if not bool(torch.isfinite(logits).all()):
         raise fail("its logits contain NaN or infinity on a prompt of ordinary tokens; are the weights complete?")
@@ -55,7 +59,7 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
         if not difference <= allowed:
             raise fail(
                 f"its logits differ from the plain Hugging Face forward pass by {difference:.3g} (allowed "
-                f'{allowed:.3g}); use another backend, for example "bridge"'
+                f'{allowed:.3g}); use another backend, for example "{"nnsight" if info.backend == "bridge" else "bridge"}"'
             )
 
     row_error = error = effect = None
@@ -80,8 +84,8 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
         gap = _gap_difference(model, tokens)
         if not gap <= allowed:
             raise fail(f"the gap condition differs from the masked one on shared tokens by {gap:.3g} logits")
-    shows_rotated = _shows_rotated(model, tokens)
-    replayed, reason = _check_replay(model, tokens, allowed) if shows_rotated else (None, _UNKNOWN)
+    entering_error, entering = _check_entering(model, tokens, tolerance)
+    replayed, reason = _check_replay(model, tokens, allowed) if not entering else (None, _UNKNOWN)
     return ModelChecks(
         largest_logit=largest,
         row_sum_error=row_error,
@@ -92,7 +96,9 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
         replay_difference=replayed,
         tolerance=tolerance,
         replay=BY_LAYERS if reason is None else f"whole forward passes ({reason})",
-        shows_rotated=shows_rotated,
+        shows_rotated=not entering,
+        entering_error=entering_error,
+        entering=entering,
     )
 
 
@@ -133,13 +139,32 @@ def _gap_difference(model: Model, tokens: Tensor) -> float:
     return _distance(masked, gapped)
 
 
-def _shows_rotated(model: Model, tokens: Tensor) -> bool:
-    names = [site(0, "attn.hook_rot_q"), site(0, "attn.hook_rot_k")]
+def _check_entering(model: Model, tokens: Tensor, tolerance: float) -> tuple[float | None, str]:
+    """How far queries and keys as they enter the scores explain what heads give, as they are and with all queries 0; and
+    why they are not to be used (empty: they are)."""
+    layers, visible = range(model.info.n_layers), model.visible(Inputs(tokens.to(model.info.device)))
+    parts = ("rot_q", "rot_k", "v", "z")
+    capture = dict.fromkeys(name for layer in layers for name in attention_sites(layer, *parts))
+    zero = {site(layer, "attn.hook_rot_q"): torch.zeros_like for layer in layers}
+    errors = []
     try:
-        model.run(tokens, capture=dict.fromkeys(names), logits_at="none")
-    except (ModelError, AttributeError, KeyError, ValueError):
-        return False
-    return True
+        for edits in ({}, zero):
+            seen = model.run(tokens, capture=capture, edits=edits, logits_at="none").captured
+            for layer in layers:
+                q, k, v, z = (seen[name].double() for name in attention_sites(layer, *parts))
+                q = q * 0 if edits else q
+                pattern = softmax(masked_scores(q, k, visible[layer].to(q.device), model.attention_rule(layer)))
+                off = (mix_values(pattern, v) - z).abs().max()
+                errors.append(off if off == 0 else off / v.abs().max())
+    except (ModelError, AttributeError, KeyError, ValueError, RuntimeError) as error:
+        return None, first_line(error)
+    largest = _max_of(errors)
+    if not largest <= tolerance:
+        return (
+            largest,
+            f"heads' outputs are off by {largest:.3g} of the largest value where they are computed from them",
+        )
+    return largest, ""
 
 
 _UNKNOWN = "this architecture cannot be continued layer by layer"
@@ -148,7 +173,7 @@ _UNKNOWN = "this architecture cannot be continued layer by layer"
 def _check_replay(model: Model, tokens: Tensor, allowed: float) -> tuple[float | None, str | None]:
     """How far a replay of three layers at once is off, and why runs are not to be continued so (None: they are)."""
     if model.stepper is None:
-        return None, _UNKNOWN
+        return None, model.why_not_by_layers or _UNKNOWN
     layers, start = sorted({0, model.info.n_layers // 2, model.info.n_layers - 1}), tokens.shape[1] // 2
     recording = model.record(Inputs(tokens), start=start)
     generator = torch.Generator().manual_seed(1)

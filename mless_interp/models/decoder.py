@@ -11,91 +11,251 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from .info import AttentionOutput, AttentionRule, GatedMlp
 from .unembedding import unembedded
 
-# ------------------------------------------------------------------------------------------------- what its layers have
+# ------------------------------------------------------------------------------------- the names that parts go by: data
+
+ATTENTIONS = ("self_attn", "attn.attention", "attn", "attention", "self_attention")
+INPUTS = {
+    ("q_proj", "k_proj", "v_proj"): "apart",
+    ("qkv_proj",): "in a row",
+    ("c_attn",): "in a row",
+    ("query_key_value",): "by group",
+}
+"""Projections to queries, keys and values, and how one that makes all three has them: all queries, then all keys, then all
+values; or group by group its queries, its key, its value."""
+INPUT_NORMS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"))
+OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense")
+MLPS = (
+    ("gate_proj", "up_proj", "down_proj", "act_fn"),
+    ("gate_up_proj", "gate_up_proj", "down_proj", "activation_fn"),
+    (None, "c_fc", "c_proj", "act"),
+    (None, "fc_in", "fc_out", "act"),
+    (None, "dense_h_to_4h", "dense_4h_to_h", "act"),
+    (None, "fc1", "fc2", "activation_fn"),
+)
+"""Gate (None: it has none), up, down and activation of an MLP; the same name twice makes both, the gate first."""
+DECODERS = ("model", "transformer", "gpt_neox", "language_model", "decoder")
+LAYERS, FINAL_NORMS = ("layers", "h"), ("norm", "ln_f", "final_layer_norm", "final_layernorm")
+UNSCALED, SCALED_QUERIES = ("GPTNeoSelfAttention",), ("OPTAttention",)
+"""Attention that scales no score, or scales its queries before they are asked for."""
 
 
 @dataclass(frozen=True)
 class Norms:
-    """The names of a layer's norms by their place; None where it has none there."""
+    """The names of a layer's norms by their place; None where it has none there.
+
+    `parallel`: the MLP reads the layer's input, not what attention made of it; so it is where it has no norm of its own.
+    """
 
     before_attention: str | None = None
     after_attention: str | None = None
     before_mlp: str | None = None
     after_mlp: str | None = None
+    parallel: bool = False
 
     @property
     def names(self) -> set[str]:
-        return {name for name in vars(self).values() if name is not None}
+        return {name for name in vars(self).values() if isinstance(name, str)}
 
 
 NORMS = {
-    "Llama, Qwen2, Qwen3, Mistral, Gemma": Norms("input_layernorm", before_mlp="post_attention_layernorm"),
+    "Llama, Qwen, Mistral, Mixtral, Gemma, Phi-3, StableLM, GPT-NeoX, GPT-OSS": Norms(
+        "input_layernorm", before_mlp="post_attention_layernorm"
+    ),
     "Gemma 2, Gemma 3": Norms(
         "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
     ),
     "GLM 4": Norms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
     "OLMo 2, OLMo 3": Norms(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm"),
-    "Cohere": Norms("input_layernorm"),
+    "Cohere, Phi-2, Falcon 7B": Norms("input_layernorm", parallel=True),
+    "GPT-2, GPT-Neo": Norms("ln_1", before_mlp="ln_2"),
+    "GPT-J": Norms("ln_1", parallel=True),
+    "Falcon 40B": Norms("ln_attn", before_mlp="ln_mlp", parallel=True),
+    "OPT": Norms("self_attn_layer_norm", before_mlp="final_layer_norm"),
 }
 """Known layouts. One name is different places in different ones, so a layer has a layout if it has exactly its norms."""
 
 
+# ------------------------------------------------------------------------------------------------- what its layers have
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Heads, key-value heads and the width of a head."""
+
+    n_heads: int
+    n_kv: int
+    d_head: int
+
+
 @dataclass(frozen=True, eq=False)
 class QueriesKeysValues:
-    """How Llama makes queries, keys and values: a projection each, a norm per head where there is one, a rotation."""
+    """How queries, keys and values are made, before rotation: a projection each or one for all, a norm where there is one."""
 
-    q: nn.Module
-    k: nn.Module
-    v: nn.Module
+    paths: tuple[str, ...]
+    projections: tuple[nn.Module, ...]
+    layout: str
     norms: tuple[nn.Module, nn.Module] | None
-    rotate: Callable[..., tuple[Tensor, Tensor]]
+    heads: Geometry
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q `[..., H, d]`, k and v `[..., KV, d]` of a normed stream `[..., d_model]`, normed, not rotated."""
+        made = [linear(each, x) for each in self.projections]
+        q, k, v = (self.part(which)[0](made[min(which, len(made) - 1)]) for which in range(3))
+        if self.norms is not None:
+            q, k = _normed(self.norms[0], q), _normed(self.norms[1], k)
+        return q, k, v
+
+    def path(self, which: int) -> str:
+        """The path in the layer of what makes queries (0), keys (1) or values (2)."""
+        return self.paths[min(which, len(self.paths) - 1)]
+
+    def part(self, which: int) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]:
+        """How to get queries (0), keys (1) or values (2) `[..., heads, d]` out of what their projection gives, and back in."""
+        h = self.heads
+        if self.layout == "apart":
+            return (lambda made: made.unflatten(-1, (-1, h.d_head))), (lambda made, new: new.flatten(-2))
+        if self.layout == "in a row":
+            stops = [0, h.n_heads * h.d_head, (h.n_heads + h.n_kv) * h.d_head, (h.n_heads + 2 * h.n_kv) * h.d_head]
+            at = slice(stops[which], stops[which + 1])
+            get = lambda made: made[..., at].unflatten(-1, (-1, h.d_head))  # noqa: E731
+            return get, lambda made, new: torch.cat([made[..., : at.start], new.flatten(-2), made[..., at.stop :]], -1)
+        group = h.n_heads // h.n_kv
+        in_group = (slice(0, group), slice(group, group + 1), slice(group + 1, group + 2))[which]
+
+        def put(made: Tensor, new: Tensor) -> Tensor:
+            groups = made.unflatten(-1, (h.n_kv, group + 2, h.d_head))
+            new = new.unflatten(-2, (h.n_kv, -1))
+            return torch.cat([groups[..., : in_group.start, :], new, groups[..., in_group.stop :, :]], -2).flatten(-3)
+
+        return (
+            lambda made: made.unflatten(-1, (h.n_kv, group + 2, h.d_head))[..., in_group, :].flatten(-3, -2),
+            put,
+        )
+
+
+def _normed(norm: nn.Module, x: Tensor) -> Tensor:
+    """Queries or keys `[..., token, head, d]` after their norm: of each head, of all heads together, or one per head."""
+    if isinstance(getattr(norm, "norms", None), nn.ModuleList):  # StableLM: one per head, heads before tokens
+        return norm(x.transpose(-3, -2)).transpose(-3, -2)
+    if getattr(norm, "weight", x).shape[0] == x.shape[-2] * x.shape[-1]:  # OLMo 2
+        return norm(x.flatten(-2)).view_as(x)
+    return norm(x)
 
 
 @dataclass(frozen=True, eq=False)
-class GatedLinears:
-    """Llama's MLP: down(act(gate(x)) * up(x))."""
+class Mlp:
+    """down(act(gate(x)) * up(x)), or down(act(up(x))) without a gate; the paths of its parts in the layer."""
 
-    gate: nn.Module
+    paths: tuple[str | None, str, str, str]
+    gate: nn.Module | None
     up: nn.Module
     down: nn.Module
     act: nn.Module
 
+    @property
+    def fused(self) -> bool:
+        """Whether one projection makes gate and up, in this order."""
+        return self.gate is self.up
+
     def __call__(self, x: Tensor) -> Tensor:
-        return linear(self.down, self.act(linear(self.gate, x)) * linear(self.up, x))
+        if self.fused:
+            gate, up = linear(self.up, x).chunk(2, -1)
+            return linear(self.down, self.act(gate) * up)
+        up = linear(self.up, x)
+        return linear(self.down, self.act(up) if self.gate is None else self.act(linear(self.gate, x)) * up)
 
 
 @dataclass(frozen=True, eq=False)
 class DecoderLayer:
-    """One layer's parts by role; None for what it has not, or has in a build that is not known here."""
+    """One layer's parts by role and path; None for what it has not, or has under a name that is not known here.
+
+    `mlp_path` is empty where the layer holds the parts of its MLP itself (OPT).
+    """
 
     module: nn.Module
     norms: Norms | None
+    attention_path: str
     attention: nn.Module | None
     inputs: QueriesKeysValues | None
+    output_path: str
     output: nn.Module | None
-    mlp: GatedLinears | None
+    mlp_path: str
+    mlp: Mlp | None
 
     def norm(self, name: str | None) -> nn.Module:
         """The norm of that name; the identity for None."""
         return nn.Identity() if name is None else unwrapped(getattr(self.module, name))
 
+    def norms_by_place(self) -> tuple[nn.Module, nn.Module, nn.Module, nn.Module]:
+        """Its norms before and after attention, before and after the MLP; in parallel without one of its own, attention's."""
+        assert self.norms is not None
+        n = self.norms
+        shared = n.before_attention if self.parallel else None
+        places = (n.before_attention, n.after_attention, n.before_mlp or shared, n.after_mlp)
+        first, second, third, fourth = (self.norm(name) for name in places)
+        return first, second, third, fourth
+
+    @property
+    def called_attention(self) -> nn.Module:
+        """What the layer calls: its attention, or a TransformerBridge component around it."""
+        found: Any = self.module
+        for name in self.attention_path.split("."):
+            found = getattr(found, name)
+        return found
+
+    @property
+    def unknown(self) -> str | None:
+        """What of it is not known here, so that it cannot be continued layer by layer; None if nothing."""
+        known = {
+            "norms": self.norms,
+            "attention": self.attention,
+            "projections to queries, keys and values": self.inputs,
+        }
+        known["output projection"] = self.output
+        return next((what for what, part in known.items() if part is None), None)
+
+    @property
+    def parallel(self) -> bool:
+        """Whether the MLP reads the layer's input."""
+        return self.norms is not None and (
+            self.norms.parallel or bool(getattr(self.module, "use_parallel_residual", False))
+        )
+
+    def add_mlp(self) -> Callable[[Tensor], Tensor]:
+        """What the MLP adds of its normed input, be it plain or experts."""
+        if self.mlp is not None:
+            return self.mlp
+        whole = unwrapped(self.module.mlp)
+
+        def add(x: Tensor) -> Tensor:
+            made = whole(x)
+            return made[0] if isinstance(made, tuple) else made
+
+        return add
+
     @property
     def gated_mlp(self) -> GatedMlp | None:
-        """The gate of its MLP."""
-        return None if self.mlp is None else GatedMlp(self.mlp.act.forward)  # not its hooks, as below
+        """How its MLP makes `hook_post`."""
+        if self.mlp is None:
+            return None
+        return GatedMlp(self.mlp.act.forward, gated=self.mlp.gate is not None)  # not its hooks, as below
 
     def attention_output(self, *, d_head: int) -> AttentionOutput | None:
         """The output projection of its attention, where that is one matrix per head."""
         weight, bias = (getattr(self.output, name, None) for name in ("weight", "bias"))
-        if self.norms is None or not isinstance(weight, Tensor) or weight.dim() != 2 or weight.shape[1] % d_head:
+        if self.norms is None or not isinstance(weight, Tensor) or weight.dim() != 2:
+            return None
+        weight = weight.detach() if type(self.output) is Conv1D else weight.detach().T
+        if weight.shape[0] % d_head:
             return None
         after = self.norms.after_attention
         return AttentionOutput(
-            weight.detach().T.unflatten(0, (-1, d_head)),
+            weight.unflatten(0, (-1, d_head)),
             None if bias is None else bias.detach(),
             None if after is None else self.norm(after).forward,  # not its hooks: it is asked in the middle of a run
         )
@@ -111,54 +271,178 @@ def unwrapped(module: Any) -> Any:
 def decoder_of(hf_model: nn.Module | None) -> Any:
     """The text decoder of a causal language model: the module that holds the decoder layers (None: there is no model)."""
     decoder = unwrapped(hf_model)
-    for name in ("model", "language_model", "model"):
-        inner = unwrapped(getattr(decoder, name, None))
-        if inner is not None and not hasattr(decoder, "layers"):
-            decoder = inner
+    while not any(hasattr(decoder, name) for name in LAYERS):
+        inner = next(
+            (unwrapped(at) for at in (getattr(decoder, name, None) for name in DECODERS) if at is not None), None
+        )
+        if inner is None:
+            break
+        decoder = inner
     return decoder
 
 
-def decoder_layers(hf_model: nn.Module) -> tuple[DecoderLayer, ...]:
-    """The layers of a causal language model's decoder; none where it keeps them in another place."""
-    return tuple(_described(unwrapped(layer)) for layer in getattr(decoder_of(hf_model), "layers", ()))
+def layer_modules(hf_model: nn.Module | None) -> list[nn.Module]:
+    """The decoder layers themselves; none where they are kept in another place."""
+    decoder = decoder_of(hf_model)
+    found = next((getattr(decoder, name) for name in LAYERS if hasattr(decoder, name)), ())
+    return [unwrapped(layer) for layer in found]
+
+
+def decoder_layers(hf_model: nn.Module, heads: Geometry) -> tuple[DecoderLayer, ...]:
+    """The layers of a causal language model's decoder, described; none where it keeps them in another place."""
+    return tuple(_described(layer, heads) for layer in layer_modules(hf_model))
 
 
 def attention_rule_of(attention: nn.Module, *, d_head: int) -> AttentionRule:
     """Scale and soft-cap of a Hugging Face attention module; the usual scale where it names none."""
+    kind = type(attention).__name__
+    if kind in UNSCALED or kind in SCALED_QUERIES:
+        return AttentionRule(1.0)
     scale = getattr(attention, "scaling", None) or getattr(attention, "scale", None) or d_head**-0.5
+    if hasattr(attention, "scale_attn"):  # GPT-J divides by it
+        scale = 1 / float(attention.scale_attn)  # type: ignore[arg-type]
     return AttentionRule(float(scale), getattr(attention, "attn_logit_softcapping", None))
 
 
-def _described(module: nn.Module) -> DecoderLayer:
-    norms = {name for name, _ in module.named_children() if "norm" in name}
-    (attention,) = _parts(module, "self_attn") or (None,)
-    (output,) = _parts(attention, "o_proj") or (None,)
-    (mlp,) = _parts(module, "mlp") or (None,)
-    linears = _parts(mlp, "gate_proj", "up_proj", "down_proj", "act_fn")
+def _described(module: nn.Module, heads: Geometry) -> DecoderLayer:
+    norms = {name for name, _ in module.named_children() if "norm" in name or name.startswith("ln_")}
+    attention_path, attention = _first(module, ATTENTIONS)
+    output_path, output = _first(module, OUTPUTS, attention_path)
+    mlp_path = "mlp" if getattr(module, "mlp", None) is not None else ""
+    layout = next((known for known in NORMS.values() if known.names == norms), None)
+    if not getattr(module, "do_layer_norm_before", True):  # the smallest OPT norms after each part
+        layout = None
     return DecoderLayer(
         module,
-        next((known for known in NORMS.values() if known.names == norms), None),
+        layout,
+        attention_path,
         attention,
-        _inputs(attention),
+        _inputs(module, attention_path, heads),
+        output_path,
         output,
-        None if linears is None else GatedLinears(*linears),
+        mlp_path,
+        next(
+            (
+                mlp
+                for mlp in (_mlp(module, f"{mlp_path}." if mlp_path else "", names) for names in MLPS)
+                if mlp is not None
+            ),
+            None,
+        ),
     )
 
 
-def _inputs(attention: nn.Module | None) -> QueriesKeysValues | None:
-    projections = _parts(attention, "q_proj", "k_proj", "v_proj")
-    rotate = getattr(sys.modules[type(attention).__module__], "apply_rotary_pos_emb", None)
-    if projections is None or rotate is None:
+def _inputs(layer: nn.Module, attention_path: str, heads: Geometry) -> QueriesKeysValues | None:
+    attention = _at(layer, attention_path) if attention_path else None
+    for names, layout in INPUTS.items():
+        projections = _parts(attention, *names)
+        if projections is not None:
+            norms = next(
+                (found for found in (_parts(attention, *pair) for pair in INPUT_NORMS) if found is not None), None
+            )
+            paths = tuple(f"{attention_path}.{name}" for name in names)
+            return QueriesKeysValues(paths, projections, layout, None if norms is None else (norms[0], norms[1]), heads)
+    return None
+
+
+def _mlp(layer: nn.Module, before: str, names: tuple[str | None, str, str, str]) -> Mlp | None:
+    gate, up, down, act = (None if name is None else _at(layer, before + name) for name in names)
+    if up is None or down is None or act is None or (gate is None) != (names[0] is None):
         return None
-    q, k, v = projections
-    norms = _parts(attention, "q_norm", "k_norm")
-    return QueriesKeysValues(q, k, v, None if norms is None else (norms[0], norms[1]), rotate)
+    paths = (None if names[0] is None else before + names[0], *(f"{before}{name}" for name in names[1:]))
+    return Mlp(paths, gate, up, down, act)  # type: ignore[arg-type]
+
+
+def _first(module: nn.Module, names: Sequence[str], inside: str = "") -> tuple[str, nn.Module | None]:
+    """Path and submodule of the first of these names that there is."""
+    for name in names:
+        path = f"{inside}.{name}" if inside else name
+        found = _at(module, path)
+        if found is not None:
+            return path, found
+    return "", None
+
+
+def _at(module: Any, path: str) -> Any:
+    """The submodule at a path; None where there is none."""
+    for name in path.split("."):
+        module = unwrapped(getattr(module, name, None))
+    return module
 
 
 def _parts(module: nn.Module | None, *names: str) -> tuple[nn.Module, ...] | None:
     """The submodules of these names; None where one is missing."""
     found = tuple(unwrapped(getattr(module, name, None)) for name in names)
     return None if any(part is None for part in found) else found
+
+
+# ------------------------------------------------------------------------------------------------------ where tokens are
+
+
+class Positions:
+    """How a decoder tells queries and keys where they are: rotated in each layer, or not at all (learned positions).
+
+    None of both (ALiBi adds to the scores) is no `Positions`.
+    """
+
+    def __init__(self, decoder: Any, attentions: Sequence[nn.Module]) -> None:
+        self._rotary, self._attentions = unwrapped(getattr(decoder, "rotary_emb", None)), attentions
+        self._config = decoder.config
+        self.learned = any(hasattr(decoder, name) for name in ("wpe", "embed_positions"))
+        first = attentions[0]
+        self._apply = getattr(sys.modules[type(first).__module__], "apply_rotary_pos_emb", None)
+        self.width = getattr(first, "rotary_ndims", None) or getattr(first, "rotary_dim", None)
+        self._table = getattr(first, "embed_positions", None)  # GPT-J's, of whole positions
+        self.adjacent = self._table is not None  # what is turned together lies side by side
+        self.whole_only = self.learned or self._table is not None
+        self.prescaled = 1.0
+        if type(first).__name__ in SCALED_QUERIES:
+            self.prescaled = float(first.scaling)  # type: ignore[arg-type]
+        self._by_type = (
+            self._rotary is not None and "layer_type" in inspect.signature(type(self._rotary).forward).parameters
+        )
+
+    @classmethod
+    def of(cls, hf_model: nn.Module | None, layers: Sequence[DecoderLayer]) -> "Positions | None":
+        decoder: Any = decoder_of(hf_model)
+        attentions = [layer.attention for layer in layers if layer.attention is not None]
+        if not layers or len(attentions) != len(layers) or getattr(decoder, "use_alibi", False):
+            return None
+        found = cls(decoder, attentions)
+        rotated = found._apply is not None and (found._rotary is not None or found._table is not None)
+        return found if rotated or found.learned else None
+
+    def enter(
+        self, layer: int, q: Tensor, k: Tensor, positions: Tensor, *, back: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Queries and keys `[rows, token, heads, d]` as they enter the scores; `back`: from there to before."""
+        if self.prescaled != 1.0:
+            q = q / self.prescaled if back else q * self.prescaled
+        if self.learned:
+            return q, k
+        cos, sin = self._tables(layer, q, positions)
+        if back:
+            size = cos * cos + sin * sin  # 1, but where a rule of scaling lengthens what it turns
+            cos, sin = cos / size, -sin / size
+        width = self.width or q.shape[-1]
+        (q, q_rest), (k, k_rest) = ((x[..., :width], x[..., width:]) for x in (q, k))
+        if self._table is not None:
+            q, k = (self._apply(x, sin, cos) for x in (q, k))  # type: ignore[misc]
+        else:
+            q, k = self._apply(q.transpose(1, 2), k.transpose(1, 2), cos, sin)  # type: ignore[misc]
+            q, k = q.transpose(1, 2), k.transpose(1, 2)
+        if q_rest.shape[-1]:
+            q, k = torch.cat([q, q_rest], -1), torch.cat([k, k_rest], -1)
+        return q, k
+
+    def _tables(self, layer: int, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        if self._table is not None:
+            of_layer: Any = self._attentions[layer]
+            table = of_layer.embed_positions.to(positions.device)[positions.long()]
+            sin, cos = table.to(like.dtype).chunk(2, -1)
+            return cos, sin
+        kind = (self._config.layer_types[layer],) if self._by_type else ()
+        return self._rotary(like, positions, *kind)
 
 
 # ---------------------------------------------------------------------------------------------------- stepping through
@@ -169,92 +453,63 @@ _ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 def linear(module: Any, x: Tensor) -> Tensor:
     """`module(x)`, for a plain linear layer in float32 on a CPU (without gradients) by oneDNN's product."""
-    plain = type(module) is nn.Linear and not module._forward_hooks and not module._forward_pre_hooks
+    turned = type(module) is Conv1D  # GPT-2's, whose weight is [in, out]
+    plain = (turned or type(module) is nn.Linear) and not module._forward_hooks and not module._forward_pre_hooks
     on_cpu = x.device.type == "cpu" and x.dtype == torch.float32
     if _ONEDNN is None or not (plain and on_cpu) or torch.is_grad_enabled() or not torch.backends.mkldnn.is_available():
-        return module(x)
-    return _ONEDNN(x, module.weight, module.bias, "none", [], "")
-
-
-@dataclass(frozen=True, eq=False)
-class LlamaLayer:
-    """A layer all of whose parts are known: what `HuggingFaceLayers` steps through."""
-
-    inputs: QueriesKeysValues
-    output: nn.Module
-    mlp: GatedLinears
-    before_attention: nn.Module
-    after_attention: nn.Module
-    before_mlp: nn.Module
-    after_mlp: nn.Module
-    rule: AttentionRule
-
-    @classmethod
-    def of(cls, layer: DecoderLayer, *, d_head: int) -> "LlamaLayer | None":
-        """The layer, or None where a part is missing or is built otherwise."""
-        norms = layer.norms
-        if layer.attention is None or layer.inputs is None or layer.output is None or layer.mlp is None:
-            return None
-        if norms is None or norms.before_attention is None or norms.before_mlp is None:
-            return None
-        return cls(
-            inputs=layer.inputs,
-            output=layer.output,
-            mlp=layer.mlp,
-            before_attention=layer.norm(norms.before_attention),
-            after_attention=layer.norm(norms.after_attention),
-            before_mlp=layer.norm(norms.before_mlp),
-            after_mlp=layer.norm(norms.after_mlp),
-            rule=attention_rule_of(layer.attention, d_head=d_head),
-        )
+        return module(x.contiguous())
+    return _ONEDNN(x, module.weight.T if turned else module.weight, module.bias, "none", [], "")
 
 
 class HuggingFaceLayers:
-    """Llama-style decoders (Llama, Qwen2, Qwen3, Mistral, Gemma 1 to 3), plain or inside a TransformerBridge."""
+    """Decoders whose layers are known part by part, plain or inside a TransformerBridge; each method: see `Layers`."""
 
-    def __init__(self, hf_model: nn.Module, layers: Sequence[LlamaLayer], *, d_head: int) -> None:
-        self.n_layers = len(layers)
-        self._layers, self._d_head = layers, d_head
+    def __init__(self, hf_model: Any, layers: Sequence[DecoderLayer], positions: Positions, d_head: int) -> None:
         decoder = decoder_of(hf_model)
-        self._config, self._norm, self._rotary = decoder.config, unwrapped(decoder.norm), unwrapped(decoder.rotary_emb)
-        self._unembed = unwrapped(unwrapped(hf_model).lm_head)
+        self.n_layers = len(layers)
+        self._layers, self._positions = layers, positions
+        self._mlps = [layer.add_mlp() for layer in layers]
+        self._norms = [layer.norms_by_place() for layer in layers]
+        self._rules = [
+            attention_rule_of(layer.attention, d_head=d_head) for layer in layers if layer.attention is not None
+        ]
+        self._norm = _first(decoder, FINAL_NORMS)[1]
+        self._unembed = unwrapped(hf_model.get_output_embeddings())
         self._softcap = getattr(decoder.config, "final_logit_softcapping", None)
-        self._by_type = "layer_type" in inspect.signature(type(self._rotary).forward).parameters
+        self._scale = getattr(hf_model, "logit_scale", None)
 
     @classmethod
-    def of(cls, hf_model: nn.Module, parts: tuple[DecoderLayer, ...], *, d_head: int) -> "HuggingFaceLayers | None":
+    def of(cls, hf_model: Any, layers: tuple[DecoderLayer, ...], *, d_head: int) -> "HuggingFaceLayers | None":
         """The decoder of a model; None for one of another build, which is then replayed by whole forward passes."""
-        known = [layer for layer in (LlamaLayer.of(part, d_head=d_head) for part in parts) if layer is not None]
-        ends = _parts(decoder_of(hf_model), "norm", "rotary_emb"), _parts(unwrapped(hf_model), "lm_head")
-        return cls(hf_model, known, d_head=d_head) if parts and len(known) == len(parts) and all(ends) else None
+        positions = Positions.of(hf_model, layers)
+        hf_model = unwrapped(hf_model)
+        ends = _first(decoder_of(hf_model), FINAL_NORMS)[1] is not None and hf_model.get_output_embeddings() is not None
+        if not ends or positions is None or any(layer.unknown for layer in layers):
+            return None
+        return cls(hf_model, layers, positions, d_head)
 
     def project(self, layer: int, resid: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values; see `Layers`."""
-        at = self._layers[layer]
-        h = at.before_attention(resid)
-        q, k, v = (
-            linear(each, h).view(*h.shape[:-1], -1, self._d_head) for each in (at.inputs.q, at.inputs.k, at.inputs.v)
-        )
-        if at.inputs.norms is not None:
-            q, k = at.inputs.norms[0](q), at.inputs.norms[1](k)
-        kind = (self._config.layer_types[layer],) if self._by_type else ()
-        cos, sin = self._rotary(resid, positions, *kind)
-        q, k = at.inputs.rotate(q.transpose(1, 2), k.transpose(1, 2), cos, sin)
-        return q.transpose(1, 2), k.transpose(1, 2), v
+        inputs = self._layers[layer].inputs
+        assert inputs is not None
+        q, k, v = inputs(self._norms[layer][0](resid))
+        return *self._positions.enter(layer, q, k, positions), v
 
     def rule(self, layer: int) -> AttentionRule:
-        """Scale and soft-cap; see `Layers`."""
-        return self._layers[layer].rule
+        return self._rules[layer]
 
     def finish(self, layer: int, resid: Tensor, z: Tensor) -> Tensor:
-        """The residual stream after the layer; see `Layers`."""
-        at = self._layers[layer]
-        resid = resid + at.after_attention(linear(at.output, z.flatten(-2)))
-        return resid + at.after_mlp(at.mlp(at.before_mlp(resid)))
+        at, mlp = self._layers[layer], self._mlps[layer]
+        _, after_attention, before_mlp, after_mlp = self._norms[layer]
+        wrote = after_attention(linear(at.output, z.flatten(-2)))
+        if at.parallel:
+            return resid + wrote + mlp(before_mlp(resid))
+        resid = resid + wrote
+        return resid + after_mlp(mlp(before_mlp(resid)))
 
     def unembed(self, resid: Tensor) -> Tensor:
-        """Logits; see `Layers`."""
+        assert self._norm is not None
         normed = self._norm(resid)
         logits = unembedded(self._unembed, normed)
         logits = linear(self._unembed, normed) if logits is None else logits
+        logits = logits if self._scale is None else logits * self._scale
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from .arithmetic import masked_scores
 from .base import Model
+from .entering import turned_taps
 from .held import Held
-from .info import AttentionOutput, AttentionRule, GatedMlp, ModelInfo, versions_of
+from .info import SINKS, AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
 from .inputs import Edit, Inputs, Tap, Taps
 from .sites import attention_sites, site
 from .unembedding import float32_logits, is_half
@@ -37,6 +38,14 @@ class HookedTransformerModel(Model):
         self.layers = HookedLayers.of(hooked)
         self.quantised = "4bit" if cfg.load_in_4bit else ""
         self.tokenizer = tokenizer if tokenizer is not None else hooked.tokenizer
+        if cfg.positional_embedding_type not in ("standard", "shortformer", "rotary"):
+            raise ModelError(
+                f"{name}: a HookedTransformer with {cfg.positional_embedding_type!r} positions has no position ids, so "
+                "conditions that set them (gap, masked) are undefined for it; supported: standard, shortformer, rotary"
+            )
+        if cfg.use_attention_sinks:
+            raise ModelError(SINKS.format(name=name, architecture=cfg.original_architecture))
+        self.whole_positions = self.learned_positions = cfg.positional_embedding_type != "rotary"
         local = [kind == "local" for kind in (cfg.attn_types or ["global"] * cfg.n_layers)]
         self.info = ModelInfo(
             name=name,
@@ -66,20 +75,28 @@ class HookedTransformerModel(Model):
 
     def _gated_mlp(self, layer: int) -> GatedMlp | None:
         cfg = self.underlying.cfg
-        if not cfg.gated_mlp or cfg.attn_only or cfg.num_experts:
+        if cfg.attn_only or cfg.num_experts or not callable(getattr(self.underlying.blocks[layer].mlp, "act_fn", None)):
             return None
         mlp = self.underlying.blocks[layer].mlp
+        if not cfg.gated_mlp:  # its hook_pre comes after the bias
+            return None if hasattr(mlp, "ln") else GatedMlp(mlp.act_fn, gated=False)
         return GatedMlp(mlp.act_fn, mlp.b_in)
 
     def _attention_output(self, layer: int) -> AttentionOutput | None:
         block = self.underlying.blocks[layer]
-        attn, norms = block.attn, self.underlying.cfg.use_normalization_before_and_after
-        return AttentionOutput(attn.W_O.detach(), attn.b_O.detach(), block.ln1_post.forward if norms else None)
+        attn, norm = block.attn, None
+        if self.underlying.cfg.use_normalization_before_and_after:
+            norm = block.ln1_post.forward
+        elif norms_after(self.underlying):
+            norm = block.ln1.forward
+        return AttentionOutput(attn.W_O.detach(), attn.b_O.detach(), norm)
 
     def _forward(
         self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None
     ) -> Tensor | None:
         hooked = self.underlying
+        if hooked.cfg.positional_embedding_type in ("standard", "shortformer"):
+            taps = turned_taps(taps, lambda layer, which, value, back: value)  # what is projected is what enters
         hooks = [] if masks is None else self.position_hooks(inputs, masks)
         hooks += [(name, as_hook(tap)) for name, tap in taps.items()]
         whole = torch.ones_like(inputs.tokens)  # else a left-padding tokenizer would have its pad tokens masked
@@ -105,14 +122,14 @@ class HookedTransformerModel(Model):
     def _positions(self, positions: Tensor) -> Iterator[tuple[str, Edit]]:
         cfg = self.underlying.cfg
         kind = cfg.positional_embedding_type
-        if kind == "standard":
-            if positions.is_floating_point() and not bool((positions == positions.round()).all()):
-                raise ValueError("learned absolute positions have no fractional position ids; use whole numbers")
+        if kind in ("standard", "shortformer"):
             table = self.underlying.pos_embed.W_pos
             yield "hook_pos_embed", lambda value: table[positions.long()].to(value.dtype)
             return
         if kind != "rotary":
-            raise ValueError(f"position_ids are not supported for {kind!r} positions; supported: rotary, standard")
+            raise ValueError(
+                f"position_ids are not supported for {kind!r} positions; supported: rotary, standard, shortformer"
+            )
         # RoPE composes: turn what has been turned for its index on to its new position
         delta = positions - torch.arange(positions.shape[1], device=positions.device)
         delta = delta if delta.is_floating_point() else delta.to(torch.float64)
@@ -130,7 +147,8 @@ class HookedTransformerModel(Model):
                 yield name, turn(self.underlying.blocks[layer].attn)
 
     def _rebuilt_scores(self, layer: int, mask: Tensor) -> Iterator[tuple[str, Edit]]:
-        held, names = Held(), attention_sites(layer, "rot_q", "rot_k")
+        rotary = self.underlying.cfg.positional_embedding_type == "rotary"
+        held, names = Held(), attention_sites(layer, *(("rot_q", "rot_k") if rotary else ("q", "k")))
 
         def rebuild(scores: Tensor) -> Tensor:
             q, k = held.take(*names)
@@ -141,7 +159,7 @@ class HookedTransformerModel(Model):
 
 
 class HookedLayers:
-    """A HookedTransformer with rotary positions and its default hooks, layer by layer; each method: see `Layers`."""
+    """A HookedTransformer with its default hooks, layer by layer; each method: see `Layers`."""
 
     def __init__(self, hooked: Any) -> None:
         self.hooked = hooked
@@ -152,29 +170,32 @@ class HookedLayers:
         """None for one of another build, which is then replayed by whole forward passes."""
         cfg = hooked.cfg
         plain = not (cfg.use_attn_in or cfg.use_split_qkv_input or cfg.use_hook_mlp_in or cfg.use_attn_result)
-        known = cfg.positional_embedding_type == "rotary" and not cfg.load_in_4bit and not cfg.use_attention_sinks
+        known = cfg.positional_embedding_type in ("rotary", "standard", "shortformer") and not cfg.load_in_4bit
         return cls(hooked) if plain and known else None
 
-    def _rotate(self, attn: Any, x: Tensor, positions: Tensor) -> Tensor:
-        return turned(attn, x, *rotary_tables(attn, positions))
-
     def project(self, layer: int, resid: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        block = self.hooked.blocks[layer]
-        h = block.ln1(resid)
-        q, k, v = block.attn.calculate_qkv_matrices(h, h, h)
-        return self._rotate(block.attn, q, positions), self._rotate(block.attn, k, positions), v
+        block, kind = self.hooked.blocks[layer], self.hooked.cfg.positional_embedding_type
+        h = resid if norms_after(self.hooked) else block.ln1(resid)
+        placed = h + self.hooked.pos_embed.W_pos[positions.long()].to(h.dtype) if kind == "shortformer" else h
+        q, k, v = block.attn.calculate_qkv_matrices(placed, placed, h)
+        if kind == "rotary":
+            tables = rotary_tables(block.attn, positions)
+            q, k = (turned(block.attn, x, *tables) for x in (q, k))
+        return q, k, v
 
     def finish(self, layer: int, resid: Tensor, z: Tensor) -> Tensor:
         block, cfg = self.hooked.blocks[layer], self.hooked.cfg
         out = z.flatten(-2) @ block.attn.W_O.flatten(0, 1) + block.attn.b_O
         if cfg.use_normalization_before_and_after:
             out = block.ln1_post(out)
+        if norms_after(self.hooked):
+            out = block.ln1(out)
         if cfg.attn_only:
             return resid + out
         if cfg.parallel_attn_mlp:
             return resid + out + block.apply_mlp(block.ln2(resid))
         resid = resid + out
-        return resid + block.apply_mlp(block.ln2(resid))
+        return resid + block.apply_mlp(resid if norms_after(self.hooked) else block.ln2(resid))
 
     def unembed(self, resid: Tensor) -> Tensor:
         return hooked_unembed(self.hooked, resid)
@@ -194,6 +215,11 @@ def hooked_unembed(hooked: Any, resid: Tensor) -> Tensor:
     logits = float32_logits(resid, last.W_U.T, last.b_U) if is_half(last.W_U) else last(resid)
     cap = hooked.cfg.output_logits_soft_cap
     return logits if cap is None or cap <= 0 else torch.tanh(logits / cap) * cap
+
+
+def norms_after(hooked: Any) -> bool:
+    """Whether a HookedTransformer norms after attention and MLP instead of before (`apply_mlp` does the second)."""
+    return str(hooked.cfg.original_architecture).startswith(("Olmo2", "Olmo3"))
 
 
 def hooked_rule(hooked: Any, layer: int) -> AttentionRule:

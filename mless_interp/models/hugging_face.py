@@ -15,8 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from transformers.utils import cached_file, logging
 
 from .base import Model
-from .decoder import HuggingFaceLayers, attention_rule_of, decoder_layers, unwrapped
-from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
+from .decoder import Geometry, HuggingFaceLayers, Positions, attention_rule_of, decoder_layers, unwrapped
+from .entering import turned_taps
+from .info import SINKS, AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
+from .inputs import Inputs, Taps
 from .loaded_weights import refuse_not_finite, refuse_strange_keys
 from .saved import INDEX, check_saved, first_line, named_shards
 from .unembedding import unembedded
@@ -25,11 +27,22 @@ from .unembedding import unembedded
 def hugging_face_info(
     hf_model: PreTrainedModel, *, name: str, backend: str, attention: str, versions: Mapping[str, str]
 ) -> ModelInfo:
-    """Geometry from the Hugging Face config (its text part for multimodal models)."""
+    """Geometry from the Hugging Face config (its text part for multimodal models).
+
+    Raises `ModelError` for ALiBi, which adds to the scores by distance: it has no position ids, so the gap condition, and
+    whatever is compared with it, is undefined.
+    """
     config = hf_model.config.get_text_config()
+    if getattr(config, "alibi", config.model_type in ("bloom", "mpt")):
+        raise ModelError(
+            f"{name} ({type(hf_model).__name__}) tells tokens apart by ALiBi, which has no position ids: conditions that set "
+            "them (gap, masked) are undefined for it, so it is not taken; use a model with rotary or learned positions"
+        )
     n_layers, n_heads = config.num_hidden_layers, config.num_attention_heads
-    kinds = getattr(config, "layer_types", None)
-    width = getattr(config, "sliding_window", None)
+    kinds, width = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+    if kinds is None and hasattr(config, "attention_layers"):  # GPT-Neo
+        kinds = ["sliding_attention" if kind == "local" else kind for kind in config.attention_layers]
+        width = config.window_size
     if kinds is not None:
         windows = tuple(width if kind == "sliding_attention" else None for kind in kinds[:n_layers])
     else:
@@ -42,10 +55,10 @@ def hugging_face_info(
         architecture=(getattr(hf_model.config, "architectures", None) or [type(hf_model).__name__])[0],
         n_layers=n_layers,
         n_heads=n_heads,
-        n_key_value_heads=getattr(config, "num_key_value_heads", None) or n_heads,
+        n_key_value_heads=_n_key_value_heads(config),
         d_head=getattr(config, "head_dim", None) or config.hidden_size // n_heads,
         d_model=config.hidden_size,
-        d_mlp=getattr(config, "intermediate_size", None),
+        d_mlp=_d_mlp(config),
         d_vocab=config.vocab_size,
         context_length=config.max_position_embeddings,
         windows=windows,
@@ -54,6 +67,22 @@ def hugging_face_info(
         attention=attention,
         versions=versions,
     )
+
+
+def _n_key_value_heads(config: Any) -> int:
+    if config.model_type == "falcon" and not config.new_decoder_architecture:
+        return 1 if config.multi_query else config.num_attention_heads
+    named = getattr(config, "num_key_value_heads", None) or getattr(config, "num_kv_heads", None)
+    return named or config.num_attention_heads
+
+
+def _d_mlp(config: Any) -> int | None:
+    """Width of a layer's MLP, by whatever name; None for experts, which share no `hook_post`."""
+    if any(getattr(config, name, None) for name in ("num_local_experts", "num_experts", "n_routed_experts")):
+        return None
+    names = ("intermediate_size", "ffn_hidden_size", "ffn_dim", "n_inner")
+    found = next((getattr(config, name) for name in names if getattr(config, name, None)), None)
+    return found or (4 * config.hidden_size if config.model_type in ("gpt2", "gptj", "gpt_neo") else None)
 
 
 class HuggingFaceModel(Model):
@@ -76,7 +105,16 @@ class HuggingFaceModel(Model):
         self.info = hugging_face_info(hf_model, name=name, backend=backend, attention=attention, versions=versions)
         self.float32_softmax = attention == "eager"
         self.quantised = quantisation_of(hf_model)
-        self.parts = decoder_layers(hf_model)
+        self.parts = decoder_layers(
+            hf_model, Geometry(self.info.n_heads, self.info.n_key_value_heads, self.info.d_head)
+        )
+        if any(hasattr(part.attention, "sinks") for part in self.parts):
+            raise ModelError(SINKS.format(name=name, architecture=self.info.architecture))
+        self.positions = Positions.of(hf_model, self.parts)
+        if self.positions is not None:
+            self.whole_positions, self.learned_positions = self.positions.whole_only, self.positions.learned
+        lacks = next((part.unknown for part in self.parts if part.unknown), None)
+        self.why_not_by_layers = f"its {lacks} go by names that are not known here" if lacks else ""
         if not remote:
             self.hf_model = hf_model
             self.layers = HuggingFaceLayers.of(hf_model, self.parts, d_head=self.info.d_head)
@@ -85,6 +123,19 @@ class HuggingFaceModel(Model):
         found = self.parts[layer].attention
         assert found is not None
         return found
+
+    def _turned(self, taps: Taps, inputs: Inputs) -> Taps:
+        """These taps where the library shows queries and keys only before it turns them."""
+        known, positions = self.positions, inputs.positions
+        if known is None or any(part.inputs is None or part.inputs.norms is not None for part in self.parts):
+            return taps  # a norm comes between, and has no way back
+
+        def turn(layer: int, which: int, value: Tensor, back: bool) -> Tensor:
+            none = value[..., :0, :]
+            q, k = (none, value) if which else (value, none)
+            return known.enter(layer, q, k, positions.to(value.device), back=back)[which]
+
+        return turned_taps(taps, turn)
 
     def attention_rule(self, layer: int) -> AttentionRule:
         return attention_rule_of(self._attention(layer), d_head=self.info.d_head)

@@ -103,6 +103,10 @@ def versions_of(*packages: str) -> dict[str, str]:
     return {package: version(package) for package in packages}
 
 
+SINKS = (
+    "{name} ({architecture}) has learned sinks in its softmax, so the rows of its attention patterns do not sum to 1, which "
+    "every metric and edit of attention relies on: it is not taken"
+)
 BY_LAYERS = "layer by layer"
 
 
@@ -118,7 +122,10 @@ class ModelChecks:
     `gap_difference`: largest difference between the gap and the masked condition on shared tokens (methods: C2 = C3).
     `replay_difference`: replay against one whole forward pass. All in logits, except the first two; None = does not apply
     (fused attention has no patterns; a wrapped object has no Hugging Face model beside it). `replay` says how runs are
-    continued, `shows_rotated` whether the backend shows this architecture's rotated queries and keys.
+    continued, `shows_rotated` whether queries and keys can be had as they enter the scores, which edits of attention need:
+    `entering_error` is by how much a head's output differs from the one computed from them, and from the mean of what it
+    sees where all queries are set to 0, as a share of the layer's largest value (None in figures of versions that did not
+    measure it); `entering` says why not.
     """
 
     largest_logit: float
@@ -131,6 +138,8 @@ class ModelChecks:
     replay: str
     shows_rotated: bool = True
     edit_error: float | None = None
+    entering_error: float | None = None
+    entering: str = ""
 
     @property
     def by_layers(self) -> bool:
@@ -152,10 +161,15 @@ class AttentionRule:
 
 @dataclass(frozen=True, eq=False)
 class GatedMlp:
-    """How a layer's gated MLP makes `hook_post`: activation(hook_pre) * hook_pre_linear + bias."""
+    """How a layer's MLP makes `hook_post`: activation(hook_pre) * hook_pre_linear + bias; without a gate activation(hook_pre).
+
+    The paper's metrics and ARM are of the gated form; on an MLP without a gate its activation is `hook_post` itself, which
+    is our extension.
+    """
 
     activation: Callable[[Tensor], Tensor]
     bias: Tensor | None = None
+    gated: bool = True
 
 
 @dataclass(frozen=True, eq=False)

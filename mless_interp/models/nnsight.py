@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from .arithmetic import values_of_heads
-from .decoder import Norms, decoder_of
+from .decoder import DecoderLayer, Geometry, Mlp, layer_modules
 from .hugging_face import HuggingFaceModel, additive_mask
-from .info import ModelError
+from .info import ModelError, ModelInfo
 from .inputs import Inputs, Taps
 from .sites import SITES, site
 from .unembedding import unembedded
@@ -46,20 +46,32 @@ class NnsightModel(HuggingFaceModel):
             remote=remote,
         )
         info = self.info
-        if not self.parts or any(part.attention is None for part in self.parts):
-            raise ModelError(f'{info.architecture} has no decoder layers with a self_attn each; use backend="bridge"')
-        self.decoder = _find_envoy(traced, decoder_of(hf_model))
-        for layer in range(info.n_layers):  # instrumented now: inside a trace it would come after the layer began
-            _ = self.decoder.layers[layer].self_attn.source
-        operations = _find_attention_ops(
-            traced, self.decoder, n_heads=info.n_heads, n_kv=info.n_key_value_heads, eager=info.attention == "eager"
+        lacks = next(
+            (part.unknown for part in self.parts if part.unknown), "decoder layers" if not self.parts else None
         )
-        self.places = _places(operations, self.parts[0].norms, d_head=info.d_head)
+        if lacks is not None:
+            raise ModelError(
+                f"{info.architecture}: its {lacks} go by names that are not known here (`models/decoder.py` has the known "
+                'ones), so nothing in it can be found; use backend="bridge"'
+            )
+        self.traced_layers = [_find_envoy(traced, module) for module in layer_modules(hf_model)]
+        self.unembed = _find_envoy(traced, hf_model.get_output_embeddings())
+        self.attentions = [
+            attrgetter(part.attention_path)(at) for at, part in zip(self.traced_layers, self.parts, strict=True)
+        ]
+        for attention in self.attentions:  # instrumented now: inside a trace it would come after the layer began
+            _ = attention.source
+        self.operations = _find_attention_ops(
+            traced, self.traced_layers[0], self.parts[0], heads=_heads_of(info), eager=info.attention == "eager"
+        )
+        self.places = [_places(self.operations, part, d_head=info.d_head) for part in self.parts]
 
     def _forward(
         self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None
     ) -> Tensor | None:
-        traced, decoder, info = self.underlying, self.decoder, self.info
+        traced, head, info = self.underlying, self.unembed, self.info
+        if self.operations.call is None:
+            taps = self._turned(taps, inputs)
         last = torch.tensor([inputs.n_tokens - 1], device=inputs.tokens.device)
         options: dict[str, Any] = {"use_cache": False, "logits_to_keep": last if read is None else read}
         if inputs.position_ids is not None:
@@ -72,30 +84,31 @@ class NnsightModel(HuggingFaceModel):
         shown: dict[str, Tensor] = {}
         with traced.trace(prompt, **options):
             for layer in range(info.n_layers):
-                at = decoder.layers[layer]
+                at, attention = self.traced_layers[layer], self.attentions[layer]
                 for name in _order(wanted[layer], masks is not None):
                     if name == "mask":
-                        args, kwargs = at.self_attn.inputs
+                        args, kwargs = attention.inputs
                         assert masks is not None
-                        mask = additive_mask(masks[layer].to(kwargs["hidden_states"].device), dtype)
-                        at.self_attn.inputs = (args, {**kwargs, "attention_mask": mask})
+                        hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+                        mask = additive_mask(masks[layer].to(hidden.device), dtype)
+                        attention.inputs = (args, {**kwargs, "attention_mask": mask})
                         continue
-                    place, tap = self._place(name), wanted[layer][name]
+                    place, tap = self._place(layer, name), wanted[layer][name]
                     whole = place.read(at)
                     value = tap(place.part.get(whole))
                     if tap.edit is not None:
                         place.write(at, place.part.put(whole, value))
-            logits = None if read is None else unembedded(traced.lm_head._module, traced.lm_head.input)
+            logits = None if read is None else unembedded(head._module, head.input)
             if logits is not None:
-                traced.lm_head.output = logits
-            shown["logits"] = traced.lm_head.output if read is None else traced.output.logits
+                head.output = logits
+            shown["logits"] = head.output if read is None else traced.output.logits
             nnsight.save(shown)
         return None if read is None else shown["logits"]
 
-    def _place(self, name: str) -> "Place":
-        if name not in self.places:
-            raise ModelError(f"nnsight has no site {name} in {self.info.architecture}")
-        return self.places[name]
+    def _place(self, layer: int, name: str) -> "Place":
+        if name not in self.places[layer]:
+            raise ModelError(f"nnsight has no site {name} in layer {layer} of {self.info.architecture}")
+        return self.places[layer][name]
 
 
 class Part(NamedTuple):
@@ -120,43 +133,75 @@ class Place(NamedTuple):
 
 
 class Operations(NamedTuple):
-    """Labels of the attention call, and the ways from it to the softmax and the pattern (empty: fused attention)."""
+    """The attention call (None: it has none, all is done in its forward), and the ways from the attention module to the
+    softmax and the pattern (empty: fused attention)."""
 
-    call: str
+    call: str | None
     scores: tuple[str, ...] = ()
     pattern: tuple[str, ...] = ()
 
 
-def _places(found: Operations, norms: Norms | None, *, d_head: int) -> dict[str, Place]:
-    """Where the sites of a layer are."""
+def _places(found: Operations, part: DecoderLayer, *, d_head: int) -> dict[str, Place]:
+    """Where the sites of a layer are; those it has not are left out."""
+    inside = lambda path: lambda layer: _operation(attrgetter(part.attention_path)(layer), path)  # noqa: E731
     heads = Part(lambda flat: flat.view(*flat.shape[:-1], -1, d_head), lambda flat, new: new.flatten(-2))
-    inside = lambda path: lambda layer: _operation(layer.self_attn, (found.call, *path))  # noqa: E731
+    first = Part(
+        lambda made: made[0] if isinstance(made, tuple) else made,
+        lambda made, new: (new, *made[1:]) if isinstance(made, tuple) else new,
+    )
+    inputs, norms = part.inputs, part.norms
+    assert inputs is not None and norms is not None
     made = {
         "hook_resid_pre": Place(lambda layer: layer, "input"),
-        "attn.hook_q": Place(attrgetter("self_attn.q_proj"), "output", heads),
-        "attn.hook_k": Place(attrgetter("self_attn.k_proj"), "output", heads),
-        "attn.hook_v": Place(attrgetter("self_attn.v_proj"), "output", heads),
-        "attn.hook_rot_q": Place(inside(()), "inputs", _argument(0)),
-        "attn.hook_rot_k": Place(inside(()), "inputs", _argument(1)),
-        "attn.hook_attn_scores": Place(inside(found.scores), "input"),
-        "attn.hook_pattern": Place(inside(found.pattern), "output"),
-        "attn.hook_z": Place(attrgetter("self_attn.o_proj"), "input", heads),
-        "mlp.hook_pre": Place(attrgetter("mlp.gate_proj"), "output"),
-        "mlp.hook_pre_linear": Place(attrgetter("mlp.up_proj"), "output"),
-        "mlp.hook_post": Place(attrgetter("mlp.down_proj"), "input"),
-        "hook_resid_post": Place(lambda layer: layer, "output"),
+        "hook_resid_post": Place(lambda layer: layer, "output", first),
     }
-    if norms is not None:
-        first = Part(lambda outputs: outputs[0], lambda outputs, new: (new, *outputs[1:]))
-        made["hook_attn_out"] = (
-            Place(attrgetter(norms.after_attention), "output")
-            if norms.after_attention
-            else Place(attrgetter("self_attn"), "output", first)
-        )
-        made["hook_mlp_out"] = Place(attrgetter(norms.after_mlp or "mlp"), "output")
-    if norms is not None and norms.before_mlp is not None:
+    for which, name in enumerate("qkv"):
+        made[f"attn.hook_{name}"] = Place(attrgetter(inputs.path(which)), "output", Part(*inputs.part(which)))
+    if found.call is not None:
+        made["attn.hook_rot_q"] = Place(inside((found.call,)), "inputs", _argument(0))
+        made["attn.hook_rot_k"] = Place(inside((found.call,)), "inputs", _argument(1))
+    if found.pattern:
+        made["attn.hook_attn_scores"] = Place(inside(found.scores), "input")
+        made["attn.hook_pattern"] = Place(inside(found.pattern), "output")
+    made["attn.hook_z"] = Place(attrgetter(part.output_path), "input", heads)
+    made["hook_attn_out"] = (
+        Place(attrgetter(norms.after_attention), "output")
+        if norms.after_attention
+        else Place(attrgetter(part.attention_path), "output", first)
+    )
+    if not part.mlp_path:
+        return made  # its own layer's, of batch times token rows: none that the sites promise
+    made["hook_mlp_out"] = Place(attrgetter(norms.after_mlp or part.mlp_path), "output", first)
+    if norms.before_mlp is not None and not part.parallel:
         made["hook_resid_mid"] = Place(attrgetter(norms.before_mlp), "input", Part(lambda whole: whole, _refused))
+    return made | _mlp_places(part.mlp)
+
+
+def _mlp_places(mlp: Mlp | None) -> dict[str, Place]:
+    if mlp is None:
+        return {}
+    gate, up, down, _ = mlp.paths
+    made = {"mlp.hook_post": Place(attrgetter(down), "input")}
+    if mlp.fused:
+        made["mlp.hook_pre"] = Place(attrgetter(up), "output", _half(0))
+        made["mlp.hook_pre_linear"] = Place(attrgetter(up), "output", _half(1))
+    elif gate is None:
+        made["mlp.hook_pre"] = Place(attrgetter(up), "output")
+    else:
+        made["mlp.hook_pre"] = Place(attrgetter(gate), "output")
+        made["mlp.hook_pre_linear"] = Place(attrgetter(up), "output")
     return made
+
+
+def _half(which: int) -> Part:
+    """One half of what a projection gives that makes two things at once."""
+
+    def put(both: Tensor, new: Tensor) -> Tensor:
+        halves = list(both.chunk(2, -1))
+        halves[which] = new
+        return torch.cat(halves, -1)
+
+    return Part(lambda both: both.chunk(2, -1)[which], put)
 
 
 def _argument(which: int) -> Part:
@@ -203,16 +248,20 @@ def _find_envoy(traced: Any, module: Any) -> Any:
     return envoy
 
 
+def _heads_of(info: ModelInfo) -> Geometry:
+    return Geometry(info.n_heads, info.n_key_value_heads, info.d_head)
+
+
 def _operation(attn: Any, path: tuple[str, ...]) -> Any:
     """The operation at a path of labels, each inside the function that the one before it calls."""
-    found = getattr(attn.source, path[0])
-    for label in path[1:]:
+    found = attn
+    for label in path:
         found = getattr(found.source, label)
     return found
 
 
-def _find_attention_ops(traced: Any, decoder: Any, *, n_heads: int, n_kv: int, eager: bool) -> Operations:
-    """Where the attention call is, and inside it the softmax and the pattern that multiplies the values.
+def _find_attention_ops(traced: Any, layer: Any, part: DecoderLayer, *, heads: Geometry, eager: bool) -> Operations:
+    """Where the attention call is, if there is one, and inside it the softmax and the pattern that multiplies the values.
 
     The attention call is the operation that is handed queries, keys and values; the pattern is the last operation inside
     whose output has rows that sum to 1 and which, made to look at each token alone, gives each head its own values (random
@@ -220,8 +269,8 @@ def _find_attention_ops(traced: Any, decoder: Any, *, n_heads: int, n_kv: int, e
     Another library may have wrapped the attention function (TransformerBridge does for Gemma): then one level deeper.
     """
     tokens = torch.arange(_PROBE)[None].to(next(traced._module.parameters()).device)
-    attn = decoder.layers[0].self_attn
-    shape = (1, n_heads, _PROBE, _PROBE)
+    attn = attrgetter(part.attention_path)(layer)
+    shape = (1, heads.n_heads, _PROBE, _PROBE)
 
     def probe(visit: Callable[[], Any]) -> Any:
         shown: dict[str, Any] = {}
@@ -232,7 +281,8 @@ def _find_attention_ops(traced: Any, decoder: Any, *, n_heads: int, n_kv: int, e
 
     def is_call(args: Any) -> bool:
         tensors = [arg for arg in args if isinstance(arg, Tensor) and arg.dim() == 4][:3]
-        return [(t.shape[1], t.shape[2]) for t in tensors] == [(n_heads, _PROBE), (n_kv, _PROBE), (n_kv, _PROBE)]
+        queries, others = (heads.n_heads, _PROBE), (heads.n_kv, _PROBE)
+        return [(t.shape[1], t.shape[2]) for t in tensors] == [queries, others, others]
 
     call = None
     for label in attn.source.compiled.names:
@@ -242,11 +292,6 @@ def _find_attention_ops(traced: Any, decoder: Any, *, n_heads: int, n_kv: int, e
             continue
         if is_call(args):
             call = label
-    if call is None:
-        raise ModelError(
-            f"{type(attn._module).__name__}: found no operation that takes queries, keys and values; this architecture "
-            'needs another backend ("bridge")'
-        )
     if not eager:
         return Operations(call)
 
@@ -274,24 +319,25 @@ def _find_attention_ops(traced: Any, decoder: Any, *, n_heads: int, n_kv: int, e
                     continue
         return found
 
-    patterns = normalised((call,))
-    values = _argument(2)
+    patterns = normalised(() if call is None else (call,))
+    places = _places(Operations(call), part, d_head=heads.d_head)
+    values, mixed = places["attn.hook_v"], places["attn.hook_z"]
     for path in reversed(patterns):
 
         def look_at_self(path: tuple[str, ...] = path) -> tuple[Tensor, Tensor]:
-            at = _operation(attn, (call,))
-            given = at.inputs
-            own = torch.randn(values.get(given).shape, generator=torch.Generator().manual_seed(0)).to(values.get(given))
-            at.inputs = values.put(given, own)
+            made = values.read(layer)
+            own = values.part.get(made)
+            own = torch.randn(own.shape, generator=torch.Generator().manual_seed(0)).to(own)
+            values.write(layer, values.part.put(made, own))
             pattern = _operation(attn, path)  # looked up when the call has begun
             pattern.output = torch.eye(_PROBE, device=tokens.device).expand(shape).to(pattern.output.dtype)
-            return own, at.output[0]
+            return own, mixed.part.get(mixed.read(layer))
 
         own, z = probe(look_at_self)
-        expected = values_of_heads(own[0], n_heads).transpose(0, 1)
+        expected = values_of_heads(own[0], heads.n_heads).transpose(0, 1)
         if z.shape == (1, *expected.shape) and bool(((z[0] - expected).abs() <= 1e-2).all()):
             first = next(other for other in patterns if other[:-1] == path[:-1])
-            return Operations(call, first[1:], path[1:])
+            return Operations(call, first, path)
     raise ModelError(
         "found no attention pattern whose edit changes what the heads give; load with attn_implementation='eager'"
     )

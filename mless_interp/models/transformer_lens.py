@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from .base import Model
 from .bridge import BridgeModel
-from .decoder import decoder_layers
+from .decoder import Geometry, Positions, attention_rule_of, decoder_layers
 from .hooked import HookedTransformerModel
 from .hugging_face import hugging_face_info
 from .info import ModelError
@@ -72,6 +72,14 @@ def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: 
     from transformer_lens.pretrained import weight_conversions as convert
 
     converters = {
+        "GPT2LMHeadModel": convert.convert_gpt2_weights,
+        "GPTNeoForCausalLM": convert.convert_neo_weights,
+        "GPTJForCausalLM": convert.convert_gptj_weights,
+        "GPTNeoXForCausalLM": convert.convert_neox_weights,
+        "OPTForCausalLM": convert.convert_opt_weights,
+        "PhiForCausalLM": convert.convert_phi_weights,
+        "Phi3ForCausalLM": convert.convert_phi3_weights,
+        "GemmaForCausalLM": convert.convert_gemma_weights,
         "Qwen2ForCausalLM": convert.convert_qwen2_weights,
         "Qwen3ForCausalLM": convert.convert_qwen3_weights,
         "LlamaForCausalLM": convert.convert_llama_weights,
@@ -96,6 +104,11 @@ def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: 
     missing, unexpected = hooked.load_state_dict(state, strict=False)
     buffers = ("mask", "IGNORE", "rotary_sin", "rotary_cos")
     missing = [key for key in missing if not key.endswith(buffers)]
+    absent = [key for key in missing if key.rpartition(".")[2].startswith("b_")]  # as in the model: a bias of 0
+    for key in absent:
+        torch.nn.init.zeros_(hooked.get_parameter(key))
+    missing = [key for key in missing if key not in absent]
+    unexpected = [key for key in unexpected if state[key].any()]  # zeros say nothing
     if missing or unexpected:
         raise ModelError(
             f"{name!r}: converting {architecture} left {len(missing)} weights without a value and {len(unexpected)} "
@@ -108,32 +121,54 @@ def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: 
 def _hooked_config(hf_model: PreTrainedModel, architecture: str) -> dict[str, Any]:
     config = hf_model.config.get_text_config()
     info = hugging_face_info(hf_model, name="", backend="", attention="eager", versions={})
-    layer = decoder_layers(hf_model)[0]
-    assert layer.inputs is not None and layer.norms is not None  # what has a converter is known
+    layers = decoder_layers(hf_model, Geometry(info.n_heads, info.n_key_value_heads, info.d_head))
+    layer, positions = layers[0], Positions.of(hf_model, layers)
+    assert layer.norms is not None and layer.attention is not None and positions is not None  # a converter knows them
+    norm = layer.norm(next(iter(sorted(layer.norms.names))))
+    root_mean_square = getattr(norm, "bias", None) is None
+    scale = attention_rule_of(layer.attention, d_head=info.d_head).scale * positions.prescaled
+    activations = ("hidden_act", "hidden_activation", "activation_function", "activation")
     made: dict[str, Any] = {
         "original_architecture": architecture,
         "d_model": info.d_model,
         "d_head": info.d_head,
         "n_heads": info.n_heads,
-        "n_key_value_heads": info.n_key_value_heads,
-        "d_mlp": info.d_mlp,
+        "n_key_value_heads": info.n_key_value_heads if info.n_key_value_heads != info.n_heads else None,
+        "d_mlp": info.d_mlp or config.intermediate_size,
         "n_layers": info.n_layers,
         "n_ctx": info.context_length,
-        "eps": config.rms_norm_eps,
+        "eps": getattr(norm, "variance_epsilon", None) or norm.eps,
         "d_vocab": info.d_vocab,
-        "act_fn": getattr(config, "hidden_act", None) or config.hidden_activation,
-        "normalization_type": "RMS",
-        "positional_embedding_type": "rotary",
-        "rotary_adjacent_pairs": False,
-        "rotary_dim": info.d_head,
-        "final_rms": True,
-        "gated_mlp": True,
-        "use_qk_norm": layer.inputs.norms is not None,
+        "act_fn": next(getattr(config, name) for name in activations if getattr(config, name, None)),
+        "normalization_type": "RMS" if root_mean_square else "LN",
+        "final_rms": root_mean_square,
+        "gated_mlp": layer.mlp is not None and layer.mlp.gate is not None,
+        "parallel_attn_mlp": layer.parallel,
+        "use_qk_norm": layer.inputs is not None and layer.inputs.norms is not None,
+        "use_attn_scale": scale != 1.0,
+        "attn_scale": 1 / scale,
+        "scale_attn_by_inverse_layer_idx": getattr(config, "scale_attn_by_inverse_layer_idx", False),
+        "positional_embedding_type": "standard" if positions.learned else "rotary",
         "dtype": hf_model.dtype,
         "device": info.device,
         "init_weights": False,
     }
-    ropes = config.rope_parameters
+    if any(info.windows):
+        kinds = ["global" if window is None else "local" for window in info.windows]
+        made |= {"use_local_attn": True, "window_size": max(filter(None, info.windows)), "attn_types": kinds}
+    if layer.norms.after_attention is not None and layer.norms.before_attention is not None:  # Gemma 2 and 3
+        made |= {
+            "use_normalization_before_and_after": True,
+            "attn_scores_soft_cap": getattr(config, "attn_logit_softcapping", None) or -1.0,
+            "output_logits_soft_cap": getattr(config, "final_logit_softcapping", None) or -1.0,
+        }
+    return made if positions.learned else made | _rotary_config(config, positions, info.d_head)
+
+
+def _rotary_config(config: Any, positions: Positions, d_head: int) -> dict[str, Any]:
+    """Rotation as TransformerLens says it; `ModelError` for rules that it does not have."""
+    made: dict[str, Any] = {"rotary_adjacent_pairs": positions.adjacent, "rotary_dim": positions.width or d_head}
+    ropes = getattr(config, "rope_parameters", None) or {"rope_theta": 10000.0}  # GPT-J's table is of these
     per_kind = "full_attention" in ropes
     rope = ropes["full_attention"] if per_kind else ropes
     made["rotary_base"] = rope["rope_theta"]
@@ -152,17 +187,6 @@ def _hooked_config(hf_model: PreTrainedModel, architecture: str) -> dict[str, An
         made["rotary_scaling_factor"] = rope["factor"]
     elif kind != "default":
         raise ModelError(f'rotary scaling {kind!r} is not converted to HookedTransformer; use backend="bridge"')
-    if any(info.windows):
-        kinds = ["global" if window is None else "local" for window in info.windows]
-        made |= {"use_local_attn": True, "window_size": config.sliding_window, "attn_types": kinds}
-    if layer.norms.after_attention is not None:  # Gemma 2 and 3
-        made |= {
-            "use_normalization_before_and_after": True,
-            "use_attn_scale": True,
-            "attn_scale": config.query_pre_attn_scalar**0.5,
-            "attn_scores_soft_cap": getattr(config, "attn_logit_softcapping", None) or -1.0,
-            "output_logits_soft_cap": getattr(config, "final_logit_softcapping", None) or -1.0,
-        }
     return made
 
 

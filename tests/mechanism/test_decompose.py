@@ -429,5 +429,5 @@ def test_bad_pairs_and_models_are_refused_before_anything_runs(tiny: Any) -> Non
         with pytest.raises(ValueError, match="no contrast 'held' here; there are content"):
             table("held")
     blind = model.checked(replace(model.checks, shows_rotated=False))
-    with pytest.raises(ModelError, match=r"shows no rotated queries and keys on backend 'bridge'"):
+    with pytest.raises(ModelError, match=r"shows no queries and keys as they enter the scores on backend 'bridge'"):
         decompose_attention(blind, pairs, progress=False)

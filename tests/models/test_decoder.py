@@ -7,9 +7,18 @@ import torch
 import transformers
 from conftest import ARCHITECTURES, tiny_model, word_tokenizer
 
-from mless_interp.models.decoder import NORMS, HuggingFaceLayers, decoder_layers, linear
+from mless_interp.models.decoder import NORMS, Geometry, HuggingFaceLayers, decoder_layers, linear
 from mless_interp.models.held import Held
 from mless_interp.models.info import ModelError
+
+LLAMA = next(iter(NORMS))
+
+
+def heads_of(model: Any) -> Geometry:
+    config = model.config
+    d_head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return Geometry(config.num_attention_heads, config.num_key_value_heads, d_head)
+
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 60,
@@ -29,14 +38,14 @@ SHAPE: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("kind", "layout"),
     [
-        ("Llama", "Llama, Qwen2, Qwen3, Mistral, Gemma"),
-        ("Qwen3", "Llama, Qwen2, Qwen3, Mistral, Gemma"),
-        ("Gemma", "Llama, Qwen2, Qwen3, Mistral, Gemma"),
+        ("Llama", LLAMA),
+        ("Qwen3", LLAMA),
+        ("Gemma", LLAMA),
         ("Gemma2", "Gemma 2, Gemma 3"),
         ("Glm4", "GLM 4"),
         ("Olmo2", "OLMo 2, OLMo 3"),
         ("Olmo3", "OLMo 2, OLMo 3"),
-        ("Cohere", "Cohere"),
+        ("Cohere", "Cohere, Phi-2, Falcon 7B"),
     ],
 )
 def test_the_norms_of_published_architectures_are_known(kind: str, layout: str) -> None:
@@ -44,7 +53,7 @@ def test_the_norms_of_published_architectures_are_known(kind: str, layout: str) 
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(**SHAPE)
     model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
-    layers = decoder_layers(model)
+    layers = decoder_layers(model, heads_of(model))
     assert len(layers) == 2 and all(layer.norms == NORMS[layout] for layer in layers)
     with torch.no_grad():
         for name, weight in model.named_parameters():
@@ -73,26 +82,39 @@ def test_the_norms_of_published_architectures_are_known(kind: str, layout: str) 
         torch.testing.assert_close(after, middle + layer.norm(layer.norms.after_mlp)(added))
 
 
-@pytest.mark.parametrize(("kind", "steps"), [("Qwen3", True), ("Gemma2", True), ("Olmo2", False), ("Cohere", False)])
-def test_only_decoders_all_of_whose_parts_are_known_are_stepped_through(kind: str, steps: bool) -> None:
+@pytest.mark.parametrize("kind", ["Qwen3", "Gemma2", "Olmo2", "Cohere", "Phi"])
+def test_decoders_all_of_whose_parts_are_known_are_stepped_through(kind: str) -> None:
     model = getattr(transformers, f"{kind}ForCausalLM")(getattr(transformers, f"{kind}Config")(**SHAPE))
-    found = HuggingFaceLayers.of(model, decoder_layers(model), d_head=8)
-    assert (found is not None) == steps
+    found = HuggingFaceLayers.of(model, decoder_layers(model, heads_of(model)), d_head=8)
+    assert found is not None
+
+
+def test_an_mlp_of_another_build_is_asked_as_a_whole() -> None:
+    """Experts are: the layer is stepped through all the same, only what is inside the MLP is not known."""
+    model = tiny_model("llama", word_tokenizer())
+    whole = decoder_layers(model, heads_of(model))[1]
+    x = torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(0))
+    expected = whole.add_mlp()(x)
+    model.model.layers[1].mlp.activation, model.model.layers[1].mlp.act_fn = model.model.layers[1].mlp.act_fn, None
+    model.model.layers[1].mlp.forward = lambda x: (expected, "router")
+    other = decoder_layers(model, heads_of(model))[1]
+    assert other.mlp is None and other.gated_mlp is None and other.unknown is None
+    assert torch.equal(other.add_mlp()(x), expected)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("missing", ["self_attn.q_proj", "self_attn.o_proj", "mlp.up_proj", "post_attention_layernorm"])
+@pytest.mark.parametrize("missing", ["self_attn.q_proj", "self_attn.o_proj", "input_layernorm"])
 def test_a_layer_without_a_part_is_not_stepped_through(architecture: str, missing: str) -> None:
     model = tiny_model(architecture, word_tokenizer())
     owner, _, name = f"model.layers.1.{missing}".rpartition(".")
     setattr(model.get_submodule(owner), name, None)
-    assert HuggingFaceLayers.of(model, decoder_layers(model), d_head=8) is None
+    assert HuggingFaceLayers.of(model, decoder_layers(model, heads_of(model)), d_head=8) is None
 
 
 def test_norms_in_a_layout_that_is_not_known_are_not_guessed() -> None:
     model = tiny_model("llama", word_tokenizer())
     model.model.layers[0].another_norm = torch.nn.Identity()
-    first, second = decoder_layers(model)[:2]
+    first, second = decoder_layers(model, heads_of(model))[:2]
     assert first.norms is None and first.attention_output(d_head=8) is None
     assert second.norms is not None and second.attention_output(d_head=8) is not None
 

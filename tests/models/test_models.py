@@ -50,27 +50,23 @@ def test_hooked_transformer_says_what_to_install_where_it_is_gone(tiny_model_dir
 
 @pytest.fixture(scope="module")
 def other_architecture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A GPT-NeoX, which has no converter here."""
+    """A CodeGen, which has no converter, and known names for another order of queries, keys and values."""
     import transformers
 
     tokenizer = word_tokenizer()
-    config = transformers.GPTNeoXConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=128,
+    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    config = transformers.CodeGenConfig(
+        vocab_size=len(tokenizer), n_embd=64, n_layer=2, n_head=8, n_positions=128, rotary_dim=4, **ids
     )
-    folder = tmp_path_factory.mktemp("neox")
-    transformers.GPTNeoXForCausalLM(config).save_pretrained(folder)
+    folder = tmp_path_factory.mktemp("codegen")
+    transformers.CodeGenForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
 @needs_hooked_transformer
 def test_an_architecture_without_a_converter_is_refused_with_the_way_out(other_architecture: Path) -> None:
-    with pytest.raises(ModelError, match=r'GPTNeoXForCausalLM cannot be converted .*use backend="bridge"'):
+    with pytest.raises(ModelError, match=r'CodeGenForCausalLM cannot be converted .*use backend="bridge"'):
         mi.load_model(other_architecture, backend="hooked_transformer")
 
 
@@ -105,8 +101,8 @@ def test_a_conversion_that_leaves_weights_over_is_refused(
         mi.load_model(tiny_model_dir("llama"), backend="hooked_transformer")
 
 
-def test_layers_without_a_self_attention_are_refused_by_nnsight_with_the_way_out(other_architecture: Path) -> None:
-    with pytest.raises(ModelError, match=r'GPTNeoXForCausalLM has no decoder layers with a self_attn .*"bridge"'):
+def test_a_layer_that_nnsight_cannot_read_is_refused(other_architecture: Path) -> None:
+    with pytest.raises(ModelError, match="found no attention pattern whose edit changes what the heads give"):
         mi.load_model(other_architecture, backend="nnsight")
 
 
@@ -115,9 +111,11 @@ def test_auto_falls_back_to_the_bridge_which_replays_by_whole_passes(other_archi
     assert model.info.backend == "bridge" and model.checks.replay.startswith("whole forward passes")
     pairs = pairs_for(model, n_tokens=4, count=1)
     found = mi.patch_heads(model, pairs, progress=False)
-    assert found.patched.shape == (1, 2, 4) and abs(found.effect).max() > 0
-    with pytest.raises(ModelError, match="shows no rotated queries and keys"):
-        mi.patch_heads(model, pairs, edit="knockout", progress=False)
+    assert found.patched.shape == (1, 2, 8) and abs(found.effect).max() > 0
+    assert "was off by" in model.checks.replay, "a description that is not true is found out"
+    assert abs(mi.patch_heads(model, pairs, edit="knockout", progress=False).effect).max() > 0
+    with pytest.raises(ModelError, match="cannot be continued layer by layer, which gradients need"):
+        mi.attribute_heads(model, pairs, progress=False)
 
 
 @needs_hooked_transformer
@@ -135,11 +133,10 @@ def test_a_hooked_transformer_of_your_own_is_welcome(tiny_model_dir: Any) -> Non
     assert model.info.name == "mine" and model.checks.gap_difference < 1e-4, "learned positions follow position ids too"
     assert all(torch.equal(before[key], value) for key, value in hooked.state_dict().items())
     assert not any(point.fwd_hooks for point in hooked.hook_dict.values())
-    assert model.quantised == "" and model.layers is None, "its positions are not rotary"
-    with pytest.raises(ModelError, match="the MLP of layer 0 is not gated"):
-        model.gated_mlp(0)
+    assert model.quantised == "" and model.checks.by_layers and model.shows_rotated
+    assert not model.gated_mlp(0).gated
     fraction = torch.linspace(0, 3, 5)[None]
-    with pytest.raises(ValueError, match="have no fractional position ids"):
+    with pytest.raises(ValueError, match="position_ids must be whole numbers"):
         model.run(torch.ones(1, 5, dtype=torch.long), position_ids=fraction)
 
 
@@ -214,10 +211,21 @@ def test_nan_in_the_weights_is_found_at_loading(backend: str, tiny_model_dir: An
         mi.load_model(folder, backend=backend)
 
 
-def test_a_model_that_shows_no_rotated_queries_stays_so_when_it_is_checked_again(other_architecture: Path) -> None:
-    model = mi.load_model(other_architecture, backend="bridge")
-    assert not model.shows_rotated and model.stepper is None
+@needs_hooked_transformer
+def test_a_model_whose_queries_do_not_explain_its_output_says_so_however_often_it_is_checked(
+    tiny_model_dir: Any,
+) -> None:
+    true = mi.load_model(tiny_model_dir("llama"), backend="hooked_transformer")
+    true.underlying.add_perma_hook(
+        "blocks.0.attn.hook_pattern", lambda p, hook: p**1.5 / (p**1.5).sum(-1, keepdim=True)
+    )
+    model = mi.wrap_model(true.underlying, tokenizer=true.tokenizer)
+    assert not model.shows_rotated and model.stepper is None and "are off by" in model.checks.entering
     assert check_model(model) == replace(model.checks, logits_difference=None)
+    with pytest.raises(
+        ModelError, match=r"shows no queries and keys as they enter the scores .*are off by .*another backend"
+    ):
+        mi.patch_heads(model, pairs_for(model, count=1), edit="knockout", progress=False)
 
 
 def test_a_saved_word_level_tokenizer_survives_loading(tmp_path: Path, tiny_model_dir: Any) -> None:

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 import torch
 from conftest import ARCHITECTURES, BACKENDS
-from models_under_test import loaded, pairs_for, planted_here, planted_pairs, without_stepper
+from models_under_test import Gated, loaded, pairs_for, planted_here, planted_pairs, without_stepper
 from small_results import attributed
 
 from mless_interp.heads import Head
 from mless_interp.models import memory
-from mless_interp.models.base import Model
 from mless_interp.models.hugging_face import quantisation_of
 from mless_interp.models.info import ModelError
 from mless_interp.patching.attribution import attribute_heads
@@ -20,26 +19,6 @@ from mless_interp.patching.interventions import EdgeNoise, Gate, Knockout, Layer
 from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.patching.sweep import patch_heads
 from mless_interp.running.store import load, save
-
-
-class Gated:
-    """One problem's outcome as a function of all gates `[row, layer, head]`, by the differentiable pass."""
-
-    def __init__(self, model: Model, bare: Any, outcome: str = "answer_logprob") -> None:
-        self.model, self.outcome = model, OUTCOMES[outcome]
-        self.pair = bare.answered(self.outcome.appended)
-        length = len(self.pair.inserted)
-        start = length - self.pair.n_after
-        self.recording = model.record(self.pair.condition("inserted"), start=start)
-        self.read = torch.tensor([length - back for back in self.outcome.reads(self.pair)]) - start
-        self.span = self.pair.span_mask[None]
-
-    def __call__(self, gates: torch.Tensor) -> torch.Tensor:
-        logits = self.model.stepper.tail(self.recording, self.read, gates=gates, span=self.span)
-        return self.outcome.value(logits, self.pair, None)
-
-    def open(self, rows: int = 1) -> torch.Tensor:
-        return torch.ones(rows, self.model.info.n_layers, self.model.info.n_heads, dtype=self.recording.z[0].dtype)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -1,0 +1,81 @@
+"""Tiny random models of published architectures, saved to folders: what their users have, in small."""
+
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
+from conftest import word_tokenizer
+
+D_MODEL, N_LAYERS, N_HEADS, CONTEXT, WINDOW = 64, 3, 8, 256, 16
+
+
+def _named(**other: Any) -> dict[str, Any]:
+    """The names that most configs have."""
+    shape = {"hidden_size": D_MODEL, "num_hidden_layers": N_LAYERS, "num_attention_heads": N_HEADS}
+    return shape | {"max_position_embeddings": CONTEXT, **other}
+
+
+_GPT: dict[str, Any] = {"n_embd": D_MODEL, "n_layer": N_LAYERS, "n_head": N_HEADS, "n_positions": CONTEXT}
+_EXPERTS = {"num_experts_per_tok": 2, "intermediate_size": 48, "num_key_value_heads": 2}
+_LOCAL = {"num_layers": 4, "num_heads": N_HEADS, "window_size": WINDOW, "attention_types": [[["global", "local"], 2]]}
+_PARTLY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "GPT-2": ("GPT2", _GPT),
+    "GPT-2, scaled by layer": ("GPT2", {**_GPT, "scale_attn_by_inverse_layer_idx": True}),
+    "GPT-Neo": ("GPTNeo", {"hidden_size": D_MODEL, "max_position_embeddings": CONTEXT, **_LOCAL}),
+    "GPT-J": ("GPTJ", {**_GPT, "rotary_dim": 4}),
+    "GPT-NeoX (Pythia)": ("GPTNeoX", _named(intermediate_size=128, **_PARTLY)),
+    "GPT-NeoX, in sequence": ("GPTNeoX", _named(intermediate_size=128, use_parallel_residual=False)),
+    "OPT": ("OPT", _named(ffn_dim=128, word_embed_proj_dim=D_MODEL)),
+    "Falcon 7B": ("Falcon", _named()),
+    "Falcon 40B": ("Falcon", _named(num_kv_heads=2, new_decoder_architecture=True)),
+    "Phi-2": ("Phi", _named(intermediate_size=128, **_PARTLY)),
+    "Phi-3": ("Phi3", _named(intermediate_size=128, num_key_value_heads=2)),
+    "StableLM": ("StableLm", _named(intermediate_size=128, num_key_value_heads=2, **_PARTLY)),
+    "StableLM 2 12B": (
+        "StableLm",
+        _named(intermediate_size=128, num_key_value_heads=2, use_parallel_residual=True, qk_layernorm=True),
+    ),
+    "OLMo 2": ("Olmo2", _named(intermediate_size=128, num_key_value_heads=2)),
+    "Cohere": ("Cohere", _named(intermediate_size=128, num_key_value_heads=2)),
+    "Mixtral": ("Mixtral", _named(num_local_experts=4, **_EXPERTS)),
+    "Qwen3-MoE": ("Qwen3Moe", _named(num_experts=4, moe_intermediate_size=24, head_dim=8, **_EXPERTS)),
+    "Llama": ("Llama", _named(intermediate_size=128, num_key_value_heads=2)),
+    "Qwen2": ("Qwen2", _named(intermediate_size=128, num_key_value_heads=2)),
+    "Qwen3": ("Qwen3", _named(intermediate_size=128, num_key_value_heads=2, head_dim=16)),
+    "Gemma 2": ("Gemma2", _named(intermediate_size=128, num_key_value_heads=2, head_dim=16, sliding_window=WINDOW)),
+}
+"""Name -> Hugging Face's name and what its config is given."""
+
+
+def random_model(name: str, **options: Any) -> Any:
+    """A model of this architecture, random weights large enough for uneven attention; `options` of its config."""
+    import transformers
+
+    kind, shape = CONFIGS[name]
+    tokenizer = word_tokenizer()
+    ids = {f"{which}_token_id": getattr(tokenizer, f"{which}_token_id") for which in ("pad", "eos", "bos")}
+    config = getattr(transformers, f"{kind}Config")(vocab_size=len(tokenizer), **ids, **{**shape, **options})
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    norm = 0.0 if kind.startswith("Gemma") else 1.0  # Gemma's norms multiply by 1 + weight
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for label, weight in model.named_parameters():
+            if weight.dim() > 1:
+                weight.normal_(0.0, 0.12, generator=generator)
+            else:
+                is_scale = label.endswith("weight")
+                weight.normal_(norm if is_scale else 0.0, 0.1, generator=generator)
+    return model.eval()
+
+
+@cache
+def folder_of(name: str) -> Path:
+    """Where such a model is saved, with a tokenizer of words; made once per process, to be read only."""
+    folder = Path(mkdtemp(prefix="architecture-"))
+    random_model(name).save_pretrained(folder)
+    word_tokenizer().save_pretrained(folder)
+    return folder

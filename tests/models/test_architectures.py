@@ -1,0 +1,206 @@
+"""Published architectures in small: every promise against its slow definition, on every backend; what is refused says why."""
+
+import re
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from architecture_features import FEATURES, model_of, pairs_of
+from architectures_under_test import CONFIGS, folder_of, random_model
+from conftest import word_tokenizer
+from models_under_test import loaded, pairs_for
+
+from mless_interp.models.info import ModelError
+from mless_interp.models.load import load_model
+from mless_interp.models.transformer_lens import has_hooked_transformer
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+OFTEN = ("GPT-2", "GPT-NeoX (Pythia)", "Falcon 40B")
+COLUMNS = {"bridge": f"bridge ({version('transformer-lens').split('.')[0]}.x)", "nnsight": "nnsight"}
+COLUMNS |= {"hooked_transformer": "HookedTransformer (3.x)"} if has_hooked_transformer() else {}
+
+
+def page() -> dict[tuple[str, str], str]:
+    """What docs/architectures.md says: "all" or "-", by architecture and column."""
+    lines = (ROOT / "docs" / "architectures.md").read_text(encoding="utf-8").splitlines()
+    header, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    return {(row[0], column): cell for row in rows for column, cell in zip(header[1:], row[1:], strict=True)}
+
+
+def cases() -> list[Any]:
+    return [
+        pytest.param(name, backend, marks=() if name in OFTEN else pytest.mark.slow)
+        for name in CONFIGS
+        for backend in COLUMNS
+    ]
+
+
+def test_the_page_has_every_architecture_and_says_why_where_it_says_less_than_all() -> None:
+    found = page()
+    assert {name for name, _ in found} == set(CONFIGS) and set(COLUMNS.values()) <= {column for _, column in found}
+    text = (ROOT / "docs" / "architectures.md").read_text(encoding="utf-8")
+    for (name, column), cell in found.items():
+        assert cell in ("all", "-") and (cell == "all") != (f"- {name}, {column}:" in text)
+
+
+@pytest.mark.parametrize(("architecture", "backend"), cases())
+def test_an_architecture_does_what_the_page_says(architecture: str, backend: str) -> None:
+    if page()[architecture, COLUMNS[backend]] == "-":
+        with pytest.raises(
+            ModelError, match='cannot be converted|cannot take|failed its check.*backend="nnsight"|nnsight'
+        ):
+            model_of(architecture, backend)
+        return
+    model, pairs = model_of(architecture, backend), pairs_of(architecture, backend)
+    for feature in FEATURES.values():
+        feature(model, pairs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "architecture", ["GPT-2", "GPT-Neo", "GPT-J", "GPT-NeoX (Pythia)", "Falcon 7B", "OPT", "Phi-2"]
+)
+def test_precisions(architecture: str, dtype: str) -> None:
+    for backend in COLUMNS:
+        if page()[architecture, COLUMNS[backend]] == "all":
+            model = loaded(folder_of(architecture), backend, dtype)
+            assert model.stepper is not None and model.shows_rotated
+            assert model.checks.entering_error < {"float64": 1e-6, "bfloat16": 2e-2, "float16": 2e-3}[dtype]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "options"),
+    [
+        ("Phi-3", {"num_attention_heads": 14, "num_key_value_heads": 2, "hidden_size": 112}),
+        ("Phi-3", {"num_key_value_heads": 1}),
+        ("Falcon 40B", {"num_kv_heads": 1}),
+        ("Falcon 40B", {"num_kv_heads": 8}),
+        ("StableLM 2 12B", {"num_key_value_heads": 4}),
+    ],
+)
+def test_groups_of_every_size(architecture: str, options: dict[str, Any], tmp_path: Path) -> None:
+    model = load_model(saved(tmp_path, architecture, **options), backend="nnsight")
+    assert model.stepper is not None and model.shows_rotated
+    FEATURES["z sweep"](model, pairs_for(model, count=1))
+
+
+def saved(folder: Path, architecture: str, **options: Any) -> Path:
+    random_model(architecture, **options).save_pretrained(folder)
+    word_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("architecture", ["GPT-2", "GPT-J"])
+def test_positions_of_a_table_are_whole_numbers(architecture: str) -> None:
+    model = model_of(architecture, "nnsight")
+    tokens = torch.arange(5)[None]
+    whole = torch.tensor([[0.0, 1, 2, 3, 7]])
+    torch.testing.assert_close(
+        model.run(tokens, position_ids=whole).logits, model.run(tokens, position_ids=whole.long()).logits
+    )
+    with pytest.raises(ValueError, match="looks positions up in a table, so position_ids must be whole numbers"):
+        model.run(tokens, position_ids=whole + 0.5)
+
+
+@pytest.mark.parametrize("backend", COLUMNS)
+def test_alibi_is_refused_whatever_runs_it(backend: str, tmp_path: Path) -> None:
+    import transformers
+
+    tokenizer = word_tokenizer()
+    config = transformers.BloomConfig(hidden_size=32, n_layer=2, n_head=4, vocab_size=len(tokenizer))
+    transformers.BloomForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="by ALiBi, which has no position ids|cannot be converted"):
+        load_model(tmp_path, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["bridge", "nnsight"])
+def test_learned_sinks_are_refused(backend: str, tmp_path: Path) -> None:
+    import transformers
+
+    tokenizer = word_tokenizer()
+    shape = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+    }
+    experts = {"intermediate_size": 16, "num_local_experts": 2, "num_experts_per_tok": 1}
+    config = transformers.GptOssConfig(vocab_size=len(tokenizer), **shape, **experts)
+    transformers.GptOssForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="has learned sinks in its softmax.*do not sum to 1"):
+        load_model(tmp_path, backend=backend)
+
+
+def test_an_opt_that_norms_after_is_refused_with_what_is_not_known_of_it(tmp_path: Path) -> None:
+    folder = saved(tmp_path, "OPT", do_layer_norm_before=False)
+    with pytest.raises(ModelError, match=r'its norms go by names that are not known here.*backend="bridge"'):
+        load_model(folder, backend="nnsight")
+
+
+@pytest.mark.parametrize("backend", ["bridge", "nnsight"])
+def test_a_prompt_fills_the_context_and_no_more(backend: str) -> None:
+    model = model_of("GPT-2", backend)
+    longest = model.info.context_length
+    tokens = torch.randint(0, model.info.d_vocab, (1, longest + 1), generator=torch.Generator().manual_seed(0))
+    assert model.run(tokens[:, :-1], logits_at="last").logits.isfinite().all()
+    with pytest.raises(ValueError, match=rf"needs {longest + 1} positions but .* has a context of {longest}"):
+        model.run(tokens)
+
+
+def test_a_backend_whose_queries_are_not_those_of_the_scores_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways: queries that do not explain the output, and edits of them that do not reach it."""
+    from mless_interp.models import checks
+
+    model = loaded(folder_of("Llama"), "bridge").checked(None)
+    run = model.run
+
+    def shown_otherwise(inputs: Any, **options: Any) -> Any:
+        done = run(inputs, **options)
+        for name, value in done.captured.items():
+            if name.endswith("rot_q"):
+                done.captured[name] = value * 1.1
+        return done
+
+    def deaf(inputs: Any, **options: Any) -> Any:
+        options["edits"] = {name: edit for name, edit in (options.get("edits") or {}).items() if "rot_q" not in name}
+        return run(inputs, **options)
+
+    tokens = checks.probe_tokens(model.info.d_vocab)
+    assert checks._check_entering(model, tokens, 1e-3)[1] == ""
+    for lie in (shown_otherwise, deaf):
+        monkeypatch.setattr(model, "run", lie)
+        error, why = checks._check_entering(model, tokens, 1e-3)
+        assert error > 1e-3 and re.match(r"heads' outputs are off by .* of the largest value", why)
+        monkeypatch.undo()
+
+
+def test_the_tool_keeps_what_another_version_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import architectures
+
+    page = tmp_path / "page.md"
+    page.write_text("# P\n<!-- architectures -->\n| architecture | a |\n| --- | --- |\n<!-- end -->\nend\n")
+    monkeypatch.setattr(architectures, "PAGE", page)
+    monkeypatch.setattr(architectures, "CONFIGS", ["GPT-2"])
+    for major, says in (("3", ("all", "")), ("4", ("-", "it is new"))):
+        monkeypatch.setattr(architectures, "COLUMNS", {"bridge": f"bridge ({major}.x)"})
+        monkeypatch.setattr(architectures, "found", lambda name, backend, says=says: says)
+        architectures.main()
+    text = page.read_text()
+    assert "| GPT-2 | all | - | not run | not run |" in text and "- GPT-2, bridge (4.x): it is new." in text
+    assert text.startswith("# P\n") and text.endswith("\nend\n")
+
+
+def test_reasons_leave_out_folders() -> None:
+    import architectures
+
+    error = ModelError("'/tmp/architecture-x1' on backend 'bridge' failed its check: off by 3; use another backend")
+    assert architectures.reason_of(error) == "it on backend 'bridge' failed its check: off by 3"
