@@ -35,6 +35,7 @@ BOOST = {
     "architecture": 0.2,
     "benchmarks": 0.2,
     "calibration": 0.2,
+    "architectures": 0.2,
     "hook-sites": 0.2,
     "comparison": 0.4,
 }

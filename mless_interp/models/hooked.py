@@ -126,10 +126,6 @@ class HookedTransformerModel(Model):
             table = self.underlying.pos_embed.W_pos
             yield "hook_pos_embed", lambda value: table[positions.long()].to(value.dtype)
             return
-        if kind != "rotary":
-            raise ValueError(
-                f"position_ids are not supported for {kind!r} positions; supported: rotary, standard, shortformer"
-            )
         # RoPE composes: turn what has been turned for its index on to its new position
         delta = positions - torch.arange(positions.shape[1], device=positions.device)
         delta = delta if delta.is_floating_point() else delta.to(torch.float64)
