@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from .info import AttentionOutput, AttentionRule, GatedMlp
+from .loaded_weights import brought
 from .unembedding import unembedded
 
 # ------------------------------------------------------------------------------------- the names that parts go by: data
@@ -247,7 +248,10 @@ class DecoderLayer:
 
     def attention_output(self, *, d_head: int) -> AttentionOutput | None:
         """The output projection of its attention, where that is one matrix per head."""
-        weight, bias = (getattr(self.output, name, None) for name in ("weight", "bias"))
+        with brought(self.output) as offloaded:
+            weight, bias = (getattr(self.output, name, None) for name in ("weight", "bias"))
+            if offloaded:
+                weight, bias = (None if each is None else each.detach().clone() for each in (weight, bias))
         if self.norms is None or not isinstance(weight, Tensor) or weight.dim() != 2:
             return None
         weight = weight.detach() if type(self.output) is Conv1D else weight.detach().T
@@ -455,8 +459,14 @@ def linear(module: Any, x: Tensor) -> Tensor:
     """`module(x)`, for a plain linear layer in float32 on a CPU (without gradients) by oneDNN's product."""
     turned = type(module) is Conv1D  # GPT-2's, whose weight is [in, out]
     plain = (turned or type(module) is nn.Linear) and not module._forward_hooks and not module._forward_pre_hooks
-    on_cpu = x.device.type == "cpu" and x.dtype == torch.float32
-    if _ONEDNN is None or not (plain and on_cpu) or torch.is_grad_enabled() or not torch.backends.mkldnn.is_available():
+    plain = plain and "forward" not in vars(module)  # accelerate's, which brings weights that are not here
+    here = plain and x.device == module.weight.device == torch.device("cpu")
+    if (
+        _ONEDNN is None
+        or not (here and x.dtype == module.weight.dtype == torch.float32)
+        or torch.is_grad_enabled()
+        or not torch.backends.mkldnn.is_available()
+    ):
         return module(x.contiguous())
     return _ONEDNN(x, module.weight.T if turned else module.weight, module.bias, "none", [], "")
 

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ def held_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
     Offloaded weights are brought for as long as they are looked at. Names are those without a TransformerBridge around.
     """
     for path, part in module.named_modules():
-        with _brought(part):
+        with brought(part):
             named = {**part._parameters, **part._buffers}
             for name, tensor in named.items():
                 if tensor is not None:
@@ -44,13 +44,20 @@ def held_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
                     yield label, tensor.detach(), name not in part._non_persistent_buffers_set
 
 
-def _brought(part: nn.Module) -> AbstractContextManager[Any]:
-    offloaded = hasattr(part, "_hf_hook") and any(each.is_meta for each in part.parameters(recurse=False))
-    if not offloaded:
-        return nullcontext()
+@contextmanager
+def brought(part: nn.Module | None) -> Iterator[bool]:
+    """A module's own weights are here for as long as this lasts; whether they had to be brought (offloaded by accelerate)."""
+    if (
+        part is None
+        or not hasattr(part, "_hf_hook")
+        or not any(each.is_meta for each in part.parameters(recurse=False))
+    ):
+        yield False
+        return
     from accelerate.utils import align_module_device  # only it offloads
 
-    return align_module_device(part, execution_device="cpu")
+    with align_module_device(part, execution_device="cpu"):
+        yield True
 
 
 def refuse_not_finite(module: nn.Module, *, name: str) -> None:

@@ -6,6 +6,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from architecture_features import FEATURES, model_of, pairs_of
@@ -13,9 +14,11 @@ from architectures_under_test import CONFIGS, folder_of, random_model
 from conftest import word_tokenizer
 from models_under_test import loaded, pairs_for
 
+from mless_interp.mechanism.decompose import decompose_attention
 from mless_interp.models.info import ModelError
 from mless_interp.models.load import load_model
 from mless_interp.models.transformer_lens import has_hooked_transformer
+from mless_interp.patching.sweep import patch_heads
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -144,6 +147,27 @@ def test_an_opt_that_norms_after_is_refused_with_what_is_not_known_of_it(tmp_pat
     folder = saved(tmp_path, "OPT", do_layer_norm_before=False)
     with pytest.raises(ModelError, match=r'its norms go by names that are not known here.*backend="bridge"'):
         load_model(folder, backend="nnsight")
+
+
+@pytest.mark.parametrize("architecture", ["Llama", "GPT-2"])
+def test_weights_offloaded_to_disk_give_the_same_numbers_to_the_last_digit(architecture: str) -> None:
+    """They are brought for each product: what reads them by itself would get memory that holds anything."""
+    folder = folder_of(architecture)
+    ends = {
+        "Llama": ("model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head"),
+        "GPT-2": ("transformer.wte", "transformer.wpe", "transformer.ln_f", "lm_head"),
+    }[architecture]
+    layers = {"Llama": "model.layers", "GPT-2": "transformer.h"}[architecture]
+    places = {**dict.fromkeys(ends, "cpu"), f"{layers}.0": "disk", f"{layers}.1": "cpu", f"{layers}.2": "disk"}
+    whole, offloaded = load_model(folder, backend="nnsight"), load_model(folder, backend="nnsight", device_map=places)
+    assert any(weight.is_meta for weight in offloaded.hf_model.parameters()) and offloaded.stepper is not None
+    pairs = pairs_for(whole, count=2)
+    for edit in ("z", "knockout"):
+        swept = [patch_heads(model, pairs, edit=edit, progress=False).patched for model in (whole, offloaded)]
+        assert np.array_equal(*swept, equal_nan=True)
+    split = [decompose_attention(model, pairs, contrasts=["content"], progress=False) for model in (whole, offloaded)]
+    assert np.array_equal(*(each.of("lam") for each in split))
+    assert torch.equal(*(model.attention_output(0).weights for model in (whole, offloaded)))
 
 
 @pytest.mark.parametrize("backend", ["bridge", "nnsight"])
