@@ -145,7 +145,7 @@ def present(kept: Kept) -> Presented:
         made = made.figure(pictures["shares.png"], "Shares of the heads in the residual change, by part.")
         made = made.figure(pictures["layers.png"], "What the affine form leaves open in each layer.")
         made = made.result(shift, heading="Activations")
-        made = made.figure(pictures["activations.png"], "Gate activations before and after.")
+        made = made.figure(pictures["activations.png"], "MLP activations before and after.")
         made = made.figure(pictures["near_zero.png"], "Near zero by token class.")
         made = made.result(mediated, heading="Scale or bias")
         made = made.figure(pictures["mediation.png"], "Scale only, bias only, both.")
