@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ..grading.graders import GRADERS, OPEN
+from ..models.gates import extension_of
 from ..running.results import Result, Shown, ShownTable
 from ..statistics import CONFIDENCE, Interval, defined_mean, holm, pass_at_k
 from .comparisons import Comparison, Comparisons, compare_answers
@@ -289,6 +290,7 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
             f"Accuracy of {self.settings.get('model', 'a model')} on {len(self.problem_ids)} problems{samples}, strictly "
             f"graded, with {100 * self.confidence:g} % intervals over problems."
         ]
+        found += extension_of(self.settings)
         missing, gave_up = int(table["n_missing"].sum()), int(np.isin(self.decided, OPEN).sum())
         if missing:
             found.append(f"{missing} answers were not run (left out).")

@@ -140,6 +140,9 @@ def evaluate_accuracy(
         "problems": _fingerprint([[problem.id, problem.answer] for problem in asked]),
         "prompts": {run.name: _fingerprint([request.prompt for request in run.requests]) for run in runs},
     }
+    redrawn = [layer for treatment in chosen if treatment.arm is not None for layer in treatment.arm.layers]
+    if redrawn:
+        settings["gated"] = all(model.gated_mlp(layer).gated for layer in redrawn)
     if special_words(spelt):
         settings["special_tokens_as_text"] = sum(bool(parts) for _, parts in spelt)
     golds = {problem.id: problem.answer for problem in asked}

@@ -149,7 +149,7 @@ def present(kept: Kept) -> Presented:
         }
         made = made.result(parts, heading="Attention", pictures=lambdas)
         moved = {
-            "Gate activations before and after.": pictures["activations.png"],
+            "MLP activations before and after.": pictures["activations.png"],
             "Near zero by token class.": pictures["near_zero.png"],
         }
         made = made.result(shift, heading="Activations", pictures=moved)

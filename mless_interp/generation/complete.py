@@ -44,7 +44,7 @@ def generate_completions(
         with a closing brace; the row stops there. None: only end-of-sequence tokens stop.
     knockout : heads (zero-based) that cannot see a row's span from any position after it, their attention renormalised,
         at the prompt and at every generated token (methods §6). Every request needs its span.
-    redistribution : redraws gate activations of the first MLPs (ARM), of a row's own tokens, padding excluded.
+    redistribution : redraws activations of the first MLPs (ARM), of a row's own tokens, padding excluded.
     batch_size : rows at once (default: sized to memory); halved when memory runs out, rows that had ended are kept.
     engine : "hugging_face" (`generate` with its key-value cache), "forward" (one whole `Model.run` per token: the slow
         definition, and what HookedTransformer has), "vllm" (an extra; no edits); "auto": the first that the model has.

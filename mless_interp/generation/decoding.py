@@ -19,7 +19,7 @@ NOT_NUMBERS = "the model gave logits that are no numbers (NaN): load it in float
 
 @runtime_checkable
 class Redistribution(Protocol):
-    """What ARM is here: the layers whose gate activations are redrawn, and how, at the prompt and at each later token."""
+    """What ARM is here: the layers whose MLP activations are redrawn, and how, at the prompt and at each later token."""
 
     @property
     def layers(self) -> Sequence[int]: ...
@@ -152,7 +152,7 @@ class CompletionEngine(Protocol):
     hides_under: tuple[str, ...]
     """The kinds of attention under which it can keep heads from seeing a span."""
     redraws: bool
-    """Whether it can redraw gate activations (ARM)."""
+    """Whether it can redraw MLP activations (ARM)."""
     shows_logits: bool
 
     def run(self, rows: list[Row], decoding: Decoding, finished: Finished) -> None:

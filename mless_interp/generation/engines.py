@@ -291,18 +291,19 @@ def hidden_spans(model: Model, decoding: Decoding, spans: Tensor) -> Iterator[No
 
 @contextmanager
 def redistributed(model: Model, decoding: Decoding, rows: list[Row], pads: list[int]) -> Iterator[None]:
-    """Redraw the gate activations act(gate(x)) of some layers, row by row, on each row's own tokens."""
+    """Redraw the activations of the MLPs of some layers, row by row, on each row's own tokens."""
     redistribution = decoding.redistribution
     assert redistribution is not None
 
     def redraw(layer: int) -> Any:
         def hook(module: Any, args: Any, output: Tensor) -> Tensor:
-            new = output.clone()
+            given = output.reshape(len(rows), -1, output.shape[-1])  # OPT's has rows of batch times token
+            new = given.clone()
             for at, row in enumerate(rows):
                 if row.stop is None:
                     own = slice(0 if row.tokens else pads[at], None)
-                    new[at, own] = row.redrawn(output[at, own], layer)
-            return new
+                    new[at, own] = row.redrawn(given[at, own], layer)
+            return new.reshape(output.shape)
 
         return hook
 

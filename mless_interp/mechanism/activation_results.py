@@ -1,4 +1,4 @@
-"""`ActivationShift`: what an insertion did to one layer's gate activations, per problem, contrast and token class."""
+"""`ActivationShift`: what an insertion did to one layer's MLP activations, per problem, contrast and token class."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..models.gates import extension_of
 from ..running.results import Result, Shown, ShownTable, place_of, tidy
 from ..statistics import CONFIDENCE, Interval, benjamini_hochberg, defined_mean, holm, mcnemar, mean_interval
 from .activation_summaries import DISTANCES, VALUES
@@ -24,7 +25,7 @@ UNITS = VALUES | DISTANCES
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ActivationShift(Result):
-    """Metrics of one layer's gate activations `[problem, contrast, group, metric]` in the runs before and after.
+    """Metrics of one layer's MLP activations `[problem, contrast, group, metric]` in the runs before and after.
 
     `groups` are all tokens and each token class; NaN where a problem has no token of a class (variance: fewer than two).
     Distances have a `difference` only. `thresholds` `[problem, 2]`: near zero in ARM's and in the quantile form.
@@ -230,10 +231,17 @@ class ActivationShift(Result):
         """What was measured, and what the three claims do not say."""
         s = self.settings
         found = [
-            f"Gate activations of the MLP of layer {self.layer} (zero-based), {s.get('insertion')}, "
+            f"Activations of the MLP of layer {self.layer} (zero-based), {s.get('insertion')}, "
             f"{len(self.problem_ids)} problems, {s.get('positions')} tokens ({self.n_tokens[:, 0].mean():.0f} a problem), "
             f"contrasts {', '.join(self.contrasts)}; near zero: |a| < 1.4826 MAD x {s.get('c')}."
         ]
+        found += extension_of(s)
+        moved = self.claims().groupby("contrast", sort=False)[["n_up", "n_down"]].sum().any(axis=1)
+        if self.layer == 0 and not moved.all():
+            found.append(
+                f"Nothing moved beyond rounding ({', '.join(moved.index[~moved])}): where attention and MLP read the same "
+                "input (GPT-J, GPT-NeoX, Falcon, Phi-2), nothing inserted reaches the MLP of layer 0; ask for a later layer."
+            )
         absent = (self.n_tokens == 0).sum(0)
         missing = [f"{name} in {n}" for name, n in zip(self.groups, absent, strict=True) if n]
         if missing:
@@ -258,7 +266,7 @@ class ActivationShift(Result):
         ends = {f"{run}_ci_{end}" for run in ("before", "after") for end in ("low", "high")}
         return Shown(
             (
-                ShownTable(self.claims(), "The paper's claims about gate activations, over problems."),
+                ShownTable(self.claims(), "The paper's claims about MLP activations, over problems."),
                 ShownTable(by_class.drop(columns=list(ends)), "Every metric, by class of token."),
             )
         )

@@ -1,4 +1,4 @@
-"""The numbers that one layer's gate activations of one run are reduced to, for any set of tokens."""
+"""The numbers that one layer's MLP activations of one run are reduced to, for any set of tokens."""
 
 from dataclasses import dataclass
 

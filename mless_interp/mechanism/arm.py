@@ -1,6 +1,7 @@
 """ARM, the paper's activation redistribution module, as a seeded edit of any layers on any backend.
 
-The gate activations a = act(gate(x)) that lie nearest to zero are moved away from it, before the multiplication by up(x).
+The gate activations a = act(gate(x)) that lie nearest to zero are moved away from it, before the multiplication by up(x); in an
+MLP without a gate its activations a = act(up(x)), which is our extension of the paper's method.
 What the paper describes and what its code does differ, so both are here (`reading`).
 """
 
@@ -87,6 +88,9 @@ class ARM:
     stops with an unassigned variable; here the lower bound is then 0, and no element needs it. If the p1 percentile is
     negative, non-negative selected elements land below zero, as in the code. All activations equal to v: near zero holds
     all (v = 0) or none, and p_max or p_min of them change, to draws from 0 to v ("paper_add": to 2 v).
+
+    An MLP without a gate (GPT-2, GPT-NeoX) is edited at a = act(up(x)), what enters its output projection: our extension, as
+    the paper has gated MLPs only. Under ReLU (OPT) many elements are 0, and of these those that come first change.
     """
 
     c: float | int
@@ -205,7 +209,7 @@ class ARM:
         return ArmPlan(threshold, share, fraction, lower, upper, selected.reshape(activations.shape))
 
     def redistribute(self, activations: GateActivations, *, generator: torch.Generator) -> GateActivations:
-        """The redistributed gate activations of one prompt without padding, as a new tensor of the same shape and dtype.
+        """The redistributed activations of one prompt without padding, as a new tensor of the same shape and dtype.
 
         `generator` is a CPU generator (see `generator`); one number is drawn per element, used or not, so an element's
         draw depends on its place alone. Computed in float32 or wider. Raises `ValueError` for activations that are empty,
@@ -270,7 +274,8 @@ class ARM:
             if it had been generated. None: all tokens are the prompt.
         step : the inputs are the tokens of this decode step alone (with `keys`); 0: a prompt.
 
-        Gives no edits for a decode step under `prefill_only`. Raises `ModelError` where a layer has no gated MLP.
+        Gives no edits for a decode step under `prefill_only`. Raises `ModelError` where a layer
+        has experts, which share no activation.
         """
         tokens = inputs.tokens if isinstance(inputs, Inputs) else inputs
         tokens = tokens[None] if tokens.dim() == 1 else tokens

@@ -1,4 +1,4 @@
-"""How an insertion shifts the gate activations of an MLP: one layer, shared tokens, per problem and token class."""
+"""How an insertion shifts the activations of an MLP: one layer, shared tokens, per problem and token class."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -75,7 +75,11 @@ def activation_shift(
         `metrics.token_classes` on the tokenizer's text.
     checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
 
-    Raises `ModelError` for a model without gated MLP: gate activations, and with them every metric, are undefined.
+    An MLP without a gate has $a = \operatorname{act}(\operatorname{up}(x))$, what enters its output projection: our
+    extension of the paper's form, and the result says so. Where attention and MLP read the same input (GPT-J, GPT-NeoX,
+    Falcon, Phi-2), nothing that is inserted reaches the MLP of layer 0: ask for a later one.
+
+    Raises `ModelError` for experts, which share no activation, and for MLPs of a build that is not known.
     Source: methods §5; arXiv 2510.01032, Figs. 4 and 7.
     """
     gate = model.gated_mlp(layer)
@@ -88,6 +92,7 @@ def activation_shift(
     read = _Reader(model, site(layer, "mlp.hook_pre"), gate.activation, positions)
     settings = {
         "layer": layer,
+        "gated": gate.gated,
         "insertion": found[0].insertion.label,
         "template": found[0].base.template,
         "contrasts": list(names),
@@ -130,7 +135,7 @@ def activation_shift(
 
 @dataclass(frozen=True, eq=False)
 class _Reader:
-    """Runs one condition of a pair and keeps the wanted site's gate activations at the wanted tokens, nothing else."""
+    """Runs one condition of a pair and keeps the wanted site's activations at the wanted tokens, nothing else."""
 
     model: Model
     site: str
@@ -148,7 +153,7 @@ class _Reader:
         )
         found: Tensor = result.captured[self.site]
         if not bool(torch.isfinite(found).all()):
-            raise ValueError(f"problem {pair.id!r}, condition {condition!r}: infinite or NaN gate activations")
+            raise ValueError(f"problem {pair.id!r}, condition {condition!r}: infinite or NaN activations")
         return found
 
     def tokens(self, pair: PromptPair) -> Tensor:

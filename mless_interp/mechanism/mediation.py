@@ -49,7 +49,7 @@ def mediate(
     $$ \text{scale}: z \leftarrow \lambda_i z_i, \qquad \text{bias}: z \leftarrow z_i + \Sigma_i, \qquad
        \text{both}: z \leftarrow \lambda_i z_i + \Sigma_i, \qquad \text{patched}: z \leftarrow z'_i $$
 
-    at every token after the insertion, all `heads` of `layer` together, and read the same layer's gate activations at the
+    at every token after the insertion, all `heads` of `layer` together, and read the same layer's MLP activations at the
     tokens that both prompts have, and the outcome. Effects are against `reference` ($z \leftarrow z_i$) in the same run;
     interaction = both - scale - bias; rest = patched - both (0 in layer 0, where the affine form is an identity).
 
@@ -64,7 +64,11 @@ def mediate(
         these numbers, for which there is no rule.
     checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
 
-    Raises `ModelError` for a model without gated MLP or rotated queries and keys, `ValueError` for heads of other layers.
+    Without a gate the activations are act(up(x)), as in `activation_shift`. Where attention and MLP read the same input, no
+    edit of attention reaches its own layer's activations: their effects are 0, and the outcome's is what there is.
+
+    Raises `ModelError` for experts (which share no activation) and where queries and keys cannot be had as they enter the
+    scores, `ValueError` for heads of other layers.
     Source: methods §5 (mediation); arXiv 2510.01032, section 3, whose claims are made of scale and bias together.
     """
     between = one_of(contrast, MEDIATED, "contrast")
@@ -81,6 +85,7 @@ def mediate(
     prepared = prepare(model, pairs, outcome, signed_for="mediation")
     settings = {
         "layer": layer,
+        "gated": gate.gated,
         "heads": [str(head) for head in chosen],
         "all_heads": len(chosen) == model.info.n_heads,
         "contrast": contrast,
@@ -175,7 +180,7 @@ class _OnePair:
 
 
 def _readings(activations: Tensor, thresholds: NearZero) -> Tensor:
-    """The numbers of `READINGS` of one run's gate activations `[token, d_mlp]`."""
+    """The numbers of `READINGS` of one run's activations `[token, d_mlp]`."""
     flat = widened(activations).flatten()
     near = [near_zero_fraction(flat, threshold=threshold) for threshold in (thresholds.arm, thresholds.quantile)]
     return torch.stack([*near, flat.mean(), mean_absolute(flat), median_variance(activations)])

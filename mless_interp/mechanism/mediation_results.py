@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..models.gates import extension_of
 from ..running.results import Result, Shown, ShownTable, interval_columns, place_of, tidy
 from ..statistics import CONFIDENCE, holm, mean_interval, median_interval, sign_test
 
@@ -14,10 +15,10 @@ EDITED = ("reference", "scale", "bias", "both", "patched")
 ARMS = ("without", "with", *EDITED)
 """Both unedited runs, and the edited ones."""
 READINGS = {
-    "near_zero_arm": ("share", "share of gate activations near zero (ARM's form)"),
-    "near_zero_quantile": ("share", "share of gate activations near zero (quantile form)"),
-    "mean": ("activation", "mean gate activation"),
-    "mean_absolute": ("activation", "mean absolute gate activation"),
+    "near_zero_arm": ("share", "share of MLP activations near zero (ARM's form)"),
+    "near_zero_quantile": ("share", "share of MLP activations near zero (quantile form)"),
+    "mean": ("activation", "mean MLP activation"),
+    "mean_absolute": ("activation", "mean absolute MLP activation"),
     "variance": ("activation squared", "variance over tokens, median over neurons"),
 }
 """reading -> (unit, what it is)."""
@@ -28,7 +29,7 @@ EFFECTS = ("scale", "bias", "both", "interaction", "rest", "total")
 class Mediation(Result):
     """Readings per problem, reading and arm: `values` `[problem, reading, arm]`.
 
-    `readings` are numbers of the layer's gate activations and the "outcome"; `arms` are named in `ARMS`. `effect` gives,
+    `readings` are numbers of the layer's MLP activations and the "outcome"; `arms` are named in `ARMS`. `effect` gives,
     per problem, what scale and bias alone and together do.
     """
 
@@ -109,6 +110,7 @@ class Mediation(Result):
             f"Mediation through {heads} of layer {s.get('layer')} (zero-based), {s.get('insertion')}, contrast "
             f"{s.get('contrast')!r}, {s.get('direction')}, {len(self.problem_ids)} problems."
         ]
+        found += extension_of(s)
         table = self.summary().set_index(["reading", "effect"])
         for reading, name in (("near_zero_arm", "Near-zero share"), ("outcome", f"Outcome {s.get('outcome')}")):
             if reading not in self.readings:
@@ -121,6 +123,12 @@ class Mediation(Result):
                 found.append(f"{words}; they do not add up (interaction {_with_interval(apart)}).")
             else:
                 found.append(f"{words}; no interaction is shown ({_with_interval(apart)}).")
+        edits = table.query("reading != 'outcome' and effect in ['scale', 'bias', 'both']")
+        if len(edits) and not edits[["n_up", "n_down"]].any(axis=None):
+            found.append(
+                "No edit of attention moves this layer's activations beyond rounding: where attention and MLP read the same "
+                "input (GPT-J, GPT-NeoX, Falcon, Phi-2), none can."
+            )
         if s.get("layer"):
             found.append(
                 "In this layer z' is not lambda z + Sigma: what upstream layers changed is the 'rest', not scale or bias."

@@ -2,7 +2,7 @@
 
 Every function reduces the last axis (`element`); flatten tokens and neurons into it, of the *shared* tokens only (span
 tokens exist in one run, so including them changes the distribution by composition), or keep tokens as a leading axis
-for one number per token. Activations are act(gate(x)), before the up projection.
+for one number per token. Activations are act(gate(x)), before the product with up(x), or act(up(x)) without a gate.
 """
 
 from dataclasses import dataclass

@@ -135,21 +135,21 @@ class Model(ABC):
         """Scale and soft-cap of a layer's attention scores."""
 
     def gated_mlp(self, layer: int) -> GatedMlp:
-        """The activation function of a layer's gated MLP, which no hook shows: `hook_pre` comes before it.
+        """How a layer's MLP makes its activations of `hook_pre`, and whether they are a gate's.
 
-        Raises `ModelError` where the layer's MLP has no gate (or several, as experts have).
+        Raises `ModelError` for experts, which share no activation, and for MLPs of a build that is not known.
         """
         self.info.check_layer(layer)
         found = self._gated_mlp(layer)
         if found is None:
             raise ModelError(
-                f"{self.info.name} ({self.info.architecture}): the MLP of layer {layer} is not gated (no "
-                "act(gate(x)) * up(x)), so the gate activation, every activation metric and ARM are undefined for it"
+                f"{self.info.name} ({self.info.architecture}): layer {layer} has no activation act(gate(x)) or act(up(x)) "
+                "that is known here (experts share none), so every activation metric and ARM are undefined for it"
             )
         return found
 
     def _gated_mlp(self, layer: int) -> GatedMlp | None:
-        """The layer's gate, or None where this backend knows of none."""
+        """The layer's activation, or None where this backend knows of none."""
         return None
 
     def output_weights(self, layer: int) -> Tensor:

@@ -107,7 +107,9 @@ class NnsightModel(HuggingFaceModel):
 
     def _place(self, layer: int, name: str) -> "Place":
         if name not in self.places[layer]:
-            raise ModelError(f"nnsight has no site {name} in layer {layer} of {self.info.architecture}")
+            raise ModelError(
+                f"nnsight has no site {name} in layer {layer} of {self.info.architecture}: use another backend"
+            )
         return self.places[layer][name]
 
 

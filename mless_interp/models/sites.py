@@ -14,7 +14,7 @@ SITES: dict[str, str] = {
     "attn.hook_z": "[batch, token, head, d_head] head outputs before W_O",
     "hook_attn_out": "[batch, token, d_model] what attention adds to the residual stream",
     "hook_resid_mid": "[batch, token, d_model] residual stream between attention and MLP",
-    "mlp.hook_pre": "[batch, token, d_mlp] gate pre-activation",
+    "mlp.hook_pre": "[batch, token, d_mlp] pre-activation, the gate's where there is one",
     "mlp.hook_pre_linear": "[batch, token, d_mlp] the gated MLP's linear branch",
     "mlp.hook_post": "[batch, token, d_mlp] what enters the MLP's output projection",
     "hook_mlp_out": "[batch, token, d_model] what the MLP adds to the residual stream",

@@ -72,7 +72,7 @@ def test_the_script_writes_everything(planted_folder: Path, tmp_path: Path, run:
     assert run_record["n_problems"] == 4 and len(run_record["conclusion"]) == 3 and run_record["checks"]
     page = (out / "report.html").read_text(encoding="utf-8")
     assert page.count("<img") == 6 and "Scale or bias" in page and page.count('class="mless-view"') == 1
-    assert "claims about gate activations" in page and len(page) < 4_000_000
+    assert "claims about MLP activations" in page and len(page) < 4_000_000
     code, _, error = run(*common, "--out", "mechanism")
     assert code == 2 and "allow overwriting it (--overwrite)" in error
     assert not list(tmp_path.glob(".mechanism*"))

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ARCHITECTURES, BACKENDS, word_tokenizer
+from conftest import ARCHITECTURES, BACKENDS
 from models_under_test import loaded, pairs_for
 
 import mless_interp as mi
@@ -413,19 +413,6 @@ def test_an_mlp_of_another_build_is_found_out(bridge: Model, monkeypatch: pytest
     monkeypatch.setattr(bridge, "_gated_mlp", lambda layer: GatedMlp(torch.nn.functional.relu))
     with pytest.raises(ModelError, match="is not act\\(pre\\) \\* pre_linear"):
         bridge.run(tokens, edits=ARM(c=0.1, p1=99).edits(bridge, tokens))
-
-
-def test_a_model_without_a_gate_has_no_arm(tmp_path: Path) -> None:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    tokenizer = word_tokenizer()
-    shape = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 64, "vocab_size": len(tokenizer)}
-    torch.manual_seed(0)
-    GPT2LMHeadModel(GPT2Config(**shape)).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    model = mi.load_model(tmp_path, backend="bridge")
-    with pytest.raises(ModelError, match="GPT2LMHeadModel.*MLP of layer 1 is not gated.*ARM are undefined"):
-        ARM(c=0.1, p1=99, layers=(1,)).edits(model, torch.tensor([[1, 2, 3]]))
 
 
 # ---------------------------------------------------------------------------------------------------- published settings

@@ -215,12 +215,12 @@ def test_bad_options_are_refused_with_the_remedy(options: dict[str, Any], messag
         mediate(model, pairs_for(model, n_tokens=9), progress=False, **options)
 
 
-def test_a_model_without_gated_mlp_is_told_what_is_undefined(
+def test_a_model_of_unknown_mlps_is_told_what_is_undefined(
     tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     monkeypatch.setattr(type(model), "_gated_mlp", lambda self, layer: None)
-    with pytest.raises(ModelError, match="is not gated"):
+    with pytest.raises(ModelError, match="layer 0 has no activation"):
         mediate(model, pairs_for(model, n_tokens=9), progress=False)
     monkeypatch.undo()
     with pytest.raises(ValueError, match="there are no prompt pairs to patch"):

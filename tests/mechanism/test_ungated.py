@@ -1,0 +1,302 @@
+"""MLPs without a gate: metrics, ARM and mediation of the activation itself, labelled, against plain Hugging Face's hooks."""
+
+import dataclasses
+from collections.abc import Callable
+from functools import cache
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from architectures_under_test import folder_of
+from conftest import BACKENDS, needs_hooked_transformer
+from models_under_test import loaded, pairs_for, problems
+from test_activation_shift import gini
+
+import mless_interp as mi
+from mless_interp.accuracy import AccuracyResults, evaluate_accuracy
+from mless_interp.generation.complete import Request, generate_completions
+from mless_interp.mechanism import ARM, activation_shift, mediate
+from mless_interp.models import gates
+from mless_interp.models.base import Model
+from mless_interp.models.gates import UNGATED
+from mless_interp.models.info import GatedMlp, ModelError
+from mless_interp.models.sites import site
+
+ACTIVATION = {
+    "GPT-2": "transformer.h.{}.mlp.act",
+    "GPT-Neo": "transformer.h.{}.mlp.act",
+    "GPT-J": "transformer.h.{}.mlp.act",
+    "GPT-NeoX (Pythia)": "gpt_neox.layers.{}.mlp.act",
+    "GPT-NeoX, in sequence": "gpt_neox.layers.{}.mlp.act",
+    "OPT": "model.decoder.layers.{}.activation_fn",
+    "Falcon 7B": "transformer.h.{}.mlp.act",
+    "Phi-2": "model.layers.{}.mlp.activation_fn",
+    "Phi-3": "model.layers.{}.mlp.activation_fn",
+}
+"""Where plain Hugging Face has the activation of a layer's MLP."""
+GATED = ("Phi-3",)
+PARALLEL = ("GPT-J", "GPT-NeoX (Pythia)", "Falcon 7B", "Phi-2")
+NO_SITES = {("OPT", "nnsight")}
+"""Its MLP has no module of its own, and its parts see rows of batch times token."""
+UNLOADED = {("Falcon 7B", "hooked_transformer")}
+UNSURE = {("GPT-Neo", "bridge"), ("GPT-J", "bridge"), ("OPT", "bridge")}
+"""Taken only by some versions of TransformerLens; skipped, with its reason, where the self-check refuses them."""
+
+
+def cases(*names: str, backends: tuple[str, ...] = ("hooked_transformer", "bridge", "nnsight")) -> Any:
+    """`@pytest.mark.parametrize` over architectures and the backends that show their MLPs."""
+    marks = {"hooked_transformer": [needs_hooked_transformer]}
+    found = [
+        pytest.param(name, backend, marks=marks.get(backend, []), id=f"{name}-{backend}")
+        for name in names or ACTIVATION
+        for backend in backends
+        if (name, backend) not in NO_SITES | UNLOADED
+    ]
+    return pytest.mark.parametrize(("name", "backend"), found)
+
+
+def here(name: str, backend: str) -> Model:
+    """The tiny model of this architecture on this backend; skipped where it is known that it may be refused."""
+    try:
+        return loaded(folder_of(name), backend)
+    except ModelError as error:
+        if (name, backend) not in UNSURE:
+            raise
+        pytest.skip(str(error))
+
+
+@cache
+def plain(name: str) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder_of(name), attn_implementation="eager").eval()
+
+
+def hooked(name: str, layer: int, tokens: torch.Tensor, change: Callable[[torch.Tensor], Any]) -> torch.Tensor:
+    """Logits of plain Hugging Face; `change` gets the activations `[batch, token, d_mlp]`, and None leaves them."""
+
+    def hook(module: Any, args: Any, out: torch.Tensor) -> Any:
+        new = change(out.view(len(tokens), tokens.shape[1], -1))
+        return None if new is None else new.view_as(out)
+
+    handle = attrgetter(ACTIVATION[name].format(layer))(plain(name)).register_forward_hook(hook)
+    try:
+        with torch.no_grad():
+            return plain(name)(tokens).logits
+    finally:
+        handle.remove()
+
+
+def activations_of(name: str, layer: int, tokens: torch.Tensor) -> torch.Tensor:
+    seen: list[torch.Tensor] = []
+    hooked(name, layer, tokens, lambda out: seen.append(out[0]))
+    return seen[0]
+
+
+# ------------------------------------------------------------------------------------- against hooks on Hugging Face
+
+
+@cases()
+def test_metrics_are_those_of_hugging_face_s_own_activation(name: str, backend: str) -> None:
+    model, layer, c, q = here(name, backend), 1, 0.3, 0.2
+    pairs = pairs_for(model)[:2]
+    shift = activation_shift(model, pairs, layer=layer, contrasts=("total",), c=c, q=q, progress=False)
+    for at, pair in enumerate(pairs):
+        base = activations_of(name, layer, pair.base.tokens).double().numpy()
+        inserted = activations_of(name, layer, pair.inserted.tokens)[pair.shared].double().numpy()
+        size = np.abs(base).ravel()
+        middle = np.sort(size)[(size.size - 1) // 2]
+        eps = 1.4826 * c * max(np.sort(np.abs(size - middle))[(size.size - 1) // 2], 1e-12)
+        assert shift.thresholds[at] == pytest.approx([eps, np.quantile(size, q)], rel=1e-4)
+        for run, values in ((shift.before, base), (shift.after, inserted)):
+            mine = dict(zip(shift.metrics, run[at, 0, 0], strict=True))
+            a = values.ravel()
+            assert mine["near_zero_arm"] == pytest.approx((np.abs(a) < eps).mean(), abs=1.5 / a.size)
+            expected = {
+                "mean": a.mean(),
+                "mean_absolute": np.abs(a).mean(),
+                "gini": gini(a),
+                "minimum": a.min(),
+                "q95": np.quantile(a, 0.95),
+                "variance": np.median(values.var(0, ddof=1)),
+            }
+            for metric, value in expected.items():
+                assert mine[metric] == pytest.approx(value, rel=2e-4, abs=2e-6), metric
+    assert np.abs(shift.of("mean")).max() > 1e-4
+    assert shift.settings["gated"] is (name in GATED)
+    assert (UNGATED in shift.sentences()) is (name not in GATED)
+
+
+@cases()
+def test_arm_is_a_hook_on_hugging_face_s_activation(name: str, backend: str) -> None:
+    model, layer = here(name, backend), 1
+    tokens = pairs_for(model)[0].condition("inserted").tokens
+    arm = ARM(c=0.3, p1=99, layers=(layer,), reading="code_replace")
+    draw = lambda: arm.generator("p0", layer=layer)  # noqa: E731
+    expected = hooked(name, layer, tokens, lambda out: arm.redistribute(out[0], generator=draw())[None])
+    post = site(layer, "mlp.hook_post")
+    before = model.run(tokens, capture={post: None})
+    found = model.run(tokens, edits=arm.edits(model, tokens, keys=["p0"]), capture={post: None})
+    assert float((found.logits - expected).abs().max()) < 2e-4
+    assert float((expected - before.logits).abs().max()) > 1e-2, "ARM does something here"
+    if name not in GATED:
+        old, new = before.captured[post][0], found.captured[post][0]
+        selected = arm.plan(old).selected
+        torch.testing.assert_close(new, arm.redistribute(old, generator=draw()), rtol=1e-5, atol=1e-6)
+        assert torch.equal(new[~selected], old[~selected]) and not torch.equal(new[selected], old[selected])
+    assert torch.equal(model.run(tokens).logits, before.logits), "nothing stays behind"
+
+
+@cases(backends=("bridge", "nnsight"))
+def test_arm_while_generating_with_a_cache_is_arm_by_whole_passes(name: str, backend: str) -> None:
+    model = here(name, backend)
+    requests = requests_of(model)
+    assert len({len(request.prompt) for request in requests}) == 2, "padding comes before one of them"
+    arm = ARM(1.0, 99.5, layers=(0, 2), p_max=0.9, seed=3)
+    options: dict[str, Any] = {"max_new_tokens": 4, "keep_logits": True}
+    fast, slow = (
+        generate_completions(model, requests, redistribution=arm, engine=engine, **options)
+        for engine in ("hugging_face", "forward")
+    )
+    without = generate_completions(model, requests, **options)
+    for key, found in fast.items():
+        assert found.tokens == slow[key].tokens
+        torch.testing.assert_close(found.logits, slow[key].logits, atol=5e-4, rtol=1e-4)
+        assert float((found.logits[0] - without[key].logits[0]).abs().max()) > 1e-2, "ARM does something here"
+
+
+@needs_hooked_transformer
+@pytest.mark.parametrize("name", ["GPT-2", "GPT-NeoX (Pythia)", "OPT"])
+def test_arm_while_generating_on_a_hooked_transformer_is_that_of_the_cache(name: str) -> None:
+    """OPT, too: its activation is a module that plain generation passes through, though nnsight has no site for it."""
+    model, other = here(name, "hooked_transformer"), here(name, "nnsight")
+    requests = requests_of(model)
+    options: dict[str, Any] = {"max_new_tokens": 4, "keep_logits": True, "redistribution": ARM(1.0, 99.5, p_max=0.9)}
+    slow = generate_completions(model, requests, engine="forward", **options)
+    fast = generate_completions(other, requests, engine="hugging_face", **options)
+    for key, found in fast.items():
+        assert found.tokens == slow[key].tokens
+        torch.testing.assert_close(found.logits, slow[key].logits, atol=5e-4, rtol=1e-4)
+
+
+def requests_of(model: Model) -> list[Request]:
+    """Two prompts of different length."""
+    return [Request(pair.inserted.ids[at:], pair.id) for at, pair in enumerate(pairs_for(model, n_tokens=9, count=2))]
+
+
+# ------------------------------------------------------------------------------------------------- mediation, layers
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "GPT-NeoX (Pythia)", "GPT-NeoX, in sequence", "Phi-2"])
+def test_mediation_reads_the_activation_where_attention_reaches_it(name: str) -> None:
+    model, layer = here(name, "nnsight"), 1
+    bare = pairs_for(model, n_tokens=9)[:2]
+    found = mediate(model, bare, layer=layer, progress=False)
+    shift = activation_shift(model, bare, layer=layer, contrasts=("content",), progress=False)
+    for reading in ("mean", "mean_absolute", "variance"):
+        at = shift.metrics.index(reading)
+        assert found.of(reading, "with") == pytest.approx(shift.after[:, 0, 0, at], abs=1e-6)
+    moved = float(np.abs(found.effect("mean_absolute", "both")).max())
+    said = " ".join(found.sentences())
+    assert UNGATED in said
+    assert (moved < 1e-6) is (name in PARALLEL) is ("none can" in said)
+    assert np.abs(found.effect("outcome", "both")).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "GPT-NeoX (Pythia)"])
+def test_what_cannot_reach_the_first_mlp_of_a_parallel_model_is_said(name: str) -> None:
+    model = here(name, "nnsight")
+    shift = activation_shift(model, pairs_for(model)[:2], contrasts=("total",), progress=False)
+    still = float(np.abs(shift.of("mean_absolute")).max()) < 1e-6
+    assert still is (name in PARALLEL) is ("nothing inserted reaches" in " ".join(shift.sentences()))
+
+
+# ------------------------------------------------------------------------------------------------------- what is said
+
+
+def test_every_result_says_that_the_paper_is_extended_and_keeps_saying_it(tmp_path: Path) -> None:
+    model = here("GPT-2", "bridge")
+    pairs = pairs_for(model, n_tokens=9)[:2]
+    results: dict[str, Any] = {
+        "ActivationShift": activation_shift(model, pairs, progress=False),
+        "Mediation": mediate(model, pairs, progress=False),
+        "AccuracyResults": answered(model, [None, ARM(0.5, 99.5)]),
+    }
+    assert "no gate" in UNGATED and "extension" in UNGATED and UNGATED.count(".") == 1, "one short sentence"
+    for name, result in results.items():
+        mi.save(tmp_path / name, result)
+        again = mi.load(tmp_path / name)[name]
+        for one in (result, again):
+            assert one.sentences().count(UNGATED) == 1 and UNGATED in " ".join(repr(one).split()), name
+            assert not any("gate activation" in sentence for sentence in one.sentences())
+        settings = {key: value for key, value in result.settings.items() if key != "gated"}
+        old = dataclasses.replace(result, settings=settings)  # as saved before MLPs without gate were taken
+        mi.save(tmp_path / f"{name} old", old)
+        assert UNGATED not in mi.load(tmp_path / f"{name} old")[name].sentences()
+
+
+def test_answers_without_arm_say_nothing_of_gates() -> None:
+    found = answered(here("GPT-2", "bridge"), [None])
+    assert UNGATED not in found.sentences() and "gated" not in found.settings
+
+
+def test_a_gated_model_is_not_labelled(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    found = answered(model, [None, ARM(0.5, 99.5)])
+    assert found.settings["gated"] is True and UNGATED not in found.sentences()
+
+
+def answered(model: Model, treatments: list[Any]) -> AccuracyResults:
+    return evaluate_accuracy(model, problems()[:1], treatments, max_new_tokens=2, progress=False)
+
+
+# ---------------------------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize("name", ["Mixtral", "Qwen3-MoE"])
+@pytest.mark.parametrize("backend", ["bridge", "nnsight"])
+def test_experts_share_no_activation(name: str, backend: str) -> None:
+    model = here(name, backend)
+    pairs, arm = pairs_for(model, n_tokens=9)[:1], ARM(0.1, 99.0, layers=(1,))
+    words = f"{model.info.architecture}.*layer 1 has no activation act.*experts.*undefined"
+    for doing in (
+        lambda: activation_shift(model, pairs, layer=1, progress=False),
+        lambda: mediate(model, pairs, layer=1, progress=False),
+        lambda: arm.edits(model, torch.tensor([[1, 2, 3]])),
+        lambda: generate_completions(model, requests_of(model), max_new_tokens=1, redistribution=arm),
+        lambda: answered(model, [arm]),
+    ):
+        with pytest.raises(ModelError, match=words):
+            doing()
+
+
+@pytest.mark.parametrize(("name", "backend"), sorted(NO_SITES))
+def test_a_backend_without_the_sites_says_so_at_once(name: str, backend: str) -> None:
+    model = here(name, backend)
+    pairs = pairs_for(model, n_tokens=9)[:1]
+    for doing in (
+        lambda: activation_shift(model, pairs, layer=1, progress=False),
+        lambda: mediate(model, pairs, layer=1, progress=False),
+        lambda: model.run(torch.tensor([[1, 2, 3]]), edits=ARM(0.1, 99.0).edits(model, torch.tensor([[1, 2, 3]]))),
+    ):
+        with pytest.raises(ModelError, match=f"{backend} has no site mlp.hook_.* of OPTForCausalLM.*another backend"):
+            doing()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_ungated_mlp_of_another_build_is_found_out(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = here("GPT-2", backend)
+    tokens = torch.arange(3, 20)[None]
+    monkeypatch.setattr(model, "_gated_mlp", lambda layer: GatedMlp(torch.nn.functional.relu, gated=False))
+    with pytest.raises(ModelError, match=r"blocks.0.mlp.hook_post is not act\(pre\) here"):
+        model.run(tokens, edits=ARM(c=0.1, p1=99).edits(model, tokens))
+
+
+def test_what_does_not_change_stays_bit_for_bit() -> None:
+    model = here("GPT-2", "bridge")
+    tokens = torch.arange(3, 20)[None]
+    edits = gates.gate_edits(1, model.gated_mlp(1), torch.clone)
+    assert torch.equal(model.run(tokens, edits=edits).logits, model.run(tokens).logits)
