@@ -451,12 +451,16 @@ _ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
 
 
 def linear(module: Any, x: Tensor) -> Tensor:
-    """`module(x)`, for a plain linear layer in float32 on a CPU (without gradients) by oneDNN's product."""
-    plain = type(module) is nn.Linear and not module._forward_hooks and not module._forward_pre_hooks
+    """`module(x)`, for a plain linear layer in float32 on a CPU (without gradients) by oneDNN's product.
+
+    GPT-2's `Conv1D` is one too, its weight the other way round; oneDNN takes it as it lies.
+    """
+    turned = type(module).__name__ == "Conv1D"
+    plain = (turned or type(module) is nn.Linear) and not module._forward_hooks and not module._forward_pre_hooks
     on_cpu = x.device.type == "cpu" and x.dtype == torch.float32
     if _ONEDNN is None or not (plain and on_cpu) or torch.is_grad_enabled() or not torch.backends.mkldnn.is_available():
-        return module(x)
-    return _ONEDNN(x, module.weight, module.bias, "none", [], "")
+        return module(x.contiguous())  # Conv1D takes no other
+    return _ONEDNN(x, module.weight.T if turned else module.weight, module.bias, "none", [], "")
 
 
 class HuggingFaceLayers:
