@@ -12,16 +12,19 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from architectures_under_test import D_MODEL, N_HEADS, N_LAYERS, folder_of
 from conftest import ARCHITECTURES, needs_hooked_transformer
-from models_under_test import loaded, pairs_for
+from models_under_test import QUESTIONS, loaded, pairs_for
 from scipy import integrate, linalg, ndimage, optimize, signal, spatial, special, stats
 from statsmodels.stats import contingency_tables, descriptivestats, multitest, power, proportion, weightstats
 
 from mless_interp import statistics as st
 from mless_interp.heads import Head
+from mless_interp.mechanism.decompose import decompose_attention
 from mless_interp.metrics import (
     activations,
     affine,
+    attention,
     distances,
     entropy,
     flow,
@@ -33,6 +36,9 @@ from mless_interp.metrics import (
     spikes,
 )
 from mless_interp.metrics.patterns import visible_keys
+from mless_interp.models.load import wrap_model
+from mless_interp.models.sites import site
+from mless_interp.patching.attribution import attribute_heads
 from mless_interp.patching.sweep import patch_heads
 from mless_interp.statistics import bootstrap, permutation
 
@@ -830,9 +836,182 @@ def test_z_sweeps_are_transformer_lens_patching(architecture: str, tiny_model_di
         close(ours.patched[0], theirs.detach(), rtol=0, atol=1e-5)
 
 
-UNWINDOWED = ("qwen2", "llama")
+# ------------------------------------------------------------- sweeps of a user's own HookedTransformer of GPT-2's shape
+
+OWN: dict[str, dict[str, Any]] = {
+    "GPT-2": {},
+    "shortformer": {"positional_embedding_type": "shortformer"},
+    "attention only": {"attn_only": True},
+    "norms without weights": {"normalization_type": "LNPre"},
+    "linear to the end": {"attn_only": True, "normalization_type": None},
+}
+"""What each has that GPT-2 has not."""
+
+
+def own_model(shape: str) -> Any:
+    """A HookedTransformer of GPT-2's shape, made of a config alone, wrapped: learned positions, LayerNorm, an ungated MLP."""
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder_of("GPT-2"))
+    gpt2 = {
+        "act_fn": "gelu_new",
+        "normalization_type": "LN",
+        "positional_embedding_type": "standard",
+        "n_ctx": 256,
+        "d_vocab": len(tokenizer),
+        "d_head": D_MODEL // N_HEADS,
+    }
+    sizes = {"n_layers": N_LAYERS, "d_model": D_MODEL, "n_heads": N_HEADS}
+    hooked = HookedTransformer(HookedTransformerConfig(**sizes, **{**gpt2, **OWN[shape]}, device="cpu"))
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in hooked.named_parameters():
+            is_scale = name.endswith(("ln1.w", "ln2.w", "ln_final.w"))
+            weight.normal_(1.0 if is_scale else 0.0, 0.1 if ".ln" in name or "_norm" in name else 0.15, generator=generator)
+    hooked.set_tokenizer(tokenizer)
+    return wrap_model(hooked.requires_grad_(False), name=shape)
+
+
+def hidden(pair: Any, *, layers: Any = range(N_LAYERS), head: Any = slice(None)) -> list[tuple[str, Any]]:
+    """TransformerLens hooks written out: what comes after the span cannot see it, in these layers and heads."""
+    start, stop = pair.span
+
+    def hide(scores: torch.Tensor, hook: Any) -> torch.Tensor:
+        scores = scores.clone()
+        scores[:, head, stop:, start:stop] = -torch.inf
+        return scores
+
+    return [(f"blocks.{layer}.attn.hook_attn_scores", hide) for layer in layers]
+
+
+def read_of(pair: Any) -> Any:
+    """The log-probability of an answered pair's one-token answer, of logits `[1, token, vocab]`."""
+    read, answer = len(pair.inserted) - 2, pair.answer_ids[0]
+    assert len(pair.answer_ids) == 1
+    return lambda found: torch.log_softmax(found[0, read], -1)[answer]
+
+
+@needs_hooked_transformer
+@pytest.mark.parametrize("shape", OWN)
+def test_z_sweeps_of_an_own_model_are_transformer_lens_patching(shape: str) -> None:
+    from transformer_lens import patching
+
+    model = own_model(shape)
+    (bare,) = pairs_for(model, count=1)
+    pair = bare.answered()
+    hooked, tokens, metric = model.underlying, pair.condition("inserted").tokens, read_of(pair)
+    with torch.no_grad():
+        _, corrupted = hooked.run_with_cache(tokens)
+        with hooked.hooks(fwd_hooks=hidden(pair)):
+            _, clean = hooked.run_with_cache(tokens)
+            noising = patching.get_act_patch_attn_head_out_all_pos(hooked, tokens, corrupted, metric)
+        denoising = patching.get_act_patch_attn_head_out_all_pos(hooked, tokens, clean, metric)
+    assert float(denoising.std()) > 1e-3
+    for direction, theirs in (("denoising", denoising), ("noising", noising)):
+        ours = patch_heads(model, [bare], direction=direction, progress=False)
+        close(ours.patched[0], theirs, rtol=0, atol=1e-5, case=direction)
+
+
+@needs_hooked_transformer
+@pytest.mark.parametrize("shape", OWN)
+def test_knockouts_of_an_own_model_are_transformer_lens_hooks(shape: str) -> None:
+    model = own_model(shape)
+    (bare,) = pairs_for(model, count=1)
+    pair = bare.answered()
+    hooked, tokens, metric = model.underlying, pair.condition("inserted").tokens, read_of(pair)
+    ours = patch_heads(model, [bare], edit="knockout", progress=False).patched[0]
+    for layer, head in np.ndindex(ours.shape):
+        with torch.no_grad():
+            found = hooked.run_with_hooks(tokens, fwd_hooks=hidden(pair, layers=[layer], head=head))
+        close(ours[layer, head], metric(found), rtol=0, atol=1e-5, case=(layer, head))
+
+
+@needs_hooked_transformer
+@pytest.mark.parametrize("shape", OWN)
+def test_shares_of_an_own_model_are_those_of_transformer_lens_head_results(shape: str) -> None:
+    """A head's share of what attention changes in the residual stream, from what TransformerLens says that it wrote."""
+    model = own_model(shape)
+    (bare,) = pairs_for(model, count=1)
+    hooked, tokens, stop = model.underlying, bare.condition("inserted").tokens, bare.span[1]
+    with torch.no_grad():
+        _, inserted = hooked.run_with_cache(tokens)
+        with hooked.hooks(fwd_hooks=hidden(bare)):
+            _, masked = hooked.run_with_cache(tokens)
+    wrote = [cache.stack_head_results()[:, 0, stop:].unflatten(0, (N_LAYERS, -1)) for cache in (inserted, masked)]
+    change = (wrote[0] - wrote[1]).double()
+    whole = change.sum(1, keepdim=True)
+    shares = (change * whole).sum((-2, -1)) / whole.square().sum((-2, -1))
+    ours = decompose_attention(model, [bare], contrasts=["content"], progress=False)
+    close(ours.of("share", "content")[0], shares.numpy(), rtol=0, atol=1e-4)
+
+
+@needs_hooked_transformer
+def test_what_a_last_head_carries_is_its_direct_logit_attribution_where_nothing_bends_it() -> None:
+    """Without MLPs and norms a head of the last layer acts on logits by what it writes alone."""
+    model = own_model("linear to the end")
+    (bare,) = pairs_for(model, count=1)
+    pair, last = bare.answered(), N_LAYERS - 1
+    hooked, tokens = model.underlying, pair.condition("inserted").tokens
+    with torch.no_grad():
+        _, inserted = hooked.run_with_cache(tokens)
+        with hooked.hooks(fwd_hooks=hidden(pair)):
+            _, masked = hooked.run_with_cache(tokens)
+    read = len(pair.inserted) - 2
+    words = (torch.tensor(pair.answer_ids), torch.tensor(pair.distractor_ids))
+    direct = [
+        cache.logit_attrs(cache.stack_head_results(pos_slice=read), *words, pos_slice=read)[:, 0].unflatten(0, (-1, N_HEADS))
+        for cache in (inserted, masked)
+    ]
+    expected = (direct[0] - direct[1])[last]
+    assert float(expected.abs().max()) > 1e-2
+    options: dict[str, Any] = {"outcome": "logit_diff", "progress": False}
+    for direction in ("denoising", "noising"):
+        close(patch_heads(model, [bare], direction=direction, **options).effect[0, last], expected, rtol=0, atol=1e-5)
+    close(attribute_heads(model, [bare], method="atp", **options).scores[0, last], expected, rtol=0, atol=1e-5)
+
+
+@needs_hooked_transformer
+@pytest.mark.parametrize("kind", ["previous_token_head", "duplicate_token_head", "induction_head"])
+def test_masses_of_an_own_model_s_patterns_are_those_of_transformer_lens_head_detector(kind: Any) -> None:
+    """Its score is the mean over rows of the attention on the keys that this kind of head reads."""
+    from transformer_lens import head_detector
+
+    model = own_model("GPT-2")
+    text = " ".join(QUESTIONS[:2])
+    hooked = model.underlying
+    tokens = hooked.to_tokens(text)
+    theirs = head_detector.detect_head(hooked, text, kind)
+    wanted = getattr(head_detector, f"get_{kind}_detection_pattern")(tokens).bool()
+    assert 0 < int(wanted.sum())
+    sites = [site(layer, "attn.hook_pattern") for layer in range(N_LAYERS)]
+    captured = model.run(tokens, capture=dict.fromkeys(sites), logits_at="none").captured
+    pattern = torch.stack([captured[name][0] for name in sites])
+    masses = [
+        attention.span_mass(pattern[..., [row], :], span=wanted[row], dest_positions=torch.tensor([row]))
+        for row in range(len(wanted))
+        if wanted[row].any()
+    ]
+    close(torch.cat(masses, -1).sum(-1) / len(wanted), theirs, rtol=0, atol=1e-6)
+
+
+# ---------------------------------------------------------------------------------------- sweeps of Hugging Face modules
+
+UNWINDOWED = ("qwen2", "llama", "GPT-2")
 """Gemma's own windows count tokens; under the gap condition ours count positions (methods, conditions)."""
+OUTPUTS = {"GPT-2": "transformer.h[{}].attn.c_proj"}
+"""Where the output projection of a layer's attention is, if not at Llama's place."""
 HEADS = [Head(0, 0), Head(0, 5), Head(1, 3), Head(2, 7)]
+
+
+def traced_model(architecture: str, tiny_model_dir: Any) -> Any:
+    """A tiny model of this architecture behind nnsight."""
+    return loaded(folder_of(architecture) if architecture in OUTPUTS else tiny_model_dir(architecture), "nnsight")
+
+
+def output_of(architecture: str, layer: int) -> str:
+    """The output projection of a layer's attention."""
+    return OUTPUTS.get(architecture, "model.layers[{}].self_attn.o_proj").format(layer)
 
 
 def shifted(model: Any) -> tuple[Any, Any, Any, slice, Any]:
@@ -856,15 +1035,15 @@ def shifted(model: Any) -> tuple[Any, Any, Any, slice, Any]:
 @pytest.mark.parametrize("architecture", UNWINDOWED)
 @pytest.mark.parametrize("direction", ["denoising", "noising"])
 def test_z_sweeps_are_nnsight_s_recipe(architecture: str, direction: str, tiny_model_dir: Any) -> None:
-    """Save a head's part of o_proj's input in one trace, set it in another."""
-    model = loaded(tiny_model_dir(architecture), "nnsight")
+    """Save a head's part of the output projection's input in one trace, set it in another."""
+    model = traced_model(architecture, tiny_model_dir)
     pair, base, gap, rows, metric = shifted(model)
     donor, receiving = (base, gap) if direction == "denoising" else (gap, base)
     ours = patch_heads(model, [pair], contrast="shift", direction=direction, heads=HEADS, progress=False).patched[0]
     traced, width = model.underlying, model.info.d_head
     for head in HEADS:
         part = slice(head.head * width, (head.head + 1) * width)
-        at = traced.model.layers[head.layer].self_attn.o_proj
+        at = eval(f"traced.{output_of(architecture, head.layer)}")
         with torch.no_grad():
             with traced.trace(dict(donor)):
                 given = at.input.save()
@@ -879,10 +1058,10 @@ def test_z_sweeps_are_nnsight_s_recipe(architecture: str, direction: str, tiny_m
 @pytest.mark.parametrize("architecture", UNWINDOWED)
 @pytest.mark.parametrize("direction", ["denoising", "noising"])
 def test_z_sweeps_are_pyvene_s_recipe(architecture: str, direction: str, tiny_model_dir: Any) -> None:
-    """Collect a head's part of o_proj's input from one run, intervene with it in another."""
+    """Collect a head's part of the output projection's input from one run, intervene with it in another."""
     import pyvene
 
-    model = loaded(tiny_model_dir(architecture), "nnsight")
+    model = traced_model(architecture, tiny_model_dir)
     pair, base, gap, rows, metric = shifted(model)
     donor, receiving = (base, gap) if direction == "denoising" else (gap, base)
     ours = patch_heads(model, [pair], contrast="shift", direction=direction, heads=HEADS, progress=False).patched[0]
@@ -900,11 +1079,32 @@ def test_z_sweeps_are_pyvene_s_recipe(architecture: str, direction: str, tiny_mo
             changed[:, rows, part] = kept[0][:, rows, part]
             return changed
 
-        component = f"model.layers[{head.layer}].self_attn.o_proj.input"
+        component = f"{output_of(architecture, head.layer)}.input"
         for inputs, intervention in ((donor, keep), (receiving, put)):
             intervened = pyvene.IntervenableModel(
                 {"component": component, "intervention": intervention}, model=hf_model
             )
             with torch.no_grad():
                 _, found = intervened(dict(inputs))
+        close(ours[head.layer, head.head], metric(found.logits), rtol=0, atol=1e-5, case=head)
+
+
+@pytest.mark.parametrize("direction", ["denoising", "noising"])
+def test_z_sweeps_of_gpt_2_are_pyvene_s_interchange_of_head_outputs(direction: str) -> None:
+    """Its own names: component `head_attention_value_output`, unit "h.pos", a vanilla (interchange) intervention."""
+    import pyvene
+
+    model = loaded(folder_of("GPT-2"), "nnsight")
+    pair, base, gap, rows, metric = shifted(model)
+    donor, receiving = (base, gap) if direction == "denoising" else (gap, base)
+    ours = patch_heads(model, [pair], contrast="shift", direction=direction, heads=HEADS, progress=False).patched[0]
+    hf_model = model.underlying._module
+    positions = list(range(base["input_ids"].shape[1]))[rows]
+    for head in HEADS:
+        place = pyvene.RepresentationConfig(head.layer, "head_attention_value_output", "h.pos", 1)
+        config = pyvene.IntervenableConfig([place], pyvene.VanillaIntervention)
+        at = [[[[head.head]], [positions]]]
+        with torch.no_grad():
+            intervened = pyvene.IntervenableModel(config, hf_model)
+            _, found = intervened(dict(receiving), [dict(donor)], {"sources->base": (at, at)})
         close(ours[head.layer, head.head], metric(found.logits), rtol=0, atol=1e-5, case=head)
