@@ -9,7 +9,7 @@ import typer
 from .command_line import one_line_errors
 from .commands import COMMANDS
 from .commands.certify import check
-from .commands.compare import compare
+from .commands.compare_runs import compare
 from .commands.show_again import report
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)

@@ -158,8 +158,8 @@ def evaluate_accuracy(
     )
     if saved.repaired:
         warnings.warn(
-            f"{visible(str(checkpoint))}: the last line was cut off when the run was stopped; it was repaired, and what it may have lost "
-            "is made again",
+            f"{visible(str(checkpoint))}: the last line was cut off when the run was stopped; it was repaired, and what it may "
+            "have lost is made again",
             stacklevel=3,
         )
     answers: list[dict[str, Any]] = []

@@ -113,8 +113,8 @@ def compute(options: Options) -> Computed:
 
     Writes heads.csv and heads.parquet (a row per head), patches.parquet (a row per problem and head), head_map.png,
     attention.html (offline; the top heads with and without the insertion), the results themselves in results/ (mi.load)
-    and run.json; with --answers also answers.csv and completions.jsonl, with --report also report.html. A run that is stopped goes on from where it was when it is started again
-    with the same settings.
+    and run.json; with --answers also answers.csv and completions.jsonl, with --report also report.html. A run that is
+    stopped goes on from where it was when it is started again with the same settings.
     """
     from ..heads import Head
     from ..locating.locate import locate_heads

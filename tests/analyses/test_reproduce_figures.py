@@ -126,7 +126,7 @@ def test_the_papers_number_names_its_figure_and_the_page_begins_with_the_answer_
     own = [json.loads(line)["unique_id"] for line in (planted / "problems.jsonl").read_text().splitlines()][:3]
     assert facts["problems"] == {"qwen2.5-math-7b": own}, "a model's own problems"
     page = html.unescape((tmp_path / "results" / "figure_13" / "report.html").read_text(encoding="utf-8"))
-    assert page.index("<strong>Figure 13: on model, 3 problems, ") < page.index("<img") < page.index("<table")
+    assert page.index("<strong>Figure 13 (3 problems): on model, ") < page.index("<img") < page.index("<table")
     assert "claims of Qwen2.5-Math-7B hold" in page and "What is open" not in page
     assert "mean over 3 problems" in page, "the attention of all of them"
 

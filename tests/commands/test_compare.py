@@ -12,7 +12,7 @@ from small_results import answered, checked, confirmed, decomposed, doses, locat
 
 import mless_interp as mi
 from mless_interp.commands import answers
-from mless_interp.commands.compare import compared
+from mless_interp.commands.compare_runs import compared
 from mless_interp.commands.kept import Kept
 
 
