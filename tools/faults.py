@@ -5,7 +5,8 @@
 
 Every run is a fork of this process that has everything imported, on a small planted model; it is disturbed at a random moment
 and then started again without disturbance. What it leaves must be, number by number, what an undisturbed run leaves, and
-nothing else may lie about. The counts go into `docs/reliability.md` (`--page` for another file, `--page -` for none), where other analyses keep theirs.
+nothing else may lie about. The counts go into `docs/reliability.md` (`--page` for another file, `--page -` for none), where
+other analyses keep theirs.
 """
 
 import argparse

@@ -238,7 +238,7 @@ def test_five_per_cent_of_inserted_questions_may_be_unknown() -> None:
     ids = mi.Insertion.other_questions(pool, 20).span(tokenizer, "p0").ids
     assert (len(ids), ids.count(tokenizer.unk_token_id)) == (20, 1)
     with pytest.raises(ValueError, match="^5 % of the inserted questions' tokens are '<unk>'"):
-        mi.Insertion.other_questions(pool[:1] + [Problem("q", "zebra pears", "1")], 19).span(tokenizer, "p0")
+        mi.Insertion.other_questions([pool[0], Problem("q", "zebra pears", "1")], 19).span(tokenizer, "p0")
 
 
 def test_inserted_questions_and_texts_of_unknown_words_are_refused() -> None:
