@@ -5,7 +5,8 @@
 
 Every run is a fork of this process that has everything imported, on a small planted model; it is disturbed at a random moment
 and then started again without disturbance. What it leaves must be, number by number, what an undisturbed run leaves, and
-nothing else may lie about. The counts go into `docs/reliability.md` (`--page` for another file, `--page -` for none).
+nothing else may lie about. The counts go into `docs/reliability.md` (`--page` for another file, `--page -` for none), where
+other analyses keep theirs.
 """
 
 import argparse
@@ -85,6 +86,7 @@ class Run:
     def start(self, *, before: Callable[[], None] = lambda: None, more: tuple[str, ...] = ()) -> int:
         """Its process id; its standard error goes beside the folder."""
         self.said = self.out.parent.with_name(f"{self.out.parent.name}.said")
+        self.said.touch()  # here: a run may be killed before it does anything
         pid = os.fork()
         if pid:
             return pid
@@ -341,12 +343,21 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def write_table(page: Path, found: list[Tally]) -> None:
-    """The table so far, into its place on a page."""
+    """The table so far, into its place on a page; analyses that were not run this time keep their rows."""
     before, _, rest = page.read_text(encoding="utf-8").partition(START)
-    _, closed, after = rest.partition(END)
+    old, closed, after = rest.partition(END)
     if not closed:
         raise SystemExit(f"{page} has no table between {START.strip()!r} and {END!r}")
-    page.write_text(before + START + table(found) + END + after, encoding="utf-8")
+    made = {tally.analysis for tally in found}
+    cells = [line.strip("| ").split(" | ") for line in old.splitlines()]
+    kept = [
+        Tally(fault, analysis, *map(int, numbers[:3]))
+        for fault, analysis, *numbers in (row for row in cells if len(row) == 6)
+        if fault in FAULTS and analysis in ANALYSES and analysis not in made
+    ]
+    places = [(fault, analysis) for analysis in ANALYSES for fault in FAULTS]
+    rows = sorted([*kept, *found], key=lambda tally: places.index((tally.fault, tally.analysis)))
+    page.write_text(before + START + table(rows) + END + after, encoding="utf-8")
 
 
 def warm(model: Path, work: Path) -> None:

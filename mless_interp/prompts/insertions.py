@@ -161,7 +161,7 @@ class Insertion:
         Raises `ValueError` if a unit has the unknown token, encodes to nothing or does not divide `n_tokens`.
         """
         others = tuple((other, text) for other, text in self.pool if text != question.strip())
-        return KINDS[self.kind].ids(replace(self, pool=others) if self.pool else self, tokenizer, problem_id)
+        return KINDS[self.kind].ids(replace(self, pool=others), tokenizer, problem_id)
 
     def place(self, prompt: Prompt) -> int:
         """The token index at which the span goes into `prompt`."""

@@ -257,6 +257,7 @@ def test_an_intervention_in_a_run_is_shown_its_layer_as_recorded(tiny_model_dir:
         assert getattr(state, name).equal(getattr(expected, name)), name
     assert (state.unmasked != state.visible).any() and state.rule == expected.rule and state.names == ()
     assert state.donor is not None and state.donor.z.equal(donor.z[1]) and not state.donor.span.any()
+    assert state.donor.span.dtype == torch.bool
     none = Seen()
     model.run(inputs.tokens, edits=run_edits(model, Inputs(inputs.tokens), none, [Head(0, 0)], span=span, start=0))
     assert none.states[0].donor is None and none.states[0].z.shape[1] == inputs.n_tokens

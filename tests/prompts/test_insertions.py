@@ -240,6 +240,13 @@ def test_other_questions_are_cut_to_length_and_never_the_problem_s_own() -> None
     assert texts == {"stone lamp window quiet", "window quiet stone lamp"}, "whole questions, in any order"
 
 
+def test_a_question_that_is_asked_is_not_inserted_whatever_its_problem_is_called() -> None:
+    tokenizer, pool = tiny_words("river", "stone", "lamp"), asked("river", "stone lamp")
+    span = Insertion.other_questions(pool, 2).span(tokenizer, "new", question=" river ")
+    assert tokenizer.decode(list(span.ids)) == "stone lamp"
+    assert len(Insertion.other_questions(pool, 3).span(tokenizer, "new").ids) == 3, "both, where another is asked"
+
+
 def test_other_questions_that_are_too_few_or_too_short_are_refused() -> None:
     tokenizer = tiny_words("river", "stone", "lamp")
     with pytest.raises(ValueError, match="all other questions together are 2 tokens, fewer than n_tokens=3: give more"):

@@ -232,6 +232,15 @@ def test_an_answer_of_unknown_words_is_always_refused(part: str) -> None:
     assert make_pairs(qwen2_tokenizer(), [unknown(**{part: "zebra"})], SLASHES), "a tokenizer of bytes knows every word"
 
 
+def test_five_per_cent_of_inserted_questions_may_be_unknown() -> None:
+    words, tokenizer = ["apples"] * 19, word_tokenizer()
+    pool = [Problem(f"q{at}", " ".join([*words[:at], "zebra", *words[at:]]), "1") for at in (0, 19)]
+    ids = mi.Insertion.other_questions(pool, 20).span(tokenizer, "p0").ids
+    assert (len(ids), ids.count(tokenizer.unk_token_id)) == (20, 1)
+    with pytest.raises(ValueError, match="^5 % of the inserted questions' tokens are '<unk>'"):
+        mi.Insertion.other_questions([pool[0], Problem("q", "zebra pears", "1")], 19).span(tokenizer, "p0")
+
+
 def test_inserted_questions_and_texts_of_unknown_words_are_refused() -> None:
     pool = [Problem(f"q{i}", f"zebra {i} " + "lions " * 9, "1") for i in range(3)]
     with pytest.raises(
