@@ -1,13 +1,18 @@
-"""Draw the pictures that README shows into docs/images, with the project's own functions (about two minutes).
+"""Draw the pictures that README shows into docs/images, with the project's own functions (about four minutes).
 
 python tools/make_gallery.py
 """
 
+import shutil
+import subprocess
+import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import mless_interp as mi
 
-IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
+ROOT = Path(__file__).resolve().parents[1]
+IMAGES = ROOT / "docs" / "images"
 SLASHES = mi.Insertion.meaningless(" /", n_tokens=55)
 
 
@@ -34,6 +39,20 @@ def main() -> None:
     treatments = [None, SLASHES, mi.Insertion.meaningful("he", 55), mi.Insertion.random_sentence(55)]
     results = mi.evaluate_accuracy(demo, mi.load_problems("demo")[-500:], treatments, progress=False)
     mi.views.accuracy_bars(results).save(IMAGES / "accuracy.png", dpi=110)
+    with TemporaryDirectory() as folder:
+        out = Path(folder) / "demo"
+        asked = ["--backend", "bridge", "--confirm", "64", "--answers", "200", "--report", "--no-progress", "--out", out]
+        subprocess.run([sys.executable, ROOT / "analyses" / "patch_heads.py", *asked], check=True)
+        photograph(out / "report.html", IMAGES / "report.png")
+
+
+def photograph(page: Path, picture: Path, *, size: str = "1160,1010") -> None:
+    """The top of a page as headless Chromium shows it."""
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+    if browser is None:
+        raise FileNotFoundError("no headless browser to show the report page in: see `make browser`")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--window-size={size}"]
+    subprocess.run([browser, *options, f"--screenshot={picture}", page.resolve().as_uri()], check=True)
 
 
 if __name__ == "__main__":
