@@ -41,7 +41,7 @@ def main(
         raise typer.BadParameter("--n-before must lie in 1 to --n-context - 1, and --n-answer be 1 or more")
     if out.exists():
         raise typer.BadParameter(f"{out} exists: choose another name")
-    loaded = mi.load_model(model)
+    loaded = mi.load_model(model, backend="bridge")  # answers with a cache of keys and values
     if texts is None:
         found = samples(loaded, sample, n_context + 4 * n_answer + 16, temperature=temperature, seed=seed)
     else:

@@ -79,24 +79,25 @@ class Options(Inserting):
                 raise ValueError(
                     f"--{name} takes 2 or more problems, or 0, and only goes with --mode locate, got {count}"
                 )
-        limit = PROBLEMS[self.mode] if self.limit is None else self.limit
+        limit: int = PROBLEMS[self.mode] if self.limit is None else self.limit
         if limit < 1:
             raise ValueError(f"limit must be 1 or more, got {limit}")
         outcome_named(self.outcome, signed_for="locating heads" if self.mode == "locate" else "")
         Sweep.named(**self.sweep)
         read_heads(self.heads, self.layers)
-        asked = replace(self, limit=limit + self.confirm + self.answers)
-        if asked.limit == limit:
+        wanted = limit + self.confirm + self.answers
+        asked = replace(self, limit=wanted)
+        if wanted == limit:
             return asked, limit
         questions = asked.questions()
-        if len(questions) < asked.limit:
+        if len(questions) < wanted:
             also = "".join(
                 f" and --{name} {count}"
                 for name, count in (("confirm", self.confirm), ("answers", self.answers))
                 if count
             )
             raise ValueError(
-                f"--limit {limit}{also} need {asked.limit} problems, there are {len(questions)}: give smaller numbers, or "
+                f"--limit {limit}{also} need {wanted} problems, there are {len(questions)}: give smaller numbers, or "
                 "more problems"
             )
         keyless = [each.id for each in questions[limit + self.confirm :] if not each.answer.strip()]

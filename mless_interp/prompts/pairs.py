@@ -307,7 +307,7 @@ def pairs_of_any(
     if info is not None and (insertion.n_tokens or 0) > info.context_length:  # before that many are made
         raise ValueError(
             f"{insertion.n_tokens} tokens to insert do not fit {info.name}, which has a context of {info.context_length}: "
-            "insert fewer"
+            "insert fewer tokens"
         )
     pairs = tuple(_make_pair(tokenizer, problem, insertion, made) for problem in asked)
     for pair in pairs:

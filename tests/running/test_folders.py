@@ -541,9 +541,9 @@ def test_a_foreign_folder_in_the_place_of_what_is_kept_is_never_touched(
     else:
         where = where.rename(partial)
     before = contents(where)
-    with pytest.raises(FileExistsError, match=r"out.partial'.*move it away"):
-        with claimed(tmp_path / "out", overwrite=overwrite, analysis="own"):
-            pytest.fail("the work began")
+    refused = pytest.raises(FileExistsError, match=r"out.partial'.*move it away")
+    with refused, claimed(tmp_path / "out", overwrite=overwrite, analysis="own"):
+        pytest.fail("the work began")
     assert contents(where) == before
 
 
