@@ -319,6 +319,7 @@ def test_what_acts_on_a_terminal_is_shown_as_its_code(
     @one_line_errors
     def command() -> None:
         with plain_warnings():
+            warnings.simplefilter("always")
             warnings.warn("red\x1b[31m", stacklevel=1)
         raise ValueError("no model '\x1b[2J\u202e'")
 
