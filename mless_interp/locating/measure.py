@@ -17,8 +17,8 @@ from ..patching.prepared import Prepared
 from ..patching.scores import PatchScores
 from ..patching.sweep import Sweep, patch_heads, sweep_heads
 from ..prompts.conditions import DIRECTIONS
-from ..running.checkpoint import key_of
-from ..running.loop import Tick, Unit, over_problems
+from ..running.checkpoint import Checkpoint, key_of
+from ..running.loop import OF_THE_LIST
 
 MEASURES = ("knockout", "edge_noise", "mediated_removed", "mediated_added")
 N_SCREENED = 64
@@ -120,13 +120,13 @@ def kept_way(
     prepared: Prepared, heads: Sequence[Head], *, mode: str, budget_seconds: float, folder: Path | None
 ) -> Way:
     """`chosen_way`, asked once: a run that is started again goes the way of its first start, whatever its clock says."""
-
-    def chosen(unit: Unit, tick: Tick) -> list[dict[str, Any]]:
-        return [vars(chosen_way(prepared, heads, mode=mode, budget_seconds=budget_seconds))]
-
     settings = {"heads": list(map(str, heads)), "mode": mode, "budget_seconds": budget_seconds, **prepared.settings}
-    file = None if folder is None else folder / "way.jsonl"
-    (way,) = over_problems(["way"], chosen, label="way", settings=settings, checkpoint=file, progress=False)
+    fixed = {name: value for name, value in settings.items() if name not in OF_THE_LIST}
+    with Checkpoint(None if folder is None else folder / "way.jsonl", fixed) as saved:
+        way = saved.get("way")
+        if way is None:
+            way = vars(chosen_way(prepared, heads, mode=mode, budget_seconds=budget_seconds))
+            saved.put({"way": way})
     return Way(**way)
 
 

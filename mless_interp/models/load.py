@@ -107,7 +107,19 @@ def load_model(
         except ModelError:
             if backend == "hooked_transformer":
                 raise
-    return _checked(bridge_from(hf_model, tokenizer, name=label), reference, *origin)
+    try:
+        bridge = bridge_from(hf_model, tokenizer, name=label)
+    except (
+        AttributeError,
+        KeyError,
+        TypeError,
+    ) as error:  # it goes by the name in the config, whatever the weights are
+        named = ", ".join(hf_model.config.architectures or ()) or "nothing"
+        raise ModelError(
+            f"TransformerLens cannot make a bridge of {label!r} ({type(error).__name__}: {error}): its config names {named} as "
+            f"architecture, the weights are run as {type(hf_model).__name__}; correct the config, or use backend='nnsight'"
+        ) from error
+    return _checked(bridge, reference, *origin)
 
 
 @checked

@@ -81,13 +81,31 @@ def _read(file: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _words(found: dict[str, Any] | None) -> str:
-    """An owner in words.
+def _words(found: dict[str, Any] | None, now: datetime.datetime | None = None) -> str:
+    """An owner in words, with how long ago it began: the system frees the lock of a dead process, but not every network
+    file system does.
 
-    >>> _words({"pid": 7, "host": "a", "since": "2026-01-01T00:00:00+00:00", "command": "own.py"})
-    'process 7 on a since 2026-01-01T00:00:00+00:00 (own.py)'
+    >>> noon = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
+    >>> _words({"pid": 7, "host": "a", "since": "2026-01-01T00:00:00+00:00", "command": "own.py"}, noon)
+    'process 7 on a since 2026-01-01T00:00:00+00:00, 12 hours ago (own.py)'
     """
     if found is None:
         return "another run"
     pid, host, since, command = (found.get(name, "?") for name in ("pid", "host", "since", "command"))
-    return f"process {pid} on {host} since {since} ({command})"
+    return f"process {pid} on {host} since {since}{_age(since, now or datetime.datetime.now(datetime.UTC))} ({command})"
+
+
+def _age(since: Any, now: datetime.datetime) -> str:
+    """How long ago a moment was, rounded down; nothing for what is none.
+
+    >>> noon = datetime.datetime(2026, 1, 1, 12, tzinfo=datetime.UTC)
+    >>> _age("2026-01-01T11:58:30+00:00", noon), _age("2025-12-27T00:00:00+00:00", noon), _age("?", noon)
+    (', 1 minute ago', ', 5 days ago', '')
+    """
+    try:
+        seconds = int((now - datetime.datetime.fromisoformat(since)).total_seconds())
+    except (TypeError, ValueError):
+        return ""
+    sizes = {"day": 86400, "hour": 3600, "minute": 60, "second": 1}
+    name, size = next(((name, size) for name, size in sizes.items() if seconds >= size), ("second", 1))
+    return f", {seconds // size} {name}{'s' * (seconds // size != 1)} ago"

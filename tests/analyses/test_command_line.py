@@ -27,6 +27,7 @@ from mless_interp.command_line import (
     contrasts,
     one_line_errors,
     placement,
+    plain_warnings,
     repeat_command,
 )
 from mless_interp.heads import Head
@@ -308,6 +309,23 @@ def test_wrong_input_ends_with_one_line_and_exit_code_2(
     shown = capsys.readouterr()
     assert shown.err == "error: a message over two lines\\x1b[31m\n"
     assert shown.out == ""
+
+
+def test_what_acts_on_a_terminal_is_shown_as_its_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MLESS_TRACEBACK", raising=False)
+
+    @one_line_errors
+    def command() -> None:
+        with plain_warnings():
+            warnings.simplefilter("always")
+            warnings.warn("red\x1b[31m", stacklevel=1)
+        raise ValueError("no model '\x1b[2J\u202e'")
+
+    with pytest.raises(SystemExit):
+        command()
+    assert capsys.readouterr().err == "warning: red\\x1b[31m\nerror: no model '\\x1b[2J\\u202e'\n"
 
 
 def test_an_error_without_a_message_shows_its_kind(

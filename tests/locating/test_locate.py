@@ -520,7 +520,10 @@ def test_saving_and_loading_keeps_everything(found: LocatedHeads, tmp_path: Any)
         ({"heads": [Head(0, 1), Head(0, 1)]}, "L0H1 is given twice"),
         ({"heads": [Head(5, 1)]}, r"layer 5 is out of range \(zero-based\)"),
         ({"heads": []}, "no heads to locate"),
-        ({"mode": "screen"}, "needs at least 8, got 3: give more problems. Choose mode='exact'"),
+        (
+            {"mode": "screen"},
+            "^screening splits the problems in two .* at least 8, got 3: give more problems. Choose mode='exact'",
+        ),
         ({"n_random_sets": -1}, "n_random_sets must be 0 or more, got -1"),
         ({"budget_seconds": float("nan")}, "budget_seconds must be a number, got nan"),
         ({"n_control_draws": 0, "controls": True}, r"leaves controls out\) must be 1 or more, got 0"),

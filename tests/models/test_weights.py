@@ -603,6 +603,16 @@ def test_a_config_is_known_again_on_every_backend_from_memory_and_wrapped(tiny_m
     assert wrapped.info.config_hash == known
 
 
+def test_an_architecture_that_is_not_that_of_the_weights_is_one_error(rewritten: Any) -> None:
+    folder = rewritten(lambda state: None)
+    config = json.loads((folder / "config.json").read_text()) | {"architectures": ["GPT2LMHeadModel"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        ModelError, match="its config names GPT2LMHeadModel as architecture, the weights are run as Llama"
+    ):
+        mi.load_model(folder, backend="bridge")
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int64, torch.bool])
 def test_whole_numbers_in_the_place_of_weights_are_refused(dtype: torch.dtype, rewritten: Any) -> None:
     def quantise(state: State) -> None:

@@ -567,7 +567,8 @@ def holder(out: Path) -> subprocess.Popen:
 
 def test_a_second_run_on_the_same_folder_is_refused_with_its_owner(tmp_path: Path) -> None:
     with holder(tmp_path / "out") as first:
-        message = rf"'.*out' is in use by process {first.pid} on .* since 20.* \(-c .*out\); wait until it has ended"
+        since = rf"by process {first.pid} on .* since 20.*, \d+ (second|minute)s? ago \(-c .*out\)"
+        message = rf"'.*out' is in use {since}; wait until it has ended"
         with pytest.raises(BlockingIOError, match=message), claimed(tmp_path / "out", overwrite=True, analysis="own"):
             pytest.fail("the work began")
         with pytest.raises(BlockingIOError, match=message):
