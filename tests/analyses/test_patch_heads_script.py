@@ -99,9 +99,7 @@ def test_it_runs_as_a_program_and_explains_itself(planted: Path, tmp_path: Path)
     run = json.loads((tmp_path / "out" / "run.json").read_text())
     assert page.count("<h1>") == 1 and "Which of 2 heads of" in page and run["repeat"] in page
     assert "L0H13: reader; removes more than 5 % of the effect in 8 of 8 problems" in page, "in the result's own words"
-    assert "head L0H13; in the paper's counting layer 1 head 14; " in page and " reader; sense with" in page, (
-        "on the map"
-    )
+    assert "head L0H13; verdict reader; " in page and "in the paper's counting layer 1 head 14" in page, "on the map"
     assert page.count('class="mless-view"') == 1 and page.count('class="mless-circuitsvis"') == 1
     assert str(run["checks"]["replay"]) in page and run["versions"]["torch"] in page
     wrong = subprocess.run([*program, "--limit", "0", "--out", "other"], **common)
