@@ -294,8 +294,9 @@ def key(entries: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Any]:
 
 
 def words_of(result: Result, *names: str) -> str:
-    """What a result was made with, as far as it says, for the title of its picture."""
-    return ", ".join(shortened(one_line(str(result.settings[name]))) for name in names if result.settings.get(name))
+    """What a result was made with, as far as it says, for the title of its picture; of a whole path its last part."""
+    said = (Path(str(result.settings[name])) for name in names if result.settings.get(name))
+    return ", ".join(shortened(one_line(each.name if each.is_absolute() and each.name else str(each))) for each in said)
 
 
 def plain_numbers(axis: Any) -> None:
