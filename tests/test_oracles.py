@@ -843,6 +843,7 @@ OWN: dict[str, dict[str, Any]] = {
     "shortformer": {"positional_embedding_type": "shortformer"},
     "attention only": {"attn_only": True},
     "norms without weights": {"normalization_type": "LNPre"},
+    "no norms": {"normalization_type": None},
     "linear to the end": {"attn_only": True, "normalization_type": None},
 }
 """What each has that GPT-2 has not."""
@@ -868,7 +869,9 @@ def own_model(shape: str) -> Any:
     with torch.no_grad():
         for name, weight in hooked.named_parameters():
             is_scale = name.endswith(("ln1.w", "ln2.w", "ln_final.w"))
-            weight.normal_(1.0 if is_scale else 0.0, 0.1 if ".ln" in name or "_norm" in name else 0.15, generator=generator)
+            weight.normal_(
+                1.0 if is_scale else 0.0, 0.1 if ".ln" in name or "_norm" in name else 0.15, generator=generator
+            )
     hooked.set_tokenizer(tokenizer)
     return wrap_model(hooked.requires_grad_(False), name=shape)
 
@@ -960,7 +963,9 @@ def test_what_a_last_head_carries_is_its_direct_logit_attribution_where_nothing_
     read = len(pair.inserted) - 2
     words = (torch.tensor(pair.answer_ids), torch.tensor(pair.distractor_ids))
     direct = [
-        cache.logit_attrs(cache.stack_head_results(pos_slice=read), *words, pos_slice=read)[:, 0].unflatten(0, (-1, N_HEADS))
+        cache.logit_attrs(cache.stack_head_results(pos_slice=read), *words, pos_slice=read)[:, 0].unflatten(
+            0, (-1, N_HEADS)
+        )
         for cache in (inserted, masked)
     ]
     expected = (direct[0] - direct[1])[last]
@@ -983,7 +988,7 @@ def test_masses_of_an_own_model_s_patterns_are_those_of_transformer_lens_head_de
     tokens = hooked.to_tokens(text)
     theirs = head_detector.detect_head(hooked, text, kind)
     wanted = getattr(head_detector, f"get_{kind}_detection_pattern")(tokens).bool()
-    assert 0 < int(wanted.sum())
+    assert int(wanted.sum()) > 0
     sites = [site(layer, "attn.hook_pattern") for layer in range(N_LAYERS)]
     captured = model.run(tokens, capture=dict.fromkeys(sites), logits_at="none").captured
     pattern = torch.stack([captured[name][0] for name in sites])

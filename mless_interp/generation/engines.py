@@ -198,7 +198,9 @@ def _span_of(row: Row, shared: int, pad: int) -> tuple[int, int]:
 
 def attentions_of(model: Model) -> dict[int, Any]:
     """The attention module of each decoder layer whose name is known: where masks are put."""
-    return {at: part.called_attention for at, part in enumerate(getattr(model, "parts", ())) if part.attention is not None}
+    return {
+        at: part.called_attention for at, part in enumerate(getattr(model, "parts", ())) if part.attention is not None
+    }
 
 
 @contextmanager

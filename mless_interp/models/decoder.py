@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .info import AttentionOutput, AttentionRule, GatedMlp
+from .products import fused, is_hooked, product
 from .unembedding import unembedded
 
 # ------------------------------------------------------------------------------------- the names that parts go by: data
@@ -164,9 +165,13 @@ class Mlp:
     def __call__(self, x: Tensor) -> Tensor:
         if self.fused:
             gate, up = linear(self.up, x).chunk(2, -1)
-            return linear(self.down, self.act(gate) * up)
+            return linear(self.down, self._act(gate) * up)
         up = linear(self.up, x)
-        return linear(self.down, self.act(up) if self.gate is None else self.act(linear(self.gate, x)) * up)
+        return linear(self.down, self._act(up) if self.gate is None else self._act(linear(self.gate, x)) * up)
+
+    @property
+    def _act(self) -> Callable[[Tensor], Tensor]:
+        return self.act if is_hooked(self.act) else fused(self.act)
 
 
 @dataclass(frozen=True, eq=False)
@@ -446,21 +451,13 @@ class Positions:
 
 # ---------------------------------------------------------------------------------------------------- stepping through
 
-_ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-"""oneDNN's float32 linear: up to twice as fast as the default one for the few hundred tokens of a pass."""
-
 
 def linear(module: Any, x: Tensor) -> Tensor:
-    """`module(x)`, for a plain linear layer in float32 on a CPU (without gradients) by oneDNN's product.
-
-    GPT-2's `Conv1D` is one too, its weight the other way round; oneDNN takes it as it lies.
-    """
+    """`module(x)`; of a plain linear layer, and of GPT-2's `Conv1D`, whose weight lies the other way round, by `product`."""
     turned = type(module).__name__ == "Conv1D"
-    plain = (turned or type(module) is nn.Linear) and not module._forward_hooks and not module._forward_pre_hooks
-    on_cpu = x.device.type == "cpu" and x.dtype == torch.float32
-    if _ONEDNN is None or not (plain and on_cpu) or torch.is_grad_enabled() or not torch.backends.mkldnn.is_available():
+    if is_hooked(module) or torch.is_grad_enabled() or not (turned or type(module) is nn.Linear):
         return module(x.contiguous())  # Conv1D takes no other
-    return _ONEDNN(x, module.weight.T if turned else module.weight, module.bias, "none", [], "")
+    return product(x, module.weight.T if turned else module.weight, module.bias)
 
 
 class HuggingFaceLayers:
