@@ -138,13 +138,11 @@ def matrix_throughput(geometry: Geometry) -> float:
 
 
 def seconds(run: Any, repeat: int = 1) -> tuple[float, Any]:
-    """(best time, last result)."""
-    best, result = float("inf"), None
+    """(mean time, last result)."""
+    began = time.perf_counter()
     for _ in range(repeat):
-        began = time.perf_counter()
         result = run()
-        best = min(best, time.perf_counter() - began)
-    return best, result
+    return (time.perf_counter() - began) / repeat, result
 
 
 def with_transformer_lens(model: Any, pair: mi.PromptPair, sample: list[mi.Head]) -> tuple[float, list[float]]:
@@ -257,7 +255,8 @@ def compare(geometry: Geometry, *, sample_every: int, skip_all: bool) -> None:
             spent, found = seconds(
                 lambda model=model, positions=positions: patch_heads(
                     model, pairs[:1], positions=positions, progress=False
-                )
+                ),
+                repeat=5 if positions == "last" else 1,
             )
             changed = {"all": length, "question": QUESTION, "last": 2}[positions] - 1
             share = arithmetic(geometry, changed, length) / spent / throughput

@@ -1,6 +1,6 @@
 """Tiny random models of published architectures, saved to folders: what their users have, in small."""
 
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -72,7 +72,7 @@ def random_model(name: str, **options: Any) -> Any:
     return model.eval()
 
 
-@lru_cache(maxsize=None)
+@cache
 def folder_of(name: str) -> Path:
     """Where such a model is saved, with a tokenizer of words; made once per process, to be read only."""
     folder = Path(mkdtemp(prefix="architecture-"))

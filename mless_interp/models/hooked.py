@@ -99,7 +99,7 @@ class HookedTransformerModel(Model):
         if hooked.cfg.positional_embedding_type in ("standard", "shortformer"):
             taps = turned_taps(taps, lambda layer, which, value, back: value)  # what is projected is what enters
         hooks = [] if masks is None else self.position_hooks(inputs, masks)
-        hooks += [(name, as_hook(tap)) for name, tap in taps.items()]
+        hooks += [(name, as_hook(tap)) for name, tap in taps.items() if name in hooked.mod_dict]
         whole = torch.ones_like(inputs.tokens)  # else a left-padding tokenizer would have its pad tokens masked
         with hooked.hooks(fwd_hooks=hooks):
             resid = hooked(inputs.tokens, attention_mask=whole, stop_at_layer=hooked.cfg.n_layers)
