@@ -1,15 +1,18 @@
 """An exact sweep of all heads against what a user would do instead: TransformerLens' patching and nnsight's way.
 
-One run, the same random weights (Qwen2.5-0.5B's geometry), the same prompt (18 + 55 + 42 tokens), the same edits, equal
-numbers. Peers run one whole forward pass per head; they are timed on heads spread over all layers and scaled.
+One run, the same random weights (in the geometry of Qwen2.5-0.5B, then of GPT-2 small), the same prompt (18 + 55 + 42
+tokens), the same edits, equal numbers. Peers run one whole forward pass per head; they are timed on heads spread over all
+layers and scaled.
 
     python benchmarks/bench_patching.py --threads 2
+    python benchmarks/bench_patching.py --shape gpt2 --sample-every 1
 """
 
 import contextlib
 import io
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Annotated, Any
 
 import torch
@@ -27,47 +30,64 @@ SYSTEM, INSERTED, QUESTION = 18, 55, 42
 
 @dataclass(frozen=True)
 class Geometry:
-    """Sizes of the random model; the default is Qwen2.5-0.5B's."""
+    """Sizes of a random model; with a gated MLP and rotary positions it is a Qwen2, without a GPT-2."""
 
-    hidden: int = 896
-    intermediate: int = 4864
-    layers: int = 24
-    heads: int = 14
-    kv_heads: int = 2
-    vocabulary: int = 151_936
+    name: str
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    vocabulary: int
+    gated: bool = True
+
+
+SHAPES = {
+    "qwen": Geometry("Qwen2.5-0.5B", 896, 4864, 24, 14, 2, 151_936),
+    "gpt2": Geometry("GPT-2 small", 768, 3072, 12, 12, 12, 50_257, gated=False),
+}
 
 
 def random_model(geometry: Geometry) -> Any:
-    """A Qwen2 with random weights, fused attention."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
+    """A Qwen2 or GPT-2 with random weights, fused attention."""
+    import transformers
 
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=geometry.vocabulary,
-        hidden_size=geometry.hidden,
-        intermediate_size=geometry.intermediate,
-        num_hidden_layers=geometry.layers,
-        num_attention_heads=geometry.heads,
-        num_key_value_heads=geometry.kv_heads,
-        max_position_embeddings=4096,
-        tie_word_embeddings=True,
-        architectures=["Qwen2ForCausalLM"],
-    )
+    g = geometry
+    if g.gated:
+        config: Any = transformers.Qwen2Config(
+            vocab_size=g.vocabulary,
+            hidden_size=g.hidden,
+            intermediate_size=g.intermediate,
+            num_hidden_layers=g.layers,
+            num_attention_heads=g.heads,
+            num_key_value_heads=g.kv_heads,
+            max_position_embeddings=4096,
+            tie_word_embeddings=True,
+            architectures=["Qwen2ForCausalLM"],
+        )
+    else:
+        config = transformers.GPT2Config(
+            vocab_size=g.vocabulary,
+            n_embd=g.hidden,
+            n_inner=g.intermediate,
+            n_layer=g.layers,
+            n_head=g.heads,
+            architectures=["GPT2LMHeadModel"],
+        )
     config._attn_implementation = "sdpa"
-    return Qwen2ForCausalLM(config).eval()
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
 
 
 def random_pair(geometry: Geometry, number: int) -> mi.PromptPair:
     """A pair of the paper's lengths from random ids: 18 system, 55 inserted, 42 question tokens, the answer among them."""
-    from dataclasses import replace
-
     generator = torch.Generator().manual_seed(number)
     ids = tuple(torch.randint(10, geometry.vocabulary - 10, (SYSTEM + QUESTION,), generator=generator).tolist())
     base = mi.Prompt(ids, ("system",) * SYSTEM + ("question",) * QUESTION)
     inserted = mi.insert_tokens(base, SYSTEM, (608,) * INSERTED)
     alignment = tuple(t if t < SYSTEM else t + INSERTED for t in range(len(base)))
     pair = mi.PromptPair(
-        problem=mi.Problem(id=f"p{number}", question="random ids", answer="1"),
+        problem=mi.Problem(id=f"p{number}", question=f"random ids {number}", answer="1"),
         base=base,
         inserted=inserted,
         insertion=mi.Insertion.meaningless(" /", INSERTED),
@@ -91,7 +111,7 @@ def arithmetic(geometry: Geometry, positions: int, length: int) -> float:
     g, head_size = geometry, geometry.hidden // geometry.heads
     qkv = 2 * g.hidden * (g.hidden + 2 * g.kv_heads * head_size)
     out = 2 * g.hidden * g.hidden
-    mlp = 6 * g.hidden * g.intermediate
+    mlp = (6 if g.gated else 4) * g.hidden * g.intermediate
     attention = 4 * g.heads * head_size * length
     total = 0.0
     for layer in range(g.layers):
@@ -118,13 +138,11 @@ def matrix_throughput(geometry: Geometry) -> float:
 
 
 def seconds(run: Any, repeat: int = 1) -> tuple[float, Any]:
-    """(best time, last result)."""
-    best, result = float("inf"), None
+    """(mean time, last result)."""
+    began = time.perf_counter()
     for _ in range(repeat):
-        began = time.perf_counter()
         result = run()
-        best = min(best, time.perf_counter() - began)
-    return best, result
+    return (time.perf_counter() - began) / repeat, result
 
 
 def with_transformer_lens(model: Any, pair: mi.PromptPair, sample: list[mi.Head]) -> tuple[float, list[float]]:
@@ -154,7 +172,7 @@ def with_transformer_lens(model: Any, pair: mi.PromptPair, sample: list[mi.Head]
 
 
 def with_nnsight(model: Any, pair: mi.PromptPair, sample: list[mi.Head]) -> tuple[float, list[float]]:
-    """Seconds per head of one trace per head that sets the head's slice of o_proj's input, and its outcomes."""
+    """Seconds per head of one trace per head that sets the head's slice of the output projection's input, and outcomes."""
     import nnsight
 
     traced, size = model.underlying, model.info.d_head
@@ -173,7 +191,8 @@ def with_nnsight(model: Any, pair: mi.PromptPair, sample: list[mi.Head]) -> tupl
             torch.no_grad(),
             traced.trace({"input_ids": inserted.tokens, "attention_mask": torch.ones_like(inserted.tokens)}),
         ):
-            traced.model.layers[head.layer].self_attn.o_proj.input[0, start:, part] = new
+            output = attrgetter(model.parts[head.layer].output_path)(model.traced_layers[head.layer])
+            output.input[0, start:, part] = new
             shown["logits"] = traced.lm_head.output[0, read]
             nnsight.save(shown)
         found.append(float(torch.log_softmax(shown["logits"].float(), -1)[answer]))
@@ -183,12 +202,19 @@ def with_nnsight(model: Any, pair: mi.PromptPair, sample: list[mi.Head]) -> tupl
 def main(
     threads: Annotated[int, typer.Option(help="Threads of torch.")] = 2,
     sample_every: Annotated[int, typer.Option(help="Peers are timed on one head in every so many layers.")] = 2,
-    layers: Annotated[int, typer.Option(help="Layers of the model (24 is Qwen2.5-0.5B's).")] = 24,
+    shape: Annotated[list[str] | None, typer.Option(help="qwen or gpt2 (default: one after the other).")] = None,
+    layers: Annotated[int | None, typer.Option(help="Layers of the model (default: all).")] = None,
     skip_all: Annotated[bool, typer.Option("--skip-all", help="Leave the sweep of all positions out.")] = False,
 ) -> None:
-    """Print a table of seconds per head and ratios."""
+    """Print a table of seconds per head and ratios for each geometry."""
     torch.set_num_threads(threads)
-    geometry = Geometry(layers=layers)
+    for name in shape or SHAPES:
+        geometry = SHAPES[name]
+        compare(replace(geometry, layers=layers or geometry.layers), sample_every=sample_every, skip_all=skip_all)
+
+
+def compare(geometry: Geometry, *, sample_every: int, skip_all: bool) -> None:
+    """Print the table of one geometry."""
     length = SYSTEM + INSERTED + QUESTION
     pairs = [random_pair(geometry, number) for number in range(4)]
     answered = pairs[0].answered()
@@ -196,7 +222,9 @@ def main(
     assert len(answered.inserted) == length
     sample = [mi.Head(layer, (5 * layer) % geometry.heads) for layer in range(0, geometry.layers, sample_every)]
     throughput = matrix_throughput(geometry)
-    print(f"{geometry}; {length} tokens; {threads} threads; matrix product {throughput / 1e9:.0f} GFLOP/s")
+    print(
+        f"{geometry}; {length} tokens; {torch.get_num_threads()} threads; matrix product {throughput / 1e9:.0f} GFLOP/s"
+    )
 
     peers: dict[str, float] = {}
     expected: list[float] = []
@@ -223,13 +251,12 @@ def main(
     )
     print("| --- | --- | --- | --- | --- | --- |")
     for name, model in ours.items():
-        for positions in (
-            ("question", "last") if skip_all or model.info.backend != "nnsight" else ("all", "question", "last")
-        ):
+        for positions in ("question", "last") if skip_all else ("all", "question", "last"):
             spent, found = seconds(
                 lambda model=model, positions=positions: patch_heads(
                     model, pairs[:1], positions=positions, progress=False
-                )
+                ),
+                repeat=5 if positions == "last" else 1,
             )
             changed = {"all": length, "question": QUESTION, "last": 2}[positions] - 1
             share = arithmetic(geometry, changed, length) / spent / throughput

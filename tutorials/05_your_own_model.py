@@ -14,9 +14,74 @@
 # behind the same seam, and every analysis of the other chapters runs on it unchanged. And since the numbers must not
 # depend on the library that runs the model, this chapter lets all of them measure the same thing and compares.
 #
-# The model here is a Qwen2 with random weights, saved to a temporary directory. Replace the directory by your own
-# model's or by a hub id and nothing else changes. Random weights know no mathematics, so read this chapter for the
-# plumbing only.
+# All models here have random weights, so that nothing is downloaded. They know no mathematics: read this chapter for
+# the plumbing only.
+#
+# ## A HookedTransformer in your hands
+#
+# The most used object of the field first: a `HookedTransformer` of GPT-2's shape (learned positions, LayerNorm, an MLP
+# without a gate), made of a config. Yours may be `HookedTransformer.from_pretrained("gpt2")`, or a small one that you
+# have trained. TransformerLens 3.9 is the last release that has it; on TransformerLens 4 this cell says so.
+
+# %%
+import mless_interp as mi
+
+demo = mi.load_model("demo")  # for its tokenizer
+problems = mi.load_problems("demo", limit=6)
+filler = mi.Insertion.meaningless(" /", n_tokens=20)
+own = None
+try:
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+except ImportError:
+    print("this transformer-lens has no HookedTransformer; 3.9 is the last that has")
+else:
+    config = HookedTransformerConfig(
+        n_layers=3,
+        d_model=64,
+        n_heads=8,
+        d_head=8,
+        d_vocab=demo.info.d_vocab,
+        n_ctx=512,
+        act_fn="gelu_new",
+        normalization_type="LN",
+        positional_embedding_type="standard",
+        initializer_range=0.3,
+        seed=0,
+        device="cpu",
+    )
+    hooked = HookedTransformer(config)
+    own = mi.wrap_model(hooked, name="my GPT-2", tokenizer=demo.tokenizer)
+    print(own.underlying is hooked, own.checks, sep="\n")
+
+# %% [markdown]
+# Every analysis takes it. Which heads carry what the slashes do, by cutting each one off from them, is one line. Learned
+# positions are looked up in a table, so they must be whole numbers within the context: a prompt that is too long for it
+# is refused before anything runs.
+
+# %%
+if own is not None:
+    print(mi.patch_heads(own, mi.make_pairs(own, problems, filler), edit="knockout", progress=False))
+
+# %% [markdown]
+# A site that a shape does not have is refused by its name: GPT-2's MLP has no gate, and so no `hook_pre_linear`. And what
+# enters the scores are here the queries and keys themselves, where a model with rotary positions turns them before.
+
+# %%
+if own is not None:
+    tokens = mi.make_pairs(own, problems, filler)[0].inserted.tokens
+    sites = ["blocks.0.attn.hook_q", "blocks.0.attn.hook_rot_q"]
+    q, entering = own.run(tokens, capture=dict.fromkeys(sites)).captured.values()
+    print((q == entering).all().item())
+    try:
+        own.run(tokens, capture={"blocks.0.mlp.hook_pre_linear": None})
+    except mi.ModelError as error:
+        print(error)
+
+# %% [markdown]
+# ## A model in a directory
+#
+# The rest of this chapter is of a Qwen2, saved to a temporary directory. Replace the directory by your own model's or by
+# a hub id and nothing else changes.
 
 # %%
 import tempfile
@@ -25,9 +90,6 @@ from pathlib import Path
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-import mless_interp as mi
-
-demo = mi.load_model("demo")  # for its tokenizer
 folder = Path(tempfile.mkdtemp()) / "tiny-qwen2"
 torch.manual_seed(0)
 config = Qwen2Config(
@@ -42,23 +104,16 @@ config = Qwen2Config(
 )
 Qwen2ForCausalLM(config).save_pretrained(folder)
 demo.tokenizer.save_pretrained(folder)
-problems = mi.load_problems("demo", limit=6)
-filler = mi.Insertion.meaningless(" /", n_tokens=20)
 
 # %% [markdown]
 # ## TransformerLens: HookedTransformer
 #
-# TransformerLens 3.9 is the last release with `HookedTransformer`. `load_model(..., backend="hooked_transformer")`
-# makes one from the saved weights, **without** folding anything into them, and it is the library's own object:
-# `model.underlying`. On TransformerLens 4 this cell says so and goes on with the bridge.
+# `load_model(..., backend="hooked_transformer")` makes one from the saved weights, **without** folding anything into
+# them, and it is the library's own object: `model.underlying`.
 
 # %%
 models = {}
-try:
-    from transformer_lens import HookedTransformer
-except ImportError:
-    print("this transformer-lens has no HookedTransformer; 3.9 is the last that has")
-else:
+if own is not None:
     models["HookedTransformer"] = mi.load_model(folder, backend="hooked_transformer")
     print(isinstance(models["HookedTransformer"].underlying, HookedTransformer))
 
@@ -168,7 +223,8 @@ for name, model in models.items():
 # ## What to conclude, and what not
 #
 # - The library that runs a model is a matter of convenience; the numbers are the same to rounding, and that is tested
-#   for every hook name and every backend on Qwen2, Llama and Gemma 3.
+#   for every hook name and every backend on Qwen2, Llama and Gemma 3, and on GPT-2's shape against TransformerLens'
+#   own patching.
 # - HookedTransformer is the familiar one, the bridge keeps the original modules (quantised ones too), nnsight goes to
 #   several devices: next chapter.
 # - A cache holds whole patterns: layers × heads × tokens². For long prompts use `score_heads`, which reduces each

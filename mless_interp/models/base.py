@@ -244,9 +244,10 @@ class Model(ABC):
             self._check_name(name)
         read = self._read_positions(logits_at, inputs.n_tokens)
         captured: dict[str, Any] = {}
+        edited: set[str] = set()
         taps = {
             name: Tap(
-                _checked_edit(name, edits[name]) if name in edits else None,
+                _checked_edit(name, edits[name], edited) if name in edits else None,
                 _keeper(captured, name, capture[name], grad) if name in capture else None,
             )
             for name in {**capture, **edits}
@@ -255,6 +256,7 @@ class Model(ABC):
         with self.lock, torch.set_grad_enabled(grad):
             logits = self._forward(inputs, masks, taps, read)
         missing = [name for name in capture if name not in captured]
+        missing += [name for name in edits if name not in edited and not self.remote]
         if missing:
             raise ModelError(f"{self.info.backend}: no activation ever came for {missing}; this model has no such site")
         return Run(logits, {name: captured[name] for name in capture})
@@ -427,8 +429,9 @@ class Model(ABC):
         )
 
 
-def _checked_edit(name: str, edit: Edit) -> Edit:
+def _checked_edit(name: str, edit: Edit, edited: set[str]) -> Edit:
     def apply(value: Tensor) -> Tensor:
+        edited.add(name)
         new = edit(value)
         if not isinstance(new, Tensor) or new.shape != value.shape:
             came = list(new.shape) if isinstance(new, Tensor) else type(new).__name__

@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 
 from .info import AttentionOutput, AttentionRule, GatedMlp
 from .loaded_weights import brought
+from .products import fused, is_hooked, product
 from .unembedding import unembedded
 
 # ------------------------------------------------------------------------------------- the names that parts go by: data
@@ -166,9 +167,13 @@ class Mlp:
     def __call__(self, x: Tensor) -> Tensor:
         if self.fused:
             gate, up = linear(self.up, x).chunk(2, -1)
-            return linear(self.down, self.act(gate) * up)
+            return linear(self.down, self._act(gate) * up)
         up = linear(self.up, x)
-        return linear(self.down, self.act(up) if self.gate is None else self.act(linear(self.gate, x)) * up)
+        return linear(self.down, self._act(up) if self.gate is None else self._act(linear(self.gate, x)) * up)
+
+    @property
+    def _act(self) -> Callable[[Tensor], Tensor]:
+        return self.act if is_hooked(self.act) else fused(self.act)
 
 
 @dataclass(frozen=True, eq=False)
@@ -451,24 +456,14 @@ class Positions:
 
 # ---------------------------------------------------------------------------------------------------- stepping through
 
-_ONEDNN: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
-"""oneDNN's float32 linear: up to twice as fast as the default one for the few hundred tokens of a pass."""
-
 
 def linear(module: Any, x: Tensor) -> Tensor:
-    """`module(x)`, for a plain linear layer in float32 on a CPU (without gradients) by oneDNN's product."""
-    turned = type(module) is Conv1D  # GPT-2's, whose weight is [in, out]
-    plain = (turned or type(module) is nn.Linear) and not module._forward_hooks and not module._forward_pre_hooks
-    plain = plain and "forward" not in vars(module)  # accelerate's, which brings weights that are not here
-    here = plain and x.device == module.weight.device == torch.device("cpu")
-    if (
-        _ONEDNN is None
-        or not (here and x.dtype == module.weight.dtype == torch.float32)
-        or torch.is_grad_enabled()
-        or not torch.backends.mkldnn.is_available()
-    ):
-        return module(x.contiguous())
-    return _ONEDNN(x, module.weight.T if turned else module.weight, module.bias, "none", [], "")
+    """`module(x)`; of a plain linear layer, and of GPT-2's `Conv1D`, whose weight lies the other way round, by `product`."""
+    turned = type(module) is Conv1D
+    brings = "forward" in vars(module)  # accelerate's, where the weights are not here
+    if brings or is_hooked(module) or torch.is_grad_enabled() or not (turned or type(module) is nn.Linear):
+        return module(x.contiguous())  # Conv1D takes no other
+    return product(x, module.weight.T if turned else module.weight, module.bias)
 
 
 class HuggingFaceLayers:

@@ -12,6 +12,7 @@ from .entering import turned_taps
 from .held import Held
 from .info import SINKS, AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
 from .inputs import Edit, Inputs, Tap, Taps
+from .products import fused, is_hooked, product
 from .sites import attention_sites, site
 from .unembedding import float32_logits, is_half
 
@@ -98,7 +99,7 @@ class HookedTransformerModel(Model):
         if hooked.cfg.positional_embedding_type in ("standard", "shortformer"):
             taps = turned_taps(taps, lambda layer, which, value, back: value)  # what is projected is what enters
         hooks = [] if masks is None else self.position_hooks(inputs, masks)
-        hooks += [(name, as_hook(tap)) for name, tap in taps.items()]
+        hooks += [(name, as_hook(tap)) for name, tap in taps.items() if name in hooked.mod_dict]
         whole = torch.ones_like(inputs.tokens)  # else a left-padding tokenizer would have its pad tokens masked
         with hooked.hooks(fwd_hooks=hooks):
             resid = hooked(inputs.tokens, attention_mask=whole, stop_at_layer=hooked.cfg.n_layers)
@@ -173,7 +174,7 @@ class HookedLayers:
         block, kind = self.hooked.blocks[layer], self.hooked.cfg.positional_embedding_type
         h = resid if norms_after(self.hooked) else block.ln1(resid)
         placed = h + self.hooked.pos_embed.W_pos[positions.long()].to(h.dtype) if kind == "shortformer" else h
-        q, k, v = block.attn.calculate_qkv_matrices(placed, placed, h)
+        q, k, v = _queries_keys_values(block.attn, placed, h)
         if kind == "rotary":
             tables = rotary_tables(block.attn, positions)
             q, k = (turned(block.attn, x, *tables) for x in (q, k))
@@ -181,7 +182,7 @@ class HookedLayers:
 
     def finish(self, layer: int, resid: Tensor, z: Tensor) -> Tensor:
         block, cfg = self.hooked.blocks[layer], self.hooked.cfg
-        out = z.flatten(-2) @ block.attn.W_O.flatten(0, 1) + block.attn.b_O
+        out = product(z.flatten(-2), block.attn.W_O.flatten(0, 1).T, block.attn.b_O)
         if cfg.use_normalization_before_and_after:
             out = block.ln1_post(out)
         if norms_after(self.hooked):
@@ -189,15 +190,45 @@ class HookedLayers:
         if cfg.attn_only:
             return resid + out
         if cfg.parallel_attn_mlp:
-            return resid + out + block.apply_mlp(block.ln2(resid))
+            return resid + out + self._mlp(block, block.ln2(resid))
         resid = resid + out
-        return resid + block.apply_mlp(resid if norms_after(self.hooked) else block.ln2(resid))
+        return resid + self._mlp(block, resid if norms_after(self.hooked) else block.ln2(resid))
+
+    def _mlp(self, block: Any, x: Tensor) -> Tensor:
+        """What the MLP adds, of its normed input: `apply_mlp`, written out for a plain one without hooks."""
+        mlp, kind = block.mlp, type(block.mlp).__name__
+        if kind not in ("MLP", "GatedMLP") or getattr(mlp, "ln", None) is not None or is_hooked(mlp):
+            return block.apply_mlp(x.contiguous())
+        act = fused(mlp.act_fn)
+        if kind == "MLP":
+            post = act(product(x, mlp.W_in.T, mlp.b_in))
+        else:
+            post = act(product(x, mlp.W_gate.T)) * product(x, mlp.W_in.T) + mlp.b_in
+        out = product(post, mlp.W_out.T, mlp.b_out)
+        if self.hooked.cfg.use_normalization_before_and_after:
+            out = block.ln2_post(out)
+        return block.ln2(out) if norms_after(self.hooked) else out
 
     def unembed(self, resid: Tensor) -> Tensor:
         return hooked_unembed(self.hooked, resid)
 
     def rule(self, layer: int) -> AttentionRule:
         return hooked_rule(self.hooked, layer)
+
+
+def _queries_keys_values(attn: Any, placed: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """q, k `[..., heads, d]` of one stream and v of another: `calculate_qkv_matrices`, written out for plain ones."""
+    if is_hooked(attn) or attn.cfg.ungroup_grouped_query_attention:
+        return attn.calculate_qkv_matrices(placed, placed, x)
+    made = []
+    for letter, stream in zip("QKV", (placed, placed, x), strict=True):
+        weight, bias = (getattr(attn, f"_{kind}_{letter}", getattr(attn, f"{kind}_{letter}")) for kind in "Wb")
+        rows = product(stream, weight.transpose(0, 1).flatten(1).T, bias.flatten())
+        made.append(rows.unflatten(-1, bias.shape))
+    q, k, v = made
+    if attn.cfg.use_qk_norm:
+        q, k = attn._apply_qk_norm(q, attn.q_norm), attn._apply_qk_norm(k, attn.k_norm)
+    return q, k, v
 
 
 def hooked_unembed(hooked: Any, resid: Tensor) -> Tensor:

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from architectures_under_test import folder_of
 from conftest import ARCHITECTURES, BACKENDS
 from models_under_test import loaded, logits_of, pairs_for
 
 from mless_interp.models.base import Model
-from mless_interp.models.info import LeanAttentionError
+from mless_interp.models.info import LeanAttentionError, ModelError
 from mless_interp.models.inputs import Inputs
 from mless_interp.models.sites import SITES, site
 
@@ -266,6 +267,15 @@ def test_wrong_inputs_are_named(model: Model) -> None:
         model.replay(recording, [1, 0], rows)
     with pytest.raises(ValueError, match=r"out of range \(zero-based\): 0 to 2"):
         model.replay(recording, [0, 3], rows)
+
+
+@pytest.mark.parametrize("asked", ["capture", "edits"])
+def test_a_site_that_an_architecture_lacks_is_refused_by_name(asked: str, backend: str) -> None:
+    """GPT-2's MLP has no gate. An edit that reaches nothing is no edit."""
+    model = loaded(folder_of("GPT-2"), backend)
+    name = site(0, "mlp.hook_pre_linear")
+    with pytest.raises(ModelError, match=f"{name}|mlp.hook_pre_linear in layer 0"):
+        model.run(torch.arange(6)[None], **{asked: {name: torch.zeros_like}})
 
 
 @EITHER

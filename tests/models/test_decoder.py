@@ -10,6 +10,7 @@ from conftest import ARCHITECTURES, tiny_model, word_tokenizer
 from mless_interp.models.decoder import NORMS, Geometry, HuggingFaceLayers, decoder_layers, linear
 from mless_interp.models.held import Held
 from mless_interp.models.info import ModelError
+from mless_interp.models.products import fused
 
 LLAMA = next(iter(NORMS))
 
@@ -130,6 +131,25 @@ def test_the_fast_product_of_a_linear_layer_is_the_layer_s_own() -> None:
         assert not linear(layer, x).any()
         hook.remove()
         assert torch.equal(linear(layer.double(), x.double()), layer(x.double()))
+
+
+def test_the_fast_product_of_a_conv_1d_is_its_own_of_rows_that_lie_apart_too() -> None:
+    """Which GPT-2's own does not take."""
+    generator = torch.Generator().manual_seed(0)
+    layer, x = transformers.pytorch_utils.Conv1D(3, 4), torch.randn(2, 5, 4, generator=generator)
+    torch.nn.init.normal_(layer.bias, generator=generator)
+    with torch.no_grad():
+        expected = layer(x.contiguous())[:, 1:4]
+        for grad in (False, True):
+            with torch.set_grad_enabled(grad):
+                torch.testing.assert_close(linear(layer, x[:, 1:4]), expected)
+
+
+@pytest.mark.parametrize("name", ["gelu_new", "gelu_fast", "silu"])
+def test_an_activation_in_one_step_is_the_one_in_many(name: str) -> None:
+    act, x = transformers.activations.ACT2FN[name], torch.linspace(-9, 9, 999)
+    torch.testing.assert_close(fused(act)(x), act(x), rtol=1e-5, atol=1e-6)
+    assert (fused(act) is act) == (name == "silu")
 
 
 def test_held_activations_are_given_once_and_in_the_order_asked_for() -> None:
