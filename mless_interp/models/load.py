@@ -60,8 +60,8 @@ def load_model(
         read from safetensors only. Or a model in memory: a `PlantedModel`, or anything with `name`, `hf_model` and
         `tokenizer` (`models.load.InMemory`), which is copied.
     backend : "hooked_transformer" (TransformerLens 3.9), "bridge" (3.9 and 4.x), "nnsight"; "auto" takes
-        HookedTransformer where it is installed and reproduces the model, else the bridge; nnsight if `device_map` or
-        `remote` is given.
+        HookedTransformer where it is installed and reproduces the model, else the bridge, else nnsight; nnsight if
+        `device_map` or `remote` is given.
     dtype : "float32" (default), "float64", "bfloat16" or "float16".
     device : default: the first GPU if there is one, else the CPU. `device_map` spreads a model over devices (nnsight).
     attn_implementation : nnsight only. "eager" shows patterns; "sdpa" is faster and lean and has none.
@@ -99,7 +99,7 @@ def load_model(
 
         traced = wrapped(hf_model, tokenizer)
         return _checked(NnsightModel(traced, name=label, tokenizer=tokenizer, remote=remote), reference, *origin)
-    from .transformer_lens import bridge_from, has_hooked_transformer, hooked_transformer_from
+    from .transformer_lens import has_hooked_transformer, hooked_transformer_from
 
     if backend == "hooked_transformer" or (backend == "auto" and has_hooked_transformer()):
         try:
@@ -108,7 +108,24 @@ def load_model(
             if backend == "hooked_transformer":
                 raise
     try:
-        bridge = bridge_from(hf_model, tokenizer, name=label)
+        return _checked(_bridge(hf_model, tokenizer, label), reference, *origin)
+    except ModelError:
+        if backend != "auto":
+            raise
+        del hf_model  # a bridge has rebuilt it
+        options: dict[str, Any] = {"dtype": wanted, "device": device, "trust_remote_code": trust_remote_code}
+        try:
+            return load_model(name, backend="nnsight", **options)
+        except ModelError:
+            pass  # the first reason is the one to say
+        raise
+
+
+def _bridge(hf_model: "PreTrainedModel", tokenizer: Any, label: str) -> Model:
+    from .transformer_lens import bridge_from
+
+    try:
+        return bridge_from(hf_model, tokenizer, name=label)
     except (
         AttributeError,
         KeyError,
@@ -119,7 +136,6 @@ def load_model(
             f"TransformerLens cannot make a bridge of {label!r} ({type(error).__name__}: {error}): its config names {named} as "
             f"architecture, the weights are run as {type(hf_model).__name__}; correct the config, or use backend='nnsight'"
         ) from error
-    return _checked(bridge, reference, *origin)
 
 
 @checked

@@ -111,6 +111,12 @@ def test_positions_of_a_table_are_whole_numbers(architecture: str) -> None:
         model.run(tokens, position_ids=whole + 0.5)
 
 
+def test_auto_takes_the_first_backend_that_does_it() -> None:
+    first = "hooked_transformer" if has_hooked_transformer() else "bridge"
+    assert load_model(folder_of("GPT-2")).info.backend == first
+    assert load_model(folder_of("Falcon 40B")).info.backend == "nnsight"
+
+
 @pytest.mark.parametrize("backend", COLUMNS)
 def test_alibi_is_refused_whatever_runs_it(backend: str, tmp_path: Path) -> None:
     import transformers
