@@ -41,7 +41,18 @@ def main() -> None:
     mi.views.accuracy_bars(results).save(IMAGES / "accuracy.png", dpi=110)
     with TemporaryDirectory() as folder:
         out = Path(folder) / "demo"
-        asked = ["--backend", "bridge", "--confirm", "64", "--answers", "200", "--report", "--no-progress", "--out", out]
+        asked = [
+            "--backend",
+            "bridge",
+            "--confirm",
+            "64",
+            "--answers",
+            "200",
+            "--report",
+            "--no-progress",
+            "--out",
+            out,
+        ]
         subprocess.run([sys.executable, ROOT / "analyses" / "patch_heads.py", *asked], check=True)
         photograph(out / "report.html", IMAGES / "report.png")
 
