@@ -166,8 +166,9 @@ def test_the_named_heads_are_confirmed_on_the_problems_after_the_first(planted: 
     assert set(answers.loc["random set cut off", "heads"].split(", ")).isdisjoint({"L0H13", "L0H21"})
     answered = pd.read_json(tmp_path / "c" / "completions.jsonl", lines=True)
     assert list(dict.fromkeys(answered["problem"])) == ids[22:], "the 6 after all others"
-    sentence = "Of 6 other problems 100.0 % are answered right without the insertion and"
-    assert sentence in page and sentence in done.stdout and "Do the answers come back?" in page
+    told = next(line for line in done.stdout.splitlines() if line.startswith("Of 6 other problems "))
+    assert f"{100 * answers.loc['none', 'accuracy']:.1f} % are answered right without the insertion" in told
+    assert told in page and "Do the answers come back?" in page
     assert done.stdout.count("random set cut off") == 1
 
 
