@@ -218,11 +218,12 @@ class DecoderLayer:
     def unknown(self) -> str | None:
         """What of it is not known here, so that it cannot be continued layer by layer; None if nothing."""
         known = {
-            "norms": self.norms,
             "attention": self.attention,
             "projections to queries, keys and values": self.inputs,
+            "output projection": self.output,
+            "norms": self.norms,
+            "MLP": self.mlp or self.mlp_path or None,
         }
-        known["output projection"] = self.output
         return next((what for what, part in known.items() if part is None), None)
 
     @property
