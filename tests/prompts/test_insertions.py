@@ -216,6 +216,13 @@ def test_a_random_sentence_has_exactly_n_tokens_of_common_words_and_no_digit(nam
             assert not set(span.ids) & set(tokenizer.all_special_ids)
 
 
+@pytest.mark.parametrize(("n_known", "source"), [(8, "words"), (7, "tokens")])
+def test_eight_common_words_are_enough_for_a_random_sentence(n_known: int, source: str) -> None:
+    tokenizer = tiny_words("qqq", *_common_words()[:n_known])
+    span = Insertion.random_sentence(200).span(tokenizer, "p")
+    assert span.source == source and ("qqq" in tokenizer.decode(list(span.ids))) == (source == "tokens")
+
+
 # ------------------------------------------------------------------------------------------------ questions of others
 
 
