@@ -46,9 +46,8 @@ class NnsightModel(HuggingFaceModel):
             remote=remote,
         )
         info = self.info
-        lacks = next(
-            (part.unknown for part in self.parts if part.unknown), "decoder layers" if not self.parts else None
-        )
+        unknown = [part.unknown for part in self.parts if part.unknown not in (None, "MLP")]
+        lacks = next(iter(unknown), None) if self.parts else "decoder layers"
         if lacks is not None:
             raise ModelError(
                 f"{info.architecture}: its {lacks} go by names that are not known here (`models/decoder.py` has the known "

@@ -112,6 +112,14 @@ def test_a_layer_without_a_part_is_not_stepped_through(architecture: str, missin
     assert HuggingFaceLayers.of(model, decoder_layers(model, heads_of(model)), d_head=8) is None
 
 
+def test_a_layer_whose_mlp_is_nowhere_to_be_found_says_so() -> None:
+    model = tiny_model("llama", word_tokenizer())
+    model.model.layers[1].feed_forward, model.model.layers[1].mlp = model.model.layers[1].mlp, None
+    layers = decoder_layers(model, heads_of(model))
+    assert [layer.unknown for layer in layers] == [None, "MLP", None]
+    assert HuggingFaceLayers.of(model, layers, d_head=8) is None
+
+
 def test_norms_in_a_layout_that_is_not_known_are_not_guessed() -> None:
     model = tiny_model("llama", word_tokenizer())
     model.model.layers[0].another_norm = torch.nn.Identity()
