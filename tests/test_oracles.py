@@ -873,7 +873,9 @@ def own_model(shape: str) -> Any:
                 1.0 if is_scale else 0.0, 0.1 if ".ln" in name or "_norm" in name else 0.15, generator=generator
             )
     hooked.set_tokenizer(tokenizer)
-    return wrap_model(hooked.requires_grad_(False), name=shape)
+    model = wrap_model(hooked.requires_grad_(False), name=shape)
+    assert model.checks is not None and model.checks.by_layers
+    return model
 
 
 def hidden(pair: Any, *, layers: Any = range(N_LAYERS), head: Any = slice(None)) -> list[tuple[str, Any]]:
@@ -1011,7 +1013,9 @@ HEADS = [Head(0, 0), Head(0, 5), Head(1, 3), Head(2, 7)]
 
 def traced_model(architecture: str, tiny_model_dir: Any) -> Any:
     """A tiny model of this architecture behind nnsight."""
-    return loaded(folder_of(architecture) if architecture in OUTPUTS else tiny_model_dir(architecture), "nnsight")
+    model = loaded(folder_of(architecture) if architecture in OUTPUTS else tiny_model_dir(architecture), "nnsight")
+    assert model.checks is not None and model.checks.by_layers
+    return model
 
 
 def output_of(architecture: str, layer: int) -> str:
@@ -1099,7 +1103,7 @@ def test_z_sweeps_of_gpt_2_are_pyvene_s_interchange_of_head_outputs(direction: s
     """Its own names: component `head_attention_value_output`, unit "h.pos", a vanilla (interchange) intervention."""
     import pyvene
 
-    model = loaded(folder_of("GPT-2"), "nnsight")
+    model = traced_model("GPT-2", None)
     pair, base, gap, rows, metric = shifted(model)
     donor, receiving = (base, gap) if direction == "denoising" else (gap, base)
     ours = patch_heads(model, [pair], contrast="shift", direction=direction, heads=HEADS, progress=False).patched[0]
