@@ -81,7 +81,12 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
 
     gap = None
     if not model.remote:
-        gap = _gap_difference(model, tokens)
+        gap, sees_later = _gap_difference(model, tokens, logits)
+        if not sees_later <= allowed:
+            raise fail(
+                f"a plain run and one with an explicit causal mask differ by {sees_later:.3g} logits before anything is "
+                "hidden: its attention is not causal, or no mask of this form reaches it"
+            )
         if not gap <= allowed:
             raise fail(f"the gap condition differs from the masked one on shared tokens by {gap:.3g} logits")
     entering_error, entering = _check_entering(model, tokens, tolerance)
@@ -127,7 +132,9 @@ def _edited_pattern(model: Model, tokens: Tensor, logits: Tensor) -> tuple[float
     return _max_of(errors), _distance(run.logits, logits)
 
 
-def _gap_difference(model: Model, tokens: Tensor) -> float:
+def _gap_difference(model: Model, tokens: Tensor, logits: Tensor) -> tuple[float, float]:
+    """Largest difference of the masked condition's logits from the gap's on shared tokens, and from the plain run's
+    (`logits`) on the tokens before the span."""
     size, start, stop = tokens.shape[1], 4, 8
     keep = torch.tensor([*range(start), *range(stop, size)])
     inside = torch.zeros(size, dtype=torch.bool)
@@ -136,7 +143,8 @@ def _gap_difference(model: Model, tokens: Tensor) -> float:
     masked = model.run(tokens, attention_mask=mask, logits_at=keep).logits
     gapped = model.run(tokens[:, keep], position_ids=keep[None]).logits
     assert gapped is not None
-    return _distance(masked, gapped)
+    assert masked is not None
+    return _distance(masked, gapped), _distance(masked[:, :start], logits[:, :start])
 
 
 def _check_entering(model: Model, tokens: Tensor, tolerance: float) -> tuple[float | None, str]:

@@ -483,6 +483,8 @@ class HuggingFaceLayers:
         self._unembed = unwrapped(hf_model.get_output_embeddings())
         self._softcap = getattr(decoder.config, "final_logit_softcapping", None)
         self._scale = getattr(hf_model, "logit_scale", None)
+        if getattr(decoder.config, "logits_scaling", None):  # Granite divides by it
+            self._scale = 1 / decoder.config.logits_scaling
 
     @classmethod
     def of(cls, hf_model: Any, layers: tuple[DecoderLayer, ...], *, d_head: int) -> "HuggingFaceLayers | None":
@@ -506,11 +508,12 @@ class HuggingFaceLayers:
     def finish(self, layer: int, resid: Tensor, z: Tensor) -> Tensor:
         at, mlp = self._layers[layer], self._mlps[layer]
         _, after_attention, before_mlp, after_mlp = self._norms[layer]
-        wrote = after_attention(linear(at.output, z.flatten(-2)))
+        share = float(getattr(at.module, "residual_multiplier", 1.0))  # Granite's, of all that its layers write
+        wrote = after_attention(linear(at.output, z.flatten(-2))) * share
         if at.parallel:
             return resid + wrote + mlp(before_mlp(resid))
         resid = resid + wrote
-        return resid + after_mlp(mlp(before_mlp(resid)))
+        return resid + after_mlp(mlp(before_mlp(resid))) * share
 
     def unembed(self, resid: Tensor) -> Tensor:
         assert self._norm is not None

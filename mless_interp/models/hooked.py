@@ -37,12 +37,19 @@ class HookedTransformerModel(Model):
         cfg = hooked.cfg
         self.underlying = hooked.eval()
         self.layers = HookedLayers.of(hooked)
+        if cfg.use_attn_in or cfg.use_split_qkv_input:
+            self.why_not_by_layers = "its cfg.use_attn_in or cfg.use_split_qkv_input is set"
         self.quantised = "4bit" if cfg.load_in_4bit else ""
         self.tokenizer = tokenizer if tokenizer is not None else hooked.tokenizer
         if cfg.positional_embedding_type not in ("standard", "shortformer", "rotary"):
             raise ModelError(
                 f"{name}: a HookedTransformer with {cfg.positional_embedding_type!r} positions has no position ids, so "
                 "conditions that set them (gap, masked) are undefined for it; supported: standard, shortformer, rotary"
+            )
+        if cfg.attention_dir != "causal":
+            raise ModelError(
+                f"{name}: a HookedTransformer whose attention is {cfg.attention_dir!r} sees later tokens, so runs cannot be "
+                "continued from a position and conditions are undefined for it; supported: causal"
             )
         if cfg.use_attention_sinks:
             raise ModelError(SINKS.format(name=name, architecture=cfg.original_architecture))
@@ -54,10 +61,12 @@ class HookedTransformerModel(Model):
             architecture=cfg.original_architecture or "HookedTransformer",
             n_layers=cfg.n_layers,
             n_heads=cfg.n_heads,
-            n_key_value_heads=cfg.n_key_value_heads or cfg.n_heads,
+            n_key_value_heads=cfg.n_heads
+            if cfg.ungroup_grouped_query_attention
+            else cfg.n_key_value_heads or cfg.n_heads,
             d_head=cfg.d_head,
             d_model=cfg.d_model,
-            d_mlp=cfg.d_mlp,
+            d_mlp=None if cfg.num_experts else cfg.d_mlp,
             d_vocab=cfg.d_vocab,
             context_length=cfg.n_ctx,
             windows=tuple(cfg.window_size if is_local else None for is_local in local),
@@ -166,7 +175,7 @@ class HookedLayers:
     def of(cls, hooked: Any) -> "HookedLayers | None":
         """None for one of another build, which is then replayed by whole forward passes."""
         cfg = hooked.cfg
-        plain = not (cfg.use_attn_in or cfg.use_split_qkv_input or cfg.use_hook_mlp_in or cfg.use_attn_result)
+        plain = not (cfg.use_attn_in or cfg.use_split_qkv_input)  # its projections then take a stream per head
         known = cfg.positional_embedding_type in ("rotary", "standard", "shortformer") and not cfg.load_in_4bit
         return cls(hooked) if plain and known else None
 

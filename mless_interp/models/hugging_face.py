@@ -23,6 +23,8 @@ from .loaded_weights import refuse_not_finite, refuse_strange_keys
 from .saved import INDEX, check_saved, first_line, named_shards
 from .unembedding import unembedded
 
+_SHAPE = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings", "vocab_size")
+
 
 def hugging_face_info(
     hf_model: PreTrainedModel, *, name: str, backend: str, attention: str, versions: Mapping[str, str]
@@ -38,8 +40,20 @@ def hugging_face_info(
             f"{name} ({type(hf_model).__name__}) tells tokens apart by ALiBi, which has no position ids: conditions that set "
             "them (gap, masked) are undefined for it, so it is not taken; use a model with rotary or learned positions"
         )
+    lacks = next((what for what in _SHAPE if not isinstance(getattr(config, what, None), int)), None)
+    if lacks is not None:
+        raise ModelError(
+            f"{name} ({type(hf_model).__name__}) has no {lacks} in its config: it is no decoder whose layers are all "
+            "attention over positions, so it is not taken"
+        )
     n_layers, n_heads = config.num_hidden_layers, config.num_attention_heads
     kinds, width = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+    strange = set(kinds or ()) - {"full_attention", "sliding_attention"}
+    if strange:
+        raise ModelError(
+            f"{name} ({type(hf_model).__name__}) has layers of {', '.join(sorted(strange))}: only those that attend to all "
+            "tokens before or to a sliding window of them are taken"
+        )
     if kinds is None and hasattr(config, "attention_layers"):  # GPT-Neo
         kinds = ["sliding_attention" if kind == "local" else kind for kind in config.attention_layers]
         width = config.window_size

@@ -16,7 +16,7 @@ from models_under_test import loaded, pairs_for
 
 from mless_interp.mechanism.decompose import decompose_attention
 from mless_interp.models.info import ModelError
-from mless_interp.models.load import load_model
+from mless_interp.models.load import load_model, wrap_model
 from mless_interp.models.transformer_lens import has_hooked_transformer
 from mless_interp.patching.sweep import patch_heads
 
@@ -91,6 +91,77 @@ def test_groups_of_every_size(architecture: str, options: dict[str, Any], tmp_pa
     model = load_model(saved(tmp_path, architecture, **options), backend="nnsight")
     assert model.stepper is not None and model.shows_rotated
     FEATURES["z sweep"](model, pairs_for(model, count=1))
+
+
+@pytest.mark.parametrize("backend", ["bridge", "nnsight"])
+def test_granite_scales_what_layers_write_and_its_logits(backend: str, tmp_path: Path, monkeypatch: Any) -> None:
+    import architectures_under_test
+
+    shape = architectures_under_test.CONFIGS["Llama"][1]
+    scales = {
+        "residual_multiplier": 0.3,
+        "logits_scaling": 3.0,
+        "attention_multiplier": 0.5,
+        "embedding_multiplier": 2.0,
+    }
+    monkeypatch.setitem(architectures_under_test.CONFIGS, "Granite", ("Granite", shape | scales))
+    model = load_model(saved(tmp_path, "Granite"), backend=backend)
+    for feature in ("layer by layer", "z sweep"):
+        FEATURES[feature](model, pairs_for(model, count=1))
+
+
+def refused(kind: str, folder: Path, backend: str, **shape: Any) -> str:
+    """What is said of a small model of this kind."""
+    import transformers
+
+    tokenizer = word_tokenizer()
+    ids = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+    config = getattr(transformers, f"{kind}Config")(vocab_size=len(tokenizer), **ids, **shape)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(ModelError) as error:
+        load_model(folder, backend=backend)
+    return str(error.value)
+
+
+def test_models_without_attention_over_positions_are_refused(tmp_path: Path) -> None:
+    small = {"hidden_size": 32, "num_hidden_layers": 2}
+    assert "MambaForCausalLM) has no num_attention_heads in its config" in refused(
+        "Mamba", tmp_path, "nnsight", **small
+    )
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 32}
+    types = ["chunked_attention", "full_attention"]
+    llama = {"intermediate_size_mlp": 32, "num_local_experts": 2, "attention_chunk_size": 8, "layer_types": types}
+    said = refused("Llama4Text", tmp_path, "nnsight", **small, **heads, **llama)
+    assert "has layers of chunked_attention: only those that attend to all tokens before" in said
+
+
+def test_attention_that_sees_later_tokens_is_refused(tmp_path: Path) -> None:
+    said = refused("Bert", tmp_path, "nnsight", hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+    assert said
+
+
+@pytest.mark.skipif(not has_hooked_transformer(), reason="removed in TransformerLens 4.0")
+def test_a_users_own_hooked_transformer_of_another_build() -> None:
+    def wrapped(**other: Any) -> Any:
+        from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+        shape: dict[str, Any] = {"n_layers": 3, "d_model": 32, "n_heads": 8, "d_head": 4, "d_mlp": 64, "n_ctx": 128}
+        shape |= {"act_fn": "gelu", "d_vocab": len(word_tokenizer()), "init_mode": "kaiming_normal", "seed": 0}
+        hooked = HookedTransformer(HookedTransformerConfig(**{**shape, **other}), tokenizer=None)
+        return wrap_model(hooked, tokenizer=word_tokenizer())
+
+    with pytest.raises(ModelError, match="whose attention is 'bidirectional' sees later tokens"):
+        wrapped(attention_dir="bidirectional")
+    ungrouped = wrapped(n_key_value_heads=2, ungroup_grouped_query_attention=True)
+    assert ungrouped.info.n_key_value_heads == 8  # its hooks show keys and values of every query head
+    FEATURES["decomposition"](ungrouped, pairs_for(ungrouped))
+    for flag in ("use_attn_result", "use_hook_mlp_in"):
+        assert wrapped(**{flag: True}).stepper is not None
+    split = wrapped(use_split_qkv_input=True)
+    assert split.stepper is None and "use_split_qkv_input is set" in split.checks.replay
+    experts = wrapped(num_experts=4, experts_per_token=2, gated_mlp=True, act_fn="silu", normalization_type="RMS")
+    assert experts.info.d_mlp is None
 
 
 def saved(folder: Path, architecture: str, **options: Any) -> Path:
