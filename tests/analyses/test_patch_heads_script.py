@@ -268,6 +268,19 @@ def test_wrong_numbers_are_told_before_the_model_is_loaded(
         run("--model", planted, "--confirm", 8, "--limit", 20, "--out", "out", cwd=tmp_path)
 
 
+def test_problems_that_cannot_be_graded_are_told_before_the_model_is_loaded(
+    planted: Path, tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mless_interp.models.load.load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    records = [json.loads(line) for line in (planted / "problems.jsonl").read_text().splitlines()][:8]
+    records[6]["answer"] = " "
+    (tmp_path / "p.jsonl").write_text(lines(records))
+    done = run("--problems", "p.jsonl", "--limit", 4, "--answers", 4, "--out", "out", cwd=tmp_path)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    said = "--answers 4: 1 of these problems have no answer to grade against"
+    assert said in done.stderr and records[6]["unique_id"] in done.stderr
+
+
 def test_an_existing_folder_is_kept_unless_overwriting_is_allowed(planted: Path, tmp_path: Path, run: Any) -> None:
     out = tmp_path / "results"
     out.mkdir()
