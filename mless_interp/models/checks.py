@@ -90,7 +90,7 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
         if not gap <= allowed:
             raise fail(f"the gap condition differs from the masked one on shared tokens by {gap:.3g} logits")
     entering_error, entering = _check_entering(model, tokens, tolerance)
-    replayed, reason = _check_replay(model, tokens, allowed) if not entering else (None, _UNKNOWN)
+    replayed, reason = _check_replay(model, tokens, allowed) if not entering else (None, entering)
     return ModelChecks(
         largest_logit=largest,
         row_sum_error=row_error,
