@@ -91,8 +91,8 @@ def _specific(found: Any) -> str:
         return ""
     passed = set(table.loc[table["p_specific"] < made.settings["alpha"], "label"])
     specific = [str(head) for head in sure if str(head) in passed]
-    which = "All confirmed ones" if len(specific) == len(sure) > 1 else listed(specific) or "None of them"
-    return f" {which} shown to be specific to this insertion (more than under random words of the same length)."
+    which = "all of them" if len(specific) == len(sure) > 1 else listed(specific) or "none"
+    return f" Shown to be specific to this insertion (more than under random words of the same length): {which}."
 
 
 def of_sweep(found: Any) -> str:
