@@ -138,7 +138,7 @@ def present(kept: Kept) -> Presented:
     """The tables, every answer, the bars, and the page."""
     from .. import views
     from ..views.report import Report
-    from .answers import model_name, of_accuracy
+    from .answers import model_name, of_accuracy, told_treatments
 
     found, options = kept.results["AccuracyResults"], kept.options
     published = None if options["published"] is None else _published(options["published"], options["benchmark"])
@@ -148,7 +148,7 @@ def present(kept: Kept) -> Presented:
     def page() -> Report:
         question = (
             f"How does {model_name(kept.run['model']['name'])} answer {kept.run['n_problems']} problems under "
-            f"{', '.join(found.treatments)}, and does any of these differ from {found.treatments[0]}?"
+            f"{told_treatments(found)}, and does any of these differ from {found.treatments[0]}?"
         )
         made = Report("Accuracy under insertions", question=question, answer=of_accuracy(found))
         caption = "Share of right answers by treatment, with 95 % intervals over problems."

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ..heads import Head
+from ..locating.sentences import few_problems
 from ..running.results import with_limits
 
 NAMED_AT_MOST = 6
@@ -54,13 +55,14 @@ def of_located(found: Any) -> str:
     """Of `LocatedHeads`: which heads carry how much of what, in how many problems, and what fresh problems say."""
     s, n = found.settings, len(found.problem_ids)
     total = f"median effect {with_limits(found.total_interval, found.unit)}, {n} problems"
+    few = few_problems(n, len(found.heads), found.judged.alpha)
     if not found.established:
-        return f"No head is named: {s['insertion']} has no established effect on {s['outcome']} ({total})."
+        return f"No head is named: {s['insertion']} has no established effect on {s['outcome']} ({total}).{few and ' ' + few}"
     share = f"{100 * found.judged.smallest_effect:.3g} %"
     if not found.found:
         return (
             f"None of {len(found.heads)} heads is shown to carry more than {share} of the effect of {s['insertion']} on "
-            f"{s['outcome']} in most problems ({total})."
+            f"{s['outcome']} in most problems ({total}).{few and ' ' + few}"
         )
     kinds: dict[str, list[Head]] = {}
     senses = found.summary().set_index("label")["sense"]
@@ -77,8 +79,20 @@ def of_located(found: Any) -> str:
     count = len(found.found)
     return (
         f"{count} of {len(found.heads)} heads {'carries' if count == 1 else 'carry'} more than {share} of the effect of "
-        f"{s['insertion']} on {s['outcome']} in most of {n} problems, {tested}: {named}."
+        f"{s['insertion']} on {s['outcome']} ({total}) in most problems, {tested}: {named}.{_specific(found)}"
     )
+
+
+def _specific(found: Any) -> str:
+    """Which of the confirmed heads do more than under random words of the same length; nothing where that was not tested."""
+    sure, made = found.confirmed, found.confirmation
+    table = None if made is None else made.control_table()
+    if table is None or not len(sure) or table.empty or not table["exceeds_random_n"].any():
+        return ""
+    passed = set(table.loc[table["p_specific"] < made.settings["alpha"], "label"])
+    specific = [str(head) for head in sure if str(head) in passed]
+    which = "all of them" if len(specific) == len(sure) > 1 else listed(specific) or "none"
+    return f" Shown to be specific to this insertion (more than under random words of the same length): {which}."
 
 
 def of_sweep(found: Any) -> str:
@@ -151,6 +165,23 @@ def of_scores(found: Any) -> str:
     return f"{found.settings.get('insertion')} ({of}): {'; '.join(parts)}."
 
 
+def told_treatments(found: Any) -> str:
+    """The treatments of `AccuracyResults` by name, with what each does where its name does not say."""
+    told = []
+    for name in found.treatments:
+        made = found.settings.get("treatments", {}).get(name) or {}
+        parts = []
+        if insertion := made.get("insertion"):
+            what = repr(insertion["unit"]) if insertion.get("unit") else insertion["kind"].replace("_", " ")
+            parts.append(f"{insertion['n_tokens']} tokens inserted: {what}")
+        if made.get("arm"):
+            parts.append("the paper's ARM, which moves activations")
+        if made.get("knockout"):
+            parts.append(f"{listed(made['knockout'])} cut off from it")
+        told.append(name + (f" ({'; '.join(parts)})" if parts else ""))
+    return ", ".join(told)
+
+
 def of_accuracy(found: Any) -> str:
     """Of `AccuracyResults`: which treatment differs from the first, and by how much."""
     first = found.summary().iloc[0]
@@ -198,8 +229,10 @@ def of_cut_off(found: Any) -> str:
 
     back, p = tell(inserted[0], cut[0][0])
     heads = listed(found.settings["treatments"][cut[0][0]]["knockout"])
+    right = 100 * table.loc[[base[0], inserted[0], cut[0][0]], "accuracy"].to_numpy()
+    share = f", {right[2] - right[1]:.1f} of the {right[0] - right[1]:.1f} points lost" if right[0] > right[1] else ""
     told += f"; with {heads} cut off from it {cut[0][1]} are: " + (
-        f"answers come back ({p})" if back else f"that answers come back is not shown ({p})"
+        f"answers come back{share} ({p})" if back else f"that answers come back is not shown ({p})"
     )
     if len(cut) == 1:
         return f"{told}; there is no other set of the same layers and size."
@@ -216,11 +249,13 @@ def of_doses(found: Any) -> str:
     moved = f"{float(total.estimate[most]):+.4f} {found.unit} [{low:+.4f}, {high:+.4f}]"
     outcome, n = found.settings.get("outcome"), len(found.problem_ids)
     where = f"(interval for all {len(found.doses)} numbers of tokens together, {n} problems)"
-    slope = found.mean_slope("held")
-    read = (
-        f"the log odds of reading the span grow with the logarithm of their number with slope "
-        f"{float(slope.estimate):.2f} [{float(slope.low):.2f}, {float(slope.high):.2f}] at held positions"
-    )
+    slopes = {name: found.mean_slope(name) for name in found.log_odds}
+    told = {name: f"{float(s.estimate):.2f} [{float(s.low):.2f}, {float(s.high):.2f}]" for name, s in slopes.items()}
+    read = f"the log odds of reading the span grow with the logarithm of the number of tokens with slope {told['inserted']}"
+    if found.layer == 0 and abs(float(slopes["held"].estimate) - 1) < 1e-3:
+        read += f" (at held positions {told['held']}: arithmetic for identical tokens in the first layer, no finding)"
+    else:
+        read += f" ({told['held']} at held positions)"
     if low * high > 0:
         return f"{outcome} moves most with {found.doses[most]} inserted tokens, by {moved} {where}; {read}."
     return (
@@ -233,18 +268,22 @@ def of_mechanism(parts: Any, mediated: Any) -> str:
     """Of the results of the mechanism: what scaling and adding each do to the outcome, and how lambda lies."""
     rows = mediated.summary().set_index(["reading", "effect"])
     reading = "outcome" if "outcome" in mediated.readings else mediated.readings[0]
-    here = {name: rows.loc[(reading, name)] for name in ("scale", "bias", "both")}
+    here = {name: rows.loc[(reading, name)] for name in ("scale", "bias", "both", "interaction")}
     told = {}
     for name, row in here.items():
         mean, low, high = (float(row[end]) for end in ("mean", "ci_low", "ci_high"))
         told[name] = f"{mean:+.4f}" + ("" if np.isnan([low, high]).any() else f" [{low:+.4f}, {high:+.4f}]")
-    sure = [name for name, row in here.items() if row["ci_low"] * row["ci_high"] > 0]
+    sure = [name for name, row in here.items() if row["p_corrected"] < 1 - mediated.confidence]
     what = mediated.settings.get("outcome") if reading == "outcome" else reading.replace("_", " ")
-    shown = f"shown to move it: {', '.join(sure)}" if sure else "none of these is shown to move it"
+    shown = ", ".join(name for name in sure if name != "interaction")
+    shown = (
+        f"shown to move it in most problems: {shown}" if shown else "none of these is shown to move it in most problems"
+    )
+    apart = f"; the two do not add up (interaction {told['interaction']})" if "interaction" in sure else ""
     return (
         f"Through layer {mediated.settings.get('layer')}, {parts.settings.get('insertion')} changes {what} by {told['scale']} "
         f"{here['both']['unit']} as it scales what attention wrote, by {told['bias']} as it adds to it, by {told['both']} as "
-        f"both (means over {len(mediated.problem_ids)} problems); {shown}."
+        f"both (means over {len(mediated.problem_ids)} problems){apart}; {shown}."
     )
 
 

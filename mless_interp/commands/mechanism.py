@@ -114,6 +114,12 @@ def compute(options: Options) -> Computed:
     )
 
 
+MEDIATED = (
+    "Scale only, bias only, both: means with 95 % intervals over problems. Filled: most problems move that way (sign test, "
+    "corrected p < 0.05)."
+)
+
+
 def present(kept: Kept) -> Presented:
     """Six tables, seven pictures, and the page."""
     from .. import views
@@ -140,7 +146,7 @@ def present(kept: Kept) -> Presented:
             f"wrote, or by adding to it, over {kept.run['n_problems']} problems?"
         )
         made = Report("The mechanism", question=question, answer=of_mechanism(parts, mediated))
-        first = {"Scale only, bias only, both.": pictures["mediation.png"]}
+        first = {MEDIATED: pictures["mediation.png"]}
         made = made.result(mediated, heading="Scale or bias", pictures=first)
         lambdas = {
             "Lambda per head, its null, and the slope of the best fit, another number.": pictures["lambda.png"],

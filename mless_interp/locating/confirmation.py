@@ -15,7 +15,15 @@ from ..statistics import holm, median_interval
 from .control import beside_controls
 from .curves import CircuitCurve
 from .judge import KINDS, SIDES, Claims, Judged, judge, measured
-from .sentences import few_problems, left_out_words, share_words, specific_words, total_words, verdict_words
+from .sentences import (
+    few_problems,
+    left_out_words,
+    readers_words,
+    share_words,
+    specific_words,
+    total_words,
+    verdict_words,
+)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -128,8 +136,7 @@ class Confirmation(Result):
         found += [f"{text}{kind}." for text, kind in zip(words, kinds, strict=True)]
         found += specific_words(self.control_table(), alpha=s["alpha"], n=n, confirmed=sure)
         if self.joint is not None:
-            first, *rest = self.joint.sentences()
-            found += [f"Heads that read, as a set: {first}", *rest]
+            found += readers_words(self.joint)
         if self.reads is not None:
             found += self.reads.sentences()[1:]
         if self.curve is not None:

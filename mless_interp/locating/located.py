@@ -32,6 +32,7 @@ from .sentences import (
     gap_words,
     left_out_words,
     power_words,
+    readers_words,
     share_words,
     specific_words,
     total_words,
@@ -284,8 +285,7 @@ class LocatedHeads(
             options = {"alpha": judged.alpha, "n": len(self.total)}
             found += specific_words(self.control_table(), **options)  # type: ignore[arg-type]
             if self.joint is not None:
-                first, *rest = self.joint.sentences()
-                found += [f"Heads that read, as a set: {first}", *rest]
+                found += readers_words(self.joint)
             if self.reads is not None:
                 found += self.reads.sentences()[1:]
         return [*found, *left_out_words(s.get("left_out") or {})]

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..patching.joint import CHOSEN_HERE
+from ..patching.joint import CHOSEN_HERE, JointKnockout
 from ..patching.scores import FEWEST
 from ..running.results import with_limits
 from ..statistics import (
@@ -139,6 +139,12 @@ def specific_words(table: pd.DataFrame, *, alpha: float, n: int, confirmed: Sequ
             "enough other attention to take); where it is on too few, random words alone decide."
         )
     return words
+
+
+def readers_words(joint: JointKnockout) -> list[str]:
+    """What the heads that read remove, as a set where they are several."""
+    first, *rest = joint.sentences()
+    return [f"{'Heads that read, as a set' if len(joint.heads) > 1 else 'The head that reads'}: {first}", *rest]
 
 
 def left_out_words(left_out: dict[str, str]) -> list[str]:

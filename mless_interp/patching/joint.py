@@ -295,14 +295,15 @@ class JointKnockout(Result):
 
     def sentences(self) -> list[str]:
         """What the set removes together, whether any heads of these layers would, and whether its heads add up."""
+        together = " together" if len(self.heads) > 1 else ""
         found = [
-            f"Knocking out {', '.join(map(str, self.heads))} together removes {_shown(self.interval)} {self.unit}.",
+            f"Knocking out {', '.join(map(str, self.heads))}{together} removes {_shown(self.interval)} {self.unit} on average.",
             self._random_words(),
         ]
         if len(self.heads) > 1:
             made = self.interaction_interval
             found.append(
-                f"One by one they remove {self.singles.sum(1).mean():+.4f} in sum; interaction (joint minus sum) "
+                f"One by one they remove {self.singles.sum(1).mean():+.4f} in sum, on average; interaction (joint minus sum) "
                 f"{_shown(made)}{self._interaction_word(made)}."
             )
         return [words for words in found if words]
@@ -317,9 +318,11 @@ class JointKnockout(Result):
         means = self.random.mean(0)
         low, middle, high = np.quantile(means, (0.025, 0.5, 0.975))
         which = f"all {len(self.sets)} other" if self.exact else f"{len(self.sets)} random"
+        shared = sum(not set(self.heads).isdisjoint(members) for members in self.sets)
+        some = f", {shared} of which hold some of these heads," if shared else ""
         words = (
-            f"{which} sets of the same layers and size remove {middle:+.4f} (median; 95 % of them {low:+.4f} to "
-            f"{high:+.4f}), {self.n_as_large or 'none'} of them as much; "
+            f"{which} sets of the same layers and size{some} remove {middle:+.4f} (median of their means; 95 % of them "
+            f"{low:+.4f} to {high:+.4f}), {self.n_as_large or 'none'} of them as much; "
         )
         words += f"p = {self.p:.3g}" if self.chosen_elsewhere else CHOSEN_HERE
         smallest = 1 / (1 + len(self.sets))

@@ -131,7 +131,7 @@ def affine_layers(found: AttentionDecomposition, *, contrast: str | None = None)
 def mediation(found: Mediation) -> Picture:
     """What scale alone, bias alone and both do to each reading, their interaction, and the whole effect.
 
-    95 % intervals over problems; filled: corrected p < 0.05 over all readings and effects.
+    95 % intervals over problems; filled: corrected p < 0.05, a sign test, Holm over the effects on a reading.
     """
     table = found.summary()
     readings = list(dict.fromkeys(table["reading"]))

@@ -461,7 +461,7 @@ class HeadMap:
             n_heads=max(heads) + 1,
             squares=squares,
             marked_means=marked_means if any(shown) else "",
-            note=COLUMNS.get(value, ("", ""))[1],
+            note=COLUMNS[value][1] if value in COLUMNS else _of_a_metric(value),
         )
 
 

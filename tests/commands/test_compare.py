@@ -100,10 +100,13 @@ def test_the_command_writes_tables_picture_and_page(
 def test_answers_say_what_was_found_with_numbers_and_intervals() -> None:
     told = answers.of_located(replace(located(), confirmation=confirmed()))
     assert told.startswith(
-        "2 of 3 heads carry more than 5 % of the effect of Mless ' /' x55 on answer_logprob in most of 12"
+        "2 of 3 heads carry more than 5 % of the effect of Mless ' /' x55 on answer_logprob (median effect +1"
     )
-    assert told.endswith("problems, confirmed on 10 fresh ones: L0H1 (reader); L1H0 (mediator).")
+    assert "problems, confirmed on 10 fresh ones: L0H1 (reader); L1H0 (mediator)." in told
     assert "not yet confirmed on fresh problems: L0H1" in answers.of_located(located())
+    zero = located(0.0, 4)
+    assert "4 problems are too few to name any of 3 heads" in answers.of_located(replace(zero, total=zero.total - 1))
+    assert "too few" not in answers.of_located(replace(located(0.0), total=located().total - 1))
     one = replace(confirmed(), kinds=("reader", "necessary only", "sufficient only"), senses=np.array([1, -1, -1]))
     assert "L0H1 confirmed on 10 fresh ones" in answers.of_located(replace(located(), confirmation=one))
     assert answers.of_sweep(patched(12)).startswith("1 of 6 heads does more than 5 % of the effect")
@@ -118,10 +121,18 @@ def test_answers_say_what_was_found_with_numbers_and_intervals() -> None:
     heads = answers.told_heads(scored(), 2)
     assert len(heads) == 2 and all(str(head) in answers.of_scores(scored()) for head in heads)
     assert " % [" in answers.of_scores(scored())
-    assert "slope" in answers.of_doses(doses()) and "[" in answers.of_doses(doses())
+    assert "with slope 1.10 [" in answers.of_doses(doses())
+    assert "(at held positions 1.00 [" in answers.of_doses(doses()) and "arithmetic" in answers.of_doses(doses())
+    assert "arithmetic" not in answers.of_doses(doses(0.8)) + answers.of_doses(replace(doses(), layer=1))
     one = answers.of_claims({"tiny": checked()}, "Figure 13")
     assert one == "Figure 13 (6 problems): on tiny, 1 of 2 claims agree, 1 cannot be told."
-    assert "shown to move it" in answers.of_mechanism(decomposed(), mediated())
+    told = answers.of_mechanism(decomposed(), mediated(12))
+    assert told.endswith("; shown to move it in most problems: bias, both.") and "add up" not in told
+    apart = mediated(12).values * [1, 1, 1, 1, 1, 2, 1]
+    told = answers.of_mechanism(decomposed(), replace(mediated(12), values=apart))
+    assert "; the two do not add up (interaction +" in told
+    told = answers.of_mechanism(decomposed(), mediated(4))
+    assert "none of these is shown to move it" in told, "4 problems: an interval without 0, no sign test"
 
 
 def under_four(*right: int, n: int = 40) -> mi.AccuracyResults:
@@ -148,10 +159,10 @@ def test_whether_answers_come_back_is_told_against_the_insertion_and_a_random_se
     told = answers.of_cut_off(under_four(40, 20, 38, 22))
     assert told == (
         "Of 40 other problems 100.0 % are answered right without the insertion and 50.0 % with it; with L0H1, L0H2 cut off "
-        "from it 95.0 % are: answers come back (p = 7.6e-06), more than with a random set of the same layers and size (55.0 "
-        "%, p = 3.1e-05)."
+        "from it 95.0 % are: answers come back, 45.0 of the 50.0 points lost (p = 7.6e-06), more than with a random set of "
+        "the same layers and size (55.0 %, p = 3.1e-05)."
     )
-    assert "come back (p = 7.6e-06), and no more is shown than with a random" in answers.of_cut_off(
+    assert "points lost (p = 7.6e-06), and no more is shown than with a random" in answers.of_cut_off(
         under_four(40, 20, 38, 37)
     )
     assert "cut off from it 55.0 % are: that answers come back is not shown" in answers.of_cut_off(
@@ -162,6 +173,34 @@ def test_whether_answers_come_back_is_told_against_the_insertion_and_a_random_se
     )
     assert answers.of_cut_off(under_four(40, 20)).endswith("no head that reads is named, so none is cut off.")
     assert answers.of_cut_off(under_four(40, 20, 38)).endswith("there is no other set of the same layers and size.")
+
+
+def test_treatments_are_told_with_what_they_do() -> None:
+    insertion = {"kind": "meaningless", "unit": " /", "n_tokens": 55}
+    made = {
+        "none": {"insertion": None, "arm": None, "knockout": []},
+        "insertion": {"insertion": insertion, "arm": None, "knockout": ["L0H1", "L0H2"]},
+        "named set cut off": {"insertion": {**insertion, "kind": "random_sentence", "unit": ""}},
+        "random set cut off": {"insertion": None, "arm": {"c": 0.13}},
+    }
+    assert answers.told_treatments(replace(under_four(40, 20, 38, 22), settings={"treatments": made})) == (
+        "none, insertion (55 tokens inserted: ' /'; L0H1, L0H2 cut off from it), named set cut off (55 tokens inserted: "
+        "random sentence), random set cut off (the paper's ARM, which moves activations)"
+    )
+
+
+def test_the_answer_says_whether_confirmed_heads_are_specific() -> None:
+    """Confirmed alone would be read as "because of the slashes"."""
+    made = confirmed()
+    sure = [str(head) for head, yes in zip(made.heads, made.confirmed, strict=True) if yes]
+    told = answers.of_located(replace(located(), confirmation=made))
+    specific = " Shown to be specific to this insertion (more than under random words of the same length): "
+    assert len(sure) == 2 and told.endswith(f"{specific}all of them.")
+    as_much = {name: each + 2 * name.startswith("random") for name, each in made.controls.items()}
+    told = answers.of_located(replace(located(), confirmation=replace(made, controls=as_much)))
+    assert told.endswith(f"{specific}none.")
+    without = replace(located(), confirmation=replace(made, controls={}))
+    assert "specific" not in answers.of_located(without) + answers.of_located(located()), "not asked"
 
 
 def test_surest_heads_come_first() -> None:

@@ -193,7 +193,12 @@ def test_interactions_in_words(singles: Any, words: str) -> None:
 
 def test_what_is_said_of_many_few_and_no_random_sets() -> None:
     many = by_hand([1.0] * 4, [[0.5, 0.5]] * 4, [list(np.linspace(-0.1, 0.2, 100))] * 4)
-    assert "100 random sets of the same layers and size remove +0.0500 (median; 95 % of them" in many.describe()
+    assert "100 random sets of the same layers and size remove +0.0500 (median of their means; 95 %" in many.describe()
+    assert "together removes +1.0000 [+1.0000, +1.0000] nats on average." in many.describe(), "a mean, beside medians"
+    shared = replace(many, sets=(many.heads, *many.sets[1:]))
+    assert "same layers and size, 1 of which hold some of these heads, remove" in shared.describe()
+    alone = replace(many, heads=many.heads[:1], singles=many.singles[:, :1])
+    assert "together" not in alone.describe()
     assert "p = 0.0099" in many.describe()
     few = by_hand([1.0] * 4, [[0.5, 0.5]] * 4, [[0.1, 0.0, 0.2]] * 4, n_possible=3)
     assert "none of them as much; p = 0.25 (" in few.describe()

@@ -558,3 +558,8 @@ def test_in_a_page_without_views_even_an_injected_script_does_not_run(chrome: Br
     (tmp_path / "x.html").write_text(text.replace("harmless", "<script>window.hacked=1</script>"), encoding="utf-8")
     page = chrome.open(tmp_path / "x.html")
     assert page.run("window.hacked") is None and len(page.errors) == 1
+
+
+def test_a_map_of_an_attention_metric_says_what_the_metric_is() -> None:
+    table = pd.DataFrame({"layer": [0], "head": [0], "collapse_relative": [0.5]})
+    assert HeadMap.of(table, "", value="collapse_relative").note.startswith("drop of the span below its reference")
