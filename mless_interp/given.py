@@ -244,7 +244,7 @@ def _remedy(expected: str, wrong: Any) -> str:
     """What to do, where it can be told."""
     if isinstance(wrong, str) and expected.startswith("several text"):
         return f"put it in a list, [{wrong!r}]"
-    if "a Model" in expected:
+    if "a Model" in expected or "an InMemory" in expected:
         if isinstance(wrong, str):
             return f"load it first, load_model({wrong!r})"
         if type(wrong).__module__.partition(".")[0] in ("transformer_lens", "nnsight"):

@@ -271,6 +271,8 @@ def test_another_librarys_model_is_to_be_wrapped() -> None:
         TypeError, match=r"model must be a Model, got a HookedTransformer: wrap it first, wrap_model\(...\)"
     ):
         mi.locate_heads(HookedTransformer(), good()["pairs"])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^name must be .*, got a HookedTransformer: wrap it first, wrap_model\(...\)"):
+        mi.load_model(HookedTransformer())  # type: ignore[arg-type]
 
 
 def test_names_of_heads_and_numbers_of_numpy_are_taken_for_what_they_are() -> None:
