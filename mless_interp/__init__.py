@@ -93,8 +93,18 @@ ROOMS = [
     "views",
 ]
 
-_attribute, __dir__, __all__ = lazy_loader.attach(__name__, ROOMS, PUBLIC)
+SHOWN = ("grading", "metrics", "paper", "statistics", "views")
+"""Rooms that a notebook offers after `mi.`; the others, and what scripts alone use, are there without being offered."""
+FOR_SCRIPTS = ("command_line", "running", "running.folders")
+
+_attribute, _, __all__ = lazy_loader.attach(__name__, ROOMS, PUBLIC)
 __all__ += ["__version__", "save"]
+
+
+def __dir__() -> list[str]:
+    """What a researcher uses."""
+    hidden = {name for module in FOR_SCRIPTS for name in PUBLIC[module]} | set(ROOMS) - set(SHOWN)
+    return sorted(set(__all__) - hidden)
 
 
 def save(path: Any, *results: Any, **options: Any) -> Any:

@@ -191,3 +191,12 @@ def test_the_tiny_gemma_has_windows(tiny_model_dir: Callable[[str], Path]) -> No
     config = json.loads((tiny_model_dir("gemma3") / "config.json").read_text(encoding="utf-8"))
     assert config["sliding_window"] == 16
     assert sorted(set(config["layer_types"])) == ["full_attention", "sliding_attention"]
+
+
+def test_a_notebook_offers_what_a_researcher_uses_and_the_rest_is_there_all_the_same() -> None:
+    import mless_interp as mi
+
+    offered = set(dir(mi))
+    assert {"load_model", "locate_heads", "save", "views", "metrics"} <= offered <= set(mi.__all__)
+    assert not {"commands", "running", "models", "one_line_errors", "chosen_heads"} & offered
+    assert mi.models.__name__ == "mless_interp.models" and callable(mi.one_line_errors)
