@@ -89,7 +89,9 @@ from pathlib import Path
 
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging
 
+logging.disable_progress_bar()
 folder = Path(tempfile.mkdtemp()) / "tiny-qwen2"
 torch.manual_seed(0)
 config = Qwen2Config(
@@ -103,7 +105,7 @@ config = Qwen2Config(
     eos_token_id=demo.tokenizer.eos_token_id,
 )
 Qwen2ForCausalLM(config).save_pretrained(folder)
-demo.tokenizer.save_pretrained(folder)
+saved = demo.tokenizer.save_pretrained(folder)
 
 # %% [markdown]
 # ## TransformerLens: HookedTransformer

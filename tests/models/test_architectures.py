@@ -136,6 +136,7 @@ def test_models_without_attention_over_positions_are_refused(tmp_path: Path) -> 
     assert "has layers of chunked_attention: only those that attend to all tokens before" in said
 
 
+@pytest.mark.filterwarnings("ignore:Module .* has a submodule named:UserWarning")  # nnsight's, of BERT
 def test_attention_that_sees_later_tokens_is_refused(tmp_path: Path) -> None:
     said = refused("Bert", tmp_path, "nnsight", hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
     assert said
