@@ -11,7 +11,7 @@ from .arithmetic import values_of_heads
 from .decoder import unwrapped
 from .entering import mixed_taps
 from .hooked import as_hook
-from .hugging_face import HuggingFaceModel, float32_unembedding, layer_masks
+from .hugging_face import HuggingFaceModel, float32_unembedding, layer_masks, own_windows_lifted
 from .info import AttentionOutput
 from .inputs import Inputs, Tap, Taps
 from .sites import attention_sites
@@ -102,7 +102,8 @@ class BridgeModel(HuggingFaceModel):
             for point, hook in hooks:
                 point.add_hook(hook, level=level)
             attentions, last = [block.attn for block in bridge.blocks], bridge.original_model.get_output_embeddings()
-            with layer_masks(attentions, masks), float32_unembedding(unwrapped(last)):
+            own = own_windows_lifted([unwrapped(each) for each in attentions], masks)
+            with own, layer_masks(attentions, masks), float32_unembedding(unwrapped(last)):
                 logits = bridge(inputs.tokens, **options)
         finally:
             for point, _ in hooks:

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from logging import Filter, LogRecord
@@ -48,6 +48,11 @@ def hugging_face_info(
         )
     n_layers, n_heads = config.num_hidden_layers, config.num_attention_heads
     kinds, width = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+    if not getattr(config, "is_decoder", True) and not config.model_type.startswith("gpt_neox"):  # which never asks
+        raise ModelError(
+            f"{name} ({type(hf_model).__name__}) is an encoder (its config says is_decoder=False), whose tokens see later "
+            "ones: conditions are undefined for it, so it is not taken"
+        )
     strange = set(kinds or ()) - {"full_attention", "sliding_attention"}
     if strange:
         raise ModelError(
@@ -311,6 +316,24 @@ def float32_unembedding(module: nn.Module) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+def has_own_window(attention: nn.Module) -> bool:
+    """Whether an attention hides what is outside its window by itself, by index, whatever mask it is given (GPT-Neo)."""
+    return getattr(attention, "attention_type", None) == "local" and isinstance(attention.bias, Tensor)
+
+
+@contextmanager
+def own_windows_lifted(attentions: Sequence[nn.Module], masks: tuple[Tensor, ...] | None) -> Iterator[None]:
+    """Where masks are given, windows are in them: where positions are set, one by index would be another."""
+    before = [(each, each.bias) for each in attentions if masks is not None and has_own_window(each)]
+    try:
+        for attention, bias in before:
+            attention.bias = torch.ones_like(bias[:1, :1, :1, :1]).expand_as(bias)
+        yield
+    finally:
+        for attention, bias in before:
+            attention.bias = bias
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .arithmetic import values_of_heads
 from .decoder import DecoderLayer, Geometry, Mlp, layer_modules
-from .hugging_face import HuggingFaceModel, additive_mask
+from .hugging_face import HuggingFaceModel, additive_mask, has_own_window, own_windows_lifted
 from .info import ModelError, ModelInfo
 from .inputs import Inputs, Taps
 from .sites import SITES, site
@@ -81,7 +81,12 @@ class NnsightModel(HuggingFaceModel):
         wanted = [_layer_taps(taps, layer) for layer in range(info.n_layers)]
         dtype = getattr(torch, info.dtype)
         shown: dict[str, Tensor] = {}
-        with traced.trace(prompt, **options):
+        own = [self._attention(layer) for layer in range(info.n_layers)]
+        if self.remote is True and inputs.position_ids is not None and any(map(has_own_window, own)):
+            raise ModelError(
+                f"{info.architecture} counts its windows by index, which cannot be lifted remotely: run it here"
+            )
+        with own_windows_lifted(own, masks), traced.trace(prompt, **options):
             for layer in range(info.n_layers):
                 at, attention = self.traced_layers[layer], self.attentions[layer]
                 for name in _order(wanted[layer], masks is not None):

@@ -18,6 +18,7 @@ from .decoder import Geometry, Positions, attention_rule_of, decoder_layers
 from .hooked import HookedTransformerModel
 from .hugging_face import hugging_face_info
 from .info import ModelError
+from .saved import first_line
 
 
 def has_hooked_transformer() -> bool:
@@ -37,9 +38,9 @@ def bridge_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: str) -> Brid
             device=str(hf_model.device),
             dtype=hf_model.dtype,
         )
-    except (ValueError, KeyError, RuntimeError, NotImplementedError) as error:
+    except Exception as error:  # a part that an adapter expects and a model lacks fails in any way
         raise ModelError(
-            f"TransformerBridge cannot take {name!r} ({type(hf_model).__name__}): {str(error).splitlines()[0]}; try "
+            f"TransformerBridge cannot take {name!r} ({type(hf_model).__name__}): {first_line(error)}; try "
             'backend="nnsight"'
         ) from error
     return BridgeModel(bridge, name=name, tokenizer=tokenizer)
@@ -98,8 +99,14 @@ def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: 
     with warnings.catch_warnings():  # that it goes in 4.0 is known here
         warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
         hooked = HookedTransformer(cfg, tokenizer=None, move_to_device=False)
-    with torch.no_grad():
-        state = converters[architecture](hf_model, cfg)
+    try:
+        with torch.no_grad():
+            state = converters[architecture](hf_model, cfg)
+    except Exception as error:  # as above
+        raise ModelError(
+            f"{name!r} ({architecture}) cannot be converted to a HookedTransformer here: {first_line(error)}; use "
+            'backend="bridge" or "nnsight"'
+        ) from error
     state = {key: value.detach().clone().to(hf_model.dtype) for key, value in state.items()}
     missing, unexpected = hooked.load_state_dict(state, strict=False)
     buffers = ("mask", "IGNORE", "rotary_sin", "rotary_cos")

@@ -138,8 +138,31 @@ def test_models_without_attention_over_positions_are_refused(tmp_path: Path) -> 
 
 @pytest.mark.filterwarnings("ignore:Module .* has a submodule named:UserWarning")  # nnsight's, of BERT
 def test_attention_that_sees_later_tokens_is_refused(tmp_path: Path) -> None:
-    said = refused("Bert", tmp_path, "nnsight", hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
-    assert said
+    said = refused("Bert", tmp_path, "bridge", hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+    assert "BertLMHeadModel) is an encoder" in said
+
+
+@pytest.mark.parametrize("backend", COLUMNS)
+def test_gpt_neos_own_windows_are_lifted_where_positions_are_set(backend: str, tmp_path: Path) -> None:
+    """It hides by index, whatever mask it is given: where positions lie closer than indices, too much."""
+    folder = saved(tmp_path, "GPT-Neo", attention_types=[[["local"], 4]])
+    model = load_model(folder, backend=backend)
+    pairs = pairs_for(model, count=1)
+    FEATURES["identities"](model, pairs)
+    held = pairs[0].condition("held")
+    recording = model.record(held, start=held.n_tokens // 2)
+    whole = model.run(held).logits[:, held.n_tokens // 2 :]
+    torch.testing.assert_close(model.replay(recording, 0, recording.z[0], logits_at="all"), whole, atol=1e-4, rtol=1e-4)
+    if model.hf_model is not None:  # they are as they were
+        attentions = [model._attention(layer) for layer in range(4)]
+        assert all(attention.bias.shape[-1] == 256 and not attention.bias[0, 0, 20, 2] for attention in attentions)
+
+
+@pytest.mark.parametrize("backend", [backend for backend in COLUMNS if backend != "nnsight"])
+def test_what_a_library_cannot_convert_is_said_in_a_sentence(backend: str, tmp_path: Path) -> None:
+    folder = saved(tmp_path, "GPT-NeoX (Pythia)", attention_bias=False)
+    with pytest.raises(ModelError, match="cannot take .*GPTNeoX|GPTNeoX.* cannot be converted"):
+        load_model(folder, backend=backend)
 
 
 @pytest.mark.skipif(not has_hooked_transformer(), reason="removed in TransformerLens 4.0")
