@@ -63,7 +63,7 @@ def here(name: str, backend: str) -> Model:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings(
-                "ignore", "A hook on attn", UserWarning
+                "ignore", "A hook on .*hook_pattern", UserWarning
             )  # TransformerLens 4.3, where it obeys no edit
             return loaded(folder_of(name), backend)
     except ModelError as error:
