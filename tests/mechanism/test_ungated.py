@@ -1,6 +1,7 @@
 """MLPs without a gate: metrics, ARM and mediation of the activation itself, labelled, against plain Hugging Face's hooks."""
 
 import dataclasses
+import warnings
 from collections.abc import Callable
 from functools import cache
 from operator import attrgetter
@@ -19,7 +20,6 @@ import mless_interp as mi
 from mless_interp.accuracy import AccuracyResults, evaluate_accuracy
 from mless_interp.generation.complete import Request, generate_completions
 from mless_interp.mechanism import ARM, activation_shift, mediate
-from mless_interp.models import gates
 from mless_interp.models.base import Model
 from mless_interp.models.gates import UNGATED
 from mless_interp.models.info import GatedMlp, ModelError
@@ -61,7 +61,11 @@ def cases(*names: str, backends: tuple[str, ...] = ("hooked_transformer", "bridg
 def here(name: str, backend: str) -> Model:
     """The tiny model of this architecture on this backend; skipped where it is known that it may be refused."""
     try:
-        return loaded(folder_of(name), backend)
+        with warnings.catch_warnings():
+            warnings.filterwarnings(
+                "ignore", "A hook on .*hook_pattern", UserWarning
+            )  # TransformerLens 4.3, where it obeys no edit
+            return loaded(folder_of(name), backend)
     except ModelError as error:
         if (name, backend) not in UNSURE:
             raise
@@ -293,10 +297,3 @@ def test_an_ungated_mlp_of_another_build_is_found_out(backend: str, monkeypatch:
     monkeypatch.setattr(model, "_gated_mlp", lambda layer: GatedMlp(torch.nn.functional.relu, gated=False))
     with pytest.raises(ModelError, match=r"blocks.0.mlp.hook_post is not act\(pre\) here"):
         model.run(tokens, edits=ARM(c=0.1, p1=99).edits(model, tokens))
-
-
-def test_what_does_not_change_stays_bit_for_bit() -> None:
-    model = here("GPT-2", "bridge")
-    tokens = torch.arange(3, 20)[None]
-    edits = gates.gate_edits(1, model.gated_mlp(1), torch.clone)
-    assert torch.equal(model.run(tokens, edits=edits).logits, model.run(tokens).logits)
