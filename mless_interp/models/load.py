@@ -99,7 +99,7 @@ def load_model(
 
         traced = wrapped(hf_model, tokenizer)
         return _checked(NnsightModel(traced, name=label, tokenizer=tokenizer, remote=remote), reference, *origin)
-    from .transformer_lens import has_hooked_transformer, hooked_transformer_from
+    from .transformer_lens import bridge_from, has_hooked_transformer, hooked_transformer_from
 
     if backend == "hooked_transformer" or (backend == "auto" and has_hooked_transformer()):
         try:
@@ -108,7 +108,7 @@ def load_model(
             if backend == "hooked_transformer":
                 raise
     try:
-        return _checked(_bridge(hf_model, tokenizer, label), reference, *origin)
+        return _checked(bridge_from(hf_model, tokenizer, name=label), reference, *origin)
     except ModelError:
         if backend != "auto":
             raise
@@ -119,23 +119,6 @@ def load_model(
         except ModelError:
             pass  # the first reason is the one to say
         raise
-
-
-def _bridge(hf_model: "PreTrainedModel", tokenizer: Any, label: str) -> Model:
-    from .transformer_lens import bridge_from
-
-    try:
-        return bridge_from(hf_model, tokenizer, name=label)
-    except (
-        AttributeError,
-        KeyError,
-        TypeError,
-    ) as error:  # it goes by the name in the config, whatever the weights are
-        named = ", ".join(hf_model.config.architectures or ()) or "nothing"
-        raise ModelError(
-            f"TransformerLens cannot make a bridge of {label!r} ({type(error).__name__}: {error}): its config names {named} as "
-            f"architecture, the weights are run as {type(hf_model).__name__}; correct the config, or use backend='nnsight'"
-        ) from error
 
 
 @checked

@@ -39,8 +39,10 @@ def bridge_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: str) -> Brid
             dtype=hf_model.dtype,
         )
     except Exception as error:  # a part that an adapter expects and a model lacks fails in any way
+        named, run = ", ".join(hf_model.config.architectures or ()) or "nothing", type(hf_model).__name__
+        told = f"; its config names {named} as architecture, the weights are run as {run}: correct the config"
         raise ModelError(
-            f"TransformerBridge cannot take {name!r} ({type(hf_model).__name__}): {first_line(error)}; try "
+            f"TransformerBridge cannot take {name!r} ({run}): {first_line(error)}{told if named != run else ''}; try "
             'backend="nnsight"'
         ) from error
     return BridgeModel(bridge, name=name, tokenizer=tokenizer)
