@@ -53,6 +53,11 @@ def hugging_face_info(
             f"{name} ({type(hf_model).__name__}) is an encoder (its config says is_decoder=False), whose tokens see later "
             "ones: conditions are undefined for it, so it is not taken"
         )
+    if getattr(config, "clip_qkv", None) is not None or getattr(getattr(config, "attn_config", None), "clip_qkv", None):
+        raise ModelError(
+            f"{name} ({type(hf_model).__name__}) clips its queries, keys and values (clip_qkv), which is not done here "
+            "where attention is computed anew: it is not taken"
+        )
     strange = set(kinds or ()) - {"full_attention", "sliding_attention"}
     if strange:
         raise ModelError(
@@ -326,7 +331,8 @@ def has_own_window(attention: nn.Module) -> bool:
 @contextmanager
 def own_windows_lifted(attentions: Sequence[nn.Module], masks: tuple[Tensor, ...] | None) -> Iterator[None]:
     """Where masks are given, windows are in them: where positions are set, one by index would be another."""
-    before = [(each, each.bias) for each in attentions if masks is not None and has_own_window(each)]
+    own: list[Any] = [each for each in attentions if masks is not None and has_own_window(each)]
+    before = [(each, each.bias) for each in own]
     try:
         for attention, bias in before:
             attention.bias = torch.ones_like(bias[:1, :1, :1, :1]).expand_as(bias)

@@ -124,11 +124,13 @@ def refused(kind: str, folder: Path, backend: str, **shape: Any) -> str:
     return str(error.value)
 
 
-def test_models_without_attention_over_positions_are_refused(tmp_path: Path) -> None:
+def test_attention_of_another_kind_is_refused(tmp_path: Path) -> None:
     small = {"hidden_size": 32, "num_hidden_layers": 2}
     assert "MambaForCausalLM) has no num_attention_heads in its config" in refused(
         "Mamba", tmp_path, "nnsight", **small
     )
+    olmo = {"num_attention_heads": 4, "intermediate_size": 32, "clip_qkv": 0.3}
+    assert "clips its queries, keys and values" in refused("Olmo", tmp_path, "nnsight", **small, **olmo)
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 32}
     types = ["chunked_attention", "full_attention"]
     llama = {"intermediate_size_mlp": 32, "num_local_experts": 2, "attention_chunk_size": 8, "layer_types": types}
