@@ -890,6 +890,16 @@ def hidden(pair: Any, *, layers: Any = range(N_LAYERS), head: Any = slice(None))
     return [(f"blocks.{layer}.attn.hook_attn_scores", hide) for layer in layers]
 
 
+def caches_of(hooked: Any, pair: Any) -> tuple[Any, Any]:
+    """TransformerLens' caches of the inserted run, and of the one in which what comes after the span cannot see it."""
+    tokens = pair.condition("inserted").tokens
+    with torch.no_grad():
+        _, inserted = hooked.run_with_cache(tokens)
+        with hooked.hooks(fwd_hooks=hidden(pair)):
+            _, masked = hooked.run_with_cache(tokens)
+    return inserted, masked
+
+
 def read_of(pair: Any) -> Any:
     """The log-probability of an answered pair's one-token answer, of logits `[1, token, vocab]`."""
     read, answer = len(pair.inserted) - 2, pair.answer_ids[0]
@@ -906,10 +916,9 @@ def test_z_sweeps_of_an_own_model_are_transformer_lens_patching(shape: str) -> N
     (bare,) = pairs_for(model, count=1)
     pair = bare.answered()
     hooked, tokens, metric = model.underlying, pair.condition("inserted").tokens, read_of(pair)
+    corrupted, clean = caches_of(hooked, pair)
     with torch.no_grad():
-        _, corrupted = hooked.run_with_cache(tokens)
         with hooked.hooks(fwd_hooks=hidden(pair)):
-            _, clean = hooked.run_with_cache(tokens)
             noising = patching.get_act_patch_attn_head_out_all_pos(hooked, tokens, corrupted, metric)
         denoising = patching.get_act_patch_attn_head_out_all_pos(hooked, tokens, clean, metric)
     assert float(denoising.std()) > 1e-3
@@ -938,12 +947,11 @@ def test_shares_of_an_own_model_are_those_of_transformer_lens_head_results(shape
     """A head's share of what attention changes in the residual stream, from what TransformerLens says that it wrote."""
     model = own_model(shape)
     (bare,) = pairs_for(model, count=1)
-    hooked, tokens, stop = model.underlying, bare.condition("inserted").tokens, bare.span[1]
-    with torch.no_grad():
-        _, inserted = hooked.run_with_cache(tokens)
-        with hooked.hooks(fwd_hooks=hidden(bare)):
-            _, masked = hooked.run_with_cache(tokens)
-    wrote = [cache.stack_head_results()[:, 0, stop:].unflatten(0, (N_LAYERS, -1)) for cache in (inserted, masked)]
+    stop = bare.span[1]
+    wrote = [
+        cache.stack_head_results()[:, 0, stop:].unflatten(0, (N_LAYERS, -1))
+        for cache in caches_of(model.underlying, bare)
+    ]
     change = (wrote[0] - wrote[1]).double()
     whole = change.sum(1, keepdim=True)
     shares = (change * whole).sum((-2, -1)) / whole.square().sum((-2, -1))
@@ -957,18 +965,13 @@ def test_what_a_last_head_carries_is_its_direct_logit_attribution_where_nothing_
     model = own_model("linear to the end")
     (bare,) = pairs_for(model, count=1)
     pair, last = bare.answered(), N_LAYERS - 1
-    hooked, tokens = model.underlying, pair.condition("inserted").tokens
-    with torch.no_grad():
-        _, inserted = hooked.run_with_cache(tokens)
-        with hooked.hooks(fwd_hooks=hidden(pair)):
-            _, masked = hooked.run_with_cache(tokens)
     read = len(pair.inserted) - 2
     words = (torch.tensor(pair.answer_ids), torch.tensor(pair.distractor_ids))
     direct = [
         cache.logit_attrs(cache.stack_head_results(pos_slice=read), *words, pos_slice=read)[:, 0].unflatten(
             0, (-1, N_HEADS)
         )
-        for cache in (inserted, masked)
+        for cache in caches_of(model.underlying, pair)
     ]
     expected = (direct[0] - direct[1])[last]
     assert float(expected.abs().max()) > 1e-2

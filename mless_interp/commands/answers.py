@@ -1,7 +1,6 @@
 """What a run found, in one sentence: the first thing of its page. Numbers with their intervals, heads by name."""
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pandas as pd
 from ..heads import Head
 from ..locating.sentences import few_problems
 from ..running.results import with_limits
+from ..running.visible import short_name
 
 NAMED_AT_MOST = 6
 """Heads that a sentence lists; it counts the others."""
@@ -35,10 +35,7 @@ def model_name(name: str) -> str:
     from ..paper.figures import title_of
 
     title = title_of(name)
-    if title != name:
-        return title
-    path = Path(name)
-    return path.name if path.is_absolute() and path.name else name
+    return short_name(name) if title == name else title
 
 
 def _each(row: Any, estimate: str, low: str, high: str, *, percent: bool = False) -> str:

@@ -10,6 +10,8 @@ from typer import Argument, Option
 
 from ..command_line import plain_warnings, repeat_command
 
+TOTAL = ("median_total", "median_total_ci_low", "median_total_ci_high")
+
 
 @dataclass(frozen=True, eq=False)
 class Compared:
@@ -119,12 +121,12 @@ def _of_heads(runs: dict[str, Any], *, located: bool) -> Compared:
         _same(runs, what)
     results = {name: next(iter(kept.results.values())) for name, kept in runs.items()}
     rows, named = [], {}
+    verdicts = {name: _verdicts(found, located) for name, found in results.items()}
     for name, found in results.items():
         total = found.total if located else found.total_effect
         middle = found.total_interval if located else found.median_total
         sign = 1 if float(middle.estimate) >= 0 else -1
-        heads = _verdicts(found, located)
-        named[name] = {label for label, told in heads.items() if told[1]}
+        named[name] = {label for label, told in verdicts[name].items() if told[1]}
         rows.append(
             _facts(name, runs[name], found)
             | {
@@ -143,8 +145,7 @@ def _of_heads(runs: dict[str, Any], *, located: bool) -> Compared:
     table = pd.DataFrame(rows).dropna(axis=1, how="all")
     union = sorted(set().union(*named.values()), key=_place)
     columns: dict[str, Any] = {"head": union}
-    for name, found in results.items():
-        told = _verdicts(found, located)
+    for name, told in verdicts.items():
         columns[name] = [told[label][0] if label in told else "not tested" for label in union]
     columns["named in"] = [sum(label in labels for labels in named.values()) for label in union]
     heads = pd.DataFrame(columns)
@@ -162,12 +163,14 @@ def _of_heads(runs: dict[str, Any], *, located: bool) -> Compared:
         answer = f"None of {len(runs)} runs names a head"
     totals = "; ".join(f"{row['run']} {_limits(row)}" for row in rows)
     return Compared(
-        f"{answer}; median total effect in {unit}: {totals}.", tables, _forest(table, f"median total effect ({unit})")
+        f"{answer}; median total effect in {unit}: {totals}.",
+        tables,
+        _forest(table, TOTAL, f"median total effect ({unit})"),
     )
 
 
 def _limits(row: dict[str, Any]) -> str:
-    middle, low, high = (row[f"median_total{end}"] for end in ("", "_ci_low", "_ci_high"))
+    middle, low, high = (row[each] for each in TOTAL)
     return f"{middle:+.4f}" + ("" if low != low else f" [{low:+.4f}, {high:+.4f}]")
 
 
@@ -230,20 +233,17 @@ def _of_answers(runs: dict[str, Any]) -> Compared:
         f"established differences within a run: {moves}." if moves else "no treatment is shown to differ within a run."
     )
     drawn = table.assign(run=table["run"] + ", " + table["treatment"])
-    drawn = drawn.rename(
-        columns={"accuracy": "median_total", "low": "median_total_ci_low", "high": "median_total_ci_high"}
-    )
     tables = {"Right answers by run and treatment; differences are against the run's first treatment.": table}
-    return Compared(answer, tables, _forest(drawn, "share of right answers"))
+    return Compared(answer, tables, _forest(drawn, ("accuracy", "low", "high"), "share of right answers"))
 
 
-def _forest(table: Any, label: str) -> Any:
-    """Estimates with their 95 % intervals, a row per run."""
+def _forest(table: Any, estimate: tuple[str, str, str], label: str) -> Any:
+    """Estimates (columns: the value and its two limits) with their 95 % intervals, a row per run."""
     from ..views.plots import draw_forest, panel
 
     rows = [f"{row['run']} (n = {row['n']})" for row in table.to_dict("records")]
     picture, axes = panel(7.2, 1.2 + 0.33 * len(rows))
-    limits = (table[f"median_total{end}"] for end in ("", "_ci_low", "_ci_high"))
+    limits = (table[each] for each in estimate)
     draw_forest(axes, rows, [(label, *limits, {"fmt": "o", "color": "#0b5cad"})])
     axes.set_xlabel(f"{label}, 95 % intervals over the problems of each run", fontsize=8)
     return picture

@@ -85,7 +85,7 @@ class BridgeModel(HuggingFaceModel):
         self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None
     ) -> Tensor | None:
         if not self._obeys_patterns:
-            taps = mixed_taps(taps, masks or self.visible(inputs), self.attention_rule)
+            taps = mixed_taps(taps, lambda: masks or self.visible(inputs), self.attention_rule)
         return self._run(inputs, masks, taps if self._shows_entering else self._turned(taps, inputs), read)
 
     def _run(self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None) -> Tensor | None:

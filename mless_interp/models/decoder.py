@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from .info import AttentionOutput, AttentionRule, GatedMlp
+from .info import AttentionOutput, AttentionRule, GatedMlp, ModelInfo
 from .loaded_weights import brought
 from .products import fused, is_hooked, product
 from .unembedding import unembedded
@@ -92,6 +92,10 @@ class Geometry:
     n_heads: int
     n_kv: int
     d_head: int
+
+    @classmethod
+    def of(cls, info: ModelInfo) -> "Geometry":
+        return cls(info.n_heads, info.n_key_value_heads, info.d_head)
 
 
 @dataclass(frozen=True, eq=False)
@@ -485,6 +489,7 @@ class HuggingFaceLayers:
         self._scale = getattr(hf_model, "logit_scale", None)
         if getattr(decoder.config, "logits_scaling", None):  # Granite divides by it
             self._scale = 1 / decoder.config.logits_scaling
+        self._share = getattr(decoder.config, "residual_multiplier", None)  # Granite's, of all that its layers write
 
     @classmethod
     def of(cls, hf_model: Any, layers: tuple[DecoderLayer, ...], *, d_head: int) -> "HuggingFaceLayers | None":
@@ -508,12 +513,14 @@ class HuggingFaceLayers:
     def finish(self, layer: int, resid: Tensor, z: Tensor) -> Tensor:
         at, mlp = self._layers[layer], self._mlps[layer]
         _, after_attention, before_mlp, after_mlp = self._norms[layer]
-        share = float(getattr(at.module, "residual_multiplier", 1.0))  # Granite's, of all that its layers write
-        wrote = after_attention(linear(at.output, z.flatten(-2))) * share
+        wrote = self._shared(after_attention(linear(at.output, z.flatten(-2))))
         if at.parallel:
             return resid + wrote + mlp(before_mlp(resid))
         resid = resid + wrote
-        return resid + after_mlp(mlp(before_mlp(resid))) * share
+        return resid + self._shared(after_mlp(mlp(before_mlp(resid))))
+
+    def _shared(self, wrote: Tensor) -> Tensor:
+        return wrote if self._share is None else wrote * self._share
 
     def unembed(self, resid: Tensor) -> Tensor:
         assert self._norm is not None

@@ -45,19 +45,22 @@ def _turned(first: Tap | None, then: Tap, turn: Turn, layer: int, which: int) ->
     return Tap(keep=keep)
 
 
-def mixed_taps(taps: Taps, visible: Sequence[Tensor], rule: Callable[[int], AttentionRule]) -> Taps:
+def mixed_taps(taps: Taps, visible: Callable[[], Sequence[Tensor]], rule: Callable[[int], AttentionRule]) -> Taps:
     """The same run where a library's own scores and patterns act on nothing: made here of what enters them, and mixed anew.
 
-    `visible` per layer, as `Model.visible` gives it.
+    `visible` gives what `Model.visible` does, and is asked only where there is such a site.
     """
-    made = dict(taps)
-    for layer in sorted({at for at, what in map(_parsed, taps) if what in EAGER_SITES}):
+    layers = sorted({at for at, what in map(_parsed, taps) if what in EAGER_SITES})
+    if not layers:
+        return taps
+    made, masks = dict(taps), visible()
+    for layer in layers:
         scores, pattern = (made.pop(site(layer, f"attn.hook_{what}"), Tap()) for what in ("attn_scores", "pattern"))
         held, names = Held(), attention_sites(layer, "rot_q", "rot_k", "v")
         for name, hold in held.captures(*names).items():
             made[name] = _then_kept(made.get(name, Tap()), hold)
         z = site(layer, "attn.hook_z")
-        made[z] = _mixed(scores, pattern, made.get(z, Tap()), partial(held.take, *names), visible[layer], rule(layer))
+        made[z] = _mixed(scores, pattern, made.get(z, Tap()), partial(held.take, *names), masks[layer], rule(layer))
     return made
 
 

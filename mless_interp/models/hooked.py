@@ -37,7 +37,7 @@ class HookedTransformerModel(Model):
         cfg = hooked.cfg
         self.underlying = hooked.eval()
         self.layers = HookedLayers.of(hooked)
-        if cfg.use_attn_in or cfg.use_split_qkv_input:
+        if splits_its_inputs(cfg):
             self.why_not_by_layers = "its cfg.use_attn_in or cfg.use_split_qkv_input is set"
         self.quantised = "4bit" if cfg.load_in_4bit else ""
         self.tokenizer = tokenizer if tokenizer is not None else hooked.tokenizer
@@ -175,9 +175,8 @@ class HookedLayers:
     def of(cls, hooked: Any) -> "HookedLayers | None":
         """None for one of another build, which is then replayed by whole forward passes."""
         cfg = hooked.cfg
-        plain = not (cfg.use_attn_in or cfg.use_split_qkv_input)  # its projections then take a stream per head
         known = cfg.positional_embedding_type in ("rotary", "standard", "shortformer") and not cfg.load_in_4bit
-        return cls(hooked) if plain and known else None
+        return cls(hooked) if known and not splits_its_inputs(cfg) else None
 
     def project(self, layer: int, resid: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         block, kind = self.hooked.blocks[layer], self.hooked.cfg.positional_embedding_type
@@ -251,6 +250,11 @@ def hooked_unembed(hooked: Any, resid: Tensor) -> Tensor:
     logits = float32_logits(resid, last.W_U.T, last.b_U) if is_half(last.W_U) else last(resid)
     cap = hooked.cfg.output_logits_soft_cap
     return logits if cap is None or cap <= 0 else torch.tanh(logits / cap) * cap
+
+
+def splits_its_inputs(cfg: Any) -> bool:
+    """Whether a HookedTransformer's projections take a stream per head."""
+    return cfg.use_attn_in or cfg.use_split_qkv_input
 
 
 def norms_after(hooked: Any) -> bool:

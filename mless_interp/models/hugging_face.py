@@ -129,9 +129,7 @@ class HuggingFaceModel(Model):
         self.info = hugging_face_info(hf_model, name=name, backend=backend, attention=attention, versions=versions)
         self.float32_softmax = attention == "eager"
         self.quantised = quantisation_of(hf_model)
-        self.parts = decoder_layers(
-            hf_model, Geometry(self.info.n_heads, self.info.n_key_value_heads, self.info.d_head)
-        )
+        self.parts = decoder_layers(hf_model, Geometry.of(self.info))
         if any(hasattr(part.attention, "sinks") for part in self.parts):
             raise ModelError(SINKS.format(name=name, architecture=self.info.architecture))
         self.positions = Positions.of(hf_model, self.parts)

@@ -17,7 +17,7 @@ from torch import Tensor
 from .arithmetic import values_of_heads
 from .decoder import DecoderLayer, Geometry, Mlp, layer_modules
 from .hugging_face import HuggingFaceModel, additive_mask, has_own_window, own_windows_lifted
-from .info import ModelError, ModelInfo
+from .info import ModelError
 from .inputs import Inputs, Taps
 from .sites import SITES, site
 from .unembedding import unembedded
@@ -61,7 +61,7 @@ class NnsightModel(HuggingFaceModel):
         for attention in self.attentions:  # instrumented now: inside a trace it would come after the layer began
             _ = attention.source
         self.operations = _find_attention_ops(
-            traced, self.traced_layers[0], self.parts[0], heads=_heads_of(info), eager=info.attention == "eager"
+            traced, self.traced_layers[0], self.parts[0], heads=Geometry.of(info), eager=info.attention == "eager"
         )
         self.places = [_places(self.operations, part, d_head=info.d_head) for part in self.parts]
 
@@ -252,10 +252,6 @@ def _find_envoy(traced: Any, module: Any) -> Any:
     for part in path.split(".") if path else ():
         envoy = getattr(envoy, part)
     return envoy
-
-
-def _heads_of(info: ModelInfo) -> Geometry:
-    return Geometry(info.n_heads, info.n_key_value_heads, info.d_head)
 
 
 def _operation(attn: Any, path: tuple[str, ...]) -> Any:

@@ -130,7 +130,7 @@ def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: 
 def _hooked_config(hf_model: PreTrainedModel, architecture: str) -> dict[str, Any]:
     config = hf_model.config.get_text_config()
     info = hugging_face_info(hf_model, name="", backend="", attention="eager", versions={})
-    layers = decoder_layers(hf_model, Geometry(info.n_heads, info.n_key_value_heads, info.d_head))
+    layers = decoder_layers(hf_model, Geometry.of(info))
     layer, positions = layers[0], Positions.of(hf_model, layers)
     assert layer.norms is not None and layer.attention is not None and positions is not None  # a converter knows them
     norm = layer.norm(next(iter(sorted(layer.norms.names))))

@@ -1,6 +1,7 @@
 """Texts that came from outside (names, ids, answers) made safe to show: nothing in them acts on a terminal."""
 
 import re
+from pathlib import PurePath
 
 _ACTS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 
@@ -32,3 +33,13 @@ def code_of(character: str) -> str:
     """
     number = ord(character)
     return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}" if number < 0x10000 else f"\\U{number:08x}"
+
+
+def short_name(name: str) -> str:
+    """A model's name: of a whole path its last part.
+
+    >>> short_name("/models/demo"), short_name("results/model"), short_name("Qwen/Qwen2.5-7B")
+    ('demo', 'results/model', 'Qwen/Qwen2.5-7B')
+    """
+    path = PurePath(name)
+    return path.name if path.is_absolute() and path.name else name

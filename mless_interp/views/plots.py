@@ -25,7 +25,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FixedFormatter, FuncFormatter, NullFormatter
 
 from ..running.results import Result
-from ..running.visible import code_of, one_line, visible
+from ..running.visible import code_of, one_line, short_name, visible
 from .notebook import show_after_cell
 
 DIVERGING = "RdBu_r"
@@ -294,9 +294,9 @@ def key(entries: Sequence[tuple[str, Mapping[str, Any]]]) -> list[Any]:
 
 
 def words_of(result: Result, *names: str) -> str:
-    """What a result was made with, as far as it says, for the title of its picture; of a whole path its last part."""
-    said = (Path(str(result.settings[name])) for name in names if result.settings.get(name))
-    return ", ".join(shortened(one_line(each.name if each.is_absolute() and each.name else str(each))) for each in said)
+    """What a result was made with, as far as it says, for the title of its picture."""
+    said = {name: str(result.settings[name]) for name in names if result.settings.get(name)}
+    return ", ".join(shortened(one_line(short_name(each) if name == "model" else each)) for name, each in said.items())
 
 
 def plain_numbers(axis: Any) -> None:

@@ -1,5 +1,6 @@
 """Still pictures: they hold the numbers, mark what is significant, tell things apart without colour, and leave no traces."""
 
+from dataclasses import replace
 from typing import Any
 
 import matplotlib
@@ -55,6 +56,13 @@ def test_both_ways_of_counting_are_on_the_axes() -> None:
     assert [int(x) for x in axes.get_xticks()] == [0, 1, 2] and [int(x) for x in above.get_xticks()] == [1, 2, 3]
     assert [int(y) for y in axes.get_yticks()] == [0, 1] and [int(y) for y in right.get_yticks()] == [1, 2]
     assert "paper" in above.get_xlabel()
+
+
+def test_a_title_names_a_model_by_its_folder_and_the_insertion_as_it_is() -> None:
+    found = patched()
+    settings = {**found.settings, "model": "/somewhere/else/tiny", "insertion": "// a//b ' ./' x3"}
+    title = mi.views.head_map(replace(found, settings=settings)).axes[0].get_title()
+    assert title.startswith("tiny, // a//b ' ./' x3")
 
 
 def test_strokes_mark_heads_below_the_corrected_level_and_no_others() -> None:
