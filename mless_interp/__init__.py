@@ -59,6 +59,8 @@ PUBLIC = {
     "running": ["store"],
     "running.folders": ["new_folder", "refuse_existing"],
     "running.store": ["load", "provenance"],
+    "running.work": ["Shard", "ShardDone"],
+    "running.workers": ["RayWorkers"],
     "views.report": ["Report"],
     "command_line": [
         "chosen_heads",

@@ -10,6 +10,7 @@ from .command_line import one_line_errors
 from .commands import COMMANDS
 from .commands.certify import check
 from .commands.compare_runs import compare
+from .commands.merge_shards import merge
 from .commands.show_again import report
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
@@ -26,6 +27,7 @@ for _name, _file in COMMANDS.items():
 app.command()(one_line_errors(check))
 app.command()(one_line_errors(report))
 app.command()(one_line_errors(compare))
+app.command()(one_line_errors(merge))
 
 
 def main() -> None:

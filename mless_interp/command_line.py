@@ -17,9 +17,9 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, ClassVar, get_type_hints
 
 import typer
 from typer import Option
@@ -30,6 +30,7 @@ from .prompts.conditions import CONDITIONS, CONTRASTS, as_words
 from .prompts.problems import Problem, load_problems
 from .running.folders import COMPUTED, RUN
 from .running.visible import visible
+from .running.work import Engine, Shard, ShardDone, here
 
 BACKENDS = "auto, hooked_transformer, bridge or nnsight"
 KINDS = "meaningless, meaningful, random_sentence, other_questions, repeated_bos or text"
@@ -76,6 +77,19 @@ ProblemOption = Annotated[
 ]
 ConditionsOption = Annotated[str, Option(help=f"{as_words(CONDITIONS)}. All are compared with the first.")]
 SeedOption = Annotated[int, Option(help="Seed of all that is drawn: random insertions, permutations, the bootstrap.")]
+EngineOption = Annotated[str, Option(help="serial, or ray: several workers, each with a model of its own (an extra).")]
+WorkersOption = Annotated[int, Option(help="ray: how many workers.")]
+GpusOption = Annotated[float, Option(help="ray: GPUs that each worker reserves.")]
+AddressOption = Annotated[
+    str | None, Option(help="ray: a running cluster (auto: this machine's). [default: Ray is started here]")
+]
+ShardOption = Annotated[
+    str | None,
+    Option(help="Only this part of the work, zero-based: 0/4 to 3/4, each on a machine; then mless-interp merge OUT."),
+]
+WaitOption = Annotated[
+    float, Option(help="A shard waits for the other ones' parts until nothing new came for so many seconds.")
+]
 OutOption = Annotated[Path, Option(help="Folder for the results; it appears only when they are whole.")]
 OverwriteOption = Annotated[
     bool,
@@ -124,6 +138,11 @@ class Saving:
         return self.folder.with_name(f".{self.folder.name}.partial")
 
     @property
+    def part(self) -> Shard | None:
+        """The part of the work that was asked for; None for all of it."""
+        return None
+
+    @property
     def kept(self) -> Path:
         """Where results lie between their computing and their showing."""
         return self.partial / COMPUTED
@@ -140,7 +159,37 @@ class Saving:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asking(Saving):
+class Computing(Saving):
+    """The options of an analysis that can be computed by several processes."""
+
+    engine: EngineOption = "serial"
+    workers: WorkersOption = 2
+    gpus_per_worker: GpusOption = 0.0
+    address: AddressOption = None
+    shard: ShardOption = None
+    wait: WaitOption = 0.0
+
+    engines: ClassVar[tuple[str, ...]] = ("serial",)
+    """What `--engine` may name beside ray."""
+
+    @property
+    def part(self) -> Shard | None:
+        return None if self.shard is None else replace(Shard.parse(self.shard), wait=self.wait)
+
+    def computing(self) -> Engine:
+        """Who computes: `--engine` and `--shard`."""
+        workers: Engine = here
+        if self.engine == "ray":
+            from .running.workers import RayWorkers
+
+            workers = RayWorkers(self.workers, gpus=self.gpus_per_worker, address=self.address)
+        elif self.engine not in self.engines:
+            raise ValueError(f"unknown engine {self.engine!r}; choose one of {', '.join([*self.engines, 'ray'])}")
+        return workers if self.part is None else replace(self.part, engine=workers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking(Computing):
     """The options of an analysis that asks one model about problems, and how it begins."""
 
     model: ModelOption = "demo"
@@ -168,8 +217,9 @@ class Asking(Saving):
 
         template_named(self.template)
         placed = placement(self.device, self.device_map, self.attention)
+        engine = self.computing()
         self.say(f"loading {self.model} ...")
-        return load_model(self.model, backend=self.backend, dtype=self.dtype, **placed)
+        return load_model(self.model, backend=self.backend, dtype=self.dtype, **placed).on(engine)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,12 +258,14 @@ def analysis(main: Callable[[Any], None], *, options: type | None = None, name: 
         asked = made(**given)
         missing = [folder for folder in asked.folder.absolute().parents if not folder.exists()]
         try:
-            with plain_warnings(), claimed(asked.folder, overwrite=asked.overwrite, analysis=program):
+            with plain_warnings(), claimed(asked.folder, overwrite=asked.overwrite, analysis=program, shard=asked.part):
                 _begin_partial(asked)
                 try:
                     main(asked)
                 finally:
                     _sweep(asked)
+        except ShardDone as ended:
+            typer.echo(f"{visible(str(ended))}: mless-interp merge {shlex.quote(str(asked.folder))}")
         except KeyboardInterrupt:
             sys.stderr.write(f"stopped: {_what_is_kept(asked)}\n")
             raise SystemExit(130) from None
@@ -244,9 +296,15 @@ def _begin_partial(asked: Saving) -> None:
     """With --overwrite, clear what a run of other options left; the very same command goes on from its own."""
     from .running.folders import ANALYSIS
 
-    options = json.dumps(dataclasses.asdict(asked), default=str, sort_keys=True)
+    whole = {name: value for name, value in dataclasses.asdict(asked).items() if name not in WHERE}
+    options = json.dumps(whole, default=str, sort_keys=True)
     begun = asked.partial / BEGUN
     same = begun.is_file() and begun.read_text(encoding="utf-8") == options
+    if asked.part is not None and begun.is_file() and not same:
+        raise FileExistsError(
+            f"{str(asked.partial)!r} keeps what a run with other options had finished: finish that, choose another folder, "
+            "or delete it"
+        )
     for path in asked.partial.iterdir() if asked.overwrite and not same else ():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -257,6 +315,10 @@ def _begin_partial(asked: Saving) -> None:
 
 BEGUN = "options.json"
 """In the hidden folder: the options of the run that left it."""
+
+
+WHERE = ("out", "shard", "wait", "workers", "gpus_per_worker", "address")
+"""Options that only say where a run computes."""
 
 
 def _finished(asked: Saving) -> int:
@@ -280,7 +342,7 @@ def _what_is_kept(asked: Saving) -> str:
 
 def _sweep(asked: Saving) -> None:
     """Take away a hidden folder in which nothing has finished."""
-    if asked.partial.is_dir() and not _is_computed(asked) and not _finished(asked):
+    if asked.part is None and asked.partial.is_dir() and not _is_computed(asked) and not _finished(asked):
         shutil.rmtree(asked.partial, ignore_errors=True)
 
 

@@ -33,6 +33,7 @@ from ..prompts.prompt import (
 from ..running.checkpoint import Checkpoint, Origin, key_of
 from ..running.progress import progress_bar
 from ..running.visible import visible
+from ..running.work import Shard, ShardDone
 from .answered import AccuracyResults
 from .treatments import Treatment, as_treatments
 
@@ -155,6 +156,7 @@ def evaluate_accuracy(
             for request in run.requests
             for n in range(n_samples)
         },
+        shard=model.engine if isinstance(model.engine, Shard) else None,
     )
     if saved.repaired:
         warnings.warn(
@@ -163,9 +165,14 @@ def evaluate_accuracy(
             stacklevel=3,
         )
     answers: list[dict[str, Any]] = []
-    with progress_bar(len(asked) * len(chosen) * n_samples, "answers", enabled=progress) as bar:
+    with saved, progress_bar(len(asked) * len(chosen) * n_samples, "answers", enabled=progress) as bar:
         for run in runs:
             answers += _answer(model, run, golds, n_samples, running, batch_size, saved, bar)
+    if len(answers) < len(asked) * len(chosen) * n_samples:
+        raise ShardDone(
+            f"answers: {model.engine!r} is done, {len(answers)} of {len(asked) * len(chosen) * n_samples} are kept beside "
+            f"{saved.path}; when the other shards have ended too, the same analysis without a shard goes on from all of them"
+        )
     return AccuracyResults.from_rows(
         answers,
         problem_ids=list(golds),

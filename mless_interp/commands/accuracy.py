@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from typer import Option
 
@@ -63,7 +63,13 @@ class Options(Asking):
         int | None, Option(help="Longest answer. [default: 2048, or what the context leaves]")
     ] = None
     batch_size: Annotated[int | None, Option(help="Prompts at once. [default: sized to memory]")] = None
-    engine: Annotated[str, Option(help="auto, hugging_face, forward or vllm (an extra; insertions only).")] = "auto"
+    engine: Annotated[
+        str,
+        Option(
+            help="auto, hugging_face, forward or vllm (an extra; insertions only); or ray: hugging_face on several workers."
+        ),
+    ] = "auto"
+    engines: ClassVar[tuple[str, ...]] = ("auto", "hugging_face", "forward", "vllm")
     published: Annotated[
         str | None, Option(help="A model of the paper's tables, whose bars stand beside yours: Qwen2.5-Math-7B.")
     ] = None
@@ -96,7 +102,7 @@ def compute(options: Options) -> Computed:
         "top_p": options.top_p,
         "max_new_tokens": options.max_new_tokens,
         "batch_size": options.batch_size,
-        "engine": options.engine,
+        "engine": "auto" if options.engine == "ray" else options.engine,
     }
     check_asked(treatments, **asked)
     read_heads(options.knockout, None)

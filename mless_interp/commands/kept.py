@@ -14,6 +14,7 @@ import typer
 
 from ..command_line import Saving, analysis, repeat_command
 from ..running.folders import RUN, remove_partial
+from ..running.work import ShardDone
 from . import COMMANDS
 
 RESULTS, SHOWN = "results", "shown"
@@ -61,6 +62,8 @@ def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Ke
 
     def main(asked: Saving) -> None:
         computed = compute(asked)
+        if asked.part is not None:
+            raise ShardDone("every part is computed; nothing is written by a shard")
         keep(asked, name, computed)
         typer.echo(computed.told)
         failed = dict(computed.failed)

@@ -5,6 +5,7 @@ rows draw by themselves (`decoding.py`). The engines (`engines.py`) drive the mo
 """
 
 from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,7 +13,8 @@ import torch
 from ..heads import Head, as_heads, check_heads
 from ..models.base import Model
 from ..models.info import ModelError
-from ..models.memory import halved
+from ..models.memory import gpu_memory, halved
+from ..running.work import Shard, Tick, Unit
 from .decoding import Completion, CompletionEngine, Decoding, Redistribution, Request, Row
 from .engines import engine_for
 
@@ -87,28 +89,53 @@ def complete_all(
     """`generate_completions` for what has been checked, on an engine that is there already."""
     if batch_size is not None and batch_size <= 0:
         raise ValueError(f"batch_size must be 1 or more, got {batch_size}")
-    closing: dict[int, bool] = {}
+    ordered = sorted(requests, key=lambda request: len(request.prompt))
+    size = batch_size or engine.rows_at_once or default_batch_size(model, ordered, decoding.max_new_tokens)
+    batches = [tuple(range(at, min(at + size, len(ordered)))) for at in range(0, len(ordered), size)]
+    if isinstance(model.engine, Shard):
+        batches = model.engine.units(batches)
+    waiting = [left for batch in batches if (left := tuple(at for at in batch if ordered[at].key not in skip))]
     found: dict[str, Completion] = {}
 
-    def finished(rows: list[Row]) -> None:
-        new = {row.request.key: row.completion() for row in rows}
+    def take(new: dict[str, Completion]) -> None:
         found.update(new)
         on_finished(new)
 
-    ordered = sorted(requests, key=lambda request: len(request.prompt))
-    size = batch_size or engine.rows_at_once or default_batch_size(model, ordered, decoding.max_new_tokens)
-    limit = size
-    for at in range(0, len(ordered), size):
-        waiting = [request for request in ordered[at : at + size] if request.key not in skip]
-        while waiting:
-            rows = [Row(request, decoding, model.tokenizer, closing) for request in waiting[:limit]]
+    for batch, made in model.engine(_Batches(model, ordered, decoding, engine), waiting, take):
+        ended = {ordered[at].key: each for at, each in zip(batch, made, strict=True)}
+        if new := {key: each for key, each in ended.items() if key not in found}:  # what the engine did not tick
+            take(new)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _Batches:
+    """What is computed of a batch, wherever it is: the completion of each of its requests; `tick` takes them as they end."""
+
+    model: Model
+    requests: Sequence[Request]
+    decoding: Decoding
+    engine: CompletionEngine
+
+    def __call__(self, batch: Unit, tick: Tick) -> list[Completion]:
+        closing: dict[int, bool] = {}
+        found: dict[str, Completion] = {}
+
+        def finished(rows: list[Row]) -> None:
+            new = {row.request.key: row.completion() for row in rows}
+            found.update(new)
+            tick(new)
+
+        asked = [self.requests[at] for at in batch]
+        limit = len(asked)
+        while waiting := [request for request in asked if request.key not in found]:
+            rows = [Row(request, self.decoding, self.model.tokenizer, closing) for request in waiting[:limit]]
             try:
-                with model.lock, torch.no_grad():  # its hooks stay on from the first token to the last
-                    engine.run(rows, decoding, finished)
+                with self.model.lock, torch.no_grad():  # its hooks stay on from the first token to the last
+                    self.engine.run(rows, self.decoding, finished)
             except (MemoryError, RuntimeError) as error:
                 limit = halved(sum(row.stop is None for row in rows), error)
-            waiting = [request for request in waiting if request.key not in found]
-    return found
+        return [found[request.key] for request in asked]
 
 
 def decoding_for(model: Model, **options: Any) -> Decoding:
@@ -196,7 +223,7 @@ def stop_ids_of(model: Model) -> frozenset[int]:
 
 
 def default_batch_size(model: Model, requests: Sequence[Request], max_new_tokens: int) -> int:
-    """Rows that fit about 2 GB on a CPU, or a third of a GPU's free memory (a first guess; halved if wrong)."""
+    """Rows that fit about 2 GB on a CPU, or a quarter of a GPU's memory (a first guess, always the same; halved if wrong)."""
     info = model.info
     longest = max((len(request.prompt) for request in requests), default=1)
     cache = 2 * info.n_layers * info.n_key_value_heads * info.d_head * (longest + max_new_tokens)
@@ -204,5 +231,5 @@ def default_batch_size(model: Model, requests: Sequence[Request], max_new_tokens
     bytes_each = {"float64": 8, "float32": 4}.get(info.dtype, 2)
     per_row = (cache + prefill) * bytes_each + 16 * info.d_vocab
     on_gpu = "cuda" in info.device
-    budget = torch.cuda.mem_get_info(info.device)[0] / 3 if on_gpu else 2e9
+    budget = gpu_memory(info.device) / 4 if on_gpu else 2e9
     return max(1, min(256 if on_gpu else 64, int(budget / per_row)))

@@ -59,7 +59,6 @@ class HuggingFaceEngine:
     def __init__(self, model: Model) -> None:
         assert model.hf_model is not None  # `engine_for` sees to that
         self.model = model
-        self.module: Any = model.hf_model
         tokens = probe_tokens(model.info.d_vocab).to(model.info.device)
         ours = model.run(tokens).logits
         assert ours is not None
@@ -73,6 +72,11 @@ class HuggingFaceEngine:
             )
         if len(attentions_of(model)) < model.info.n_layers:
             self.hides_under = ()
+
+    @property
+    def module(self) -> Any:
+        """The Hugging Face module that generates."""
+        return self.model.hf_model
 
     def run(self, rows: list[Row], decoding: Decoding, finished: Finished) -> None:
         from transformers import GenerationConfig

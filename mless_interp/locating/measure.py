@@ -19,6 +19,7 @@ from ..patching.sweep import Sweep, patch_heads, sweep_heads
 from ..prompts.conditions import DIRECTIONS
 from ..running.checkpoint import Checkpoint, key_of
 from ..running.loop import OF_THE_LIST
+from ..running.work import Shard
 
 MEASURES = ("knockout", "edge_noise", "mediated_removed", "mediated_added")
 N_SCREENED = 64
@@ -94,6 +95,8 @@ def chosen_way(prepared: Prepared, heads: Sequence[Head], *, mode: str, budget_s
     if mode == "auto":
         if len(heads) <= N_SCREENED:
             return Way(True, f"{len(heads)} heads, no more than screening would keep ({N_SCREENED})")
+        if isinstance(model.engine, Shard):
+            return Way(True, "shards sweep exactly, as no clock of one is that of all")
         seconds = estimated_seconds(prepared, heads)
         estimate = "the four exact sweeps are estimated"
         if seconds <= budget_seconds:
@@ -122,7 +125,8 @@ def kept_way(
     """`chosen_way`, asked once: a run that is started again goes the way of its first start, whatever its clock says."""
     settings = {"heads": list(map(str, heads)), "mode": mode, "budget_seconds": budget_seconds, **prepared.settings}
     fixed = {name: value for name, value in settings.items() if name not in OF_THE_LIST}
-    with Checkpoint(None if folder is None else folder / "way.jsonl", fixed) as saved:
+    shard = prepared.model.engine if isinstance(prepared.model.engine, Shard) else None
+    with Checkpoint(None if folder is None else folder / "way.jsonl", fixed, shard=shard) as saved:
         way = saved.get("way")
         if way is None:
             way = vars(chosen_way(prepared, heads, mode=mode, budget_seconds=budget_seconds))

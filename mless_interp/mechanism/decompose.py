@@ -103,6 +103,7 @@ def decompose_attention(
         prompts=[pair.fingerprint() for pair in found],
         checkpoint=checkpoint,
         progress=progress,
+        engine=model.engine,
     )
     return AttentionDecomposition(
         problem_ids=tuple(pair.id for pair in found),

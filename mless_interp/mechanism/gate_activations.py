@@ -113,6 +113,7 @@ def activation_shift(
         prompts=[[pair.fingerprint(), of_tokens] for pair, of_tokens in zip(found, classes, strict=True)],
         checkpoint=checkpoint,
         progress=progress,
+        engine=model.engine,
     )
     stacked = {key: np.array([value[key] for value in done], dtype=np.float64) for key in done[0]}
     return ActivationShift(

@@ -6,14 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
 
+from ..running.work import Engine, here
 from .arithmetic import visibility
 from .info import AttentionOutput, AttentionRule, GatedMlp, LeanAttentionError, ModelChecks, ModelError, ModelInfo
 from .inputs import Edit, Inputs, LogitsAt, Recording, Reducer, Run, Tap, Taps
 from .loaded_weights import WeightsHash
+from .memory import computed_on
 from .replay import Layers, Stepper
 from .sites import EAGER_SITES, SITES, parsed, site
 from .turns import lock_of
@@ -49,6 +52,10 @@ class Model(ABC):
     quantised: str = ""
     """How the weights are quantised, in a word; empty where they are not."""
     checks: ModelChecks | None = None
+    engine: Engine = here
+    """Who computes the problems of a long analysis of this model (`on`)."""
+    how: "Callable[[], Model] | None" = None
+    """Loads it once more, as another process does; None for a model that was given."""
     _hashing: WeightsHash | None = None
     _held: str | None = None
     """The hash of what the library's own object held when the model was loaded."""
@@ -77,6 +84,25 @@ class Model(ABC):
         model._held = None if self.weights is None else model._hashing.of(self.weights)
         model.info = replace(self.info, weights_hash=weights_hash or model._held)
         return model
+
+    def on(self, engine: Engine) -> "Model":
+        """This model, whose long analyses are computed by an engine: `RayWorkers(...)`, a `Shard(...)`, or `here`."""
+        model = copy.copy(self)
+        model.engine = engine
+        return model
+
+    def __copy__(self) -> "Model":
+        model = object.__new__(type(self))
+        model.__dict__.update(self.__dict__)
+        return model
+
+    def __reduce__(self) -> Any:
+        """In another process a model is the way to load it, and the weights that it must then have."""
+        if self.how is None:
+            raise ModelError(
+                f"{self.info.name} was given as an object, which other processes cannot load: load it with load_model"
+            )
+        return _here, (self.how, self.info.name, self.weights_hash, self.checks)
 
     @property
     def weights_hash(self) -> str | None:
@@ -127,6 +153,7 @@ class Model(ABC):
             "weights": self.weights_hash or "not read here, as the model runs elsewhere",
             "config": info.config_hash,
             "toolkit": version("mless_interp"),
+            "computed_on": "elsewhere" if self.remote is True else computed_on(info.device),
             "largest_logit": None if self.checks is None else round(self.checks.largest_logit, 3),
         }
 
@@ -447,3 +474,20 @@ def _keeper(captured: dict[str, Any], name: str, reducer: Reducer, grad: bool) -
         captured[name] = value if reducer is None else reducer(value)
 
     return keep
+
+
+_HERE: "WeakValueDictionary[tuple[str, ...], Model]" = WeakValueDictionary()
+"""Models that this process was sent, as long as anything uses them."""
+
+
+def _here(how: Callable[[], Model], name: str, weights_hash: str | None, checks: ModelChecks | None) -> Model:
+    """The model that another process means: loaded when it is first named here, with the same weights or not at all."""
+    known = name, str(weights_hash), repr(sorted(getattr(how, "keywords", {}).items()))
+    model = _HERE.get(known) or how()
+    if model.weights_hash != weights_hash:
+        raise ModelError(
+            f"{name} has other weights where it was loaded again ({model.weights_hash}) than here ({weights_hash}): the "
+            "folder was changed, or the weights in memory; save the model and load that"
+        )
+    _HERE[known] = model
+    return model.checked(checks)

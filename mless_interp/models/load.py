@@ -1,6 +1,8 @@
 """`load_model` and `wrap_model`: from a name or an object to a checked `Model`."""
 
 import copy
+import functools
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -40,7 +42,20 @@ class InMemory(Protocol):
         """Its tokenizer, which is copied."""
 
 
+def _loaded_again_by(load: Callable[..., Model]) -> Callable[..., Model]:
+    """What it loads knows how to be loaded again in another process: by the same call, on the backend that it found."""
+
+    @functools.wraps(load)
+    def wrapped(name: Any, **options: Any) -> Model:
+        model = load(name, **options)
+        model.how = functools.partial(load_model, name, **options | {"backend": model.info.backend})
+        return model
+
+    return wrapped
+
+
 @checked
+@_loaded_again_by
 def load_model(
     name: str | Path | InMemory,
     *,

@@ -1,5 +1,7 @@
 """How much fits in one pass; when memory runs out all the same, whoever batches halves the batch and goes on."""
 
+from typing import Any
+
 import torch
 
 from ..running import loop
@@ -8,18 +10,18 @@ from .info import ModelInfo
 TOKENS_PER_PASS = {"cpu": 1024, "cuda": 16_384}
 """Enough tokens in one pass for full matrix products; more would only leave the caches."""
 GRAPH_BYTES = 2e9
-"""What the graph of one pass with gradients may take on a CPU; on a GPU half of what is free."""
+"""What the graph of one pass with gradients may take on a CPU; on a GPU a quarter of its memory."""
 
 
 def rows_per_pass(info: ModelInfo, *, batch: int, changed: int, length: int, read: int) -> int:
-    """Rows per problem of one pass: full matrix products, within 1 GB or a third of a GPU's free memory.
+    """Rows per problem of one pass: full matrix products, within 1 GB or a sixth of a GPU's memory.
 
-    A first guess: halved whenever memory runs out.
+    A first guess, the same on every day, as rows decide the last bits: halved whenever memory runs out.
     """
     widest = 8 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model)
     per_row = changed * (widest + 4 * info.n_heads * length) + 3 * read * info.d_vocab
     kind = "cuda" if "cuda" in info.device else "cpu"
-    budget = torch.cuda.mem_get_info(info.device)[0] / 3 if kind == "cuda" else 1e9
+    budget = gpu_memory(info.device) / 6 if kind == "cuda" else 1e9
     bytes_each = 8 if info.dtype == "float64" else 4
     fitting = int(budget / (per_row * bytes_each * batch))
     return max(1, min(-(-TOKENS_PER_PASS[kind] // (changed * batch)), fitting))
@@ -29,8 +31,21 @@ def rows_per_graph(info: ModelInfo, *, changed: int, length: int, read: int, byt
     """Rows of one pass whose graph over all layers fits the memory."""
     width = 10 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model) + 3 * info.n_heads * length
     numbers = info.n_layers * changed * width + 3 * read * info.d_vocab
-    budget = torch.cuda.mem_get_info(info.device)[0] / 2 if "cuda" in info.device else GRAPH_BYTES
+    budget = gpu_memory(info.device) / 4 if "cuda" in info.device else GRAPH_BYTES
     return max(1, int(budget / (numbers * bytes_each)))
+
+
+def gpu_memory(device: str) -> int:
+    """Bytes of a GPU's memory, whoever uses it now."""
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def computed_on(device: str) -> dict[str, Any]:
+    """What decides the last bits of a product, beside its numbers: machine, library and their settings."""
+    on_gpu = "cuda" in device
+    kind = torch.cuda.get_device_name(device) if on_gpu else f"{device} {torch.backends.cpu.get_cpu_capability()}"
+    threads = {} if on_gpu else {"threads": torch.get_num_threads()}
+    return {"device": kind, "torch": torch.__version__, "products": torch.get_float32_matmul_precision(), **threads}
 
 
 def out_of_memory(error: BaseException) -> bool:

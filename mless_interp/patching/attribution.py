@@ -18,8 +18,8 @@ from ..models.info import ModelError
 from ..models.memory import halved, out_of_memory, rows_per_graph
 from ..prompts.conditions import CONTRASTS
 from ..prompts.pairs import PromptPair
-from ..running.loop import Tick, Unit
 from ..running.results import Quantity, Result, head_columns, of_heads, tidy
+from ..running.work import Tick, Unit
 from .interventions import EdgeNoise, Knockout, LayerState
 from .outcomes import Outcome, outcome_named, resolution_of
 from .prepared import Prepared, Runs, prepare

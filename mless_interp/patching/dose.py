@@ -20,8 +20,9 @@ from ..prompts.insertions import Insertion
 from ..prompts.pairs import make_pairs
 from ..prompts.problems import Problem
 from ..prompts.prompt import Template
-from ..running.loop import Tick, Unit, over_problems
+from ..running.loop import over_problems
 from ..running.results import Result, Shown, ShownTable, head_columns, interval_columns, tidy
+from ..running.work import Tick, Unit
 from ..statistics import CONFIDENCE, Interval, mean_interval
 from .outcomes import Outcome, outcome_named
 from .prepared import Runs, prepare
@@ -133,6 +134,7 @@ def dose_response(
         checkpoint=checkpoint,
         steps=len(doses),
         progress=progress,
+        engine=model.engine,
     )
     return DoseResponse(
         problem_ids=last.ids,

@@ -16,7 +16,8 @@ from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair, digest_of, own_pairs
 from ..prompts.problems import distinct
 from ..prompts.prompt import MAX_UNKNOWN
-from ..running.loop import Compute, Unit, over_problems
+from ..running.loop import over_problems
+from ..running.work import Compute, Unit
 from .outcomes import Outcome, outcome_named
 
 PER_UNIT = 8
@@ -81,7 +82,8 @@ class Prepared:
         units = None if alone else self.units
         options: dict[str, Any] = {"label": label, "checkpoint": checkpoint, "progress": progress, "steps": steps}
         prompts = [pair.fingerprint() for pair in self.pairs]
-        return over_problems(self.ids, compute, settings=fixed, prompts=prompts, units=units, **options)
+        options |= {"engine": self.model.engine, "units": units}
+        return over_problems(self.ids, compute, settings=fixed, prompts=prompts, **options)
 
 
 def prepare(

@@ -16,7 +16,7 @@ from ..models.memory import halved, rows_per_pass
 from ..models.unembedding import is_half
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast, one_of
 from ..prompts.pairs import PromptPair
-from ..running.loop import Tick, Unit
+from ..running.work import Tick, Unit
 from .interventions import Intervention, LayerState, edit_named
 from .outcomes import Outcome
 from .prepared import Prepared, Runs, prepare

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .locks import Lock
+from .locks import Lock, refuse_in_use
+from .work import Shard, parts_of
 
 SHOWN = 3
 """Differences or damaged lines that a message names."""
@@ -43,12 +44,23 @@ class Checkpoint:
     problem in several units, so that a run of a longer list finds what it shares with a shorter one.
 
     The file is locked until `close` (or the end of a `with`): a second run on it is refused with the first one's owner.
+
+    A `shard` writes a file of its own beside `path`; what the other shards have kept is read along, there and by a run
+    without a shard, for which they must have ended.
     """
 
     def __init__(
-        self, path: str | Path | None, settings: Mapping[str, Any], origins: Mapping[str, Origin] | None = None
+        self,
+        path: str | Path | None,
+        settings: Mapping[str, Any],
+        origins: Mapping[str, Origin] | None = None,
+        *,
+        shard: Shard | None = None,
     ) -> None:
-        self.path = None if path is None else _checked(path)
+        whole = None if path is None else _checked(path)
+        if shard is not None and whole is None:
+            raise ValueError(f"{shard!r} of a run needs a checkpoint= in which it keeps its part: give one")
+        self.path = whole if whole is None or shard is None else shard.file(whole)
         self.repaired = False
         self._done: dict[tuple[str, ...], Any] = {}
         self._origins = dict(origins or {})
@@ -68,6 +80,11 @@ class Checkpoint:
                 self._read(self.path.read_bytes())
             else:
                 self._replace([])  # whole or not at all: a run can be stopped at any moment
+            assert whole is not None
+            self._whole = whole
+            for other in parts_of(whole) if shard is None else [whole]:
+                refuse_in_use(other)  # no shard beside the whole run
+            self.join()
         except BaseException:
             self.close()
             raise
@@ -102,14 +119,14 @@ class Checkpoint:
     def _of(self, problem_id: str) -> Origin:
         return self._origins.get(problem_id, Origin())
 
-    def _refuse_other_prompts(self, prompts: Mapping[str, str]) -> None:
+    def _refuse_other_prompts(self, prompts: Mapping[str, str], path: Path | None = None) -> None:
         """Problems that were asked otherwise than now, by the keys of what was asked then."""
         changed = [each for each, now in self._origins.items() if prompts.get(each, now.prompt) != now.prompt]
         if changed:
             words = "s {} have other prompts" if len(changed) > 1 else " {} has another prompt"
             raise CheckpointError(
-                f"{self.path} was made with other problems: problem{words.format(_few(map(repr, changed)))} (or another "
-                f"answer) now; {WAYS_ON}"
+                f"{path or self.path} was made with other problems: problem{words.format(_few(map(repr, changed)))} "
+                f"(or another answer) now; {WAYS_ON}"
             )
 
     def _signed(self, problem_id: str, value: Any) -> dict[str, Any]:
@@ -146,6 +163,27 @@ class Checkpoint:
             )
         if damaged or self.repaired:
             self._replace(sound)
+
+    def join(self) -> None:
+        """Take what the other shards of this run, and the whole run, have kept by now."""
+        for other in [self._whole, *parts_of(self._whole)]:
+            if other != self.path:
+                self._join(other)
+
+    def _join(self, path: Path) -> None:
+        """Take what another run of the same settings has kept; its file, which it may be writing, stays as it is."""
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        if not lines:
+            return
+        settings, records = _settings_of(_parsed(lines[0])), [_parsed(line) for line in lines[1:]]
+        if settings is not None and (changed := _differences(settings, self._settings)):
+            raise CheckpointError(f"{path} was made with other settings: {_few(changed, '; ')}; {WAYS_ON}")
+        sound = [record for record in records if self._is_sound(record)]
+        self._refuse_other_prompts({record["id"]: record.get("prompt", "") for record in sound}, path)
+        for record in sound:
+            self._done[record["id"], *(record.get(name, "") for name in Origin._fields)] = record["value"]
+        if len(sound) < len(records):
+            warnings.warn(f"{path}: {len(records) - len(sound)} lines are damaged and not used", stacklevel=5)
 
     def _is_sound(self, record: Any) -> bool:
         whole = isinstance(record, dict) and {"id", "value", "digest"} <= set(record)

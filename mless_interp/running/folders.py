@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from ..given import checked
-from .locks import Lock, owner
+from .locks import Lock, owner, refuse_in_use
+from .work import Shard, part_names
 
 MANIFEST = "manifest.json"
 """Lists every file of a folder with its size and SHA-256; a folder without one is nobody's to replace."""
@@ -275,17 +276,22 @@ def finish_replacement(path: Path) -> None:
 
 
 @contextmanager
-def claimed(path: str | Path, *, overwrite: bool, analysis: str) -> Iterator[Path]:
+def claimed(path: str | Path, *, overwrite: bool, analysis: str, shard: Shard | None = None) -> Iterator[Path]:
     """The folder `path` for one run of an analysis, from its beginning; gives its `.partial` folder for what it keeps.
 
     Said before any work: a folder that may not be replaced, a name or place that cannot be written, a full disk, another run
     on the same folder (who, since when), and the unfinished work of another analysis. What a dead run has left is finished
     or removed, its partial work taken over. The partial folder goes when nothing is in it; whoever saves removes it.
+    Shards of one analysis share the partial folder, each with a lock of its own, and leave it where it is.
     """
     target, partial = _named(path).resolve(), _beside(Path(path), "partial")
-    with _locked(target, path) as lock:
-        recover(target)
-        _remove_finished(partial, target)
+    own = target if shard is None else shard.file(target)
+    with _locked(own, path) as lock:
+        for other in [target] if shard is not None else _shards_of(target):
+            refuse_in_use(other)
+        if shard is None:
+            recover(target)
+            _remove_finished(partial, target)
         refuse_existing(path, overwrite=overwrite)
         _check_room(target.parent)
         try:
@@ -293,7 +299,7 @@ def claimed(path: str | Path, *, overwrite: bool, analysis: str) -> Iterator[Pat
             _claim_for(partial, analysis)
         except OSError as error:
             raise error if isinstance(error, FileExistsError) else _cannot_write(path, error) from error
-        if lock.before is not None:
+        if lock.before is not None and shard is None:
             warnings.warn(f"{str(path)!r}: going on from a run that ended without saying so", stacklevel=3)
         try:
             yield partial
@@ -304,9 +310,15 @@ def claimed(path: str | Path, *, overwrite: bool, analysis: str) -> Iterator[Pat
                 f"what had finished is kept in {str(partial)!r}: start again with the same settings to go on"
             ) from error
         finally:
-            if partial.is_dir() and not _keeps_something(partial):
+            if shard is None and partial.is_dir() and not _keeps_something(partial):
                 (partial / ANALYSIS).unlink(missing_ok=True)
                 partial.rmdir()
+
+
+def _shards_of(target: Path) -> list[Path]:
+    """What shards that run on a folder, or were killed there, have locked."""
+    names = [each.name.removeprefix(".").removesuffix(".lock") for each in target.parent.glob(".*.lock")]
+    return [target.with_name(name) for name in names if part_names(target).fullmatch(name)]
 
 
 def _keeps_something(partial: Path) -> bool:
@@ -342,7 +354,7 @@ def _claim_for(partial: Path, analysis: str) -> None:
     file = partial / ANALYSIS
     if partial.is_symlink() or not partial.is_dir():
         raise FileExistsError(f"{str(partial)!r} is in the way (no folder of this toolkit); move it away")
-    if file.is_symlink() or (not file.exists() and any(partial.iterdir())):
+    if file.is_symlink() or (not file.exists() and _keeps_something(partial)):
         raise FileExistsError(
             f"{str(partial)!r}, where the run would keep what has finished, holds what this toolkit did not write there; move "
             "it away, or choose another name"

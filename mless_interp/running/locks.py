@@ -7,6 +7,7 @@ import os
 import shlex
 import socket
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,18 @@ class Lock:
     def __del__(self) -> None:
         if not sys.is_finalizing():
             self.release()
+
+
+def refuse_in_use(path: Path, patience: float = 1.0) -> None:
+    """`BlockingIOError` where another run holds `path`; nothing is held afterwards. Others who only ask are waited for."""
+    until = time.monotonic() + patience
+    while True:
+        try:
+            return Lock(path).release()
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.05)
 
 
 def owner() -> dict[str, Any]:

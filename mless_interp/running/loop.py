@@ -1,36 +1,18 @@
 """The one loop over problems of every long analysis: units of work, what has finished, how far it is, what went wrong."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from .checkpoint import Checkpoint, CheckpointError, Origin, key_of, plain
 from .progress import progress_bar
+from .work import Compute, Engine, Shard, ShardDone, Tick, Unit, here
 
-Unit = tuple[int, ...]
-"""Problems, by their place in the list, that are computed in one go; planned from the whole list, never from what waits."""
-Tick = Callable[[int], None]
-"""Says that so many steps more are done."""
-Compute = Callable[[Unit, Tick], Sequence[Any]]
-"""What a unit gives: one value per problem, of arrays, numbers, lists and dicts of them."""
 OF_THE_LIST = frozenset({"prompts", "control_prompts", "special_tokens_as_text"})
 """Settings that tell of all problems together; a unit is told by its own prompts."""
-
-
-@runtime_checkable
-class Engine(Protocol):
-    """Who computes the units that wait, and hands each one over as it ends, in any order."""
-
-    def __call__(
-        self, compute: Callable[[Unit], Sequence[Any]], units: Sequence[Unit]
-    ) -> Iterator[tuple[Unit, Any]]: ...
-
-
-def here(compute: Callable[[Unit], Sequence[Any]], units: Sequence[Unit]) -> Iterator[tuple[Unit, Any]]:
-    """In this process, one unit after the other."""
-    for unit in units:
-        yield unit, compute(unit)
 
 
 def over_problems(
@@ -58,6 +40,7 @@ def over_problems(
     checkpoint : a file that receives each finished unit; a run started again goes on from there. Without one nothing is
         kept. Values read back from it are lists where they were arrays.
     steps : of the progress bar for each problem; `compute` may tick them as they are done.
+    engine : who computes the units; a `Shard` does its part, and ends with `ShardDone` while other parts are missing.
 
     A kept problem is taken only if its unit has the same members with the same prompts in the same order, because a batch
     can decide the last bits. So another list of problems (a longer one, say) reuses the units that are the same, and gives
@@ -72,40 +55,78 @@ def over_problems(
     members = {unit: key_of([[ids[at], asked[at]] for at in unit]) for unit in planned}
     origins = {ids[at]: Origin(asked[at], key) for unit, key in members.items() for at in unit}
     fixed = {name: value for name, value in settings.items() if name not in OF_THE_LIST}
-    with Checkpoint(checkpoint, fixed, origins) as saved:
+    shard = engine if isinstance(engine, Shard) else None
+    work = _Work(compute, tuple(ids))
+    with Checkpoint(checkpoint, fixed, origins, shard=shard) as saved:
         found = {at: saved.get(ids[at]) for unit in planned for at in unit if _kept(saved, ids, unit)}
         form = _form(next(iter(found.values())), ragged) if found else None
         for at, value in found.items():
             _check_form(value, form, ragged, ids[at], saved.path)
-        with progress_bar(len(ids) * steps, label, enabled=progress) as bar:
+        asked_for = planned if shard is None else shard.units(planned)
+        waiting = [unit for unit in asked_for if unit[0] not in found]
+        with progress_bar((len(found) + sum(map(len, waiting))) * steps, label, enabled=progress) as bar:
             bar.update(len(found) * steps)
+            ticked = 0
 
-            def of_unit(unit: Unit) -> Sequence[Any]:
-                ticked = 0
-
-                def tick(n: int) -> None:
-                    nonlocal ticked
-                    ticked += n
-                    bar.update(n)
-
-                with _telling_of([ids[at] for at in unit]):
-                    values = compute(unit, tick)
-                bar.update(len(unit) * steps - ticked)
-                return values
+            def tick(n: int) -> None:
+                nonlocal ticked
+                ticked += n
+                bar.update(n)
 
             try:
-                for unit, values in engine(of_unit, [unit for unit in planned if unit[0] not in found]):
+                for unit, values in engine(work, waiting, tick):
                     made = {ids[at]: value for at, value in zip(unit, values, strict=True)}
                     for each, value in made.items():
                         _check_form(plain(value), form, ragged, each, saved.path)
                     saved.put(made)
                     found |= dict(zip(unit, values, strict=True))
+                    bar.update(len(unit) * steps - ticked)
+                    ticked = 0
             except KeyboardInterrupt as error:
                 raise KeyboardInterrupt(f"{label}: {_what_is_kept(found, ids, saved)}") from error
             except Exception as error:
                 error.add_note(f"({label}: {_what_is_kept(found, ids, saved)})")
                 raise
+        if shard is not None:
+            for _ in _waiting(saved, shard.wait):
+                found |= {at: saved.get(ids[at]) for unit in planned for at in unit if _kept(saved, ids, unit)}
+                if len(found) == len(ids):
+                    break
+        if len(found) < len(ids):
+            raise ShardDone(
+                f"{label}: {shard!r} is done, {len(found)} of {len(ids)} problems are kept beside {saved.path}; when the "
+                "other shards have ended too, the same analysis without a shard goes on from all of them"
+            )
     return [found[at] for at in range(len(ids))]
+
+
+POLL = 2.0
+"""Seconds between two looks at what other shards have kept."""
+
+
+def _waiting(saved: Checkpoint, patience: int | float) -> Iterator[None]:
+    """Each look at what other shards have kept, until nothing new came for some seconds; once at least."""
+    seen, since = -1, time.monotonic()
+    while True:
+        saved.join()
+        if len(saved) > seen:
+            seen, since = len(saved), time.monotonic()
+        yield
+        if (left := since + patience - time.monotonic()) <= 0:
+            return
+        time.sleep(min(POLL, left))
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What an engine is given to compute, wherever it does."""
+
+    compute: Compute
+    ids: tuple[str, ...]
+
+    def __call__(self, unit: Unit, tick: Tick) -> Sequence[Any]:
+        with _telling_of([self.ids[at] for at in unit]):
+            return self.compute(unit, tick)
 
 
 def _check_ids(ids: Sequence[str]) -> None:

@@ -15,8 +15,9 @@ from ..metrics.segments import RowChoice
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair, digest_of, own_pairs
-from ..running.loop import Tick, in_context, over_problems
+from ..running.loop import in_context, over_problems
 from ..running.results import Result, Shown, ShownTable, head_columns, head_map, place_of
+from ..running.work import Tick
 from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean
 from .layout import pair_layout
 from .score import described_pairs
@@ -105,6 +106,7 @@ def attention_profile(
         checkpoint=checkpoint,
         steps=len(conditions),
         progress=progress,
+        engine=model.engine,
     )
 
     def per_problem(what: str) -> dict[str, tuple[np.ndarray, ...]]:

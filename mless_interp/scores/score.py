@@ -14,8 +14,9 @@ from ..models.base import Model
 from ..prompts.conditions import CONDITIONS, one_of, several_of
 from ..prompts.pairs import PromptPair, digest_of, own_pairs
 from ..prompts.problems import distinct
-from ..running.loop import Tick, in_context, over_problems
+from ..running.loop import in_context, over_problems
 from ..running.results import Found, put, stacked
+from ..running.work import Tick
 from .catalogue import Profile, chosen_metrics, metric_named
 from .evaluation import layer_values, plan_for
 from .layout import Layout, Thresholds, pair_layout
@@ -88,6 +89,7 @@ def score_heads(
         checkpoint=checkpoint,
         steps=len(conditions),
         progress=progress,
+        engine=model.engine,
     )
     return HeadScores(
         problem_ids=tuple(pair.id for pair in found),

@@ -277,7 +277,7 @@ def test_greedy_logits_that_are_no_numbers_are_refused_too(
 
 
 def _without_check(self: Any, model: Model) -> None:
-    self.model, self.module = model, model.hf_model
+    self.model = model
 
 
 def test_the_nucleus_is_hugging_faces() -> None:

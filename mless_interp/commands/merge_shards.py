@@ -1,0 +1,71 @@
+"""`mless-interp merge`: what the shards of an analysis have kept, made into its results."""
+
+import dataclasses
+import json
+import shutil
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from ..command_line import BEGUN, Saving
+from ..running.folders import ANALYSIS
+from . import COMMANDS
+
+
+def merge(
+    folder: Annotated[Path, Argument(metavar="OUT", help="The --out of the shards.")],
+    others: Annotated[
+        list[Path] | None,
+        Option("--from", help="The --out of shards that ran where OUT is not: their hidden folders are copied here."),
+    ] = None,
+) -> None:
+    """Go on with an analysis whose shards have ended: take what they kept, compute what is missing, write the results.
+
+    The results are those, bit for bit, of a run that was never split (on equal hardware). An analysis of several steps can be
+    merged after any of them: the steps that follow are then computed here. OUT and every --from must be of the same command.
+    """
+    partial = Saving(out=folder).partial
+    for other in others or ():
+        _copy_parts(Saving(out=other).partial, partial)
+    name, given = _begun(partial)
+    options: Any = import_module(f".{name}", __package__).Options
+    known = {field.name for field in dataclasses.fields(options)}
+    if not set(given) <= known:
+        raise ValueError(
+            f"{str(partial)!r} was begun by another version (options {sorted(set(given) - known)}); start again"
+        )
+    (command,) = import_module(f".{name}", __package__).app.registered_commands
+    defaults = {each.name: each.default for each in dataclasses.fields(options)}
+    command.callback(**defaults | given | {"out": folder})
+
+
+def _begun(partial: Path) -> tuple[str, dict[str, Any]]:
+    """Of which analysis a hidden folder is, and with which options it was begun."""
+    try:
+        name = json.loads((partial / ANALYSIS).read_text(encoding="utf-8"))["analysis"]
+        given = json.loads((partial / BEGUN).read_text(encoding="utf-8"))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FileNotFoundError(
+            f"{str(partial)!r} holds no shards ({type(error).__name__}): give the --out with which they ran"
+        ) from error
+    if name not in COMMANDS.values() or not isinstance(given, dict):
+        raise ValueError(f"{str(partial)!r} is of an analysis {name!r} that this version does not know")
+    return name, given
+
+
+def _copy_parts(source: Path, target: Path) -> None:
+    """Copy what shards have kept elsewhere; `FileExistsError` where something else has that name here."""
+    analysis, given = _begun(source)
+    if target.is_dir() and _begun(target) != (analysis, given):
+        raise ValueError(
+            f"{str(source)!r} was begun by another command than {str(target)!r}: merge shards of one command only"
+        )
+    for file in sorted(each for each in source.rglob("*") if each.is_file()):
+        place = target / file.relative_to(source)
+        if place.is_file() and place.suffix == ".jsonl" and place.read_bytes() != file.read_bytes():
+            raise FileExistsError(f"{str(place)!r} is there already, and other than {str(file)!r}: which is right?")
+        if not place.exists():
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(file, place)
