@@ -58,6 +58,7 @@ PUBLIC = {
     "paper": ["ClaimChecks", "Enrichment", "enrichment"],
     "running": ["store"],
     "running.folders": ["new_folder", "refuse_existing"],
+    "generation.vllm": ["Vllm"],
     "running.store": ["load", "provenance"],
     "running.work": ["Shard", "ShardDone"],
     "running.workers": ["RayWorkers"],

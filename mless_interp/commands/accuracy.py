@@ -66,15 +66,31 @@ class Options(Asking):
     engine: Annotated[
         str,
         Option(
-            help="auto, hugging_face, forward or vllm (an extra; insertions only); or ray: hugging_face on several workers."
+            help="auto, hugging_face, forward or vllm (a process of its own; insertions only); or ray: hugging_face on several "
+            "workers."
         ),
     ] = "auto"
+    vllm_python: Annotated[
+        str | None, Option(help="vllm: the interpreter of its environment. [default: what MLESS_VLLM_PYTHON names]")
+    ] = None
+    tensor_parallel_size: Annotated[int, Option(help="vllm: how many GPUs hold the model together.")] = 1
     engines: ClassVar[tuple[str, ...]] = ("auto", "hugging_face", "forward", "vllm")
     published: Annotated[
         str | None, Option(help="A model of the paper's tables, whose bars stand beside yours: Qwen2.5-Math-7B.")
     ] = None
     benchmark: Annotated[str, Option(help="The benchmark of --published.")] = "MATH-500"
     out: OutOption = Path("results/accuracy")
+
+
+def _engine(options: Options) -> Any:
+    """Who completes."""
+    from ..generation.vllm import Vllm
+
+    if options.engine == "vllm":
+        return Vllm(options.vllm_python, options.tensor_parallel_size)
+    if options.vllm_python is not None or options.tensor_parallel_size != 1:
+        raise ValueError("--vllm-python and --tensor-parallel-size are for --engine vllm")
+    return "auto" if options.engine == "ray" else options.engine
 
 
 def compute(options: Options) -> Computed:
@@ -102,7 +118,7 @@ def compute(options: Options) -> Computed:
         "top_p": options.top_p,
         "max_new_tokens": options.max_new_tokens,
         "batch_size": options.batch_size,
-        "engine": "auto" if options.engine == "ray" else options.engine,
+        "engine": _engine(options),
     }
     check_asked(treatments, **asked)
     read_heads(options.knockout, None)

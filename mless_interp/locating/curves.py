@@ -14,7 +14,7 @@ from ..heads import Head
 from ..metrics.rankings import circuit_distance, circuit_performance
 from ..models.base import Model
 from ..patching.joint import CHOSEN_HERE, gate_row, gated_outcomes, single_knockouts
-from ..patching.outcomes import Outcome, resolution_of
+from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, prepare
 from ..prompts.pairs import PromptPair
 from ..running.results import Result, tidy
@@ -111,7 +111,7 @@ def circuit_curve(
         settings={
             **settings,
             **prepared.settings,
-            "resolution": resolution_of(info.dtype),
+            "resolution": model.resolution,
             "chosen_elsewhere": chosen_elsewhere,
         },
         seed=seed,

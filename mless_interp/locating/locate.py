@@ -11,7 +11,7 @@ import numpy as np
 from ..given import checked
 from ..heads import Head
 from ..models.base import Model
-from ..patching.outcomes import outcome_named, resolution_of
+from ..patching.outcomes import outcome_named
 from ..patching.prepared import Prepared, prepare
 from ..prompts.conditions import one_of
 from ..prompts.pairs import PromptPair, digest_of
@@ -164,7 +164,7 @@ def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
 
 def _resolution(model: Model, measured: Measured) -> float:
     """What is rounding: the precision's own size, or what it did to rows that were not edited, if that is more."""
-    return float(np.fmax(resolution_of(model.info.dtype), measured.noise))
+    return float(np.fmax(model.resolution, measured.noise))
 
 
 def _warn_of_few(n: int, n_heads: int, alpha: float, *, again: bool = False) -> None:

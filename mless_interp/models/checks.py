@@ -1,6 +1,7 @@
 """A loaded model proves that its backend does what the seam promises."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -91,7 +92,7 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
             raise fail(f"the gap condition differs from the masked one on shared tokens by {gap:.3g} logits")
     entering_error, entering = _check_entering(model, tokens, tolerance)
     replayed, reason = _check_replay(model, tokens, allowed) if not entering else (None, entering)
-    return ModelChecks(
+    figures = ModelChecks(
         largest_logit=largest,
         row_sum_error=row_error,
         edit_effect=effect,
@@ -105,6 +106,7 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
         entering_error=entering_error,
         entering=entering,
     )
+    return replace(figures, resolution=None if model.remote else _resolution(model.checked(figures), tokens))
 
 
 def _max_of(errors: Iterable[Tensor]) -> float:
@@ -173,6 +175,30 @@ def _check_entering(model: Model, tokens: Tensor, tolerance: float) -> tuple[flo
             f"heads' outputs are off by {largest:.3g} of the largest value where they are computed from them",
         )
     return largest, ""
+
+
+def _resolution(model: Model, tokens: Tensor, *, rows: int = 4) -> float:
+    """What rounding does to the log-probability of a token, in nats: `ModelChecks.resolution`."""
+    n_layers, start = model.info.n_layers, tokens.shape[1] // 2
+    at = list(range(start, tokens.shape[1] - 1))
+    recording = model.record(Inputs(tokens), start=start, logits_at=at)
+    generator = torch.Generator().manual_seed(2)
+    joins, z = [], []
+    for layer in sorted({0, n_layers // 3, 2 * n_layers // 3, n_layers - 1}):
+        own = recording.z[layer].cpu()
+        up = torch.randint(0, 2, (rows, *own.shape), generator=generator) * 2 - 1
+        up[0] = 0  # put back as it is
+        joins += [layer] * rows
+        z.append((own + own * up.to(own) * torch.finfo(own.dtype).eps).to(recording.z[0]))
+    found = model.replay(recording, joins, torch.cat(z).flatten(0, 1), logits_at=at)
+    assert recording.logits is not None
+    after = tokens[:, start + 1 :].expand(len(joins), -1)[..., None]
+    off = _log_probability(found, after) - _log_probability(recording.logits.expand_as(found), after)
+    return 2 * float(off.square().mean().sqrt())
+
+
+def _log_probability(logits: Tensor, ids: Tensor) -> Tensor:
+    return logits.cpu().double().log_softmax(-1).gather(-1, ids)
 
 
 _UNKNOWN = "this architecture cannot be continued layer by layer"

@@ -21,7 +21,7 @@ from ..prompts.pairs import PromptPair
 from ..running.results import Quantity, Result, head_columns, of_heads, tidy
 from ..running.work import Tick, Unit
 from .interventions import EdgeNoise, Knockout, LayerState
-from .outcomes import Outcome, outcome_named, resolution_of
+from .outcomes import Outcome, outcome_named
 from .prepared import Prepared, Runs, prepare
 from .sweep import Sweep, sweep_heads
 
@@ -113,7 +113,7 @@ def attribute_heads(
         masked=stacked("masked"),
         inserted=stacked("inserted"),
         unit=prepared.outcome.unit,
-        settings={**settings, **prepared.settings, "resolution": resolution_of(model.info.dtype)},
+        settings={**settings, **prepared.settings, "resolution": model.resolution},
         knockout=stacked("knockout") if gated else None,
         edge_noise=stacked("edge_noise") if gated else None,
     )

@@ -3,7 +3,6 @@
 import json
 import re
 import resource
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -531,13 +530,12 @@ def test_things_that_are_no_problems_are_refused(demo: Model) -> None:
 
 
 def test_vllm_is_refused_for_knockouts_before_any_treatment_runs(
-    demo: Model, problems: tuple[Problem, ...], monkeypatch: pytest.MonkeyPatch
+    demo: Model, problems: tuple[Problem, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    vllm = FakeVllm([])
-    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    vllm = FakeVllm(tmp_path, [], monkeypatch)
     with pytest.raises(ModelError, match="engine='vllm' shows no heads of demo, which this asks for"):
         evaluate_accuracy(demo, problems, [None, HIDDEN], engine="vllm", **QUICK)
-    assert vllm.made and not vllm.prompts, "it is there, and was asked nothing"
+    assert vllm.given("llm") == [], "it was not even begun"
 
 
 def test_the_default_length_is_the_papers_or_what_the_context_leaves(

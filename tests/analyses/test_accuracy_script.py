@@ -82,7 +82,7 @@ def test_same_seed_same_answers_and_one_treatment_has_nothing_to_compare(run: An
         (["--published", "gpt-2"], "the paper prints nothing for 'gpt-2' on 'MATH-500'"),
         (["--max-new-tokens", "500"], "do not fit demo's context of 512"),
         (["--n-samples", "3"], "needs a temperature above 0"),
-        (["--engine", "vllm"], "needs the extra: pip install 'mless_interp[vllm]'"),
+        (["--engine", "vllm"], "It needs an environment of its own"),
         (["--arm-p1", "101"], "p1 is a percentile from 0 to 100"),
         (["--unit", "zzqx"], "becomes the unknown token"),
         (["--n-tokens", "0"], "n_tokens must be 1 or more"),
