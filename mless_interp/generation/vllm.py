@@ -139,7 +139,7 @@ class _Process:
         self._process = subprocess.Popen(
             [python, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True
         )
-        self.end = weakref.finalize(self, _ended, self._process)  # also when Python ends
+        self.end = weakref.finalize(self, _ended, self._process, self._said)  # also when Python ends
         self._write(options)
         self._read()
 
@@ -174,16 +174,19 @@ class _Process:
         return found
 
     def _failed(self) -> ModelError:
-        self.end()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(10)  # it has closed its output
+        code = self._process.poll()
         self._said.seek(0)
         last = [line for line in self._said.read().splitlines() if line.strip()][-3:]
-        return ModelError(f"vLLM's process ended ({self._process.returncode}): {' | '.join(last) or 'it said nothing'}")
+        self.end()
+        return ModelError(f"vLLM's process ended ({code}): {' | '.join(last) or 'it said nothing'}")
 
 
-def _ended(process: "subprocess.Popen[str]") -> None:
+def _ended(process: "subprocess.Popen[str]", said: Any) -> None:
     process.kill()
     process.wait()
-    for pipe in (process.stdin, process.stdout):
+    for pipe in (process.stdin, process.stdout, said):
         if pipe is not None:
             with contextlib.suppress(OSError):
                 pipe.close()

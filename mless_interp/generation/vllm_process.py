@@ -15,6 +15,7 @@ def main() -> None:
     """Answer until the input ends."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)  # a line each
     os.dup2(2, 1)  # whatever else is printed goes where errors go
+    sys.path.pop(0)  # this script's folder, where vllm.py is the toolkit's
 
     def say(**line: Any) -> None:
         answers.write(json.dumps(line) + "\n")
