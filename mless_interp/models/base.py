@@ -91,13 +91,8 @@ class Model(ABC):
         model.engine = engine
         return model
 
-    def __copy__(self) -> "Model":
-        model = object.__new__(type(self))
-        model.__dict__.update(self.__dict__)
-        return model
-
-    def __reduce__(self) -> Any:
-        """In another process a model is the way to load it, and the weights that it must then have."""
+    def sent(self) -> tuple[Callable[..., "Model"], tuple[Any, ...]]:
+        """What another process gets instead of a model: the way to load it, and the weights that it must then have."""
         if self.how is None:
             raise ModelError(
                 f"{self.info.name} was given as an object, which other processes cannot load: load it with load_model"
