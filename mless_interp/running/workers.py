@@ -156,7 +156,7 @@ def _pickled(compute: Compute) -> bytes:
     """The computation, and in it what has a `sent` (a model) as that says: a function and its arguments."""
     from ray import cloudpickle
 
-    class Pickler(cloudpickle.Pickler):  # type: ignore[misc, name-defined]
+    class Pickler(cloudpickle.Pickler):
         def reducer_override(self, thing: Any) -> Any:
             sent = getattr(type(thing), "sent", None)
             return super().reducer_override(thing) if sent is None else sent(thing)
