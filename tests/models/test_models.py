@@ -292,8 +292,8 @@ def test_a_model_taken_out_and_wrapped_again_keeps_its_tokenizer(
 
 
 def test_nnsights_remote_path_here_gives_the_same() -> None:
-    """`remote="local"`: the trace is written down and read again as for a server, and run here, with more left to it than there."""
-    here, there = (load_model("demo", backend="nnsight", **options) for options in ({}, {"remote": "local"}))
+    """`remote="local"`: the trace is written down and read again as for a server, then run here."""
+    here, there = (mi.load_model("demo", backend="nnsight", **options) for options in ({}, {"remote": "local"}))
     tokens = torch.arange(5, 15)[None]
     names = ["blocks.0.attn.hook_pattern", "blocks.1.attn.hook_z"]
     ours, theirs = (model.run(tokens, capture=dict.fromkeys(names)) for model in (here, there))
