@@ -308,14 +308,17 @@ def decoder_layers(hf_model: nn.Module, heads: Geometry) -> tuple[DecoderLayer, 
 
 
 def attention_rule_of(attention: nn.Module, *, d_head: int) -> AttentionRule:
-    """Scale and soft-cap of a Hugging Face attention module; the usual scale where it names none."""
+    """Scale, soft-cap and learned sinks of a Hugging Face attention module; the usual scale where it names none."""
     kind = type(attention).__name__
     if kind in UNSCALED or kind in SCALED_QUERIES:
         return AttentionRule(1.0)
     scale = getattr(attention, "scaling", None) or getattr(attention, "scale", None) or d_head**-0.5
     if hasattr(attention, "scale_attn"):  # GPT-J divides by it
         scale = 1 / float(attention.scale_attn)  # type: ignore[arg-type]
-    return AttentionRule(float(scale), getattr(attention, "attn_logit_softcapping", None))
+    with brought(attention) as offloaded:
+        sinks = getattr(attention, "sinks", None)
+        sinks = None if sinks is None else sinks.detach().clone() if offloaded else sinks.detach()
+    return AttentionRule(float(scale), getattr(attention, "attn_logit_softcapping", None), sinks)
 
 
 def _described(module: nn.Module, heads: Geometry) -> DecoderLayer:

@@ -17,7 +17,7 @@ from transformers.utils import cached_file, logging
 from .base import Model
 from .decoder import Geometry, HuggingFaceLayers, Positions, attention_rule_of, decoder_layers, unwrapped
 from .entering import turned_taps
-from .info import SINKS, AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
+from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
 from .inputs import Inputs, Taps
 from .loaded_weights import refuse_not_finite, refuse_strange_keys
 from .saved import INDEX, check_saved, first_line, named_shards
@@ -130,8 +130,7 @@ class HuggingFaceModel(Model):
         self.float32_softmax = attention == "eager"
         self.quantised = quantisation_of(hf_model)
         self.parts = decoder_layers(hf_model, Geometry.of(self.info))
-        if any(hasattr(part.attention, "sinks") for part in self.parts):
-            raise ModelError(SINKS.format(name=name, architecture=self.info.architecture))
+        self.has_sinks = any(hasattr(part.attention, "sinks") for part in self.parts)
         self.positions = Positions.of(hf_model, self.parts)
         if self.positions is not None:
             self.whole_positions, self.learned_positions = self.positions.whole_only, self.positions.learned

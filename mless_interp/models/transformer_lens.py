@@ -5,6 +5,7 @@ The only file that imports transformer_lens. What runs is in `hooked.py` (Hooked
 """
 
 import copy
+import math
 import warnings
 from importlib.metadata import version
 from typing import Any
@@ -90,6 +91,7 @@ def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: 
         "Gemma2ForCausalLM": convert.convert_gemma_weights,
         "Gemma3ForCausalLM": convert.convert_gemma_weights,
         "Gemma3ForConditionalGeneration": convert.convert_gemma_weights,
+        "GptOssForCausalLM": convert.convert_gpt_oss_weights,
     }
     architecture = type(hf_model).__name__
     if architecture not in converters:
@@ -162,6 +164,9 @@ def _hooked_config(hf_model: PreTrainedModel, architecture: str) -> dict[str, An
         "device": info.device,
         "init_weights": False,
     }
+    if attention_rule_of(layer.attention, d_head=info.d_head).sinks is not None:
+        experts = {"num_experts": config.num_local_experts, "experts_per_token": config.num_experts_per_tok}
+        made |= {"use_attention_sinks": True, "gated_mlp": True, **experts}
     if any(info.windows):
         kinds = ["global" if window is None else "local" for window in info.windows]
         made |= {"use_local_attn": True, "window_size": max(filter(None, info.windows)), "attn_types": kinds}
@@ -191,6 +196,18 @@ def _rotary_config(config: Any, positions: Positions, d_head: int) -> dict[str, 
             "NTK_by_parts_low_freq_factor": rope["low_freq_factor"],
             "NTK_by_parts_high_freq_factor": rope["high_freq_factor"],
             "NTK_original_ctx_len": rope["original_max_position_embeddings"],
+        }
+    elif kind == "yarn" and not rope.get("mscale") and not rope.get("mscale_all_dim"):
+        factor = float(rope["factor"])
+        length = rope.get("attention_factor") or (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
+        made |= {
+            "use_yarn_rope": True,
+            "yarn_factor": factor,
+            "yarn_attention_factor": float(length),
+            "yarn_beta_fast": float(rope.get("beta_fast") or 32.0),
+            "yarn_beta_slow": float(rope.get("beta_slow") or 1.0),
+            "yarn_original_max_position_embeddings": rope["original_max_position_embeddings"],
+            "yarn_truncate": bool(rope.get("truncate", True)),
         }
     elif kind == "linear":
         made["rotary_scaling_factor"] = rope["factor"]
