@@ -142,9 +142,9 @@ def slope_one(case: Case) -> Finding:
         )
         scores, rule = _first_layer_scores(other), case.model.attention_rule(0)
         keys, rows = torch.isfinite(scores), torch.arange(scores.shape[1], device=scores.device)
-        span, after = with_extra(other.pair.span_mask.to(scores.device), rule), slice(other.pair.span[0], None)
-        found = span_log_odds(scores, span=span, visible=keys, dest_positions=rows)
-        odds.append(found[:, other.pair.shared][:, after])
+        inside, after = with_extra(other.pair.span_mask.to(scores.device), rule), slice(other.pair.span[0], None)
+        of_rows = span_log_odds(scores, span=inside, visible=keys, dest_positions=rows)
+        odds.append(of_rows[:, other.pair.shared][:, after])
     slope = (odds[1] - odds[0]) / math.log(sizes[1] / sizes[0])
     return apart(slope, torch.ones_like(slope))
 

@@ -127,10 +127,10 @@ class HuggingFaceModel(Model):
         self.underlying, self.tokenizer, self.remote = underlying, tokenizer, remote
         versions = versions_of(library, "transformers", "torch")
         self.info = hugging_face_info(hf_model, name=name, backend=backend, attention=attention, versions=versions)
-        self.float32_softmax = attention == "eager"
         self.quantised = quantisation_of(hf_model)
         self.parts = decoder_layers(hf_model, Geometry.of(self.info))
         self.has_sinks = any(hasattr(part.attention, "sinks") for part in self.parts)
+        self.float32_softmax = attention == "eager" and not self.has_sinks
         self.positions = Positions.of(hf_model, self.parts)
         if self.positions is not None:
             self.whole_positions, self.learned_positions = self.positions.whole_only, self.positions.learned
@@ -199,6 +199,8 @@ class Placement:
             )
         refuse_strange_keys(loading, name=name, architecture=type(model).__name__)
         refuse_not_finite(model, name=name)
+        if self.dtype == torch.float64 and model._can_set_experts_implementation():
+            model.set_experts_implementation("eager")  # grouped products have no float64
         for (
             weight
         ) in model.parameters():  # left where a file has them, products would round by the length of its header

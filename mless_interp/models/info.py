@@ -148,7 +148,7 @@ class ModelChecks:
         return asdict(self)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class AttentionRule:
     """How a layer makes a pattern from rotated q and k: softmax(softcap(q k^T * scale)).
 
@@ -158,7 +158,7 @@ class AttentionRule:
 
     scale: float
     softcap: float | None = None
-    sinks: Tensor | None = None
+    sinks: Tensor | None = field(default=None, compare=False)
 
     @property
     def n_extra(self) -> int:
