@@ -63,7 +63,12 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
 
     row_error = error = effect = None
     if info.attention == "eager":
-        rows = [_row_sums(model, tokens, layer, fail) for layer in range(info.n_layers)]
+        try:
+            rows = [_row_sums(model, tokens, layer, fail) for layer in range(info.n_layers)]
+        except FailedCheck:
+            raise
+        except ModelError as error:
+            raise fail(f"it shows no attention patterns ({error}); use another backend") from error
         row_error = _max_of((sums - 1).abs().max() for sums in rows)
         if not row_error <= max(tolerance, 1e-5):
             raise fail(f"the rows of its attention pattern do not sum to 1 (largest error {row_error:.3g})")
@@ -76,7 +81,10 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
 
     gap = None
     if not model.remote:
-        gap, sees_later = _gap_difference(model, tokens, logits)
+        try:
+            gap, sees_later = _gap_difference(model, tokens, logits)
+        except (RuntimeError, ValueError) as error:
+            raise fail(f"it takes no mask of its own for each head: {first_line(error)}") from error
         if not sees_later <= allowed:
             raise fail(
                 f"a plain run and one with an explicit causal mask differ by {sees_later:.3g} logits before anything is "
@@ -141,13 +149,13 @@ def _edited_pattern(model: Model, tokens: Tensor, logits: Tensor) -> tuple[float
 
 
 def _gap_difference(model: Model, tokens: Tensor, logits: Tensor) -> tuple[float, float]:
-    """Largest difference of the masked condition's logits from the gap's on shared tokens, and from the plain run's
-    (`logits`) on the tokens before the span."""
+    """Largest difference of the masked condition's logits (a mask for each head) from the gap's on shared tokens, and from
+    the plain run's (`logits`) on the tokens before the span."""
     size, start, stop = tokens.shape[1], 4, 8
     keep = torch.tensor([*range(start), *range(stop, size)])
     inside = torch.zeros(size, dtype=torch.bool)
     inside[start:stop] = True
-    mask = ~(inside[None, :] & ~inside[:, None])[None, None]
+    mask = (~(inside[None, :] & ~inside[:, None]))[None, None].expand(-1, model.info.n_heads, -1, -1)
     masked = model.run(tokens, attention_mask=mask, logits_at=keep).logits
     gapped = model.run(tokens[:, keep], position_ids=keep[None]).logits
     assert gapped is not None

@@ -348,5 +348,6 @@ def _find_attention_ops(traced: Any, layer: Any, part: DecoderLayer, *, heads: G
             first = next(other for other in patterns if other[:-1] == path[:-1])
             return Operations(call, first, path)
     raise ModelError(
-        "found no attention pattern whose edit changes what the heads give; load with attn_implementation='eager'"
+        "found no attention pattern which, made to look at each token alone, gives the heads their own values: its attention "
+        "is built in a way that is not known here, so it is not taken"
     )

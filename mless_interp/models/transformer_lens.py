@@ -41,6 +41,7 @@ def bridge_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: str) -> Brid
         )
     except Exception as error:  # a part that an adapter expects and a model lacks fails in any way
         named, run = ", ".join(hf_model.config.architectures or ()) or "nothing", type(hf_model).__name__
+        reason = first_line(error).partition(" Available architectures")[0]  # two hundred
         told = f"; its config names {named} as architecture, the weights are run as {run}: correct the config"
         raise ModelError(
             f"TransformerBridge cannot take {name!r} ({run}): {first_line(error)}{told if named != run else ''}; try "
