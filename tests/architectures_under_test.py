@@ -54,6 +54,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "GptOss",
         _named(head_dim=8, num_local_experts=4, sliding_window=WINDOW, rope_parameters=_YARN, **_EXPERTS),
     ),
+    "SmolLM3": ("SmolLM3", _named(intermediate_size=128, num_key_value_heads=2, no_rope_layer_interval=2)),
+    "HunYuan": ("HunYuanDenseV1", _named(intermediate_size=128, num_key_value_heads=2, head_dim=8)),
     "Llama": ("Llama", _named(intermediate_size=128, num_key_value_heads=2)),
     "Qwen2": ("Qwen2", _named(intermediate_size=128, num_key_value_heads=2)),
     "Qwen3": ("Qwen3", _named(intermediate_size=128, num_key_value_heads=2, head_dim=16)),

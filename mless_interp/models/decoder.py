@@ -127,7 +127,7 @@ class QueriesKeysValues:
     heads: Geometry
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q `[..., H, d]`, k and v `[..., KV, d]` of a normed stream `[..., d_model]`, not rotated; normed where that is first."""
+        """q `[..., H, d]`, k and v `[..., KV, d]` of a normed stream `[..., d_model]`, not rotated; normed if that is first."""
         made = [linear(each, x) for each in self.projections]
         q, k, v = (self.part(which)[0](made[min(which, len(made) - 1)]) for which in range(3))
         return *self.normed(q, k, last=False), v

@@ -5,6 +5,7 @@ The only file that imports transformer_lens. What runs is in `hooked.py` (Hooked
 """
 
 import copy
+import importlib
 import math
 import warnings
 from importlib.metadata import version
@@ -31,6 +32,7 @@ def bridge_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: str) -> Brid
     """A TransformerBridge around a loaded Hugging Face model (which it rebuilds in place)."""
     from transformer_lens.model_bridge import TransformerBridge
 
+    _refuse_what_installs(hf_model, name=name)
     try:
         bridge = TransformerBridge.boot_transformers(
             hf_model.config.name_or_path or name,
@@ -44,10 +46,27 @@ def bridge_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: str) -> Brid
         reason = first_line(error).partition(" Available architectures")[0]  # two hundred
         told = f"; its config names {named} as architecture, the weights are run as {run}: correct the config"
         raise ModelError(
-            f"TransformerBridge cannot take {name!r} ({run}): {first_line(error)}{told if named != run else ''}; try "
+            f"TransformerBridge cannot take {name!r} ({run}): {reason}{told if named != run else ''}; try "
             'backend="nnsight"'
         ) from error
     return BridgeModel(bridge, name=name, tokenizer=tokenizer)
+
+
+def _refuse_what_installs(hf_model: PreTrainedModel, *, name: str) -> None:
+    """`ModelError` where TransformerLens would run `pip install torchvision` by itself, which may replace torch as well.
+
+    It does so for a model with more than a text part that was saved without its processor, where torchvision is not here.
+    """
+    if hf_model.config.get_text_config() is hf_model.config:
+        return
+    try:
+        importlib.import_module("torchvision")
+    except Exception as error:  # missing, or made for another torch: as TransformerLens asks
+        raise ModelError(
+            f"TransformerBridge cannot take {name!r} ({type(hf_model).__name__}): it reads more than text, and TransformerLens "
+            "would install torchvision by itself, which may replace torch; install a torchvision that fits yours, or use "
+            'backend="nnsight"'
+        ) from error
 
 
 def _for_a_bridge(tokenizer: Any) -> Any:

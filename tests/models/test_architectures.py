@@ -396,6 +396,72 @@ def test_metrics_count_a_learned_sink_as_a_key_outside_the_span() -> None:
         score_cache(cache, pair, metrics=metrics, windows=model.info.windows)
 
 
+REFUSED = {
+    "BitNet": ("norms the outputs of all heads together", {}),
+    "DeepseekV3": (
+        "makes its keys and values of a latent vector",
+        {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
+        | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_group": 1, "topk_group": 1},
+    ),
+    "Doge": ("takes no mask of its own for each head|cannot take", {"num_key_value_heads": 2}),
+}
+
+
+@pytest.mark.parametrize("backend", ["bridge", "nnsight"])
+@pytest.mark.parametrize("kind", REFUSED)
+def test_attention_of_another_form_is_refused_with_what_it_is(kind: str, backend: str, tmp_path: Path) -> None:
+    import transformers
+
+    why, options = REFUSED[kind]
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32, **options}
+    config = getattr(transformers, f"{kind}Config")(vocab_size=len(word_tokenizer()), **shape)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=why):
+        load_model(tmp_path, backend=backend)
+
+
+@pytest.mark.parametrize("architecture", ["SmolLM3", "HunYuan"])
+def test_layers_without_rotation_and_norms_after_it_are_continued(architecture: str) -> None:
+    model = model_of(architecture, "nnsight")
+    assert model.stepper is not None and model.checks.replay_difference < 1e-4
+
+
+def test_longrope_ends_where_its_rotation_would_change(tmp_path: Path) -> None:
+    """Beyond, a prompt would be rotated as the longest one of its batch is."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    rope["original_max_position_embeddings"] = 32
+    folder = saved(tmp_path, "Phi-3", rope_parameters=rope, original_max_position_embeddings=32)
+    model = load_model(folder, backend="nnsight")
+    assert model.info.context_length == 32
+    tokens = torch.arange(33)[None] % model.info.d_vocab
+    assert model.run(tokens[:, :32]).logits.isfinite().all()
+    with pytest.raises(ValueError, match="needs 33 positions but .* has a context of 32"):
+        model.run(tokens)
+
+
+def test_a_bridge_installs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TransformerLens runs pip for a model that reads images where torchvision is not here."""
+    import subprocess
+
+    import transformers
+
+    def never(command: Any, *args: Any, **options: Any) -> None:
+        raise AssertionError(f"ran {command}")
+
+    monkeypatch.setattr(subprocess, "check_call", never)
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {"vocab_size": len(word_tokenizer()), "num_key_value_heads": 1, "head_dim": 16, **shape}
+    vision = {"image_size": 28, "patch_size": 14, **shape}
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    transformers.Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="TransformerLens would install torchvision by itself"):
+        load_model(tmp_path, backend="bridge")
+    assert load_model(tmp_path, backend="nnsight").stepper is not None
+
+
 @pytest.mark.parametrize("architecture", ["GPT-OSS", "Mixtral"])
 def test_experts_run_in_float64(architecture: str) -> None:
     model = load_model(folder_of(architecture), backend="nnsight", dtype="float64")
