@@ -67,8 +67,8 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
             rows = [_row_sums(model, tokens, layer, fail) for layer in range(info.n_layers)]
         except FailedCheck:
             raise
-        except ModelError as error:
-            raise fail(f"it shows no attention patterns ({error}); use another backend") from error
+        except ModelError as failure:
+            raise fail(f"it shows no attention patterns ({failure}); use another backend") from failure
         row_error = _max_of((sums - 1).abs().max() for sums in rows)
         if not row_error <= max(tolerance, 1e-5):
             raise fail(f"the rows of its attention pattern do not sum to 1 (largest error {row_error:.3g})")
@@ -83,8 +83,8 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
     if not model.remote:
         try:
             gap, sees_later = _gap_difference(model, tokens, logits)
-        except (RuntimeError, ValueError) as error:
-            raise fail(f"it takes no mask of its own for each head: {first_line(error)}") from error
+        except (RuntimeError, ValueError) as failure:
+            raise fail(f"it takes no mask of its own for each head: {first_line(failure)}") from failure
         if not sees_later <= allowed:
             raise fail(
                 f"a plain run and one with an explicit causal mask differ by {sees_later:.3g} logits before anything is "

@@ -413,7 +413,8 @@ def test_attention_of_another_form_is_refused_with_what_it_is(kind: str, backend
     import transformers
 
     why, options = REFUSED[kind]
-    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 32, **options}
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
+    shape |= {"intermediate_size": 32, **options}
     config = getattr(transformers, f"{kind}Config")(vocab_size=len(word_tokenizer()), **shape)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     word_tokenizer().save_pretrained(tmp_path)
