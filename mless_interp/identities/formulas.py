@@ -9,7 +9,7 @@ from torch import Tensor
 from ..metrics.attention import span_log_odds
 from ..metrics.distances import jensen_shannon_divergence, renormalised_rows
 from ..metrics.entropy import attention_entropy, entropy_chain
-from ..models.arithmetic import masked_scores
+from ..models.arithmetic import masked_scores, with_extra, with_sinks
 from ..models.sites import site
 from ..patching.interventions import Knockout, KnockoutZero, PatchZ
 from ..prompts.pairs import pairs_of_any
@@ -26,7 +26,7 @@ def own_pattern(case: Case) -> Finding:
         run = case.layer("inserted", layer)
         found.append(apart(run.pattern.to(run.v) @ run.v, run.z))
         if run.own is not None:
-            found.append(apart(run.own, run.pattern))
+            found.append(apart(run.own, run.pattern[..., : run.own.shape[-1]]))
     return worst(found)
 
 
@@ -60,7 +60,8 @@ def one_vector(case: Case) -> Finding:
 def renormalised(case: Case) -> Finding:
     """I4: the pattern over the shared tokens, renormalised, is the reference pattern (distance 0)."""
     after, gap = case.layer("inserted"), case.layer("gap")
-    at = case.pair.shared.to(after.pattern.device)
+    extra = torch.arange(len(case.pair.inserted), after.pattern.shape[-1])
+    at = torch.cat([case.pair.shared, extra]).to(after.pattern.device)
     rows = renormalised_rows(case.shared(after.pattern), alignment=at)
     kept = ~rows.isnan().any(-1)
     divergence = jensen_shannon_divergence(gap.pattern, rows)[kept]
@@ -122,10 +123,9 @@ def entropy_splits(case: Case) -> Finding:
     """I11: H(A') = h2(lambda) + lambda H(outside) + (1 - lambda) H(inside), in every layer."""
     found = []
     for layer in case.layers:
-        pattern = case.layer("inserted", layer).pattern
-        span = case.pair.span_mask.to(pattern.device)
-        chain = entropy_chain(pattern, span=span).total
-        found.append(apart(attention_entropy(pattern), chain))
+        run = case.layer("inserted", layer)
+        chain = entropy_chain(run.pattern, span=run.mask(case.pair.span_mask), **run.keys).total
+        found.append(apart(attention_entropy(run.pattern, **run.keys), chain))
     return worst(found)
 
 
@@ -140,19 +140,22 @@ def slope_one(case: Case) -> Finding:
         other = Case(
             case.model, pairs_of_any(case.model, [case.pair.problem], insertion, template=case.pair.template)[0]
         )
-        scores = _first_layer_scores(other)
-        after = slice(other.pair.span[0], None)
-        odds.append(span_log_odds(scores, span=other.pair.span_mask.to(scores.device))[:, other.pair.shared][:, after])
+        scores, rule = _first_layer_scores(other), case.model.attention_rule(0)
+        keys, rows = torch.isfinite(scores), torch.arange(scores.shape[1], device=scores.device)
+        inside, after = with_extra(other.pair.span_mask.to(scores.device), rule), slice(other.pair.span[0], None)
+        of_rows = span_log_odds(scores, span=inside, visible=keys, dest_positions=rows)
+        odds.append(of_rows[:, other.pair.shared][:, after])
     slope = (odds[1] - odds[0]) / math.log(sizes[1] / sizes[0])
     return apart(slope, torch.ones_like(slope))
 
 
 def _first_layer_scores(case: Case) -> Tensor:
-    """Attention scores `[H, T, T]` of layer 0 in the held condition."""
+    """Attention scores `[H, T, K]` of layer 0 in the held condition, -inf where not visible."""
     inputs = case.pair.condition("held")
     names = [site(0, "attn.hook_rot_q"), site(0, "attn.hook_rot_k")]
     got = case.model.run(
         inputs.tokens, position_ids=inputs.position_ids, capture=dict.fromkeys(names), logits_at="none"
     ).captured
     q, k = (got[name] for name in names)
-    return masked_scores(q, k, case.model.visible(inputs.to(q.device))[0], case.model.attention_rule(0))[0]
+    rule = case.model.attention_rule(0)
+    return with_sinks(masked_scores(q, k, case.model.visible(inputs.to(q.device))[0], rule), rule.column)[0]

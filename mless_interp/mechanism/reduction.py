@@ -9,6 +9,7 @@ from torch import Tensor
 from ..metrics.affine import AffineParts, affine_fit, affine_parts, affine_residual, frozen_gain, residual_share
 from ..metrics.attention import span_mass_null
 from ..metrics.outputs import direction_coherence, value_cosine, value_effective_rank, value_spectral_share
+from ..models.arithmetic import with_extra
 from ..models.base import Model
 from ..models.held import Held
 from ..models.inputs import Reducer
@@ -128,7 +129,8 @@ def layer_numbers(
         shares, rescaled = _shares(model, layer, runs.z[new], before, parts)
         found |= shares
         heads |= {(name, contrast): value for name, value in found.items()}
-        null = span_mass_null(visible[row, :1, pair.span[1] :], span=span, dtype=torch.float64)
+        keys, rule = visible[row, :1, pair.span[1] :], model.attention_rule(layer)
+        null = span_mass_null(with_extra(keys, rule, value=True), span=with_extra(span, rule), dtype=torch.float64)
         whole["lam_null", contrast] = float((1 - null).mean())
         if rescaled is not None:
             whole["norm_share", contrast] = rescaled

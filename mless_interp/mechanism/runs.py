@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..metrics.attention import retained_mass, span_mass
 from ..metrics.outputs import span_output
-from ..models.arithmetic import masked_scores, softmax, values_of_heads
+from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
 from ..models.info import AttentionRule
 from ..patching.prepared import fit_pairs
@@ -43,7 +43,8 @@ def runs_of(contrasts: Iterable[str]) -> tuple[str, ...]:
 class Read:
     """What the rows after the span read in one run of one layer.
 
-    `lam` and `drop` `[head, row]` (attention kept outside the span, and on it), `sigma` `[head, row, d_head]`.
+    `lam` and `drop` `[head, row]` (attention kept outside the span, a learned sink's share with it, and on it), `sigma`
+    `[head, row, d_head]`.
     """
 
     lam: Tensor
@@ -64,13 +65,17 @@ def read_span(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, rule: AttentionR
     for a in range(stop, n, step):
         b = min(a + step, n)
         seen = visible[:, :, a:b, :b]
-        pattern = softmax(masked_scores(q[:, a:b], k[:, :b], seen, rule))[0]
-        options = {"visible": seen[0], "dest_positions": torch.arange(a, b, device=q.device), "span": inside[:b]}
+        pattern = softmax(with_sinks(masked_scores(q[:, a:b], k[:, :b], seen, rule), rule.column))[0]
+        options = {
+            "visible": with_extra(seen[0], rule, value=True),
+            "dest_positions": torch.arange(a, b, device=q.device),
+            "span": with_extra(inside[:b], rule),
+        }
         parts.append(
             (
                 retained_mass(pattern, **options),
                 span_mass(pattern, **options),
-                span_output(pattern, values[:, :b], **options),
+                span_output(pattern, torch.nn.functional.pad(values[:, :b], (0, 0, 0, rule.n_extra)), **options),
             )
         )
     lam, drop, sigma = (torch.cat(blocks, 1) for blocks in zip(*parts, strict=True))

@@ -1,13 +1,13 @@
 """A loaded model proves that its backend does what the seam promises."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ..given import checked
-from .arithmetic import masked_scores, mix_values, softmax, values_of_heads
+from .arithmetic import mix_values, pattern_of, softmax, values_of_heads, with_sinks
 from .base import Model
 from .info import BY_LAYERS, ModelChecks, ModelError
 from .inputs import Inputs
@@ -36,7 +36,6 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
     """
     model, info = model.checked(None), model.info
     tokens = probe_tokens(info.d_vocab)
-    size = tokens.shape[1]
     tolerance = TOLERANCE.get(info.dtype, 1e-3)
 
     def fail(reason: str) -> FailedCheck:
@@ -65,12 +64,13 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
 
     row_error = error = effect = None
     if info.attention == "eager":
-        names = [site(layer, "attn.hook_pattern") for layer in range(info.n_layers)]
-        patterns = model.run(tokens, capture=dict.fromkeys(names), logits_at="last").captured
-        wrong = [list(pattern.shape) for pattern in patterns.values() if pattern.shape != (1, info.n_heads, size, size)]
-        if wrong:
-            raise fail(f"pattern of shape {wrong[0]}, expected [1, {info.n_heads}, {size}, {size}]")
-        row_error = _max_of((pattern.double().sum(-1) - 1).abs().max() for pattern in patterns.values())
+        try:
+            rows = [_row_sums(model, tokens, layer, fail) for layer in range(info.n_layers)]
+        except FailedCheck:
+            raise
+        except ModelError as failure:
+            raise fail(f"it shows no attention patterns ({failure}); use another backend") from failure
+        row_error = _max_of((sums - 1).abs().max() for sums in rows)
         if not row_error <= max(tolerance, 1e-5):
             raise fail(f"the rows of its attention pattern do not sum to 1 (largest error {row_error:.3g})")
         error, effect = _edited_pattern(model, tokens, logits)
@@ -82,7 +82,10 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
 
     gap = None
     if not model.remote:
-        gap, sees_later = _gap_difference(model, tokens, logits)
+        try:
+            gap, sees_later = _gap_difference(model, tokens, logits)
+        except (RuntimeError, ValueError) as failure:
+            raise fail(f"it takes no mask of its own for each head: {first_line(failure)}") from failure
         if not sees_later <= allowed:
             raise fail(
                 f"a plain run and one with an explicit causal mask differ by {sees_later:.3g} logits before anything is "
@@ -107,6 +110,19 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
         entering=entering,
     )
     return replace(figures, resolution=None if model.remote else _resolution(model.checked(figures), tokens))
+
+
+def _row_sums(model: Model, tokens: Tensor, layer: int, fail: Callable[[str], FailedCheck]) -> Tensor:
+    """Sums of a layer's pattern rows `[1, head, dest]`, with what a learned sink takes where there is one."""
+    n_tokens, names = tokens.shape[1], attention_sites(layer, "pattern", "attn_scores")
+    rule, shape = model.attention_rule(layer), (1, model.info.n_heads, n_tokens, n_tokens)
+    seen = model.run(tokens, capture=dict.fromkeys(names[: 1 + rule.n_extra]), logits_at="none").captured
+    pattern = seen[names[0]].double()
+    if pattern.shape != shape:
+        raise fail(f"pattern of shape {list(pattern.shape)}, expected {list(shape)}")
+    if rule.column is None:
+        return pattern.sum(-1)
+    return pattern.sum(-1) + softmax(with_sinks(seen[names[1]].double(), rule.column))[..., -1]
 
 
 def _max_of(errors: Iterable[Tensor]) -> float:
@@ -135,13 +151,13 @@ def _edited_pattern(model: Model, tokens: Tensor, logits: Tensor) -> tuple[float
 
 
 def _gap_difference(model: Model, tokens: Tensor, logits: Tensor) -> tuple[float, float]:
-    """Largest difference of the masked condition's logits from the gap's on shared tokens, and from the plain run's
-    (`logits`) on the tokens before the span."""
+    """Largest difference of the masked condition's logits (a mask for each head) from the gap's on shared tokens, and from
+    the plain run's (`logits`) on the tokens before the span."""
     size, start, stop = tokens.shape[1], 4, 8
     keep = torch.tensor([*range(start), *range(stop, size)])
     inside = torch.zeros(size, dtype=torch.bool)
     inside[start:stop] = True
-    mask = ~(inside[None, :] & ~inside[:, None])[None, None]
+    mask = (~(inside[None, :] & ~inside[:, None]))[None, None].expand(-1, model.info.n_heads, -1, -1)
     masked = model.run(tokens, attention_mask=mask, logits_at=keep).logits
     gapped = model.run(tokens[:, keep], position_ids=keep[None]).logits
     assert gapped is not None
@@ -163,7 +179,7 @@ def _check_entering(model: Model, tokens: Tensor, tolerance: float) -> tuple[flo
             for layer in layers:
                 q, k, v, z = (seen[name].double() for name in attention_sites(layer, *parts))
                 q = q * 0 if edits else q
-                pattern = softmax(masked_scores(q, k, visible[layer].to(q.device), model.attention_rule(layer)))
+                pattern = pattern_of(q, k, visible[layer].to(q.device), model.attention_rule(layer))
                 off = (mix_values(pattern, v) - z).abs().max()
                 errors.append(off if off == 0 else off / v.abs().max())
     except (ModelError, AttributeError, KeyError, ValueError, RuntimeError) as error:

@@ -17,12 +17,18 @@ from transformers.utils import cached_file, logging
 from .base import Model
 from .decoder import Geometry, HuggingFaceLayers, Positions, attention_rule_of, decoder_layers, unwrapped
 from .entering import turned_taps
-from .info import SINKS, AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
+from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
 from .inputs import Inputs, Taps
 from .loaded_weights import refuse_not_finite, refuse_strange_keys
 from .saved import INDEX, check_saved, first_line, named_shards
 from .unembedding import unembedded
 
+OTHER_ATTENTION = {
+    "kv_a_proj_with_mqa": "makes its keys and values of a latent vector (multi-head latent attention), so that it has no keys "
+    "and values as every analysis here reads them",
+    "attn_sub_norm": "norms the outputs of all heads together before they are projected, so that no head writes by itself",
+}
+"""Modules that only attention of another form has, and what it is."""
 _SHAPE = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings", "vocab_size")
 
 
@@ -58,6 +64,10 @@ def hugging_face_info(
             f"{name} ({type(hf_model).__name__}) clips its queries, keys and values (clip_qkv), and no backend shows values "
             "as they are mixed then: it is not taken"
         )
+    modules = {path.rpartition(".")[2] for path, _ in hf_model.named_modules()}
+    otherwise = next((what for part, what in OTHER_ATTENTION.items() if part in modules), None)
+    if otherwise is not None:
+        raise ModelError(f"{name} ({type(hf_model).__name__}) {otherwise}: it is not taken")
     strange = set(kinds or ()) - {"full_attention", "sliding_attention"}
     if strange:
         raise ModelError(
@@ -84,13 +94,27 @@ def hugging_face_info(
         d_model=config.hidden_size,
         d_mlp=_d_mlp(config),
         d_vocab=config.vocab_size,
-        context_length=config.max_position_embeddings,
+        context_length=_one_rotation(config),
         windows=windows,
         dtype=str(parameter.dtype).removeprefix("torch."),
         device=str(parameter.device),
         attention=attention,
         versions=versions,
     )
+
+
+def _one_rotation(config: Any) -> int:
+    """The context length up to which tokens are rotated by their positions alone.
+
+    Longrope's frequencies are others where the longest position of a whole batch lies beyond the length it was trained on:
+    then the same prompt is another one beside a longer one, and tokens before an insertion depend on what comes after.
+    """
+    ropes = getattr(config, "rope_parameters", None) or {}
+    kinds = [
+        rope for rope in (ropes, *ropes.values()) if isinstance(rope, dict) and rope.get("rope_type") == "longrope"
+    ]
+    lengths = [rope["original_max_position_embeddings"] for rope in kinds]
+    return min([config.max_position_embeddings, *lengths])
 
 
 def _n_key_value_heads(config: Any) -> int:
@@ -127,11 +151,10 @@ class HuggingFaceModel(Model):
         self.underlying, self.tokenizer, self.remote = underlying, tokenizer, remote
         versions = versions_of(library, "transformers", "torch")
         self.info = hugging_face_info(hf_model, name=name, backend=backend, attention=attention, versions=versions)
-        self.float32_softmax = attention == "eager"
         self.quantised = quantisation_of(hf_model)
         self.parts = decoder_layers(hf_model, Geometry.of(self.info))
-        if any(hasattr(part.attention, "sinks") for part in self.parts):
-            raise ModelError(SINKS.format(name=name, architecture=self.info.architecture))
+        self.has_sinks = any(hasattr(part.attention, "sinks") for part in self.parts)
+        self.float32_softmax = attention == "eager" and not self.has_sinks
         self.positions = Positions.of(hf_model, self.parts)
         if self.positions is not None:
             self.whole_positions, self.learned_positions = self.positions.whole_only, self.positions.learned
@@ -200,6 +223,8 @@ class Placement:
             )
         refuse_strange_keys(loading, name=name, architecture=type(model).__name__)
         refuse_not_finite(model, name=name)
+        if self.dtype == torch.float64 and model._can_set_experts_implementation():
+            model.set_experts_implementation("eager")  # grouped products have no float64
         for (
             weight
         ) in model.parameters():  # left where a file has them, products would round by the length of its header

@@ -15,6 +15,7 @@ from .base import Model
 from .checks import check_model, probe_tokens
 from .info import ModelError
 from .loaded_weights import WeightsHash, config_hash, refuse_not_finite
+from .saved import first_line
 
 if TYPE_CHECKING:  # importing transformers takes seconds
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -108,7 +109,13 @@ def load_model(
         hf_model, tokenizer = load_hugging_face(source_of(label), placed, trust_remote_code=trust_remote_code)
     origin = hf_model.config, source, None if remote and remote != "local" else WeightsHash().of(hf_model)
     vocabulary = hf_model.config.get_text_config().vocab_size
-    reference = reference_logits(hf_model, probe_tokens(vocabulary)).cpu()
+    try:
+        reference = reference_logits(hf_model, probe_tokens(vocabulary)).cpu()
+    except (RuntimeError, ValueError) as error:  # a kernel that does not do this dtype, device or attention
+        raise ModelError(
+            f"{label!r} ({type(hf_model).__name__}) does not run as plain Hugging Face model in {str(wanted)[6:]} on {device}: "
+            f"{first_line(error)}; use another dtype, device or attn_implementation"
+        ) from error
     if backend == "nnsight":
         from .nnsight import NnsightModel, wrapped
 

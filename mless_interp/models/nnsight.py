@@ -16,6 +16,7 @@ from torch import Tensor
 
 from .arithmetic import values_of_heads
 from .decoder import DecoderLayer, Geometry, Mlp, layer_modules
+from .entering import mixed_taps
 from .hugging_face import HuggingFaceModel, additive_mask, has_own_window, own_windows_lifted
 from .info import ModelError
 from .inputs import Inputs, Taps
@@ -61,7 +62,11 @@ class NnsightModel(HuggingFaceModel):
         for attention in self.attentions:  # instrumented now: inside a trace it would come after the layer began
             _ = attention.source
         self.operations = _find_attention_ops(
-            traced, self.traced_layers[0], self.parts[0], heads=Geometry.of(info), eager=info.attention == "eager"
+            traced,
+            self.traced_layers[0],
+            self.parts[0],
+            heads=Geometry.of(info),
+            eager=info.attention == "eager" and not self.has_sinks,  # no operation gives rows that sum to 1
         )
         self.places = [_places(self.operations, part, d_head=info.d_head) for part in self.parts]
 
@@ -69,6 +74,8 @@ class NnsightModel(HuggingFaceModel):
         self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None
     ) -> Tensor | None:
         traced, head, info = self.underlying, self.unembed, self.info
+        if self.has_sinks:
+            taps = mixed_taps(taps, lambda: masks or self.visible(inputs), self.attention_rule)
         if self.operations.call is None:
             taps = self._turned(taps, inputs)
         last = torch.tensor([inputs.n_tokens - 1], device=inputs.tokens.device)
@@ -341,5 +348,6 @@ def _find_attention_ops(traced: Any, layer: Any, part: DecoderLayer, *, heads: G
             first = next(other for other in patterns if other[:-1] == path[:-1])
             return Operations(call, first, path)
     raise ModelError(
-        "found no attention pattern whose edit changes what the heads give; load with attn_implementation='eager'"
+        "found no attention pattern which, made to look at each token alone, gives the heads their own values: its attention "
+        "is built in a way that is not known here, so it is not taken"
     )

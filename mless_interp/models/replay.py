@@ -34,7 +34,7 @@ class Layers(Protocol):
         """
 
     def rule(self, layer: int) -> AttentionRule:
-        r"""Scale s and soft-cap c of the layer's scores.
+        r"""Scale s and soft-cap c of the layer's scores, and learned sinks (one more key of value 0).
 
         $$ A = \mathrm{softmax}\big(c \tanh(s\, q k^\top / c)\big), \qquad z = A v $$
         """
@@ -192,7 +192,7 @@ class Stepper:
         visible = receiving.masks[layer][..., : start + n_own]
         visible = (visible[:, :, dest] if dest is not None else visible[:, :, :n_dest]).to(q.device)
         rule = self.layers.rule(layer)
-        if gate is None and rule.softcap is None and n_dest >= FUSED_FROM:
+        if gate is None and rule.softcap is None and rule.sinks is None and n_dest >= FUSED_FROM:
             return _fused(q, _with_prefix(k_prefix, k), _with_prefix(v_prefix, v), visible, rule.scale)
         # all rows of a prompt meet its shared prefix in one product, each row its own later keys in another
         shared = rearrange(q, "(b row) dest (kv group) d -> b kv (row group dest) d", kv=n_kv, row=rows)
@@ -210,13 +210,15 @@ class Stepper:
             visible = rearrange(visible, "b 1 dest src -> b 1 1 1 dest src")
         else:
             visible = rearrange(visible, "b (kv group) dest src -> b kv 1 group dest src", kv=n_kv)
-        pattern = softmax(finished_scores(scores, visible, rule))
+        sinks = None if rule.sinks is None else rearrange(rule.sinks, "(kv group) -> 1 kv 1 group 1 1", kv=n_kv)
+        pattern = softmax(finished_scores(scores, visible, rule), sinks)
         if gate is not None:
             open_to, span = gate  # [row, H], [batch, src]
             factor = rearrange(open_to, "row (kv group) -> 1 kv row group 1 1", kv=n_kv)
             inside = rearrange(span[:, : start + n_own], "b src -> b 1 1 1 1 src").to(pattern)
+            sunk = 0 if sinks is None else (1 - pattern.sum(-1, keepdim=True)).clamp(min=0)
             pattern = pattern * (1 + inside * (factor - 1))
-            pattern = pattern / pattern.sum(-1, keepdim=True)
+            pattern = pattern / (pattern.sum(-1, keepdim=True) + sunk)
         to_prefix = rearrange(pattern[..., :start], "b kv row group dest src -> b kv (row group dest) src")
         to_own = rearrange(pattern[..., start:], "b kv row group dest src -> b kv row (group dest) src")
         from_prefix = to_prefix @ rearrange(v_prefix, "b src kv d -> b kv src d")

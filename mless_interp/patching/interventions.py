@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..heads import Head, as_heads, check_heads
-from ..models.arithmetic import masked_scores, mix_values, softmax
+from ..models.arithmetic import mix_values, pattern_of
 from ..models.base import Model
 from ..models.held import Held
 from ..models.info import AttentionRule
@@ -91,7 +91,14 @@ class LayerState:
     def pattern(self, visible: Tensor | None = None) -> Tensor:
         """Attention probabilities `[b, H, dest, src]`, under the run's own visibility or another."""
         shown = self.visible if visible is None else visible
-        return softmax(masked_scores(self.q, self.k, shown, self.rule))
+        return pattern_of(self.q, self.k, shown, self.rule)
+
+    def renormalised(self, edited: Tensor, pattern: Tensor) -> Tensor:
+        """`edited` with rows that sum to 1, together with what learned sinks had in `pattern`, where there are any."""
+        total = edited.sum(-1, keepdim=True)
+        if self.rule.sinks is not None:
+            total = total + (1 - pattern.sum(-1, keepdim=True)).clamp(min=0)
+        return edited / total
 
     def mixed(self, pattern: Tensor) -> Z:
         """The head outputs that a pattern gives with this run's values."""
@@ -141,7 +148,8 @@ class PatchZ(Intervention):
 
 @dataclass(frozen=True)
 class Knockout(Intervention):
-    """Span keys cannot be seen; the rest is renormalised: removes the head's direct read, scale and bias.
+    """Span keys cannot be seen; the rest (a learned sink with it) is renormalised: removes the head's direct read, scale and
+    bias.
 
     Source: Geva et al. (2304.14767), there over windows of layers; here one head.
     """
@@ -202,8 +210,9 @@ class Gate(Intervention):
     def __call__(self, state: LayerState) -> Z:
         if self.g == 0:
             return Knockout()(state)
-        gated = state.pattern() * torch.where(state.span_keys, self.g, 1.0)
-        return state.mixed(gated / gated.sum(-1, keepdim=True))
+        pattern = state.pattern()
+        gated = pattern * torch.where(state.span_keys, self.g, 1.0)
+        return state.mixed(state.renormalised(gated, pattern))
 
 
 @dataclass(frozen=True)
@@ -264,8 +273,7 @@ class MatchedMassKnockout(Intervention):
         removed = torch.minimum(available, (mass - taken_before).clamp(min=0))
         reachable = available.sum(-1, keepdim=True) >= mass
         kept = pattern - torch.zeros_like(pattern).scatter(-1, order, removed)
-        kept = kept / kept.sum(-1, keepdim=True)
-        return state.mixed(torch.where(reachable, kept, torch.nan))
+        return state.mixed(torch.where(reachable, state.renormalised(kept, pattern), torch.nan))
 
     def _drawn(self, state: LayerState, shape: tuple[int, ...]) -> Tensor:
         """A number in [0, 1) for every key of every row, `[b, H, dest, src]`."""

@@ -95,7 +95,7 @@ def _from_pattern(formula: Callable[..., Tensor], *masks: str) -> RowFormula:
     def value(rows: Rows) -> Tensor:
         given = {"span": rows.span} if "span" in masks else {}
         if "sink" in masks:
-            given["sink"] = rows.mask(rows.layout.sink)
+            given["sink"] = rows.sink
         return formula(rows.block.pattern, **given, **rows.options)
 
     return value
@@ -107,7 +107,7 @@ def _chain(part: str) -> RowFormula:
 
 def _output_weight(rows: Rows) -> Tensor:
     assert rows.values is not None
-    values = rows.values[:, : rows.block.pattern.shape[-1]]
+    values = torch.nn.functional.pad(rows.values[:, : rows.block.n_src], (0, 0, 0, rows.block.n_extra))
     return outputs.span_output_weight(
         rows.block.pattern, values, span=rows.span, output_weights=rows.output_weights, **rows.options
     )
@@ -125,7 +125,7 @@ def _distance(formula: Callable[[Tensor, Tensor], Tensor]) -> RowFormula:
         common = torch.isin(block.positions, rows.layout.shared.to(block.positions))
         found = block.pattern.new_full(block.pattern.shape[:-1], torch.nan)
         if bool(common.any()):
-            theirs, there, here = rows.other.rows(rows.layout, block.positions[common], block.pattern.shape[-1])
+            theirs, there, here = rows.other.rows(rows.layout, block.positions[common], block.n_src)
             base = distances.renormalised_rows(theirs, alignment=there.to(theirs.device))
             own = distances.renormalised_rows(block.pattern[:, common], alignment=here.to(block.pattern.device))
             found[:, common] = formula(base.to(own), own)

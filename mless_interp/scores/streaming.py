@@ -11,9 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..metrics.patterns import uniform_pattern
+from ..metrics.patterns import uniform_pattern, with_sink_key
 from ..metrics.received import received_from_sums, received_sums
-from ..models.arithmetic import masked_scores, softmax, values_of_heads
+from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
 from ..models.held import Held
 from ..models.info import AttentionRule
@@ -34,19 +34,31 @@ BLOCK_ELEMENTS = 2**20
 class Block:
     """Some rows of a layer's pattern `[head, dest, src]`, `visible` `[1|head, dest, src]`, `positions` `[dest]`.
 
-    `src` runs from the first token to the last one that any of these rows can see.
+    `src` runs from the first token to the last one that any of these rows can see; `n_extra` keys follow that are no tokens:
+    one where heads have learned sinks (`metrics.patterns.with_sink_key`).
     """
 
     pattern: Tensor
     visible: Tensor
     positions: Tensor
+    n_extra: int = 0
+
+    @property
+    def n_src(self) -> int:
+        """How many tokens these rows see."""
+        return self.pattern.shape[-1] - self.n_extra
+
+    def mask(self, mask: Tensor, *, extra: bool = False) -> Tensor:
+        """A mask over all tokens, cut to the block's keys; `extra` at those that are no tokens."""
+        cut = mask[: self.n_src].to(self.pattern.device)
+        return torch.nn.functional.pad(cut, (0, self.n_extra), value=extra)
 
     def only(self, wanted: Tensor) -> "Block":
         """The rows where `wanted` `[token]` is True."""
         keep = wanted[self.positions]
         if bool(keep.all()):
             return self
-        return Block(self.pattern[:, keep], self.visible[:, keep], self.positions[keep])
+        return Block(self.pattern[:, keep], self.visible[:, keep], self.positions[keep], self.n_extra)
 
 
 def row_ranges(n_tokens: int, n_heads: int) -> Iterator[tuple[int, int]]:
@@ -58,11 +70,17 @@ def row_ranges(n_tokens: int, n_heads: int) -> Iterator[tuple[int, int]]:
         start += rows
 
 
-def pattern_blocks(pattern: Tensor, visible: Tensor) -> Iterator[Block]:
-    """Blocks of a pattern `[head, token, token]` that exists as a whole; `visible` `[1|head, token, token]`."""
+def pattern_blocks(pattern: Tensor, visible: Tensor, *, n_extra: int = 0) -> Iterator[Block]:
+    """Blocks of a pattern `[head, token, token]` that exists as a whole; `visible` `[1|head, token, token]`.
+
+    `n_extra` is 1 where its rows sum to less than 1, as learned sinks leave them.
+    """
     n_heads, n_tokens = pattern.shape[:2]
     for a, b in row_ranges(n_tokens, n_heads):
-        yield Block(pattern[:, a:b, :b], visible[:, a:b, :b], torch.arange(a, b, device=pattern.device))
+        rows, seen, positions = pattern[:, a:b, :b], visible[:, a:b, :b], torch.arange(a, b, device=pattern.device)
+        if n_extra:
+            rows, seen = with_sink_key(rows, visible=seen, dest_positions=positions)
+        yield Block(rows, seen, positions, n_extra)
 
 
 def recomputed_blocks(q: Tensor, k: Tensor, visible: Tensor, rule: AttentionRule) -> Iterator[Block]:
@@ -70,14 +88,15 @@ def recomputed_blocks(q: Tensor, k: Tensor, visible: Tensor, rule: AttentionRule
     q, k = (x.float() if x.element_size() < 4 else x for x in (q, k))
     for a, b in row_ranges(q.shape[1], q.shape[2]):
         scores = masked_scores(q[:, a:b], k[:, :b], visible[None, :, a:b, :b], rule)
-        yield Block(softmax(scores)[0], visible[:, a:b, :b], torch.arange(a, b, device=q.device))
+        seen, positions = with_extra(visible[:, a:b, :b], rule, value=True), torch.arange(a, b, device=q.device)
+        yield Block(softmax(with_sinks(scores, rule.column))[0], seen, positions, rule.n_extra)
 
 
-def uniform_blocks(visible: Tensor, dtype: torch.dtype) -> Iterator[Block]:
+def uniform_blocks(visible: Tensor, dtype: torch.dtype, *, n_extra: int = 0) -> Iterator[Block]:
     """The blocks of attention that prefers nothing: the null of everything that a pattern's blocks are reduced to."""
     for a, b in row_ranges(visible.shape[1], visible.shape[0]):
-        seen = visible[:, a:b, :b]
-        yield Block(uniform_pattern(seen, dtype=dtype), seen, torch.arange(a, b, device=visible.device))
+        seen = torch.nn.functional.pad(visible[:, a:b, :b], (0, n_extra), value=True)
+        yield Block(uniform_pattern(seen, dtype=dtype), seen, torch.arange(a, b, device=visible.device), n_extra)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,13 +112,16 @@ class Other:
     def rows(self, own: Layout, positions: Tensor, n_src: int) -> tuple[Tensor, Tensor, Tensor]:
         """(its pattern at the rows that match `positions`, its keys, the own keys that match them).
 
-        Keys are those of the shared tokens before `n_src`; the pattern is `[head, dest, token]` of the other prompt.
+        Keys are those of the shared tokens before `n_src`, and behind them what learned sinks take; the pattern is
+        `[head, dest, key]` of the other prompt.
         """
         place = torch.searchsorted(own.shared.to(positions.device), positions)
         there = self.layout.shared.to(positions.device)[place]
         seen = int((own.shared < n_src).sum())
         scores = masked_scores(self.q[:, there], self.k, self.visible[None, :, there], self.rule)
-        return softmax(scores)[0], self.layout.shared[:seen], own.shared[:seen]
+        extra = torch.arange(self.rule.n_extra)
+        theirs = torch.cat([self.layout.shared[:seen], self.k.shape[1] + extra])
+        return softmax(with_sinks(scores, self.rule.column))[0], theirs, torch.cat([own.shared[:seen], n_src + extra])
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,14 +139,15 @@ class Rows:
     def options(self) -> dict[str, Tensor]:
         return {"visible": self.block.visible, "dest_positions": self.block.positions}
 
-    def mask(self, mask: Tensor) -> Tensor:
-        """A mask over all tokens, cut to the block's keys."""
-        return mask[: self.block.pattern.shape[-1]].to(self.block.pattern.device)
-
     @property
     def span(self) -> Tensor:
         assert self.layout.span is not None
-        return self.mask(self.layout.span)
+        return self.block.mask(self.layout.span)
+
+    @property
+    def sink(self) -> Tensor:
+        """The first token, and learned sinks."""
+        return self.block.mask(self.layout.sink, extra=True)
 
 
 RowFormula = Callable[[Rows], Tensor]
@@ -171,18 +194,16 @@ def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **extras:
     totals: dict[str, list[Tensor]] = {}
     rows: dict[str, list[Tensor]] = {name: [] for name in plan.rows}
     for block in blocks:
-        device = block.pattern.device
-        n_src = block.pattern.shape[-1]
-        sink = layout.sink[:n_src].to(device)
+        device, sink = block.pattern.device, block.mask(layout.sink, extra=True)
         seen: dict[str, Any] = {"visible": block.visible, "dest_positions": block.positions}
         if plan.received:
-            options: dict[str, Any] = {"rows": layout.rows[:n_src].to(device), "diag": plan.diag, "renorm": plan.renorm}
+            options: dict[str, Any] = {"rows": block.mask(layout.rows), "diag": plan.diag, "renorm": plan.renorm}
             part = received_sums(
                 block.pattern, sink=sink if plan.exclude_sink or plan.renorm else None, **options, **seen
             )
-            _add(totals, "received", part, layout.n_tokens)
+            _add(totals, "received", part, block.n_src, layout.n_tokens)
         if "sink_levels" in plan.needs:
-            _add(totals, "alpha", received_sums(block.pattern, diag=True, **seen), layout.n_tokens)
+            _add(totals, "alpha", received_sums(block.pattern, diag=True, **seen), block.n_src, layout.n_tokens)
         if plan.rows:
             asked = block.only(layout.question.to(device))
             if len(asked.positions):
@@ -195,13 +216,13 @@ def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **extras:
     )
 
 
-def _add(totals: dict[str, list[Tensor]], name: str, part: tuple[Tensor, Tensor], n_tokens: int) -> None:
-    sums, counts = part
+def _add(totals: dict[str, list[Tensor]], name: str, part: tuple[Tensor, Tensor], n_src: int, n_tokens: int) -> None:
+    sums, counts = (each[..., :n_src] for each in part)
     if name not in totals:
         shape = (*sums.shape[:-1], n_tokens)
         totals[name] = [sums.new_zeros(shape), counts.new_zeros(shape)]
     for total, new in zip(totals[name], (sums, counts), strict=True):
-        total[..., : new.shape[-1]] += new
+        total[..., :n_src] += new
 
 
 class Flow:
@@ -218,7 +239,7 @@ class Flow:
 def flow_step(block: Block, share: Tensor) -> Tensor:
     """The span's share of the residual after one more layer, in a block's rows, head by head, `[head, dest]`."""
     u = share.to(block.pattern)
-    return 0.5 * (block.pattern @ u[: block.pattern.shape[-1]]) + 0.5 * u[block.positions]
+    return 0.5 * (block.pattern[..., : block.n_src] @ u[: block.n_src]) + 0.5 * u[block.positions]
 
 
 class PromptReduction:
@@ -274,7 +295,10 @@ class PromptReduction:
         return reduce
 
     def _pattern(self, layer: int) -> Callable[[Tensor], None]:
-        return lambda pattern: self._reduce(layer, pattern_blocks(pattern[0], self._seen(layer, pattern.device)))
+        n_extra = self.model.attention_rule(layer).n_extra
+        return lambda pattern: self._reduce(
+            layer, pattern_blocks(pattern[0], self._seen(layer, pattern.device), n_extra=n_extra)
+        )
 
     def _seen(self, layer: int, device: torch.device) -> Tensor:
         return self.visible[layer].to(device)
@@ -310,8 +334,10 @@ class PromptReduction:
         """Uniform attention reduced in the same way, once for each different visibility."""
         plan = self.plan.of_uniform()
         made: dict[int, Reduced] = {}
+        n_extra = self.model.attention_rule(0).n_extra
         for layer in self.asked:
             visible = self.visible[layer]
             if id(visible) not in made:
-                made[id(visible)] = reduce_blocks(uniform_blocks(visible, torch.float32), self.layout, plan)
+                blocks = uniform_blocks(visible, torch.float32, n_extra=n_extra)
+                made[id(visible)] = reduce_blocks(blocks, self.layout, plan)
             self.nulls[layer] = made[id(visible)]
