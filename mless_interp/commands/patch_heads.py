@@ -22,6 +22,8 @@ from .kept import Computed, Kept, Presented, program, shown_attention
 
 PROBLEMS = {"locate": 64, "sweep": 32}
 """How many, by mode, where nothing else is asked for."""
+N_RANDOM_SETS = 5
+"""Random sets that answers are compared with, at most: each costs an answer per problem."""
 N_SHOWN = 4
 """Heads whose attention is shown, at most: the named ones or, where none is, the largest."""
 
@@ -41,7 +43,8 @@ class Options(Inserting):
         int,
         Option(
             help="locate: answer so many other problems, those after all of these: without insertion, with it, and with the "
-            "named heads that read (or a random set like them) cut off from it. 0: do not."
+            f"named heads that read, or each of {N_RANDOM_SETS} random sets like them, cut off from it: so many times "
+            f"{3 + N_RANDOM_SETS} answers at most. 0: do not."
         ),
     ] = 0
     limit: Annotated[
@@ -167,13 +170,13 @@ def compute(options: Options) -> Computed:
     )
 
 
-NONE, INSERTED, CUT_OFF, RANDOM = "none", "insertion", "named set cut off", "random set cut off"
+NONE, INSERTED, CUT_OFF, RANDOM = "none", "insertion", "named set cut off", "random set {} cut off"
 """What other problems are answered under."""
 
 
 def _answered(model: Any, pairs: Any, found: Any, options: Options) -> Any:
     """Other problems answered without insertion, with it, and with heads cut off from it: the named ones that read, and
-    of the random sets of their layers the first that has fewest of them."""
+    `N_RANDOM_SETS` of the random sets of their layers, the first drawn of those that have fewest of them."""
     from ..accuracy import Treatment, evaluate_accuracy
 
     insertion = pairs[0].insertion
@@ -181,9 +184,14 @@ def _answered(model: Any, pairs: Any, found: Any, options: Options) -> Any:
     joint = found.joint if found.confirmation is None else found.confirmation.joint
     if joint is not None:
         treatments.append(Treatment(insertion, knockout=joint.heads, name=CUT_OFF))
-        if joint.sets:
-            random = min(joint.sets, key=lambda members: len(set(members) & set(joint.heads)))
-            treatments.append(Treatment(insertion, knockout=random, name=RANDOM))
+        random = sorted(joint.sets, key=lambda members: len(set(members) & set(joint.heads)))[:N_RANDOM_SETS]
+        treatments += [
+            Treatment(insertion, knockout=members, name=RANDOM.format(number))
+            for number, members in enumerate(random, 1)
+        ]
+    options.say(
+        f"answering {len(pairs)} other problems under {len(treatments)} treatments: {len(pairs) * len(treatments)} answers"
+    )
     return evaluate_accuracy(
         model,
         [pair.problem for pair in pairs],

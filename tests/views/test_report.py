@@ -476,7 +476,7 @@ def test_the_map_tells_a_heads_numbers_on_hover_and_by_arrow_keys(chrome: Browse
     page.call("Input.dispatchMouseEvent", type="mouseMoved", x=at[0], y=at[1])
     assert page.run(told) == "head L0H1\neffect [95 % interval] -0.5000 [-0.6000, -0.4000]"
     assert page.run(height) == before, "what is told moves nothing"
-    page.run("document.querySelector('svg').focus()")
+    page.run("document.querySelector('svg.heads').focus()")
     page.press("ArrowDown")
     assert page.run(told).startswith("head L1H1\neffect [95 % interval] +0.5000")
     page.press("ArrowLeft")
@@ -484,6 +484,27 @@ def test_the_map_tells_a_heads_numbers_on_hover_and_by_arrow_keys(chrome: Browse
     page.press("ArrowLeft")
     assert page.run(told).startswith("head L1H0"), "the edge holds"
     assert page.errors == []
+
+
+def test_a_maps_layers_stay_in_sight_where_its_heads_scroll(chrome: Browser, tmp_path: Path) -> None:
+    rows = [{"layer": layer, "head": head, "effect": layer - head / 28} for layer in range(3) for head in range(28)]
+    made = mi.Report("T", question="Q?").head_map(pd.DataFrame(rows), "c", value="effect")
+    page = chrome.open(made.save(tmp_path / "map.html"), width=390)
+    page.run("(document.querySelector('.rows').scrollLeft = 400)")
+    box, label, square = (
+        page.run(f"(({{ left, right, top, bottom }}) => [left, right, top, bottom])({what}.getBoundingClientRect())")
+        for what in (
+            "document.querySelector('.rows')",
+            "[...document.querySelectorAll('.layers text')].find((text) => text.textContent === '2')",
+            "document.querySelector('rect[data-at=\"2 20\"]')",
+        )
+    )
+    assert page.run("document.querySelector('.rows').scrollLeft") > 0, "it is wider than the window"
+    assert box[0] <= label[0] < label[1] < square[0] < box[1], "left of what is in sight"
+    assert square[2] < label[2] and label[3] < square[3] + 2, "in its row"
+    at = f"document.elementFromPoint({box[0] + 30}, {(square[2] + square[3]) / 2}).closest('svg').classList.contains('layers')"
+    assert page.run(at), "squares go under the labels"
+    assert page.run("parseFloat(getComputedStyle(document.querySelector('.layers text')).fontSize)") >= 12
 
 
 @pytest.mark.parametrize("width", [360, 1200])
