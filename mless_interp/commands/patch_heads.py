@@ -137,14 +137,16 @@ def compute(options: Options) -> Computed:
     found: Any
     if options.mode == "locate":
         found = locate_heads(model, pairs, confirm=fresh or None, checkpoint=options.partial, **common)
-        named, patches = [*found.confirmed, *found.found], found.patches
+        patches = found.patches
+        by_size = [Head.parse(label) for label in found.summary()["label"] if Head.parse(label) in found.found]
+        named = sorted(by_size, key=lambda head: head not in found.confirmed)
     else:
         found = patches = patch_heads(
             model, pairs, checkpoint=options.partial / "sweep.jsonl", **options.sweep, **common
         )
         named = []
     largest = [Head.parse(label) for label in patches.top(N_SHOWN)["label"]]
-    best = list(dict.fromkeys(named))[:N_SHOWN] or largest
+    best = named[:N_SHOWN] or largest
     results, told = {type(found).__name__: found}, repr(found)
     if options.answers:
         results["AccuracyResults"] = answered = _answered(model, every[limit + options.confirm :], found, options)
@@ -213,6 +215,16 @@ def _short(answered: Any) -> Any:
     return table.join(against[list(columns)].rename(columns=columns), on="treatment")
 
 
+def _first(found: Any) -> list[str]:
+    """What stands open of all that located heads say: the total effect, what the heads that read do as a set (on fresh
+    problems where there are some), and what none of it can say."""
+    from ..locating.sentences import readers_words, total_words
+
+    joint = found.joint if found.confirmation is None else found.confirmation.joint
+    as_a_set = [] if joint is None else readers_words(joint)
+    return [*total_words(found.judged, found.unit), *as_a_set, found.sentences()[-1]]
+
+
 def present(kept: Kept) -> Presented:
     """The tables, the head map, the attention of the best heads, and the page."""
     from .. import views
@@ -236,19 +248,22 @@ def present(kept: Kept) -> Presented:
         made = Report("Heads that carry the insertion's effect", question=question, answer=answer)
         heads = "the named ones and the largest others" if located and found.found else "the largest"
         pictures = {f"Effects with 95 % intervals over problems: {heads}.": views.forest(found)}
-        if located and found.read is not None:
-            pictures["What the reads of the named heads are."] = views.read_effects(found.read)
         shown = found.shown()
         if not located:
             (table,) = shown.tables
             caption = table.caption.replace("the largest share first", "the surest first")
             shown = replace(shown, tables=(replace(table, frame=in_order(table.frame), caption=caption),))
-        made = made.result(found, pictures=pictures, shown=shown)
+        made = made.result(found, pictures=pictures, shown=shown, first=_first(found) if located else ())
+        if located and found.read is not None:
+            reads = views.read_effects(found.read)
+            caption = "What each edit of a head's attention to the inserted tokens removes, with 95 % intervals."
+            made = made.folded("What the reads of the named heads are", Report("", question="").figure(reads, caption))
         if answered is not None:
             made = made.heading("Do the answers come back?").sentence(of_cut_off(answered))
             made = made.table(_short(answered), f"Right answers; differences and p are against {INSERTED!r}.")
         if attention is not None:
-            which = "named" if located and found.found else "largest"
+            named = len(found.found) if located else 0
+            which = f"{N_SHOWN} largest of {named} named" if named > N_SHOWN else "named" if named else "largest"
             made = made.heading(f"Attention of the {which} heads").view(attention)
         return made.heading("What the model reads").shown_prompt(kept.shown["prompt"])
 

@@ -158,6 +158,8 @@ def test_the_named_heads_are_confirmed_on_the_problems_after_the_first(planted: 
     assert heads.loc[["L0H13", "L0H21", "L1H4"], "confirmed"].astype(bool).all() and pd.isna(
         heads.loc["L0H2", "confirmed"]
     )
+    drawn = [str(head) for head in read(tmp_path / "c").shown["attention"].heads]
+    assert drawn == list(heads.index[heads["confirmed"] == True]), "the largest first, as the table has them"  # noqa: E712
     page = html.unescape((tmp_path / "c" / "report.html").read_text(encoding="utf-8"))
     assert "Named heads on fresh problems" in page and "Confirmed: L0H13, L0H21, L1H4." in page
     answers = pd.read_csv(tmp_path / "c" / "answers.csv").set_index("treatment")
@@ -167,7 +169,8 @@ def test_the_named_heads_are_confirmed_on_the_problems_after_the_first(planted: 
     drawn = [set(heads.split(", ")) for heads in answers.loc[sets, "heads"]]
     assert all(len(heads) == 2 and heads.isdisjoint({"L0H13", "L0H21"}) for heads in drawn)
     assert len(set(map(frozenset, drawn))) == 5, "each once"
-    assert "answering 6 other problems under 8 treatments: 48 answers" in done.stderr, "what it costs is said before"
+    told = " ".join(run("--help", cwd=tmp_path).stdout.split())
+    assert "each of 5 random sets like them, cut off from it: so many times 8 answers at most" in told, "its cost"
     answered = pd.read_json(tmp_path / "c" / "completions.jsonl", lines=True)
     assert list(dict.fromkeys(answered["problem"])) == ids[22:], "the 6 after all others"
     told = next(line for line in done.stdout.splitlines() if line.startswith("Of 6 other problems "))

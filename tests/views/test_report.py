@@ -134,8 +134,9 @@ def test_a_map_refuses_two_rows_of_one_head() -> None:
 
 
 def shown(result: Any) -> tuple[list[str], HeadMap | None, list[Table]]:
-    """What a page tells and shows of a result: sentences, head map, tables."""
-    parts = mi.Report("T", question="Q?").result(result, heading=None).parts
+    """What a page tells and shows of a result, folded or not: sentences, head map, tables."""
+    made = mi.Report("T", question="Q?").result(result, heading=None).parts
+    parts = [each for part in made for each in (part.parts if part.kind == "folded" else (part,))]
     maps = [part for part in parts if part.kind == "head_map"]
     assert len(maps) <= 1
     texts_ = [part.text for part in parts if part.kind == "text"]
@@ -286,6 +287,42 @@ def test_a_page_begins_with_its_answer_then_the_picture_then_six_columns(chrome:
     assert opened.run("[...document.querySelectorAll('thead th')].every((th) => th.title)")
     legend = opened.run("document.querySelector('.legend').textContent")
     assert "outlined: named" in legend and "the head whose numbers are shown" in legend
+
+
+def test_of_many_sentences_and_tables_the_first_stand_open(chrome: Browser, tmp_path: Path) -> None:
+    made = replace(located(), confirmation=confirmed())
+    told, tables = made.told(), made.shown().tables
+    assert len(told) > 6 and len(tables) > 2
+    page = mi.Report("T", question="Q?").result(made)
+    folds = [part for part in page.parts if part.kind == "folded"]
+    assert [part.text for part in page.parts if part.kind == "text"] == told[:2]
+    assert [part.kind for part in page.parts].count("table") == 1
+    assert folds[-1].summary == f"All else in words: {len(told) - 2} sentences"
+    assert [part.text for part in folds[-1].parts] == told[2:], "nothing is lost"
+    assert [fold.parts[0].caption for fold in folds[:-1]] == [table.caption for table in tables[1:]]
+    chosen = mi.Report("T", question="Q?").result(made, first=told[3:5])
+    assert [part.text for part in chosen.parts if part.kind == "text"] == told[3:5]
+    assert not [part for part in mi.Report("T", question="Q?").result(patched()).parts if part.kind == "folded"]
+
+    shown = chrome.open(page.save(tmp_path / "page.html"))
+    height = (
+        f"[...document.querySelectorAll('p')].find((p) => p.textContent === {json.dumps(told[-1])}).checkVisibility()"
+    )
+    assert shown.run(height) is False
+    shown.run(
+        "[...document.querySelectorAll('main > details > summary')].find((s) => s.textContent.includes('words')).click()"
+    )
+    assert shown.run(height) is True and shown.errors == []
+    shown.run("document.querySelector('main > details').open = true")
+    shown.run("document.querySelector('main > details thead button').click()")
+    assert shown.run("document.querySelector('main > details th').getAttribute('aria-sort')") == "ascending"
+
+
+def test_headings_and_views_are_not_folded() -> None:
+    inner = mi.Report("", question="")
+    with pytest.raises(ValueError, match="a heading part cannot be folded"):
+        inner.folded("more", inner.heading("H"))
+    assert inner.folded("more", inner).parts == (), "nothing folds to nothing"
 
 
 def test_what_is_no_result_is_refused() -> None:
