@@ -13,6 +13,7 @@ import pytest
 from conftest import BACKENDS, ROOT
 from scripts_under_test import Done, run_script
 
+from mless_interp.commands.kept import read
 from mless_interp.ground_truth.planted import planted_model
 from mless_interp.heads import Head
 
