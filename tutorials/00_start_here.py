@@ -16,11 +16,12 @@
 #
 # **Where it runs.** Wherever `mless_interp` is installed: `pip install .` in a copy of the project, then `jupyter lab`, or
 # open this file in an editor. **On Google Colab**: make a wheel on your machine with `pip wheel . --no-deps -w dist`, upload
-# `dist/mless_interp-0.1.0-py3-none-any.whl` with the folder symbol at the left, take the `#` away in the next cell, run it,
-# and restart the session if Colab asks for it. No GPU is needed.
-
-# %%
-# %pip install --quiet /content/mless_interp-0.1.0-py3-none-any.whl
+# `dist/mless_interp-0.1.0-py3-none-any.whl` with the folder symbol at the left, and run this in a new cell before all others
+# (no GPU is needed; restart the session if Colab asks for it):
+#
+# ```
+# %pip install /content/mless_interp-0.1.0-py3-none-any.whl
+# ```
 
 # %%
 import mless_interp as mi

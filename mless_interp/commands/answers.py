@@ -115,7 +115,11 @@ def of_sweep(found: Any) -> str:
             f"{told}."
         )
     (first,) = table.head(1).to_dict("records")
-    return f"None of {m} heads is shown to do more than {share} of {what} in most problems; closest is {words(first)}."
+    few = few_problems(n, m, found.alpha)
+    return (
+        f"None of {m} heads is shown to do more than {share} of {what} in most problems; closest is {words(first)}."
+        f"{few and ' ' + few}"
+    )
 
 
 def in_order(table: pd.DataFrame) -> pd.DataFrame:

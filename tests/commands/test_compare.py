@@ -35,14 +35,14 @@ def test_heads_that_any_run_names_stand_side_by_side_with_verdict_and_count() ->
         heads["a"][0] == f"reader, {row['removed_count']} of {row['n']}"
         and heads["b"][0] == heads["a"][0] + ", confirmed"
     )
-    assert found.answer.startswith("L0H1, L1H0 are named in all 2 runs (2 in any); median total effect in nats: a ")
+    assert found.answer.startswith("L0H1, L1H0 are named in both runs (2 in any); median total effect in nats: a ")
 
 
 def test_sweeps_and_answers_stand_side_by_side() -> None:
     found = compared({"a": kept(patched(12), mode="sweep"), "b": kept(patched(4), mode="sweep")})
     _, heads = found.tables.values()
     assert heads["head"].tolist() == ["L1H2"] and heads["a"][0] == "more than the smallest effect, 12 of 12"
-    assert heads["b"][0] == "undecided, 4 of 4" and "No head is named in all 2 runs" in found.answer
+    assert heads["b"][0] == "undecided, 4 of 4" and "No head is named in both runs" in found.answer
     runs = {name: kept(answered(n=20), analysis="accuracy", mode=None) for name in "ab"}
     (table,) = compared(runs).tables.values()
     assert len(table) == 6 and table.loc[0, "accuracy"] == 0.7 and np.isnan(table.loc[0, "difference"])
@@ -85,7 +85,7 @@ def test_the_command_writes_tables_picture_and_page(
     }
     assert pd.read_csv(tmp_path / "c" / "compare.csv")["run"].tolist() == ["a", "b"]
     page = (tmp_path / "c" / "report.html").read_text(encoding="utf-8")
-    assert "<strong>L0H1, L1H0 are named in all 2 runs" in page and page.count("<table") == 2
+    assert "<strong>L0H1, L1H0 are named in both runs" in page and page.count("<table") == 2
     assert "L0H1, L1H0 are named" in done.stdout and "reader, " in done.stdout
     for arguments, words in (
         (("a",), "two or more folders"),
@@ -111,7 +111,8 @@ def test_answers_say_what_was_found_with_numbers_and_intervals() -> None:
     assert "L0H1 confirmed on 10 fresh ones" in answers.of_located(replace(located(), confirmation=one))
     assert answers.of_sweep(patched(12)).startswith("1 of 6 heads does more than 5 % of the effect")
     assert "L1H2 (12 of 12 problems, median share 50 % [" in answers.of_sweep(patched(12))
-    assert answers.of_sweep(patched(4)).startswith("No head is tested") or "None of 6" in answers.of_sweep(patched(4))
+    few = answers.of_sweep(patched(6))
+    assert few.startswith("None of 6") and "6 problems are too few to name any of 6 heads" in few
     said = answers.of_accuracy(answered(n=20))
     assert (
         said.startswith("No treatment is shown to differ from 'none' (70.0 % of 20 problems right)")
