@@ -210,14 +210,21 @@ class Asking(Computing):
         """The problem of `--problem`, an id or a place; `ValueError` if it is none of those that were asked for."""
         return None if problem is None else place_of_problem(problem, self.questions())
 
-    def load(self) -> Any:
-        """The model that was asked for, once the names that need none are known to be right."""
+    def load(self, *, at_least: int = 0) -> Any:
+        """The model that was asked for, once the names that need none, and that its context holds `at_least` so many tokens,
+        are known to be right."""
         from .models.load import load_model
         from .prompts.prompt import template_named
 
         template_named(self.template)
         placed = placement(self.device, self.device_map, self.attention)
         engine = self.computing()
+        context = context_of(self.model)
+        if context is not None and at_least >= context:
+            raise ValueError(
+                f"{at_least} tokens to insert and to answer with leave no room for a question in {self.model}'s context of "
+                f"{context}: ask for fewer"
+            )
         self.say(f"loading {self.model} ...")
         return load_model(self.model, backend=self.backend, dtype=self.dtype, **placed).on(engine)
 
@@ -236,7 +243,7 @@ class Inserting(Asking):
 
         questions = self.questions()
         filler = chosen_insertion(self.insertion, self.unit, n_tokens=self.n_tokens, seed=self.seed, problems=questions)
-        model = self.load()
+        model = self.load(at_least=filler.n_tokens or 0)
         return model, make_pairs(model, questions, filler, template=self.template)
 
 
@@ -434,6 +441,24 @@ def chosen_insertion(kind: str, unit: str | None, *, n_tokens: int, seed: int, p
     if unit == "":
         raise ValueError("--unit is empty: give what is inserted, such as ' /', or leave it out")
     return Insertion.named(kind, unit=unit, n_tokens=n_tokens, seed=seed, problems=problems)
+
+
+def context_of(model: str) -> int | None:
+    """How many tokens a model of a directory takes, as its config.json says; None where that is not known without loading.
+
+    >>> context_of("demo")
+    512
+    """
+    folder = Path(__file__).parent / "data" / "demo" if model == "demo" else Path(model)
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = {**config, **(config.get("text_config") or {})}
+        found = next(
+            (config[name] for name in ("max_position_embeddings", "n_positions", "n_ctx") if name in config), None
+        )
+    except (OSError, ValueError, TypeError, AttributeError):  # loading says what is wrong
+        return None
+    return found if isinstance(found, int) else None
 
 
 def placement(device: str | None, device_map: str | None, attention: str) -> dict[str, Any]:

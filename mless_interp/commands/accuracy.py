@@ -123,7 +123,8 @@ def compute(options: Options) -> Computed:
     check_asked(treatments, **asked)
     read_heads(options.knockout, None)
     questions = options.questions()
-    model = options.load()
+    inserted = max((each.insertion.n_tokens or 0 for each in treatments if each.insertion is not None), default=0)
+    model = options.load(at_least=inserted + (options.max_new_tokens or 1))
     if options.knockout is not None:
         heads = chosen_heads(options.knockout, None, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
         treatments.append(Treatment(_mless(options), knockout=heads or (), name="knockout"))

@@ -49,7 +49,7 @@ def compute(options: Options) -> Computed:
     filler = chosen_insertion(
         options.insertion, options.unit, n_tokens=doses[-1], seed=options.seed, problems=questions
     )
-    model = options.load()
+    model = options.load(at_least=doses[-1])
     found = dose_response(
         model,
         questions,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ..given import check_count, checked, shown
+from ..running.visible import is_blank, one_line
 
 DEMO_PROBLEMS = Path(__file__).parents[1] / "data" / "demo" / "problems.jsonl"
 MATH500_HUB_ID = "HuggingFaceH4/MATH-500"
@@ -48,8 +49,16 @@ class Problem:
                     f"problem {self.id!r}: its {name} holds half a character ({lone!r}, a lone surrogate), which no "
                     "tokenizer can read: write the whole character"
                 )
-        if not self.question.strip():
-            raise ValueError(f"problem {self.id!r}: its question is empty")
+        if is_blank(self.id):
+            raise ValueError(
+                f"the id {self.id!r} of the problem {one_line(self.question[:40])!r} shows nothing: give every problem an id "
+                "that can be read"
+            )
+        if is_blank(self.question):
+            raise ValueError(
+                f"problem {self.id!r}: its question is empty"
+                + f" (it holds nothing that shows: {self.question[:8]!r})" * bool(self.question.strip())
+            )
 
     @property
     def asked(self) -> tuple[str, str]:

@@ -24,6 +24,7 @@ from mless_interp.command_line import (
     Saving,
     analysis,
     chosen_heads,
+    context_of,
     contrasts,
     one_line_errors,
     placement,
@@ -152,6 +153,28 @@ def test_what_is_wrong_is_told_before_a_model_is_loaded(monkeypatch: pytest.Monk
         Inserting(insertion="mless").begin()
     with pytest.raises(ValueError, match="limit must be 1 or more, got 0"):
         Inserting(limit=0).begin()
+
+
+def test_what_no_context_holds_is_told_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mless_interp.commands import accuracy, dose_response
+    from mless_interp.models import load
+
+    monkeypatch.setattr(load, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    with pytest.raises(
+        ValueError, match="512 tokens to insert and to answer with leave no room .* context of 512: ask for"
+    ):
+        Inserting(n_tokens=512).begin()
+    with pytest.raises(ValueError, match="555 tokens to insert and to answer with leave no room"):
+        accuracy.compute(accuracy.Options(max_new_tokens=500, limit=2))
+    with pytest.raises(ValueError, match="513 tokens to insert and to answer with leave no room"):
+        dose_response.compute(dose_response.Options(doses="1,513", limit=2))
+    for config in ("{", "[]", '{"max_position_embeddings": "many"}', '{"text_config": 3}', "{}"):
+        (tmp_path / "config.json").write_text(config)
+        assert context_of(str(tmp_path)) is None, config
+    (tmp_path / "config.json").write_text('{"n_positions": 9, "text_config": {"max_position_embeddings": 7}}')
+    assert (context_of(str(tmp_path)), context_of("somebody/model")) == (7, None)
 
 
 def test_the_program_of_options_that_are_given_beside_the_function(tmp_path: Path) -> None:
