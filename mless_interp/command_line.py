@@ -32,7 +32,10 @@ from .running.folders import COMPUTED, RUN
 from .running.visible import visible
 
 BACKENDS = "auto, hooked_transformer, bridge or nnsight"
-KINDS = "meaningless, meaningful, random_sentence, other_questions, repeated_bos or text"
+KINDS = (
+    "meaningless, meaningful, random_sentence, other_questions, repeat_question, from_key, counting, whitespace, pause, "
+    "repeated_bos, ids or text"
+)
 OUTCOMES = "answer_logprob, answer_prob, solution_logprob, logit_diff, kl or kl_last"
 EDITS = (
     "z, knockout, knockout_zero, edge_noise, restore_scale, reroute_to_sink, reroute_uniform, matched_mass, q, k or v"
@@ -56,8 +59,14 @@ TemplateOption = Annotated[
     str, Option(help="raw, raw_as_sent (the paper's doubled braces), text (for base models: adds nothing) or chat.")
 ]
 InsertionOption = Annotated[str, Option(help=f"{KINDS}.")]
-UnitOption = Annotated[str | None, Option(help="The repeated unit, word, or the text. [default: ' /' or 'he']")]
-NTokensOption = Annotated[int, Option(help="Length of the insertion in tokens.")]
+UnitOption = Annotated[
+    str | None,
+    Option(
+        help="The repeated unit, word, or the text [default: ' /' or 'he']; of from_key the problem's key, of repeat_question how "
+        "many times, of ids the token ids (5,6), of pause the token."
+    ),
+]
+NTokensOption = Annotated[int, Option(help="Length of the insertion in tokens, of kinds that are counted in tokens.")]
 AttentionOption = Annotated[
     str, Option(help="eager, or sdpa (nnsight): fused and lean, for long prompts; no patterns to show.")
 ]

@@ -134,13 +134,18 @@ def encode(tokenizer: Any, text: str, *, markers: bool = False) -> tuple[int, ..
 
 def _all_text(tokenizer: Any, ids: tuple[int, ...]) -> tuple[int, ...]:
     """The ids; `ValueError` where one of them is a special token all the same."""
-    found = _special_ids(tokenizer, len(tokenizer)).intersection(ids) - {tokenizer.unk_token_id}
+    found = special_ids(tokenizer).intersection(ids) - {tokenizer.unk_token_id}
     if found:
         raise ValueError(
             f"the text spells the special token {tokenizer.convert_ids_to_tokens(min(found))!r}, which this tokenizer cannot "
             "tell from the token itself: write it in another way, or leave this problem out"
         )
     return ids
+
+
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """The ids of a tokenizer's special tokens."""
+    return _special_ids(tokenizer, len(tokenizer))
 
 
 @lru_cache(maxsize=8)
@@ -159,7 +164,7 @@ def encode_part(tokenizer: Any, problem: Problem, part: str, text: str | None = 
 
 def spells_special(tokenizer: Any, text: str) -> bool:
     """Whether a text would become special tokens of this tokenizer if it were not encoded as text."""
-    markers, special = encode(tokenizer, text, markers=True), _special_ids(tokenizer, len(tokenizer))
+    markers, special = encode(tokenizer, text, markers=True), special_ids(tokenizer)
     if special.isdisjoint(markers):
         return False
     text_ids = tuple(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
