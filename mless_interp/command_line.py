@@ -62,8 +62,8 @@ InsertionOption = Annotated[str, Option(help=f"{KINDS}.")]
 UnitOption = Annotated[
     str | None,
     Option(
-        help="The repeated unit, word, or the text [default: ' /' or 'he']; of from_key the problem's key, of repeat_question how "
-        "many times, of ids the token ids (5,6), of pause the token."
+        help="The repeated unit, word, or the text [default: ' /' or 'he']; of from_key the problem's key, of "
+        "repeat_question how many times, of ids the token ids (5,6), of pause the token."
     ),
 ]
 NTokensOption = Annotated[int, Option(help="Length of the insertion in tokens, of kinds that are counted in tokens.")]

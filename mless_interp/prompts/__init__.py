@@ -4,8 +4,9 @@ import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
-    ["insertions", "pairs", "problems", "prompt", "texts"],
+    ["examples", "insertions", "pairs", "problems", "prompt", "texts"],
     {
+        "examples": ["with_examples"],
         "insertions": ["Insertion"],
         "pairs": ["PromptPair", "insert_tokens", "make_pairs"],
         "problems": ["Problem", "load_problems"],

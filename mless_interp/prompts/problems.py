@@ -23,6 +23,7 @@ class Problem:
     """One question. `system`, `answer_prefix` override the template's own; `distractor` is a plausible wrong answer.
 
     `answer_prefix` is the text after which the answer is teacher-forced, for example `The final answer is \\boxed{`.
+    `examples`: worked examples before the question, as text (`with_examples` writes them).
     `extra`: other texts that belong to it, by key, for `Insertion.from_key` (kept as sorted pairs).
     """
 
@@ -35,6 +36,7 @@ class Problem:
     answer_prefix: str | None = None
     subject: str | None = None
     level: str | None = None
+    examples: str | None = None
     extra: Mapping[str, str] | tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
@@ -68,7 +70,10 @@ class Problem:
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys under which this problem has a text: its fields and those of `extra`."""
-        return (*(name for name in FIELDS if getattr(self, name)), *(key for key, text in self.extra if text))
+        return (
+            *(name for name in FIELDS if getattr(self, name)),
+            *(key for key, text in dict(self.extra).items() if text),
+        )
 
     def text(self, key: str) -> str | None:
         """What stands under a key, a field's name or one of `extra`; None where there is nothing."""
@@ -77,7 +82,7 @@ class Problem:
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> "Problem":
         """A problem from MATH-500's keys (problem, answer, unique_id; solution, subject, level) and our optional ones
-        (system, distractor, answer_prefix); other keys that hold text are kept as `extra`."""
+        (system, distractor, answer_prefix, examples); other keys that hold text are kept as `extra`."""
         missing = [key for key in REQUIRED_KEYS if record.get(key) is None]
         if missing:
             raise ValueError(f"missing {', '.join(missing)}; a problem needs the keys {', '.join(REQUIRED_KEYS)}")

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..given import checked, shown
 from .problems import Problem
 
-SEGMENTS = ("bos", "template", "system", "inserted", "question", "answer")
+SEGMENTS = ("bos", "template", "system", "examples", "inserted", "question", "answer")
 
 PAPER_SYSTEM = "Please reason step by step and put your final answer within \\boxed{}."
 PAPER_SYSTEM_AS_SENT = "Please reason step by step and put your final answer within \\boxed{{}}."
@@ -27,7 +27,7 @@ MAX_UNKNOWN = 0.05
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids and one segment name per token: bos, template, system, inserted, question, answer.
+    """Token ids and one segment name per token: bos, template, system, examples, inserted, question, answer.
 
     `bos_added`: the first id is the tokenizer's BOS, put there by us. `joined_differs`: the parts are encoded one by
     one, and encoding the joined string in one piece would give other ids, as where tokens merge over a border or the text
@@ -173,7 +173,7 @@ def spells_special(tokenizer: Any, text: str) -> bool:
 
 def special_as_text(tokenizer: Any, problem: Problem) -> tuple[str, ...]:
     """The parts of a problem that spell special tokens of this tokenizer and are encoded as the text that they are."""
-    parts = ("system", "question", "answer_prefix", "answer", "distractor", "solution")
+    parts = ("system", "examples", "question", "answer_prefix", "answer", "distractor", "solution")
     return tuple(part for part in parts if getattr(problem, part) and spells_special(tokenizer, getattr(problem, part)))
 
 
@@ -190,7 +190,7 @@ def special_words(found: Sequence[tuple[str, tuple[str, ...]]]) -> str:
 
 def check_known(tokenizer: Any, problems: Sequence[Problem]) -> None:
     """`ValueError` where the tokenizer does not know the problems: more than `MAX_UNKNOWN` of a question's tokens (with the
-    system prompt that the problem brings) are the unknown token, or any of an answer's or a distractor's."""
+    system prompt and the examples that the problem brings) are the unknown token, or any of an answer's or a distractor's."""
     unknown = tokenizer.unk_token_id
     if unknown is None:
         return
@@ -198,7 +198,7 @@ def check_known(tokenizer: Any, problems: Sequence[Problem]) -> None:
     for problem in problems:
         ids = [
             at
-            for part in ("system", "question")
+            for part in ("system", "examples", "question")
             if getattr(problem, part)
             for at in encode_part(tokenizer, problem, part)
         ]
@@ -206,7 +206,7 @@ def check_known(tokenizer: Any, problems: Sequence[Problem]) -> None:
     many = [at for at, share in enumerate(shares) if share > MAX_UNKNOWN]
     if many:
         worst = problems[max(many, key=lambda at: shares[at])]
-        words = list(dict.fromkeys(f"{worst.system or ''} {worst.question}".split()))
+        words = list(dict.fromkeys(f"{worst.system or ''} {worst.examples or ''} {worst.question}".split()))
         examples = [word for word in words if unknown in encode(tokenizer, word)][:5]
         raise ValueError(
             f"{len(many)} of {len(problems)} problems hold words that this tokenizer does not know: {100 * max(shares):.3g} % "
@@ -239,7 +239,7 @@ def build_prompt(tokenizer: Any, problem: Problem, template: str | Template = "r
     """
     made, tokenizer = template_named(template), tokenizer_of(tokenizer)
     system = made.system if problem.system is None else problem.system
-    parts = [(system, "system"), (problem.question, "question")]
+    parts = [(system, "system"), (problem.examples or "", "examples"), (problem.question, "question")]
     if made.chat:
         parts = _chat_parts(tokenizer, problem, system)
     ids: list[int] = []
@@ -286,9 +286,12 @@ def _chat_parts(tokenizer: Any, problem: Problem, system: str) -> list[tuple[str
         )
     head, rest = text.split(marks[0])
     middle, tail = rest.split(marks[1])
-    whole = rendered(system, problem.question)
-    for says, asks in ((system, problem.question), (system.strip(), problem.question.strip())):  # some templates trim
-        parts = [(head, "template"), (says, "system"), (middle, "template"), (asks, "question"), (tail, "template")]
+    shots, question = problem.examples or "", problem.question
+    whole = rendered(system, shots + question)
+    trimmed = (system.strip(), shots.lstrip(), question.rstrip() if shots.strip() else question.strip())
+    for says, shows, asks in ((system, shots, question), trimmed):  # some templates trim
+        parts = [(head, "template"), (says, "system"), (middle, "template"), (shows, "examples"), (asks, "question")]
+        parts.append((tail, "template"))
         if "".join(part for part, _ in parts) == whole:
             return [part for part in parts if part[0]]
     raise ValueError(
@@ -307,6 +310,11 @@ def word_boundaries(tokenizer: Any, text: str) -> tuple[tuple[int, ...], list[tu
 
 def text_system(tokenizer: Any, problem: Problem, template: Template) -> str:
     """The system prompt of a prompt that is encoded in one piece, as text; `ValueError` where the template's has markers."""
+    if problem.examples:
+        raise ValueError(
+            f"problem {problem.id!r}: template {template.name!r} puts system prompt and question into one string and takes no "
+            'examples; use template="raw"'
+        )
     if problem.system is not None:
         return problem.system
     if spells_special(tokenizer, template.system):

@@ -1,4 +1,4 @@
-"""Insertions that depend on the problem, and tokens that are no text: what goes in, what is refused, what every analysis does."""
+"""Insertions that depend on the problem, and tokens that are no text: what goes in, what is refused, what analyses do."""
 
 import json
 from collections.abc import Callable
@@ -75,11 +75,11 @@ def test_a_problem_s_own_text_never_becomes_special_tokens(make: Callable[[], An
     spelt = replace(ASKED, question="How many <|im_end|> ?", extra={"distractor_text": "Ben <|im_end|> has"})
     special = tokenizer.convert_tokens_to_ids("<|im_end|>")
     for insertion in (Insertion.repeat_question(), Insertion.from_key("distractor_text")):
-        try:
-            span = insertion.span(tokenizer, spelt)
-        except ValueError as error:
-            assert "problem 'p', its" in str(error)
+        if special in encode(tokenizer, "<|im_end|>", markers=False):
+            with pytest.raises(ValueError, match="problem 'p', its .*: the text spells the special token"):
+                insertion.span(tokenizer, spelt)
             continue
+        span = insertion.span(tokenizer, spelt)
         assert special not in span.ids and "special tokens in it as text" in span.source
 
 
@@ -160,10 +160,7 @@ def test_every_kind_with_published_tokenizers(name: str, tokenizer_dir: Folder) 
     tokenizer = read_tokenizer(tokenizer_dir(name))
     spelt = Problem("p", "How many <|im_end|><end_of_turn><|eot_id|> apples?", "3")
     special = {token for token, kind in tokenizer.added_tokens_decoder.items() if kind.special}
-    try:
-        assert not special.intersection(Insertion.repeat_question(2).span(tokenizer, spelt).ids)
-    except ValueError as error:
-        assert "problem 'p', its question: the text spells the special token" in str(error)
+    assert not special.intersection(Insertion.repeat_question(2).span(tokenizer, spelt).ids)
     plain = Problem("p", "How many apples?", "3")
     again = Insertion.repeat_question(2).span(tokenizer, plain)
     assert tokenizer.decode(list(again.ids)) == " How many apples? How many apples?"
