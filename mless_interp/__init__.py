@@ -23,6 +23,7 @@ PUBLIC = {
         "load_problems",
         "make_pairs",
         "problems",
+        "problems_from_file",
         "problems_from_texts",
         "with_examples",
     ],

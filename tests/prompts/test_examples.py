@@ -17,7 +17,7 @@ from mless_interp.prompts.problems import Problem
 from mless_interp.prompts.prompt import build_prompt, encode
 
 POOL = problems()
-FORM = "{question} Answer {answer} ."
+FORM = "{question} Answer {answer} . "
 
 
 def test_examples_stand_between_system_prompt_and_question() -> None:
@@ -26,7 +26,7 @@ def test_examples_stand_between_system_prompt_and_question() -> None:
     prompt = build_prompt(tokenizer, made, "raw")
     assert "".join(dict.fromkeys(f"{name} " for name in prompt.segments)) == "bos system examples question "
     shown = tokenizer.decode([prompt.ids[at] for at in prompt.indices("examples")])
-    assert shown == f"{POOL[1].question} Answer 4 .{POOL[2].question} Answer 2 .".replace(".", " .").replace("  ", " ")
+    assert shown == f"{POOL[1].question} Answer 4 . {POOL[2].question} Answer 2 ."
     plain = build_prompt(tokenizer, POOL[0], "raw")
     rest = [at for at, name in zip(prompt.ids, prompt.segments, strict=True) if name != "examples"]
     assert tuple(rest) == plain.ids
