@@ -25,7 +25,7 @@ from .judge import SIDES, Judged, judge
 from .located import LocatedHeads
 from .measure import N_SCREENED, Measured, Way, kept_file, kept_way, measure, screened
 from .sentences import few_problems
-from .sinks import sinks_read
+from .sinks_read import sinks_read
 
 MODES = ("auto", "exact", "screen")
 

@@ -41,7 +41,10 @@ class Problem:
 
     def __post_init__(self) -> None:
         parts = {name: getattr(self, name) for name in FIELDS}
-        extra = dict(self.extra)
+        try:
+            extra = dict(self.extra)
+        except (TypeError, ValueError):
+            raise TypeError(f"problem {self.id!r}: extra must map keys to texts, got {shown(self.extra)}") from None
         if not parts.keys().isdisjoint(extra):
             raise ValueError(
                 f"problem {self.id!r}: extra holds {min(parts.keys() & extra)!r}, which is a field of its own"

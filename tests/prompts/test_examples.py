@@ -107,3 +107,9 @@ def test_a_file_may_bring_examples(tmp_path: Path) -> None:
     file = tmp_path / "p.jsonl"
     file.write_text('{"problem": "1+1?", "answer": "2", "unique_id": "a", "examples": "2+2? 4. "}\n')
     assert mi.load_problems(file)[0].examples == "2+2? 4. "
+
+
+@pytest.mark.parametrize("wrong", [3, [None], None])
+def test_examples_are_a_text_or_problems(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="examples must be text or several Problems, got"):
+        mi.with_examples(POOL, wrong)
