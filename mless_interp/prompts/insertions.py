@@ -396,17 +396,17 @@ def _source(kind: str, insertion: Insertion, tokenizer: Any) -> str:
     return f"{kind}, with special tokens" if spells_special(tokenizer, insertion.unit) else kind
 
 
-def _filled(ids: tuple[int, ...], n_tokens: int, what: str) -> tuple[int, ...]:
+def _filled(ids: tuple[int, ...], n_tokens: int, unit: str) -> tuple[int, ...]:
     if n_tokens % len(ids):
         raise ValueError(
-            f"{what} {len(ids)} tokens with this tokenizer, which does not divide n_tokens={n_tokens}; use "
-            f"{n_tokens - n_tokens % len(ids) or len(ids)}"
+            f"the unit {unit} is {len(ids)} tokens with this tokenizer, which does not divide n_tokens={n_tokens}; "
+            f"use {n_tokens - n_tokens % len(ids) or len(ids)}"
         )
     return ids * (n_tokens // len(ids))
 
 
 def _repeated(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> InsertedSpan:
-    ids = _filled(_encoded(insertion, tokenizer), insertion.length, f"the unit {insertion.unit!r} is")
+    ids = _filled(_encoded(insertion, tokenizer), insertion.length, repr(insertion.unit))
     return InsertedSpan(ids, _source("unit", insertion, tokenizer))
 
 
@@ -429,7 +429,7 @@ def _counting(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> I
     return InsertedSpan(_encoded(insertion, tokenizer, numbers)[:n_tokens], "numbers")
 
 
-RESERVED = re.compile(r"<\|?(reserved|unused|extra)\w*?(\d+)\|?>|\[unused(\d+)\]")
+RESERVED = re.compile(r"<\|?(reserved\w*?|unused|extra_)(\d+)\|?>|\[unused(\d+)\]")
 """Names of tokens that tokenizers keep free: Llama's, Gemma's, Qwen's first models', BERT's."""
 PAUSE = ("<pause>", "<|pause|>", "[PAUSE]")
 """Names of tokens that were trained as pauses."""
@@ -468,7 +468,7 @@ def _pause(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> Inse
 def _given_ids(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> InsertedSpan:
     ids = insertion.token_ids
     if insertion.n_tokens is not None:
-        ids = _filled(ids, insertion.n_tokens, "the ids are")
+        ids = _filled(ids, insertion.n_tokens, "of ids")
     return InsertedSpan(ids, _source_of_ids(ids, tokenizer))
 
 

@@ -72,13 +72,10 @@ def test_what_depends_on_the_problem_needs_the_problem(insertion: Insertion) -> 
 @pytest.mark.parametrize("make", [qwen2_tokenizer, word_tokenizer])
 def test_a_problem_s_own_text_never_becomes_special_tokens(make: Callable[[], Any]) -> None:
     tokenizer = make()
-    spelt = replace(ASKED, question="How many <|im_end|> ?", extra={"distractor_text": "Ben <|im_end|> has"})
+    many = "Ben has 7 cards . " * 8  # so that letters the tokenizer does not know are few
+    spelt = replace(ASKED, question=f"{many}<|im_end|> ?", extra={"distractor_text": f"{many}<|im_end|>"})
     special = tokenizer.convert_tokens_to_ids("<|im_end|>")
     for insertion in (Insertion.repeat_question(), Insertion.from_key("distractor_text")):
-        if special in encode(tokenizer, "<|im_end|>", markers=False):
-            with pytest.raises(ValueError, match="problem 'p', its .*: the text spells the special token"):
-                insertion.span(tokenizer, spelt)
-            continue
         span = insertion.span(tokenizer, spelt)
         assert special not in span.ids and "special tokens in it as text" in span.source
 
@@ -118,7 +115,7 @@ def test_ids_go_in_as_they_are() -> None:
     assert once.span(words(), "p").ids == (9, special) and once.span(words(), "p").source == "ids, with special tokens"
     assert Insertion.ids([9, 10], 4).span(words(), "p").ids == (9, 10, 9, 10)
     assert Insertion.ids([len(words())]).span(words(), "p").source == "ids, with rows that no token names"
-    with pytest.raises(ValueError, match="the ids are 2 tokens .* does not divide n_tokens=5; use 4"):
+    with pytest.raises(ValueError, match="the unit of ids is 2 tokens .* does not divide n_tokens=5; use 4"):
         Insertion.ids([9, 10], 5).span(words(), "p")
     with pytest.raises(ValueError, match="there are no token ids to insert"):
         Insertion.ids([])
