@@ -192,8 +192,8 @@ class LocatedHeads(
         return None if made is None or head not in made.heads else bool(made.confirmed[made.heads.index(head)])
 
     def reads_sink(self, head: Head | str) -> bool | None:
-        """Whether the span that a head reads is an attention sink in most problems (`sinks_read.is_sink`); None where it was not
-        looked at: the head does not read, or controls were left out."""
+        """Whether the span that a head reads is an attention sink in most problems (`sinks_read.is_sink`); None where it was
+        not looked at: the head does not read, or controls were left out."""
         found, head = self.sinks, as_head(head)
         if found is None or head not in found.heads:
             return None
