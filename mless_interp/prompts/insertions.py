@@ -490,11 +490,11 @@ def _own_text(tokenizer: Any, problem: Problem | str, key: str) -> InsertedSpan:
         )
     try:
         ids = encode(tokenizer, f" {text}")
+        if not ids:
+            raise ValueError("it encodes to no tokens with this tokenizer")
+        _check_known(tokenizer, ids, "its", "leave the problem out, or give it words of the model's own")
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
-    if not ids:
-        raise ValueError(f"{where}: it encodes to no tokens with this tokenizer")
-    _check_known(tokenizer, ids, f"{where}:", "leave the problem out, or give it words of the model's own")
     spelt = ", special tokens in it as text" if spells_special(tokenizer, text) else ""
     return InsertedSpan(ids, f"the problem's {key}{spelt}")
 

@@ -57,7 +57,7 @@ def test_a_problem_s_own_text_is_inserted_by_its_key() -> None:
         Insertion.from_key("hint").span(words(), ASKED)
     with pytest.raises(ValueError, match="problem 'p', its solution: there is no such text"):
         Insertion.from_key("solution").span(words(), ASKED)
-    with pytest.raises(ValueError, match="100 % of problem 'p', its hint: tokens are '<unk>'"):
+    with pytest.raises(ValueError, match="problem 'p', its hint: 100 % of its tokens are '<unk>'"):
         Insertion.from_key("hint").span(words(), replace(ASKED, extra={"hint": "zebra zebra"}))
     with pytest.raises(ValueError, match="from_key needs the key"):
         Insertion.from_key(" ")
@@ -72,7 +72,7 @@ def test_what_depends_on_the_problem_needs_the_problem(insertion: Insertion) -> 
 @pytest.mark.parametrize("make", [qwen2_tokenizer, word_tokenizer])
 def test_a_problem_s_own_text_never_becomes_special_tokens(make: Callable[[], Any]) -> None:
     tokenizer = make()
-    many = "Ben has 7 cards . " * 8  # so that letters the tokenizer does not know are few
+    many = "Ben has 7 cards . " * 20  # so that letters the tokenizer does not know are few
     spelt = replace(ASKED, question=f"{many}<|im_end|> ?", extra={"distractor_text": f"{many}<|im_end|>"})
     special = tokenizer.convert_tokens_to_ids("<|im_end|>")
     for insertion in (Insertion.repeat_question(), Insertion.from_key("distractor_text")):
