@@ -33,7 +33,10 @@ from .running.visible import visible
 from .running.work import Engine, Shard, ShardDone, here
 
 BACKENDS = "auto, hooked_transformer, bridge or nnsight"
-KINDS = "meaningless, meaningful, random_sentence, other_questions, repeated_bos or text"
+KINDS = (
+    "meaningless, meaningful, random_sentence, other_questions, repeat_question, from_key, counting, whitespace, pause, "
+    "repeated_bos, ids or text"
+)
 OUTCOMES = "answer_logprob, answer_prob, solution_logprob, logit_diff, kl or kl_last"
 EDITS = (
     "z, knockout, knockout_zero, edge_noise, restore_scale, reroute_to_sink, reroute_uniform, matched_mass, q, k or v"
@@ -50,15 +53,27 @@ DeviceMapOption = Annotated[
 ]
 ProblemsOption = Annotated[
     str | None,
-    Option(help="'demo', 'math500' (from the hub), or a .jsonl file with MATH-500's keys. [default: the model's own]"),
+    Option(
+        help="'demo', 'math500' (from the hub), a .jsonl file with MATH-500's keys, or a .txt file of texts parted by "
+        "blank lines that the model is to go on with (then with --template text). [default: the model's own]"
+    ),
 ]
+NBeforeOption = Annotated[int, Option(help="Of a .txt file's texts: tokens before the place of insertion.")]
+NContextOption = Annotated[int, Option(help="Of a .txt file's texts: tokens of the context in all.")]
+NAnswerOption = Annotated[int, Option(help="Of a .txt file's texts: tokens of the continuation, at least.")]
 LimitOption = Annotated[int, Option(help="How many problems, from the first (the unit of replication is the problem).")]
 TemplateOption = Annotated[
     str, Option(help="raw, raw_as_sent (the paper's doubled braces), text (for base models: adds nothing) or chat.")
 ]
 InsertionOption = Annotated[str, Option(help=f"{KINDS}.")]
-UnitOption = Annotated[str | None, Option(help="The repeated unit, word, or the text. [default: ' /' or 'he']")]
-NTokensOption = Annotated[int, Option(help="Length of the insertion in tokens.")]
+UnitOption = Annotated[
+    str | None,
+    Option(
+        help="The repeated unit, word, or the text [default: ' /' or 'he']; of from_key the problem's key, of "
+        "repeat_question how many times, of ids the token ids (5,6), of pause the token."
+    ),
+]
+NTokensOption = Annotated[int, Option(help="Length of the insertion in tokens, of kinds that are counted in tokens.")]
 AttentionOption = Annotated[
     str, Option(help="eager, or sdpa (nnsight): fused and lean, for long prompts; no patterns to show.")
 ]
@@ -196,6 +211,9 @@ class Asking(Computing):
     backend: BackendOption = "auto"
     problems: ProblemsOption = None
     limit: LimitOption = 32
+    n_before: NBeforeOption = 16
+    n_context: NContextOption = 64
+    n_answer: NAnswerOption = 1
     template: TemplateOption = "raw"
     dtype: DtypeOption = "float32"
     device: DeviceOption = None
@@ -204,7 +222,8 @@ class Asking(Computing):
 
     def questions(self) -> tuple[Problem, ...]:
         """The problems that were asked for."""
-        return chosen_problems(self.problems, self.model, limit=self.limit)
+        sizes = {"n_before": self.n_before, "n_context": self.n_context, "n_answer": self.n_answer}
+        return chosen_problems(self.problems, self.model, limit=self.limit, **sizes)
 
     def shown_problem(self, problem: str | None) -> str | int | None:
         """The problem of `--problem`, an id or a place; `ValueError` if it is none of those that were asked for."""
@@ -515,8 +534,20 @@ def place_of_problem(problem: str | None, questions: Any) -> str | int | None:
 
 
 @checked
-def chosen_problems(problems: str | None, model: str, *, limit: int) -> tuple[Problem, ...]:
-    """The first `limit` problems of `--problems`; without it those that a model's directory brings along, or the demo's."""
+def chosen_problems(
+    problems: str | None, model: str, *, limit: int, n_before: int = 16, n_context: int = 64, n_answer: int = 1
+) -> tuple[Problem, ...]:
+    """The first `limit` problems of `--problems`; without it those that a model's directory brings along, or the demo's.
+
+    A .txt file's texts are cut into problems by the model's tokenizer, which alone is loaded for it; the sizes are those of
+    `problems_from_texts`.
+    """
+    if problems is not None and Path(problems).suffix == ".txt":
+        from .models.load import tokenizer_of_model
+        from .prompts.texts import problems_from_file
+
+        sizes = {"n_before": n_before, "n_context": n_context, "n_answer": n_answer}
+        return problems_from_file(tokenizer_of_model(model), problems, limit=limit, **sizes)
     own = Path(model) / "problems.jsonl"
     return load_problems(problems or (str(own) if own.is_file() else "demo"), limit=limit)
 

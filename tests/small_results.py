@@ -17,7 +17,7 @@ from mless_interp.patching.dose import DoseResponse
 from mless_interp.patching.joint import JointKnockout
 from mless_interp.patching.reads import ReadEffects
 from mless_interp.patching.scores import PatchScores
-from mless_interp.scores import AttentionProfile, HeadScores
+from mless_interp.scores import AttentionProfile, HeadScores, SegmentAttention
 
 SIX = tuple(mi.Head(layer, head) for layer in range(2) for head in range(3))
 SETTINGS = {"model": "tiny", "insertion": "Mless ' /' x55", "outcome": "answer_logprob"}
@@ -126,6 +126,16 @@ def scored(n: int = 3) -> HeadScores:
     }
     null = {"span_mass": {"inserted": np.full((n, 2), 0.4)}}
     return HeadScores(problems(n), ("base", "inserted"), SIX, values, null, SETTINGS | {"rows": "shared"})
+
+
+def between_segments(n: int = 3) -> SegmentAttention:
+    """Three segments of six heads; the question reads the span as much as head and problem say, the rest itself."""
+    masses = np.zeros((n, 2, 3, 3, 3))
+    masses[..., 0, 0] = 1.0
+    masses[..., 1, :2] = 0.5
+    masses[..., 2, 1] = 0.3 + np.arange(6.0).reshape(2, 3) / 10 + spread(n)[:, None, None]
+    masses[..., 2, 2] = 1 - masses[..., 2, 1]
+    return SegmentAttention(problems(n), SIX, ("system", "inserted", "question"), {"inserted": masses}, SETTINGS)
 
 
 def profiled(level: float = 0.02) -> AttentionProfile:
@@ -360,6 +370,7 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "LocatedHeads": located,
     "Confirmation": confirmed,
     "HeadScores": scored,
+    "SegmentAttention": between_segments,
     "AttentionProfile": profiled,
     "CircuitCurve": curve,
     "DoseResponse": doses,

@@ -97,6 +97,10 @@ CLASSES: dict[str, Callable[..., Any]] = {
 OF_THEIR_OWN = {
     "chosen_heads": {"heads": None, "layers": None},
     "chosen_problems": {"problems": None, "model": "demo", "limit": 1},
+    "problems_from_file": {"path": "texts.txt"},
+    "with_examples": {"examples": "1 + 1 ? 2 ."},
+    "from_key": {"key": "distractor"},
+    "ids": {"token_ids": (5, 6)},
     "from_paper": {"model": "qwen2.5-7b", "layer": 1, "head": 1},
 }
 """Right values for parameters that mean something else elsewhere, by function."""
@@ -112,6 +116,7 @@ FREE = {
     ("wrap_model", "thing"),
     ("wrap_model", "tokenizer"),
     ("evaluate_accuracy", "treatments"),
+    ("with_examples", "examples"),  # a text, or problems
 }
 """Parameters that take anything, or say what they take in a test of their own."""
 OUTSIDE = {"one_line_errors", "repeat_command"}
@@ -362,6 +367,7 @@ REPLICATIONS: dict[str, dict[str, Any]] = {
     "circuit_curve": {},
     "locate_heads": {},
     "score_heads": {},
+    "attention_between_segments": {},
     "attention_profile": {},
     "evaluate_accuracy": {"max_new_tokens": 2},
 }

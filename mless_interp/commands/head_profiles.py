@@ -37,9 +37,9 @@ class Options(Asking):
     n_tokens: NTokensOption = 55
     layers: LayersOption = None
     heads: HeadsOption = None
-    metrics: Annotated[str | None, Option(help="Names, separated by commas, or 'all'. [default: the usual ones]")] = (
-        None
-    )
+    metrics: Annotated[
+        str | None, Option(help="Names, separated by commas, 'all', or 'sinks'. [default: the usual ones]")
+    ] = None
     conditions: ConditionsOption = "base,inserted"
     rows: Annotated[str, Option(help="Rows averaged over: shared, all, question (of tokens after the span).")] = (
         "shared"
@@ -69,7 +69,7 @@ def compute(options: Options) -> Computed:
 
     questions = options.questions()
     fillers = [_insertion(text, options, questions) for text in options.insertion or ["meaningless"]]
-    metrics = options.metrics if options.metrics in (None, "all") else chosen_names(options.metrics or "")
+    metrics = options.metrics if options.metrics in (None, "all", "sinks") else chosen_names(options.metrics or "")
     conditions = chosen_names(options.conditions)
     chosen_metrics(metrics)
     several_of(conditions, CONDITIONS, "condition")

@@ -35,7 +35,6 @@ def check_controls(pairs: Sequence[PromptPair]) -> None:
     """Controls are matched to one insertion: `ValueError` where the pairs have several, or prompts of several templates."""
     for what, found in (
         ("insertions", {pair.insertion.label for pair in pairs}),
-        ("lengths of insertion", {pair.n_inserted for pair in pairs}),
         ("templates", {str(pair.template) for pair in pairs}),
     ):
         if len(found) > 1:
@@ -134,7 +133,10 @@ class Controls:
         over draws of |z patch|, so that draws of opposite signs do not hide each other. Where random words or other questions
         are themselves under study, other draws of them are taken. Their prompts go into `prompts`.
         """
-        own, n_tokens = prepared.bare[0].insertion, prepared.bare[0].n_inserted
+        own, n_tokens = (
+            prepared.bare[0].insertion,
+            prepared.bare[0].n_inserted,
+        )  # `_under` takes each problem's own length
         problems = [pair.problem for pair in prepared.bare]
         options: dict[str, Any] = {"n_tokens": n_tokens, "seed": self.seed}
         drawn = own.kind in ("random_sentence", "other_questions") and own.seed == self.seed
@@ -170,12 +172,16 @@ class Controls:
                     values[f"random_size_{side}"] = np.mean(sizes, axis=0)
 
     def _under(self, prepared: Prepared, insertion: Insertion) -> Prepared:
-        """The same problems with another insertion in the same place."""
+        """The same problems with another insertion in the same place, in each as long as its own."""
         bare = prepared.bare
         own = bare[0].insertion
         placed = replace(insertion, before=own.before, after=own.after, at=own.at)
-        pairs = make_pairs(prepared.model, [pair.problem for pair in bare], placed, template=bare[0].template)
-        return prepare(prepared.model, pairs, prepared.outcome)
+        made: dict[str, PromptPair] = {}
+        for n_tokens in dict.fromkeys(pair.n_inserted for pair in bare):
+            alike = [pair.problem for pair in bare if pair.n_inserted == n_tokens]
+            other = replace(placed, n_tokens=n_tokens)
+            made |= {pair.id: pair for pair in make_pairs(prepared.model, alike, other, template=bare[0].template)}
+        return prepare(prepared.model, [made[pair.id] for pair in bare], prepared.outcome)
 
     def _matched_mass(self, prepared: Prepared, named: Sequence[Head], values: dict[str, np.ndarray]) -> None:
         """As much attention taken elsewhere, into `values`: mean over draws, and mean over draws of its size."""

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from .judge import SIDES, Judged, judge
 from .located import LocatedHeads
 from .measure import N_SCREENED, Measured, Way, kept_file, kept_way, measure, screened
 from .sentences import few_problems
+from .sinks_read import sinks_read
 
 MODES = ("auto", "exact", "screen")
 
@@ -68,7 +70,8 @@ def locate_heads(
         curve of the ranking. Without it nothing that was chosen on these problems gets a p-value.
     controls : the named heads under random words of the same length (mean of `n_control_draws`) and, for readers, under a
         knockout of as much attention elsewhere: more than both in most problems is *specific*. Reported beside: questions
-        of other problems, a repeated word, the gap alone. False leaves them all out.
+        of other problems, a repeated word, the gap alone, and whether the span that a head reads is an attention sink
+        (`LocatedHeads.sinks`). False leaves them all out.
     mode : "exact" sweeps all `heads` on all problems; "screen" ranks heads by gradients on one half of the problems and
         tests the best 64 on the other; "auto" sweeps exactly where that stays within `budget_seconds`, estimated from
         small sweeps over all layers of the first problem. The result says which was done and why.
@@ -93,7 +96,7 @@ def locate_heads(
         check_controls(prepared.bare)
     fresh = None if confirm is None else fresh_problems(prepare(model, confirm, prepared.outcome), prepared)
     candidates = model.info.chosen(heads, what="locate")
-    folder = None if checkpoint is None else Path(checkpoint)
+    top = folder = None if checkpoint is None else Path(checkpoint)
     way = kept_way(prepared, candidates, mode=mode, budget_seconds=budget_seconds, folder=folder)
     family = candidates
     if not way.exact:
@@ -124,6 +127,10 @@ def locate_heads(
         knockouts = measured.values["knockout"][:, judged.named]
         made = rules.controls_in(folder, progress)
         held = made.held(prepared, judged.found, knockouts, family[0], fresh=False)
+    readers = tuple(compress(judged.found.heads, judged.found.reads))
+    sinks = None
+    if controls and readers:
+        sinks = sinks_read(prepared, readers, checkpoint=kept_file(top, "sinks", readers), progress=progress)
     return LocatedHeads(
         problem_ids=prepared.ids,
         heads=family,
@@ -137,6 +144,7 @@ def locate_heads(
         joint=held.joint,
         reads=held.reads,
         confirmation=confirmation,
+        sinks=sinks,
     )
 
 

@@ -22,6 +22,7 @@ from ..running.results import (
     interval_columns,
     tidy,
 )
+from ..scores import HeadScores
 from ..statistics import Interval, mean_interval, median_interval
 from .confirmation import Confirmation
 from .control import OTHERS, beside_controls
@@ -38,6 +39,7 @@ from .sentences import (
     total_words,
     verdict_words,
 )
+from .sinks_read import is_sink, sink_words
 
 NAMED_MARK = "outlined: named, by a test of most problems, corrected for testing many heads"
 OF_THE_PATCH = (
@@ -78,6 +80,7 @@ class LocatedHeads(
     sweep (denoising) of the same heads and problems. `confirmation`: the named heads on fresh problems, where there were
     some; the controls were then run there. Else `controls[name]` holds effects `[problem, named]` of the named heads (and
     `shift_total` `[problem]`, what the gap alone does), and `joint` those that read, knocked out together.
+    `sinks`: of the named heads that read, whether the span is an attention sink, on the problems that named them.
     """
 
     problem_ids: tuple[str, ...]
@@ -92,6 +95,7 @@ class LocatedHeads(
     joint: JointKnockout | None = None
     reads: ReadEffects | None = None
     confirmation: Confirmation | None = None
+    sinks: HeadScores | None = None
 
     drawn = ("removed_share", "effect_fraction", "removed_median")
     axes = (
@@ -138,7 +142,8 @@ class LocatedHeads(
         """One row per tested head, the named ones first, then by size.
 
         The fractions of `PatchScores.summary()` for the z sweep (`patches` has the rest), then the verdict (`kind`, `sense`,
-        `confirmed`) and what it rests on. For the sides `removed` (z patch, denoising) and `added` (noising): `_count` of `n`
+        `confirmed`, and of those that read `reads_sink`: the span is an attention sink) and what it rests on. For the sides
+        `removed` (z patch, denoising) and `added` (noising): `_count` of `n`
         problems with more than the smallest effect in the head's sense, their `_prevalence` with exact limits, the
         corrected `_p` of the better sense, the `_median` and its `_share` of the median total (NaN where that is not
         established), both with limits. `p_either`: twice the smaller of both sides', NaN where the total is not
@@ -154,6 +159,7 @@ class LocatedHeads(
             "kind": list(judged.kinds),
             "sense": sense,
             "confirmed": pd.array([self.confirmed_or_unknown(head) for head in self.heads], dtype="boolean"),
+            "reads_sink": pd.array([self.reads_sink(head) for head in self.heads], dtype="boolean"),
         }
         for side, measure in SIDES.items():
             counted = judged.counted(measure)
@@ -184,6 +190,14 @@ class LocatedHeads(
         """Whether fresh problems confirm a head; None where it was not tested again."""
         made, head = self.confirmation, as_head(head)
         return None if made is None or head not in made.heads else bool(made.confirmed[made.heads.index(head)])
+
+    def reads_sink(self, head: Head | str) -> bool | None:
+        """Whether the span that a head reads is an attention sink in most problems (`sinks_read.is_sink`); None where it was
+        not looked at: the head does not read, or controls were left out."""
+        found, head = self.sinks, as_head(head)
+        if found is None or head not in found.heads:
+            return None
+        return bool(2 * is_sink(found)[:, found.heads.index(head)].sum() > len(found.problem_ids))
 
     def quantity(self, column: str) -> Quantity:
         """A share of the whole effect or a part of it; strokes mark heads that pass on either side."""
@@ -231,7 +245,7 @@ class LocatedHeads(
         elif not self.established:
             found.append("That most problems show an effect of one sign is not established, so no head is named.")
         else:
-            found += self._named_words()
+            found += [*self._named_words(), *sink_words(self.sinks)]
         if self.confirmation is not None:
             first, *rest = self.confirmation.sentences()
             found += [f"Confirmation: {first}", *rest]
@@ -295,12 +309,23 @@ class LocatedHeads(
         columns = ["label", "paper_label", "kind", "sense", "removed_count", "added_count", "n", "removed_share"]
         columns += ["removed_share_ci_low", "removed_share_ci_high", "removed_p", "added_p"]
         columns += ["confirmed"] if self.confirmation is not None else []
+        columns += ["reads_sink"] if sink_words(self.sinks) else []
         shorter = {f"removed_share_ci_{end}": end for end in ("low", "high")}
         return self.summary().head(max(8, len(self.found)))[columns].rename(columns=shorter)
 
     def shown(self) -> Shown:
         """Each head's share of the effect as a map, the named ones outlined; the tested heads and their controls as tables."""
-        columns = ["label", "paper_label", "kind", "sense", "confirmed", "removed_count", "added_count", "n"]
+        columns = [
+            "label",
+            "paper_label",
+            "kind",
+            "sense",
+            "confirmed",
+            "reads_sink",
+            "removed_count",
+            "added_count",
+            "n",
+        ]
         columns += [
             "removed_share",
             "added_share",

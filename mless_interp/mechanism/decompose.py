@@ -293,31 +293,33 @@ def _control_pairs(
         return None
     if isinstance(n_draws, bool) or not isinstance(n_draws, int) or n_draws < 1:
         raise ValueError(f"n_control_draws must be 1 or more, got {n_draws!r}; control=None leaves the control out")
-    lengths = {pair.n_inserted for pair in pairs}
-    if len(lengths) > 1:
-        raise ValueError(
-            f"a control needs one length for all problems, but these pairs insert {sorted(lengths)} tokens"
-        )
-    (length,) = lengths
     own = pairs[0].insertion
+    lengths = dict.fromkeys(pair.n_inserted for pair in pairs)
     place: dict[str, Any] = {"before": own.before, "after": own.after, "at": own.at}
     if control == "random_sentence":
-        insertion = Insertion.random_sentence(length, seed=seed)
+        insertion = Insertion.random_sentence(pairs[0].n_inserted, seed=seed)
     elif isinstance(control, Insertion):
         insertion = control
     else:
         raise ValueError(f'control must be "random_sentence", an Insertion or None, got {control!r}')
     insertion = replace(insertion, **place)
     drawn = range(n_draws if insertion.kind == "random_sentence" else 1)
-    problems = [pair.problem for pair in pairs]
-    draws = tuple(
-        make_pairs(model, problems, replace(insertion, draw=insertion.draw + number), template=pairs[0].template)
-        for number in drawn
-    )
+
+    def of_draw(number: int) -> tuple[PromptPair, ...]:
+        made: dict[str, PromptPair] = {}
+        for length in lengths:
+            other = replace(insertion, draw=insertion.draw + number)
+            if len(lengths) > 1 and insertion.n_tokens is not None:  # in each problem as long as its own
+                other = replace(other, n_tokens=length)
+            alike = [pair.problem for pair in pairs if pair.n_inserted == length]
+            made |= {pair.id: pair for pair in make_pairs(model, alike, other, template=pairs[0].template)}
+        return tuple(made[pair.id] for pair in pairs)
+
+    draws = tuple(map(of_draw, drawn))
     for pair, ours in zip(draws[0], pairs, strict=True):
-        if pair.n_inserted != length or pair.base.ids != ours.base.ids[: len(pair.base)]:
+        if pair.n_inserted != ours.n_inserted or pair.base.ids != ours.base.ids[: len(pair.base)]:
             raise ValueError(
-                f"problem {pair.id!r}: the control must insert as many tokens into the same prompt ({length}), but "
+                f"problem {pair.id!r}: the control must insert as many tokens into the same prompt ({ours.n_inserted}), but "
                 f"{insertion.label} inserts {pair.n_inserted}"
             )
     return _Controls(insertion.label, draws)

@@ -207,6 +207,18 @@ def _refuse_objects(name: Any) -> None:
     )
 
 
+def tokenizer_of_model(name: str) -> Any:
+    """The tokenizer of the model that `load_model` would load by this name, alone; `ModelError` where there is none."""
+    from .hugging_face import load_tokenizer
+    from .saved import first_line
+
+    source = source_of(name)
+    try:
+        return load_tokenizer(source, local_files_only=Path(source).is_dir())
+    except Exception as error:  # of a dozen kinds, as where models are loaded
+        raise ModelError(f"cannot load the tokenizer of {name!r}: {first_line(error)}") from error
+
+
 def source_of(label: str) -> str:
     """The directory or hub id behind a model's name; `ModelError` for a directory that is not there or holds no model."""
     directory = DEMO_DIRECTORY if label == "demo" else Path(label)

@@ -311,6 +311,11 @@ def pairs_of_any(
         )
     pairs = tuple(_make_pair(tokenizer, problem, insertion, made) for problem in asked)
     for pair in pairs:
+        if info is not None and max(pair.inserted.ids) >= info.d_vocab:
+            raise ValueError(
+                f"problem {pair.id!r}: token id {max(pair.inserted.ids)} is inserted, but {info.name} has the ids 0 to "
+                f"{info.d_vocab - 1}"
+            )
         longest = len(pair.inserted) + len(pair.answer_prefix_ids) + len(pair.answer_ids)
         if info is not None and longest > info.context_length:
             raise ValueError(
@@ -324,7 +329,7 @@ def _make_pair(tokenizer: Any, problem: Problem, insertion: Insertion, template:
     if template.as_text:
         return _make_text_pair(tokenizer, problem, insertion, template)
     base = build_prompt(tokenizer, problem, template)
-    found = insertion.span(tokenizer, problem.id, question=problem.question)
+    found = insertion.span(tokenizer, problem)
     try:
         at = insertion.place(base)
     except ValueError as error:
@@ -360,7 +365,7 @@ def _endings(tokenizer: Any, problem: Problem, template: Template) -> dict[str, 
 
 def _make_text_pair(tokenizer: Any, problem: Problem, insertion: Insertion, template: Template) -> PromptPair:
     """The paper's way: insert into the string, encode it in one piece, then look for the seams by character offsets."""
-    if insertion.kind == "repeated_bos" or insertion.before != "question":
+    if not insertion.is_text or insertion.before != "question":
         raise ValueError(
             'template="paper" inserts text between system and question; use template="raw" for anything else'
         )
@@ -370,7 +375,7 @@ def _make_text_pair(tokenizer: Any, problem: Problem, insertion: Insertion, temp
             f'template="paper" inserts text, and {insertion.unit!r} is a special token: use template="raw", which inserts '
             "tokens"
         )
-    filler = tokenizer.decode(list(insertion.span(tokenizer, problem.id, question=problem.question).ids)).strip()
+    filler = tokenizer.decode(list(insertion.span(tokenizer, problem).ids)).strip()
     if insertion.repeats:
         repeats = insertion.length // len(encode(tokenizer, insertion.unit))
         filler = (insertion.unit * repeats).strip()

@@ -1,8 +1,9 @@
 """Every attention metric by name: which formula of `metrics/` it is, on which rows or tokens, and its unit.
 
-Three kinds. *Row* metrics are numbers per attention row, averaged over the question (`name`) or read at its last row
+Four kinds. *Row* metrics are numbers per attention row, averaged over the question (`name`) or read at its last row
 (`name_last`). *Profile* metrics are functions of the attention that each token receives in one run. *Paired* metrics
-compare a run with the first condition's, on the tokens that both have. Each entry declares what its formula needs beside
+compare a run with the first condition's, on the tokens that both have. *State* metrics are numbers of the residual stream
+that enters a layer (the same for all its heads) or of its heads' values. Each entry declares what its formula needs beside
 the pattern; what a run is reduced to (`evaluation.plan_for`) follows from that alone.
 """
 
@@ -13,13 +14,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..metrics import attention, distances, entropy, outputs, received, spikes
+from ..metrics import attention, distances, entropy, outputs, received, sinks, spikes
 from ..metrics import recovery as profiles
 from ..metrics.segments import segment_mean
 from .layout import Layout, Thresholds
-from .streaming import Need, RowFormula, Rows, flow_step
+from .streaming import Need, RowFormula, Rows, States, flow_step
 
-Kind = Literal["row", "profile", "paired"]
+Kind = Literal["row", "profile", "paired", "state"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +83,7 @@ class Metric:
     @property
     def of_patterns(self) -> bool:
         """Whether it follows from the patterns of the runs alone."""
-        return not set(self.needs) & {"values", "output_weights", "flow", "first_rows"}
+        return not set(self.needs) & {"values", "residual", "output_weights", "flow", "first_rows"}
 
 
 def _row(name: str, unit: str, meaning: str, formula: RowFormula, *needs: Need, **more: Any) -> Metric:
@@ -248,6 +249,24 @@ PROFILES = (
         "sink_levels",
     ),
     _profile(
+        "span_first_alpha",
+        "share",
+        "mean attention on the first inserted token",
+        lambda p: sinks.first_of(p.alpha, p.span),
+        "span",
+        "sink_levels",
+        default=False,
+    ),
+    _profile(
+        "span_first_alpha_ratio",
+        "ratio",
+        "the same over the mean of the other inserted tokens",
+        lambda p: sinks.first_against_rest(p.alpha, p.span),
+        "span",
+        "sink_levels",
+        default=False,
+    ),
+    _profile(
         "span_received",
         "share",
         "mean attention that a span token receives",
@@ -389,10 +408,95 @@ PAIRED = (
     ),
 )
 
-METRICS: dict[str, Metric] = {metric.name: metric for metric in (*ROWS, *PROFILES, *PAIRED)}
+
+def _state(
+    name: str, unit: str, meaning: str, of: Need, formula: Callable[[States], Tensor], *, signed: bool = False
+) -> Metric:
+    return Metric(name, "state", unit, meaning, formula, ("span", of), default=False, signed=signed)
+
+
+def _residual_norms(s: States) -> Tensor:
+    assert s.residual is not None
+    return sinks.relative_norms(s.residual, others=s.others.to(s.residual.device)).cpu().expand(s.n_heads, -1)
+
+
+def _value_norms(s: States) -> Tensor:
+    assert s.values is not None
+    return sinks.relative_norms(s.values, others=s.others.to(s.values.device)).cpu()
+
+
+def _cosines(s: States) -> Tensor:
+    assert s.residual is not None
+    return sinks.cosines_to_sink(s.residual, sink=s.layout.sink.to(s.residual.device)).cpu().expand(s.n_heads, -1)
+
+
+STATES = (
+    _state(
+        "span_residual_norm",
+        "ratio",
+        "length of the span's residual stream over other tokens'",
+        "residual",
+        lambda s: segment_mean(_residual_norms(s), s.span),
+    ),
+    _state(
+        "span_first_residual_norm",
+        "ratio",
+        "the same of the first inserted token",
+        "residual",
+        lambda s: sinks.first_of(_residual_norms(s), s.span),
+    ),
+    _state(
+        "sink_residual_norm",
+        "ratio",
+        "the same of the first token of the prompt, the sink",
+        "residual",
+        lambda s: segment_mean(_residual_norms(s), s.layout.sink),
+    ),
+    _state(
+        "span_sink_cosine",
+        "",
+        "cosine of the span's residual stream to the sink's",
+        "residual",
+        lambda s: segment_mean(_cosines(s), s.span),
+        signed=True,
+    ),
+    _state(
+        "span_first_sink_cosine",
+        "",
+        "the same of the first inserted token",
+        "residual",
+        lambda s: sinks.first_of(_cosines(s), s.span),
+        signed=True,
+    ),
+    _state(
+        "span_value_norm",
+        "ratio",
+        "length of the span's values over other tokens'",
+        "values",
+        lambda s: segment_mean(_value_norms(s), s.span),
+    ),
+    _state(
+        "span_first_value_norm",
+        "ratio",
+        "the same of the first inserted token",
+        "values",
+        lambda s: sinks.first_of(_value_norms(s), s.span),
+    ),
+    _state(
+        "sink_value_norm",
+        "ratio",
+        "the same of the first token of the prompt, the sink",
+        "values",
+        lambda s: segment_mean(_value_norms(s), s.layout.sink),
+    ),
+)
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in (*ROWS, *PROFILES, *STATES, *PAIRED)}
 """Every metric by name; any row metric also exists as `name_last`, read at the question's last row."""
 DEFAULT = (*(m.name for m in METRICS.values() if m.default), "span_mass_last", "lam_last")
 """What is measured unless metrics are asked for."""
+SINKS = ("sink_alpha", "span_sink_rate", "span_first_alpha", "span_first_alpha_ratio", *(m.name for m in STATES))
+"""Whether the span is a sink: what `metrics="sinks"` measures."""
 
 
 def metric_named(name: str) -> Metric:
@@ -407,9 +511,11 @@ def metric_named(name: str) -> Metric:
 
 
 def chosen_metrics(metrics: str | Iterable[str] | None) -> tuple[str, ...]:
-    """The names asked for: None the usual ones, "all" every one, a name, or several."""
+    """The names asked for: None the usual ones, "all" every one, "sinks" whether the span is one, a name, or several."""
     if metrics is None:
         return DEFAULT
+    if metrics == "sinks":
+        return SINKS
     if metrics == "all":
         return (*METRICS, *(f"{metric.name}_last" for metric in ROWS))
     names = (metrics,) if isinstance(metrics, str) else tuple(metrics)

@@ -45,8 +45,9 @@ def score_heads(
 
     Parameters
     ----------
-    metrics : names of `mless_interp.scores.METRICS` (row metrics also with `_last`), "all", or None for the usual ones
-        (all but span_output_weight, rollout_span_share and the distances, which need more than one pattern).
+    metrics : names of `mless_interp.scores.METRICS` (row metrics also with `_last`), "all", "sinks" (is the span
+        one: its size, direction and values beside attention), or None for the usual ones (all but span_output_weight,
+        rollout_span_share, the distances and what is said of sinks, which need more than one pattern).
     conditions : of methods section 2; later ones are compared with the first (paired metrics).
     heads : zero-based `Head`s; default all.
     rows : which rows a token's received attention is averaged over: "shared" (not the span's: comparable between

@@ -23,9 +23,10 @@ from .layout import Layout
 
 Source = Literal["auto", "pattern", "recomputed"]
 SOURCES = ("auto", "pattern", "recomputed")
-Need = Literal["span", "sink_levels", "values", "output_weights", "flow", "first_profile", "first_rows"]
-"""What a metric can need: an inserted span; what each token gives itself and gets of all later ones; value vectors; W_O;
-the rollout from the span; and, of the first condition's run, its profile or its attention rows."""
+Need = Literal["span", "sink_levels", "values", "residual", "output_weights", "flow", "first_profile", "first_rows"]
+"""What a metric can need: an inserted span; what each token gives itself and gets of all later ones; value vectors; the
+residual stream before the layer; W_O; the rollout from the span; and, of the first condition's run, its profile or its
+attention rows."""
 BLOCK_ELEMENTS = 2**20
 """Largest heads x rows x keys of a block: 4 MB in float32, times the few copies that a formula makes."""
 
@@ -150,12 +151,34 @@ class Rows:
         return self.block.mask(self.layout.sink, extra=True)
 
 
+@dataclass(frozen=True, eq=False)
+class States:
+    """What a metric of a layer's tokens sees: the residual stream before it `[token, d_model]`, values `[head, token, d_head]`
+    (None where no metric needs them)."""
+
+    layout: Layout
+    n_heads: int
+    residual: Tensor | None = None
+    values: Tensor | None = None
+
+    @property
+    def span(self) -> Tensor:
+        assert self.layout.span is not None
+        return self.layout.span
+
+    @property
+    def others(self) -> Tensor:
+        """The tokens of the prompt itself, without its sink."""
+        return ~self.span & ~self.layout.sink
+
+
 RowFormula = Callable[[Rows], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What to reduce to: sums of received attention (with these options), numbers per question row, and their `needs`."""
+    """What to reduce to: sums of received attention (with these options), numbers per question row and of the layer's
+    `states`, and their `needs`."""
 
     received: bool = True
     exclude_sink: bool = True
@@ -163,20 +186,23 @@ class Plan:
     diag: bool = False
     rows: dict[str, RowFormula] = field(default_factory=dict)
     null_rows: tuple[str, ...] = ()
+    states: dict[str, Callable[[States], Tensor]] = field(default_factory=dict)
     needs: frozenset[Need] = frozenset()
 
     def of_uniform(self) -> "Plan":
         """What uniform attention is reduced to: all that follows from a pattern alone (`null_rows`)."""
-        return replace(self, rows={name: self.rows[name] for name in self.null_rows})
+        return replace(self, rows={name: self.rows[name] for name in self.null_rows}, states={})
 
 
 @dataclass(frozen=True, eq=False)
 class Reduced:
-    """What is left of a layer: (sum, count) `[head, token]` twice, and `rows[name]` `[head, question row]`."""
+    """What is left of a layer: (sum, count) `[head, token]` twice, `rows[name]` `[head, question row]`, `states[name]`
+    `[head]`."""
 
     received: tuple[Tensor, Tensor] | None
     alpha: tuple[Tensor, Tensor] | None
     rows: dict[str, Tensor]
+    states: dict[str, Tensor] = field(default_factory=dict)
 
     def received_mean(self, min_rows: int) -> Tensor:
         """Mean received attention `[head, token]`, NaN for tokens read by fewer than `min_rows` rows."""
@@ -272,6 +298,8 @@ class PromptReduction:
         """The forward pass: no logits, no pattern outlives its layer."""
         capture: dict[str, Reducer] = {}
         for layer in range(self.model.info.n_layers) if self.flow is not None else self.asked:
+            if "residual" in self.plan.needs:
+                capture |= self._held.captures(site(layer, "hook_resid_pre"))
             if "values" in self.plan.needs:
                 capture |= self._held.captures(site(layer, "attn.hook_v"))
             if self.recompute or self.keep:
@@ -305,6 +333,9 @@ class PromptReduction:
 
     def _reduce(self, layer: int, blocks: Iterator[Block]) -> None:
         extras: dict[str, Any] = {}
+        residual = None
+        if "residual" in self.plan.needs:
+            residual = self._held.take(site(layer, "hook_resid_pre"))[0][0]
         if "values" in self.plan.needs:
             (values,) = self._held.take(site(layer, "attn.hook_v"))
             extras["values"] = values_of_heads(values[0], self.model.info.n_heads)
@@ -316,7 +347,10 @@ class PromptReduction:
             extras["flow"] = self.flow.share
             blocks = self._flowing(blocks)
         if layer in self.asked:
-            self.layers[layer] = reduce_blocks(blocks, self.layout, self.plan, **extras)
+            reduced = reduce_blocks(blocks, self.layout, self.plan, **extras)
+            seen = States(self.layout, self.model.info.n_heads, residual, extras.get("values"))
+            states = {name: formula(seen) for name, formula in self.plan.states.items()}
+            self.layers[layer] = replace(reduced, states=states)
         else:
             for _ in blocks:
                 pass

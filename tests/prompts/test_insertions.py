@@ -609,7 +609,9 @@ def test_pairs_keep_the_order_of_their_problems() -> None:
 
 
 def model_of(context_length: int) -> SimpleNamespace:
-    return SimpleNamespace(tokenizer=words(), info=SimpleNamespace(context_length=context_length, name="tiny"))
+    return SimpleNamespace(
+        tokenizer=words(), info=SimpleNamespace(context_length=context_length, d_vocab=10**6, name="tiny")
+    )
 
 
 def test_the_context_must_hold_the_prompt_with_span_prefix_and_answer() -> None:

@@ -39,9 +39,7 @@ def write(tmp_path: Path) -> Write:
 
 def test_every_key_of_a_record_reaches_its_problem(write: Write) -> None:
     path = write(
-        record(
-            solution="S", subject="Algebra", level=5, system="Y", distractor="4", answer_prefix="So: ", other="ignored"
-        )
+        record(solution="S", subject="Algebra", level=5, system="Y", distractor="4", answer_prefix="So: ", other="kept")
     )
     assert load_problems(path) == (
         Problem(
@@ -54,6 +52,7 @@ def test_every_key_of_a_record_reaches_its_problem(write: Write) -> None:
             answer_prefix="So: ",
             subject="Algebra",
             level="5",
+            extra={"other": "kept"},
         ),
     )
 

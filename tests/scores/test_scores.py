@@ -416,6 +416,8 @@ def test_a_metric_says_its_unit_and_whether_it_has_a_sign() -> None:
     assert signed == {"log_density_ratio", "collapse", "collapse_relative", "onset_step", "recovery_fraction"} | {
         "spike_spearman",
         "spike_pearson",
+        "span_sink_cosine",
+        "span_first_sink_cosine",
     }
     assert scores.quantity("span_mass_null").unit == ""
 
