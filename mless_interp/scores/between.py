@@ -96,6 +96,7 @@ def attention_between_segments(
         checkpoint=checkpoint,
         steps=len(conditions),
         progress=progress,
+        engine=model.engine,
     )
     return SegmentAttention(
         problem_ids=tuple(pair.id for pair in found),
@@ -112,7 +113,7 @@ def _prompt(pair: PromptPair, condition: str) -> Prompt:
 
 def _on(mask: Tensor) -> Callable[[Rows], Tensor]:
     """Each row's attention mass on the tokens of a mask."""
-    return lambda rows: rows.block.pattern[..., rows.mask(mask)].double().sum(-1)
+    return lambda rows: rows.block.pattern[..., rows.block.mask(mask)].double().sum(-1)
 
 
 def _masses(
