@@ -452,11 +452,13 @@ class Positions:
     def _tables(self, layer: int, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         if self._table is not None:
             of_layer: Any = self._attentions[layer]
-            table = of_layer.embed_positions.to(positions.device)[positions.long()]
+            table = of_layer.embed_positions.to(like.device)[positions.to(like.device).long()]
             sin, cos = table.to(like.dtype).chunk(2, -1)
             return cos, sin
         kind = (self._config.layer_types[layer],) if self._by_type else ()
-        return self._rotary(like, positions, *kind)
+        shown = torch.empty(0, dtype=like.dtype, device=positions.device)  # it reads dtype and device, and may lie elsewhere
+        cos, sin = self._rotary(shown, positions, *kind)
+        return cos.to(like.device), sin.to(like.device)
 
 
 # ---------------------------------------------------------------------------------------------------- stepping through

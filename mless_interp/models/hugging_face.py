@@ -155,7 +155,7 @@ class HuggingFaceModel(Model):
         def turn(layer: int, which: int, value: Tensor, back: bool) -> Tensor:
             none = value[..., :0, :]
             q, k = (none, value) if which else (value, none)
-            return known.enter(layer, q, k, positions.to(value.device), back=back)[which]
+            return known.enter(layer, q, k, positions, back=back)[which]
 
         return turned_taps(taps, turn)
 

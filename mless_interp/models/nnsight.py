@@ -27,7 +27,10 @@ _PROBE = 7  # tokens of the prompt on which the operations are found
 
 def wrapped(hf_model: Any, tokenizer: Any) -> Any:
     """An nnsight model around a loaded Hugging Face model, with a tokenizer of its own: it sets the side of its padding."""
-    return nnsight.TransformersModel(hf_model, tokenizer=copy.deepcopy(tokenizer), task="text-generation")
+    device = {} if getattr(hf_model, "hf_device_map", None) else {"device": hf_model.device}  # else it is moved to a GPU
+    return nnsight.TransformersModel(
+        hf_model, tokenizer=copy.deepcopy(tokenizer), task="text-generation", **device
+    )
 
 
 class NnsightModel(HuggingFaceModel):
@@ -71,8 +74,8 @@ class NnsightModel(HuggingFaceModel):
         traced, head, info = self.underlying, self.unembed, self.info
         if self.operations.call is None:
             taps = self._turned(taps, inputs)
-        last = torch.tensor([inputs.n_tokens - 1], device=inputs.tokens.device)
-        options: dict[str, Any] = {"use_cache": False, "logits_to_keep": last if read is None else read}
+        kept = [inputs.n_tokens - 1] if read is None else read.tolist()  # a tensor would lie on one of several devices
+        options: dict[str, Any] = {"use_cache": False, "logits_to_keep": kept}
         if inputs.position_ids is not None:
             options["position_ids"] = inputs.position_ids
         if self.remote:
