@@ -104,7 +104,7 @@ class Case:
         scores = None
         if self.model.has_rotated_sites:
             q, k = run[site(layer, "attn.hook_rot_q")], run[site(layer, "attn.hook_rot_k")]
-            visible = self.model.visible(self.pair.condition(condition).to(q.device))[layer]
+            visible = self.model.visible(self.pair.condition(condition))[layer].to(q.device)
             scores = masked_scores(q, k, visible, self.model.attention_rule(layer))
         pattern = own if scores is None else softmax(scores)
         assert pattern is not None

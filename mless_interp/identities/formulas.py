@@ -155,4 +155,4 @@ def _first_layer_scores(case: Case) -> Tensor:
         inputs.tokens, position_ids=inputs.position_ids, capture=dict.fromkeys(names), logits_at="none"
     ).captured
     q, k = (got[name] for name in names)
-    return masked_scores(q, k, case.model.visible(inputs.to(q.device))[0], case.model.attention_rule(0))[0]
+    return masked_scores(q, k, case.model.visible(inputs)[0].to(q.device), case.model.attention_rule(0))[0]

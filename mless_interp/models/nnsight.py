@@ -335,7 +335,8 @@ def _find_attention_ops(traced: Any, layer: Any, part: DecoderLayer, *, heads: G
             own = torch.randn(own.shape, generator=torch.Generator().manual_seed(0)).to(own)
             values.write(layer, values.part.put(made, own))
             pattern = _operation(attn, path)  # looked up when the call has begun
-            pattern.output = torch.eye(_PROBE, device=tokens.device).expand(shape).to(pattern.output.dtype)
+            shown = pattern.output
+            pattern.output = torch.eye(_PROBE).expand(shape).to(shown)
             return own, mixed.part.get(mixed.read(layer))
 
         own, z = probe(look_at_self)

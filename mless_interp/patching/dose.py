@@ -156,7 +156,7 @@ def _one(runs: Runs, condition: str, layer: int) -> tuple[np.ndarray | None, flo
     if not names:
         return None, value
     q, k = (result.captured[name].double() for name in names)
-    visible = model.visible(inputs)[layer]
+    visible = model.visible(inputs)[layer].to(q.device)
     after = slice(pair.span[1], inputs.n_tokens)
     scores = masked_scores(q[:, after], k, visible[:, :, after], model.attention_rule(layer))
     rows = torch.arange(inputs.n_tokens)[after].to(scores.device)
