@@ -177,4 +177,5 @@ class Case:
         captured = self.model.run(
             inputs.tokens, attention_mask=inputs.attention_mask, capture=dict.fromkeys(names), logits_at="none"
         ).captured
-        return (captured[names[0]] + captured[names[1]])[0, self.pair.shared]
+        before, added = (captured[name] for name in names)
+        return (before.to(added.device) + added)[0, self.pair.shared]

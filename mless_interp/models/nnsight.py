@@ -18,6 +18,7 @@ from .arithmetic import values_of_heads
 from .decoder import DecoderLayer, Geometry, Mlp, layer_modules
 from .hugging_face import HuggingFaceModel, additive_mask, has_own_window, own_windows_lifted
 from .info import ModelError
+from .loaded_weights import device_of
 from .inputs import Inputs, Taps
 from .sites import SITES, site
 from .unembedding import unembedded
@@ -273,7 +274,7 @@ def _find_attention_ops(traced: Any, layer: Any, part: DecoderLayer, *, heads: G
     ones here, as a model's may be 0); the scores enter the first such operation.
     Another library may have wrapped the attention function (TransformerBridge does for Gemma): then one level deeper.
     """
-    tokens = torch.arange(_PROBE)[None].to(next(traced._module.parameters()).device)
+    tokens = torch.arange(_PROBE)[None].to(device_of(traced._module))
     attn = attrgetter(part.attention_path)(layer)
     shape = (1, heads.n_heads, _PROBE, _PROBE)
 

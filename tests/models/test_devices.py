@@ -70,7 +70,8 @@ def everything_captured(model: Model, pairs: Any) -> Any:
 
 
 def gradients(model: Model, pairs: Any) -> Any:
-    return [mi.attribute_heads(model, pairs, method=method, steps=3, progress=False) for method in ("gate_ig", "atp")]
+    with torch.autograd.set_multithreading_enabled(False):  # a thread for each device is not imitated
+        return [mi.attribute_heads(model, pairs, method=method, steps=3, progress=False) for method in ("gate_ig", "atp")]
 
 
 def edits(model: Model, pairs: Any) -> Any:
