@@ -8,7 +8,8 @@ imitated: kernels, streams, memory, speed.
 The device type is PyTorch's own place for another backend (PrivateUse1), so that `torch.zeros(3, device="virtual:1")`, `.to`,
 accelerate's hooks and autograd do what they do on any device. To PyTorch's C++, which knows of one index there, all of these
 tensors lie on `virtual:0`: what it makes by itself beside one of them has no place of its own, and takes that of the tensor
-that it meets first.
+that it meets first. In what has gradients they are in memory to it, as it would want streams of the device: backward passes
+compute the right numbers, and are not watched.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils import backend_registration
 from torch.utils._pytree import tree_flatten, tree_map
 
-NOWHERE = torch.device("cpu")
+MEMORY = torch.device("cpu")
 aten = torch.ops.aten
 
 
@@ -78,13 +79,14 @@ class VirtualTensor(Tensor):
 
     @staticmethod
     def __new__(cls, numbers: Tensor, place: torch.device) -> "VirtualTensor":
+        with_gradients = torch.is_grad_enabled() or _going_back()
         made = Tensor._make_wrapper_subclass(
             cls,
             numbers.size(),
             strides=numbers.stride(),
             storage_offset=numbers.storage_offset(),
             dtype=numbers.dtype,
-            device=INSIDE,
+            device=MEMORY if with_gradients else INSIDE,
         )
         made.numbers, made.place = numbers, place
         return made
@@ -106,17 +108,32 @@ class VirtualTensor(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         with torch._C.DisableTorchFunctionSubclass():
-            if func in (Tensor.to, Tensor.type_as):  # where the other tensor lies is not known below
-                x, *rest = args
-                if "other" in kwargs:
-                    rest.insert(0, kwargs.pop("other"))
-                if rest and isinstance(rest[0], Tensor):
-                    return x.to(rest[0].device, rest[0].dtype, *rest[1:], **kwargs)
+            if func in (Tensor.to, Tensor.type_as, Tensor.cpu):  # below nothing is known of places
+                return _moved(*args, **({"device": "cpu"} if func is Tensor.cpu else kwargs))
             return func(*args, **kwargs)
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _run(func, args, dict(kwargs or {}))
+
+
+def _going_back() -> bool:
+    """Whether this is a backward pass."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _moved(x: Tensor, *to: Any, other: Tensor | None = None, copy: bool = False, **kwargs: Any) -> Tensor:
+    """`x.to(...)`."""
+    if other is None and to and isinstance(to[0], Tensor):
+        other = to[0]
+    if other is not None:
+        device, dtype = other.device, other.dtype
+    else:
+        device, dtype, *_ = torch._C._nn._parse_to(*to, **kwargs)
+    device, dtype = device or x.device, dtype or x.dtype
+    if (device, dtype) == (x.device, x.dtype) and not copy:
+        return x
+    return aten._to_copy(x, device=device, dtype=dtype)
 
 
 def on(tensor: Tensor, device: torch.device | str) -> Tensor:
@@ -192,6 +209,8 @@ def _common_place(func: Any, args: Any, flat: list[Any]) -> torch.device | None:
     else:
         indices = set()
     strangers = [x for x in flat if isinstance(x, Tensor) and not _is_virtual(x) and x.dim() and id(x) not in indices]
+    if _going_back():
+        strangers = []
     named = sorted(map(str, places)) + ["cpu"] * bool(strangers)
     if len(named) > 1 or (strangers and virtual):
         raise RuntimeError(
@@ -213,7 +232,7 @@ def _copied(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return target
     (source,) = args
     wanted = kwargs.get("device")
-    place = source.device if wanted is None else wanted
+    place = source.device if wanted is None else torch.device(wanted)
     _count_move(source, place.type)
     kwargs["device"] = torch.device("cpu")
     made = func(_numbers(source), **kwargs)
@@ -221,6 +240,8 @@ def _copied(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _count_move(source: Tensor, to: str) -> None:
+    if _going_back():
+        return
     if _is_virtual(source) and to != "virtual":
         _count("waits")
     elif not _is_virtual(source) and to == "virtual" and source.dim():
