@@ -45,10 +45,13 @@ DtypeOption = Annotated[str, Option(help="float32, float64, bfloat16 or float16.
 DeviceOption = Annotated[str | None, Option(help="cpu, cuda, cuda:1 ... [default: a GPU if there is one]")]
 DeviceMapOption = Annotated[
     str | None,
-    Option(help="Spread the model over devices (nnsight, bridge): auto, balanced, sequential, or JSON of module -> device."),
+    Option(
+        help="Spread the model over devices (nnsight, bridge): auto, balanced, sequential, or JSON of module -> device."
+    ),
 ]
 MaxMemoryOption = Annotated[
-    str | None, Option(help='With --device-map auto: the most of each device, JSON such as {"0": "20GiB", "cpu": "60GiB"}.')
+    str | None,
+    Option(help='With --device-map auto: the most of each device, JSON such as {"0": "20GiB", "cpu": "60GiB"}.'),
 ]
 OffloadFolderOption = Annotated[
     str | None, Option(help="Where --device-map puts the weights that it leaves on the disk (nnsight).")

@@ -1,9 +1,9 @@
 """Devices that are not there: CPU numbers under tensors that lie on `virtual:1`, `virtual:2`, ..., which do not mix.
 
 A tensor on a virtual device says so (`tensor.device`), an operation on tensors of two devices raises as CUDA's does, and
-whatever would make a program wait for a GPU is counted (`watched`): `.item()`, `bool()`, `.cpu()`, `.tolist()`, a boolean mask as
-an index, `nonzero`; and, apart from these, what is sent there from memory (a copy that PyTorch waits for, too). What is not
-imitated: kernels, streams, memory, speed.
+whatever would make a program wait for a GPU is counted (`watched`): `.item()`, `bool()`, `.cpu()`, `.tolist()`, a boolean
+mask as an index, `nonzero`; and, apart from these, what is sent there from memory (a copy that PyTorch waits for, too). What
+is not imitated: kernels, streams, memory, speed.
 
 The device type is PyTorch's own place for another backend (PrivateUse1), so that `torch.zeros(3, device="virtual:1")`, `.to`,
 accelerate's hooks and autograd do what they do on any device. To PyTorch's C++, which knows of one index there, all of these
@@ -49,7 +49,6 @@ class Seen:
 
     waits: int = 0
     sends: int = 0
-    passes: int = 0
 
 
 _WATCHES: list[Seen] = []
@@ -95,6 +94,10 @@ class VirtualTensor(Tensor):
     def device(self) -> torch.device:  # type: ignore[override]
         return self.place
 
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        return False
+
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
@@ -126,14 +129,15 @@ def _moved(x: Tensor, *to: Any, other: Tensor | None = None, copy: bool = False,
     """`x.to(...)`."""
     if other is None and to and isinstance(to[0], Tensor):
         other = to[0]
+    non_blocking = bool(kwargs.get("non_blocking"))
     if other is not None:
         device, dtype = other.device, other.dtype
     else:
-        device, dtype, *_ = torch._C._nn._parse_to(*to, **kwargs)
+        device, dtype, non_blocking, _ = torch._C._nn._parse_to(*to, **kwargs)
     device, dtype = device or x.device, dtype or x.dtype
     if (device, dtype) == (x.device, x.dtype) and not copy:
         return x
-    return aten._to_copy(x, device=device, dtype=dtype)
+    return aten._to_copy(x, device=device, dtype=dtype, non_blocking=non_blocking)
 
 
 def on(tensor: Tensor, device: torch.device | str) -> Tensor:
@@ -204,7 +208,7 @@ def _common_place(func: Any, args: Any, flat: list[Any]) -> torch.device | None:
     places = {x.place for x in virtual} - {INSIDE}
     if func in _INDEXING:
         indices = {id(x) for x in args[1] if isinstance(x, Tensor)}
-        if not _is_virtual(args[0]) and any(_is_virtual(x) for x in args[1]):
+        if not _going_back() and not _is_virtual(args[0]) and any(_is_virtual(x) for x in args[1]):
             raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
     else:
         indices = set()
@@ -226,14 +230,16 @@ def _common_place(func: Any, args: Any, flat: list[Any]) -> torch.device | None:
 def _copied(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """From device to device nobody waits; from memory and to memory the program does."""
     if func is aten.copy_.default:
-        target, source, *_ = args
-        _count_move(source, target.device.type)
+        target, source, *non_blocking = args
+        if not (non_blocking and non_blocking[0]) or not _is_virtual(target):
+            _count_move(source, target.device.type)
         (target.numbers if _is_virtual(target) else target).copy_(source.numbers if _is_virtual(source) else source)
         return target
     (source,) = args
     wanted = kwargs.get("device")
     place = source.device if wanted is None else torch.device(wanted)
-    _count_move(source, place.type)
+    if not kwargs.get("non_blocking") or place.type != "virtual":
+        _count_move(source, place.type)
     kwargs["device"] = torch.device("cpu")
     made = func(_numbers(source), **kwargs)
     return VirtualTensor(made, place) if place.type == "virtual" else made

@@ -12,15 +12,15 @@ from ..command_line import (
     DeviceMapOption,
     DeviceOption,
     DtypeOption,
+    MaxMemoryOption,
     NTokensOption,
+    OffloadFolderOption,
     ProblemOption,
+    QuantizationOption,
     Saving,
     TemplateOption,
     chosen_problems,
     place_of_problem,
-    MaxMemoryOption,
-    OffloadFolderOption,
-    QuantizationOption,
     placement_of,
 )
 from .kept import Computed, Kept, Presented, program, shown_attention

@@ -269,7 +269,7 @@ class Model(ABC):
 
     def record(self, inputs: Inputs, *, start: int, logits_at: LogitsAt = "none") -> Recording:
         """Run once and keep what `replay` needs for the positions from `start` on (per layer, nothing else)."""
-        inputs = self._checked(inputs)
+        given, inputs = inputs, self._checked(inputs)
         if not 0 <= start < inputs.n_tokens:
             raise ValueError(f"start must be a position of the prompt, 0 to {inputs.n_tokens - 1}, got {start}")
         tail = lambda x: x[:, start:].clone()  # noqa: E731
@@ -279,7 +279,7 @@ class Model(ABC):
             kept |= {"attn.hook_rot_k": torch.clone, "attn.hook_v": torch.clone}
         layers = range(self.info.n_layers)
         reducers = {site(layer, name): reducer for layer in layers for name, reducer in kept.items()}
-        result = self.run(inputs, capture=reducers, logits_at=logits_at)
+        result = self.run(given, capture=reducers, logits_at=logits_at)
         per_layer = lambda name: tuple(  # noqa: E731
             result.captured[site(layer, name)] for layer in layers if name in kept
         )

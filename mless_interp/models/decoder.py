@@ -477,7 +477,9 @@ class Positions:
             sin, cos = table.to(like.dtype).chunk(2, -1)
             return cos, sin
         kind = (self._config.layer_types[layer],) if self._by_type else ()
-        shown = torch.empty(0, dtype=like.dtype, device=positions.device)  # it reads dtype and device, and may lie elsewhere
+        shown = torch.empty(
+            0, dtype=like.dtype, device=positions.device
+        )  # it reads dtype and device, and may lie elsewhere
         cos, sin = self._rotary(shown, positions, *kind)
         return cos.to(like.device), sin.to(like.device)
 

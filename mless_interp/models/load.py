@@ -125,7 +125,9 @@ def load_model(
 
     quantised = quantisation_of(hf_model)
     if backend == "hooked_transformer" and quantised:
-        raise ModelError(f"{label!r} is quantised ({quantised}), and HookedTransformer converts whole weights: use the bridge")
+        raise ModelError(
+            f"{label!r} is quantised ({quantised}), and HookedTransformer converts whole weights: use the bridge"
+        )
     small = sum(weight.nbytes for weight in hf_model.parameters()) <= CONVERTED_AT_MOST
     if backend == "hooked_transformer" or (backend == "auto" and has_hooked_transformer() and small and not quantised):
         try:

@@ -18,8 +18,8 @@ from .arithmetic import values_of_heads
 from .decoder import DecoderLayer, Geometry, Mlp, layer_modules
 from .hugging_face import HuggingFaceModel, additive_mask, has_own_window, own_windows_lifted
 from .info import ModelError
-from .loaded_weights import device_of
 from .inputs import Inputs, Taps
+from .loaded_weights import device_of
 from .sites import SITES, site
 from .unembedding import unembedded
 
@@ -28,10 +28,10 @@ _PROBE = 7  # tokens of the prompt on which the operations are found
 
 def wrapped(hf_model: Any, tokenizer: Any) -> Any:
     """An nnsight model around a loaded Hugging Face model, with a tokenizer of its own: it sets the side of its padding."""
-    device = {} if getattr(hf_model, "hf_device_map", None) else {"device": hf_model.device}  # else it is moved to a GPU
-    return nnsight.TransformersModel(
-        hf_model, tokenizer=copy.deepcopy(tokenizer), task="text-generation", **device
-    )
+    device = (
+        {} if getattr(hf_model, "hf_device_map", None) else {"device": hf_model.device}
+    )  # else it is moved to a GPU
+    return nnsight.TransformersModel(hf_model, tokenizer=copy.deepcopy(tokenizer), task="text-generation", **device)
 
 
 class NnsightModel(HuggingFaceModel):

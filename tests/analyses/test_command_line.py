@@ -228,7 +228,11 @@ def test_warnings_are_one_line_without_their_place_and_only_inside(tmp_path: Pat
 def test_where_a_model_is_to_run() -> None:
     assert placement(None, "auto", "sdpa") == {"device": None, "device_map": "auto", "attn_implementation": "sdpa"}
     assert placement("cpu", '{"": "cpu"}', "eager")["device_map"] == {"": "cpu"}
-    more = {"max_memory": '{"0": "1GiB", "cpu": 5}', "offload_folder": "x", "quantization_config": '{"load_in_4bit": true}'}
+    more = {
+        "max_memory": '{"0": "1GiB", "cpu": 5}',
+        "offload_folder": "x",
+        "quantization_config": '{"load_in_4bit": true}',
+    }
     assert placement(None, "auto", "eager", **more) == {
         "device": None,
         "device_map": "auto",

@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from virtual_devices import ONE, OTHER, watched
 
 import mless_interp as mi
+from mless_interp.models import load
 from mless_interp.models.base import Model
+from mless_interp.models.nnsight import wrapped
 from mless_interp.models.sites import SITES, site
 from mless_interp.patching.interventions import INTERVENTIONS
 
@@ -71,7 +73,9 @@ def everything_captured(model: Model, pairs: Any) -> Any:
 
 def gradients(model: Model, pairs: Any) -> Any:
     with torch.autograd.set_multithreading_enabled(False):  # a thread for each device is not imitated
-        return [mi.attribute_heads(model, pairs, method=method, steps=3, progress=False) for method in ("gate_ig", "atp")]
+        return [
+            mi.attribute_heads(model, pairs, method=method, steps=3, progress=False) for method in ("gate_ig", "atp")
+        ]
 
 
 def edits(model: Model, pairs: Any) -> Any:
@@ -97,7 +101,9 @@ def answers(model: Model, pairs: Any) -> Any:
 
 
 def located(model: Model, pairs: Any) -> Any:
-    return mi.locate_heads(model, pairs, heads=["L0H1", "L1H2", "L2H3"], n_control_draws=1, n_random_sets=2, progress=False)
+    return mi.locate_heads(
+        model, pairs, heads=["L0H1", "L1H2", "L2H3"], n_control_draws=1, n_random_sets=2, progress=False
+    )
 
 
 def certified(model: Model, pairs: Any) -> Any:
@@ -117,7 +123,9 @@ ANALYSES: dict[str, Callable[[Model, Any], Any]] = {
     "attention_profile": lambda model, pairs: mi.attention_profile(model, pairs, progress=False),
     "activation_shift": lambda model, pairs: mi.activation_shift(model, pairs, layer=2, progress=False),
     "mediate": lambda model, pairs: mi.mediate(model, pairs, layer=2, progress=False),
-    "joint_knockout": lambda model, pairs: mi.joint_knockout(model, pairs, ["L0H1", "L2H3"], n_random_sets=2, progress=False),
+    "joint_knockout": lambda model, pairs: mi.joint_knockout(
+        model, pairs, ["L0H1", "L2H3"], n_random_sets=2, progress=False
+    ),
     "dose_response": lambda model, pairs: mi.dose_response(
         model, problems()[:2], SLASHES, doses=(2, 4), layer=2, progress=False
     ),
@@ -135,18 +143,273 @@ def computed(folder: Path, where: str, attention: str, analysis: str) -> list[np
     return list(numbers(ANALYSES[analysis](model, pairs)))
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("where", SPLITS)
-@pytest.mark.parametrize("analysis", ANALYSES)
+CASES = [
+    pytest.param(analysis, where, attention, marks=[] if (at + 3 * n) % 16 == 8 * k else [pytest.mark.slow])
+    for at, analysis in enumerate(ANALYSES)
+    for n, where in enumerate(SPLITS)
+    for k, attention in enumerate(("eager", "sdpa"))
+]
+"""Every analysis at every split under both attentions; in the usual run each analysis and each split comes about once."""
+
+
+@pytest.mark.parametrize(("analysis", "where", "attention"), CASES)
 def test_a_split_changes_nothing(analysis: str, where: str, attention: str, tiny_model_dir: Any) -> None:
     folder = tiny_model_dir("llama")
-    whole = computed(folder, ALONE, attention, analysis)
-    split = list(numbers(ANALYSES[analysis](*_ready(folder, where, attention))))
+    same(
+        computed(folder, ALONE, attention, analysis),
+        found(here(folder, where, attn_implementation=attention), analysis),
+    )
+
+
+def found(model: Model, analysis: str) -> list[np.ndarray]:
+    return list(numbers(ANALYSES[analysis](model, pairs_for(model, count=2))))
+
+
+def same(whole: list[np.ndarray], split: list[np.ndarray]) -> None:
     assert len(whole) == len(split) > 0
     for a, b in zip(whole, split, strict=True):
         assert np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
 
 
-def _ready(folder: Path, where: str, attention: str) -> tuple[Model, Any]:
-    model = here(folder, where, attn_implementation=attention)
-    return model, pairs_for(model, count=2)
+@pytest.mark.parametrize("analysis", ["capture", "attribute_heads", "score_heads", "evaluate_accuracy"])
+def test_one_virtual_device_gives_what_memory_gives(analysis: str, tiny_model_dir: Any) -> None:
+    """Up to rounding, as products in memory are another kernel's."""
+    folder = tiny_model_dir("llama")
+    plain = found(mi.load_model(folder, backend="nnsight"), analysis)
+    for a, b in zip(computed(folder, ALONE, "eager", analysis), plain, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("analysis", ["capture", "patch_heads between other conditions", "decompose_attention"])
+def test_a_bridge_is_split_too(analysis: str, tiny_model_dir: Any) -> None:
+    folder = tiny_model_dir("llama")
+    whole, split = (here(folder, where, backend="bridge") for where in (ALONE, "112222"))
+    assert split.info.backend == "bridge" and split.stepper is not None
+    same(found(whole, analysis), found(split, analysis))
+
+
+def test_windows_and_norms_of_their_own_are_split_too(tiny_model_dir: Any) -> None:
+    """Gemma 3: two rotations, windows, a norm after attention; embedding and head are one."""
+    folder = tiny_model_dir("gemma3")
+    whole, split = (here(folder, where, attn_implementation="sdpa") for where in (ALONE, "121211"))
+    for analysis in ("capture", "patch_heads with every edit", "score_heads"):
+        same(found(whole, analysis), found(split, analysis))
+
+
+# ------------------------------------------------------------------------------------------------------------ offloading
+
+OFFLOADED = {
+    "memory first": ("cpu", "disk", "cpu", "disk", "cpu", "disk"),
+    "disk first": ("disk", "cpu", "disk", "cpu", "disk", "cpu"),
+    "a device, memory and disk": ("virtual:1", "cpu", "virtual:1", "disk", "cpu", "disk"),
+    "memory, disk and a device": ("cpu", "disk", "cpu", "virtual:1", "virtual:1", "disk"),
+}
+
+
+@lru_cache(maxsize=8)
+def offloaded(folder: Path, order: str, attention: str = "eager") -> Model:
+    names = ["model.embed_tokens", *(f"model.layers.{layer}" for layer in range(3)), "model.norm", "lm_head"]
+    places = dict(zip(names, OFFLOADED[order], strict=True)) | {
+        "model.rotary_emb": OFFLOADED[order][0].replace("disk", "cpu")
+    }
+    kept = folder.parent / f"weights of {order}"
+    return mi.load_model(folder, device_map=places, offload_folder=kept, attn_implementation=attention)
+
+
+@pytest.mark.parametrize("order", OFFLOADED)
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(
+    "analysis",
+    [
+        pytest.param(name, marks=[] if name in ("capture", "attribute_heads", "score_heads") else [pytest.mark.slow])
+        for name in ANALYSES
+    ],
+)
+def test_weights_that_lie_elsewhere_change_nothing(
+    analysis: str, attention: str, order: str, tiny_model_dir: Any
+) -> None:
+    folder = tiny_model_dir("llama")
+    model = offloaded(folder, order, attention)
+    assert any(weight.is_meta for weight in model.hf_model.parameters()) and model.stepper is not None
+    on_device = "device" in order
+    assert model.info.device == ("virtual:1" if on_device else "cpu") and model.info.backend == "nnsight"
+    if on_device:
+        same(computed(folder, ALONE, attention, analysis), found(model, analysis))
+    else:
+        same(found(whole_in_memory(folder, attention), analysis), found(model, analysis))
+
+
+@lru_cache(maxsize=4)
+def whole_in_memory(folder: Path, attention: str) -> Model:
+    return mi.load_model(folder, backend="nnsight", attn_implementation=attention)
+
+
+@pytest.mark.parametrize("order", OFFLOADED)
+def test_output_weights_are_brought_and_the_hash_is_the_same(order: str, tiny_model_dir: Any) -> None:
+    folder = tiny_model_dir("llama")
+    model, whole = offloaded(folder, order), whole_in_memory(folder, "eager")
+    for layer in range(3):
+        assert torch.equal(model.output_weights(layer).cpu(), whole.output_weights(layer))
+    assert model.weights_hash == whole.weights_hash
+
+
+def test_a_model_wrapped_by_its_owner_may_be_split(tiny_model_dir: Any) -> None:
+    folder = tiny_model_dir("llama")
+    split = here(folder, "112222")
+    again = mi.wrap_model(split.underlying, tokenizer=split.tokenizer)
+    same(computed(folder, "112222", "eager", "capture"), found(again, "capture"))
+
+
+# -------------------------------------------------------------------------------------------------------------- the choice
+
+
+def test_auto_converts_only_what_is_small(tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny_model_dir("llama")
+    monkeypatch.setattr(load, "CONVERTED_AT_MOST", 1)
+    assert mi.load_model(folder).info.backend == "bridge"
+    assert mi.load_model(folder, device_map={"": "cpu"}).info.backend == "nnsight"
+    assert mi.load_model(folder, attn_implementation="sdpa").info.backend == "nnsight"
+
+
+def test_max_memory_bounds_what_auto_places(tiny_model_dir: Any, tmp_path: Path) -> None:
+    model = mi.load_model(
+        tiny_model_dir("llama"), device_map="auto", max_memory={"cpu": 200_000}, offload_folder=tmp_path / "weights"
+    )
+    assert "disk" in model.hf_model.hf_device_map.values() and list((tmp_path / "weights").iterdir())
+
+
+def test_nothing_is_moved_when_it_is_wrapped(tiny_model_dir: Any) -> None:
+    """A pipeline of transformers would move it to the first GPU."""
+    model = here(tiny_model_dir("llama"), ALONE)
+    assert {str(weight.device) for weight in model.hf_model.parameters()} == {"virtual:1"}
+
+
+# ------------------------------------------------------------------------------------------------------------- quantised
+
+
+class Whole8(nn.Module):
+    """A linear layer that keeps whole numbers and a scale per output, as quantised ones do."""
+
+    def __init__(self, plain: nn.Linear) -> None:
+        super().__init__()
+        self.in_features = plain.in_features
+        self.scale = plain.weight.detach().abs().amax(1, keepdim=True) / 127
+        self.weight = nn.Parameter((plain.weight.detach() / self.scale).round().to(torch.int8), requires_grad=False)
+        self.bias = plain.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, self.weight.to(x.dtype) * self.scale.to(x.dtype), self.bias)
+
+
+def test_output_weights_of_quantised_layers_are_what_they_compute_with(tiny_model_dir: Any) -> None:
+    plain = mi.load_model(tiny_model_dir("llama"), backend="nnsight")
+    for layer in plain.hf_model.model.layers:
+        layer.self_attn.o_proj = Whole8(layer.self_attn.o_proj)
+    model = mi.wrap_model(wrapped(plain.hf_model, plain.tokenizer), name="mine", tokenizer=plain.tokenizer)
+    assert model.quantised and model.stepper is not None
+    for layer in range(3):
+        module = model.hf_model.model.layers[layer].self_attn.o_proj
+        expected = (module.weight * module.scale).T.view(8, 8, 64)
+        assert torch.equal(model.output_weights(layer), expected)
+    found(model, "decompose_attention")
+    calls: list[int] = []
+    module.register_forward_hook(lambda *_: calls.append(1))
+    model.output_weights(2)
+    assert not calls, "its hooks are those of a run"
+
+
+@pytest.mark.parametrize("bits", ["load_in_4bit", "load_in_8bit"])
+def test_a_directory_that_is_quantised_loads_by_itself(bits: str, tiny_model_dir: Any, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is no dependency")
+    config = {"quant_method": "bitsandbytes", bits: True}
+    made = mi.load_model(tiny_model_dir("llama"), device="cpu", backend="nnsight", quantization_config=config)
+    assert made.quantised and made.output_weights(1).is_floating_point()
+    made.hf_model.save_pretrained(tmp_path)
+    made.tokenizer.save_pretrained(tmp_path)
+    again = mi.load_model(tmp_path, device="cpu")
+    assert again.quantised and again.info.backend == "bridge"
+    found(again, "score_heads")
+
+
+# ------------------------------------------------------------------------------------------------------- synchronisations
+
+
+@pytest.mark.parametrize("edit", ["z", "knockout"])
+def test_a_sweep_waits_once_a_pass_and_never_for_a_head(edit: str, tiny_model_dir: Any) -> None:
+    model = here(tiny_model_dir("llama"), ALONE)
+    pairs = pairs_for(model, count=1)
+
+    def stops(**options: Any) -> int:
+        with watched() as seen:
+            mi.patch_heads(model, pairs, edit=edit, progress=False, **options)
+        return seen.waits + seen.sends
+
+    few, all_of_them = stops(heads=["L0H1", "L1H1", "L2H1"]), stops()
+    assert few == all_of_them, "one pass each, 3 heads or 24"
+    passes = 27 - 1  # in single rows: 24 heads and one row of each layer without an edit
+    assert (stops(max_rows=1) - all_of_them) / passes <= 10
+
+
+def test_scores_and_decompositions_wait_per_layer_not_per_head(tiny_model_dir: Any) -> None:
+    model = here(tiny_model_dir("llama"), ALONE)
+    pairs = pairs_for(model, count=1)
+    with watched() as seen:
+        mi.score_heads(model, pairs, progress=False)
+    assert seen.waits / (2 * 3) <= 40, "per condition and layer"
+    with watched() as seen:
+        mi.decompose_attention(model, pairs, contrasts=["content"], control=None, progress=False)
+    assert seen.waits / 3 <= 25, "per layer"
+
+
+# ------------------------------------------------------------------------------------------------- the devices themselves
+
+
+def test_virtual_devices_do_not_mix() -> None:
+    one, other, memory = torch.ones(2, device=ONE), torch.ones(2, device=OTHER), torch.ones(2)
+    assert (one.device, other.device) == (ONE, OTHER) and (one + one).device == ONE
+    for mixed in ((one, other), (one, memory), (memory, other)):
+        for product in (torch.add, torch.dot, lambda a, b: torch.stack([a, b])):
+            with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+                product(*mixed)
+    with pytest.raises(RuntimeError, match="indices should be either on cpu"):
+        memory[torch.zeros(1, dtype=torch.long, device=ONE)]
+    with pytest.raises(RuntimeError, match="same device"):
+        one[torch.zeros(1, dtype=torch.long, device=OTHER)]
+    with pytest.raises(RuntimeError, match="numpy"):
+        one.numpy()
+    assert torch.equal((one + torch.tensor(1.0)).cpu(), memory + 1), "single numbers may join"
+    assert torch.equal(one.to(other).cpu() + memory, 2 * memory) and one.to(other).device == OTHER
+    assert torch.arange(3, device=OTHER).tolist() == [0, 1, 2] and torch.zeros_like(other).device == OTHER
+
+
+@pytest.mark.parametrize(
+    ("waits", "sends", "work"),
+    [
+        (1, 0, lambda x: x[0, 0].item()),
+        (1, 0, lambda x: bool((x > 0).any())),
+        (1, 0, lambda x: x.cpu()),
+        (1, 0, lambda x: x.tolist()),
+        (1, 0, lambda x: x.nonzero()),
+        (1, 0, lambda x: x[x > 0]),
+        (1, 0, lambda x: torch.equal(x, x)),
+        (0, 1, lambda x: torch.zeros(3).to(ONE)),
+        (0, 1, lambda x: x[torch.tensor([0, 1])]),
+        (0, 0, lambda x: torch.zeros(3).to(ONE, non_blocking=True)),
+        (0, 0, lambda x: x.to(OTHER)),
+        (0, 0, lambda x: (x @ x).softmax(-1)[:, 1:].sum() + torch.arange(3, device=ONE)),
+    ],
+)
+def test_what_waits_is_counted(waits: int, sends: int, work: Callable[[Tensor], Any]) -> None:
+    x = torch.ones(3, 3, device=ONE)
+    with watched() as seen:
+        work(x)
+    assert (seen.waits, seen.sends) == (waits, sends)
+    work(x)
+    assert (seen.waits, seen.sends) == (waits, sends), "nothing is counted outside"
+
+
+def test_gradients_cross_virtual_devices() -> None:
+    x = torch.tensor([1.0, 2.0], device=ONE).requires_grad_()
+    y = (x * x).to(OTHER)[torch.tensor([1, 1])].sum()
+    (slope,) = torch.autograd.grad(y, x)
+    assert y.device == OTHER and slope.tolist() == [0.0, 8.0]
