@@ -269,7 +269,8 @@ class DecoderLayer:
                 return None
             weight = weight.detach() if type(self.output) is Conv1D else weight.detach().T
         else:
-            weight = _dequantised(self.output, bias)
+            with brought(self.output):
+                weight = _dequantised(self.output, bias)
             if weight is None:
                 return None
         if weight.shape[0] % d_head:
@@ -292,7 +293,7 @@ def _dequantised(module: Any, bias: Tensor | None) -> Tensor | None:
         return None
     dtype = getattr(module, "compute_dtype", None) or (torch.float32 if bias is None else bias.dtype)
     with torch.no_grad():
-        made = module.forward(torch.eye(width, dtype=dtype, device=weight.device))
+        made = type(module).forward(module, torch.eye(width, dtype=dtype, device=weight.device))
         return made if bias is None else made - bias.to(made)
 
 

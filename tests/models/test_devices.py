@@ -11,6 +11,7 @@ import pytest
 import torch
 from models_under_test import pairs_for, problems
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
 from virtual_devices import ONE, OTHER, watched
 
 import mless_interp as mi
@@ -302,10 +303,12 @@ class Whole8(nn.Module):
 
 
 def test_output_weights_of_quantised_layers_are_what_they_compute_with(tiny_model_dir: Any) -> None:
-    plain = mi.load_model(tiny_model_dir("llama"), backend="nnsight")
-    for layer in plain.hf_model.model.layers:
+    folder = tiny_model_dir("llama")
+    hf_model = LlamaForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    for layer in hf_model.model.layers:
         layer.self_attn.o_proj = Whole8(layer.self_attn.o_proj)
-    model = mi.wrap_model(wrapped(plain.hf_model, plain.tokenizer), name="mine", tokenizer=plain.tokenizer)
+    tokenizer = whole_in_memory(folder, "eager").tokenizer
+    model = mi.wrap_model(wrapped(hf_model, tokenizer), name="mine", tokenizer=tokenizer)
     assert model.quantised and model.stepper is not None
     for layer in range(3):
         module = model.hf_model.model.layers[layer].self_attn.o_proj
@@ -322,13 +325,28 @@ def test_output_weights_of_quantised_layers_are_what_they_compute_with(tiny_mode
 def test_a_directory_that_is_quantised_loads_by_itself(bits: str, tiny_model_dir: Any, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is no dependency")
     config = {"quant_method": "bitsandbytes", bits: True}
-    made = mi.load_model(tiny_model_dir("llama"), device="cpu", backend="nnsight", quantization_config=config)
+    tokenizer = whole_in_memory(tiny_model_dir("llama"), "eager").tokenizer
+    torch.manual_seed(0)
+    shape = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }  # in blocks of 32
+    plain = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=256, **shape))
+    plain.save_pretrained(tmp_path / "plain")
+    tokenizer.save_pretrained(tmp_path / "plain")
+    made = mi.load_model(tmp_path / "plain", device="cpu", backend="nnsight", quantization_config=config)
     assert made.quantised and made.output_weights(1).is_floating_point()
     made.hf_model.save_pretrained(tmp_path)
     made.tokenizer.save_pretrained(tmp_path)
     again = mi.load_model(tmp_path, device="cpu")
     assert again.quantised and again.info.backend == "bridge"
-    found(again, "score_heads")
+    whole = plain.model.layers[1].self_attn.o_proj.weight.detach().T.view(4, 16, 64)
+    assert (again.output_weights(1).float() - whole).abs().max() < 0.2 * whole.abs().max(), "up to its rounding"
+    pairs = pairs_for(made, count=1)
+    for model in (made, again):
+        mi.decompose_attention(model, pairs, contrasts=["content"], control=None, progress=False)
 
 
 # ------------------------------------------------------------------------------------------------------- synchronisations
