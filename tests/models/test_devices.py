@@ -1,5 +1,6 @@
 """Models on several devices: at every split the numbers are those of one device, to the last digit."""
 
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
@@ -102,9 +103,11 @@ def answers(model: Model, pairs: Any) -> Any:
 
 
 def located(model: Model, pairs: Any) -> Any:
-    return mi.locate_heads(
-        model, pairs, heads=["L0H1", "L1H2", "L2H3"], n_control_draws=1, n_random_sets=2, progress=False
-    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "2 problems are too few", UserWarning)
+        return mi.locate_heads(
+            model, pairs, heads=["L0H1", "L1H2", "L2H3"], n_control_draws=1, n_random_sets=2, progress=False
+        )
 
 
 def certified(model: Model, pairs: Any) -> Any:
@@ -202,8 +205,8 @@ def test_windows_and_norms_of_their_own_are_split_too(tiny_model_dir: Any) -> No
 OFFLOADED = {
     "memory first": ("cpu", "disk", "cpu", "disk", "cpu", "disk"),
     "disk first": ("disk", "cpu", "disk", "cpu", "disk", "cpu"),
-    "a device, memory and disk": ("virtual:1", "cpu", "virtual:1", "disk", "cpu", "disk"),
-    "memory, disk and a device": ("cpu", "disk", "cpu", "virtual:1", "virtual:1", "disk"),
+    "a device, then memory": ("virtual:1", "cpu", "virtual:1", "cpu", "virtual:1", "cpu"),
+    "memory, then a device": ("cpu", "virtual:1", "cpu", "virtual:1", "cpu", "virtual:1"),
 }
 
 
@@ -222,7 +225,7 @@ def offloaded(folder: Path, order: str, attention: str = "eager") -> Model:
 @pytest.mark.parametrize(
     "analysis",
     [
-        pytest.param(name, marks=[] if name in ("capture", "attribute_heads", "score_heads") else [pytest.mark.slow])
+        pytest.param(name, marks=[] if name in ("capture", "attribute_heads") else [pytest.mark.slow])
         for name in ANALYSES
     ],
 )
@@ -276,7 +279,7 @@ def test_max_memory_bounds_what_auto_places(tiny_model_dir: Any, tmp_path: Path)
     model = mi.load_model(
         tiny_model_dir("llama"), device_map="auto", max_memory={"cpu": 200_000}, offload_folder=tmp_path / "weights"
     )
-    assert "disk" in model.hf_model.hf_device_map.values() and list((tmp_path / "weights").iterdir())
+    assert set(model.hf_model.hf_device_map.values()) == {"cpu", "disk"}
 
 
 def test_nothing_is_moved_when_it_is_wrapped(tiny_model_dir: Any) -> None:
