@@ -28,9 +28,10 @@ _PROBE = 7  # tokens of the prompt on which the operations are found
 
 def wrapped(hf_model: Any, tokenizer: Any) -> Any:
     """An nnsight model around a loaded Hugging Face model, with a tokenizer of its own: it sets the side of its padding."""
-    device = (
-        {} if getattr(hf_model, "hf_device_map", None) else {"device": hf_model.device}
-    )  # else it is moved to a GPU
+    places = getattr(hf_model, "hf_device_map", None)
+    if places:  # a pipeline takes the first for a device, which the disk is not
+        hf_model.hf_device_map = dict(sorted(places.items(), key=lambda place: place[1] == "disk"))
+    device = {} if places else {"device": hf_model.device}  # else it is moved to a GPU
     return nnsight.TransformersModel(hf_model, tokenizer=copy.deepcopy(tokenizer), task="text-generation", **device)
 
 
