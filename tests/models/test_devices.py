@@ -73,13 +73,6 @@ def everything_captured(model: Model, pairs: Any) -> Any:
     return run.logits, run.captured
 
 
-def gradients(model: Model, pairs: Any) -> Any:
-    with torch.autograd.set_multithreading_enabled(False):  # a thread for each device is not imitated
-        return [
-            mi.attribute_heads(model, pairs, method=method, steps=3, progress=False) for method in ("gate_ig", "atp")
-        ]
-
-
 def edits(model: Model, pairs: Any) -> Any:
     return [mi.patch_heads(model, pairs, edit=edit, progress=False) for edit in INTERVENTIONS]
 
@@ -118,7 +111,6 @@ ANALYSES: dict[str, Callable[[Model, Any], Any]] = {
     "capture": everything_captured,
     "patch_heads with every edit": edits,
     "patch_heads between other conditions": contrasts,
-    "attribute_heads": gradients,
     "decompose_attention": lambda model, pairs: mi.decompose_attention(
         model, pairs, contrasts=["content", "total", "held"], n_control_draws=1, progress=False
     ),
@@ -175,7 +167,7 @@ def same(whole: list[np.ndarray], split: list[np.ndarray]) -> None:
         assert np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
 
 
-@pytest.mark.parametrize("analysis", ["capture", "attribute_heads", "score_heads", "evaluate_accuracy"])
+@pytest.mark.parametrize("analysis", ["capture", "score_heads", "evaluate_accuracy"])
 def test_one_virtual_device_gives_what_memory_gives(analysis: str, tiny_model_dir: Any) -> None:
     """Up to rounding, as products in memory are another kernel's."""
     folder = tiny_model_dir("llama")
@@ -224,10 +216,7 @@ def offloaded(folder: Path, order: str, attention: str = "eager") -> Model:
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize(
     "analysis",
-    [
-        pytest.param(name, marks=[] if name in ("capture", "attribute_heads") else [pytest.mark.slow])
-        for name in ANALYSES
-    ],
+    [pytest.param(name, marks=[] if name in ("capture", "score_heads") else [pytest.mark.slow]) for name in ANALYSES],
 )
 def test_weights_that_lie_elsewhere_change_nothing(
     analysis: str, attention: str, order: str, tiny_model_dir: Any
@@ -427,10 +416,3 @@ def test_what_waits_is_counted(waits: int, sends: int, work: Callable[[Tensor], 
     assert (seen.waits, seen.sends) == (waits, sends)
     work(x)
     assert (seen.waits, seen.sends) == (waits, sends), "nothing is counted outside"
-
-
-def test_gradients_cross_virtual_devices() -> None:
-    x = torch.tensor([1.0, 2.0], device=ONE).requires_grad_()
-    y = (x * x).to(OTHER)[torch.tensor([1, 1])].sum()
-    (slope,) = torch.autograd.grad(y, x)
-    assert y.device == OTHER and slope.tolist() == [0.0, 8.0]
