@@ -49,7 +49,23 @@ DtypeOption = Annotated[str, Option(help="float32, float64, bfloat16 or float16.
 DeviceOption = Annotated[str | None, Option(help="cpu, cuda, cuda:1 ... [default: a GPU if there is one]")]
 DeviceMapOption = Annotated[
     str | None,
-    Option(help="Spread the model over devices (nnsight): auto, balanced, sequential, or JSON of module -> device."),
+    Option(
+        help="Spread the model over devices (nnsight, bridge): auto, balanced, sequential, or JSON of module -> device."
+    ),
+]
+MaxMemoryOption = Annotated[
+    str | None,
+    Option(help='With --device-map auto: the most of each device, JSON such as {"0": "20GiB", "cpu": "60GiB"}.'),
+]
+OffloadFolderOption = Annotated[
+    str | None, Option(help="Where --device-map puts the weights that it leaves on the disk (nnsight).")
+]
+QuantizationOption = Annotated[
+    str | None,
+    Option(
+        help='Quantise while loading, JSON: {"quant_method": "bitsandbytes", "load_in_4bit": true}. A directory that is '
+        "quantised says so itself."
+    ),
 ]
 ProblemsOption = Annotated[
     str | None,
@@ -218,6 +234,9 @@ class Asking(Computing):
     dtype: DtypeOption = "float32"
     device: DeviceOption = None
     device_map: DeviceMapOption = None
+    max_memory: MaxMemoryOption = None
+    offload_folder: OffloadFolderOption = None
+    quantization_config: QuantizationOption = None
     attention: AttentionOption = "eager"
 
     def questions(self) -> tuple[Problem, ...]:
@@ -236,7 +255,7 @@ class Asking(Computing):
         from .prompts.prompt import template_named
 
         template_named(self.template)
-        placed = placement(self.device, self.device_map, self.attention)
+        placed = placement_of(self)
         engine = self.computing()
         context = context_of(self.model)
         if context is not None and at_least >= context:
@@ -480,19 +499,49 @@ def context_of(model: str) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def placement(device: str | None, device_map: str | None, attention: str) -> dict[str, Any]:
-    """Where and how a model is to run, as `load_model` takes it; `ValueError` for a map that cannot be read."""
+def placement(
+    device: str | None,
+    device_map: str | None,
+    attention: str,
+    *,
+    max_memory: str | None = None,
+    offload_folder: str | None = None,
+    quantization_config: str | None = None,
+) -> dict[str, Any]:
+    """Where and how a model is to run, as `load_model` takes it; `ValueError` for what cannot be read."""
     placed: Any = device_map
     if device_map is not None and device_map.lstrip().startswith("{"):
-        try:
-            placed = json.loads(device_map)
-        except json.JSONDecodeError as error:
-            raise ValueError(f'--device-map: no valid JSON ({error}); write auto, or \'{{"": "cuda:0"}}\'') from error
+        placed = _json_object("--device-map", device_map, """auto, or '{"": "cuda:0"}'""")
     elif device_map is not None and not device_map.strip():
         raise ValueError("--device-map is empty: write auto, or leave it out")
     if attention not in ATTENTIONS:
         raise ValueError(f"unknown attention {attention!r}; choose one of {', '.join(ATTENTIONS)}")
-    return {"device": device, "device_map": placed, "attn_implementation": attention}
+    made: dict[str, Any] = {"device": device, "device_map": placed, "attn_implementation": attention}
+    if max_memory is not None:
+        most = _json_object("--max-memory", max_memory, """'{"0": "20GiB", "cpu": "60GiB"}'""")
+        made["max_memory"] = {int(name) if name.isdecimal() else name: size for name, size in most.items()}
+    if offload_folder is not None:
+        made["offload_folder"] = offload_folder
+    if quantization_config is not None:
+        form = """'{"quant_method": "bitsandbytes", "load_in_4bit": true}'"""
+        made["quantization_config"] = _json_object("--quantization-config", quantization_config, form)
+    return made
+
+
+def placement_of(options: Any) -> dict[str, Any]:
+    """`placement` of a command's options."""
+    more = {name: getattr(options, name) for name in ("max_memory", "offload_folder", "quantization_config")}
+    return placement(options.device, options.device_map, options.attention, **more)
+
+
+def _json_object(option: str, text: str, form: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{option}: no valid JSON ({error}); write {form}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{option}: expected a JSON object, got {text!r}; write {form}")
+    return found
 
 
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2")

@@ -113,6 +113,7 @@ FREE = {
     ("load_problems", "source"),
     ("load_model", "name"),
     ("load_model", "device_map"),  # handed on to the library
+    ("load_model", "quantization_config"),
     ("wrap_model", "thing"),
     ("wrap_model", "tokenizer"),
     ("evaluate_accuracy", "treatments"),

@@ -52,6 +52,17 @@ ROOMS = {
     "insertions": Room(("mless_interp/prompts/insertions.py",), ("tests/prompts",)),
     "pairs": Room(("mless_interp/prompts/pairs.py",), ("tests/prompts",)),
     "grading": Room(("mless_interp/grading/*.py",), ("tests/grading",)),
+    "devices": Room(
+        (
+            "mless_interp/models/base.py",
+            "mless_interp/models/loaded_weights.py",
+            "mless_interp/models/nnsight.py",
+            "mless_interp/models/replay.py",
+            "mless_interp/patching/sweep.py",
+            "mless_interp/scores/streaming.py",
+        ),
+        ("tests/models/test_devices.py",),
+    ),
 }
 
 SETTINGS = """\

@@ -14,7 +14,10 @@ from ..command_line import (
     DeviceMapOption,
     DeviceOption,
     DtypeOption,
+    MaxMemoryOption,
     NoProgressOption,
+    OffloadFolderOption,
+    QuantizationOption,
     placement,
 )
 
@@ -25,6 +28,9 @@ def check(
     dtype: DtypeOption = "float32",
     device: DeviceOption = None,
     device_map: DeviceMapOption = None,
+    max_memory: MaxMemoryOption = None,
+    offload_folder: OffloadFolderOption = None,
+    quantization_config: QuantizationOption = None,
     attention: AttentionOption = "eager",
     problems: Annotated[
         str | None,
@@ -52,7 +58,15 @@ def check(
     if problems is not None:
         asked = sorted(load_problems(problems), key=lambda problem: len(problem.question))[:n_prompts]
     try:
-        loaded = load_model(model, backend=backend, dtype=dtype, **placement(device, device_map, attention))
+        placed = placement(
+            device,
+            device_map,
+            attention,
+            max_memory=max_memory,
+            offload_folder=offload_folder,
+            quantization_config=quantization_config,
+        )
+        loaded = load_model(model, backend=backend, dtype=dtype, **placed)
     except FailedCheck as error:
         if json_file is not None:
             json_file.write_text(json.dumps({"passed": False, "error": str(error)}, indent=1), encoding="utf-8")

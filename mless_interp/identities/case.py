@@ -114,17 +114,15 @@ class Case:
         v, z = run[site(layer, "attn.hook_v")], run[site(layer, "attn.hook_z")]
         own = run.get(site(layer, "attn.hook_pattern"))
         group = self.model.info.n_heads // self.model.info.n_key_value_heads
-        rule, visible = (
-            self.model.attention_rule(layer),
-            self.model.visible(self.pair.condition(condition).to(z.device)),
-        )
-        seen = with_extra(visible[layer][0], rule, value=True)
+        rule = self.model.attention_rule(layer)
+        visible = self.model.visible(self.pair.condition(condition))[layer].to(z.device)
+        seen = with_extra(visible[0], rule, value=True)
         if self.model.has_rotated_sites:
             q, k = run[site(layer, "attn.hook_rot_q")], run[site(layer, "attn.hook_rot_k")]
-            pattern = softmax(with_sinks(masked_scores(q, k, visible[layer].to(q.device), rule), rule.column))[0]
+            pattern = softmax(with_sinks(masked_scores(q, k, visible.to(q.device), rule), rule.column))[0]
         else:
             assert own is not None
-            pattern = with_sink_key(own[0], visible=visible[layer][0])[0] if rule.n_extra else own[0]
+            pattern = with_sink_key(own[0], visible=visible[0])[0] if rule.n_extra else own[0]
         values = torch.nn.functional.pad(v[0].repeat_interleave(group, 1).transpose(0, 1), (0, 0, 0, rule.n_extra))
         return Layer(pattern, values, z[0].transpose(0, 1), None if own is None else own[0], seen.to(pattern.device))
 
@@ -193,4 +191,5 @@ class Case:
         captured = self.model.run(
             inputs.tokens, attention_mask=inputs.attention_mask, capture=dict.fromkeys(names), logits_at="none"
         ).captured
-        return (captured[names[0]] + captured[names[1]])[0, self.pair.shared]
+        before, added = (captured[name] for name in names)
+        return (before.to(added.device) + added)[0, self.pair.shared]

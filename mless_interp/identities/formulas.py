@@ -157,5 +157,5 @@ def _first_layer_scores(case: Case) -> Tensor:
         inputs.tokens, position_ids=inputs.position_ids, capture=dict.fromkeys(names), logits_at="none"
     ).captured
     q, k = (got[name] for name in names)
-    rule = case.model.attention_rule(0)
-    return with_sinks(masked_scores(q, k, case.model.visible(inputs.to(q.device))[0], rule), rule.column)[0]
+    rule, visible = case.model.attention_rule(0), case.model.visible(inputs)[0].to(q.device)
+    return with_sinks(masked_scores(q, k, visible, rule), rule.column)[0]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor
 
 from ..given import checked
@@ -248,8 +249,9 @@ class _OnePair:
             heads: HeadNumbers
             whole: LayerNumbers
             heads, whole = layer_numbers(self.model, pair, self.contrasts, layer, runs, visible)
-            for (metric, contrast), values in heads.items():
-                asked = np.where(self.asked[layer], _numbers(values), np.nan)
+            found = _numbers(torch.stack([values.double() for values in heads.values()]))  # waited for once
+            for (metric, contrast), values in zip(heads, found, strict=True):
+                asked = np.where(self.asked[layer], values, np.nan)
                 put(by_head, metric, contrast, layer, asked, shape=self.asked.shape)
             for (metric, contrast), number in whole.items():
                 put(by_layer, metric, contrast, layer, number, shape=len(self.asked))

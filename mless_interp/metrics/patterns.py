@@ -65,13 +65,13 @@ def prepared(
     tolerance = ROW_SUM_TOLERANCE[pattern.dtype]
     bad = sighted & ~((sums - 1).abs() <= tolerance)
     below = sighted & (cleaned.amin(-1) < -tolerance) & ~bad
-    if below.any():
-        where = tuple(below.nonzero()[0].tolist())
-        raise ValueError(
-            f"attention is a probability, but row {list(where)} has a negative entry ({cleaned[where].min().item():.6g}): pass "
-            "probabilities after the softmax, not scores, differences or edited patterns"
-        )
-    if bad.any():
+    if (below | bad).any():
+        if below.any():
+            where = tuple(below.nonzero()[0].tolist())
+            raise ValueError(
+                f"attention is a probability, but row {list(where)} has a negative entry ({cleaned[where].min().item():.6g}): "
+                "pass probabilities after the softmax, not scores, differences or edited patterns"
+            )
         where = tuple(bad.nonzero()[0].tolist())
         raise ValueError(
             f"every attention row must sum to 1 over the keys that it can see, but row {list(where)} sums to "
@@ -165,7 +165,7 @@ def _checked_positions(
             f"dest_positions must be a list of one position per row ({n_rows} rows), got shape "
             f"{tuple(dest_positions.shape)}"
         )
-    if len(dest_positions) and (dest_positions.min() < 0 or dest_positions.max() >= n_tokens):
+    if ((dest_positions < 0) | (dest_positions >= n_tokens)).any():
         raise ValueError(
             f"dest_positions must lie in 0 to {n_tokens - 1}, got {int(dest_positions.min())} to "
             f"{int(dest_positions.max())}; they count from the start of the whole (padded) prompt"

@@ -284,9 +284,17 @@ class DecoderLayer:
             weight, bias = (getattr(self.output, name, None) for name in ("weight", "bias"))
             if offloaded:
                 weight, bias = (None if each is None else each.detach().clone() for each in (weight, bias))
-        if self.norms is None or not isinstance(weight, Tensor) or weight.dim() != 2:
+        if self.norms is None or not isinstance(weight, Tensor):
             return None
-        weight = weight.detach() if type(self.output) is Conv1D else weight.detach().T
+        if weight.is_floating_point() and weight.element_size() > 1:
+            if weight.dim() != 2:
+                return None
+            weight = weight.detach() if type(self.output) is Conv1D else weight.detach().T
+        else:
+            with brought(self.output):
+                weight = _dequantised(self.output, bias)
+            if weight is None:
+                return None
         if weight.shape[0] % d_head:
             return None
         after = self.norms.after_attention
@@ -295,6 +303,20 @@ class DecoderLayer:
             None if bias is None else bias.detach(),
             None if after is None else self.norm(after).forward,  # not its hooks: it is asked in the middle of a run
         )
+
+
+def _dequantised(module: Any, bias: Tensor | None) -> Tensor | None:
+    """The weights `[in, out]` of a quantised linear layer, in the dtype that it computes in: what it makes of the identity.
+
+    None for one that does not say how wide its input is. Its hooks are not called, as this is asked in the middle of a run.
+    """
+    width, weight = getattr(module, "in_features", None), module.weight
+    if width is None:
+        return None
+    dtype = getattr(module, "compute_dtype", None) or (torch.float32 if bias is None else bias.dtype)
+    with torch.no_grad():
+        made = type(module).forward(module, torch.eye(width, dtype=dtype, device=weight.device))
+        return made if bias is None else made - bias.to(made)
 
 
 def unwrapped(module: Any) -> Any:
@@ -480,11 +502,15 @@ class Positions:
     def _tables(self, layer: int, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         if self._table is not None:
             of_layer: Any = self._attentions[layer]
-            table = of_layer.embed_positions.to(positions.device)[positions.long()]
+            table = of_layer.embed_positions.to(like.device)[positions.to(like.device).long()]
             sin, cos = table.to(like.dtype).chunk(2, -1)
             return cos, sin
         kind = (self._config.layer_types[layer],) if self._by_type else ()
-        return self._rotary(like, positions, *kind)
+        shown = torch.empty(
+            0, dtype=like.dtype, device=positions.device
+        )  # it reads dtype and device, and may lie elsewhere
+        cos, sin = self._rotary(shown, positions, *kind)
+        return cos.to(like.device), sin.to(like.device)
 
 
 # ---------------------------------------------------------------------------------------------------- stepping through

@@ -19,7 +19,7 @@ from .decoder import Geometry, HuggingFaceLayers, Positions, attention_rule_of, 
 from .entering import turned_taps
 from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
 from .inputs import Inputs, Taps
-from .loaded_weights import refuse_not_finite, refuse_strange_keys
+from .loaded_weights import device_of, refuse_not_finite, refuse_strange_keys
 from .saved import INDEX, check_saved, first_line, named_shards
 from .unembedding import unembedded
 
@@ -97,7 +97,7 @@ def hugging_face_info(
         context_length=_one_rotation(config),
         windows=windows,
         dtype=str(parameter.dtype).removeprefix("torch."),
-        device=str(parameter.device),
+        device=str(device_of(hf_model)),
         attention=attention,
         versions=versions,
     )
@@ -178,7 +178,7 @@ class HuggingFaceModel(Model):
         def turn(layer: int, which: int, value: Tensor, back: bool) -> Tensor:
             none = value[..., :0, :]
             q, k = (none, value) if which else (value, none)
-            return known.enter(layer, q, k, positions.to(value.device), back=back)[which]
+            return known.enter(layer, q, k, positions, back=back)[which]
 
         return turned_taps(taps, turn)
 
@@ -204,14 +204,25 @@ class Placement:
     device: str
     device_map: Any = None
     attention: str = "eager"
+    max_memory: Any = None
+    offload_folder: str | None = None
+    quantization_config: Any = None
 
     def load(self, kind: Any, source: str | None, *, name: str, **options: Any) -> PreTrainedModel:
         """The model that `kind.from_pretrained` makes of `source`, in evaluation mode.
 
         `ModelError` if a weight was missing, left over, of another shape, or is not finite.
         """
-        if self.device_map is not None:
-            options["device_map"] = self.device_map
+        places = self.device_map
+        if places is None and (self.quantization_config or _says_quantised(source, options.get("config"))):
+            places = {"": self.device}  # quantised where they lie, never whole elsewhere
+        given = {
+            "device_map": places,
+            "max_memory": self.max_memory,
+            "offload_folder": self.offload_folder,
+            "quantization_config": self.quantization_config,
+        }
+        options |= {name: value for name, value in given.items() if value is not None}
         with _quiet_loading():
             model, loading = kind.from_pretrained(
                 source,
@@ -232,7 +243,14 @@ class Placement:
                 weight.data = weight.data.clone()
         if model.config.architectures is None:
             model.config.architectures = [type(model).__name__]
-        return (model if self.device_map is not None else model.to(self.device)).eval()
+        return (model if places is not None else model.to(self.device)).eval()
+
+
+def _says_quantised(source: str | None, config: Any) -> bool:
+    """Whether a saved model's own config says that its weights are quantised."""
+    if config is None and source is not None and (Path(source) / "config.json").is_file():
+        return "quantization_config" in json.loads((Path(source) / "config.json").read_text(encoding="utf-8"))
+    return getattr(config, "quantization_config", None) is not None
 
 
 def load_hugging_face(name: str, placed: Placement, *, trust_remote_code: bool) -> tuple[PreTrainedModel, Any]:
@@ -327,7 +345,7 @@ def quantisation_of(module: nn.Module) -> str:
 @torch.no_grad()
 def reference_logits(hf_model: nn.Module, tokens: Tensor) -> Tensor:
     """Logits of the plain Hugging Face forward pass, `[batch, token, vocab]`."""
-    tokens = tokens.to(next(hf_model.parameters()).device)
+    tokens = tokens.to(device_of(hf_model))
     return hf_model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits
 
 

@@ -112,6 +112,7 @@ class Stepper:
                 resid = resid.to(receiving.resid_pre[at].device)  # layers may lie on several devices
                 q, k, v = self.layers.project(at, resid, positions.repeat_interleave(active if batch > 1 else 1, 0))
                 if final:
+                    read = read.to(resid.device)
                     q, resid = q[:, read], resid[:, read]
                 z = self._attend(receiving, at, q, k, v, dest=read if final else None)
             joining = joins.count(at)
@@ -119,6 +120,7 @@ class Stepper:
                 fresh = receiving.resid_pre[at][:, None, :last].expand(-1, joining, -1, -1)
                 own = edited[:, active : active + joining].to(fresh.device)
                 if final:
+                    read = read.to(fresh.device)
                     fresh, own = fresh[:, :, read], own[:, :, read]
                 resid, z = _joined(resid, fresh), _joined(z, own)
                 active += joining
@@ -163,13 +165,14 @@ class Stepper:
             positions = positions.repeat_interleave(rows, 0)
         resid = receiving.resid_pre[0].repeat_interleave(rows, 0)
         for layer in range(self.layers.n_layers):
-            q, k, v = self.layers.project(layer, resid, positions)
-            gate = None if gates is None or span is None else (gates[:, layer], span)
+            place = receiving.resid_pre[layer].device
+            q, k, v = self.layers.project(layer, resid.to(place), positions)
+            gate = None if gates is None or span is None else (gates[:, layer].to(place), span.to(place))
             z = self._attend(receiving, layer, q, k, v, gate=gate)
             if offsets is not None:
                 z = z + offsets[layer]
-            resid = self.layers.finish(layer, resid, z)
-        return self.layers.unembed(resid[:, read])
+            resid = self.layers.finish(layer, resid.to(place), z)
+        return self.layers.unembed(resid[:, read.to(resid.device)])
 
     def _attend(
         self,
@@ -190,7 +193,7 @@ class Stepper:
         n_own, n_kv = k.shape[1:3]
         k_prefix, v_prefix = receiving.k[layer][:, :start], receiving.v[layer][:, :start]
         visible = receiving.masks[layer][..., : start + n_own]
-        visible = (visible[:, :, dest] if dest is not None else visible[:, :, :n_dest]).to(q.device)
+        visible = visible[:, :, dest] if dest is not None else visible[:, :, :n_dest]
         rule = self.layers.rule(layer)
         if gate is None and rule.softcap is None and rule.sinks is None and n_dest >= FUSED_FROM:
             return _fused(q, _with_prefix(k_prefix, k), _with_prefix(v_prefix, v), visible, rule.scale)

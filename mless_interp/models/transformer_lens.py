@@ -38,7 +38,7 @@ def bridge_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: str) -> Brid
             hf_model.config.name_or_path or name,
             hf_model=hf_model,
             tokenizer=_for_a_bridge(tokenizer),
-            device=str(hf_model.device),
+            device=None if getattr(hf_model, "hf_device_map", None) else str(hf_model.device),
             dtype=hf_model.dtype,
         )
     except Exception as error:  # a part that an adapter expects and a model lacks fails in any way

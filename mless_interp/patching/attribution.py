@@ -155,6 +155,7 @@ class _Gradients:
         runs, clean = self.runs, self.masked.logits
         assert clean is not None
         rows = logits.unflatten(0, (len(runs.pairs), -1))
+        clean = clean.to(logits.device)
         return torch.cat([runs.outcome.value(rows[i], p, clean[i : i + 1]) for i, p in enumerate(runs.pairs)])
 
     def in_parts(self, compute: Callable[[slice], Any], n_rows: int, most: int) -> list[Any]:

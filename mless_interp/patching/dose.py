@@ -158,7 +158,7 @@ def _one(runs: Runs, condition: str, layer: int) -> tuple[np.ndarray | None, flo
     if not names:
         return None, value
     q, k = (result.captured[name].double() for name in names)
-    visible = model.visible(inputs)[layer]
+    visible = model.visible(inputs)[layer].to(q.device)
     after = slice(pair.span[1], inputs.n_tokens)
     rule = model.attention_rule(layer)
     scores = masked_scores(q[:, after], k, visible[:, :, after], rule)

@@ -62,8 +62,9 @@ class LayerState:
         """The state of `layer` of a recording; `span` is boolean `[b, src]` in the recording's own coordinates."""
         if not recording.q:
             model.need_rotated("edits of attention (other than edit='z')")
-        plain = model.visible(recording.inputs.unmasked)[layer]
-        span = span.to(recording.k[layer].device)
+        place = recording.k[layer].device
+        plain = model.visible(recording.inputs.unmasked)[layer].to(place)
+        span = span.to(place)
         return cls(
             q=recording.q[layer],
             k=recording.k[layer],
@@ -332,7 +333,7 @@ def run_edits(
     if intervention.needs_donor and donor is None:
         raise ValueError(f"{intervention.name!r} takes activations from another run: give its recording as donor")
     masks, plain = model.visible(inputs), model.visible(inputs.unmasked)
-    span = span.to(inputs.tokens.device).expand(inputs.tokens.shape)
+    span = span.expand(inputs.tokens.shape)
     edits: dict[str, Edit] = {}
 
     def of_layer(layer: int, numbers: list[int]) -> None:
@@ -349,10 +350,10 @@ def run_edits(
                 k=k,
                 v=v,
                 z=z[:, start:],
-                visible=masks[layer][:, :, start:],
-                unmasked=plain[layer][:, :, start:],
+                visible=masks[layer][:, :, start:].to(z.device),
+                unmasked=plain[layer][:, :, start:].to(z.device),
                 rule=model.attention_rule(layer),
-                span=span,
+                span=span.to(z.device),
                 donor=source,
                 layer=layer,
             )

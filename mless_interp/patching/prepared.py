@@ -206,7 +206,7 @@ class Runs:
             reference = None
             if self.outcome.needs_clean:
                 assert clean is not None
-                reference = clean[at : at + 1]
+                reference = clean[at : at + 1].to(logits.device)
             found.append(self.outcome.value(by_problem[at], pair, reference))
         return torch.stack(found).double().cpu().numpy()
 

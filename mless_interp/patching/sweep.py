@@ -205,15 +205,11 @@ class _Swept:
         )
         self._newest: tuple[int, Tensor] | None = None
 
-    def _edited_positions(self, positions: str, start: int, length: int) -> Tensor:
-        """Boolean `[changed]`: where z is replaced."""
-        at = torch.arange(start, length)
+    def _edited_positions(self, positions: str, start: int, length: int) -> slice:
+        """Where z is replaced, counted from `start`."""
         a, b = self.runs.first.span
-        if positions == "prefix":
-            return at < a
-        if positions == "span":
-            return (at >= a) & (at < b)
-        return torch.ones(length - start, dtype=torch.bool)
+        first, stop = {"prefix": (start, a), "span": (a, b)}.get(positions, (start, length))
+        return slice(max(first - start, 0), max(stop - start, 0))
 
     def all_heads(self, heads: Sequence[Head], tick: Tick) -> dict[str, np.ndarray]:
         """`patched` `[problem, layer, head]` (NaN where not asked), `ends` `[problem, (receiving, donor)]`, and `noise`
@@ -263,13 +259,13 @@ class _Swept:
             old = self.receiving.z[layer]
             z = old.clone()
             if head != UNEDITED:
-                edited = self.edited.to(z.device)
-                z[:, edited, head] = self._new_z(layer)[:, edited, head].to(z.dtype)
+                z[:, self.edited, head] = self._new_z(layer)[:, self.edited, head].to(z.dtype)
+            unchanged = (z == old).flatten(1).all(1)
             rows.append(z.to(rows[0].device) if rows else z)
-            same.append((z == old).flatten(1).all(1).cpu())
+            same.append(unchanged.to(rows[0].device))  # all are looked at together: nobody waits for each
         joins = [layer for layer, _ in cells]
         logits = self.model.replay(self.receiving, joins, torch.stack(rows, 1).flatten(0, 1), logits_at=self.read)
-        return self._outcomes(logits), torch.stack(same, 1).numpy()
+        return self._outcomes(logits), torch.stack(same, 1).cpu().numpy()
 
     def _outcomes(self, logits: Tensor | None) -> np.ndarray:
         """Outcomes `[problem, row]`."""

@@ -42,6 +42,7 @@ class Block:
     pattern: Tensor
     visible: Tensor
     positions: Tensor
+    first: int
     n_extra: int = 0
 
     @property
@@ -55,11 +56,13 @@ class Block:
         return torch.nn.functional.pad(cut, (0, self.n_extra), value=extra)
 
     def only(self, wanted: Tensor) -> "Block":
-        """The rows where `wanted` `[token]` is True."""
-        keep = wanted[self.positions]
-        if bool(keep.all()):
+        """The rows where `wanted` `[token]`, which lies in memory, is True."""
+        (kept,) = wanted[self.first : self.first + len(self.positions)].nonzero(as_tuple=True)
+        a, b = (int(kept[0]), int(kept[-1]) + 1) if len(kept) else (0, 0)
+        if len(kept) == len(self.positions):
             return self
-        return Block(self.pattern[:, keep], self.visible[:, keep], self.positions[keep], self.n_extra)
+        at = slice(a, b) if b - a == len(kept) else kept.to(self.pattern.device)  # one piece needs no copy
+        return Block(self.pattern[:, at], self.visible[:, at], self.positions[at], self.first + a, self.n_extra)
 
 
 def row_ranges(n_tokens: int, n_heads: int) -> Iterator[tuple[int, int]]:
@@ -81,7 +84,7 @@ def pattern_blocks(pattern: Tensor, visible: Tensor, *, n_extra: int = 0) -> Ite
         rows, seen, positions = pattern[:, a:b, :b], visible[:, a:b, :b], torch.arange(a, b, device=pattern.device)
         if n_extra:
             rows, seen = with_sink_key(rows, visible=seen, dest_positions=positions)
-        yield Block(rows, seen, positions, n_extra)
+        yield Block(rows, seen, positions, a, n_extra)
 
 
 def recomputed_blocks(q: Tensor, k: Tensor, visible: Tensor, rule: AttentionRule) -> Iterator[Block]:
@@ -90,14 +93,14 @@ def recomputed_blocks(q: Tensor, k: Tensor, visible: Tensor, rule: AttentionRule
     for a, b in row_ranges(q.shape[1], q.shape[2]):
         scores = masked_scores(q[:, a:b], k[:, :b], visible[None, :, a:b, :b], rule)
         seen, positions = with_extra(visible[:, a:b, :b], rule, value=True), torch.arange(a, b, device=q.device)
-        yield Block(softmax(with_sinks(scores, rule.column))[0], seen, positions, rule.n_extra)
+        yield Block(softmax(with_sinks(scores, rule.column))[0], seen, positions, a, rule.n_extra)
 
 
 def uniform_blocks(visible: Tensor, dtype: torch.dtype, *, n_extra: int = 0) -> Iterator[Block]:
     """The blocks of attention that prefers nothing: the null of everything that a pattern's blocks are reduced to."""
     for a, b in row_ranges(visible.shape[1], visible.shape[0]):
         seen = torch.nn.functional.pad(visible[:, a:b, :b], (0, n_extra), value=True)
-        yield Block(uniform_pattern(seen, dtype=dtype), seen, torch.arange(a, b, device=visible.device), n_extra)
+        yield Block(uniform_pattern(seen, dtype=dtype), seen, torch.arange(a, b, device=visible.device), a, n_extra)
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,7 +223,7 @@ def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **extras:
     totals: dict[str, list[Tensor]] = {}
     rows: dict[str, list[Tensor]] = {name: [] for name in plan.rows}
     for block in blocks:
-        device, sink = block.pattern.device, block.mask(layout.sink, extra=True)
+        sink = block.mask(layout.sink, extra=True)
         seen: dict[str, Any] = {"visible": block.visible, "dest_positions": block.positions}
         if plan.received:
             options: dict[str, Any] = {"rows": block.mask(layout.rows), "diag": plan.diag, "renorm": plan.renorm}
@@ -231,7 +234,7 @@ def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **extras:
         if "sink_levels" in plan.needs:
             _add(totals, "alpha", received_sums(block.pattern, diag=True, **seen), block.n_src, layout.n_tokens)
         if plan.rows:
-            asked = block.only(layout.question.to(device))
+            asked = block.only(layout.question)
             if len(asked.positions):
                 context = Rows(asked, layout, **extras)
                 for name, formula in plan.rows.items():
@@ -240,6 +243,37 @@ def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **extras:
     return Reduced(
         sums.get("received"), sums.get("alpha"), {name: torch.cat(parts, -1) for name, parts in rows.items()}
     )
+
+
+def brought_in(layers: dict[int, Reduced]) -> dict[int, Reduced]:
+    """The same in memory; of each device all numbers of a kind come at once, so that it is waited for once."""
+    found = {
+        (layer, *name): tensor
+        for layer, reduced in layers.items()
+        for name, tensor in (
+            *((("received", at), tensor) for at, tensor in enumerate(reduced.received or ())),
+            *((("alpha", at), tensor) for at, tensor in enumerate(reduced.alpha or ())),
+            *((("rows", name), tensor) for name, tensor in reduced.rows.items()),
+        )
+    }
+    kinds = {(tensor.device, tensor.dtype) for tensor in found.values() if tensor.device.type != "cpu"}
+    for kind in kinds:
+        several = {key: tensor for key, tensor in found.items() if (tensor.device, tensor.dtype) == kind}
+        whole = torch.cat([tensor.flatten() for tensor in several.values()]).cpu()
+        parts = whole.split([tensor.numel() for tensor in several.values()])
+        found |= {key: part.view(tensor.shape) for (key, tensor), part in zip(several.items(), parts, strict=True)}
+
+    def pair(layer: int, name: str) -> tuple[Tensor, Tensor] | None:
+        return (found[layer, name, 0], found[layer, name, 1]) if (layer, name, 0) in found else None
+
+    return {
+        layer: Reduced(
+            pair(layer, "received"),
+            pair(layer, "alpha"),
+            {name: found[layer, "rows", name] for name in reduced.rows},
+        )
+        for layer, reduced in layers.items()
+    }
 
 
 def _add(totals: dict[str, list[Tensor]], name: str, part: tuple[Tensor, Tensor], n_src: int, n_tokens: int) -> None:
@@ -287,7 +321,8 @@ class PromptReduction:
         self.asked = tuple(layers)
         self.recompute = source == "recomputed" or (source == "auto" and model.info.attention != "eager")
         self.keep, self.compare = keep, compare
-        self.visible = [mask[0] for mask in model.visible(inputs.to(model.info.device))]
+        self.visible = [mask[0] for mask in model.visible(inputs.to("cpu"))]
+        self._there: dict[tuple[int, torch.device], Tensor] = {}
         self.flow = Flow(layout.span) if "flow" in plan.needs and layout.span is not None else None
         self.layers: dict[int, Reduced] = {}
         self.nulls: dict[int, Reduced] = {}
@@ -308,6 +343,7 @@ class PromptReduction:
             if not self.recompute:
                 capture[site(layer, "attn.hook_pattern")] = self._pattern(layer)
         self.model.run(self.inputs, capture=capture, logits_at="none")
+        self.layers = brought_in(self.layers)
         self._null_plan()
         return self
 
@@ -329,7 +365,10 @@ class PromptReduction:
         )
 
     def _seen(self, layer: int, device: torch.device) -> Tensor:
-        return self.visible[layer].to(device)
+        key = id(self.visible[layer]), device  # layers of one window on one device share a mask
+        if key not in self._there:
+            self._there[key] = self.visible[layer].to(device)
+        return self._there[key]
 
     def _reduce(self, layer: int, blocks: Iterator[Block]) -> None:
         extras: dict[str, Any] = {}

@@ -251,6 +251,23 @@ def test_warnings_are_one_line_without_their_place_and_only_inside(tmp_path: Pat
 def test_where_a_model_is_to_run() -> None:
     assert placement(None, "auto", "sdpa") == {"device": None, "device_map": "auto", "attn_implementation": "sdpa"}
     assert placement("cpu", '{"": "cpu"}', "eager")["device_map"] == {"": "cpu"}
+    more = {
+        "max_memory": '{"0": "1GiB", "cpu": 5}',
+        "offload_folder": "x",
+        "quantization_config": '{"load_in_4bit": true}',
+    }
+    assert placement(None, "auto", "eager", **more) == {
+        "device": None,
+        "device_map": "auto",
+        "attn_implementation": "eager",
+        "max_memory": {0: "1GiB", "cpu": 5},
+        "offload_folder": "x",
+        "quantization_config": {"load_in_4bit": True},
+    }
+    for option in ("max_memory", "quantization_config"):
+        for text, words in (("{x", "no valid JSON"), ("[1]", "expected a JSON object")):
+            with pytest.raises(ValueError, match=f"--{option.replace('_', '-')}: {words}"):
+                placement(None, "auto", "eager", **{option: text})
     for device_map, attention, words in (
         ("{x", "eager", "--device-map: no valid JSON"),
         (" ", "eager", "--device-map is empty"),
@@ -263,7 +280,8 @@ def test_where_a_model_is_to_run() -> None:
 def test_every_command_that_loads_a_model_says_where_and_how() -> None:
     for name in mi.commands.COMMANDS.values():
         fields = {field.name for field in dataclasses.fields(getattr(mi.commands, name).Options)}
-        assert {"device", "device_map", "attention", "dtype", "backend"} <= fields, name
+        placing = {"device", "device_map", "max_memory", "offload_folder", "quantization_config", "attention"}
+        assert placing | {"dtype", "backend"} <= fields, name
 
 
 # -------------------------------------------------------------------------------------------------------- heads, layers

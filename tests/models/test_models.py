@@ -178,7 +178,13 @@ def test_other_objects_cannot_be_wrapped() -> None:
         ("nobody/no-model", {}, "cannot load model 'nobody/no-model' from a local directory, 'demo', or a hub id"),
         ("demo", {"backend": "jax"}, "unknown backend 'jax'; choose one of auto, hooked_transformer, bridge, nnsight"),
         ("demo", {"dtype": "int8"}, "unknown dtype 'int8'; choose one of float32"),
-        ("demo", {"backend": "bridge", "device_map": "auto"}, "need backend='nnsight', got 'bridge'"),
+        ("demo", {"backend": "bridge", "remote": True}, "need backend='nnsight', got 'bridge'"),
+        ("demo", {"backend": "hooked_transformer", "device_map": "auto"}, "need backend='nnsight' or 'bridge'"),
+        ("demo", {"backend": "hooked_transformer", "quantization_config": {}}, "need backend='nnsight' or 'bridge'"),
+        ("demo", {"max_memory": {0: "1GiB"}}, "give device_map='auto' too"),
+        ("demo", {"offload_folder": "here"}, "give device_map='auto' too"),
+        ("demo", {"device": "cpu", "device_map": "auto"}, "give device or device_map, not both"),
+        ("demo", {"backend": "bridge", "device_map": {"": "disk"}}, "none may lie on the disk"),
     ],
 )
 def test_what_cannot_be_loaded_is_named(name: str, options: dict[str, Any], message: str) -> None:
