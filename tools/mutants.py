@@ -52,6 +52,24 @@ ROOMS = {
     "insertions": Room(("mless_interp/prompts/insertions.py",), ("tests/prompts",)),
     "pairs": Room(("mless_interp/prompts/pairs.py",), ("tests/prompts",)),
     "grading": Room(("mless_interp/grading/*.py",), ("tests/grading",)),
+    "damaged files": Room(
+        (
+            "mless_interp/running/checkpoint.py",
+            "mless_interp/running/folders.py",
+            "mless_interp/running/store.py",
+            "mless_interp/models/loaded_weights.py",
+            "mless_interp/models/saved.py",
+        ),
+        ("tests/running", "tests/models/test_weights.py", "tests/fuzz/test_damaged_files.py"),
+    ),
+    "precision": Room(
+        (
+            "mless_interp/models/unembedding.py",
+            "mless_interp/patching/outcomes.py",
+            "mless_interp/patching/sweep.py",
+        ),
+        ("tests/models/test_unembedding.py", "tests/patching/test_patching.py"),
+    ),
 }
 
 SETTINGS = """\
@@ -108,7 +126,7 @@ class Mutant:
 
 def copied(name: str, room: Room) -> Path:
     """A fresh copy of the project with mutmut's settings for a room."""
-    folder = WORK / name.replace("/", ".")
+    folder = WORK / re.sub("[/ ]", ".", name)
     shutil.rmtree(folder, ignore_errors=True)
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
