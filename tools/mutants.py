@@ -60,7 +60,16 @@ ROOMS = {
             "mless_interp/models/loaded_weights.py",
             "mless_interp/models/saved.py",
         ),
-        ("tests/running", "tests/models/test_weights.py", "tests/fuzz/test_damaged_files.py"),
+        (
+            "tests/running/test_checkpoint.py",
+            "tests/running/test_folders.py",
+            "tests/running/test_loop.py",
+            "tests/running/test_saved_before.py",
+            "tests/running/test_store.py",
+            "tests/models/test_saved.py",
+            "tests/models/test_weights.py",
+            "tests/fuzz/test_damaged_files.py",
+        ),
     ),
     "precision": Room(
         (
