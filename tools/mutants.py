@@ -67,7 +67,6 @@ ROOMS = {
             "tests/running/test_saved_before.py",
             "tests/running/test_store.py",
             "tests/models/test_saved.py",
-            "tests/models/test_weights.py",
             "tests/fuzz/test_damaged_files.py",
         ),
     ),

@@ -617,9 +617,14 @@ def test_files_made_again_take_their_places_and_all_else_stays(old: Path) -> Non
     assert manifest is not None and set(manifest["files"]) == {"old", "deep/page"} and manifest["complete"]
     assert damaged_files(old) == {} and foreign_in(old) == ["foreign"]
     (old / "foreign").unlink()
-    with pytest.raises(RuntimeError, match="half way"), renewed(old) as making:
-        (making / "old").write_text("half")
-        raise RuntimeError("half way")
+
+    def fail() -> None:
+        with renewed(old) as making:
+            (making / "old").write_text("half")
+            raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        fail()
     assert contents(old.parent) == {"out/old": "new", "out/deep/page": "1"}
 
 
