@@ -1,7 +1,10 @@
 r"""What the graders read, piece by piece: spellings, units, numbers, parts, places of an answer; MATH's own rules as oracle."""
 
+import io
 import json
+import os
 import random
+import signal
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -478,10 +481,46 @@ def test_the_worker_compares_as_it_is_asked() -> None:
     asked = {
         ("x+1", "1+x", None): True, ("x+1", "x+2", None): False, ("1.732", r"\sqrt{3}", None): False,
         ("1.732", r"\sqrt{3}", 3): True, ("1.73", r"\sqrt{3}", 3): False, ("a+b", "x+y", None): False, ("a+b", "x+y", 6): True,
-        ("3ab", "3", None): False, ("", "1", None): False, ("1", "", None): False, ("x>2", r"(2,\infty)", None): False,
+        ("3ab", "3", None): False, ("", "1", None): False, ("1", "", None): False, ("", "", None): False, (r"\boxed{5}", "5", None): True, ("x>2", r"(2,\infty)", None): False,
         (r"(2,\infty)", "x>2", None): True, ("x>2", r"(2,\infty)", 6): True,
     }  # fmt: skip
     assert {each: compared(*each) for each in asked} == asked
+
+
+def test_the_worker_answers_line_by_line_within_its_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In this process, with its files, signals and limits replaced by what they were asked for."""
+    resource = pytest.importorskip("resource")
+    asked = [
+        {"answer": a, "gold": g, "decimals": d, "cpu_seconds": 3}
+        for a, g, d in (("x+1", "1+x", None), ("a+b", "x+y", None))
+    ]
+    asked.append({"answer": "a+b", "gold": "x+y", "decimals": 6, "cpu_seconds": 0})
+
+    def replies(compare: Callable[[], object] | None = None) -> list[dict[str, object]]:
+        done.clear()
+        with (tmp_path / "replies").open("w") as file, monkeypatch.context() as patch:
+            patch.setattr(grading_worker.os, "dup", lambda fd: (done.append(("dup", fd)), copied(file.fileno()))[1])
+            patch.setattr(grading_worker.os, "dup2", lambda *fds: done.append(("dup2", *fds)))
+            patch.setattr(grading_worker.os, "times", lambda: (20.25, 1.5, 7.0, 7.0, 7.0))
+            patch.setattr(grading_worker.signal, "signal", lambda *given: done.append(("signal", *given)))
+            patch.setattr(resource, "setrlimit", lambda kind, limits: done.append((kind, limits[0])))
+            patch.setattr(grading_worker.sys, "stdin", io.StringIO("".join(json.dumps(each) + "\n" for each in asked)))
+            if compare is not None:
+                patch.setattr(grading_worker, "_comparison", compare)
+            grading_worker.main()
+        return [json.loads(line) for line in (tmp_path / "replies").read_text().splitlines()]
+
+    done: list[tuple[object, ...]] = []
+    copied = os.dup
+    assert replies() == [{"ready": True}, *({"equal": equal, "seconds": 0.0} for equal in (True, False, True))]
+    begun = [("dup", 1), ("dup2", 2, 1), ("signal", signal.SIGINT, signal.SIG_IGN)]
+    limits = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, 4 * 2**30)]
+    assert done == [*begun, *limits, *((resource.RLIMIT_CPU, seconds) for seconds in (25, 25, 22))]
+
+    def missing() -> None:
+        raise ModuleNotFoundError("No module named 'math_verify'")
+
+    assert replies(missing) == [{"error": "ModuleNotFoundError: No module named 'math_verify'"}]
 
 
 def test_questions_of_a_grade_are_counted_until_one_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
