@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -490,16 +491,22 @@ def test_the_worker_compares_as_it_is_asked() -> None:
 def test_the_worker_answers_line_by_line_within_its_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In this process, with its files, signals and limits replaced by what they were asked for."""
     resource = pytest.importorskip("resource")
-    asked = [
-        {"answer": a, "gold": g, "decimals": d, "cpu_seconds": 3}
-        for a, g, d in (("x+1", "1+x", None), ("a+b", "x+y", None))
-    ]
+    both = (("x+1", "1+x"), ("a+b", "x+y"))
+    asked = [{"answer": a, "gold": g, "decimals": None, "cpu_seconds": 3} for a, g in both]
     asked.append({"answer": "a+b", "gold": "x+y", "decimals": 6, "cpu_seconds": 0})
+    done: list[tuple[object, ...]] = []
+    opened: list[Any] = []
+    copied = os.dup
+
+    def opening(*given: Any, **how: Any) -> Any:
+        opened.append(open(*given, **how))
+        return opened[-1]
 
     def replies(compare: Callable[[], object] | None = None) -> list[dict[str, object]]:
         done.clear()
         with (tmp_path / "replies").open("w") as file, monkeypatch.context() as patch:
-            patch.setattr(grading_worker.os, "dup", lambda fd: (done.append(("dup", fd)), copied(file.fileno()))[1])
+            patch.setattr(grading_worker.os, "dup", lambda fd: done.append(("dup", fd)) or copied(file.fileno()))
+            patch.setattr(grading_worker.os, "fdopen", opening)
             patch.setattr(grading_worker.os, "dup2", lambda *fds: done.append(("dup2", *fds)))
             patch.setattr(grading_worker.os, "times", lambda: (20.25, 1.5, 7.0, 7.0, 7.0))
             patch.setattr(grading_worker.signal, "signal", lambda *given: done.append(("signal", *given)))
@@ -508,10 +515,10 @@ def test_the_worker_answers_line_by_line_within_its_limits(monkeypatch: pytest.M
             if compare is not None:
                 patch.setattr(grading_worker, "_comparison", compare)
             grading_worker.main()
+        with opened.pop() as answers:
+            assert answers.encoding == "utf-8"
         return [json.loads(line) for line in (tmp_path / "replies").read_text().splitlines()]
 
-    done: list[tuple[object, ...]] = []
-    copied = os.dup
     assert replies() == [{"ready": True}, *({"equal": equal, "seconds": 0.0} for equal in (True, False, True))]
     begun = [("dup", 1), ("dup2", 2, 1), ("signal", signal.SIGINT, signal.SIG_IGN)]
     limits = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, 4 * 2**30)]
