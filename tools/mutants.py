@@ -51,7 +51,9 @@ ROOMS = {
     "interventions": Room(("mless_interp/patching/interventions.py",), ("tests/patching/test_interventions.py",)),
     "insertions": Room(("mless_interp/prompts/insertions.py",), ("tests/prompts",)),
     "pairs": Room(("mless_interp/prompts/pairs.py",), ("tests/prompts",)),
-    "grading": Room(("mless_interp/grading/*.py",), ("tests/grading/test_graders.py", "tests/grading/test_spelling.py")),
+    "grading": Room(
+        ("mless_interp/grading/*.py",), ("tests/grading/test_graders.py", "tests/grading/test_spelling.py")
+    ),
     "damaged files": Room(
         (
             "mless_interp/running/checkpoint.py",

@@ -482,7 +482,8 @@ def test_the_worker_compares_as_it_is_asked() -> None:
     asked = {
         ("x+1", "1+x", None): True, ("x+1", "x+2", None): False, ("1.732", r"\sqrt{3}", None): False,
         ("1.732", r"\sqrt{3}", 3): True, ("1.73", r"\sqrt{3}", 3): False, ("a+b", "x+y", None): False, ("a+b", "x+y", 6): True,
-        ("3ab", "3", None): False, ("", "1", None): False, ("1", "", None): False, ("", "", None): False, (r"\boxed{5}", "5", None): True, ("x>2", r"(2,\infty)", None): False,
+        ("3ab", "3", None): False, ("", "1", None): False, ("1", "", None): False, ("", "", None): False,
+        (r"\boxed{5}", "5", None): True, ("x>2", r"(2,\infty)", None): False,
         (r"(2,\infty)", "x>2", None): True, ("x>2", r"(2,\infty)", 6): True,
     }  # fmt: skip
     assert {each: compared(*each) for each in asked} == asked
@@ -499,7 +500,7 @@ def test_the_worker_answers_line_by_line_within_its_limits(monkeypatch: pytest.M
     copied = os.dup
 
     def opening(*given: Any, **how: Any) -> Any:
-        opened.append(open(*given, **how))
+        opened.append(open(*given, **how))  # noqa: SIM115  closed by whoever asked
         return opened[-1]
 
     def replies(compare: Callable[[], object] | None = None) -> list[dict[str, object]]:
