@@ -384,6 +384,12 @@ def test_ties_at_the_border_go_to_the_earlier_cell() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (
+            lambda: st.bootstrap_interval(VALUES, method="normal"),
+            "^method must be one of 'bca', 'percentile', got 'normal'",
+        ),
+        (lambda: st.bootstrap_interval(VALUES, n_resamples=1), "^n_resamples must be 2 or more"),
+        (lambda: st.ratio_interval(VALUES, OTHERS, confidence=1.0), "^confidence must lie between 0 and 1"),
         (lambda: st.sample_size(0.5, power=1.0), "power must lie between 0 and 1, got 1.0"),
         (lambda: st.sample_size(0.5, alpha=0.0), "alpha must lie between 0 and 1, got 0.0"),
         (lambda: st.sample_size(0.5, method="exact"), "method must be one of 'normal', 't', got 'exact'"),
