@@ -261,6 +261,10 @@ def test_a_question_that_is_asked_is_not_inserted_whatever_its_problem_is_called
     span = Insertion.other_questions(pool, 2).span(tokenizer, "new", question=" river ")
     assert tokenizer.decode(list(span.ids)) == "stone lamp"
     assert len(Insertion.other_questions(pool, 3).span(tokenizer, "new").ids) == 3, "both, where another is asked"
+    new = Problem(id="new", question="river", answer="lamp", system="lamp", answer_prefix="lamp")
+    for draw in range(4):
+        (pair,) = make_pairs(tokenizer, [new], Insertion.other_questions(pool, 2, draw=draw))
+        assert tokenizer.decode(list(pair.inserted.ids[slice(*pair.span)])) == "stone lamp"
 
 
 def test_other_questions_that_are_too_few_or_too_short_are_refused() -> None:
@@ -778,7 +782,8 @@ def test_text_between_words_merges_nothing_and_can_be_patched() -> None:
     pair = pair_of(template="paper")
     assert not pair.boundary_merge and pair.span == (3, 7) and pair.alignment == (0, 1, 2, 7, 8, 9, 10)
     assert pair.inserted.ids == pair_of().inserted.ids and pair.span_source == "text"
-    assert pair.base.bos_added and pair.base.joined_differs is None
+    for prompt in (pair.base, pair.inserted):
+        assert prompt.bos_added and prompt.joined_differs is None
     assert pair.answered().base.ids == pair_of().answered().base.ids
     assert pair.condition("masked").attention_mask is not None
     raw = {**pair_of().record(), "span_source": "text", "template": "paper", "joined_differs": None}
