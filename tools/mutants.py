@@ -100,6 +100,7 @@ also_copy=
     analyses
     tools
     training
+timeout_multiplier=6
 track_dependencies=false
 use_git_change_detection=false
 """
