@@ -405,6 +405,10 @@ def test_a_missing_math_verify_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setattr("sys.executable", str(fake))
     with pytest.raises(equivalence.EquivalenceError, match="could not be started .*No module named math_verify"):
         equivalence._Worker().ask(answer="x", gold="y", decimals=None)
+    worked = equivalence._Worker()
+    worked.worked = True  # gone since: said as well, it is no process that somebody ended
+    with pytest.raises(equivalence.EquivalenceError, match="could not be started .*No module named math_verify"):
+        worked.ask(answer="x", gold="y", decimals=None)
     monkeypatch.setattr("sys.executable", "")
     with pytest.raises(equivalence.EquivalenceError, match="sys.executable is not set"):
         equivalence._Worker().ask(answer="x", gold="y", decimals=None)

@@ -69,6 +69,9 @@ PLAIN = {
     "7;": "7",
     "7,": "7",
     "7.5 .": "7.5",
+    "7,.": "7",
+    "7;,": "7",
+    "7..": "7",
     "$7.$": "7",
     "$$7$$": "7",
     r"\[7\]": "7",
@@ -322,6 +325,8 @@ def test_boxes_of_each_kind() -> None:
 @pytest.mark.parametrize(
     ("answer", "gold", "equal", "by"),
     [
+        ("", "1", False, "text"),
+        (r"\,", "1", False, "text"),
         ("5 cm", "5", True, "text"),
         ("5 cm", "5 meters", False, "text"),
         ("1 cm", "2", False, "number"),
