@@ -87,6 +87,9 @@ def test_what_is_just_allowed_and_just_not() -> None:
                 visible=mask(T, T)[None],
                 dest_positions=None,
             )
+    edges = torch.tensor([0.0, 0.5, 1.0])  # a bin begins at its lower edge; the last one ends with its upper
+    for value, place in ((0.0, 0), (0.5, 1), (1.0, 1)):
+        same(activations.histogram(torch.tensor([value]), edges=edges), [float(place == 0), float(place == 1)])
     ends = torch.tensor([1 + 9e-6, 0.0], dtype=torch.float64)  # rows may be so much too large, a distance may not
     assert distances.jensen_shannon_divergence(ends, ends.flip(0)) == 1.0
     third = torch.tensor(10 * (1 / 3), dtype=torch.float64).reshape(1, 1, 1)
