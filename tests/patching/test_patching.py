@@ -1,6 +1,8 @@
 """Exact sweeps: against TransformerLens' own patching, against whole forward passes, on planted heads, and by hand."""
 
+import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import jaxtyping
@@ -18,7 +20,7 @@ from mless_interp.models.sites import site
 from mless_interp.patching.interventions import INTERVENTIONS, Gate, MatchedMassKnockout
 from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.patching.scores import PatchScores
-from mless_interp.patching.sweep import patch_heads
+from mless_interp.patching.sweep import Sweep, _Swept, patch_heads
 from mless_interp.prompts.conditions import CONTRASTS
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
@@ -393,6 +395,59 @@ def test_bfloat16_effects_are_close_to_float32(tiny_model_dir: Any) -> None:
     half, full = (loaded(tiny_model_dir("llama"), "bridge", dtype) for dtype in ("bfloat16", "float32"))
     a, b = (patch_heads(m, pairs_for(m, count=2), progress=False).effect for m in (half, full))
     assert np.abs(a - b).max() < 0.1 * np.abs(b).max()
+
+
+def test_a_sweep_says_what_it_patches_between_which_runs() -> None:
+    for direction, (donor, receiving) in {
+        "denoising": ("masked", "inserted"),
+        "noising": ("inserted", "masked"),
+    }.items():
+        sweep = Sweep.named(direction=direction)
+        assert (sweep.donor, sweep.receiving) == (donor, receiving)
+        label = sweep.intervention.label
+        said = {"contrast": "content", "direction": direction, "edit": label, "positions": "question"}
+        assert sweep.settings == said and label == "z"
+    assert Sweep.named("total", positions="last").settings["contrast"] == "total"
+    assert Sweep.named(positions="span").settings["positions"] == "span"
+    for positions in ("prefix", "span", "all"):
+        for contrast in ("total", "held"):
+            with pytest.raises(ValueError, match="two lengths: positions must be 'question' or 'last'"):
+                Sweep.named(contrast, positions=positions)
+    with pytest.raises(
+        ValueError, match="edit 'knockout' acts on attention to the inserted span, so it needs contrast='co"
+    ):
+        Sweep.named("total", edit="knockout")
+
+
+def test_edited_positions_are_those_of_the_segment() -> None:
+    own = SimpleNamespace(runs=SimpleNamespace(first=SimpleNamespace(span=(3, 5))))
+    wanted = {
+        "prefix": [2],
+        "span": [3, 4],
+        "all": [2, 3, 4, 5, 6],
+        "question": [2, 3, 4, 5, 6],
+        "last": [2, 3, 4, 5, 6],
+    }
+    for positions, places in wanted.items():
+        found = _Swept._edited_positions(own, positions, 2, 7)
+        assert found.dtype == torch.bool and (found.nonzero()[:, 0] + 2).tolist() == places, positions
+
+
+def test_a_checkpoint_of_a_sweep_says_what_was_asked(tiny_model_dir: Any, tmp_path: Any) -> None:
+    model = loaded(tiny_model_dir("llama"), "bridge")
+    asked = [Head(1, 2), Head(0, 1)]
+    found = patch_heads(
+        model, pairs_for(model, count=1), heads=asked, checkpoint=tmp_path / "c.jsonl", progress=False, seed=7
+    )
+    first = json.loads((tmp_path / "c.jsonl").read_text().splitlines()[0])["settings"]
+    sweep = Sweep.named().settings
+    assert first["sweeps"] == {"patch": sweep} and first["heads"] == ["L1H2", "L0H1"]
+    assert first["noise"] == "one unedited row per layer"
+    assert found.seed == 7 and found.heads == tuple(asked) and {**found.settings, **sweep} == found.settings
+    assert found.settings["heads"] == ["L1H2", "L0H1"] and found.smallest_effect == 0.05
+    assert np.isfinite(found.patched).sum() == 2 and np.isfinite(found.patched[0, [1, 0], [2, 1]]).all()
+    with pytest.raises(ValueError, match="max_rows must be 1 or more, got 0"):
+        patch_heads(model, pairs_for(model, count=1), max_rows=0, progress=False)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
