@@ -15,7 +15,7 @@ from ..models.base import Model
 from ..models.checks import TOLERANCE, FailedCheck, check_model
 from ..models.info import ModelChecks, ModelError, ModelInfo
 from ..prompts.insertions import Insertion
-from ..prompts.pairs import PromptPair, pairs_of_any
+from ..prompts.pairs import PromptPair, followed, pairs_of_any
 from ..prompts.problems import Problem
 from ..running.progress import progress_bar
 from ..running.registry import savable
@@ -102,7 +102,7 @@ class Certificate(Result):
             + (f", sliding windows of {', '.join(map(str, windows))}" if windows else ""),
             ", ".join(f"{name} {number}" for name, number in i.versions.items()),
             f"{len(self.prompts)} prompts of {', '.join(str(len(p['inserted_ids'])) for p in self.prompts)} tokens with "
-            f"{self.prompts[0]['insertion']}; errors are shares of the largest value compared",
+            f"{'; '.join(dict.fromkeys(p['insertion'] for p in self.prompts))}; errors are shares of the largest value compared",
         )
 
     def _outcome(self) -> list[str]:
@@ -141,8 +141,8 @@ def certify_model(
 ) -> Certificate:
     """Run the self-check and the exact identities (methods §3) on a loaded model; nothing is raised for what fails.
 
-    `pairs` are the prompts to run them on: a few short ones with a run of one repeated token, 12 tokens long, if you give
-    none. The largest error over the prompts is held against the tolerance of the model's dtype and backend
+    `pairs` are the prompts to run them on: a few short ones with a run of one repeated token, 12 tokens long, before the
+    question and in the last one after it, if you give none. The largest error over the prompts is held against the tolerance of the model's dtype and backend
     (`tolerance_of`; ten times that where rounding adds up over all layers). An identity that an architecture cannot have
     is "not applicable" and says why.
     """
@@ -166,7 +166,8 @@ def certify_model(
 
 
 def short_pairs(model: Model, problems: Iterable[Problem] | None = None) -> tuple[PromptPair, ...]:
-    """A few short pairs with one token repeated 12 times: of `problems`, or of three small sums."""
+    """A few short pairs with one token repeated 12 times: of `problems`, or of three small sums; the last one again with its
+    answer and the tokens after the question."""
     made = [Problem(id=f"check-{i}", question=q, answer=a) for i, (q, a) in enumerate(QUESTIONS)]
     asked = list(problems) if problems is not None else made
     if model.tokenizer is None:
@@ -180,7 +181,8 @@ def short_pairs(model: Model, problems: Iterable[Problem] | None = None) -> tupl
             first = first or error
             continue
         if len(set(span)) == 1:
-            return pairs_of_any(model, asked, insertion)
+            behind = replace(insertion, before=None, after="question")
+            return (*pairs_of_any(model, asked, insertion), *followed(pairs_of_any(model, asked[-1:], behind)))
     raise ModelError(
         f"none of {', '.join(map(repr, UNITS))} is a single token of {model.info.name}'s tokenizer; give pairs of your own"
     ) from first

@@ -18,7 +18,7 @@ from ..models.sites import attention_sites, site
 from ..patching.prepared import single
 from ..prompts.conditions import CONTRASTS, HELD_POSITIONS, one_of, several_of
 from ..prompts.insertions import Insertion
-from ..prompts.pairs import PromptPair, digest_of, make_pairs
+from ..prompts.pairs import PromptPair, digest_of, followed, make_pairs
 from ..running.loop import over_problems
 from ..running.results import Found, Result, head_columns, put, stacked, tidy
 from .decomposition import METRICS, AttentionDecomposition
@@ -272,7 +272,7 @@ class _OnePair:
             def take(k: Tensor) -> None:
                 q, v = held.take(*attention_sites(layer, "rot_q", "v"))
                 shown = visible[layer].to(k.device)
-                read = read_span(q, k, v, shown, self.model.attention_rule(layer), span=pair.span)
+                read = read_span(q, k, v, shown, self.model.attention_rule(layer), span=pair.span_mask)
                 grid[layer] = np.where(self.asked[layer], _numbers(read.lam.mean(-1)), np.nan)
 
             return take
@@ -310,7 +310,7 @@ def _control_pairs(
     drawn = range(n_draws if insertion.kind == "random_sentence" else 1)
     problems = [pair.problem for pair in pairs]
     draws = tuple(
-        make_pairs(model, problems, replace(insertion, draw=insertion.draw + number), template=pairs[0].template)
+        followed(make_pairs(model, problems, replace(insertion, draw=insertion.draw + number), template=pairs[0].template))
         for number in drawn
     )
     for pair, ours in zip(draws[0], pairs, strict=True):

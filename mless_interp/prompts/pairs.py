@@ -121,6 +121,11 @@ class PromptPair:
         return tuple(at for at, segment in enumerate(self.inserted.segments) if segment != "inserted")
 
     @property
+    def span_ids(self) -> tuple[int, ...]:
+        """The inserted tokens' ids, block after block."""
+        return tuple(self.inserted.ids[at] for start, stop in self.spans for at in range(start, stop))
+
+    @property
     def n_inserted(self) -> int:
         return sum(stop - start for start, stop in self.spans)
 
