@@ -60,8 +60,7 @@ def check(
             f"{error}\n1 failed: the self-check at loading. Do not trust results of this model on this backend\n"
         )
         raise typer.Exit(1) from error
-    *before, behind = short_pairs(loaded, asked)
-    certificate = certify_model(loaded, (*before[:n_prompts], behind), progress=not no_progress)
+    certificate = certify_model(loaded, short_pairs(loaded, asked, n_prompts), progress=not no_progress)
     sys.stdout.write(f"{certificate!r}\n")
     if json_file is not None:
         json_file.write_text(as_json(certificate), encoding="utf-8")

@@ -165,11 +165,13 @@ def certify_model(
     return Certificate(model.info, checks, tuple(verdicts), tuple(pair.record() for pair in chosen))
 
 
-def short_pairs(model: Model, problems: Iterable[Problem] | None = None) -> tuple[PromptPair, ...]:
-    """A few short pairs with one token repeated 12 times: of `problems`, or of three small sums; the last one again with its
-    answer and the tokens after the question."""
+def short_pairs(
+    model: Model, problems: Iterable[Problem] | None = None, n: int | None = None
+) -> tuple[PromptPair, ...]:
+    """A few short pairs with one token repeated 12 times: of `problems`, or of three small sums, the first `n`; the last of them
+    again with the tokens after the question, and its answer, if it has one, behind them."""
     made = [Problem(id=f"check-{i}", question=q, answer=a) for i, (q, a) in enumerate(QUESTIONS)]
-    asked = list(problems) if problems is not None else made
+    asked = (list(problems) if problems is not None else made)[:n]
     if model.tokenizer is None:
         raise ModelError(f"{model.info.name} has no tokenizer: give pairs, or wrap_model(..., tokenizer=...)")
     first: ValueError | None = None
@@ -182,7 +184,8 @@ def short_pairs(model: Model, problems: Iterable[Problem] | None = None) -> tupl
             continue
         if len(set(span)) == 1:
             behind = replace(insertion, before=None, after="question")
-            return (*pairs_of_any(model, asked, insertion), *followed(pairs_of_any(model, asked[-1:], behind)))
+            last = [pair for pair in pairs_of_any(model, asked[-1:], behind) if pair.answer_ids]
+            return (*pairs_of_any(model, asked, insertion), *followed(last))
     raise ModelError(
         f"none of {', '.join(map(repr, UNITS))} is a single token of {model.info.name}'s tokenizer; give pairs of your own"
     ) from first
