@@ -147,6 +147,11 @@ class Contrast:
         clean, corrupted = self.conditions
         return corrupted.reads_span and not clean.reads_span
 
+    @property
+    def reads_inserted(self) -> bool:
+        """One of the two runs holds inserted tokens that are read, so that other tokens make another effect."""
+        return any(condition.reads_span for condition in self.conditions)
+
     def cut(self, prompt: Any) -> Hidden:
         """What the clean run may not see and the corrupted one may; `ValueError` where that is not all that differs.
 
