@@ -30,7 +30,9 @@ def check(
         str | None,
         Option(help="A .jsonl file with MATH-500's keys to take the prompts from. [default: three small sums]"),
     ] = None,
-    n_prompts: Annotated[int, Option(help="How many prompts: the shortest of the problems, one of them also with the span after it.")] = 3,
+    n_prompts: Annotated[
+        int, Option(help="How many prompts: the shortest of the problems, one of them also with the span after it.")
+    ] = 3,
     json_file: Annotated[Path | None, Option("--json", help="Also write the certificate to this file.")] = None,
     no_progress: NoProgressOption = False,
 ) -> None:

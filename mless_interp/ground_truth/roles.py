@@ -50,7 +50,9 @@ _SUM = {
     "reader": Expected("reader", 1, _ALONE),
     "against": Expected("reader", -1, f"{_ALONE}, but it writes with the opposite sign"),
     "relay": Expected("reader", 1, "question rows get from the span, through it, what the span's own rows hold"),
-    "recaller": Expected("reader", 1, "it brings the answer's row, from the span, what the span's rows made of the question"),
+    "recaller": Expected(
+        "reader", 1, "it brings the answer's row, from the span, what the span's rows made of the question"
+    ),
     "mediator": Expected("mediator", 1, _PASSES),
     "conditional": Expected(
         "conditional reader",
@@ -67,7 +69,9 @@ _SUM = {
 }
 _COMPUTED = {
     "thinker": Expected("reader", 1, "it alone reads the question from the span's rows, and writes the answer there"),
-    "recaller": Expected("mediator", 1, "it brings from the span what was written there, and reads no question in its rows"),
+    "recaller": Expected(
+        "mediator", 1, "it brings from the span what was written there, and reads no question in its rows"
+    ),
 }
 """What the contrast of a span that has read the question with a blind one must show: of all other heads, nothing."""
 _ANY = {
@@ -143,7 +147,11 @@ class Roles:
 
     def passes(self, head: Head) -> bool:
         """Whether what it writes can be carried on by a later mediator, which reads the rows of numbers."""
-        return head not in self.relayed and head not in self.recalls and (head not in self.reads_from or self.reads_from[head] != {ANSWER_ROW})
+        return (
+            head not in self.relayed
+            and head not in self.recalls
+            and (head not in self.reads_from or self.reads_from[head] != {ANSWER_ROW})
+        )
 
     def expected(self, head: Head, contrast: str = "content") -> Expected:
         """The verdict that a head must get in most problems of a model that has readers.
@@ -361,7 +369,9 @@ def fair_shares(roles: Roles, seed: int) -> dict[Head, float]:
     numbers only, each mediator carries on an equal part of what it finds.
     """
     rare, mediators = roles.rare, roles.mediators
-    readers = [head for head in (*roles.readers, *roles.conditional, *roles.relayed, *roles.recalls) if head not in rare]
+    readers = [
+        head for head in (*roles.readers, *roles.conditional, *roles.relayed, *roles.recalls) if head not in rare
+    ]
     if not readers:
         return {}
     rng = random.Random(f"planted shares {seed}")

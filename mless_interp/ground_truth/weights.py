@@ -246,7 +246,9 @@ class PlantedWeights:
             return [("unit", "constant", sees)]
         if kind == "recaller":
             return [("system", "constant", 6.0), ("unit", "constant", 12.0 + lift)]
-        if kind == "thinker":  # in the span's rows at the question's numbers, elsewhere (and without any) at the system prompt
+        if (
+            kind == "thinker"
+        ):  # in the span's rows at the question's numbers, elsewhere (and without any) at the system prompt
             number = [("number", "unit", 20.0), ("size", "unit", 6.0)]
             return [("system", "constant", 8.0), ("unit", "constant", _BLIND), *number]
         if kind == "conditional":

@@ -97,7 +97,9 @@ def presence_and_computed(case: Case) -> Finding:
     pair, rows, first = case.pair, case.pair.span_mask, case.pair.span[0]
     masked, blind, inserted = (case.layer(name).z for name in ("masked", "blind", "inserted"))
     found = [apart(blind[:, ~rows], inserted[:, ~rows]), apart(masked[:, rows], inserted[:, rows])]
-    found += [apart(case.layer("blind", at).z[:, :first], case.layer("inserted", at).z[:, :first]) for at in case.layers]
+    found += [
+        apart(case.layer("blind", at).z[:, :first], case.layer("inserted", at).z[:, :first]) for at in case.layers
+    ]
     if case.model.has_rotated_sites:
         hidden = CONTRASTS["computed"].cut(pair.inserted)
         recording = case.model.record(pair.condition("inserted"), start=0)

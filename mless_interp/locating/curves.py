@@ -105,7 +105,9 @@ def circuit_curve(
     inner = values[:, 2 : 2 + len(open_gates)].reshape(len(values), len(orders), -1)
     ends_of = [np.repeat(end[:, None, None], len(orders), 1) for end in (masked, inserted)]
     first = order[: int(together.max())] if len(together) else ()
-    singles = single_knockouts(prepared, first, contrast=contrast, progress=progress) if first else np.zeros((len(values), 0))
+    singles = (
+        single_knockouts(prepared, first, contrast=contrast, progress=progress) if first else np.zeros((len(values), 0))
+    )
     return CircuitCurve(
         problem_ids=prepared.ids,
         ranking=order,

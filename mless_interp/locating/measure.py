@@ -108,7 +108,9 @@ def chosen_way(
     prepared: Prepared, heads: Sequence[Head], contrast: Contrast, *, mode: str, budget_seconds: float
 ) -> Way:
     """Exact where that was asked for, or is cheap; raises where heads would have to be screened and cannot be."""
-    joins = "" if screening(contrast) else f"contrast {contrast.name!r} joins runs of two lengths, which no gradient does"
+    joins = (
+        "" if screening(contrast) else f"contrast {contrast.name!r} joins runs of two lengths, which no gradient does"
+    )
     model, seconds = prepared.model, None
     if mode == "exact":
         return Way(True, "as asked for")

@@ -310,7 +310,9 @@ def _control_pairs(
     drawn = range(n_draws if insertion.kind == "random_sentence" else 1)
     problems = [pair.problem for pair in pairs]
     draws = tuple(
-        followed(make_pairs(model, problems, replace(insertion, draw=insertion.draw + number), template=pairs[0].template))
+        followed(
+            make_pairs(model, problems, replace(insertion, draw=insertion.draw + number), template=pairs[0].template)
+        )
         for number in drawn
     )
     for pair, ours in zip(draws[0], pairs, strict=True):

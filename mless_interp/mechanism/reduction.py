@@ -86,7 +86,9 @@ class PairReduction:
         def reduce(z: Tensor) -> None:
             q, k, v = self._held.take(*attention_sites(layer, "rot_q", "rot_k", "v"))
             visible = self.visible[layer].to(z.device)
-            runs = LayerRuns(self.runs, q, k, v, z).reduce(visible, self.model.attention_rule(layer), self.pair.span_mask)
+            runs = LayerRuns(self.runs, q, k, v, z).reduce(
+                visible, self.model.attention_rule(layer), self.pair.span_mask
+            )
             self.visit(layer, runs, visible)
 
         return reduce

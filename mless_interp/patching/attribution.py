@@ -238,7 +238,9 @@ def _atp(passes: _Gradients) -> list[dict[str, Any]]:
     if len(pairs) > passes.most:
         parts = [pairs[at : at + passes.most] for at in range(0, len(pairs), passes.most)]
         runs = passes.runs
-        return [one for part in parts for one in _atp(_Gradients(Runs(runs.model, runs.outcome, part), passes.contrast))]
+        return [
+            one for part in parts for one in _atp(_Gradients(Runs(runs.model, runs.outcome, part), passes.contrast))
+        ]
 
     def gradients(rows: slice) -> tuple[Tensor, tuple[Tensor, ...]]:
         offsets = [torch.zeros_like(z).requires_grad_() for z in recording.z]

@@ -127,7 +127,7 @@ class Intervention(ABC):
         return f"{self.name}({options})" if options else self.name
 
     def edited(self, state: LayerState) -> Z:
-        """Head outputs `[b, dest, H, d]`, each as if its head alone were edited; rows of which nothing is cut off keep theirs."""
+        """Head outputs `[b, dest, H, d]`, each as if its head alone were edited; rows that lose nothing keep theirs."""
         new = self(state)
         if state.rows is None or not self.needs_span:
             return new

@@ -122,7 +122,9 @@ def cutting(contrast: str) -> Contrast:
     found = one_of(contrast, CONTRASTS, "contrast")
     if not found.cuts:
         known = ", ".join(repr(name) for name, made in CONTRASTS.items() if made.cuts)
-        raise ValueError(f"sets of heads are knocked out of what a contrast lets be seen: use one of {known}, got {contrast!r}")
+        raise ValueError(
+            f"sets of heads are knocked out of what a contrast lets be seen: use one of {known}, got {contrast!r}"
+        )
     return found
 
 

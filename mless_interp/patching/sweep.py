@@ -103,8 +103,8 @@ class Sweep:
         intervention = edit_named(edit, direction)
         if intervention.needs_span and not found.cuts:
             raise ValueError(
-                f"edit {intervention.name!r} acts on what the contrast lets be seen (attention to the inserted span, or of it), so "
-                f"it needs contrast='content' or 'computed', got {contrast!r}"
+                f"edit {intervention.name!r} acts on attention to the inserted span, or from it to the question, so it needs "
+                f"contrast='content' or 'computed', got {contrast!r}"
             )
         if not found.equal_length and positions not in ("question", "last"):
             raise ValueError(

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 from torch import Tensor
 
 from ..given import check_count, checked
@@ -49,16 +48,16 @@ def transplant_span(
     keys are rotated, so that they stand at the receiver's positions; all else is computed as it comes. With $Y_p(a, b)$ the
     outcome of $a$'s answer in problem $p$'s run with $b$'s span, over $p$'s partners $B$:
 
-    $$ \text{carried}_p = \frac{1}{|B|} \sum_{b \in B} \Big( Y_p(b, b) - \frac{1}{|B| - 1} \sum_{c \in B \setminus b} Y_p(b, c) \Big),
-       \qquad \text{lost}_p = Y_p(p, p) - \frac{1}{|B|} \sum_{b \in B} Y_p(p, b) $$
+    $$ \text{carried}_p = \frac{1}{|B|} \sum_{b \in B} \Big( Y_p(b, b)
+       - \frac{1}{|B| - 1} \sum_{c \in B \setminus b} Y_p(b, c) \Big), \qquad \text{lost}_p = Y_p(p, p) - \frac{1}{|B|} \sum_{b \in B} Y_p(p, b) $$
 
     `carried` above 0 in most problems: the span holds something of its own problem that the answer reads. What a span
     holds is what stands before it: before the question, behind the same system prompt, both are exactly 0.
 
     Parameters
     ----------
-    n_partners : other problems whose spans are given to each one, 2 or more, drawn by `seed` and the problem's id among those
-        with as many inserted tokens and an answer that no other of them (and not the problem itself) has.
+    n_partners : other problems whose spans are given to each one, 2 or more, drawn by `seed` and the problem's id among
+        those with as many inserted tokens, such that their answers differ from each other and from the problem's own.
     outcome : "answer_logprob" or "answer_prob", of the answers appended behind the receiver's answer prefix.
     alpha : of the sign test that says whether most problems show it.
     checkpoint : a file that receives each finished problem; started again with the same settings the run goes on there.
@@ -76,7 +75,9 @@ def transplant_span(
     if read.appended != "answer" or read.needs_distractor:
         known = [name for name, made in OUTCOMES.items() if made.appended == "answer" and not made.needs_distractor]
         known = [name for name in known if not OUTCOMES[name].needs_clean]
-        raise ValueError(f"a transplant reads the answers of other problems: outcome {read.name!r} has none; use {known}")
+        raise ValueError(
+            f"a transplant reads the answers of other problems: outcome {read.name!r} has none; use {known}"
+        )
     partners = partners_of(prepared.bare, n_partners, seed=seed)
     settings = {"n_partners": n_partners, "seed": seed, "alpha": alpha, **prepared.settings}
     prompts = [[prepared.bare[k].fingerprint() for k in (at, *partners[at])] for at in range(len(prepared.ids))]
@@ -106,7 +107,12 @@ def partners_of(pairs: Sequence[PromptPair], n: int, *, seed: int) -> tuple[tupl
         seen = {pair.answer_ids}
         for other in derive_generator(seed, "transplant partners", pair.id).permutation(len(pairs)).tolist():
             theirs = pairs[other]
-            if other != at and theirs.n_inserted == pair.n_inserted and theirs.answer_ids not in seen and len(chosen) < n:
+            if (
+                other != at
+                and theirs.n_inserted == pair.n_inserted
+                and theirs.answer_ids not in seen
+                and len(chosen) < n
+            ):
                 chosen.append(other)
                 seen.add(theirs.answer_ids)
         if len(chosen) < n:
@@ -206,7 +212,9 @@ class Transplant(Result):
             values, made = getattr(self, name), self.interval(name)
             columns = {key: [float(value)] for key, value in interval_columns("median", made).items()}
             above = int((values > self.resolution).sum())
-            parts.append(pd.DataFrame({"reading": [name], **columns, "above": above, "n": len(values), "p": self.p(name)}))
+            parts.append(
+                pd.DataFrame({"reading": [name], **columns, "above": above, "n": len(values), "p": self.p(name)})
+            )
         return pd.concat(parts, ignore_index=True)
 
     def to_frame(self) -> pd.DataFrame:
@@ -214,7 +222,7 @@ class Transplant(Result):
         ids = [(problem, *others) for problem, others in zip(self.problem_ids, self.partners, strict=True)]
         places = range(self.values.shape[1])
         table = tidy({"problem": self.problem_ids, "answer_of": places, "span_of": places}, value=self.values)
-        of = {problem: names for problem, names in zip(self.problem_ids, ids, strict=True)}
+        of = dict(zip(self.problem_ids, ids, strict=True))
         for column in ("answer_of", "span_of"):
             table[column] = [of[row][at] for row, at in zip(table["problem"], table[column], strict=True)]
         return table

@@ -218,9 +218,7 @@ def _collapse(of: str) -> Callable[[Profile], Tensor]:
 def _onset(p: Profile) -> Tensor:
     if not p.layout.one_block:
         return torch.full_like(p.relative[..., 0], torch.nan)
-    return profiles.onset_step(
-        p.relative.masked_fill(p.layout.sink, torch.nan), span=p.span, width=p.thresholds.width
-    )
+    return profiles.onset_step(p.relative.masked_fill(p.layout.sink, torch.nan), span=p.span, width=p.thresholds.width)
 
 
 def _recovery_ratio(of: str) -> Callable[[Profile], Tensor]:
@@ -368,7 +366,9 @@ PAIRED = (
         "received attention that the question's tokens keep",
         lambda c: profiles.aligned_recovery(c.base, c.inserted, tokens=c.question),
     ),
-    _paired("recovery_latency", "tokens", "tokens until attention is back; inf: never (one block)", _latency, censored=True),
+    _paired(
+        "recovery_latency", "tokens", "tokens until attention is back; inf: never (one block)", _latency, censored=True
+    ),
     _paired("recovered", "share", "whether attention comes back at all", _recovered),
     _paired("recovery_tau", "tokens", "time constant of the recovery", _tau),
     _paired(

@@ -214,7 +214,9 @@ def test_the_command_writes_json(tiny_model_dir: Callable[[str], Path], tmp_path
     found = json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))
     assert found["passed"] is True and found["model"]["n_heads"] == 8 and found["checks"]["row_sum_error"] < 1e-5
     first, behind = found["prompts"]
-    assert first["base_ids"] == behind["base_ids"][: len(first["base_ids"])] and behind["span"][0] == len(first["base_ids"])
+    assert first["base_ids"] == behind["base_ids"][: len(first["base_ids"])] and behind["span"][0] == len(
+        first["base_ids"]
+    )
     assert [line["status"] for line in found["lines"]] == ["pass"] * 19
     assert np.isfinite([line["error"] for line in found["lines"]]).all()
 

@@ -122,7 +122,12 @@ def test_what_stands_behind_a_question_is_hidden_with_it(tiny_model_dir: Any) ->
     """The end of a chat turn has read the question: a span behind it that sees it would not be blind."""
     model = loaded(tiny_model_dir("qwen2"), "bridge", "float64", "eager")
     made = [
-        make_pairs(model, [replace(problems()[0], question=text)], Insertion.meaningless(" /", 4, after="template"), template="chat")
+        make_pairs(
+            model,
+            [replace(problems()[0], question=text)],
+            Insertion.meaningless(" /", 4, after="template"),
+            template="chat",
+        )
         for text in ("Anna gets three apples", "Anna gets seven apples")
     ]
     runs = []
@@ -130,7 +135,9 @@ def test_what_stands_behind_a_question_is_hidden_with_it(tiny_model_dir: Any) ->
         assert set(pair.inserted.segments[pair.inserted.indices("question")[-1] + 1 : pair.span[0]]) == {"template"}
         inputs, inside = pair.condition("blind"), pair.span_mask
         runs.append(model.run(inputs, logits_at=torch.nonzero(inside)[:, 0].tolist()).logits)
-        assert not torch.equal(runs[-1], model.run(pair.condition("inserted"), logits_at=inside.nonzero()[:, 0].tolist()).logits)
+        assert not torch.equal(
+            runs[-1], model.run(pair.condition("inserted"), logits_at=inside.nonzero()[:, 0].tolist()).logits
+        )
     assert len(made[0][0].inserted) == len(made[1][0].inserted)
     torch.testing.assert_close(runs[0], runs[1], atol=1e-6, rtol=0)
 

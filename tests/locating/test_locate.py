@@ -283,7 +283,9 @@ def test_the_description_says_what_was_found_and_what_it_cannot_say(found: Locat
     assert "Total content effect: median +" in words and "of this sign in 12 of 12 problems" in words
     assert "Smallest effect of interest" in words and "(5 % of the median total)" in words
     assert "12 problems name one of 16 heads with 80 % power where it acts in" in words
-    assert "Of the other 13 heads" in words and words.endswith(cannot_say("content")[-1]) and "contrast='shift'" in words
+    assert (
+        "Of the other 13 heads" in words and words.endswith(cannot_say("content")[-1]) and "contrast='shift'" in words
+    )
     assert str(first) in repr(found) and "removed_share" in repr(found)
 
 

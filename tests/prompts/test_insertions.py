@@ -337,7 +337,9 @@ def test_a_negative_index_is_refused() -> None:
 @pytest.mark.usefixtures("as_users_run_it")
 @pytest.mark.parametrize("place", [{"before": "answer"}, {"after": ("question", "inserted")}])
 def test_an_unknown_place_is_refused(place: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="unknown place before=.* after=.*; before and after take 'question', 'system'"):
+    with pytest.raises(
+        ValueError, match="unknown place before=.* after=.*; before and after take 'question', 'system'"
+    ):
         Insertion.meaningless(" /", 2, **place)
 
 
@@ -418,7 +420,10 @@ def test_the_record_of_a_pair_holds_ids_and_span() -> None:
         (lambda p: {"alignment": (0, 1, 2, 6, 8, 9, 10)}, r"the alignment map does not skip exactly .* span \(3, 7\)"),
         (lambda p: {"alignment": tuple(range(7))}, "the alignment map does not skip"),
         (lambda p: {"alignment": p.alignment[:-1]}, "the alignment map does not skip"),
-        (lambda p: {"span": (2, 6)}, r"must cover the span \(2, 6\) and nothing else, but its tokens lie in \[\(3, 7\)\]"),
+        (
+            lambda p: {"span": (2, 6)},
+            r"must cover the span \(2, 6\) and nothing else, but its tokens lie in \[\(3, 7\)\]",
+        ),
         (lambda p: {"span": (3, 6)}, r"must cover the span \(3, 6\) and nothing else"),
         (lambda p: {"span": (3, 3)}, r"the span \(3, 3\) is empty or outside the prompt"),
         (lambda p: {"span": (7, 3)}, r"the span \(7, 3\) is empty or outside"),
@@ -454,7 +459,9 @@ def test_a_span_of_the_same_token_as_its_neighbour_is_still_where_it_was_put() -
     assert pair.span == (5, 7) and pair.inserted.ids[5:8] == (pair.inserted.ids[5],) * 3
     with pytest.raises(ValueError, match=r"must cover the span \(6, 8\)"):
         replace(pair, span=(6, 8))
-    later = replace(pair.inserted, segments=pair.inserted.segments[:5] + ("question", "inserted", "inserted", "question"))
+    later = replace(
+        pair.inserted, segments=pair.inserted.segments[:5] + ("question", "inserted", "inserted", "question")
+    )
     with pytest.raises(ValueError, match="alignment"):
         replace(pair, inserted=later, span=(6, 8))
 
