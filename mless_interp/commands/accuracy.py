@@ -245,9 +245,7 @@ def _treatments(options: Options) -> list[Any]:
         "none": dict,
         "mless": lambda: {"insertion": _mless(options)},
         "mful": lambda: {"insertion": Insertion.meaningful(options.word, n, **place)},
-        "random_sentence": lambda: {
-            "insertion": Insertion.random_sentence(n, seed=seed, **place)
-        },
+        "random_sentence": lambda: {"insertion": Insertion.random_sentence(n, seed=seed, **place)},
         "arm": lambda: {"arm": ARM(options.arm_c, options.arm_p1, reading=options.arm_reading, seed=seed)},
     }
     names = chosen_names(options.treatments)

@@ -169,11 +169,15 @@ def test_positions_within_computed(tiny_model_dir: Any) -> None:
 def test_what_cannot_be_cut_is_refused_with_what_can() -> None:
     with pytest.raises(ValueError, match="needs contrast='content' or 'computed', got 'shift'"):
         Sweep.named("shift", edit="knockout")
-    with pytest.raises(ValueError, match="'presence' differ in more than in what may be seen.*one of 'content', 'computed'"):
+    with pytest.raises(
+        ValueError, match="'presence' differ in more than in what may be seen.*one of 'content', 'computed'"
+    ):
         CONTRASTS["presence"].cut(None)
     with pytest.raises(ValueError, match="use one of 'content', 'computed', got 'total'"):
         mi.joint_knockout(None, (), ["L0H0"], contrast="total")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="gate_ig moves gates on what may be seen, and contrast 'shift' is none of that"):
+    with pytest.raises(
+        ValueError, match="gate_ig moves gates on what may be seen, and contrast 'shift' is none of that"
+    ):
         mi.attribute_heads(None, (), contrast="shift")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="contrast 'total' joins runs of two lengths"):
         mi.attribute_heads(None, (), contrast="total", method="atp")  # type: ignore[arg-type]
@@ -219,7 +223,9 @@ def test_attention_is_described_anywhere(place: str, tiny_model_dir: Any) -> Non
 @PLACE
 def test_the_mechanism_holds_anywhere(place: str, tiny_model_dir: Any) -> None:
     model, pairs = described(tiny_model_dir("qwen2"), place)
-    parts = mi.decompose_attention(model, pairs, contrasts=("content", "total", "held", "presence"), control=None, **QUIET)
+    parts = mi.decompose_attention(
+        model, pairs, contrasts=("content", "total", "held", "presence"), control=None, **QUIET
+    )
     for contrast in ("content", "total", "held", "presence"):
         table = parts.summary(contrast).query("layer == 0")
         assert table["residual"].max() < 1e-5 and (table["lam"] < 1).all()  # I1: exact in the first layer
@@ -245,7 +251,9 @@ def test_answers_are_completed_after_a_span_anywhere(place: str, tiny_model_dir:
     found = mi.evaluate_accuracy(model, problems()[:2], [mi.Treatment(insertion, name="in")], **options)
     assert len(found.summary()) == 1
     if place == "blocks":
-        with pytest.raises(ValueError, match="knocking heads out while an answer is completed is not defined for .* 3 blocks"):
+        with pytest.raises(
+            ValueError, match="knocking heads out while an answer is completed is not defined for .* 3 blocks"
+        ):
             mi.evaluate_accuracy(model, problems()[:2], [cut], **options)
     else:
         assert len(mi.evaluate_accuracy(model, problems()[:2], [cut], **options).summary()) == 1
