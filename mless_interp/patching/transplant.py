@@ -49,7 +49,8 @@ def transplant_span(
     outcome of $a$'s answer in problem $p$'s run with $b$'s span, over $p$'s partners $B$:
 
     $$ \text{carried}_p = \frac{1}{|B|} \sum_{b \in B} \Big( Y_p(b, b)
-       - \frac{1}{|B| - 1} \sum_{c \in B \setminus b} Y_p(b, c) \Big), \qquad \text{lost}_p = Y_p(p, p) - \frac{1}{|B|} \sum_{b \in B} Y_p(p, b) $$
+       - \frac{1}{|B| - 1} \sum_{c \in B \setminus b} Y_p(b, c) \Big), \qquad
+       \text{lost}_p = Y_p(p, p) - \frac{1}{|B|} \sum_{b \in B} Y_p(p, b) $$
 
     `carried` above 0 in most problems: the span holds something of its own problem that the answer reads. What a span
     holds is what stands before it: before the question, behind the same system prompt, both are exactly 0.
@@ -117,8 +118,8 @@ def partners_of(pairs: Sequence[PromptPair], n: int, *, seed: int) -> tuple[tupl
                 seen.add(theirs.answer_ids)
         if len(chosen) < n:
             raise ValueError(
-                f"problem {pair.id!r} has {len(chosen)} partners among {len(pairs)} problems: a transplant needs {n} others with "
-                f"as many inserted tokens ({pair.n_inserted}) and answers that differ; give more problems, or fewer n_partners"
+                f"problem {pair.id!r} has {len(chosen)} partners among {len(pairs)} problems: a transplant needs {n} others "
+                f"with as many inserted tokens ({pair.n_inserted}) and answers that differ; give more problems, or fewer n_partners"
             )
         found.append(tuple(chosen))
     return tuple(found)

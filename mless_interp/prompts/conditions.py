@@ -60,8 +60,8 @@ def question_from_span(prompt: Any) -> Hidden:
     The question and everything after it that is not inserted: what stands behind a question has read it, as the end of a
     chat template's turn has.
     """
-    span, question = prompt.mask("inserted"), prompt.mask("question")
-    return Hidden(span, ~span & (question.cumsum(0) > 0))
+    span, behind = prompt.mask("inserted"), prompt.mask("question").cumsum(0) > 0
+    return Hidden(span & behind, ~span & behind)
 
 
 CONDITIONS: dict[str, Condition] = {
@@ -161,8 +161,8 @@ class Contrast:
         if not self.cuts or hides is None:
             known = ", ".join(f"{made.name!r}" for made in CONTRASTS.values() if made.cuts)
             raise ValueError(
-                f"the runs of contrast {self.name!r} differ in more than in what may be seen, so no head can be cut off from it: "
-                f"use one of {known}"
+                f"the runs of contrast {self.name!r} differ in more than in what may be seen, so no head can be cut off "
+                f"from it: use one of {known}"
             )
         return hides(prompt)
 

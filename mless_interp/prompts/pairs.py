@@ -82,8 +82,8 @@ class PromptPair:
             return
         if not self.spans or (self.spans[0][0], self.spans[-1][1]) != self.span:
             raise ValueError(
-                f"pair {self.id!r}: the segment 'inserted' must cover the span {self.span} and nothing else, but its tokens lie "
-                f"in {list(self.spans)}"
+                f"pair {self.id!r}: the segment 'inserted' must cover the span {self.span} and nothing else, but its tokens "
+                f"lie in {list(self.spans)}"
             )
         kept = tuple(self.shared_positions)
         rest = tuple(self.inserted.ids[at] for at in kept)

@@ -47,7 +47,7 @@ def test_the_planted_heads_and_no_others_compute(sign: int) -> None:
 
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_span_computes_behind_the_question_and_nothing_before_it(sign: int) -> None:
-    made, model, asked = computing(sign)
+    _, model, asked = computing(sign)
     behind = make_pairs(model, asked, Insertion.meaningless(" /", 20, after="question"))
     before = make_pairs(model, asked, Insertion.meaningless(" /", 20))
     options: dict[str, Any] = {"contrast": "computed", "outcome": "logit_diff", **QUIET}

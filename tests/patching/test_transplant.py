@@ -1,6 +1,7 @@
 """Spans transplanted between problems: planted, by hand on every backend, and the identity before the question."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,11 @@ def planted(n: int, n_tokens: int = 12, **place: Any) -> Any:
     asked = planted_problems(made, n)
     asked = [replace(problem, system=asked[0].system) for problem in asked]
     return model, make_pairs(model, asked, Insertion.meaningless(" /", n_tokens, **place))
+
+
+def transplanted(old: torch.Tensor, *, given: torch.Tensor, span: tuple[int, int]) -> torch.Tensor:
+    start, stop = span
+    return torch.cat([old[:, :start], given[:, start:stop], old[:, stop:]], 1)
 
 
 class _Frozen(dict):  # type: ignore[type-arg]
@@ -80,10 +86,7 @@ def test_it_is_the_donor_s_rotated_keys_and_values_at_the_receiver_s_positions(
             donor = next(each for each in pairs if each.id == partner)
             given = model.run(donor.condition("inserted"), capture=dict.fromkeys(sites)).captured
             start, stop = pair.span
-            edits = {
-                name: (lambda old, new=given[name]: torch.cat([old[:, :start], new[:, start:stop], old[:, stop:]], 1))
-                for name in sites
-            }
+            edits = {name: partial(transplanted, given=given[name], span=pair.span) for name in sites}
             answered = pair.answered()
             logits = model.run(answered.condition("inserted"), edits=edits).logits
             n = len(answered.answer_ids)

@@ -460,7 +460,7 @@ def test_a_span_of_the_same_token_as_its_neighbour_is_still_where_it_was_put() -
     with pytest.raises(ValueError, match=r"must cover the span \(6, 8\)"):
         replace(pair, span=(6, 8))
     later = replace(
-        pair.inserted, segments=pair.inserted.segments[:5] + ("question", "inserted", "inserted", "question")
+        pair.inserted, segments=(*pair.inserted.segments[:5], "question", "inserted", "inserted", "question")
     )
     with pytest.raises(ValueError, match="alignment"):
         replace(pair, inserted=later, span=(6, 8))
