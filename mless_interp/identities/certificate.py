@@ -168,8 +168,8 @@ def certify_model(
 def short_pairs(
     model: Model, problems: Iterable[Problem] | None = None, n: int | None = None
 ) -> tuple[PromptPair, ...]:
-    """A few short pairs with one token repeated 12 times: of `problems`, or of three small sums, the first `n`; the last of them
-    again with the tokens after the question, and its answer, if it has one, behind them."""
+    """A few short pairs with one token repeated 12 times: of `problems`, or of three small sums, the first `n`; the last of
+    them again with the tokens after the question, and its answer, if it has one, behind them."""
     made = [Problem(id=f"check-{i}", question=q, answer=a) for i, (q, a) in enumerate(QUESTIONS)]
     asked = (list(problems) if problems is not None else made)[:n]
     if model.tokenizer is None:

@@ -67,7 +67,8 @@ WHAT = {
 }
 """What a contrast's effect is the effect of."""
 READS_OF_COMPUTED = [
-    "Here a reader reads the question from the span's own rows; a mediator passes on what was read, also where it reads the span."
+    "Here a reader reads the question from the span's own rows; a mediator passes on what was read, also where it reads the "
+    "span."
 ]
 _UNSEEN = {
     "content": "the content contrast does not see heads that only respond to the shift of positions (contrast='shift' is there "
@@ -95,8 +96,8 @@ class LocatedHeads(
     """The heads that carry the insertion's content effect (or another contrast's), with everything that the claim rests on.
 
     `values[measure]` `[problem, head]` for the four measures (`measure.MEASURES`, parts of the insertion's effect; the two z
-    patches under contrasts in which nothing can be cut off), `total` `[problem]`, `heads` the family that was tested; all verdicts follow from them (`judged`). `patches` is the exact z
-    sweep (denoising) of the same heads and problems. `confirmation`: the named heads on fresh problems, where there were
+    patches under contrasts in which nothing can be cut off), `total` `[problem]`, `heads` the family that was tested; all verdicts
+    follow from them (`judged`). `patches` is the exact z sweep (denoising) of the same heads and problems. `confirmation`: the named heads on fresh problems, where there were
     some; the controls were then run there. Else `controls[name]` holds effects `[problem, named]` of the named heads (and
     `shift_total` `[problem]`, what the gap alone does), and `joint` those that read, knocked out together.
     """

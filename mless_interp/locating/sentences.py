@@ -53,8 +53,9 @@ def total_words(judged: Judged, unit: str, contrast: str = "content") -> list[st
     total = judged.total
     agree = int((judged.direction * total > judged.rounding).sum())
     sign = "this sign" if judged.claims is None else "the sign claimed"
+    name = "" if contrast == "total" else f"{contrast} "
     return [
-        f"Total {f'{contrast} ' if contrast != 'total' else ''}effect: median {with_limits(median_interval(total), unit)}, of {sign} in {agree} of {len(total)} "
+        f"Total {name}effect: median {with_limits(median_interval(total), unit)}, of {sign} in {agree} of {len(total)} "
         f"problems (sign test, p = {judged.p_total:.2g}); mean {with_limits(mean_interval(total))}."
     ]
 

@@ -90,13 +90,13 @@ def attribute_heads(
     between = one_of(contrast, CONTRASTS, "contrast")
     if method == "gate_ig" and not between.cuts:
         raise ValueError(
-            f"gate_ig moves gates on what may be seen, and contrast {contrast!r} is none of that: use method='atp', or contrast "
-            "'content' or 'computed'"
+            f"gate_ig moves gates on what may be seen, and contrast {contrast!r} is none of that: use method='atp', or "
+            "contrast 'content' or 'computed'"
         )
     if not between.equal_length:
         raise ValueError(
-            f"contrast {contrast!r} joins runs of two lengths, whose activations have no difference: use 'content', 'computed' or "
-            "'shift', or patch_heads"
+            f"contrast {contrast!r} joins runs of two lengths, whose activations have no difference: use 'content', 'computed' "
+            "or 'shift', or patch_heads"
         )
     n_verified = {"gate_ig": N_VERIFIED, "atp": 0}[method] if verify is None else verify
     if n_verified < 0:

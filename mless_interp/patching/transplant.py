@@ -119,7 +119,8 @@ def partners_of(pairs: Sequence[PromptPair], n: int, *, seed: int) -> tuple[tupl
         if len(chosen) < n:
             raise ValueError(
                 f"problem {pair.id!r} has {len(chosen)} partners among {len(pairs)} problems: a transplant needs {n} others "
-                f"with as many inserted tokens ({pair.n_inserted}) and answers that differ; give more problems, or fewer n_partners"
+                f"with as many inserted tokens ({pair.n_inserted}) and answers that differ; give more problems, or fewer "
+                "n_partners"
             )
         found.append(tuple(chosen))
     return tuple(found)

@@ -85,7 +85,6 @@ def test_it_is_the_donor_s_rotated_keys_and_values_at_the_receiver_s_positions(
         for column, partner in enumerate(found.partners[at], start=1):
             donor = next(each for each in pairs if each.id == partner)
             given = model.run(donor.condition("inserted"), capture=dict.fromkeys(sites)).captured
-            start, stop = pair.span
             edits = {name: partial(transplanted, given=given[name], span=pair.span) for name in sites}
             answered = pair.answered()
             logits = model.run(answered.condition("inserted"), edits=edits).logits
