@@ -68,9 +68,9 @@ class Controls:
     ) -> "Held":
         """The named heads under other circumstances; those that read, as a set and taken apart.
 
-        `knockouts` `[problem, head]` of the named heads (None where nothing can be cut off); `spare` is swept where none is, for the
-        total of the gap alone;
-        `fresh`: the heads were chosen on other problems, so that the set and its reads may be tested.
+        `knockouts` `[problem, head]` of the named heads (None where nothing can be cut off); `spare` is swept where
+        none is, for the total of the gap alone; `fresh`: the heads were chosen on other problems, so that the set and
+        its reads may be tested.
         """
         named = claims.heads
         values = self._gap_alone(prepared, named, spare)

@@ -95,11 +95,12 @@ class LocatedHeads(
 ):
     """The heads that carry the insertion's content effect (or another contrast's), with everything that the claim rests on.
 
-    `values[measure]` `[problem, head]` for the four measures (`measure.MEASURES`, parts of the insertion's effect; the two z
-    patches under contrasts in which nothing can be cut off), `total` `[problem]`, `heads` the family that was tested; all verdicts
-    follow from them (`judged`). `patches` is the exact z sweep (denoising) of the same heads and problems. `confirmation`: the named heads on fresh problems, where there were
-    some; the controls were then run there. Else `controls[name]` holds effects `[problem, named]` of the named heads (and
-    `shift_total` `[problem]`, what the gap alone does), and `joint` those that read, knocked out together.
+    `values[measure]` `[problem, head]` for the four measures (`measure.MEASURES`, parts of the insertion's effect; the
+    two z patches under contrasts in which nothing can be cut off), `total` `[problem]`, `heads` the family that was
+    tested; all verdicts follow from them (`judged`). `patches` is the exact z sweep (denoising) of the same heads and
+    problems. `confirmation`: the named heads on fresh problems, where there were some; the controls were then run
+    there. Else `controls[name]` holds effects `[problem, named]` of the named heads (and `shift_total` `[problem]`,
+    what the gap alone does), and `joint` those that read, knocked out together.
     """
 
     problem_ids: tuple[str, ...]
