@@ -61,8 +61,8 @@ NTokensOption = Annotated[int, Option(help="Length of the insertion in tokens.")
 PlaceOption = Annotated[
     str,
     Option(
-        help="Where it goes: before-SEGMENT or after-SEGMENT (question, system, template, bos), at-INDEX (a token's); several with "
-        "commas share the tokens."
+        help="Where it goes: before-SEGMENT or after-SEGMENT (question, system, template, bos), at-INDEX (a token's); several "
+        "with commas share the tokens."
     ),
 ]
 AttentionOption = Annotated[

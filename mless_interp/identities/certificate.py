@@ -102,7 +102,8 @@ class Certificate(Result):
             + (f", sliding windows of {', '.join(map(str, windows))}" if windows else ""),
             ", ".join(f"{name} {number}" for name, number in i.versions.items()),
             f"{len(self.prompts)} prompts of {', '.join(str(len(p['inserted_ids'])) for p in self.prompts)} tokens with "
-            f"{'; '.join(dict.fromkeys(p['insertion'] for p in self.prompts))}; errors are shares of the largest value compared",
+            f"{'; '.join(dict.fromkeys(p['insertion'] for p in self.prompts))}; errors are shares of the largest value "
+            "compared",
         )
 
     def _outcome(self) -> list[str]:
