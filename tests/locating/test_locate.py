@@ -252,8 +252,10 @@ def test_longer_problems_count_for_more_in_the_estimate(monkeypatch: Any) -> Non
         clock[0] += len(heads)
 
     monkeypatch.setattr(measuring, "patch_heads", sweep)
-    seconds = estimated_seconds(prepare(model, pairs), model.info.heads, clock=lambda: clock[0])
-    assert seconds == pytest.approx(4 * 16 * sum(pair.n_after for pair in pairs) / pairs[0].n_after)
+    asked = prepare(model, pairs)
+    rows = [pair.n_after for pair in asked.pairs]  # with the answer, whose rows are replayed as well
+    seconds = estimated_seconds(asked, model.info.heads, clock=lambda: clock[0])
+    assert seconds == pytest.approx(4 * 16 * sum(rows) / rows[0])
 
 
 def test_a_model_without_gradients_is_not_screened_and_that_is_said_before_anything_long(monkeypatch: Any) -> None:
