@@ -48,6 +48,7 @@ PUBLIC = {
     "patching.dose": ["DoseResponse", "dose_response"],
     "patching.joint": ["JointKnockout", "joint_knockout"],
     "patching.reads": ["ReadEffects", "read_effects"],
+    "patching.transplant": ["Transplant", "transplant_span"],
     "mechanism": [
         "ARM",
         "ActivationShift",

@@ -90,6 +90,13 @@ UnitOption = Annotated[
     ),
 ]
 NTokensOption = Annotated[int, Option(help="Length of the insertion in tokens, of kinds that are counted in tokens.")]
+PlaceOption = Annotated[
+    str,
+    Option(
+        help="Where it goes: before-SEGMENT or after-SEGMENT (question, system, template, bos), at-INDEX (a token's); several "
+        "with commas share the tokens."
+    ),
+]
 AttentionOption = Annotated[
     str, Option(help="eager, or sdpa (nnsight): fused and lean, for long prompts; no patterns to show.")
 ]
@@ -274,13 +281,15 @@ class Inserting(Asking):
     insertion: InsertionOption = "meaningless"
     unit: UnitOption = None
     n_tokens: NTokensOption = 55
+    place: PlaceOption = "before-question"
 
     def begin(self) -> tuple[Any, tuple[Any, ...]]:
         """The model and the problems' pairs; wrong insertions and problems are told before the model is loaded."""
         from .prompts.pairs import make_pairs
 
         questions = self.questions()
-        filler = chosen_insertion(self.insertion, self.unit, n_tokens=self.n_tokens, seed=self.seed, problems=questions)
+        given: dict[str, Any] = {"n_tokens": self.n_tokens, "seed": self.seed, "place": self.place}
+        filler = chosen_insertion(self.insertion, self.unit, **given, problems=questions)
         model = self.load(at_least=filler.n_tokens or 0)
         return model, make_pairs(model, questions, filler, template=self.template)
 
@@ -472,13 +481,36 @@ def chosen_heads(heads: str | None, layers: str | None, *, n_layers: int, n_head
     return tuple(Head(layer, head) for layer in found for head in range(n_heads))
 
 
-def chosen_insertion(kind: str, unit: str | None, *, n_tokens: int, seed: int, problems: Any = ()) -> Any:
-    """The insertion of `--insertion` and `--unit`."""
+def chosen_place(place: str) -> dict[str, Any]:
+    """The place of `--place`, as `Insertion` takes it.
+
+    >>> chosen_place("after-question")
+    {'after': ('question',)}
+    >>> chosen_place("before-system, at-4,at-9")
+    {'before': ('system',), 'at': (4, 9)}
+    """
+    found: dict[str, tuple[Any, ...]] = {}
+    for part in chosen_names(place):
+        word, _, where = part.partition("-")
+        if word not in ("before", "after", "at") or not where or (word == "at" and not where.isdecimal()):
+            raise ValueError(
+                f"--place: {part!r} is no place; write before-question, after-question (or system, template, bos), or at-4"
+            )
+        found[word] = (*found.get(word, ()), int(where) if word == "at" else where)
+    if not found:
+        raise ValueError("--place is empty: write before-question, or leave it out")
+    return found
+
+
+def chosen_insertion(
+    kind: str, unit: str | None, *, n_tokens: int, seed: int, problems: Any = (), place: str = "before-question"
+) -> Any:
+    """The insertion of `--insertion`, `--unit` and `--place`."""
     from .prompts.insertions import Insertion
 
     if unit == "":
         raise ValueError("--unit is empty: give what is inserted, such as ' /', or leave it out")
-    return Insertion.named(kind, unit=unit, n_tokens=n_tokens, seed=seed, problems=problems)
+    return Insertion.named(kind, unit=unit, n_tokens=n_tokens, seed=seed, problems=problems, **chosen_place(place))
 
 
 def context_of(model: str) -> int | None:

@@ -361,6 +361,7 @@ REPLICATIONS: dict[str, dict[str, Any]] = {
     "attribute_heads": {},
     "dose_response": {"doses": (1, 2)},
     "joint_knockout": {},
+    "transplant_span": {},
     "read_effects": {},
     "activation_shift": {},
     "decompose_attention": {},

@@ -11,9 +11,11 @@ from ..command_line import (
     LimitOption,
     NTokensOption,
     OutOption,
+    PlaceOption,
     chosen_heads,
     chosen_insertion,
     chosen_names,
+    chosen_place,
     read_heads,
 )
 from .kept import Computed, Kept, Presented, program
@@ -49,6 +51,7 @@ class Options(Asking):
     unit: Annotated[str, Option(help="The meaningless unit of mless.")] = " /"
     word: Annotated[str, Option(help="The repeated word of mful.")] = "he"
     n_tokens: NTokensOption = 55
+    place: PlaceOption = "before-question"
     knockout: Annotated[
         str | None,
         Option(help="Heads that cannot see mless' tokens, zero-based: 0:13,0:21. Adds the treatment knockout."),
@@ -260,12 +263,12 @@ def _treatments(options: Options) -> list[Any]:
     from ..mechanism import ARM
     from ..prompts.insertions import Insertion
 
-    n, seed = options.n_tokens, options.seed
+    n, seed, place = options.n_tokens, options.seed, chosen_place(options.place)
     known: dict[str, Any] = {
         "none": dict,
         "mless": lambda: {"insertion": _mless(options)},
-        "mful": lambda: {"insertion": Insertion.meaningful(options.word, n)},
-        "random_sentence": lambda: {"insertion": Insertion.random_sentence(n, seed=seed)},
+        "mful": lambda: {"insertion": Insertion.meaningful(options.word, n, **place)},
+        "random_sentence": lambda: {"insertion": Insertion.random_sentence(n, seed=seed, **place)},
         "arm": lambda: {"arm": ARM(options.arm_c, options.arm_p1, reading=options.arm_reading, seed=seed)},
     }
     names = chosen_names(options.treatments)
@@ -278,7 +281,9 @@ def _treatments(options: Options) -> list[Any]:
 
 
 def _mless(options: Options) -> Any:
-    return chosen_insertion("meaningless", options.unit, n_tokens=options.n_tokens, seed=options.seed)
+    return chosen_insertion(
+        "meaningless", options.unit, n_tokens=options.n_tokens, seed=options.seed, place=options.place
+    )
 
 
 app = program("accuracy", compute, present)

@@ -36,7 +36,9 @@ def check(
         str | None,
         Option(help="A .jsonl file with MATH-500's keys to take the prompts from. [default: three small sums]"),
     ] = None,
-    n_prompts: Annotated[int, Option(help="How many prompts: the shortest of the problems.")] = 3,
+    n_prompts: Annotated[
+        int, Option(help="How many prompts: the shortest of the problems, one of them also with the span after it.")
+    ] = 3,
     json_file: Annotated[Path | None, Option("--json", help="Also write the certificate to this file.")] = None,
     no_progress: NoProgressOption = False,
 ) -> None:
@@ -74,7 +76,7 @@ def check(
             f"{error}\n1 failed: the self-check at loading. Do not trust results of this model on this backend\n"
         )
         raise typer.Exit(1) from error
-    certificate = certify_model(loaded, short_pairs(loaded, asked)[:n_prompts], progress=not no_progress)
+    certificate = certify_model(loaded, short_pairs(loaded, asked, n_prompts), progress=not no_progress)
     sys.stdout.write(f"{certificate!r}\n")
     if json_file is not None:
         json_file.write_text(as_json(certificate), encoding="utf-8")

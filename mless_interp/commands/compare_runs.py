@@ -98,7 +98,8 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 def _same(runs: dict[str, Any], what: str) -> None:
     """`ValueError` where a setting differs that makes numbers incomparable."""
-    values = {name: kept.options.get(what) for name, kept in runs.items()}
+    default = {"contrast": "content"}.get(what)
+    values = {name: kept.options.get(what) or default for name, kept in runs.items()}
     if len(set(values.values())) > 1:
         told = ", ".join(f"{name} has {value}" for name, value in values.items())
         raise ValueError(f"these runs cannot be compared, they differ in --{what.replace('_', '-')}: {told}")
@@ -118,7 +119,7 @@ def _of_heads(runs: dict[str, Any], *, located: bool) -> Compared:
     """The total effects, and every head that any run names."""
     import pandas as pd
 
-    for what in ("outcome", *(() if located else ("contrast", "direction", "edit"))):
+    for what in ("outcome", "contrast", *(() if located else ("direction", "edit"))):
         _same(runs, what)
     results = {name: kept.results["LocatedHeads" if located else "PatchScores"] for name, kept in runs.items()}
     rows, named = [], {}

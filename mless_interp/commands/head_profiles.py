@@ -14,6 +14,7 @@ from ..command_line import (
     LayersOption,
     NTokensOption,
     OutOption,
+    PlaceOption,
     ProblemOption,
     chosen_heads,
     chosen_insertion,
@@ -35,6 +36,7 @@ class Options(Asking):
         ),
     ] = None
     n_tokens: NTokensOption = 55
+    place: PlaceOption = "before-question"
     layers: LayersOption = None
     heads: HeadsOption = None
     metrics: Annotated[
@@ -159,7 +161,7 @@ def _insertion(text: str, options: Options, questions: Any) -> Any:
     kind, equals, unit = text.partition("=")
     if equals and not unit:
         raise ValueError(f"--insertion {text}: nothing stands after '='; give a unit, or leave the '=' out")
-    given = {"n_tokens": options.n_tokens, "seed": options.seed, "problems": questions}
+    given = {"n_tokens": options.n_tokens, "seed": options.seed, "problems": questions, "place": options.place}
     return chosen_insertion(kind, unit or None, **given)
 
 

@@ -52,7 +52,9 @@ class Options(Inserting):
     ] = None  # type: ignore[assignment]
     layers: LayersOption = None
     heads: HeadsOption = None
-    contrast: Annotated[str | None, Option(help=f"sweep: {contrasts()}. [default: content]")] = None
+    contrast: Annotated[
+        str | None, Option(help=f"{contrasts()}. To locate: content, computed, shift or total. [default: content]")
+    ] = None
     direction: Annotated[
         str | None, Option(help="sweep: denoising (clean into corrupted) or noising. [default: denoising]")
     ] = None
@@ -69,14 +71,22 @@ class Options(Inserting):
 
     def checked(self) -> tuple["Options", int]:
         """These options with all problems counted, and how many of them name heads; `ValueError` before anything begins."""
+        from ..locating.locate import LOCATED
         from ..patching.outcomes import outcome_named
         from ..patching.sweep import Sweep
+        from ..prompts.conditions import one_of
 
         if self.mode not in PROBLEMS:
             raise ValueError(f"unknown mode {self.mode!r}; choose locate or sweep")
-        if self.mode == "locate" and self.sweep:
-            given = ", ".join(f"--{name}" for name in self.sweep)
+        given = ", ".join(f"--{name}" for name in self.sweep if name != "contrast")
+        if self.mode == "locate" and given:
             raise ValueError(f"{given} only goes with --mode sweep; locating runs both directions of both edits")
+        if self.mode == "locate" and self.contrast is not None:
+            one_of(self.contrast, dict.fromkeys(LOCATED), "contrast to locate heads by")
+        if self.answers and self.contrast not in (None, "content"):
+            raise ValueError(
+                f"--answers cuts heads off from the span, so it goes with --contrast content, not {self.contrast}"
+            )
         for name, count in (("confirm", self.confirm), ("answers", self.answers)):
             if count < 0 or count == 1 or (self.mode == "sweep" and count):
                 raise ValueError(
@@ -136,6 +146,7 @@ def compute(options: Options) -> Computed:
     common["progress"] = options.progress
     found: Any
     if options.mode == "locate":
+        common["contrast"] = options.contrast or "content"
         found = locate_heads(model, pairs, confirm=fresh or None, checkpoint=options.partial, **common)
         patches = found.patches
         by_size = [Head.parse(label) for label in found.summary()["label"] if Head.parse(label) in found.found]

@@ -11,8 +11,9 @@ from ..metrics.distances import jensen_shannon_divergence, renormalised_rows
 from ..metrics.entropy import attention_entropy, entropy_chain
 from ..models.arithmetic import masked_scores, with_extra, with_sinks
 from ..models.sites import site
-from ..patching.interventions import Knockout, KnockoutZero, PatchZ
-from ..prompts.pairs import pairs_of_any
+from ..patching.interventions import Knockout, KnockoutZero, LayerState, PatchZ
+from ..prompts.conditions import CONTRASTS
+from ..prompts.pairs import followed, pairs_of_any
 from .case import Case, Finding, apart, size, worst
 
 DOSES = (4, 16)
@@ -82,6 +83,32 @@ def gap_is_masked(case: Case) -> Finding:
     return worst(apart(masked[name][:, at], gap[name]) for name in names)
 
 
+def before_it_is_blind(case: Case) -> Finding:
+    """I13: a span that stands before the question has nothing to read of it: blind = inserted, everywhere."""
+    blind, inserted = case.run("blind"), case.run("inserted")
+    return worst(apart(blind[name], inserted[name]) for name in inserted)
+
+
+def presence_and_computed(case: Case) -> Finding:
+    """I14: content = presence + computed: in layer 0 the first lies outside the span alone, the second in its rows alone.
+
+    There the two runs of `computed` differ by nothing but what hiding the question from these rows does, and in no layer does
+    a row before the span differ.
+    """
+    pair, rows, first = case.pair, case.pair.span_mask, case.pair.span[0]
+    masked, blind, inserted = (case.layer(name).z for name in ("masked", "blind", "inserted"))
+    found = [apart(blind[:, ~rows], inserted[:, ~rows]), apart(masked[:, rows], inserted[:, rows])]
+    found += [
+        apart(case.layer("blind", at).z[:, :first], case.layer("inserted", at).z[:, :first]) for at in case.layers
+    ]
+    if case.model.has_rotated_sites:
+        hidden = CONTRASTS["computed"].cut(pair.inserted)
+        recording = case.model.record(pair.condition("inserted"), start=0)
+        state = LayerState.of(case.model, recording, 0, span=hidden.keys[None], rows=hidden.rows[None])
+        found.append(apart(Knockout().edited(state)[0].transpose(0, 1), blind))
+    return worst(found)
+
+
 def knockout_is_patch(case: Case) -> Finding:
     """I7: in layer 0 a renormalising knockout is the z patch from the masked and from the gap run."""
     donors = ("masked", "gap")
@@ -132,17 +159,17 @@ def entropy_splits(case: Case) -> Finding:
 def slope_one(case: Case) -> Finding:
     """I12: N identical tokens at held positions: logit(1 - lambda) grows as log N with slope exactly 1."""
     odds = []
-    span = case.pair.inserted.ids[case.pair.span[0] : case.pair.span[1]]
+    span = case.pair.span_ids
     unit = next(n for n in range(1, len(span) + 1) if len(span) % n == 0 and span == span[:n] * (len(span) // n))
     sizes = [unit * dose for dose in DOSES]
     for n in sizes:
         insertion = replace(case.pair.insertion, n_tokens=n)
-        other = Case(
-            case.model, pairs_of_any(case.model, [case.pair.problem], insertion, template=case.pair.template)[0]
-        )
+        made = pairs_of_any(case.model, [case.pair.problem], insertion, template=case.pair.template)
+        other = Case(case.model, followed(made)[0])
         scores, rule = _first_layer_scores(other), case.model.attention_rule(0)
         keys, rows = torch.isfinite(scores), torch.arange(scores.shape[1], device=scores.device)
-        inside, after = with_extra(other.pair.span_mask.to(scores.device), rule), slice(other.pair.span[0], None)
+        inside = with_extra(other.pair.span_mask.to(scores.device), rule)
+        after = slice(len(other.pair.base) - other.pair.n_after, None)
         of_rows = span_log_odds(scores, span=inside, visible=keys, dest_positions=rows)
         odds.append(of_rows[:, other.pair.shared][:, after])
     slope = (odds[1] - odds[0]) / math.log(sizes[1] / sizes[0])

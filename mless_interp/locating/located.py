@@ -11,6 +11,7 @@ from ..heads import Head, as_head
 from ..patching.joint import JointKnockout
 from ..patching.reads import ReadEffects
 from ..patching.scores import WHOLE, PatchScores
+from ..prompts.conditions import CONTRASTS, Contrast
 from ..running.results import (
     Quantity,
     Result,
@@ -60,12 +61,33 @@ SATURATES = (
     "Outcomes that saturate (a log-probability near 0) make heads look redundant or needed only together: locate them with "
     "outcome='logit_diff' as well, where the problems have distractors."
 )
-CANNOT_SAY = (
-    "What this cannot say: a teacher-forced log-probability is not generated accuracy; the content contrast does not see "
-    "heads that only respond to the shift of positions (contrast='shift' in patch_heads is there for them); heads are "
-    "edited one at a time, and one that is not named is not shown to do nothing unless it is called negligible; all of it "
-    "holds for this model, this insertion and problems like these.",
-)
+WHAT = {
+    "content": "the insertion's content",
+    "computed": "what the span has read of the question",
+    "shift": "the shift of positions",
+    "total": "the insertion",
+}
+"""What a contrast's effect is the effect of."""
+READS_OF_COMPUTED = [
+    "Here a reader reads the question from the span's own rows; a mediator passes on what was read, also where it reads the "
+    "span."
+]
+_UNSEEN = {
+    "content": "the content contrast does not see heads that only respond to the shift of positions (contrast='shift' is there "
+    "for them)",
+    "computed": "the computed contrast does not see heads that use the span whatever it has read (contrast='content' does)",
+    "shift": "the shift contrast does not see the inserted tokens at all; heads are not told apart into readers and mediators",
+    "total": "the total contrast mixes content and shift, and heads are not told apart into readers and mediators",
+}
+
+
+def cannot_say(contrast: str) -> list[str]:
+    """What naming heads by a contrast leaves open."""
+    return [
+        f"What this cannot say: a teacher-forced log-probability is not generated accuracy; {_UNSEEN[contrast]}; heads are "
+        "edited one at a time, and one that is not named is not shown to do nothing unless it is called negligible; all of it "
+        "holds for this model, this insertion and problems like these."
+    ]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -73,13 +95,14 @@ class LocatedHeads(
     Result,
     renamed=dict.fromkeys(("readers", "mediators", "p_reader", "p_mediator", "tested", "specific", "p_specific")),
 ):
-    """The heads that carry the insertion's content effect, with everything that the claim rests on.
+    """The heads that carry the insertion's content effect (or another contrast's), with everything that the claim rests on.
 
-    `values[measure]` `[problem, head]` for the four measures (`measure.MEASURES`, parts of the insertion's effect), `total`
-    `[problem]`, `heads` the family that was tested; all verdicts follow from them (`judged`). `patches` is the exact z
-    sweep (denoising) of the same heads and problems. `confirmation`: the named heads on fresh problems, where there were
-    some; the controls were then run there. Else `controls[name]` holds effects `[problem, named]` of the named heads (and
-    `shift_total` `[problem]`, what the gap alone does), and `joint` those that read, knocked out together.
+    `values[measure]` `[problem, head]` for the four measures (`measure.MEASURES`, parts of the insertion's effect; the
+    two z patches under contrasts in which nothing can be cut off), `total` `[problem]`, `heads` the family that was
+    tested; all verdicts follow from them (`judged`). `patches` is the exact z sweep (denoising) of the same heads and
+    problems. `confirmation`: the named heads on fresh problems, where there were some; the controls were then run
+    there. Else `controls[name]` holds effects `[problem, named]` of the named heads (and `shift_total` `[problem]`,
+    what the gap alone does), and `joint` those that read, knocked out together.
     `sinks`: of the named heads that read, whether the span is an attention sink, on the problems that named them.
     """
 
@@ -125,12 +148,12 @@ class LocatedHeads(
 
     @property
     def established(self) -> bool:
-        """Whether most problems show a content effect of one sign, beyond rounding."""
+        """Whether most problems show an effect of one sign, beyond rounding."""
         return self.judged.established
 
     @property
     def total_interval(self) -> Interval:
-        """Median content effect (inserted - masked) with its interval over problems."""
+        """Median total effect (content: inserted - masked) with its interval over problems."""
         return median_interval(self.total)
 
     @property
@@ -170,7 +193,7 @@ class LocatedHeads(
             columns |= interval_columns(f"{side}_share", median_interval(judged.turned(measure) / whole))
         either = 2 * np.fmin(columns["removed_p"], columns["added_p"])  # the better of two sides
         columns["p_either"] = np.minimum(either, 1.0) if self.established else np.full(len(self.heads), np.nan)
-        for measure in MEASURES:
+        for measure in (name for name in MEASURES if name in self.values):
             columns[f"{measure}_count"] = judged.counted(measure).count[0]
             columns |= interval_columns(f"{measure}_median", median_interval(self.values[measure]))
             columns |= interval_columns(f"{measure}_effect", mean_interval(self.values[measure], seed=self.seed))
@@ -232,14 +255,14 @@ class LocatedHeads(
         s, n, judged = self.settings, len(self.problem_ids), self.judged
         found = [
             f"{s['insertion']}, {n} problems, {len(self.heads)} heads tested ({s['swept']}), outcome {s['outcome']}.",
-            *total_words(judged, self.unit),
+            *total_words(judged, self.unit, self.contrast.name),
             *concentration_words(self.total, self.problem_ids, self.unit, s["outcome"]),
             *self._way_words(),
             power_words(n, len(self.heads), judged.alpha),
         ]
         if not (np.abs(self.total) > judged.rounding).any():
             found.append(
-                f"That is no change at all (rounding reaches {judged.rounding:g}): the insertion's content does nothing to "
+                f"That is no change at all (rounding reaches {judged.rounding:g}): {WHAT[self.contrast.name]} does nothing to "
                 "this outcome, so no head is named."
             )
         elif not self.established:
@@ -256,8 +279,13 @@ class LocatedHeads(
         return [
             *found,
             *gap_words(self._held, unit=self.unit, alpha=judged.alpha, rounding=judged.rounding),
-            *CANNOT_SAY,
+            *cannot_say(self.contrast.name),
         ]
+
+    @property
+    def contrast(self) -> Contrast:
+        """Which two runs the effect lies between."""
+        return CONTRASTS[self.settings.get("contrast", "content")]
 
     @property
     def _held(self) -> dict[str, np.ndarray]:
@@ -284,6 +312,7 @@ class LocatedHeads(
         ]
         if len(places):
             found += [f"{verdict_words(judged, at, judged.kinds[at])}." for at in places.tolist()]
+            found += READS_OF_COMPUTED if self.contrast.name == "computed" else []
         else:
             found.append(
                 "No head is shown to carry more than the smallest effect of interest in most problems, so none is named."
@@ -334,8 +363,8 @@ class LocatedHeads(
             "knockout_median",
             "mediated_removed_median",
         ]
-        columns += ["effect_fraction"]
         table = self.summary()
+        columns = [name for name in (*columns, "effect_fraction") if name in table]
         caption = (
             f"Tested heads: named ones first, then by size. Counts of problems with more than "
             f"{share_words(self.judged.smallest_effect)} of the effect; effects are the parts of the insertion's."

@@ -19,7 +19,7 @@ from ..models.sites import attention_sites, site
 from ..patching.prepared import single
 from ..prompts.conditions import CONTRASTS, HELD_POSITIONS, one_of, several_of
 from ..prompts.insertions import Insertion
-from ..prompts.pairs import PromptPair, digest_of, make_pairs
+from ..prompts.pairs import PromptPair, digest_of, followed, make_pairs
 from ..running.loop import over_problems
 from ..running.results import Found, Result, head_columns, put, stacked, tidy
 from .decomposition import METRICS, AttentionDecomposition
@@ -275,7 +275,7 @@ class _OnePair:
             def take(k: Tensor) -> None:
                 q, v = held.take(*attention_sites(layer, "rot_q", "v"))
                 shown = visible[layer].to(k.device)
-                read = read_span(q, k, v, shown, self.model.attention_rule(layer), span=pair.span)
+                read = read_span(q, k, v, shown, self.model.attention_rule(layer), span=pair.span_mask)
                 grid[layer] = np.where(self.asked[layer], _numbers(read.lam.mean(-1)), np.nan)
 
             return take
@@ -314,7 +314,8 @@ def _control_pairs(
             if len(lengths) > 1 and insertion.n_tokens is not None:  # in each problem as long as its own
                 other = replace(other, n_tokens=length)
             alike = [pair.problem for pair in pairs if pair.n_inserted == length]
-            made |= {pair.id: pair for pair in make_pairs(model, alike, other, template=pairs[0].template)}
+            drawn_pairs = followed(make_pairs(model, alike, other, template=pairs[0].template))
+            made |= {pair.id: pair for pair in drawn_pairs}
         return tuple(made[pair.id] for pair in pairs)
 
     draws = tuple(map(of_draw, drawn))

@@ -36,11 +36,12 @@ class LayerRuns:
         self.z: dict[str, Tensor] = {}
         self.read: dict[str, Read] = {}
 
-    def reduce(self, visible: Tensor, rule: Any, span: tuple[int, int]) -> "LayerRuns":
-        """Fill `z` and `read`; `visible` is `[run, 1|head, token, token]`."""
+    def reduce(self, visible: Tensor, rule: Any, span: Tensor) -> "LayerRuns":
+        """Fill `z` and `read`; `visible` is `[run, 1|head, token, token]`, `span` `[token]`."""
+        stop = int(span.nonzero()[-1]) + 1
         for row, run in enumerate(self.runs):
-            self.z[run] = self._z[row, span[1] :].transpose(0, 1)
-            if CONDITIONS[run].has_span and CONDITIONS[run].hides is None:
+            self.z[run] = self._z[row, stop:].transpose(0, 1)
+            if CONDITIONS[run].reads_span:
                 one = slice(row, row + 1)
                 self.read[run] = read_span(self._q[one], self._k[one], self.v[one], visible[one], rule, span=span)
         return self
@@ -86,7 +87,9 @@ class PairReduction:
         def reduce(z: Tensor) -> None:
             q, k, v = self._held.take(*attention_sites(layer, "rot_q", "rot_k", "v"))
             visible = self.visible[layer].to(z.device)
-            runs = LayerRuns(self.runs, q, k, v, z).reduce(visible, self.model.attention_rule(layer), self.pair.span)
+            runs = LayerRuns(self.runs, q, k, v, z).reduce(
+                visible, self.model.attention_rule(layer), self.pair.span_mask
+            )
             self.visit(layer, runs, visible)
 
         return reduce
@@ -106,7 +109,7 @@ def layer_numbers(
         read, parts = runs.read[new], runs.parts(contrast)
         before = runs.z[reference]
         row = runs.runs.index(new)
-        values = runs.v[row, slice(*pair.span)].transpose(0, 1)
+        values = runs.v[row, span.to(runs.v.device)].transpose(0, 1)
         size = before.float().flatten(-2).norm(dim=-1)
         change = parts.change.flatten(-2).norm(dim=-1)
         floor = rounding(model, before.dtype) * size

@@ -13,7 +13,7 @@ from ..models.base import Model
 from ..models.info import AttentionRule
 from ..patching.prepared import fit_pairs
 from ..prompts.conditions import CONTRASTS, Contrast
-from ..prompts.pairs import PromptPair, own_pairs
+from ..prompts.pairs import PromptPair, followed, own_pairs
 
 DECOMPOSED = {name: contrast for name, contrast in CONTRASTS.items() if contrast.reads_span}
 """Contrasts whose corrupted run reads the span: what it reads is lambda and Sigma."""
@@ -36,7 +36,7 @@ def runs_of(contrasts: Iterable[str]) -> tuple[str, ...]:
         wanted |= {contrast.clean, contrast.corrupted}
         shifted = at_inserted_positions(contrast)
         wanted |= set() if shifted is None else {shifted}
-    return tuple(name for name in ("inserted", "masked", "held", "base") if name in wanted)
+    return tuple(name for name in ("inserted", "masked", "held", "blind", "base") if name in wanted)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,13 +52,14 @@ class Read:
     sigma: Tensor
 
 
-def read_span(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, rule: AttentionRule, *, span: tuple[int, int]) -> Read:
-    """Retained mass, drop and Sigma of one run `[1, token, ...]`, a block of rows at a time; never in half precision."""
+def read_span(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, rule: AttentionRule, *, span: Tensor) -> Read:
+    """Retained mass, drop and Sigma of one run `[1, token, ...]`, a block of rows at a time; never in half precision.
+
+    `span` is boolean `[token]`; read are the rows after its last token.
+    """
     q, k, v = (x.float() if x.element_size() < 4 else x for x in (q, k, v))
-    start, stop = span
     n, n_heads = q.shape[1:3]
-    inside = torch.arange(n, device=q.device)
-    inside = (inside >= start) & (inside < stop)
+    inside, stop = span.to(q.device), int(span.nonzero()[-1]) + 1
     values = values_of_heads(v[0], n_heads)
     step = max(1, BLOCK_ELEMENTS // (n_heads * n))
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
@@ -85,7 +86,7 @@ def read_span(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, rule: AttentionR
 def readable_pairs(model: Model, pairs: Iterable[PromptPair], *, what: str) -> tuple[PromptPair, ...]:
     """The pairs, fit for comparing runs with and without the span on a model that shows what is read."""
     model.need_rotated("lambda and Sigma")
-    return own_pairs(model, fit_pairs(pairs, what=what))
+    return own_pairs(model, fit_pairs(followed(pairs), what=what))
 
 
 def rounding(model: Model, dtype: torch.dtype) -> float:

@@ -134,20 +134,21 @@ class Stepper:
         *,
         gates: Tensor | None = None,
         span: Tensor | None = None,
+        rows: Tensor | None = None,
         offsets: list[Tensor] | None = None,
     ) -> Tensor:
         r"""Every layer of the changed positions, in one differentiable pass: logits `[batch x row, read, vocab]`.
 
         `gates` g `[row, layer, head]` multiply the attention that these positions pay to the keys of the span S, `span`
         `[batch, src]`, before the row is renormalised: 1 leaves a head alone, 0 is its knockout, all 0 is the run that
-        cannot see the span.
+        cannot see the span. `rows` `[batch, token]`: the only rows whose attention is gated (None: all).
 
         $$ A'_j = \frac{A_j\, (g\,[j \in S] + [j \notin S])}{\sum_i A_i\, (g\,[i \in S] + [i \notin S])} $$
 
         `offsets[layer]` `[batch, changed, head, d_head]` is added to z (for gradients at z).
         """
         with self._lock:
-            return self._tail(receiving, read, gates=gates, span=span, offsets=offsets)
+            return self._tail(receiving, read, gates=gates, span=span, rows=rows, offsets=offsets)
 
     def _tail(
         self,
@@ -156,18 +157,22 @@ class Stepper:
         *,
         gates: Tensor | None,
         span: Tensor | None,
+        rows: Tensor | None,
         offsets: list[Tensor] | None,
     ) -> Tensor:
         batch = receiving.inputs.batch
-        rows = 1 if gates is None else gates.shape[0]
+        n_rows = 1 if gates is None else gates.shape[0]
+        gated = None if span is None else span[:, None, :]
+        if gated is not None and rows is not None:
+            gated = gated & rows[:, receiving.start :, None]
         positions = receiving.inputs.positions[:, receiving.start :]
         if batch > 1:
-            positions = positions.repeat_interleave(rows, 0)
-        resid = receiving.resid_pre[0].repeat_interleave(rows, 0)
+            positions = positions.repeat_interleave(n_rows, 0)
+        resid = receiving.resid_pre[0].repeat_interleave(n_rows, 0)
         for layer in range(self.layers.n_layers):
             place = receiving.resid_pre[layer].device
             q, k, v = self.layers.project(layer, resid.to(place), positions)
-            gate = None if gates is None or span is None else (gates[:, layer].to(place), span.to(place))
+            gate = None if gates is None or gated is None else (gates[:, layer].to(place), gated.to(place))
             z = self._attend(receiving, layer, q, k, v, gate=gate)
             if offsets is not None:
                 z = z + offsets[layer]
@@ -216,9 +221,9 @@ class Stepper:
         sinks = None if rule.sinks is None else rearrange(rule.sinks, "(kv group) -> 1 kv 1 group 1 1", kv=n_kv)
         pattern = softmax(finished_scores(scores, visible, rule), sinks)
         if gate is not None:
-            open_to, span = gate  # [row, H], [batch, src]
+            open_to, gated = gate  # [row, H], [batch, 1 or dest, src]
             factor = rearrange(open_to, "row (kv group) -> 1 kv row group 1 1", kv=n_kv)
-            inside = rearrange(span[:, : start + n_own], "b src -> b 1 1 1 1 src").to(pattern)
+            inside = rearrange(gated[:, :, : start + n_own], "b dest src -> b 1 1 1 dest src").to(pattern)
             sunk = 0 if sinks is None else (1 - pattern.sum(-1, keepdim=True)).clamp(min=0)
             pattern = pattern * (1 + inside * (factor - 1))
             pattern = pattern / (pattern.sum(-1, keepdim=True) + sunk)

@@ -6,7 +6,7 @@ They work on token ids: joining strings re-merges tokens at the seams and inside
 import hashlib
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
@@ -17,7 +17,9 @@ from .conditions import one_of
 from .problems import Problem
 from .prompt import MAX_UNKNOWN, Prompt, encode, special_ids, spells_special
 
-Before = Literal["question", "system"]
+Segment = Literal["bos", "template", "system", "question"]
+PLACES: tuple[Segment, ...] = ("question", "system", "template", "bos")
+"""The segments of a prompt before or after which something can be inserted."""
 
 
 @checked
@@ -29,16 +31,18 @@ class Insertion:
     unlike the text of problems, which is text whatever it spells. `InsertedSpan.source` says so. What depends on the problem
     (`repeat_question`, `from_key`) has another length in each; analyses group problems of equal geometry.
 
-    The place is one of `before="question"` (default: the paper's position 2), `before="system"` (position 1),
-    `after="question"` (position 3) or `at=` a token index of the prompt without insertion.
+    The place is `before=` or `after=` a segment of the prompt ("question", "system", "template", "bos": its first or last
+    token), or `at=` a token index of the prompt without insertion. The paper's positions: `before="question"` (2, the default),
+    `before="system"` (1), `after="question"` (3). Several places, as in `before="question", after="question"` or
+    `at=(4, 9)`, share the tokens in equal blocks, from the first place to the last.
     """
 
     kind: str
     unit: str
     n_tokens: int | None
-    before: Before | None = "question"
-    after: Literal["question"] | None = None
-    at: int | None = None
+    before: Segment | tuple[Segment, ...] | None = "question"
+    after: Segment | tuple[Segment, ...] | None = None
+    at: int | tuple[int, ...] | None = None
     seed: int = 0
     draw: int = 0
     pool: tuple[tuple[str, str], ...] = ()
@@ -50,15 +54,29 @@ class Insertion:
         if self.n_tokens is not None or kind.counted:
             check_count(self.n_tokens, name="n_tokens")
         check_count(self.times, name="times")
-        if (self.before is not None) + (self.after is not None) + (self.at is not None) != 1:
-            raise ValueError('give one place: before="question" or "system", after="question", or at=<token index>')
-        if self.before not in (None, "question", "system") or self.after not in (None, "question"):
+        if not (self._before or self._after or self._at):
             raise ValueError(
-                f'unknown place before={self.before!r} after={self.after!r}; use before="question", before="system", '
-                'after="question" or at=<token index>'
+                'give a place: before= or after= "question", "system", "template" or "bos", or at=<token index>'
             )
-        if self.at is not None and self.at < 0:
+        if not {*self._before, *self._after} <= set(PLACES):
+            raise ValueError(
+                f"unknown place before={self.before!r} after={self.after!r}; before and after take "
+                f"{', '.join(map(repr, PLACES))}, at= takes token indices"
+            )
+        if any(index < 0 for index in self._at):
             raise ValueError(f"at must be a token index, 0 or more, got {self.at}")
+
+    @property
+    def _before(self) -> tuple[Segment, ...]:
+        return _several(self.before)
+
+    @property
+    def _after(self) -> tuple[Segment, ...]:
+        return _several(self.after)
+
+    @property
+    def _at(self) -> tuple[int, ...]:
+        return _several(self.at)
 
     @classmethod
     @checked
@@ -222,7 +240,14 @@ class Insertion:
             shown = f" {_ids_label(self.token_ids)}"
         size = f" x{self.n_tokens}" if self.n_tokens is not None else ""
         again = f", {self.times} times" if self.times > 1 else ""
-        return f"{KINDS[self.kind].short}{shown}{size}{again}"
+        where = "" if self.where == "before question" else f", {self.where}"
+        return f"{KINDS[self.kind].short}{shown}{size}{again}{where}"
+
+    @property
+    def where(self) -> str:
+        """The place in words: `before question`, `at 4 and at 9`."""
+        named = [f"before {segment}" for segment in self._before] + [f"after {segment}" for segment in self._after]
+        return " and ".join([*named, *(f"at {index}" for index in self._at)])
 
     @property
     def length(self) -> int:
@@ -251,18 +276,26 @@ class Insertion:
         others = tuple((other, text) for other, text in self.pool if text != question.strip())
         return KINDS[self.kind].ids(replace(self, pool=others), tokenizer, problem)
 
-    def place(self, prompt: Prompt) -> int:
-        """The token index at which the span goes into `prompt`."""
-        if self.at is not None:
-            if self.at > len(prompt):
-                raise ValueError(f"at={self.at} is beyond the prompt's {len(prompt)} tokens")
-            return self.at
-        segment = self.before or self.after
-        assert segment is not None
-        where = prompt.indices(segment)
-        if not where:
-            raise ValueError(f'the prompt has no {segment} tokens; use before="question" or at=<token index>')
-        return where[0] if self.before else where[-1] + 1
+    def places(self, prompt: Prompt) -> tuple[int, ...]:
+        """The token indices at which its blocks go into `prompt`, rising; `ValueError` where it has no such place."""
+        found = list(self._at)
+        if found and max(found) > len(prompt):
+            raise ValueError(f"at={max(found)} is beyond the prompt's {len(prompt)} tokens")
+        for segment in (*self._before, *self._after):
+            if not prompt.indices(segment):
+                raise ValueError(f'the prompt has no {segment} tokens; use before="question" or at=<token index>')
+        found += [prompt.indices(segment)[0] for segment in self._before]
+        found += [prompt.indices(segment)[-1] + 1 for segment in self._after]
+        if len(set(found)) < len(found):
+            raise ValueError(f"two of the places ({self.where}) are the same token of this prompt: give each once")
+        return tuple(sorted(found))
+
+
+def _several(place: Any) -> tuple[Any, ...]:
+    """None, one or several places as a tuple."""
+    if place is None:
+        return ()
+    return tuple(place) if isinstance(place, Sequence) and not isinstance(place, str) else (place,)
 
 
 def _ids_given(token_ids: Iterable[int]) -> tuple[int, ...]:
@@ -294,7 +327,8 @@ def _place(place: dict[str, Any]) -> dict[str, Any]:
     unknown = set(place) - {"before", "after", "at"}
     if unknown:
         raise TypeError(f"unknown arguments {sorted(unknown)}; the place is given by before=, after= or at=")
-    return {"before": None, **place} if place else place
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in place.items()}
+    return {"before": None, **given} if given else given
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,12 @@ class Prompt:
         _check_segments(names)
         return tuple(i for i, segment in enumerate(self.segments) if segment in names)
 
+    def blocks(self, *names: str) -> tuple[tuple[int, int], ...]:
+        """The runs of these segments' tokens, (first position, one past the last) each."""
+        ends = [0, *self.mask(*names).int().tolist(), 0]
+        edges = [at for at in range(len(ends) - 1) if ends[at] != ends[at + 1]]
+        return tuple(zip(edges[::2], edges[1::2], strict=True))
+
     def extended(self, ids: tuple[int, ...], segment: str) -> "Prompt":
         """This prompt with tokens appended."""
         return replace(self, ids=self.ids + ids, segments=self.segments + (segment,) * len(ids))

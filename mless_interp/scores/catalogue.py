@@ -59,6 +59,7 @@ class TwoProfiles:
     inserted_relative: Tensor
     question: Tensor
     thresholds: Thresholds
+    one_block: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,6 +216,12 @@ def _collapse(of: str) -> Callable[[Profile], Tensor]:
     return lambda p: profiles.span_collapse(getattr(p, of), span=p.span, reference=p.layout.reference(p.thresholds))
 
 
+def _onset(p: Profile) -> Tensor:
+    if not p.layout.one_block:
+        return torch.full_like(p.relative[..., 0], torch.nan)
+    return profiles.onset_step(p.relative.masked_fill(p.layout.sink, torch.nan), span=p.span, width=p.thresholds.width)
+
+
 def _recovery_ratio(of: str) -> Callable[[Profile], Tensor]:
     return lambda p: profiles.recovery_ratio(getattr(p, of), before=p.layout.before, after=p.layout.question)
 
@@ -301,10 +308,8 @@ PROFILES = (
     _profile(
         "onset_step",
         "ratio",
-        "step of relative attention where the span begins",
-        lambda p: profiles.onset_step(
-            p.relative.masked_fill(p.layout.sink, torch.nan), span=p.span, width=p.thresholds.width
-        ),
+        "step of relative attention where the span begins (one block)",
+        _onset,
         "span",
         signed=True,
     ),
@@ -337,6 +342,8 @@ PROFILES = (
 
 
 def _latency(c: TwoProfiles) -> Tensor:
+    if not c.one_block:  # what is counted from the span's end has several ends to be counted from
+        return torch.full_like(c.inserted[:, 0], torch.nan)
     return profiles.recovery_latency(
         c.inserted_relative[:, c.question],
         c.base_relative[:, c.question],
@@ -351,6 +358,8 @@ def _recovered(c: TwoProfiles) -> Tensor:
 
 
 def _tau(c: TwoProfiles) -> Tensor:
+    if not c.one_block:
+        return torch.full_like(c.inserted[:, 0], torch.nan)
     ratio = profiles.aligned_ratio(c.base, c.inserted)[:, c.question]
     return profiles.recovery_time_constant(profiles.running_median(ratio)).tau
 
@@ -376,7 +385,9 @@ PAIRED = (
         "received attention that the question's tokens keep",
         lambda c: profiles.aligned_recovery(c.base, c.inserted, tokens=c.question),
     ),
-    _paired("recovery_latency", "tokens", "tokens until attention is back; inf: never", _latency, censored=True),
+    _paired(
+        "recovery_latency", "tokens", "tokens until attention is back; inf: never (one block)", _latency, censored=True
+    ),
     _paired("recovered", "share", "whether attention comes back at all", _recovered),
     _paired("recovery_tau", "tokens", "time constant of the recovery", _tau),
     _paired(

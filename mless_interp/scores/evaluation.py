@@ -74,6 +74,7 @@ def compared(base: Profile, inserted: Profile) -> TwoProfiles:
         inserted_relative=inserted.relative[:, right],
         question=inserted.shared_question,
         thresholds=inserted.thresholds,
+        one_block=inserted.layout.one_block and base.layout.one_block,
     )
 
 

@@ -12,7 +12,7 @@ from ..heads import Head
 from ..metrics.segments import RowChoice
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS, one_of, several_of
-from ..prompts.pairs import PromptPair, digest_of, own_pairs
+from ..prompts.pairs import PromptPair, digest_of, followed, own_pairs
 from ..prompts.problems import distinct
 from ..running.loop import in_context, over_problems
 from ..running.results import Found, put, stacked
@@ -115,7 +115,7 @@ def described_pairs(
     several_of(conditions, CONDITIONS, "condition")
     one_of(source, dict.fromkeys(SOURCES), "source")
     check_rows(rows)
-    found = tuple(pairs)
+    found = followed(pairs)
     if not found:
         raise ValueError("there are no prompt pairs to describe")
     distinct(pair.problem for pair in found)

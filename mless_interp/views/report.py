@@ -95,8 +95,10 @@ class ShownPrompt:
         before, inserted, after = (
             model.tokenizer.decode(part) if part else "" for part in (ids[:start], ids[start:stop], ids[stop:])
         )
+        blocks = f" in {len(pair.spans)} blocks, with what stands between," if len(pair.spans) > 1 else ""
         caption = (
-            caption or f"Problem {pair.id} as asked, {stop - start} inserted tokens marked ({pair.insertion.label})."
+            caption
+            or f"Problem {pair.id} as asked, {pair.n_inserted} inserted tokens{blocks} marked ({pair.insertion.label})."
         )
         return cls(caption, before, inserted, after)
 

@@ -282,11 +282,44 @@ BY_HAND = Prompt((1, 2, 3, 4, 5), ("bos", "system", "system", "question", "templ
 
 @pytest.mark.parametrize(
     ("place", "at"),
-    [({}, 3), ({"before": "question"}, 3), ({"before": "system"}, 1), ({"after": "question"}, 4)]
-    + [({"at": at}, at) for at in range(6)],
+    [({}, (3,)), ({"before": "question"}, (3,)), ({"before": "system"}, (1,)), ({"after": "question"}, (4,))]
+    + [({"before": "bos"}, (0,)), ({"after": "bos"}, (1,)), ({"after": "system"}, (3,)), ({"after": "template"}, (5,))]
+    + [({"at": at}, (at,)) for at in range(6)]
+    + [({"at": (4, 1)}, (1, 4)), ({"at": [4, 1]}, (1, 4)), ({"before": "question", "after": "question"}, (3, 4))]
+    + [({"before": ("system", "template"), "at": 0}, (0, 1, 4))],
 )
-def test_each_place_is_a_token_index(place: dict[str, Any], at: int) -> None:
-    assert Insertion.meaningless(" /", 2, **place).place(BY_HAND) == at
+def test_each_place_is_a_token_index(place: dict[str, Any], at: tuple[int, ...]) -> None:
+    assert Insertion.meaningless(" /", 3, **place).places(BY_HAND) == at
+
+
+def test_several_places_share_the_tokens_in_equal_blocks() -> None:
+    made = insert_tokens(BY_HAND, (1, 4), [7, 8, 9])
+    assert made.ids == (1, 7, 8, 2, 3, 4, 9, 5)
+    pair = pair_of(Insertion.meaningless(" /", 3, before="bos", after="question"))
+    n = len(pair.base)
+    assert pair.spans == ((0, 2), (2 + n, 3 + n)) and pair.span == (0, 3 + n) and pair.n_inserted == 3
+    assert pair.alignment == tuple(range(2, 2 + n)) and pair.sink_moved
+    assert pair.span_mask.tolist() == [True] * 2 + [False] * n + [True]
+    with pytest.raises(ValueError, match="latency is not defined for an insertion in 2 blocks: insert in one place"):
+        pair.one_block("latency")
+
+
+def test_places_that_are_one_and_blocks_without_tokens_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"two of the places \(before question and after system\) are the same token"):
+        Insertion.meaningless(" /", 2, before="question", after="system").places(BY_HAND)
+    with pytest.raises(ValueError, match="1 tokens cannot be inserted in 2 places"):
+        pair_of(Insertion.meaningless(" /", 1, at=(1, 2)))
+
+
+def test_blocks_that_keep_the_questions_positions_stand_where_they_were_put() -> None:
+    pair = pair_of(Insertion.meaningless(" /", 3, at=(1, 2)))
+    assert pair.held_positions()[0, :6].tolist() == [0, 1, 1, 1, 2, 2]
+    assert pair.held_positions("spread")[0, :6].tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1, 1.5, 2])
+
+
+def test_a_place_that_is_not_the_papers_is_named_in_the_label() -> None:
+    assert Insertion.meaningless(" /", 2).label == "Mless ' /' x2"
+    assert Insertion.meaningless(" /", 2, after="question", at=3).label == "Mless ' /' x2, after question and at 3"
 
 
 def test_inserting_by_hand() -> None:
@@ -303,13 +336,9 @@ def test_inserting_outside_the_prompt_is_refused(at: int) -> None:
         insert_tokens(BY_HAND, at, [8])
 
 
-@pytest.mark.parametrize(
-    "place", [{"before": "question", "at": 2}, {"before": "system", "after": "question"}, {"at": None}]
-)
-def test_one_place_is_given_not_two_and_not_none(place: dict[str, Any]) -> None:
-    with pytest.raises(
-        ValueError, match='give one place: before="question" or "system", after="question", or at=<token'
-    ):
+@pytest.mark.parametrize("place", [{"at": None}, {"at": ()}, {"before": None}])
+def test_a_place_is_given(place: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match='give a place: before= or after= "question", "system", .*, or at=<token'):
         Insertion.meaningless(" /", 2, **place)
 
 
@@ -319,9 +348,11 @@ def test_a_negative_index_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("as_users_run_it")
-@pytest.mark.parametrize("place", [{"before": "answer"}, {"after": "system"}])
+@pytest.mark.parametrize("place", [{"before": "answer"}, {"after": ("question", "inserted")}])
 def test_an_unknown_place_is_refused(place: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match='unknown place before=.* after=.*; use before="question", before="system"'):
+    with pytest.raises(
+        ValueError, match="unknown place before=.* after=.*; before and after take 'question', 'system'"
+    ):
         Insertion.meaningless(" /", 2, **place)
 
 
@@ -479,8 +510,11 @@ def test_any_token_that_another_tokenizer_calls_otherwise_is_told() -> None:
         (lambda p: {"alignment": (0, 1, 2, 6, 8, 9, 10)}, r"the alignment map does not skip exactly .* span \(3, 7\)"),
         (lambda p: {"alignment": tuple(range(7))}, "the alignment map does not skip"),
         (lambda p: {"alignment": p.alignment[:-1]}, "the alignment map does not skip"),
-        (lambda p: {"span": (2, 6)}, "must equal the clean prompt; they first differ at clean position 2"),
-        (lambda p: {"span": (3, 6)}, "must equal the clean prompt; they first differ at clean position 3"),
+        (
+            lambda p: {"span": (2, 6)},
+            r"must cover the span \(2, 6\) and nothing else, but its tokens lie in \[\(3, 7\)\]",
+        ),
+        (lambda p: {"span": (3, 6)}, r"must cover the span \(3, 6\) and nothing else"),
         (lambda p: {"span": (3, 3)}, r"the span \(3, 3\) is empty or outside the prompt"),
         (lambda p: {"span": (7, 3)}, r"the span \(7, 3\) is empty or outside"),
         (lambda p: {"span": (-1, 3)}, r"the span \(-1, 3\) is empty or outside"),
@@ -513,8 +547,13 @@ def test_a_pair_that_does_not_fit_together_cannot_be_made(
 def test_a_span_of_the_same_token_as_its_neighbour_is_still_where_it_was_put() -> None:
     pair = pair_of(Insertion.meaningless(" apples", 2, at=5))
     assert pair.span == (5, 7) and pair.inserted.ids[5:8] == (pair.inserted.ids[5],) * 3
-    with pytest.raises(ValueError, match="alignment"):
+    with pytest.raises(ValueError, match=r"must cover the span \(6, 8\)"):
         replace(pair, span=(6, 8))
+    later = replace(
+        pair.inserted, segments=(*pair.inserted.segments[:5], "question", "inserted", "inserted", "question")
+    )
+    with pytest.raises(ValueError, match="alignment"):
+        replace(pair, inserted=later, span=(6, 8))
 
 
 @pytest.mark.parametrize("tokenizer", [words, bytewise])
