@@ -18,7 +18,7 @@ from ..prompts.pairs import PromptPair
 from ..running.loop import over_problems
 from ..running.results import Quantity, Result, Shown, ShownTable, interval_columns, tidy, with_limits
 from ..statistics import CONFIDENCE, Interval, derive_generator, median_interval, sign_test
-from .outcomes import OUTCOMES, Outcome, resolution_of
+from .outcomes import OUTCOMES, Outcome
 from .prepared import Prepared, prepare, single
 
 FEWEST_PARTNERS = 2
@@ -90,6 +90,7 @@ def transplant_span(
         prompts=prompts,
         checkpoint=checkpoint,
         progress=progress,
+        engine=model.engine,
     )
     return Transplant(
         problem_ids=prepared.ids,
