@@ -66,7 +66,7 @@ def transplant_span(
     Returns `Transplant` with `values` `[problem, answer, span]`, in the outcome's unit. With learned position embeddings keys
     and values hold the donor's positions. Raises `ValueError` before anything runs where a problem has too few partners.
 
-    Source: methods §16; filler tokens after the question as in Pfau et al. (2404.15758).
+    Source: methods §6; filler tokens after the question as in Pfau et al. (2404.15758).
     """
     check_count(n_partners, name="n_partners", at_least=FEWEST_PARTNERS)
     if not 0 < alpha < 1:

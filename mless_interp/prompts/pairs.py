@@ -361,9 +361,9 @@ def pairs_of_any(
         )
     pairs = tuple(_make_pair(tokenizer, problem, insertion, made) for problem in asked)
     for pair in pairs:
-        if info is not None and max(pair.inserted.ids) >= info.d_vocab:
+        if info is not None and insertion.token_ids and max(pair.span_ids) >= info.d_vocab:
             raise ValueError(
-                f"problem {pair.id!r}: token id {max(pair.inserted.ids)} is inserted, but {info.name} has the ids 0 to "
+                f"problem {pair.id!r}: token id {max(pair.span_ids)} is inserted, but {info.name} has the ids 0 to "
                 f"{info.d_vocab - 1}"
             )
         longest = len(pair.inserted) + len(pair.answer_prefix_ids) + len(pair.answer_ids)

@@ -335,7 +335,7 @@ GOOD = {"problem": "Sam has 3 books ?", "answer": "3", "unique_id": "a"}
         (["--backend", "jax"], None, "unknown backend 'jax'"),
         (["--insertion", "mless"], None, "unknown insertion 'mless'"),
         (["--n-tokens", "0"], None, "n_tokens must be 1 or more"),
-        (["--n-tokens", "5000"], None, "has a context of"),
+        (["--n-tokens", "5000"], None, "leave no room for a question"),
         (["--unit", "zzqx"], None, "becomes the unknown token"),
         (["--heads", "2:0"], None, "layer 2 is out of range (zero-based)"),
         (["--heads", "0:28"], None, "head 28 is out of range (zero-based)"),

@@ -18,6 +18,8 @@ from mless_interp.grading.compare import compare, number
 from mless_interp.grading.graders import found_answer
 from mless_interp.grading.paper_grader import stripped
 
+pytestmark = pytest.mark.usefixtures("nothing_is_remembered")
+
 # --------------------------------------------------------------------------------------------------------------- boxes
 
 

@@ -19,6 +19,8 @@ from mless_interp.grading.compare import Equality, number, split
 from mless_interp.grading.paper_grader import stripped
 from mless_interp.grading.units import without_unit
 
+pytestmark = pytest.mark.usefixtures("nothing_is_remembered")
+
 F = Fraction
 
 PLAIN = {
