@@ -76,7 +76,7 @@ class PromptPair:
         start, stop = self.span
         if not 0 <= start < stop <= len(self.inserted):
             raise ValueError(f"pair {self.id!r}: the span {self.span} is empty or outside the prompt")
-        if stop - start == len(self.inserted):
+        if set(self.inserted.segments) == {"inserted"}:
             raise ValueError(f"pair {self.id!r}: the inserted span covers the whole prompt")
         if self.boundary_merge:
             return
