@@ -186,7 +186,8 @@ def _by_replay(runs: Runs, gates: torch.Tensor) -> np.ndarray:
     read = torch.tensor(runs.read("inserted"), device=z.device) - recording.start
     stepper = runs.model.stepper
     assert stepper is not None
-    rows = rows_per_pass(runs.model.info, batch=1, changed=changed, length=length, read=len(read))
+    sizes = {"changed": changed, "length": length, "read": len(read)}
+    rows = rows_per_pass(runs.model.info, batch=1, **sizes, devices=runs.model.devices)
     with torch.no_grad():
         parts = [stepper.tail(recording, read, gates=part, span=span) for part in gates.to(z).split(rows)]
     return np.concatenate([runs.outcomes(logits)[0] for logits in parts])

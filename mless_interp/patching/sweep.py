@@ -201,7 +201,12 @@ class _Swept:
         self.read = runs.read(sweep.receiving)
         self.edited = self._edited_positions(sweep.positions, length - n_changed, length)
         self.rows = max_rows or rows_per_pass(
-            self.model.info, batch=len(runs.pairs), changed=n_changed, length=length, read=len(self.read)
+            self.model.info,
+            batch=len(runs.pairs),
+            changed=n_changed,
+            length=length,
+            read=len(self.read),
+            devices=self.model.devices,
         )
         self._newest: tuple[int, Tensor] | None = None
 
