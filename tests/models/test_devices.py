@@ -74,7 +74,9 @@ def everything_captured(model: Model, pairs: Any) -> Any:
 
 
 def gradients(model: Model, pairs: Any) -> Any:
-    return [mi.attribute_heads(model, pairs, method=method, steps=3, progress=False) for method in ("gate_ig", "atp")]
+    cases = (("gate_ig", "answer_logprob"), ("gate_ig", "kl"), ("atp", "answer_logprob"))
+    options = {"steps": 3, "verify": 2, "progress": False}
+    return [mi.attribute_heads(model, pairs, method=method, outcome=outcome, **options) for method, outcome in cases]
 
 
 def edits(model: Model, pairs: Any) -> Any:
