@@ -78,7 +78,11 @@ class VirtualTensor(Tensor):
     place: torch.device
 
     @staticmethod
-    def __new__(cls, numbers: Tensor, place: torch.device) -> "VirtualTensor":
+    def __new__(cls, numbers: Tensor, place: torch.device | None = None, requires_grad: bool = False) -> Any:
+        if (
+            place is None
+        ):  # accelerate makes a parameter of what it brings, or puts away, by the class of the one before
+            return nn.Parameter(numbers, requires_grad=requires_grad)
         with_gradients = torch.is_grad_enabled() or _going_back()
         made = Tensor._make_wrapper_subclass(
             cls,
@@ -257,7 +261,7 @@ def _copied(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     place = source.device if wanted is None else torch.device(wanted)
     if not kwargs.get("non_blocking") or place.type != "virtual":
         _count_move(source, place.type)
-    kwargs["device"] = torch.device("cpu")
+    kwargs["device"] = MEMORY if place.type == "virtual" else place  # "meta" among them
     made = func(_numbers(source), **kwargs)
     return VirtualTensor(made, place) if place.type == "virtual" else made
 

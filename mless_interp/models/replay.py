@@ -168,7 +168,7 @@ class Stepper:
             place = receiving.resid_pre[layer].device
             resid = resid.to(place)  # once: so its gradients add up in one order, however layers are split
             q, k, v = self.layers.project(layer, resid, positions)
-            gate = None if gates is None or span is None else (gates[:, layer].to(place), span.to(place))
+            gate = None if gates is None or span is None else (gates[:, layer].to(place), span)
             z = self._attend(receiving, layer, q, k, v, gate=gate)
             if offsets is not None:
                 z = z + offsets[layer]

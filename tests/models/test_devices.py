@@ -300,11 +300,11 @@ def test_the_smallest_gpu_decides_how_much_goes_into_a_pass(
 ) -> None:
     model = whole_in_memory(tiny_model_dir("llama"), "eager")
     pairs = pairs_for(model, count=1)
-    sizes = {"cuda:0": 80e9, "cuda:1": 24e9}
+    sizes = {"cuda:0": 80 * 10**9, "cuda:1": 24 * 10**9}
     kinds = {"cuda:0": "large", "cuda:1": "little"}
     asked: list[str] = []
     monkeypatch.setattr(memory, "gpu_memory", lambda device: asked.append(device) or sizes[device])
-    shape = {"changed": 500, "length": 100_000, "read": 5}
+    shape = {"changed": 50, "length": 100_000, "read": 5}
     for rows, more in ((memory.rows_per_pass, {"batch": 1}), (memory.rows_per_graph, {"bytes_each": 4})):
         large, little, both = (
             rows(model.info, **shape, **more, devices=devices) for devices in (["cuda:0"], ["cuda:1"], list(sizes))
