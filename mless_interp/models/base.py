@@ -145,6 +145,13 @@ class Model(ABC):
         return self.hf_model
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """Where tokens go in, and wherever else weights lie; those brought for each pass lie nowhere."""
+        weights = () if self.weights is None else self.weights.parameters()
+        others = {str(weight.device) for weight in weights if not weight.is_meta} - {self.info.device}
+        return self.info.device, *sorted(others)
+
+    @property
     def identity(self) -> dict[str, Any]:
         """What numbers from this model depend on, beside the prompts: part of every checkpoint and every result."""
         info = self.info
@@ -156,7 +163,7 @@ class Model(ABC):
             "weights": self.weights_hash or "not read here, as the model runs elsewhere",
             "config": info.config_hash,
             "toolkit": version("mless_interp"),
-            "computed_on": "elsewhere" if self.remote is True else computed_on(info.device),
+            "computed_on": "elsewhere" if self.remote is True else computed_on(self.devices),
             "largest_logit": None if self.checks is None else round(self.checks.largest_logit, 3),
         }
 

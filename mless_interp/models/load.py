@@ -188,7 +188,7 @@ def wrap_model(thing: Any, *, name: str | None = None, tokenizer: Any = None) ->
     if isinstance(thing, Model):
         raise TypeError(f"wrap_model takes a library's own model, got {type(thing).__name__}: it is wrapped already")
     model = model_around(thing, name=label, tokenizer=tokenizer)
-    if model is None and type(thing).__module__.split(".")[0] == "nnsight":
+    if model is None and any(kind.__module__.split(".")[0] == "nnsight" for kind in type(thing).__mro__):
         from .nnsight import NnsightModel
 
         model = NnsightModel(thing, name=label, tokenizer=tokenizer)
