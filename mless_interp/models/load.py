@@ -51,8 +51,8 @@ def _loaded_again_by(load: Callable[..., Model]) -> Callable[..., Model]:
     @functools.wraps(load)
     def wrapped(name: Any, **options: Any) -> Model:
         model = load(name, **options)
-        model.how = functools.partial(load_model, name, **options | {"backend": model.info.backend})
-        return model
+        there = Path(name).absolute() if isinstance(name, str | Path) and Path(name).is_dir() else name
+        return model.loaded_by(functools.partial(load_model, there, **options | {"backend": model.info.backend}))
 
     return wrapped
 
