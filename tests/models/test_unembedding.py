@@ -1,5 +1,6 @@
 """Logits are float32 whatever the model's precision: on every backend, in whole passes and in replay, with gradients too."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +13,6 @@ import mless_interp as mi
 from mless_interp.models import unembedding
 from mless_interp.models.inputs import Inputs
 from mless_interp.models.unembedding import float32_logits, is_half, unembedded
-from mless_interp.patching.outcomes import resolution_of
 
 TOKENS = torch.arange(14)[None]
 
@@ -69,8 +69,21 @@ def test_layers_that_are_not_plain_or_not_here_do_it_by_themselves() -> None:
     assert unembedded(torch.nn.Linear(4, 3).bfloat16(), x.bfloat16()).dtype == torch.float32
 
 
-def test_what_is_taken_for_rounding_depends_on_the_dtype() -> None:
-    assert [resolution_of(dtype) for dtype in ("float64", "float32", "bfloat16", "float16")] == [1e-9, 1e-5, 1e-2, 1e-2]
+@pytest.mark.parametrize(
+    ("dtype", "least", "unmeasured"),
+    [("float64", 1e-9, 1e-9), ("float32", 1e-5, 1e-5), ("bfloat16", 0.0, 1e-2), ("float16", 0.0, 1e-2)],
+)
+def test_what_is_taken_for_rounding_is_measured(dtype: str, least: float, unmeasured: float) -> None:
+    model = mi.load_model("demo", dtype=dtype)
+    assert model.checks is not None and model.checks.resolution is not None
+    assert model.resolution == max(least, model.checks.resolution)
+    assert model.checked(replace(model.checks, resolution=None)).resolution == unmeasured
+    assert model.checked(None).resolution == unmeasured
+    eps = torch.finfo(getattr(torch, dtype)).eps
+    assert eps < model.checks.resolution < 100 * eps, "a few of the smallest steps"
+
+
+def test_halves_are_told() -> None:
     halves = [torch.zeros(1, dtype=dtype) for dtype in (torch.bfloat16, torch.float16)]
     others = [torch.zeros(1, dtype=dtype) for dtype in (torch.float32, torch.float64, torch.int16, torch.uint8)]
     assert all(map(is_half, halves)) and not any(map(is_half, others))
