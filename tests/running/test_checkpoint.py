@@ -54,6 +54,7 @@ def test_a_finished_problem_is_on_disk_at_once(begun: Path) -> None:
     assert [record["id"] for record in rest] == list(VALUES)
     assert first["settings"]["edit"] == "z" and first["settings"]["toolkit"]
     assert all(len(record["digest"]) == 16 for record in (first, *rest))
+    assert set(first) == {"settings", "digest"} and all(set(record) == {"id", "value", "digest"} for record in rest)
 
 
 def test_a_run_goes_on_from_what_is_finished_to_the_last_bit(begun: Path) -> None:
@@ -445,9 +446,10 @@ def test_a_run_takes_what_its_parts_have_kept_and_writes_nothing_into_them(tmp_p
     part = part_of(path, 0, origins)
     before = part.read_bytes()
     assert not path.exists() and len(lines_of(part)) == 3
-    for shard in (None, Shard(1, 2)):
+    for shard in (Shard(1, 2), None):
         with Checkpoint(path, SETTINGS, origins, shard=shard) as found:
-            assert (found.get("a"), found.get("c"), found.get("b"), len(found)) == ([1.0], 2, None, 2)
+            assert (found.get("a"), found.get("c"), len(found)) == ([1.0], 2, 2 if shard else 3)
+            assert found.get("b") == (None if shard else 3), "the other part's"
             assert (found.path, found.repaired) == (path if shard is None else shard.file(path), False)
             found.put({"b": 3})
     with Checkpoint(path, SETTINGS, origins, shard=Shard(0, 2)) as found:
