@@ -1,6 +1,7 @@
 """Sweeps and outcomes rule by rule: by hand, with passes replaced by numbers that are known."""
 
 from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import jaxtyping
@@ -195,25 +196,28 @@ def test_a_sweep_of_heads_in_high_layers_measures_the_first_layer_s_noise_too(
     assert np.isfinite(noise).tolist() == [[True, False, True]] * 3
 
 
-@pytest.mark.parametrize("edit", ["z", "knockout"])
+@pytest.mark.parametrize("edit", ["z", "knockout", "q"])
 def test_rows_of_a_pass_and_what_is_made_for_a_layer_once(
     edit: str, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows, layers, replay, of = [], [], type(model).replay, LayerState.of.__func__
+    rows, states, replay, of = [], [], type(model).replay, LayerState.of.__func__
 
     def seen(self: Model, receiving: Any, joins: Any, z: torch.Tensor, **options: Any) -> torch.Tensor:
         rows.append((list(joins), len(z), options["logits_at"]))
         return replay(self, receiving, joins, z, **options)
 
     monkeypatch.setattr(type(model), "replay", seen)
-    monkeypatch.setattr(
-        LayerState, "of", classmethod(lambda cls, *given, **how: (layers.append(given[2]), of(cls, *given, **how))[1])
-    )
+    seen_state = classmethod(lambda cls, *given, **how: (states.append((given, how)), of(cls, *given, **how))[1])
+    monkeypatch.setattr(LayerState, "of", seen_state)
     ready = alike(model, count=2)
     found = patch_heads(model, ready, heads=HEADS, edit=edit, max_rows=1, progress=False)
     read = [len(ready.pairs[0].inserted) - 2]
     assert rows == [([layer], 2, read) for layer in (0, 0, 1, 1, 1, 2, 2)]
-    assert layers == ([] if edit == "z" else [0, 1, 2])
+    assert [given[2] for given, _ in states] == {"z": [], "knockout": [0, 1, 2], "q": [0, 0, 1, 1, 2, 2]}[edit]
+    named = {name for name, each in signature(of).parameters.items() if each.kind is each.KEYWORD_ONLY}
+    for (own, _, _), how in states[1::2] if edit == "q" else states:  # a donor's state comes first
+        assert own is model and set(how) == named and how["names"] == ["p0", "p1"] and how["span"].sum() == 2 * 4
+        assert (how["donor"] is not None) is (edit == "q")
     rows.clear()
     together = patch_heads(model, ready, heads=HEADS, edit=edit, max_rows=7, progress=False)
     assert rows == [([0, 0, 1, 1, 1, 2, 2], 14, read)]
