@@ -8,7 +8,6 @@ from located_under_test import SLASHES, N, confirmed_here, located, located_here
 from models_under_test import planted_here, planted_problems
 
 from mless_interp.heads import Head
-from mless_interp.locating import control
 from mless_interp.locating.control import LEAST_MATCHED, beside_controls, specificity
 from mless_interp.locating.judge import KINDS, Claims
 from mless_interp.locating.locate import locate_heads
@@ -16,6 +15,7 @@ from mless_interp.locating.measure import MEASURES
 from mless_interp.locating.sentences import specific_words
 from mless_interp.patching.joint import CHOSEN_HERE
 from mless_interp.patching.sweep import patch_heads
+from mless_interp.prompts import pairs as prompt_pairs
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
 
@@ -263,7 +263,7 @@ def under(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Insertion, set[tuple[in
         seen.append((insertion, {pair.span for pair in made_pairs}))
         return made_pairs
 
-    monkeypatch.setattr(control, "make_pairs", spy)
+    monkeypatch.setattr(prompt_pairs, "make_pairs", spy)
     return seen
 
 

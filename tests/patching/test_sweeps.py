@@ -12,11 +12,12 @@ from models_under_test import loaded, pairs_for, problems
 
 from mless_interp.heads import Head
 from mless_interp.models.base import Model
-from mless_interp.patching import outcomes, prepared, sweep
+from mless_interp.patching import outcomes, sweep
 from mless_interp.patching.interventions import LayerState
 from mless_interp.patching.outcomes import OUTCOMES, Outcome, outcome_named
 from mless_interp.patching.prepared import Prepared, prepare
 from mless_interp.patching.sweep import Sweep, _Swept, patch_heads, sweep_heads
+from mless_interp.prompts import pairs as prompt_pairs
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import PromptPair, make_pairs
 
@@ -248,8 +249,8 @@ def test_segments_before_the_question_change_nothing_and_the_last_positions_a_pa
 
 def test_several_sweeps_at_once_are_those_alone(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, Any]] = []
-    loop = prepared.over_problems
-    monkeypatch.setattr(prepared, "over_problems", lambda *a, **how: (asked.append(how), loop(*a, **how))[1])
+    loop = prompt_pairs.over_problems
+    monkeypatch.setattr(prompt_pairs, "over_problems", lambda *a, **how: (asked.append(how), loop(*a, **how))[1])
     ready = prepare(model, pairs_for(model, n_tokens=4, count=2), "kl")
     sweeps = {"one": Sweep.named(), "two": Sweep.named("shift", "noising")}
     both = sweep_heads(ready, sweeps, HEADS, progress=False, seed=5, max_rows=3)
@@ -281,7 +282,7 @@ def test_progress_is_shown_unless_it_is_not_wanted(model: Model, monkeypatch: py
         asked.append(progress)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(prepared, "over_problems", nothing)
+    monkeypatch.setattr(prompt_pairs, "over_problems", nothing)
     ready = prepare(model, pairs_for(model, n_tokens=4, count=1))
     for options in ({}, {"progress": False}):
         for begin in (patch_heads, sweep_heads):

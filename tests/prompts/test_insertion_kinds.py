@@ -15,6 +15,7 @@ from models_under_test import loaded, problems
 from tokenizers_under_test import REAL, read_tokenizer
 
 import mless_interp as mi
+from mless_interp.prompts import pairs as prompt_pairs
 from mless_interp.prompts.insertions import KINDS, Insertion
 from mless_interp.prompts.pairs import make_pairs
 from mless_interp.prompts.problems import Problem
@@ -282,7 +283,7 @@ def test_controls_are_as_long_as_each_problem_s_own_insertion(
         made.extend((pair.insertion.kind, pair.id, pair.n_inserted) for pair in pairs)
         return pairs
 
-    monkeypatch.setattr(control, "make_pairs", spy)
+    monkeypatch.setattr(prompt_pairs, "make_pairs", spy)
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     pairs = make_pairs(model, UNEVEN, Insertion.repeat_question())
     prepared = control.prepare(model, pairs)
