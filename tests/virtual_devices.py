@@ -106,6 +106,9 @@ class VirtualTensor(Tensor):
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        return on(self.numbers.clone(), self.place)
+
     def data_ptr(self) -> int:
         return self.numbers.data_ptr()
 

@@ -1,5 +1,6 @@
 """How a batch of completions is driven: by Hugging Face's `generate`, or by whole forward passes."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -113,6 +114,11 @@ class HuggingFaceEngine:
                 stack.enter_context(hidden_spans(self.model, decoding, torch.tensor(spans, device=device)))
             if decoding.redistribution is not None:
                 stack.enter_context(redistributed(self.model, decoding, rows, pads))
+            stack.enter_context(warnings.catch_warnings())
+            if self.module.device.type == "meta":  # an offloaded embedding takes its tokens where they are
+                warnings.filterwarnings(
+                    "ignore", r"You are calling \.generate\(\) with the `input_ids` being on", UserWarning
+                )
             self.module.generate(
                 input_ids=tokens.to(device),
                 attention_mask=real.to(device),
