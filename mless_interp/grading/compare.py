@@ -58,13 +58,14 @@ def compare(answer: str, gold: str, ask: Questions | None = None) -> Equality:
     >>> compare(r"\dfrac{3}{6}", "0.5"), compare("(1,2]", "(1,2)").equal
     (Equality(equal=True, by='number'), False)
     """
+    answer, gold = answer.strip(), gold.strip()
     first, second = latex.plain(answer[: LONGEST + 1]), latex.plain(gold[: LONGEST + 1])
     if not first or not second:
         return Equality(False, "text")
     if latex.compact(first) == latex.compact(second) and max(len(answer), len(gold)) <= LONGEST:
         return Equality(True, "text")
     if max(len(answer), len(gold)) > LONGEST:
-        return Equality(answer.strip() == gold.strip(), "text")
+        return Equality(answer == gold, "text")
     return _compare(first, second, ask or Questions(), depth=0)
 
 

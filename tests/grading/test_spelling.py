@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -44,6 +44,7 @@ PLAIN = {
     r"\sqrt[3]2": r"\sqrt[3]{2}",
     r"\sqrt[3]{\frac12}x": r"\sqrt[3]{\frac{1}{2}}x",
     r"\sqrt{\sqrt2}": r"\sqrt{\sqrt{2}}",
+    r"\sqrt{\sqrt2}\sqrt3": r"\sqrt{\sqrt{2}}\sqrt{3}",
     "√2x": r"\sqrt{2}x",
     "√ 12": r"\sqrt{12}",
     "√A": r"\sqrt{A}",
@@ -341,6 +342,18 @@ def test_small_rules_of_reading() -> None:
     assert {text: graders._loose(text) for text in loose} == loose
 
 
+def test_a_formula_that_is_never_closed_is_looked_for_once() -> None:
+    class Text(str):
+        looked: ClassVar[list[str]] = []
+
+        def find(self, what: str, *where: int) -> int:  # type: ignore[override]
+            self.looked.append(what)
+            return super().find(what, *where)
+
+    assert list(graders._formulas(Text(r"\(1 \[2 \(3 \[4 $5$ \(6"))) == ["5"]
+    assert Text.looked == [r"\)", r"\]"]
+
+
 def test_boxes_of_each_kind() -> None:
     text = r"a\boxed{b\boxed {c}d}e{f}\fbox{g}"
     inner, outer = (9, 17, 18), (1, 8, 20)
@@ -368,6 +381,7 @@ def test_boxes_of_each_kind() -> None:
         ("8" * 500, "8" * 500, True, "text"),
         ("8" * 501, "8" * 501 + " ", True, "text"),
         ("8" * 501, "8" * 502, False, "text"),
+        (" " * 501 + "14/2", "7", True, "number"),
         (r"\{5\}", "5", True, "text"),
         (r"\{1\}", "(1,2)", False, "parts"),
         ("(1,2)", "1", False, "parts"),
@@ -401,7 +415,8 @@ def test_what_decides_between_two_answers(answer: str, gold: str, equal: bool, b
         ("0.1234", "0.12345", True), ("1.73", r"\sqrt3", True), ("1.74", r"\sqrt3", False), ("1.7", r"\sqrt3", False),
         ("a+b", "x+y", True), ("x=7", "y=7", True), ("7_8", "7_9", True), ("[1,2)", "1,2", True), ("2,1", "(1,2)", True),
         ("5 min", "5", True), ("5 km", "5 cm", True), ("6 km", "5 cm", False), ("x+" * 150 + "1", "a+" * 150 + "1", False),
-        (r"\text{east}", "seat", False), ("", "7", False),
+        (r"\text{east}", "seat", False), ("", "7", False), ("8" * 501, "7", False), ("7", "8" * 501, False),
+        ("()", "7", False), ("7", "()", False),
     ],
 )  # fmt: skip
 def test_what_is_forgiven(answer: str, gold: str, forgiven: bool) -> None:
@@ -519,7 +534,8 @@ def test_the_worker_compares_as_it_is_asked() -> None:
         ("x+1", "1+x", None): True, ("x+1", "x+2", None): False, ("1.732", r"\sqrt{3}", None): False,
         ("1.732", r"\sqrt{3}", 3): True, ("1.73", r"\sqrt{3}", 3): False, ("a+b", "x+y", None): False, ("a+b", "x+y", 6): True,
         ("3ab", "3", None): False, ("", "1", None): False, ("1", "", None): False, ("", "", None): False,
-        (r"\boxed{5}", "5", None): True, ("x>2", r"(2,\infty)", None): False,
+        (r"\boxed{5}", "5", None): True, (r"\boxed{5}+1", "5", None): False, ("sqrt(4)", "2", None): False,
+        ("(7)_{2}", "42", None): False, ("x>2", r"(2,\infty)", None): False,
         (r"(2,\infty)", "x>2", None): True, ("x>2", r"(2,\infty)", 6): True,
     }  # fmt: skip
     assert {each: compared(*each) for each in asked} == asked

@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import tiny_model, word_tokenizer
 from models_under_test import loaded, without_stepper
+from virtual_devices import ONE, OTHER
 
 import mless_interp as mi
 from mless_interp.models import unembedding
@@ -66,7 +67,17 @@ def test_layers_that_are_not_plain_or_not_here_do_it_by_themselves() -> None:
     x = torch.ones(1, 4)
     for module in (torch.nn.Linear(4, 3), Own(4, 3).bfloat16(), torch.nn.Linear(4, 3, device="meta").bfloat16()):
         assert unembedded(module, x) is None
-    assert unembedded(torch.nn.Linear(4, 3).bfloat16(), x.bfloat16()).dtype == torch.float32
+    plain = torch.nn.Linear(4, 3).bfloat16()
+    exact = x @ plain.weight.float().T + plain.bias.float()
+    made = unembedded(plain, x.bfloat16())
+    assert made.dtype == torch.float32 and torch.allclose(made, exact, atol=1e-6)
+
+
+def test_logits_lie_where_the_weights_do() -> None:
+    x, weight = torch.ones(2, 4), torch.randn(3, 4).bfloat16()
+    for normed in (x, x.to(OTHER)):
+        made = float32_logits(normed, weight.to(ONE))
+        assert made.device == ONE and torch.allclose(made.cpu(), x @ weight.float().T, atol=1e-6)
 
 
 @pytest.mark.parametrize(

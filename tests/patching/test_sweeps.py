@@ -2,16 +2,20 @@
 
 from dataclasses import replace
 from inspect import signature
+from types import SimpleNamespace
 from typing import Any
 
 import jaxtyping
 import numpy as np
 import pytest
 import torch
+from conftest import tiny_model, word_tokenizer
 from models_under_test import loaded, pairs_for, problems
+from virtual_devices import ONE, OTHER
 
 from mless_interp.heads import Head
 from mless_interp.models.base import Model
+from mless_interp.models.load import load_model
 from mless_interp.patching import outcomes, sweep
 from mless_interp.patching.interventions import LayerState
 from mless_interp.patching.outcomes import OUTCOMES, Outcome, outcome_named
@@ -138,6 +142,48 @@ def test_a_sweep_of_nothing_said_is_of_z_between_masked_and_inserted() -> None:
         ):
             Sweep.named(contrast, edit="knockout")
     assert Sweep.named(edit="knockout").intervention.name != Sweep.named(edit="z").intervention.name
+
+
+@pytest.mark.parametrize("direction", ["denoising", "noising"])
+def test_heads_are_edited_at_rows_of_both_prompts_that_belong_together(direction: str, model: Model) -> None:
+    """As places in the prompts: which rows of the receiving run are replaced, and by which of the donor's."""
+    ready = alike(model)
+    runs, pair = ready.runs((0, 1, 2)), ready.pairs[0]
+    (first, stop), long, short, read = pair.span, len(pair.inserted), len(pair.base), pair.n_answer + 1
+    assert first > 0 and stop - first == 4 == long - short and 1 < read < long - stop
+    after, last = range(stop, long), range(long - read, long)
+    wanted = {
+        ("content", "question"): (after, after),
+        ("content", "last"): (last, last),
+        ("content", "prefix"): (range(first), range(first)),
+        ("content", "span"): (range(first, stop), range(first, stop)),
+        ("content", "all"): (range(long), range(long)),
+        ("computed", "question"): (range(first, long), range(first, long)),
+        ("shift", "question"): (range(first, short), range(first, short)),
+        ("shift", "prefix"): (range(first), range(first)),
+        ("shift", "span"): (range(0), range(0)),
+        ("shift", "all"): (range(short), range(short)),
+        ("total", "question"): (after, range(first, short)),
+        ("total", "last"): (last, range(short - read, short)),
+    }
+    for (contrast, positions), places in wanted.items():
+        made = _Swept(runs, Sweep.named(contrast, direction, positions=positions), 1)
+        found = [(at + run.start).tolist() for at, run in ((made.edited, made.receiving), (made.given, made.donor))]
+        assert found == [list(at) for at in (places if direction == "denoising" else places[::-1])], (
+            contrast,
+            positions,
+        )
+
+
+def test_the_rows_of_a_pass_are_sized_by_what_it_computes(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(sweep, "rows_per_pass", lambda *given, **how: asked.append((*given, how)) or 7)
+    ready = alike(model, "kl")
+    pair = ready.pairs[0]
+    assert _Swept(ready.runs((0, 1, 2)), Sweep.named(), None).rows == 7
+    assert _Swept(ready.runs((0, 1, 2)), Sweep.named(), 2).rows == 2
+    size = {"batch": 3, "changed": pair.n_after, "length": len(pair.inserted), "read": pair.n_after}
+    assert asked == [(model.info, size | {"devices": model.devices})]
 
 
 def of_cells(cells: list[tuple[int, int]], n: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -271,6 +317,7 @@ def test_several_sweeps_at_once_are_those_alone(model: Model, monkeypatch: pytes
         assert (found.problem_ids, found.heads, found.unit) == (ready.ids, HEADS, "nats per position")
     assert np.allclose(both["one"].donor, 0) and (both["one"].receiving > 0).all()
     assert np.allclose(both["two"].receiving, 0), "noising goes out from the clean run"
+    assert sweep_heads(ready, {"one": Sweep.named()}, HEADS[:1], progress=False)["one"].seed == 0
     with pytest.raises(ValueError, match="max_rows must be 1 or more, got 0"):
         sweep_heads(ready, sweeps, HEADS, max_rows=0)
 
@@ -289,6 +336,28 @@ def test_progress_is_shown_unless_it_is_not_wanted(model: Model, monkeypatch: py
             with pytest.raises(KeyboardInterrupt):
                 begin(*((model, ready) if begin is patch_heads else (ready, {"one": Sweep.named()}, HEADS)), **options)
     assert asked == [True, True, False, False]
+
+
+def test_a_model_of_one_layer_in_half_precision_is_swept() -> None:
+    weights = tiny_model("llama", word_tokenizer())
+    weights.model.layers, weights.config.num_hidden_layers = weights.model.layers[:1], 1
+    made = SimpleNamespace(name="shallow", hf_model=weights, tokenizer=word_tokenizer())
+    model = load_model(made, backend="bridge", dtype="bfloat16")
+    found = patch_heads(model, pairs_for(model, n_tokens=4, count=1), progress=False)
+    assert found.patched.shape == (1, 1, 8) and np.isfinite(found.patched).all() and np.abs(found.effect).max() > 0
+
+
+def test_layers_on_two_devices_join_one_pass(tiny_model_dir: Any) -> None:
+    """What the memory gives, up to rounding."""
+    folder, parts = tiny_model_dir("llama"), ("embed_tokens", "rotary_emb", "layers.0", "layers.1", "layers.2", "norm")
+    places = {f"model.{part}": OTHER if part in parts[3:] else ONE for part in parts} | {"lm_head": OTHER}
+    split = load_model(folder, backend="nnsight", device_map=places)
+    for edit in ("z", "knockout"):
+        found, wanted = (
+            patch_heads(each, pairs_for(each, n_tokens=4, count=1), heads=HEADS, edit=edit, max_rows=9, progress=False)
+            for each in (split, loaded(folder, "nnsight"))
+        )
+        assert np.allclose(found.patched, wanted.patched, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
 def test_an_outcome_of_one_s_own_is_taken(model: Model) -> None:
