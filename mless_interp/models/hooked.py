@@ -188,19 +188,21 @@ class HookedLayers:
             q, k = (turned(block.attn, x, *tables) for x in (q, k))
         return q, k, v
 
-    def finish(self, layer: int, resid: Tensor, z: Tensor) -> Tensor:
+    def parallel(self, layer: int) -> bool:
+        return bool(self.hooked.cfg.parallel_attn_mlp)
+
+    def attention_out(self, layer: int, z: Tensor) -> Tensor:
         block, cfg = self.hooked.blocks[layer], self.hooked.cfg
         out = product(z.flatten(-2), block.attn.W_O.flatten(0, 1).T, block.attn.b_O)
         if cfg.use_normalization_before_and_after:
             out = block.ln1_post(out)
-        if norms_after(self.hooked):
-            out = block.ln1(out)
-        if cfg.attn_only:
-            return resid + out
-        if cfg.parallel_attn_mlp:
-            return resid + out + self._mlp(block, block.ln2(resid))
-        resid = resid + out
-        return resid + self._mlp(block, resid if norms_after(self.hooked) else block.ln2(resid))
+        return block.ln1(out) if norms_after(self.hooked) else out
+
+    def mlp_out(self, layer: int, resid: Tensor) -> Tensor:
+        block = self.hooked.blocks[layer]
+        if self.hooked.cfg.attn_only:
+            return torch.zeros_like(resid)
+        return self._mlp(block, resid if norms_after(self.hooked) else block.ln2(resid))
 
     def _mlp(self, block: Any, x: Tensor) -> Tensor:
         """What the MLP adds, of its normed input: `apply_mlp`, written out for a plain one without hooks."""

@@ -177,12 +177,25 @@ class AttentionOutput:
     """How a layer makes `hook_attn_out` of its head outputs: norm(sum over heads of z W_O + bias).
 
     `weights` is W_O per query head, `[head, d_head, d_model]`; `norm` is None but where the layer norms what attention
-    writes before it is added (Gemma 2 and 3): heads add up before it, not after it.
+    writes before it is added (Gemma 2 and 3): heads add up before it, not after it. `share` multiplies what is added (Granite).
     """
 
     weights: Tensor
     bias: Tensor | None = None
     norm: Callable[[Tensor], Tensor] | None = None
+    share: float = 1.0
+
+    def change(self, z: Tensor, changes: Tensor) -> Tensor:
+        r"""By how much what is added to the stream changes, `[..., d_model]`, as head outputs z `[..., head, d_head]` do.
+
+        $$ \Delta = \sum_h \Delta z_h W_O^h, \qquad \text{with a norm } n: \quad
+           \Delta = n\Big(\sum_h (z_h + \Delta z_h) W_O^h + b_O\Big) - n\Big(\sum_h z_h W_O^h + b_O\Big) $$
+        """
+        wrote = changes.flatten(-2) @ self.weights.to(changes).flatten(0, 1)
+        if self.norm is not None:
+            before = self.before_norm(z)
+            wrote = self.norm(before + wrote) - self.norm(before)
+        return wrote * self.share
 
     def before_norm(self, z: Tensor) -> Tensor:
         """What all heads write together, `[..., d_model]`, of head outputs `[..., head, d_head]`."""

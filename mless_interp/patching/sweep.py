@@ -12,6 +12,7 @@ from torch import Tensor
 from ..given import check_count, checked
 from ..heads import Head
 from ..models.base import Model
+from ..models.inputs import Recording
 from ..models.memory import halved, rows_per_pass
 from ..models.unembedding import is_half
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast, one_of
@@ -19,8 +20,9 @@ from ..prompts.pairs import PromptPair
 from ..running.work import Tick, Unit
 from .interventions import Intervention, LayerState, edit_named
 from .outcomes import Outcome
+from .parts import SMALLEST_EFFECT, check_smallest_effect
 from .prepared import Prepared, Runs, prepare
-from .scores import SMALLEST_EFFECT, PatchScores, check_smallest_effect
+from .scores import PatchScores
 
 POSITIONS = ("question", "last", "prefix", "span", "all")
 """Where heads are edited; see `patch_heads`."""
@@ -119,6 +121,19 @@ class Sweep:
         """The condition that is patched."""
         return self.contrast.corrupted if self.direction == "denoising" else self.contrast.clean
 
+    def new_z(self, runs: Runs, donor: Recording, receiving: Recording, layer: int) -> Tensor:
+        """Head outputs `[problem, changed, head, d_head]` of a layer, each as if its head alone were edited."""
+        edit = self.intervention
+        if not edit.needs_attention:
+            return donor.z[layer]
+        source = None
+        if edit.needs_donor:
+            source = LayerState.of(runs.model, donor, layer, span=runs.span(self.donor))
+        span, names = runs.span(self.receiving), [pair.id for pair in runs.pairs]
+        state = LayerState.of(runs.model, receiving, layer, span=span, donor=source, names=names)
+        with torch.no_grad():
+            return edit(state)
+
     @property
     def settings(self) -> dict[str, Any]:
         """What tells this sweep from others."""
@@ -188,7 +203,7 @@ class _Swept:
     """One sweep of one unit; short-lived."""
 
     def __init__(self, runs: Runs, sweep: Sweep, max_rows: int | None) -> None:
-        self.runs, self.model, self.intervention = runs, runs.model, sweep.intervention
+        self.runs, self.model = runs, runs.model
         self.sweep = sweep
         length = runs.length(sweep.receiving)
         n_changed = {
@@ -243,16 +258,8 @@ class _Swept:
         return {"patched": patched, "ends": ends, "noise": noise}
 
     def _new_z(self, layer: int) -> Tensor:
-        if not self.intervention.needs_attention:
-            return self.donor.z[layer]
-        if self._newest is None or self._newest[0] != layer:
-            donor = None
-            if self.intervention.needs_donor:
-                donor = LayerState.of(self.model, self.donor, layer, span=self.runs.span(self.sweep.donor))
-            span, names = self.runs.span(self.sweep.receiving), [pair.id for pair in self.runs.pairs]
-            state = LayerState.of(self.model, self.receiving, layer, span=span, donor=donor, names=names)
-            with torch.no_grad():
-                self._newest = (layer, self.intervention(state))  # heads come in layer order: the last one is enough
+        if self._newest is None or self._newest[0] != layer:  # heads come in layer order: the last one is enough
+            self._newest = (layer, self.sweep.new_z(self.runs, self.donor, self.receiving, layer))
         return self._newest[1]
 
     def _patched(self, cells: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
