@@ -53,6 +53,9 @@ PUBLIC = {
     "locating.confirmation": ["Confirmation"],
     "locating.locate": ["locate_heads"],
     "locating.located": ["LocatedHeads"],
+    "circuits.direct": ["DirectEffects", "direct_effects"],
+    "circuits.paths": ["Edge", "PathEffects", "trace_paths"],
+    "circuits.sites": ["PositionMap", "SitePatches", "map_positions", "patch_sites"],
     "grading": ["grade_lenient", "grade_paper", "grade_strict"],
     "accuracy": ["AccuracyResults", "Comparison", "Comparisons", "LinkedAccuracy", "Treatment", "evaluate_accuracy"],
     "paper": ["ClaimChecks", "Enrichment", "enrichment"],
@@ -74,6 +77,7 @@ PUBLIC = {
 """module -> its public names."""
 ROOMS = [
     "accuracy",
+    "circuits",
     "command_line",
     "commands",
     "generation",

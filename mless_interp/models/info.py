@@ -185,13 +185,13 @@ class AttentionOutput:
     norm: Callable[[Tensor], Tensor] | None = None
     share: float = 1.0
 
-    def change(self, z: Tensor, changes: Tensor) -> Tensor:
-        r"""By how much what is added to the stream changes, `[..., d_model]`, as head outputs z `[..., head, d_head]` do.
+    def change(self, z: Tensor, head: int, change: Tensor) -> Tensor:
+        r"""By how much what is added to the stream changes, `[..., d_model]`, as one head's output `[..., d_head]` does.
 
-        $$ \Delta = \sum_h \Delta z_h W_O^h, \qquad \text{with a norm } n: \quad
-           \Delta = n\Big(\sum_h (z_h + \Delta z_h) W_O^h + b_O\Big) - n\Big(\sum_h z_h W_O^h + b_O\Big) $$
+        $$ \Delta_h = \Delta z_h W_O^h, \qquad \text{with a norm } n: \quad
+           \Delta_h = n\Big(\sum_i z_i W_O^i + b_O + \Delta z_h W_O^h\Big) - n\Big(\sum_i z_i W_O^i + b_O\Big) $$
         """
-        wrote = changes.flatten(-2) @ self.weights.to(changes).flatten(0, 1)
+        wrote = change @ self.weights[head].to(change)
         if self.norm is not None:
             before = self.before_norm(z)
             wrote = self.norm(before + wrote) - self.norm(before)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..prompts.conditions import CONTRASTS
-from ..running.results import interval_columns, with_limits
+from ..running.results import Quantity, interval_columns, with_limits
 from ..statistics import (
     SENSES,
     Concentration,
@@ -163,6 +163,15 @@ class Parts:
             **interval_columns("median_fraction", self.median_fraction),
             **interval_columns("effect", self.effect_interval),
         }
+
+    def part_quantity(self, column: str) -> Quantity:
+        """What a column of `claim_columns`, or the share of means, is."""
+        limits = ("ci_low", "ci_high") if column == "effect_fraction" else (f"{column}_ci_low", f"{column}_ci_high")
+        if column == "prevalence":
+            return Quantity("share of problems", False, limits, "p_prevalence", self._claim())
+        share = column in ("effect_fraction", "median_fraction")
+        below = "against the effect" if share else "lowers the outcome"
+        return Quantity(WHOLE if share else self.unit, True, limits, "p_prevalence", self._claim(), below)
 
     def _claim(self) -> str:
         return f"more than {100 * self.smallest_effect:.3g} % of the effect in most problems"

@@ -1,6 +1,6 @@
 """What an exact sweep gives: patched outcomes per problem and head, effects, fractions and intervals."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -170,14 +170,10 @@ class PatchScores(Parts, Result):
         """An effect in the outcome's unit, or a share of the whole one or of the problems; all rest on the same test."""
         if column in ("noise", "rank"):
             return Quantity(self.unit if column == "noise" else "")
-        limits = ("ci_low", "ci_high") if column == "effect_fraction" else (f"{column}_ci_low", f"{column}_ci_high")
-        if column == "prevalence":
-            return Quantity("share of problems", False, limits, "p_prevalence", self._claim())
-        if column in ("effect_fraction", "recovered", "median_fraction"):
-            against = "" if column == "recovered" else "against the effect"
-            return Quantity(WHOLE, True, limits, "p_prevalence", self._claim(), against)
-        below = "patching lowers the outcome" if column == "patching_changes" else "lowers the outcome"
-        return Quantity(self.unit, True, limits, "p_prevalence", self._claim(), below)
+        made = self.part_quantity(column)
+        if column == "recovered":
+            return replace(made, unit=WHOLE, below="")
+        return replace(made, below="patching lowers the outcome") if column == "patching_changes" else made
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem and head."""
