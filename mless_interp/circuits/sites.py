@@ -395,7 +395,7 @@ def _token(position: str) -> str:
 
 
 def _largest(table: pd.DataFrame) -> pd.DataFrame:
-    columns = ["label", "k", "n", "p_prevalence", "median_fraction", "effect", "effect_fraction", "ci_low", "ci_high"]
+    columns = ["label", "k", "n", "median_fraction", "effect", "effect_fraction", "ci_low", "ci_high"]
     order = table["median"].abs().sort_values(ascending=False, kind="stable").index
     return table.loc[order, columns].reset_index(drop=True)
 

@@ -123,6 +123,15 @@ class PlantedModel:
         return {head: self.roles.expected(head) for head in heads}
 
     @property
+    def edges(self) -> dict[tuple[str, str], str]:
+        """(sender, receiver) -> by which input of the receiver ("q", "v", "") it acts: the only edges that carry anything.
+
+        Denoising finds them where contributions add up or all are needed, noising where any is enough. What passes along
+        the rows of the span (`relayed`) no edit of question rows can show.
+        """
+        return self.roles.edges()
+
+    @property
     def name(self) -> str:
         """What results call a model of this seed."""
         return f"planted-{self.settings['seed']}"

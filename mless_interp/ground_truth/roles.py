@@ -133,6 +133,25 @@ class Roles:
         """Whether what it writes can be carried on by a later mediator, which reads the rows of numbers."""
         return head not in self.relayed and (head not in self.reads_from or self.reads_from[head] != {ANSWER_ROW})
 
+    def edges(self) -> dict[tuple[str, str], str]:
+        """(sender, receiver) -> through what of the receiver ("q", "v", or "" for the last MLP and the logits).
+
+        The last MLP takes what is written in the answer's row, mediators take signals of earlier readers by their values, a
+        conditional reader its switch's by its queries. Nothing else passes anything on.
+        """
+        last = f"MLP{self.n_layers - 1}"
+        readers = [head for head in (*self.readers, *self.conditional) if head not in self.rare]
+        answering = [head for head in (*readers, *self.against, *self.relayed, *self.mediators) if self.direct(head)]
+        found = {(str(head), last): "" for head in answering}
+        found |= {
+            (str(reader), str(mediator)): "v"
+            for reader in readers
+            for mediator in self.mediators
+            if self.passes(reader) and reader.layer < mediator.layer
+        }
+        found |= {(str(switch), str(reader)): "q" for reader, switch in self.conditional.items()}
+        return found | {(last, "logits"): ""}
+
     def expected(self, head: Head) -> Expected:
         """The verdict that a head must get in most problems of a model that has readers."""
         kind = "rare" if head in self.rare else self.kinds.get(head, "idle")
