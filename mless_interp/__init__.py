@@ -55,7 +55,7 @@ PUBLIC = {
     "locating.located": ["LocatedHeads"],
     "circuits.direct": ["DirectEffects", "direct_effects"],
     "circuits.paths": ["Edge", "PathEffects", "trace_paths"],
-    "circuits.sites": ["PositionMap", "SitePatches", "map_positions", "patch_sites"],
+    "circuits.site_patches": ["PositionMap", "SitePatches", "map_positions", "patch_sites"],
     "grading": ["grade_lenient", "grade_paper", "grade_strict"],
     "accuracy": ["AccuracyResults", "Comparison", "Comparisons", "LinkedAccuracy", "Treatment", "evaluate_accuracy"],
     "paper": ["ClaimChecks", "Enrichment", "enrichment"],

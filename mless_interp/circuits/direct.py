@@ -23,7 +23,7 @@ from ..prompts.pairs import PromptPair
 from ..running.results import Quantity, Result, Shown, ShownTable, tidy
 from ..running.work import Tick, Unit
 from ..statistics import CONFIDENCE
-from .flow import Flow, heads_of, named_on, named_words, need_weights, writes
+from .stream_changes import Flow, heads_of, named_on, named_words, need_weights, writes
 
 WAYS = ("direct", "indirect")
 """The parts of a head's effect: straight to the logits, and through later parts of the model."""

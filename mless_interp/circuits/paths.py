@@ -26,7 +26,7 @@ from ..running.registry import savable
 from ..running.results import Quantity, Result, Shown, ShownTable, tidy
 from ..running.work import Tick, Unit
 from ..statistics import CONFIDENCE
-from .flow import INPUTS, Flow, heads_of, mlp_reads, named_on, named_words, need_layers, need_weights, writes
+from .stream_changes import INPUTS, Flow, heads_of, mlp_reads, named_on, named_words, need_layers, need_weights, writes
 
 LOGITS = "logits"
 TOGETHER = "".join(INPUTS)

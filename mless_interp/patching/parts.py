@@ -48,6 +48,7 @@ class Parts:
     against it, in more than half of all problems (`prevalence`). Means describe.
     """
 
+    problem_ids: Any
     per_cell: Any
     total_effect: Any
     unit: str

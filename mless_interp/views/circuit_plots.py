@@ -7,7 +7,7 @@ import pandas as pd
 
 from ..circuits.direct import WAYS, DirectEffects
 from ..circuits.paths import LOGITS, TOGETHER, PathEffects
-from ..circuits.sites import ALL, PositionMap, SitePatches
+from ..circuits.site_patches import ALL, PositionMap, SitePatches
 from ..heads import Head
 from .head_plots import MADE_WITH
 from .plots import HATCHES, LINES, Picture, draw_cells, key, key_below, name_axes, panel, words_of
@@ -166,13 +166,21 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None, limi
     value = found.default_column(table) if value is None else value
     if value not in table:
         raise ValueError(f"no column {value!r} to draw; there are {', '.join(table.columns)}")
-    sites = isinstance(found, SitePatches)
-    shape = found.values.shape[1:] if sites else (1, *found.values.shape[1:])
+    if isinstance(found, SitePatches):
+        titles, names, x, y = (
+            found.sites,
+            found.positions,
+            "token of the question, from either end",
+            "layer (zero-based)",
+        )
+        rows = [str(layer) for layer in range(found.values.shape[2])]
+    else:
+        titles, names, x, y = ("",), found.places, "token of the question; part of the span", "head (zero-based)"
+        rows = [str(head) for head in found.heads]
+    shape = len(titles), len(rows), len(names)
     grids, p = (table[name].to_numpy(dtype=float).reshape(shape) for name in (value, "p_prevalence"))
     finite = grids[np.isfinite(grids)]
     limit = limit or (float(np.abs(finite).max()) if finite.size else 1.0) or 1.0
-    names = found.positions if sites else found.places
-    rows = [str(layer) for layer in range(shape[1])] if sites else [str(head) for head in found.heads]
     size = max(2.6, 0.21 * len(names) + 0.9), max(2.2, 0.24 * len(rows) + 1.2)
     picture = Picture(figsize=(size[0] * shape[0] + 1.0, size[1] + 0.5), layout="constrained")
     axes: Any = picture.subplots(1, shape[0], squeeze=False)
@@ -185,9 +193,7 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None, limi
         image = draw_cells(axes[0, at], np.clip(grids[at], -limit, limit), limit=limit, hatched=marked)
         axes[0, at].set_xticks(range(len(names)), [name.removeprefix("row ") for name in names], rotation=90)
         axes[0, at].set_yticks(range(len(rows)), rows)
-        x = "token of the question, from either end" if sites else "token of the question; part of the span"
-        y = ("layer (zero-based)" if sites else "head (zero-based)") if at == 0 else None
-        name_axes(axes[0, at], x=x, y=y, title=found.sites[at] if sites else None)
+        name_axes(axes[0, at], x=x, y=y if at == 0 else None, title=titles[at] or None)
         for edge in _edges(names):
             axes[0, at].axvline(edge - 0.5, color="black", linewidth=0.9)
     quantity = found.quantity(value)

@@ -12,7 +12,9 @@ from models_under_test import loaded, pairs_for, planted_here, planted_pairs, wi
 
 import mless_interp as mi
 from mless_interp.circuits.paths import Edge, trace_paths
+from mless_interp.ground_truth.planted import planted_model
 from mless_interp.heads import Head
+from mless_interp.models.transformer_lens import bridge_from
 
 EDGES = (
     "L0H1 -> L1H2 q",
@@ -114,9 +116,6 @@ PLANTED["AND of mediators"] = ({"seed": 8, **CHAIN, "combine": "all"}, ("denoisi
 
 
 def planted(settings: dict[str, Any]) -> Any:
-    from mless_interp.ground_truth.planted import planted_model
-    from mless_interp.models.transformer_lens import bridge_from
-
     more = dict(settings)
     if "conditional" in more:
         more["conditional"] = dict(more["conditional"])

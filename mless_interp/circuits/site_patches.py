@@ -24,7 +24,7 @@ from ..prompts.pairs import PromptPair
 from ..running.results import Quantity, Result, Shown, ShownTable, tidy
 from ..running.work import Tick, Unit
 from ..statistics import CONFIDENCE
-from .flow import Flow, heads_of, named_on, named_words, need_layers, need_weights, writes
+from .stream_changes import Flow, heads_of, named_on, named_words, need_layers, need_weights, writes
 
 SITES_OF_A_LAYER = {
     "resid_pre": "the residual stream before the layer",
@@ -272,26 +272,26 @@ def _blinded(flow: Flow, head: Head, part: Tensor | None) -> Tensor:
     """What the head writes more where it cannot see a part of the span."""
     assert part is not None
     state = LayerState.of(flow.model, flow.receiving, head.layer, span=part)
-    one = replace(state, **_of_one(state, head.head, flow.model.info.n_heads))
+    one = _of_one(state, head.head, flow.model.info.n_heads)
     z = flow.receiving.z[head.layer]
     with torch.no_grad():
         change = (Knockout()(one) - one.mixed(one.pattern()))[..., 0, :]
     return flow.output(head.layer).change(z, head.head, change.to(z))
 
 
-def _of_one(state: LayerState, head: int, n_heads: int) -> dict[str, Tensor]:
-    """The fields of a layer's state of one head alone."""
+def _of_one(state: LayerState, head: int, n_heads: int) -> LayerState:
+    """A layer's state of one head alone."""
     group = head // (n_heads // state.k.shape[2])
-    alone = slice(head, head + 1), slice(group, group + 1)
-    of = lambda mask: mask if mask.shape[1] == 1 else mask[:, alone[0]]  # noqa: E731
-    return {
-        "q": state.q[:, :, alone[0]],
-        "z": state.z[:, :, alone[0]],
-        "k": state.k[:, :, alone[1]],
-        "v": state.v[:, :, alone[1]],
-        "visible": of(state.visible),
-        "unmasked": of(state.unmasked),
-    }
+    own, shared = slice(head, head + 1), slice(group, group + 1)
+    return replace(
+        state,
+        q=state.q[:, :, own],
+        z=state.z[:, :, own],
+        k=state.k[:, :, shared],
+        v=state.v[:, :, shared],
+        visible=state.visible if state.visible.shape[1] == 1 else state.visible[:, own],
+        unmasked=state.unmasked if state.unmasked.shape[1] == 1 else state.unmasked[:, own],
+    )
 
 
 def _joins(flow: Flow, site: str, layer: int) -> int:
@@ -352,7 +352,7 @@ class SitePatches(Parts, Result):
         """One row per site, layer and position: `k` of `n` problems that have that token, all else as in `PathEffects`."""
         fraction = self.effect_fraction
         table = tidy(self._cells(), effect_fraction=fraction.estimate, ci_low=fraction.low, ci_high=fraction.high)
-        labels = [f"{row.site} of layer {row.layer}, {_token(row.position)}" for row in table.itertuples()]
+        labels = [f"Layer {row.layer} {row.site}, {_token(row.position)}" for row in table.itertuples()]
         at_layer = table.rename(columns={"layer": "of_layer"})
         return pd.DataFrame(
             {"label": labels, **at_layer[["site", "of_layer", "position"]], **self.claim_columns()}
@@ -371,7 +371,7 @@ class SitePatches(Parts, Result):
         """What was patched, and which cells are shown in most problems."""
         s = self.settings
         return [
-            f"{', '.join(self.sites)} patched in {self.values.shape[2]} layers at {len(self.positions) - 1} tokens of the "
+            f"Patched {', '.join(self.sites)} in {self.values.shape[2]} layers at {len(self.positions) - 1} tokens of the "
             f"question (from both ends) and at all, contrast {s.get('contrast')}, {s.get('direction')}, outcome "
             f"{s.get('outcome')}, {len(self.problem_ids)} problems.",
             *self._total_words(),
