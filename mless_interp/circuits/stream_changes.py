@@ -194,7 +194,7 @@ class Flow:
         base = self.ends[:, :1]
         last = 2 * self.layers.n_layers
         acts = torch.stack([self._acting(change, at == last) for at, change in cells], 1).cpu().numpy()
-        some = [cell for cell, any_here in zip(cells, acts.any(0).tolist(), strict=True) if any_here]
+        some = [cell for cell, any_here in zip(cells, list(acts.any(0)), strict=True) if any_here]
         values = np.repeat(base, len(cells), 1)
         if some:
             values[:, acts.any(0)] = self._resumed(some, base)
