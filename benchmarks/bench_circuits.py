@@ -122,9 +122,7 @@ def main(
         some = chosen[turn::TURNS]
         taken, values = seconds(lambda some=some: [hand.edge(edge) for edge in some])
         by_hand, expected = by_hand + taken, expected | dict(zip(some, values, strict=True))
-    worst = max(
-        abs(found.values[0, found.edges.index(edge)] - value) for edge, value in zip(chosen, expected, strict=True)
-    )
+    worst = max(abs(found.values[0, found.edges.index(edge)] - value) for edge, value in expected.items())
     ours, theirs = spent / len(found.edges), by_hand / len(chosen)
     print(
         f"{geometry.name}, {layers} layers, {threads} threads; {len(found.edges)} edges, {len(chosen)} of them by hand too\n"

@@ -72,7 +72,7 @@ class ByHand:
             return self.value() - self.value(**{last: self.tail(last) + change})
         if edge.receiver.startswith("MLP"):
             layer = int(edge.receiver[3:])
-            reads, out = site(layer, "hook_resid_pre" if parallel else "hook_resid_mid"), site(layer, "hook_mlp_out")
+            reads, out = site(layer, "hook_resid_pre" if parallel else "hook_attn_out"), site(layer, "hook_mlp_out")
             return self.value() - self.value(**{out: self.tail(out, **{reads: self.tail(reads) + change})})
         head = Head.parse(edge.receiver)
         z_site, z = site(head.layer, "attn.hook_z"), self.tail(site(head.layer, "attn.hook_z")).clone()

@@ -77,9 +77,7 @@ def test_questions_of_different_length_are_aligned_from_both_ends() -> None:
     assert counts[0, str(n_rows - 1)] == sum(n >= n_rows for n in lengths) and counts[0, "all"] == len(pairs)
 
 
-@pytest.mark.parametrize(
-    ("name", "backend"), [("Llama", "bridge"), ("Gemma 2", "bridge"), ("GPT-2", "hooked_transformer")]
-)
+@pytest.mark.parametrize(("name", "backend"), [("Llama", "bridge"), ("Gemma 2", "bridge"), ("GPT-2", "nnsight")])
 def test_all_rows_are_the_sweep_and_the_whole_span_is_the_knockout(name: str, backend: str) -> None:
     model = loaded(folder_of(name), backend)
     pairs, heads = pairs_for(model, count=2), ["L1H2", "L0H5"]
