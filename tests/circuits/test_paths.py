@@ -181,7 +181,7 @@ def linear() -> mi.Model:
         init_weights=True,
         initializer_range=0.3,
     )
-    return mi.wrap_model(HookedTransformer(config), tokenizer=tokenizer, name="linear")
+    return mi.wrap_model(HookedTransformer(config).requires_grad_(False), name="linear", tokenizer=tokenizer)
 
 
 def test_with_one_reader_and_no_other_path_the_edge_is_the_indirect_effect(linear: mi.Model) -> None:
