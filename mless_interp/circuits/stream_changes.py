@@ -194,10 +194,11 @@ class Flow:
         base = self.ends[:, :1]
         last = 2 * self.layers.n_layers
         acts = torch.stack([self._acting(change, at == last) for at, change in cells], 1).cpu().numpy()
-        some = [cell for cell, any_here in zip(cells, list(acts.any(0)), strict=True) if any_here]
+        anywhere = np.asarray(acts.any(0))
+        some = [cell for cell, acting in zip(cells, anywhere, strict=True) if acting]
         values = np.repeat(base, len(cells), 1)
         if some:
-            values[:, acts.any(0)] = self._resumed(some, base)
+            values[:, anywhere] = self._resumed(some, base)
         return np.where(acts, values, base)
 
     def _acting(self, change: Tensor, last: bool) -> Tensor:
