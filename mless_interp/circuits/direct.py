@@ -68,7 +68,7 @@ def direct_effects(
     Returns `DirectEffects` with values `[problem, head]` in the outcome's unit. Raises `ModelError` before anything runs for
     models whose weights cannot be read (quantised, run elsewhere) or whose layers are not known one by one.
 
-    Source: methods §8; path patching of head to logits in Wang et al. (2211.00593).
+    Source: methods §8.1; path patching of head to logits in Wang et al. (2211.00593).
     """
     check_smallest_effect(smallest_effect)
     chosen = heads_of(model, heads, "split")

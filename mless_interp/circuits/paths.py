@@ -165,7 +165,7 @@ def trace_paths(
     not stand before its receiver, and for a single head without MLPs; `ModelError` for models whose weights cannot be read
     (quantised, run elsewhere) or whose layers are not known one by one.
 
-    Source: Wang et al. (2211.00593), Goldowsky-Dill et al. (2304.05969), methods §8.
+    Source: Wang et al. (2211.00593), Goldowsky-Dill et al. (2304.05969), methods §8.1.
     """
     check_smallest_effect(smallest_effect)
     sweep = Sweep.named(contrast, direction, edit)

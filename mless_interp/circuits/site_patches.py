@@ -76,7 +76,7 @@ def patch_sites(
     Returns `SitePatches` with values `[problem, site, layer, position]`. Raises `ModelError` before anything runs for models
     whose layers are not known one by one, or that run elsewhere; quantised ones are taken.
 
-    Source: Meng et al. (2202.05262), Heimersheim & Nanda (2404.15255), methods §8.
+    Source: Meng et al. (2202.05262), Heimersheim & Nanda (2404.15255), methods §8.1.
     """
     check_smallest_effect(smallest_effect)
     check_count(n_rows, name="n_rows")
@@ -161,7 +161,7 @@ def map_positions(
 
     Returns `PositionMap` with values `[problem, head, place]`. Raises `ModelError` as `direct_effects` does.
 
-    Source: methods §8.
+    Source: methods §8.1.
     """
     check_smallest_effect(smallest_effect)
     check_count(n_rows, name="n_rows")
