@@ -34,8 +34,10 @@ def identities(model: Model, pairs: tuple[PromptPair, ...]) -> None:
     found = certify_model(model, pairs[:1], progress=False)
     assert found.passed, [(verdict.name, verdict.error) for verdict in found.failed]
     frame = found.to_frame().set_index("name")
-    undefined = (
-        {"I12"} | ({"I3"} if model.learned_positions else set()) | ({"I9", "I10"} if model.norms_attention else set())
+    undefined = (  # I14: nothing of the question stands before these spans
+        {"I12", "I14"}
+        | ({"I3"} if model.learned_positions else set())
+        | ({"I9", "I10"} if model.norms_attention else set())
     )
     assert set(frame.index[frame["status"] == "not applicable"]) <= undefined, frame
 

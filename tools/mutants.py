@@ -51,7 +51,46 @@ ROOMS = {
     "interventions": Room(("mless_interp/patching/interventions.py",), ("tests/patching/test_interventions.py",)),
     "insertions": Room(("mless_interp/prompts/insertions.py",), ("tests/prompts",)),
     "pairs": Room(("mless_interp/prompts/pairs.py",), ("tests/prompts",)),
-    "grading": Room(("mless_interp/grading/*.py",), ("tests/grading",)),
+    "grading": Room(
+        ("mless_interp/grading/*.py",), ("tests/grading/test_graders.py", "tests/grading/test_spelling.py")
+    ),
+    "damaged files": Room(
+        (
+            "mless_interp/running/checkpoint.py",
+            "mless_interp/running/folders.py",
+            "mless_interp/running/store.py",
+            "mless_interp/models/loaded_weights.py",
+            "mless_interp/models/saved.py",
+        ),
+        (
+            "tests/running/test_checkpoint.py",
+            "tests/running/test_folders.py",
+            "tests/running/test_loop.py",
+            "tests/running/test_saved_before.py",
+            "tests/running/test_store.py",
+            "tests/models/test_saved.py",
+            "tests/fuzz/test_damaged_files.py",
+        ),
+    ),
+    "precision": Room(
+        (
+            "mless_interp/models/unembedding.py",
+            "mless_interp/patching/outcomes.py",
+            "mless_interp/patching/sweep.py",
+        ),
+        ("tests/models/test_unembedding.py", "tests/patching/test_patching.py"),
+    ),
+    "devices": Room(
+        (
+            "mless_interp/models/base.py",
+            "mless_interp/models/loaded_weights.py",
+            "mless_interp/models/nnsight.py",
+            "mless_interp/models/replay.py",
+            "mless_interp/patching/sweep.py",
+            "mless_interp/scores/streaming.py",
+        ),
+        ("tests/models/test_devices.py",),
+    ),
 }
 
 SETTINGS = """\
@@ -72,6 +111,7 @@ also_copy=
     analyses
     tools
     training
+timeout_multiplier=6
 track_dependencies=false
 use_git_change_detection=false
 """
@@ -108,7 +148,7 @@ class Mutant:
 
 def copied(name: str, room: Room) -> Path:
     """A fresh copy of the project with mutmut's settings for a room."""
-    folder = WORK / name.replace("/", ".")
+    folder = WORK / re.sub("[/ ]", ".", name)
     shutil.rmtree(folder, ignore_errors=True)
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],

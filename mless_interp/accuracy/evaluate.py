@@ -11,6 +11,7 @@ from typing import Any
 from ..generation.complete import check_engine, check_numbers, check_requests, complete_all, decoding_for
 from ..generation.decoding import Completion, CompletionEngine, Decoding, Request
 from ..generation.engines import check_name, engine_for
+from ..generation.vllm import Vllm
 from ..given import checked
 from ..grading.boxes import has_closed_box
 from ..grading.graders import GRADERS, grade
@@ -59,7 +60,7 @@ def evaluate_accuracy(
     checkpoint: str | Path | None = None,
     progress: bool = True,
     seed: int = 0,
-    engine: str = "auto",
+    engine: str | Vllm = "auto",
 ) -> AccuracyResults:
     """Answer every problem under every treatment and grade the answers.
 
@@ -79,7 +80,7 @@ def evaluate_accuracy(
         that was stopped at any moment goes on from there with the same settings, also with more problems (or fewer); other
         settings, and other prompts or answers of the same problems, are refused.
     engine : "hugging_face" (batched, with a key-value cache: every bridge and nnsight model), "forward" (a whole forward
-        pass per token: HookedTransformer), "vllm" (an extra, insertions only), or "auto".
+        pass per token: HookedTransformer), "vllm" or a `Vllm` (a process of its own, insertions only), or "auto".
 
     Graded by the completion alone, with the strict, the lenient and the paper's grader side by side. Batched and single
     answers are equal up to rounding: in half precision, near-ties can fall either way.
@@ -193,7 +194,7 @@ def check_asked(
     top_p: float,
     max_new_tokens: int | None,
     batch_size: int | None,
-    engine: str,
+    engine: str | Vllm,
 ) -> tuple[Treatment, ...]:
     """The treatments; errors for all that `evaluate_accuracy` can refuse without a model, before one is loaded."""
     chosen = as_treatments(treatments)
@@ -307,6 +308,9 @@ def _prompts(
             f"treatment {treatment.name!r}: in {merged} of {len(pairs)} prompts tokens merged at the border of the inserted "
             'text, so heads cannot be kept from seeing it alone: use template="raw" for knockouts'
         )
+    if treatment.knockout:
+        for pair in pairs:
+            pair.one_block("knocking heads out while an answer is completed")
     return tuple(Request(pair.inserted.ids, pair.id, pair.span) for pair in pairs)
 
 

@@ -14,7 +14,7 @@ from ..heads import Head
 from ..locating.located import LocatedHeads
 from ..models.base import Model
 from ..patching.interventions import Intervention
-from ..patching.outcomes import Outcome, resolution_of
+from ..patching.outcomes import Outcome
 from ..patching.parts import SMALLEST_EFFECT, WHOLE, Parts, check_smallest_effect
 from ..patching.prepared import Prepared, prepare
 from ..patching.sweep import Sweep
@@ -113,7 +113,7 @@ def direct_effects(
             **sweep.settings,
             **prepared.settings,
             **named_on(heads, prepared.ids),
-            "resolution": resolution_of(model.info.dtype),
+            "resolution": model.resolution,
         },
         seed=seed,
         smallest_effect=smallest_effect,

@@ -16,7 +16,7 @@ from ..locating.located import LocatedHeads
 from ..models.base import Model
 from ..models.replay import Layers
 from ..patching.interventions import Intervention
-from ..patching.outcomes import Outcome, resolution_of
+from ..patching.outcomes import Outcome
 from ..patching.parts import SMALLEST_EFFECT, Parts, check_smallest_effect
 from ..patching.prepared import Prepared, prepare
 from ..patching.sweep import Sweep
@@ -207,7 +207,7 @@ def trace_paths(
             **sweep.settings,
             **prepared.settings,
             **named_on(heads, prepared.ids),
-            "resolution": resolution_of(model.info.dtype),
+            "resolution": model.resolution,
         },
         seed=seed,
         smallest_effect=smallest_effect,

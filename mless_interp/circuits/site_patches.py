@@ -15,7 +15,7 @@ from ..heads import Head
 from ..locating.located import LocatedHeads
 from ..models.base import Model
 from ..patching.interventions import Knockout, LayerState
-from ..patching.outcomes import Outcome, resolution_of
+from ..patching.outcomes import Outcome
 from ..patching.parts import SMALLEST_EFFECT, Parts, check_smallest_effect
 from ..patching.prepared import Prepared, prepare
 from ..patching.sweep import Sweep
@@ -33,8 +33,11 @@ SITES_OF_A_LAYER = {
     "resid_post": "the residual stream after the layer",
 }
 """What `patch_sites` patches, by TransformerLens' names."""
+PART = {"resid_pre": "input", "attn_out": "attention", "mlp_out": "mlp", "resid_post": "output"}
 ALL = "all"
-"""The name of all rows at once: every token after the insertion, those of the answer too."""
+"""The name of all rows at once: every token that can change, those of the answer too; of a span, all of it."""
+SPAN = "span "
+"""What labels of the span's own tokens begin with."""
 N_ROWS = 8
 """Tokens from each end of the question, unless told otherwise."""
 N_BLOCKS = 8
@@ -60,12 +63,15 @@ def patch_sites(
     """Patch one site at one token, every layer and token, exactly: the picture of activation patching.
 
     The donor's activation replaces the receiving run's at that layer and token. Questions differ in length, so their tokens
-    are counted from both ends: 0, 1, ... from the first token after the insertion, ..., -2, -1 up to the one that predicts the
-    first token of the answer; "all" is every token after the insertion at once, with those of the answer.
+    are counted from both ends: 0, 1, ... from the first token after the insertion (its first block), ..., -2, -1 up to the one
+    that predicts the first token of the answer; inserted tokens do not count. "all" is every token that can change at once,
+    with those of the answer. Where the span's own rows change (contrast "computed"), its tokens are counted likewise: "span 0",
+    ..., "span -1", "span all". After an insertion that stands behind the question come only the tokens that lead to the answer.
 
-    Two exact identities: resid_pre of layer 0 carries nothing in the content contrast (no head has read yet), and resid_post
-    of the last layer, all rows, carries everything. resid_pre of the last layer carries everything only where no head of
-    that layer reads the span.
+    Two exact identities: resid_pre of layer 0 carries nothing where both runs hold the same tokens at the same positions (no
+    head has read yet), and resid_post of the last layer, all rows, carries everything, unless the answer is read at an inserted
+    token of one of the runs alone. resid_pre of the last layer carries everything only where no head of that layer reads
+    the span.
 
     Parameters
     ----------
@@ -83,11 +89,11 @@ def patch_sites(
     need_layers(model, "patch_sites")
     chosen = several_of(tuple(sites), SITES_OF_A_LAYER, "site")
     sweep, prepared = Sweep.named(contrast, direction, "z"), prepare(model, pairs, outcome)
-    positions, n_layers = _labels(n_rows), model.info.n_layers
+    positions, n_layers = _labels(n_rows, span=sweep.contrast.changes_from == "span"), model.info.n_layers
 
     def of_unit(unit: Unit, tick: Tick) -> list[Any]:
         flow = Flow(prepared.runs(unit), sweep, max_rows)
-        rows = _rows_of_question(flow, n_rows)
+        rows = [_rows(flow, label) for label in positions]
         known = [at for at, row in enumerate(rows) if row is not None]
         order = sorted(
             ((site, layer) for site in range(len(chosen)) for layer in range(n_layers)),
@@ -97,7 +103,7 @@ def patch_sites(
         def cells() -> Iterator[tuple[int, Tensor]]:
             for site, layer in order:
                 name = chosen[site]
-                change = _change(flow, name, layer)
+                change = flow.part_writes(layer, PART[name])
                 yield from ((_joins(flow, name, layer), _only(change, rows[at])) for at in known)
 
         values = np.full((len(unit), len(chosen), n_layers, len(positions)), np.nan)
@@ -122,7 +128,7 @@ def patch_sites(
         values=values,
         total=total,
         unit=prepared.outcome.unit,
-        settings={**sweep.settings, **prepared.settings, "resolution": resolution_of(model.info.dtype)},
+        settings={**sweep.settings, **prepared.settings, "resolution": model.resolution},
         seed=seed,
         smallest_effect=smallest_effect,
     )
@@ -175,8 +181,8 @@ def map_positions(
 
     def of_unit(unit: Unit, tick: Tick) -> list[Any]:
         flow = Flow(prepared.runs(unit), sweep, max_rows)
-        rows = _rows_of_question(flow, n_rows)
-        masks = [_block(flow.runs.span(sweep.receiving), at, n_blocks) for at in range(-1, n_blocks + 1)]
+        rows = [_rows(flow, label) for label in labels]
+        masks = [_block(flow.runs.cut(sweep.contrast).keys, at, n_blocks) for at in range(-1, n_blocks + 1)]
         parts = [*rows, *masks]
         known = [at for at, part in enumerate(parts) if part is not None]
 
@@ -213,7 +219,7 @@ def map_positions(
             **sweep.settings,
             **prepared.settings,
             **named_on(heads, prepared.ids),
-            "resolution": resolution_of(model.info.dtype),
+            "resolution": model.resolution,
         },
         seed=seed,
         smallest_effect=smallest_effect,
@@ -228,24 +234,31 @@ def _effects(found: Sequence[Any], direction: str) -> tuple[np.ndarray, np.ndarr
     return sign * (patched - receiving) + 0.0, sign * (ends[:, 1] - ends[:, 0]) + 0.0
 
 
-def _labels(n_rows: int) -> tuple[str, ...]:
-    """Tokens of the question from both ends, and all.
+def _labels(n_rows: int, *, span: bool = False) -> tuple[str, ...]:
+    """Tokens of the question from both ends, and all; of the span likewise.
 
-    >>> _labels(2)
-    ('0', '1', '-2', '-1', 'all')
+    >>> _labels(2), _labels(1, span=True)
+    (('0', '1', '-2', '-1', 'all'), ('0', '-1', 'all', 'span 0', 'span -1', 'span all'))
     """
-    return (*map(str, range(n_rows)), *map(str, range(-n_rows, 0)), ALL)
+    found = (*map(str, range(n_rows)), *map(str, range(-n_rows, 0)), ALL)
+    return (*found, *(SPAN + label for label in found)) if span else found
 
 
-def _rows_of_question(flow: Flow, n_rows: int) -> list[Tensor | None]:
-    """For each label the changed rows that it means, boolean `[changed]`; None where the question is too short for it."""
-    pair = flow.runs.first
-    first, n = flow.n_changed - pair.n_after, pair.n_after - pair.n_answer
+def _rows(flow: Flow, label: str) -> Tensor | None:
+    """The changed rows that a label means, boolean `[changed]`; None where there are too few tokens for it."""
+    pair, start = flow.runs.first, flow.receiving.start
+    if label == ALL:
+        return torch.ones(flow.n_changed, dtype=torch.bool)
+    if label.startswith(SPAN):
+        places = pair.span_mask.nonzero()[:, 0]
+    else:
+        places = pair.shared if flow.receiving.n_tokens == len(pair.inserted) else torch.arange(len(pair.base))
+        places = places[: len(places) - pair.n_answer]
+    places, label = (places - start)[places >= start], label.removeprefix(SPAN)
     at = torch.arange(flow.n_changed)
-    return [
-        at >= first if label == ALL else at == first + int(label) % n if -n <= int(label) < n else None
-        for label in _labels(n_rows)
-    ]
+    if label == ALL:
+        return torch.isin(at, places)
+    return at == places[int(label)] if -len(places) <= int(label) < len(places) else None
 
 
 def _blocks(n_blocks: int) -> tuple[str, ...]:
@@ -271,11 +284,14 @@ def _block(span: Tensor, block: int, n_blocks: int) -> Tensor | None:
 def _blinded(flow: Flow, head: Head, part: Tensor | None) -> Tensor:
     """What the head writes more where it cannot see a part of the span."""
     assert part is not None
-    state = LayerState.of(flow.model, flow.receiving, head.layer, span=part)
+    cut = flow.runs.cut(flow.sweep.contrast).rows
+    state = LayerState.of(flow.model, flow.receiving, head.layer, span=part, rows=cut)
     one = _of_one(state, head.head, flow.model.info.n_heads)
     z = flow.receiving.z[head.layer]
     with torch.no_grad():
         change = (Knockout()(one) - one.mixed(one.pattern()))[..., 0, :]
+        assert state.rows is not None
+        change = torch.where(state.rows[..., None], change, 0)
     return flow.output(head.layer).change(z, head.head, change.to(z))
 
 
@@ -291,20 +307,13 @@ def _of_one(state: LayerState, head: int, n_heads: int) -> LayerState:
         v=state.v[:, :, shared],
         visible=state.visible if state.visible.shape[1] == 1 else state.visible[:, own],
         unmasked=state.unmasked if state.unmasked.shape[1] == 1 else state.unmasked[:, own],
+        rule=state.rule.of(head),
     )
 
 
 def _joins(flow: Flow, site: str, layer: int) -> int:
     """The stage at which a site's change enters the stream."""
-    return writes(flow.layers, layer, {"resid_pre": "input", "attn_out": "attention"}.get(site, "mlp"))
-
-
-def _change(flow: Flow, site: str, layer: int) -> Tensor:
-    """What the donor run has more at a site."""
-    if site == "resid_post":
-        there, here = (flow.stepper.stream(run, 2 * layer + 2) for run in (flow.donor, flow.receiving))
-        return there.to(here) - here
-    return flow.part_writes(layer, {"resid_pre": "input", "attn_out": "attention", "mlp_out": "mlp"}[site])
+    return writes(flow.layers, layer, PART[site])
 
 
 def _only(change: Tensor, rows: Tensor | None) -> Tensor:
@@ -371,12 +380,15 @@ class SitePatches(Parts, Result):
         """What was patched, and which cells are shown in most problems."""
         s = self.settings
         return [
-            f"Patched {', '.join(self.sites)} in {self.values.shape[2]} layers at {len(self.positions) - 1} tokens of the "
-            f"question (from both ends) and at all, contrast {s.get('contrast')}, {s.get('direction')}, outcome "
-            f"{s.get('outcome')}, {len(self.problem_ids)} problems.",
+            f"Patched {', '.join(self.sites)} in {self.values.shape[2]} layers at {self.positions.index(ALL)} tokens of the "
+            f"question (from both ends) and at all{self._span_words()}, contrast {s.get('contrast')}, {s.get('direction')}, "
+            f"outcome {s.get('outcome')}, {len(self.problem_ids)} problems.",
             *self._total_words(),
             *self._claim_words(),
         ]
+
+    def _span_words(self) -> str:
+        return ", and likewise in the span's own rows" if SPAN + ALL in self.positions else ""
 
     def printed(self) -> pd.DataFrame:
         """The ten cells of the largest median."""
@@ -391,7 +403,8 @@ class SitePatches(Parts, Result):
 
 
 def _token(position: str) -> str:
-    return "all tokens" if position == ALL else f"token {position}"
+    where, label = (" of the span", position.removeprefix(SPAN)) if position.startswith(SPAN) else ("", position)
+    return f"all tokens{where}" if label == ALL else f"token {label}{where}"
 
 
 def _largest(table: pd.DataFrame) -> pd.DataFrame:

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from ..heads import Head
 from ..locating.located import LocatedHeads
-from ..models.arithmetic import masked_scores, mix_values, softmax
+from ..models.arithmetic import mix_values, pattern_of
 from ..models.base import Model
 from ..models.info import AttentionOutput, ModelError
+from ..models.inputs import Recording
 from ..models.memory import halved, rows_per_pass
 from ..models.replay import Stepper, stage
 from ..models.unembedding import is_half
@@ -81,14 +82,15 @@ class Flow:
         self.runs, self.sweep, self.model = runs, sweep, runs.model
         self.stepper = need_layers(runs.model, "this")
         self.layers = self.stepper.layers
-        self.n_changed = sweep.contrast.n_changed(runs.first)
-        self.donor = runs.recording(sweep.donor, self.n_changed)
-        self.receiving = runs.recording(sweep.receiving, self.n_changed)
-        self._clean = runs.recording(sweep.contrast.clean, self.n_changed).logits
-        read, length = runs.read(sweep.receiving), runs.length(sweep.receiving)
-        self._read = torch.tensor(read, device=self.receiving.z[0].device) - self.receiving.start
+        self.donor, self.receiving = sweep.recordings(runs)
+        clean = sweep.contrast.clean
+        self._clean = runs.recording(clean, sweep.start(runs, clean)).logits
+        self._here, self._there = sweep.edited(runs)
+        read, run = runs.read(sweep.receiving), self.receiving
+        self.n_changed = run.n_tokens - run.start
+        self._read = torch.tensor(read) - run.start
         self._rows = max_rows or rows_per_pass(
-            self.model.info, batch=len(runs.pairs), changed=self.n_changed, length=length, read=len(read)
+            self.model.info, batch=len(runs.pairs), changed=self.n_changed, length=run.n_tokens, read=len(read)
         )
         self._outputs: dict[int, AttentionOutput] = {}
         self._newest: dict[str, tuple[Any, Any]] = {}
@@ -117,18 +119,25 @@ class Flow:
 
     def head_writes(self, head: Head) -> Tensor:
         """What the sweep's edit of one head adds where the head writes."""
-        new = self._kept("z", head.layer, lambda: self.sweep.new_z(self.runs, self.donor, self.receiving, head.layer))
+        new = self._kept("z", head.layer, lambda: self.sweep.new_z(self.runs, head.layer))
         z = self.receiving.z[head.layer]
-        return self.output(head.layer).change(z, head.head, (new.to(z) - z)[..., head.head, :])
+        change = self._put(z[:, :, head.head], new[:, :, head.head])
+        return self.output(head.layer).change(z, head.head, change)
 
     def part_writes(self, layer: int, part: str) -> Tensor:
-        """What the donor has more than the receiving run: in the layer's input, or of what its attention or MLP adds."""
+        """What the donor has more than the receiving run: in a layer's input or output, or of what its attention or MLP adds."""
         there, here = (self._part(run, layer, part) for run in (self.donor, self.receiving))
-        return there.to(here) - here
+        return self._put(here, there[:, self._there.to(there.device)])
 
-    def _part(self, run: Any, layer: int, part: str) -> Tensor:
-        if part == "input":
-            return self.stepper.stream(run, 2 * layer)
+    def _put(self, old: Tensor, new: Tensor) -> Tensor:
+        """What changes where `new` takes its place among the receiving run's rows; nothing in rows that the donor lacks."""
+        change, at = torch.zeros_like(old), self._here.to(old.device)
+        change[:, at] = new.to(old) - old[:, at]
+        return change
+
+    def _part(self, run: Recording, layer: int, part: str) -> Tensor:
+        if part in ("input", "output"):
+            return self.stepper.stream(run, 2 * layer + 2 * (part == "output"))
         if part == "attention":
             return self.layers.attention_out(layer, run.z[layer])
         return self.layers.mlp_out(layer, self.stepper.stream(run, self.mlp_reads(layer)))
@@ -151,7 +160,7 @@ class Flow:
         """
         layer, at = head.layer, head.head
         q, k, v = self._kept("projected", (layer, sender), lambda: self._projected(layer, change))
-        run, rule = self.receiving, self.layers.rule(layer)
+        run, rule = self.receiving, self.layers.rule(layer).of(at)
         group = at // (self.model.info.n_heads // self.model.info.n_key_value_heads)
         old = (
             run.q[layer][:, :, at : at + 1],
@@ -164,7 +173,7 @@ class Flow:
         mask = mask if mask.shape[1] == 1 else mask[:, at : at + 1]
 
         def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return mix_values(softmax(masked_scores(q, k, mask, rule)), v)
+            return mix_values(pattern_of(q, k, mask, rule), v)
 
         before = self._kept("attended", head, lambda: attended(*old))
         return self.output(layer).change(run.z[layer], at, (attended(*mixed) - before)[:, :, 0])
@@ -193,7 +202,8 @@ class Flow:
         """Of one pass, or of several where memory runs out; a change of nothing has the receiving run's outcome exactly."""
         base = self.ends[:, :1]
         last = 2 * self.layers.n_layers
-        acts = torch.stack([self._acting(change, at == last) for at, change in cells], 1).cpu().numpy()
+        found = [self._acting(change, at == last) for at, change in cells]
+        acts = torch.stack([each.to(found[0].device) for each in found], 1).cpu().numpy()
         anywhere = np.asarray(acts.any(0))
         some = [cell for cell, acting in zip(cells, anywhere, strict=True) if acting]
         values = np.repeat(base, len(cells), 1)
@@ -202,7 +212,7 @@ class Flow:
         return np.where(acts, values, base)
 
     def _acting(self, change: Tensor, last: bool) -> Tensor:
-        return (change[:, self._read] if last else change).ne(0).flatten(1).any(1)
+        return (change[:, self._read.to(change.device)] if last else change).ne(0).flatten(1).any(1)
 
     def _resumed(self, cells: list[tuple[int, Tensor]], base: np.ndarray) -> np.ndarray:
         half = is_half(self.receiving.z[0])  # much of the rounding is common to the rows of a stage

@@ -17,6 +17,7 @@ from ..models.memory import gpu_memory, halved
 from ..running.work import Shard, Tick, Unit
 from .decoding import Completion, CompletionEngine, Decoding, Redistribution, Request, Row
 from .engines import engine_for
+from .vllm import Vllm
 
 
 def generate_completions(
@@ -31,7 +32,7 @@ def generate_completions(
     knockout: Iterable[Head | str] = (),
     redistribution: Redistribution | None = None,
     batch_size: int | None = None,
-    engine: str = "auto",
+    engine: str | Vllm = "auto",
     skip: Container[str] = frozenset(),
     on_finished: Callable[[dict[str, Completion]], None] | None = None,
     keep_logits: bool = False,
@@ -49,7 +50,8 @@ def generate_completions(
     redistribution : redraws activations of the first MLPs (ARM), of a row's own tokens, padding excluded.
     batch_size : rows at once (default: sized to memory); halved when memory runs out, rows that had ended are kept.
     engine : "hugging_face" (`generate` with its key-value cache), "forward" (one whole `Model.run` per token: the slow
-        definition, and what HookedTransformer has), "vllm" (an extra; no edits); "auto": the first that the model has.
+        definition, and what HookedTransformer has), "vllm" or a `Vllm` (a process of its own; no edits); "auto": the first
+        of these that the model has, vLLM apart.
     skip : keys that are not made again; the batches are cut as if they were.
     on_finished : called with the completions that have just ended, as soon as they have.
     keep_logits : keep every step's logits (large; for checks).

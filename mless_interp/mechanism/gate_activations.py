@@ -18,7 +18,7 @@ from ..models.inputs import Inputs
 from ..models.sites import site
 from ..patching.prepared import fit_pairs, single
 from ..prompts.conditions import CONDITIONS, CONTRASTS, one_of, several_of
-from ..prompts.pairs import PromptPair, digest_of, own_pairs
+from ..prompts.pairs import PromptPair, digest_of, followed, own_pairs
 from ..running.loop import over_problems
 from ..statistics.arguments import check_count
 from .activation_results import ActivationShift
@@ -87,7 +87,7 @@ def activation_shift(
     one_of(positions, dict.fromkeys(POSITIONS), "positions")
     check_widths(c=c, q=q)
     check_count(bins, name="bins", at_least=2)
-    found = own_pairs(model, fit_pairs(pairs))
+    found = own_pairs(model, fit_pairs(followed(pairs)))
     classes = [_classes(model, pair, classify) for pair in found]
     read = _Reader(model, site(layer, "mlp.hook_pre"), gate.activation, positions)
     settings = {
@@ -161,7 +161,7 @@ class _Reader:
         """Which tokens of the base prompt are read, boolean `[token]`."""
         wanted = torch.ones(len(pair.base), dtype=torch.bool)
         if self.positions == "question":
-            wanted[: pair.span[0]] = False
+            wanted[: pair.spans[0][0]] = False
         return wanted
 
 

@@ -91,13 +91,8 @@ class Model(ABC):
         model.engine = engine
         return model
 
-    def __copy__(self) -> "Model":
-        model = object.__new__(type(self))
-        model.__dict__.update(self.__dict__)
-        return model
-
-    def __reduce__(self) -> Any:
-        """In another process a model is the way to load it, and the weights that it must then have."""
+    def sent(self) -> tuple[Callable[..., "Model"], tuple[Any, ...]]:
+        """What another process gets instead of a model: the way to load it, and the weights that it must then have."""
         if self.how is None:
             raise ModelError(
                 f"{self.info.name} was given as an object, which other processes cannot load: load it with load_model"
@@ -130,6 +125,14 @@ class Model(ABC):
     def shows_rotated(self) -> bool:
         """Whether queries and keys can be had as they enter the scores (found out by the self-check)."""
         return self.checks is None or self.checks.shows_rotated
+
+    @property
+    def resolution(self) -> float:
+        """Differences of a log-probability (in nats) up to this are rounding: measured by the self-check, never less than
+        1e-5 (1e-9 in float64); without its figure 0.01 in half precision."""
+        least = {"float64": 1e-9, "float32": 1e-5}.get(self.info.dtype, 0.0)
+        measured = None if self.checks is None else self.checks.resolution
+        return max(least, measured) if measured is not None else least or 1e-2
 
     @property
     def has_rotated_sites(self) -> bool:
@@ -219,8 +222,11 @@ class Model(ABC):
                 f"{info.backend!r}, which {what} need{f' ({why})' if why else ''}: use another backend"
             )
 
-    def visible(self, inputs: Inputs) -> tuple[Tensor, ...]:
-        """Each layer's visibility `[b, 1|H, T, T]` for this input (equal windows share one tensor)."""
+    def visible(self, inputs: Inputs, places: Sequence[torch.device] = ()) -> tuple[Tensor, ...]:
+        """Each layer's visibility `[b, 1|H, T, T]` for this input (equal windows on one device share one tensor).
+
+        `places`: the device of each layer; without, all are where the input is.
+        """
         made: dict[int | None, Tensor] = {}
         for window in set(self.info.windows):
             made[window] = visibility(
@@ -230,7 +236,10 @@ class Model(ABC):
                 attention_mask=inputs.attention_mask,
                 device=inputs.tokens.device,
             )
-        return tuple(made[window] for window in self.info.windows)
+        here = inputs.tokens.device
+        moved = {key: made[key[0]].to(key[1]) for key in zip(self.info.windows, places, strict=False) if key[1] != here}
+        wanted = zip(self.info.windows, places or [here] * len(self.info.windows), strict=True)
+        return tuple(moved.get(key, made[key[0]]) for key in wanted)
 
     def run(
         self,
@@ -290,7 +299,7 @@ class Model(ABC):
 
     def record(self, inputs: Inputs, *, start: int, logits_at: LogitsAt = "none") -> Recording:
         """Run once and keep what `replay` needs for the positions from `start` on (per layer, nothing else)."""
-        inputs = self._checked(inputs)
+        given, inputs = inputs, self._checked(inputs)
         if not 0 <= start < inputs.n_tokens:
             raise ValueError(f"start must be a position of the prompt, 0 to {inputs.n_tokens - 1}, got {start}")
         tail = lambda x: x[:, start:].clone()  # noqa: E731
@@ -300,20 +309,22 @@ class Model(ABC):
             kept |= {"attn.hook_rot_k": torch.clone, "attn.hook_v": torch.clone}
         layers = range(self.info.n_layers)
         reducers = {site(layer, name): reducer for layer in layers for name, reducer in kept.items()}
-        result = self.run(inputs, capture=reducers, logits_at=logits_at)
+        result = self.run(given, capture=reducers, logits_at=logits_at)
         per_layer = lambda name: tuple(  # noqa: E731
             result.captured[site(layer, name)] for layer in layers if name in kept
         )
+        z = per_layer("attn.hook_z")
+        places = [each.device for each in z]  # what enters a layer still lies where the layer before it does
         return Recording(
             inputs=inputs,
             start=start,
             logits=result.logits,
-            resid_pre=per_layer("hook_resid_pre"),
+            resid_pre=tuple(x.to(place) for x, place in zip(per_layer("hook_resid_pre"), places, strict=False)),
             q=per_layer("attn.hook_rot_q"),
             k=per_layer("attn.hook_rot_k"),
             v=per_layer("attn.hook_v"),
-            z=per_layer("attn.hook_z"),
-            masks=tuple(mask[:, :, start:] for mask in self.visible(inputs)),
+            z=z,
+            masks=tuple(mask[:, :, start:] for mask in self.visible(inputs, places)),
         )
 
     def replay(
@@ -400,7 +411,7 @@ class Model(ABC):
                 positions = positions[None]
             if positions.shape not in ((batch, n_tokens), (1, n_tokens)):
                 raise ValueError(f"position_ids must be [{batch}, {n_tokens}], got {list(positions.shape)}")
-            positions = positions.expand(batch, n_tokens).to(self.info.device)
+            positions = positions.expand(batch, n_tokens)
             if self.whole_positions and positions.is_floating_point():
                 if not bool((positions == positions.round()).all()):
                     raise ValueError(
@@ -437,13 +448,14 @@ class Model(ABC):
             )
 
     def _read_positions(self, logits_at: LogitsAt, n_tokens: int) -> Tensor | None:
+        """The positions asked for, in memory: what is looked up there nobody waits for."""
         if isinstance(logits_at, str):
             if logits_at == "none":
                 return None
             if logits_at not in ("all", "last"):
                 raise ValueError(f'logits_at must be "all", "last", "none" or positions, got {logits_at!r}')
-            return torch.arange(0 if logits_at == "all" else n_tokens - 1, n_tokens, device=self.info.device)
-        read = torch.as_tensor(logits_at, dtype=torch.long, device=self.info.device)
+            return torch.arange(0 if logits_at == "all" else n_tokens - 1, n_tokens)
+        read = torch.as_tensor(logits_at, dtype=torch.long).cpu()
         if read.dim() != 1 or not read.numel() or int(read.min()) < 0 or int(read.max()) >= n_tokens:
             raise ValueError(f"logits_at must be positions 0 to {n_tokens - 1}, got {logits_at!r}")
         return read

@@ -12,7 +12,7 @@ import torch
 from ..given import checked
 from ..heads import Head
 from ..metrics.attention import span_log_odds
-from ..models.arithmetic import masked_scores
+from ..models.arithmetic import masked_scores, with_extra, with_sinks
 from ..models.base import Model
 from ..models.sites import site
 from ..prompts.conditions import CONDITIONS, CONTRASTS, one_of
@@ -158,12 +158,14 @@ def _one(runs: Runs, condition: str, layer: int) -> tuple[np.ndarray | None, flo
     if not names:
         return None, value
     q, k = (result.captured[name].double() for name in names)
-    visible = model.visible(inputs)[layer]
+    visible = model.visible(inputs)[layer].to(q.device)
     after = slice(pair.span[1], inputs.n_tokens)
-    scores = masked_scores(q[:, after], k, visible[:, :, after], model.attention_rule(layer))
+    rule = model.attention_rule(layer)
+    scores = masked_scores(q[:, after], k, visible[:, :, after], rule)
     rows = torch.arange(inputs.n_tokens)[after].to(scores.device)
-    span = pair.span_mask.to(scores.device)
-    shown = visible[:, :, after].expand(scores.shape).contiguous()
+    span = with_extra(pair.span_mask.to(scores.device), rule)
+    shown = with_extra(visible[:, :, after].expand(scores.shape), rule, value=True)
+    scores = with_sinks(scores, rule.column)
     return span_log_odds(scores, span=span, visible=shown, dest_positions=rows)[0].cpu().numpy(), value
 
 

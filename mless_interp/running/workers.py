@@ -1,6 +1,7 @@
 """Several processes at once, here or on a cluster, by Ray: each holds the model; one that dies loses no work but its unit's."""
 
 import contextlib
+import io
 import pickle
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -152,9 +153,17 @@ class _Worker:
 
 
 def _pickled(compute: Compute) -> bytes:
+    """The computation, and in it what has a `sent` (a model) as that says: a function and its arguments."""
     from ray import cloudpickle
 
-    return cloudpickle.dumps(compute)
+    class Pickler(cloudpickle.Pickler):
+        def reducer_override(self, thing: Any) -> Any:
+            sent = getattr(type(thing), "sent", None)
+            return super().reducer_override(thing) if sent is None else sent(thing)
+
+    file = io.BytesIO()
+    Pickler(file).dump(compute)
+    return file.getvalue()
 
 
 def _sendable(error: Exception) -> BaseException:

@@ -296,7 +296,7 @@ class AttentionProfile(Result):
         alignment = self.alignment[index]
         base[alignment[alignment >= 0]] = np.flatnonzero(alignment >= 0)
         at = np.arange(len(texts))
-        segments = np.where(at < start, "before", np.where(at < stop, "inserted", "question"))
+        segments = np.where(at < start, "before", np.where((at < stop) & (base < 0), "inserted", "question"))
         return base, segments, np.array(texts, dtype=object)
 
     def level(self, condition: str, segment: str, *, relative: bool = False) -> np.ndarray:

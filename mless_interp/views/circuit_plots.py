@@ -210,16 +210,8 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None, limi
 def _edges(names: tuple[str, ...]) -> list[int]:
     """Where the columns change from first tokens to last ones, to all, and to parts of the span."""
 
-    def kind(name: str) -> str:
-        label = name.removeprefix("row ")
-        return (
-            "span"
-            if label.startswith("span")
-            else ALL
-            if label == ALL
-            else "last"
-            if label.startswith("-")
-            else "first"
-        )
+    def kind(name: str) -> tuple[bool, str]:
+        label = name.removeprefix("row ").removeprefix("span ")
+        return name.startswith("span "), ALL if label == ALL else "last" if label.startswith("-") else "first"
 
     return [at for at in range(1, len(names)) if kind(names[at]) != kind(names[at - 1])]

@@ -353,6 +353,27 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pyt
         Checkpoint(tmp_path / "runs" / "c.jsonl", SETTINGS)
 
 
+def test_a_full_disk_leaves_no_half_of_a_new_file_or_of_a_repaired_one(
+    begun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = begun.read_bytes()[:-5]
+    begun.write_bytes(before)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    message = r"cannot write .*{} \(No space left on device\); {}"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        for path in (begun, begun.with_name("new.jsonl")):
+            remedy = "all that was finished before is kept there: make room"
+            with pytest.raises(OSError, match=message.format(path.name, remedy)) as error:
+                Checkpoint(path, SETTINGS)
+            assert error.value.errno == errno.ENOSPC
+    assert begun.read_bytes() == before and everything_in(begun.parent) == [begun.name]
+    assert len(kept_in(begun)) == 2
+
+
 def test_a_full_disk_takes_back_what_was_half_written(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = begun.read_bytes()
 

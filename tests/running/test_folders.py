@@ -12,15 +12,22 @@ import pytest
 from conftest import ROOT
 from files_under_test import contents, everything_in
 
+from mless_interp.running import folders
 from mless_interp.running.folders import (
     ANALYSIS,
+    COMPUTED,
     MANIFEST,
+    RUN,
     claimed,
     damaged_files,
     foreign_in,
     manifest_of,
     new_folder,
+    recover,
     refuse_existing,
+    remove_partial,
+    renewed,
+    write_manifest,
 )
 
 
@@ -274,6 +281,49 @@ def test_what_a_killed_run_had_copied_there_does_not_count_as_whole(old: Path) -
         assert contents(old) == {"old": "old"} and not new.exists()
 
 
+def test_what_a_run_had_only_begun_to_write_is_removed(tmp_path: Path) -> None:
+    """Killed before its manifest had a name: an empty folder, or one with the manifest's beginning alone."""
+    new = tmp_path / ".out.new"
+    for begun in ((), (f".{MANIFEST}.new",)):
+        new.mkdir()
+        for name in begun:
+            (new / name).write_text("{")
+        recover(tmp_path / "out")
+        assert everything_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_whole_new_folder_is_put_in_place_as_its_run_was_about_to(overwrite: bool, old: Path) -> None:
+    new, put = old.with_name(".out.new"), old.with_name("other")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folders, "_put_in_place", lambda *_, **__: None)  # killed there
+        with new_folder(put, overwrite=overwrite) as making:
+            (making / "new").write_text("new")
+    os.replace(put.with_name(".other.new"), new)
+    if overwrite:
+        with pytest.warns(UserWarning, match="'.*out': finished what an earlier run was about to put there"):
+            recover(old)
+        assert contents(old.parent) == {"out/new": "new"}
+    else:
+        with pytest.raises(FileExistsError, match="the new results are whole and kept in '.*.out.new'"):
+            recover(old)
+        assert contents(old.parent) == {"out/old": "old", ".out.new/new": "new"}
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_an_old_folder_comes_back_where_no_other_stands_and_goes_where_one_does(gone: bool, old: Path) -> None:
+    shutil.copytree(old, old.with_name(".out.old"))
+    if gone:
+        shutil.rmtree(old)
+    recover(old)
+    assert contents(old.parent) == {"out/old": "old"}
+    shutil.copytree(old, old.with_name(".out.old"))
+    (old.with_name(".out.old") / "mine").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"'.*\.out\.old' holds foreign files \(mine\); move it away"):
+        recover(old)
+    assert len(contents(old.parent)) == 3
+
+
 def test_a_hidden_folder_that_is_not_ours_is_never_removed(tmp_path: Path) -> None:
     (tmp_path / ".out.new").mkdir()
     (tmp_path / ".out.new" / "notes").write_text("mine")
@@ -516,6 +566,66 @@ def test_a_run_that_is_stopped_says_what_is_kept(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt, match="^said already$"):
         stopped(True, "said already")
     assert everything_in(tmp_path) == [".out.partial"]
+
+
+def test_what_a_run_kept_goes_once_its_results_are_in_place(tmp_path: Path) -> None:
+    """Known by the `run.json` that both hold; another's stays. What holds no file at all goes too."""
+    out, partial = tmp_path / "out", tmp_path / ".out.partial"
+    for of_results, kept in (("{1}", "{1}"), ("{1}", "{2}"), (None, "{1}"), ("{1}", None)):
+        shutil.rmtree(out, ignore_errors=True)
+        written(out, a="a")
+        (partial / COMPUTED).mkdir(parents=True)
+        (partial / "sweep.jsonl").write_text("kept")
+        (partial / ANALYSIS).write_text('{"analysis": "own"}')
+        if of_results is not None:
+            (out / RUN).write_text(of_results)
+            write_manifest(out)
+        if kept is not None:
+            (partial / COMPUTED / RUN).write_text(kept)
+        with claimed(out, overwrite=True, analysis="own"):
+            assert (partial / "sweep.jsonl").exists() is (of_results != kept)
+        shutil.rmtree(partial, ignore_errors=True)
+    (partial / "deep" / "deeper").mkdir(parents=True)
+    with claimed(out, overwrite=True, analysis="own"):
+        assert everything_in(partial) == [ANALYSIS]
+    assert not partial.exists()
+
+
+def test_all_that_a_run_kept_is_removed_and_nothing_that_it_links_to(tmp_path: Path) -> None:
+    partial, mine = tmp_path / ".out.partial", tmp_path / "mine"
+    for folder in (mine, partial / COMPUTED / "deep", partial / "pictures"):
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("x")
+    (partial / COMPUTED / RUN).write_text("{}")
+    (partial / "link").symlink_to(mine)
+    remove_partial(partial)
+    assert everything_in(tmp_path) == ["mine"] and contents(mine) == {"file": "x"}
+    remove_partial(partial)  # gone already
+
+
+def test_files_made_again_take_their_places_and_all_else_stays(old: Path) -> None:
+    (old / "foreign").write_text("mine")
+    (old / "deep").mkdir()
+    with renewed(old) as making:
+        assert making == old.with_name(".out.new")
+        (making / "deep").mkdir()
+        (making / "deep" / "page").write_text("1")
+        (making / "old").write_text("new")
+        assert contents(old) == {"old": "old", "foreign": "mine"}
+    assert contents(old) == {"old": "new", "foreign": "mine", "deep/page": "1"}
+    manifest = manifest_of(old)
+    assert manifest is not None and set(manifest["files"]) == {"old", "deep/page"} and manifest["complete"]
+    assert damaged_files(old) == {} and foreign_in(old) == ["foreign"]
+    (old / "foreign").unlink()
+
+    def fail() -> None:
+        with renewed(old) as making:
+            (making / "old").write_text("half")
+            raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        fail()
+    assert contents(old.parent) == {"out/old": "new", "out/deep/page": "1"}
 
 
 def test_another_analysis_never_touches_what_one_has_kept(tmp_path: Path) -> None:
