@@ -192,7 +192,8 @@ def of_study(found: Any) -> str:
     sure = table[table["p_holm"] < 0.05]
 
     def words(row: Any) -> str:
-        return f"{row['insertion']!r} {_each(row, 'median', 'median_ci_low', 'median_ci_high')} {row['unit']}, {row['k']} of {row['n']}"
+        size = _each(row, "median", "median_ci_low", "median_ci_high")
+        return f"{row['insertion']!r} {size} {row['unit']} ({row['k']} of {row['n']} problems)"
 
     told = f"{len(sure)} of {len(table)} insertions have an established {contrast} effect on {outcome} in most problems"
     told += f": {listed(words(row) for row in sure.to_dict('records'))}." if len(sure) else "."

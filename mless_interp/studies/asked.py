@@ -15,6 +15,7 @@ from ..prompts.conditions import CONTRASTS, one_of, several_of
 from ..prompts.insertions import KINDS, Insertion
 from ..prompts.problems import Problem
 from ..prompts.prompt import template_named
+from ..scores.catalogue import metric_named
 
 HEADS = ("none", "all")
 """Which heads a study names: none at all, or all are tested."""
@@ -22,6 +23,8 @@ DRAWN = ("random_sentence", "other_questions")
 """Kinds of insertion that a seed draws: one row for each seed of a study."""
 ANY_PROBLEMS = (Problem("a", "one", "1"), Problem("b", "two", "2"))
 """Where problems are not known yet and an insertion that draws from them is to be checked."""
+SPAN_MASS = "span_mass"
+"""What is always told of attention: the share that the rows after the inserted tokens pay to them."""
 FEWEST = 2
 """Problems, the unit of replication."""
 
@@ -60,7 +63,7 @@ class InsertionAsked:
 class Study:
     """Everything that a study asks; made of a file by `read_study`.
 
-    `limit` problems are measured; `heads` "all": heads are named on them by `locate_heads` (`locate_by`: the contrast) and
+    `limit` problems are measured; `metrics` of attention, `span_mass` first (none: it is left out); `heads` "all": heads are named on them by `locate_heads` (`locate_by`: the contrast) and
     tested on `confirm` fresh ones after them (0: not); the first `answers` problems are answered (0: none). The first of
     `seeds` is that of all that is drawn; insertions that are drawn have a row for each. `source` and `claims`: where the
     question comes from, and what is claimed there.
@@ -77,7 +80,7 @@ class Study:
     contrasts: tuple[str, ...] = ("content", "shift")
     outcomes: tuple[str, ...] = ("answer_logprob",)
     seeds: tuple[int, ...] = (0,)
-    attention: bool = True
+    metrics: tuple[str, ...] = (SPAN_MASS,)
     heads: str = "none"
     locate_by: str = "content"
     confirm: int = 0
@@ -95,6 +98,12 @@ class Study:
         one_of(self.heads, dict.fromkeys(HEADS), "choice of heads")
         one_of(self.locate_by, dict.fromkeys(LOCATED), "contrast to locate heads by")
         template_named(self.template)
+        for metric in self.metrics:
+            metric_named(metric)
+        if self.metrics and (self.metrics[0] != SPAN_MASS or len(set(self.metrics)) < len(self.metrics)):
+            raise ValueError(
+                f"metrics must be none, or {SPAN_MASS} and then different others, got {list(self.metrics)}"
+            )
         check_count(self.limit, name="limit", at_least=FEWEST)
         for name in ("confirm", "answers"):
             if (count := getattr(self, name)) < 0 or count == 1:

@@ -78,9 +78,9 @@ def run_study(
             }
             for contrast in asked.contrasts
         }
-        if asked.attention:
+        if asked.metrics:
             file = f"{slug(name)}/attention.jsonl"
-            what: dict[str, Any] = {"metrics": ("span_mass",), "conditions": ("inserted",), "progress": progress}
+            what: dict[str, Any] = {"metrics": asked.metrics, "conditions": ("inserted",), "progress": progress}
             attention[name] = steps.done(score_heads, file, model, here, **what, seed=seed)
         if asked.heads == "all":
             fresh = pairs[name][asked.limit : asked.limit + asked.confirm] or None

@@ -103,10 +103,10 @@ class StudyResult(Result):
         return mean_interval(cells, confidence=made.confidence, seed=made.seed), float(np.nanmean(null))
 
     def summary(self) -> pd.DataFrame:
-        """One row per insertion: `inserts`; each contrast's median effect with its limits (`content`, `content_ci_low`, ...; with
-        several outcomes `content_logit_diff`), `_k` of `_n` problems of its sign and `_p` (sign test, Holm over the study);
+        """One row per insertion: `inserts`; each contrast's median effect with its limits (`content`, `content_ci_low`, ...;
+        with several outcomes `content_logit_diff`), `_k` of `_n` problems of its sign and `_p` (sign test, Holm over all);
         `span_mass` with its limits, `span_mass_null` of uniform attention and the head that reads the span most
-        (`most_read_by`); `heads` named and `confirmed`; `accuracy` and its `difference` from no insertion with limits and p
+        (`most_read_by`); the other metrics, means over heads and problems; `heads` named and `confirmed`; `accuracy` and its `difference` from no insertion with limits and p
         (Holm)."""
         effects = self._effects.set_index(["insertion", "contrast", "outcome"])
         compared = None if self.answers is None else self.answers.compare_all(NONE).summary().set_index("second")
@@ -124,7 +124,11 @@ class StudyResult(Result):
                 mass, null = self.attention_to(name)
                 row |= {"span_mass": float(mass.estimate), "span_mass_ci_low": float(mass.low)}
                 row |= {"span_mass_ci_high": float(mass.high), "span_mass_null": null}
-                row["most_read_by"] = str(self.attention[name].top("span_mass", 1)["label"].iloc[0])
+                scores = self.attention[name]
+                row["most_read_by"] = str(scores.top("span_mass", 1)["label"].iloc[0])
+                for metric in scores.metrics[1:]:
+                    values = of_heads(scores.of(metric, "inserted"), scores.heads)
+                    row[metric] = float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
             if name in self.located:
                 found = self.located[name]
                 row |= {"heads": _listed(found.found), "confirmed": _listed(found.confirmed)}
@@ -179,7 +183,7 @@ class StudyResult(Result):
         found += [self._row_words(name, table.loc[name]) for name in self.insertions]
         where = self.source or "its source"
         if self.claims:
-            found.append(f"What {where} claims: {self.claims.rstrip('.')}.")
+            found.append(f"Claimed in {where}: {self.claims.rstrip('.')}.")
         found.append("Effects of inserted tokens are in this model, on these problems; no other model is told of.")
         return found
 
