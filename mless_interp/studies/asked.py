@@ -63,10 +63,10 @@ class InsertionAsked:
 class Study:
     """Everything that a study asks; made of a file by `read_study`.
 
-    `limit` problems are measured; `metrics` of attention, `span_mass` first (none: it is left out); `heads` "all": heads are named on them by `locate_heads` (`locate_by`: the contrast) and
-    tested on `confirm` fresh ones after them (0: not); the first `answers` problems are answered (0: none). The first of
-    `seeds` is that of all that is drawn; insertions that are drawn have a row for each. `source` and `claims`: where the
-    question comes from, and what is claimed there.
+    `limit` problems are measured; `metrics` of attention, `span_mass` first (none: it is left out); `heads` "all": heads are
+    named on them by `locate_heads` (`locate_by`: the contrast) and tested on `confirm` fresh ones after them (0: not); the
+    first `answers` problems are answered (0: none). The first of `seeds` is that of all that is drawn; insertions that are
+    drawn have a row for each. `source` and `claims`: where the question comes from, and what is claimed there.
     """
 
     title: str

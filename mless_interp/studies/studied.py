@@ -106,8 +106,8 @@ class StudyResult(Result):
         """One row per insertion: `inserts`; each contrast's median effect with its limits (`content`, `content_ci_low`, ...;
         with several outcomes `content_logit_diff`), `_k` of `_n` problems of its sign and `_p` (sign test, Holm over all);
         `span_mass` with its limits, `span_mass_null` of uniform attention and the head that reads the span most
-        (`most_read_by`); the other metrics, means over heads and problems; `heads` named and `confirmed`; `accuracy` and its `difference` from no insertion with limits and p
-        (Holm)."""
+        (`most_read_by`); the other metrics, means over heads and problems; `heads` named and `confirmed`;
+        `accuracy` and its `difference` from no insertion with limits and p (Holm)."""
         effects = self._effects.set_index(["insertion", "contrast", "outcome"])
         compared = None if self.answers is None else self.answers.compare_all(NONE).summary().set_index("second")
         rows = []
