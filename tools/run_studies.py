@@ -33,8 +33,8 @@ BEGIN = """# Studies
 
 A study is one file: a model, problems, insertions with their places, contrasts, outcomes and seeds. `mless-interp study
 studies/paper.toml --report` (or `mi.run_study`) makes one page of it with a row per insertion: effects, attention, heads,
-answers, side by side. Wrong keys and values are refused in one line before anything is loaded; `--model`, `--problems`, `--limit`
-and others take the place of what the file says; `--engine ray`, `--shard` and a run that is stopped and started again work as
+answers, side by side. Wrong keys and values are refused in one line before anything is loaded; `--model`, `--problems` and
+others take the place of what the file says; `--engine ray`, `--shard` and a run that is stopped and started again work as
 everywhere.
 
 ```toml
@@ -60,10 +60,10 @@ kind = "random_sentence"
 ```
 
 The tables below are written by `python tools/run_studies.py` from results, never by hand. Effects are medians over problems of
-the answer's log-probability in nats, with the number of problems of that sign; an asterisk: p < 0.05 by the sign test after Holm
-over the study. `attention`: mean share over heads of what the rows after the inserted tokens pay to them, beside that of uniform
+the answer's log-probability in nats, with the number of problems of that sign; an asterisk: p < 0.05, sign test after Holm over
+the study. `attention`: mean share over heads of what the rows after the inserted tokens pay to them, beside that of uniform
 attention. The models are small, and none is one of those that the sources speak of: agreement here establishes nothing about
-those, nor does disagreement. Behind the question the insertion parts it from its answer, so `shift` is large there.
+those, nor does disagreement.
 """
 
 app = typer.Typer(add_completion=False)
