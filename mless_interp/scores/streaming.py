@@ -254,6 +254,7 @@ def brought_in(layers: dict[int, Reduced]) -> dict[int, Reduced]:
             *((("received", at), tensor) for at, tensor in enumerate(reduced.received or ())),
             *((("alpha", at), tensor) for at, tensor in enumerate(reduced.alpha or ())),
             *((("rows", name), tensor) for name, tensor in reduced.rows.items()),
+            *((("states", name), tensor) for name, tensor in reduced.states.items()),
         )
     }
     kinds = {(tensor.device, tensor.dtype) for tensor in found.values() if tensor.device.type != "cpu"}
@@ -271,6 +272,7 @@ def brought_in(layers: dict[int, Reduced]) -> dict[int, Reduced]:
             pair(layer, "received"),
             pair(layer, "alpha"),
             {name: found[layer, "rows", name] for name in reduced.rows},
+            {name: found[layer, "states", name] for name in reduced.states},
         )
         for layer, reduced in layers.items()
     }
