@@ -75,6 +75,7 @@ def main(
     out: Annotated[Path, typer.Option(help="Where results are kept.")] = Path("results/studies"),
     stories: Annotated[str | None, typer.Option(help="The directory of stories260K.")] = None,
     problems: Annotated[str | None, typer.Option(help="Its problems.")] = None,
+    finished: Annotated[bool, typer.Option("--finished", help="Run nothing: write what lies in --out.")] = False,
 ) -> None:
     """Run what is missing and write the page."""
     if (stories is None) != (problems is None):
@@ -85,8 +86,9 @@ def main(
         parts.append(
             f"## {study.title}\n\n`studies/{name}.toml`, after {study.source}. Claimed there: {study.claims}.\n"
         )
-        parts.append(section("demo", result(study, out / "demo" / name)))
-        if stories is not None:
+        if not finished or (out / "demo" / name).exists():
+            parts.append(section("demo", result(study, out / "demo" / name)))
+        if stories is not None and (not finished or (out / "stories260K" / name).exists()):
             odd = any(each.kind == "meaningless" and each.n_tokens % 2 for each in study.insertions)
             texts = study.with_changes(**TEXTS, model=stories, problems=problems, n_tokens=TWO_TOKENS if odd else None)
             parts.append(section("stories260K", result(texts, out / "stories260K" / name)))
