@@ -66,6 +66,9 @@ PUBLIC = {
     "locating.located": ["LocatedHeads"],
     "grading": ["grade_lenient", "grade_paper", "grade_strict"],
     "accuracy": ["AccuracyResults", "Comparison", "Comparisons", "LinkedAccuracy", "Treatment", "evaluate_accuracy"],
+    "studies.asked": ["read_study"],
+    "studies.conduct": ["run_study"],
+    "studies.studied": ["StudyResult"],
     "paper": ["ClaimChecks", "Enrichment", "enrichment"],
     "running": ["store"],
     "running.folders": ["new_folder", "refuse_existing"],
@@ -104,6 +107,7 @@ ROOMS = [
     "scores",
     "shapes",
     "statistics",
+    "studies",
     "views",
 ]
 

@@ -376,6 +376,27 @@ def certified() -> mi.Certificate:
     return mi.Certificate(info, None, verdicts, ({"inserted_ids": [1, 2, 3], "insertion": "Mless"},))
 
 
+def studied(n: int = 8) -> mi.StudyResult:
+    """Slashes lower the outcome by 1 and nothing else is shown; the other insertion does exactly nothing."""
+    totals = {"slashes": -1 + spread(n), "he": np.zeros(n)}
+    return mi.StudyResult(
+        title="A study",
+        source="somebody",
+        claims="something",
+        problem_ids=problems(n),
+        insertions=tuple(totals),
+        contrasts=("content",),
+        outcomes=("answer_logprob",),
+        effects={
+            name: {"content": {"answer_logprob": patched(n, donor=-total, contrast="content")}}
+            for name, total in totals.items()
+        },
+        attention={name: scored(n) for name in totals},
+        located={"slashes": located()},
+        settings={"model": "tiny", "insertions": {"slashes": "Mless ' /' x8", "he": "Mful 'he' x8"}},
+    )
+
+
 RESULTS: dict[str, Callable[[], Any]] = {
     "PatchScores": patched,
     "LocatedHeads": located,
@@ -398,6 +419,7 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "Comparison": lambda: answered(n=20).compare("none", "Mless"),
     "Comparisons": lambda: answered(n=20).compare_all(),
     "LinkedAccuracy": lambda: answered(n=4).linked(patched()),
+    "StudyResult": studied,
     "ClaimChecks": checked,
     "Certificate": certified,
 }
