@@ -69,6 +69,9 @@ PUBLIC = {
     "circuits.site_patches": ["PositionMap", "SitePatches", "map_positions", "patch_sites"],
     "grading": ["grade_lenient", "grade_paper", "grade_strict"],
     "accuracy": ["AccuracyResults", "Comparison", "Comparisons", "LinkedAccuracy", "Treatment", "evaluate_accuracy"],
+    "studies.asked": ["read_study"],
+    "studies.conduct": ["run_study"],
+    "studies.studied": ["StudyResult"],
     "paper": ["ClaimChecks", "Enrichment", "enrichment"],
     "running": ["store"],
     "running.folders": ["new_folder", "refuse_existing"],
@@ -108,6 +111,7 @@ ROOMS = [
     "scores",
     "shapes",
     "statistics",
+    "studies",
     "views",
 ]
 

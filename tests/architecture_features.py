@@ -95,6 +95,7 @@ def _masked_z(model: Model, inputs: Inputs, layer: int, visible: torch.Tensor) -
 
 def attribution(model: Model, pairs: tuple[PromptPair, ...]) -> None:
     """The differentiable pass: all gates closed is the masked run, one closed is its knockout, gradients are differences."""
+    assert model.stepper is not None, "gradients go layer by layer"
     gated = Gated(model, pairs[0])
     gates = gated.open(2 + len(HEADS))
     gates[0] = 0

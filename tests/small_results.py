@@ -422,6 +422,27 @@ def spots(n: int = 12) -> mi.PositionMap:
     return mi.PositionMap(problems(n), (mi.Head(0, 1),), places, values, 1 + spread(n), "nats", SETTINGS)
 
 
+def studied(n: int = 8) -> mi.StudyResult:
+    """Slashes lower the outcome by 1 and nothing else is shown; the other insertion does exactly nothing."""
+    totals = {"slashes": -1 + spread(n), "he": np.zeros(n)}
+    return mi.StudyResult(
+        title="A study",
+        source="somebody",
+        claims="something",
+        problem_ids=problems(n),
+        insertions=tuple(totals),
+        contrasts=("content",),
+        outcomes=("answer_logprob",),
+        effects={
+            name: {"content": {"answer_logprob": patched(n, donor=-total, contrast="content")}}
+            for name, total in totals.items()
+        },
+        attention={name: scored(n) for name in totals},
+        located={"slashes": located()},
+        settings={"model": "tiny", "insertions": {"slashes": "Mless ' /' x8", "he": "Mful 'he' x8"}},
+    )
+
+
 RESULTS: dict[str, Callable[[], Any]] = {
     "PatchScores": patched,
     "LocatedHeads": located,
@@ -448,6 +469,7 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "Comparison": lambda: answered(n=20).compare("none", "Mless"),
     "Comparisons": lambda: answered(n=20).compare_all(),
     "LinkedAccuracy": lambda: answered(n=4).linked(patched()),
+    "StudyResult": studied,
     "ClaimChecks": checked,
     "Certificate": certified,
 }

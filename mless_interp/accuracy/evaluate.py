@@ -128,6 +128,7 @@ def evaluate_accuracy(
     settings = {
         **model.identity,
         "engine": running.name,
+        **getattr(running, "settings", {}),
         "template": made.name,
         "n_problems": len(asked),
         "n_samples": n_samples,

@@ -90,7 +90,12 @@ class Flow:
         self.n_changed = run.n_tokens - run.start
         self._read = torch.tensor(read) - run.start
         self._rows = max_rows or rows_per_pass(
-            self.model.info, batch=len(runs.pairs), changed=self.n_changed, length=run.n_tokens, read=len(read)
+            self.model.info,
+            batch=len(runs.pairs),
+            changed=self.n_changed,
+            length=run.n_tokens,
+            read=len(read),
+            devices=self.model.devices,
         )
         self._outputs: dict[int, AttentionOutput] = {}
         self._newest: dict[str, tuple[Any, Any]] = {}
@@ -125,7 +130,7 @@ class Flow:
         return self.output(head.layer).change(z, head.head, change)
 
     def part_writes(self, layer: int, part: str) -> Tensor:
-        """What the donor has more than the receiving run: in a layer's input or output, or of what its attention or MLP adds."""
+        """What the donor has more than the receiving run: in a layer's input or output, or of what a part of it adds."""
         there, here = (self._part(run, layer, part) for run in (self.donor, self.receiving))
         return self._put(here, there[:, self._there.to(there.device)])
 

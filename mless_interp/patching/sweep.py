@@ -249,7 +249,12 @@ class _Swept:
         self.edited, _ = sweep.edited(runs)
         changed = length - self.receiving.start
         self.rows = max_rows or rows_per_pass(
-            self.model.info, batch=len(runs.pairs), changed=changed, length=length, read=len(self.read)
+            self.model.info,
+            batch=len(runs.pairs),
+            changed=changed,
+            length=length,
+            read=len(self.read),
+            devices=self.model.devices,
         )
         self._newest: tuple[int, Tensor] | None = None
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..given import checked
+from .checkpoint import key_of
 from .locks import Lock, owner, refuse_in_use
 from .work import Shard, part_names
 
@@ -287,7 +288,7 @@ def claimed(path: str | Path, *, overwrite: bool, analysis: str, shard: Shard | 
     target, partial = _named(path).resolve(), _beside(Path(path), "partial")
     own = target if shard is None else shard.file(target)
     with _locked(own, path) as lock:
-        for other in [target] if shard is not None else _shards_of(target):
+        for other in [target] if shard is not None else shards_of(target):
             refuse_in_use(other)
         if shard is None:
             recover(target)
@@ -315,10 +316,26 @@ def claimed(path: str | Path, *, overwrite: bool, analysis: str, shard: Shard | 
                 partial.rmdir()
 
 
-def _shards_of(target: Path) -> list[Path]:
+def shards_of(target: Path) -> list[Path]:
     """What shards that run on a folder, or were killed there, have locked."""
     names = [each.name.removeprefix(".").removesuffix(".lock") for each in target.parent.glob(".*.lock")]
     return [target.with_name(name) for name in names if part_names(target).fullmatch(name)]
+
+
+def keep_begun(file: Path, options: dict[str, Any]) -> None:
+    """Write down the options that a run was begun with, whole or not at all, with a digest of them."""
+    temporary = file.with_name(f".{file.name}.new")
+    _write(temporary, {"options": options, "digest": key_of(options)})
+    os.replace(temporary, file)
+
+
+def read_begun(file: Path) -> dict[str, Any] | None:
+    """What `keep_begun` wrote; None where it is damaged."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return dict(found["options"]) if found["digest"] == key_of(found["options"]) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _keeps_something(partial: Path) -> bool:
