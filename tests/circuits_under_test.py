@@ -42,16 +42,13 @@ class ByHand:
         return float(self._outcome(self.model.run(self.inputs, edits=put, logits_at=self.read).logits))
 
     def seen(self, name: str, condition: str = "inserted", **edits: Tensor) -> Tensor:
-        """An activation at all positions, where others take these values from the span's end on.
-
-        Cloned in the pass: Falcon adds attention's output to its MLP's in place.
-        """
+        """An activation at all positions, where others take these values from the span's end on."""
         put = {
             other: lambda old, new=new: torch.cat([old[:, : self.start], new.to(old)], 1)
             for other, new in edits.items()
         }
         inputs = self.pair.condition(condition)
-        return self.model.run(inputs, edits=put, capture={name: torch.clone}, logits_at="none").captured[name]
+        return self.model.run(inputs, edits=put, capture={name: None}, logits_at="none").captured[name]
 
     def tail(self, name: str, condition: str = "inserted", **edits: Tensor) -> Tensor:
         return self.seen(name, condition, **edits)[:, self.start :]

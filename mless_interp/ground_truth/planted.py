@@ -147,6 +147,13 @@ class PlantedModel:
         """
         return self.roles.edges()
 
+    def edges_under(self, contrast: str) -> dict[tuple[str, str], str]:
+        """`edges`, for "content" or "computed" of a span that stands after the question (see `expected_under`)."""
+        one_of(contrast, dict.fromkeys(("content", "computed")), "contrast")
+        if contrast == "computed" and not self.roles.recalls:
+            return {}
+        return self.roles.edges(contrast)
+
     @property
     def name(self) -> str:
         """What results call a model of this seed."""

@@ -153,16 +153,20 @@ class Roles:
             and (head not in self.reads_from or self.reads_from[head] != {ANSWER_ROW})
         )
 
-    def edges(self) -> dict[tuple[str, str], str]:
+    def edges(self, contrast: str = "content") -> dict[tuple[str, str], str]:
         """(sender, receiver) -> through what of the receiver ("q", "v", or "" for the last MLP and the logits).
 
         The last MLP takes what is written in the answer's row, mediators take signals of earlier readers by their values, a
-        conditional reader its switch's by its queries. Nothing else passes anything on.
+        conditional reader its switch's by its queries. Under "computed" heads that recall take by their values what was made
+        of the question in the span's rows. Nothing else passes anything on.
         """
         last = f"MLP{self.n_layers - 1}"
+        if contrast == "computed":
+            found = {(str(thinker), str(recaller)): "v" for recaller, thinker in self.recalls.items()}
+            return found | {(str(recaller), last): "" for recaller in self.recalls} | {(last, "logits"): ""}
         readers = [head for head in (*self.readers, *self.conditional) if head not in self.rare]
-        answering = [head for head in (*readers, *self.against, *self.relayed, *self.mediators) if self.direct(head)]
-        found = {(str(head), last): "" for head in answering}
+        answering = (*readers, *self.against, *self.relayed, *self.recalls, *self.mediators)
+        found = {(str(head), last): "" for head in answering if self.direct(head)}
         found |= {
             (str(reader), str(mediator)): "v"
             for reader in readers

@@ -284,7 +284,8 @@ class Model(ABC):
             boolean `[batch, 1 or n_heads, dest, src]`, True = visible, ANDed with causality and with each layer's window,
             which is counted on position ids.
         capture : hook name -> reducer, applied inside the forward pass after any edit of the same site, so that nothing
-            large outlives its layer; None as a reducer keeps the whole activation.
+            large outlives its layer; None as a reducer keeps the whole activation. What is kept is a copy, so that nothing
+            that is done to the activation later shows in it; with `grad` it is the activation itself, part of the graph.
         edits : hook name -> pure function from the activation to its replacement (same shape).
         logits_at : "all", "last", "none", or positions; only these are unembedded.
         grad : keep the autograd graph (off by default).
@@ -505,7 +506,10 @@ def _checked_edit(name: str, edit: Edit, edited: set[str]) -> Edit:
 def _keeper(captured: dict[str, Any], name: str, reducer: Reducer, grad: bool) -> Callable[[Tensor], None]:
     def keep(value: Tensor) -> None:
         value = value if grad else value.detach()
-        captured[name] = value if reducer is None else reducer(value)
+        kept = value if reducer is None else reducer(value)
+        if not grad and isinstance(kept, Tensor) and kept.untyped_storage().data_ptr() == value.untyped_storage().data_ptr():
+            kept = kept.clone()  # a library may add to its activations in place (Falcon: attention to the MLP's)
+        captured[name] = kept
 
     return keep
 
