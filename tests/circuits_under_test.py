@@ -14,20 +14,29 @@ from mless_interp.prompts.pairs import PromptPair
 
 
 class ByHand:
-    """One problem, content contrast, denoising: nothing but `Model.run` with edits and captures."""
+    """One problem, two runs of one length, the donor's activations in the receiving one, by `Model.run` and nothing else."""
 
-    def __init__(self, model: Model, bare: PromptPair, outcome: str = "answer_logprob") -> None:
+    def __init__(
+        self,
+        model: Model,
+        bare: PromptPair,
+        outcome: str = "answer_logprob",
+        *,
+        donor: str = "masked",
+        receiving: str = "inserted",
+        start: int | None = None,
+    ) -> None:
         self.model, self.outcome = model, OUTCOMES[outcome]
         self.pair = bare.answered(self.outcome.appended)
-        self.inputs = self.pair.condition("inserted")
+        self.inputs, self.receiving = self.pair.condition(receiving), receiving
         length = len(self.pair.inserted)
-        self.start = length - self.pair.n_after
+        self.donor, self.start = donor, length - self.pair.n_after if start is None else start
         self.read = [length - back for back in self.outcome.reads(self.pair)]
 
     @cached_property
     def total(self) -> float:
         return self.value() - float(
-            self._outcome(self.model.run(self.pair.condition("masked"), logits_at=self.read).logits)
+            self._outcome(self.model.run(self.pair.condition(self.donor), logits_at=self.read).logits)
         )
 
     def _outcome(self, logits: Tensor | None) -> Tensor:
@@ -41,30 +50,30 @@ class ByHand:
         }
         return float(self._outcome(self.model.run(self.inputs, edits=put, logits_at=self.read).logits))
 
-    def seen(self, name: str, condition: str = "inserted", **edits: Tensor) -> Tensor:
+    def seen(self, name: str, condition: str = "", **edits: Tensor) -> Tensor:
         """An activation at all positions, where others take these values from the span's end on."""
         put = {
             other: lambda old, new=new: torch.cat([old[:, : self.start], new.to(old)], 1)
             for other, new in edits.items()
         }
-        inputs = self.pair.condition(condition)
+        inputs = self.pair.condition(condition or self.receiving)
         return self.model.run(inputs, edits=put, capture={name: None}, logits_at="none").captured[name]
 
-    def tail(self, name: str, condition: str = "inserted", **edits: Tensor) -> Tensor:
+    def tail(self, name: str, condition: str = "", **edits: Tensor) -> Tensor:
         return self.seen(name, condition, **edits)[:, self.start :]
 
     def head_writes(self, head: Head) -> Tensor:
         """What the stream gets more from the donor's output of one head."""
         z_site, out = site(head.layer, "attn.hook_z"), site(head.layer, "hook_attn_out")
         z = self.tail(z_site).clone()
-        z[:, :, head.head] = self.tail(z_site, "masked")[:, :, head.head]
+        z[:, :, head.head] = self.tail(z_site, self.donor)[:, :, head.head]
         return self.tail(out, **{z_site: z}) - self.tail(out)
 
     def mlp_writes(self, layer: int) -> Tensor:
-        return self.tail(site(layer, "hook_mlp_out"), "masked") - self.tail(site(layer, "hook_mlp_out"))
+        return self.tail(site(layer, "hook_mlp_out"), self.donor) - self.tail(site(layer, "hook_mlp_out"))
 
     def edge(self, edge: Edge, *, parallel: bool) -> float:
-        """What goes along an edge, as a part of the insertion's effect."""
+        """What goes along an edge: the receiving run's outcome less that with the donor's."""
         is_mlp = edge.sender.startswith("MLP")
         change = self.mlp_writes(int(edge.sender[3:])) if is_mlp else self.head_writes(Head.parse(edge.sender))
         if edge.receiver == "logits":
@@ -92,7 +101,10 @@ class ByHand:
             scores = used["q"][:, head.head] @ used["k"][:, group].T * rule.scale
             if rule.softcap is not None:
                 scores = torch.tanh(scores / rule.softcap) * rule.softcap
-            return torch.softmax(scores.masked_fill(~visible, -torch.inf), -1) @ used["v"][:, group]
+            scores = scores.masked_fill(~visible, -torch.inf)
+            if rule.sinks is not None:
+                scores = torch.cat([scores, rule.sinks[head.head].expand(len(scores), 1)], -1)
+            return torch.softmax(scores, -1)[:, : len(visible)] @ used["v"][:, group]
 
         mixed = {letter: (new if letter in part else old)[letter] for letter in "qkv"}
         return (z(mixed) - z(old))[None, self.start :]

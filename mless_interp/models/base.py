@@ -507,7 +507,7 @@ def _keeper(captured: dict[str, Any], name: str, reducer: Reducer, grad: bool) -
     def keep(value: Tensor) -> None:
         value = value if grad else value.detach()
         kept = value if reducer is None else reducer(value)
-        if not grad and isinstance(kept, Tensor) and kept.untyped_storage().data_ptr() == value.untyped_storage().data_ptr():
+        if not grad and isinstance(kept, Tensor) and (kept is value or kept._is_view()):
             kept = kept.clone()  # a library may add to its activations in place (Falcon: attention to the MLP's)
         captured[name] = kept
 

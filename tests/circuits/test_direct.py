@@ -1,6 +1,7 @@
 """Direct and indirect effects: against the whole sweep and plain passes, on every build of layers."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from models_under_test import loaded, pairs_for, planted_here, planted_pairs
 
 import mless_interp as mi
 from mless_interp.circuits.paths import Edge
+from mless_interp.prompts.conditions import CONTRASTS
 
 HEADS = ["L0H1", "L1H2", "L2H3", "L2H6"]
 
@@ -29,6 +31,21 @@ def test_both_ways_are_those_of_whole_passes(name: str) -> None:
         assert np.abs(direct).max() > 1e-4
     last = np.abs(found.indirect[:, 2:]).max()
     assert (last < 1e-5) == (name == "GPT-NeoX (Pythia)")  # else the layer's own MLP still reads it
+
+
+@pytest.mark.parametrize("direction", ["denoising", "noising"])
+@pytest.mark.parametrize("place", [{"after": "question"}, {"before": "question", "after": "question", "at": 12}])
+def test_spans_anywhere_under_every_contrast(place: dict[str, Any], direction: str) -> None:
+    model = loaded(folder_of("Llama"), "bridge")
+    pairs = pairs_for(model, 12, 2, **place)
+    for contrast, made in CONTRASTS.items():
+        for edit in ("z", "knockout") if made.cuts else ("z",):
+            options: dict[str, Any] = {"heads": HEADS, "contrast": contrast, "direction": direction, "edit": edit}
+            split = mi.direct_effects(model, pairs, progress=False, **options)
+            swept = mi.patch_heads(model, pairs, progress=False, **options)
+            np.testing.assert_allclose(split.effect, swept.per_head, atol=1e-5)
+            np.testing.assert_allclose(split.total, swept.total_effect, atol=1e-6)
+            assert np.abs(split.effect).max() > 1e-4, (contrast, edit)
 
 
 @pytest.mark.parametrize("direction", ["denoising", "noising"])

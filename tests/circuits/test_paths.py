@@ -9,13 +9,24 @@ import torch
 from architectures_under_test import folder_of
 from circuits_under_test import ByHand
 from conftest import word_tokenizer
-from models_under_test import loaded, pairs_for, planted_here, planted_pairs, without_stepper
+from models_under_test import (
+    loaded,
+    pairs_for,
+    planted_here,
+    planted_pairs,
+    planted_problems,
+    problems,
+    without_stepper,
+)
 
 import mless_interp as mi
 from mless_interp.circuits.paths import Edge, trace_paths
 from mless_interp.ground_truth.planted import planted_model
 from mless_interp.heads import Head
 from mless_interp.models.transformer_lens import bridge_from, has_hooked_transformer
+from mless_interp.prompts.conditions import CONTRASTS
+from mless_interp.prompts.insertions import Insertion
+from mless_interp.prompts.pairs import make_pairs
 
 EDGES = (
     "L0H1 -> L1H2 q",
@@ -45,7 +56,13 @@ BUILDS = [
     ("OLMo 2", "bridge"),
     ("Gemma 2", "bridge"),
     ("Gemma 2", "hooked_transformer"),
+    ("GPT-OSS", "nnsight"),
 ]
+PLACES: dict[str, dict[str, Any]] = {
+    "after": {"after": "question"},
+    "index": {"at": 14},
+    "blocks": {"before": "question", "after": "question", "at": 12},
+}
 
 
 @pytest.mark.parametrize(("name", "backend"), BUILDS)
@@ -64,6 +81,25 @@ def test_edges_are_those_of_two_whole_passes_each(name: str, backend: str) -> No
         np.testing.assert_allclose(found.values[row], expected, atol=1e-5)
         np.testing.assert_allclose(found.total[row], hand.total, atol=1e-5)
         assert (np.abs(expected) > 1e-5).sum() > len(edges) // 2  # it is no comparison of zeros
+
+
+@pytest.mark.parametrize("contrast", ["content", "computed", "presence"])
+@pytest.mark.parametrize("place", PLACES)
+def test_edges_of_spans_anywhere_are_those_of_two_whole_passes_each(place: str, contrast: str) -> None:
+    model = loaded(folder_of("Llama"), "bridge")
+    (pair,) = make_pairs(model, problems()[:1], Insertion.meaningless(" /", 12, **PLACES[place]))
+    edges = ["L0H1 -> L1H2 q", "L0H1 -> L1H2 k", "L0H1 -> L2H7", "L0H6 -> MLP1", "MLP0 -> L2H3 v", "MLP1 -> logits"]
+    for direction in ("denoising", "noising"):
+        found = trace_paths(model, [pair], edges=edges, contrast=contrast, direction=direction, progress=False)
+        clean, corrupted = (condition.name for condition in CONTRASTS[contrast].conditions)
+        donor, receiving = (clean, corrupted) if direction == "denoising" else (corrupted, clean)
+        start = pair.spans[0][0] if contrast == "computed" else pair.spans[0][1]
+        hand = ByHand(model, pair, donor=donor, receiving=receiving, start=start)
+        sign = 1 if direction == "denoising" else -1
+        expected = [sign * hand.edge(edge, parallel=False) for edge in found.edges]
+        np.testing.assert_allclose(found.values[0], expected, atol=1e-5)
+        np.testing.assert_allclose(found.total[0], sign * hand.total, atol=1e-5)
+        assert (np.abs(expected) > 1e-4).sum() > 3
 
 
 def test_the_parts_of_one_pass_do_not_change_the_numbers() -> None:
@@ -144,6 +180,21 @@ def test_exactly_the_planted_edges_come_back(name: str) -> None:
         summary = found.summary().set_index("label")
         for head in made.roles.against:
             assert summary.loc[f"{head} -> MLP{made.roles.n_layers - 1}", "sense"] == -1
+
+
+@pytest.mark.parametrize("contrast", ["content", "computed"])
+def test_exactly_the_edges_of_a_span_that_computes_come_back(contrast: str) -> None:
+    thinker, recaller, reader = Head(0, 6), Head(1, 5), Head(0, 3)
+    made = planted_model([reader], [], recalls={recaller: thinker}, n_heads=8, n_key_value_heads=2, seed=1)
+    model = bridge_from(made.hf_model, made.tokenizer, name="thinks")
+    pairs = make_pairs(model, planted_problems(made, 16), Insertion.meaningless(" /", 20, after="question"))
+    options: dict[str, Any] = {"contrast": contrast, "outcome": "logit_diff", "progress": False}
+    found = trace_paths(model, pairs, list(made.truth), mlps="all", **options)
+    truth = {(*nodes, part) for nodes, part in made.edges_under(contrast).items()}
+    truth |= {(*nodes, "qkv") for nodes, part in made.edges_under(contrast).items() if part}
+    assert {(edge.sender, edge.receiver, edge.part) for edge in found.found} == truth
+    if contrast == "computed":
+        assert planted_here(1)[0].edges_under(contrast) == {}
 
 
 def test_located_heads_are_taken_as_they_are() -> None:

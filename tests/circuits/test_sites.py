@@ -1,6 +1,7 @@
 """Sites and positions: against whole passes with hooks, their identities, questions of different length."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -48,6 +49,46 @@ def test_the_first_stream_carries_nothing_and_the_last_one_everything(direction:
     assert np.abs(found.total).min() > 1e-3
 
 
+@pytest.mark.parametrize("direction", ["denoising", "noising"])
+def test_a_span_that_computes_has_sites_of_its_own(direction: str) -> None:
+    model = loaded(folder_of("Llama"), "bridge")
+    (pair,) = pairs_for(model, 5, 1, before="question", after="question", at=12)
+    options = {"sites": SITES, "n_rows": 3, "contrast": "computed", "direction": direction, "progress": False}
+    found = mi.patch_sites(model, [pair], **options)
+    assert found.positions[7:] == ("span 0", "span 1", "span 2", "span -3", "span -2", "span -1", "span all")
+    conditions = {"donor": "blind", "receiving": "inserted"}
+    if direction == "noising":
+        conditions = {"donor": "inserted", "receiving": "blind"}
+    start, sign = pair.spans[0][0], 1 if direction == "denoising" else -1
+    hand = ByHand(model, pair, **conditions, start=start)
+    places = {"span -1": [pair.spans[-1][1] - 1], "span all": pair.span_mask.nonzero()[:, 0].tolist()}
+    places |= {"all": range(start, len(hand.pair.inserted)), "1": [pair.shared[pair.shared >= start][1].item()]}
+    for kind, layer, label in ((k, at, label) for k in SITES for at in (0, 2) for label in places):
+        where, rows = site(layer, f"hook_{kind}"), [at - start for at in places[label]]
+        new = hand.tail(where).clone()
+        new[:, rows] = hand.tail(where, hand.donor)[:, rows]
+        expected = sign * (hand.value() - hand.value(**{where: new}))
+        at = found.values[0, SITES.index(kind), layer, found.positions.index(label)]
+        assert at == pytest.approx(expected, abs=1e-5), (kind, layer, label)
+    np.testing.assert_allclose(found.values[:, 3, -1, found.positions.index("all")], found.total, atol=1e-6)
+    assert "in the span's own rows" in found.sentences()[0] and any(
+        "of the span" in name for name in found.summary()["label"]
+    )
+    assert np.abs(found.total).min() > 1e-3
+
+
+def test_after_the_question_only_what_leads_to_the_answer_is_left() -> None:
+    model = loaded(folder_of("Llama"), "bridge")
+    (pair,) = pairs_for(model, count=1, after="question")
+    found = mi.patch_sites(model, [pair], sites=["resid_post"], n_rows=len(pair.answer_prefix_ids) + 1, progress=False)
+    missing = np.isnan(found.values[0, 0, 0])
+    assert [name for name, gone in zip(found.positions, missing, strict=True) if gone] == [
+        str(len(pair.answer_prefix_ids)),
+        str(-len(pair.answer_prefix_ids) - 1),
+    ]
+    np.testing.assert_allclose(found.values[:, 0, -1, -1], found.total, atol=1e-6)
+
+
 def test_where_the_last_layer_reads_nothing_its_input_carries_everything() -> None:
     made, model = planted_here(1, noise=0.0)
     found = mi.patch_sites(model, planted_pairs(made, model, 4), n_rows=1, progress=False)
@@ -77,18 +118,21 @@ def test_questions_of_different_length_are_aligned_from_both_ends() -> None:
     assert counts[0, str(n_rows - 1)] == sum(n >= n_rows for n in lengths) and counts[0, "all"] == len(pairs)
 
 
-@pytest.mark.parametrize(("name", "backend"), [("Llama", "bridge"), ("Gemma 2", "bridge"), ("GPT-2", "nnsight")])
+@pytest.mark.parametrize(
+    ("name", "backend"), [("Llama", "bridge"), ("Gemma 2", "bridge"), ("GPT-2", "nnsight"), ("GPT-OSS", "nnsight")]
+)
 def test_all_rows_are_the_sweep_and_the_whole_span_is_the_knockout(name: str, backend: str) -> None:
     model = loaded(folder_of(name), backend)
-    pairs, heads = pairs_for(model, count=2), ["L1H2", "L0H5"]
+    place: dict[str, Any] = {"before": "question", "after": "question"} if name == "Llama" else {}
+    pairs, heads = pairs_for(model, count=2, **place), ["L1H2", "L0H5"]
     found = mi.map_positions(model, pairs, heads, n_rows=2, n_blocks=4, progress=False)
-    place = {name: found.values[:, :, at] for at, name in enumerate(found.places)}
+    at_place = {name: found.values[:, :, at] for at, name in enumerate(found.places)}
     for name_of_place, edit in (("row all", "z"), ("span all", "knockout")):
         swept = mi.patch_heads(model, pairs, heads=heads, edit=edit, progress=False)
         np.testing.assert_allclose(
-            place[name_of_place], swept.per_head[:, [swept.heads.index(h) for h in found.heads]], atol=1e-5
+            at_place[name_of_place], swept.per_head[:, [swept.heads.index(h) for h in found.heads]], atol=1e-5
         )
-    assert np.abs(place["span block 1"] - place["span block 2"]).max() > 1e-5
+    assert np.abs(at_place["span block 1"] - at_place["span block 2"]).max() > 1e-5
 
 
 def test_blocks_are_parts_of_the_span() -> None:
