@@ -138,7 +138,7 @@ def trace_paths(
 ) -> "PathEffects":
     r"""What heads do through one another, edge by edge, exactly: path patching by replay.
 
-    The edit changes the sender's output by $\Delta z_s$ at every token after the insertion. The receiver alone sees it, added
+    The edit changes the sender's output by $\Delta z_s$ at every token that can change. The receiver alone sees it, added
     to the stream that its query, key or value is made of; everything between is frozen. What the receiver then writes more
     goes on through the rest of the model:
 
