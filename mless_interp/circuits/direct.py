@@ -47,8 +47,8 @@ def direct_effects(
 ) -> "DirectEffects":
     r"""Split each head's effect into what it writes straight to the answer and what goes through later parts, exactly.
 
-    The edit changes the head's output by $\Delta z$ at every token that can change (`patch_heads`, "question"). Added to the *last* residual stream
-    $x_L$ only, where nothing but the final norm and the unembedding reads it, this is its direct effect:
+    The edit changes the head's output by $\Delta z$ at every token that can change (`patch_heads`, "question"). Added to the
+    *last* residual stream $x_L$ only, where nothing but the final norm and the unembedding reads it, this is its direct effect:
 
     $$ Y_\text{direct} = Y\big(x_L + \Delta z\, W_O\big) - Y(x_L), \qquad
        Y_\text{indirect} = Y_\text{patched} - Y_\text{receiving} - Y_\text{direct} $$
