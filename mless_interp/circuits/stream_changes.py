@@ -124,7 +124,7 @@ class Flow:
 
     def head_writes(self, head: Head) -> Tensor:
         """What the sweep's edit of one head adds where the head writes."""
-        new = self._kept("z", head.layer, lambda: self.sweep.new_z(self.runs, head.layer))
+        new = self._kept("z", head.layer, lambda: self.sweep.new_z(self.runs, head.layer, self._here, self._there))
         z = self.receiving.z[head.layer]
         change = self._put(z[:, :, head.head], new[:, :, head.head])
         return self.output(head.layer).change(z, head.head, change)
@@ -132,11 +132,11 @@ class Flow:
     def part_writes(self, layer: int, part: str) -> Tensor:
         """What the donor has more than the receiving run: in a layer's input or output, or of what a part of it adds."""
         there, here = (self._part(run, layer, part) for run in (self.donor, self.receiving))
-        return self._put(here, there[:, self._there.to(there.device)])
+        return self._put(here, there[:, self._there.on(there)])
 
     def _put(self, old: Tensor, new: Tensor) -> Tensor:
         """What changes where `new` takes its place among the receiving run's rows; nothing in rows that the donor lacks."""
-        change, at = torch.zeros_like(old), self._here.to(old.device)
+        change, at = torch.zeros_like(old), self._here.on(old)
         change[:, at] = new.to(old) - old[:, at]
         return change
 

@@ -165,11 +165,9 @@ class Controls:
                         raise ValueError("it is the insertion under study")
                     under = self._under(prepared, other)
                     asked = prompts[f"{name}-{draw}"] = digest_of(under.pairs)
-                    of = (
-                        (named, asked) if name == "questions" else (named,)
-                    )  # every problem changes all the others' questions
+                    of = (named, asked) if name == "questions" else (named,)  # a problem changes the others' questions
                     options = self._options(f"{name}-{draw}", *of)
-                found.append(measure(under, named, contrast=self.contrast, **options).values)
+                    found.append(measure(under, named, contrast=self.contrast, **options).values)
             except ValueError as error:
                 if name == "random" or isinstance(error, CheckpointError):  # what decides is never left out silently
                     raise

@@ -85,6 +85,20 @@ def patch_heads(
     return replace(sweep_heads(prepared, {"patch": sweep}, chosen, **options)["patch"], smallest_effect=smallest_effect)
 
 
+class Places:
+    """Rows of a run, sent once to each device where they are used."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
+        self._sent: dict[torch.device, Tensor] = {}
+
+    def on(self, z: Tensor) -> Tensor:
+        """Where z lies."""
+        if z.device not in self._sent:
+            self._sent[z.device] = self._rows.to(z.device)
+        return self._sent[z.device]
+
+
 @dataclass(frozen=True)
 class Sweep:
     """What is patched: between which two conditions, which way, by which edit, at which positions."""
@@ -135,7 +149,7 @@ class Sweep:
         donor, receiving = (runs.recording(run, self.start(runs, run)) for run in (self.donor, self.receiving))
         return donor, receiving
 
-    def edited(self, runs: Runs) -> tuple[Tensor, Tensor]:
+    def edited(self, runs: Runs) -> "tuple[Places, Places]":
         """Where activations are replaced, and by which of the donor's: places among the rows that were recorded of each run."""
         pair, (donor, receiving) = runs.first, self.recordings(runs)
         if not self.contrast.equal_length:  # only what both prompts have crosses
@@ -144,31 +158,32 @@ class Sweep:
             places = (pair.shared, base) if inserted else (base, pair.shared)
             here, there = (at - run.start for at, run in zip(places, (receiving, donor), strict=True))
             both = (here >= 0) & (there >= 0)
-            return here[both], there[both]
+            return Places(here[both]), Places(there[both])
         every = torch.arange(receiving.start, receiving.n_tokens)
         chosen = torch.ones(len(every), dtype=torch.bool)
         if self.positions == "prefix":
             chosen = every < pair.span[0]
         if self.positions == "span":
             chosen = pair.span_mask if self.contrast.conditions[0].has_span else torch.zeros_like(chosen)
-        at = every[chosen] - receiving.start
+        at = Places(every[chosen] - receiving.start)
         return at, at
 
-    def new_z(self, runs: Runs, layer: int) -> Tensor:
+    def new_z(self, runs: Runs, layer: int, here: "Places", there: "Places") -> Tensor:
         """What takes the place of a layer's z at `edited`, `[problem, edited, head, d_head]`, each head as if it alone were."""
         donor, receiving = self.recordings(runs)
         here, there = (
             at.to(run.z[layer].device) for at, run in zip(self.edited(runs), (receiving, donor), strict=True)
         )
         if not self.intervention.needs_attention:
-            return donor.z[layer][:, there]
+            return donor.z[layer][:, there.on(donor.z[layer])]
         (rows, keys), source = runs.cut(self.contrast), None
         if self.intervention.needs_donor:
             source = LayerState.of(runs.model, donor, layer, span=keys, rows=rows)
         names = [pair.id for pair in runs.pairs]
         state = LayerState.of(runs.model, receiving, layer, span=keys, rows=rows, donor=source, names=names)
         with torch.no_grad():
-            return self.intervention.edited(state)[:, here]
+            new = self.intervention.edited(state)
+            return new[:, here.on(new)]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -246,7 +261,7 @@ class _Swept:
         clean = sweep.contrast.clean
         self.clean_logits = runs.recording(clean, sweep.start(runs, clean)).logits
         self.read = runs.read(sweep.receiving)
-        self.edited, _ = sweep.edited(runs)
+        self.edited, self.given = sweep.edited(runs)
         changed = length - self.receiving.start
         self.rows = max_rows or rows_per_pass(
             self.model.info,
@@ -287,7 +302,7 @@ class _Swept:
 
     def _new_z(self, layer: int) -> Tensor:
         if self._newest is None or self._newest[0] != layer:  # heads come in layer order: the last one is enough
-            self._newest = (layer, self.sweep.new_z(self.runs, layer))
+            self._newest = (layer, self.sweep.new_z(self.runs, layer, self.edited, self.given))
         return self._newest[1]
 
     def _patched(self, cells: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -298,7 +313,7 @@ class _Swept:
             old = self.receiving.z[layer]
             z = old.clone()
             if head != UNEDITED:
-                z[:, self.edited.to(z.device), head] = self._new_z(layer)[:, :, head].to(z.dtype)
+                z[:, self.edited.on(z), head] = self._new_z(layer)[:, :, head].to(z.dtype)
             unchanged = (z == old).flatten(1).all(1)
             rows.append(z.to(rows[0].device) if rows else z)
             same.append(unchanged.to(rows[0].device))  # all are looked at together: nobody waits for each

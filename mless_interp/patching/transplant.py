@@ -53,12 +53,13 @@ def transplant_span(
        \text{lost}_p = Y_p(p, p) - \frac{1}{|B|} \sum_{b \in B} Y_p(p, b) $$
 
     `carried` above 0 in most problems: the span holds something of its own problem that the answer reads. What a span
-    holds is what stands before it: before the question, behind the same system prompt, both are exactly 0.
+    holds is what stands before it: before the question, behind the same system prompt, both are exactly 0. Partners insert
+    the very same tokens, or the text of the span itself would be what is carried.
 
     Parameters
     ----------
     n_partners : other problems whose spans are given to each one, 2 or more, drawn by `seed` and the problem's id among
-        those with as many inserted tokens, such that their answers differ from each other and from the problem's own.
+        those with the same inserted tokens, such that their answers differ from each other and from the problem's own.
     outcome : "answer_logprob" or "answer_prob", of the answers appended behind the receiver's answer prefix.
     alpha : of the sign test that says whether most problems show it.
     checkpoint : a file that receives each finished problem; started again with the same settings the run goes on there.
@@ -109,19 +110,14 @@ def partners_of(pairs: Sequence[PromptPair], n: int, *, seed: int) -> tuple[tupl
         seen = {pair.answer_ids}
         for other in derive_generator(seed, "transplant partners", pair.id).permutation(len(pairs)).tolist():
             theirs = pairs[other]
-            if (
-                other != at
-                and theirs.n_inserted == pair.n_inserted
-                and theirs.answer_ids not in seen
-                and len(chosen) < n
-            ):
+            if other != at and theirs.span_ids == pair.span_ids and theirs.answer_ids not in seen and len(chosen) < n:
                 chosen.append(other)
                 seen.add(theirs.answer_ids)
         if len(chosen) < n:
             raise ValueError(
                 f"problem {pair.id!r} has {len(chosen)} partners among {len(pairs)} problems: a transplant needs {n} others "
-                f"with as many inserted tokens ({pair.n_inserted}) and answers that differ; give more problems, or fewer "
-                "n_partners"
+                "with the very same inserted tokens (what is carried would else be their text) and answers that differ; "
+                "give more problems, or fewer n_partners"
             )
         found.append(tuple(chosen))
     return tuple(found)

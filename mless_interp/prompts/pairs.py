@@ -359,6 +359,8 @@ def pairs_of_any(
             f"{insertion.n_tokens} tokens to insert do not fit {info.name}, which has a context of {info.context_length}: "
             "insert fewer tokens"
         )
+    if info is not None and insertion.times > info.context_length:
+        raise ValueError(f"{insertion.times} repetitions do not fit {info.name}'s context of {info.context_length}")
     pairs = tuple(_make_pair(tokenizer, problem, insertion, made) for problem in asked)
     for pair in pairs:
         if info is not None and insertion.token_ids and max(pair.span_ids) >= info.d_vocab:

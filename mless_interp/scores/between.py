@@ -119,7 +119,7 @@ def _on(mask: Tensor) -> Callable[[Rows], Tensor]:
 def _masses(
     model: Model, pair: PromptPair, condition: str, segments: Sequence[str], layers: Sequence[int], source: Source
 ) -> dict[int, np.ndarray]:
-    """layer -> `[head, dest, src]`; a segment that the prompt does not have is NaN, as row and as column."""
+    """layer -> `[head, dest, src]`; a segment that the prompt does not have is NaN as a row, and 0 as a column."""
     prompt = _prompt(pair, condition)
     masks = {segment: prompt.mask(segment) for segment in segments if segment in prompt.segments}
     every = torch.ones(len(prompt), dtype=torch.bool)
@@ -137,6 +137,7 @@ def _masses(
     found = {}
     for layer in layers:
         table = np.full((model.info.n_heads, len(segments), len(segments)), np.nan)
+        table[:, [segments.index(dest) for dest in masks]] = 0.0  # nobody reads a segment that is not there
         for src in masks:
             rows = run.layers[layer].rows[src].cpu()
             for dest, mask in masks.items():
@@ -150,7 +151,8 @@ class SegmentAttention(Result):
     """Attention from segment to segment, shares.
 
     `values[condition]` is `[problem, layer, head, dest segment, src segment]`: the mean over the rows of a segment of what they
-    put on the keys of another. NaN where a problem's prompt does not have a segment, or a head was not asked for.
+    put on the keys of another, 0 where a problem's prompt does not have these. NaN where it does not have the reading
+    segment, or a head was not asked for. So what a segment reads sums to 1, but for the share of learned sinks.
     """
 
     problem_ids: tuple[str, ...]
