@@ -171,9 +171,6 @@ class Sweep:
     def new_z(self, runs: Runs, layer: int, here: "Places", there: "Places") -> Tensor:
         """What takes the place of a layer's z at `edited`, `[problem, edited, head, d_head]`, each head as if it alone were."""
         donor, receiving = self.recordings(runs)
-        here, there = (
-            at.to(run.z[layer].device) for at, run in zip(self.edited(runs), (receiving, donor), strict=True)
-        )
         if not self.intervention.needs_attention:
             return donor.z[layer][:, there.on(donor.z[layer])]
         (rows, keys), source = runs.cut(self.contrast), None
