@@ -14,7 +14,7 @@ from ..heads import Head, as_heads, check_heads
 from ..models.base import Model
 from ..models.info import ModelError
 from ..models.memory import halved, smallest_gpu
-from ..running.work import Shard, Tick, Unit
+from ..running.work import Tick, Unit, shard_of
 from .decoding import Completion, CompletionEngine, Decoding, Redistribution, Request, Row
 from .engines import engine_for
 from .vllm import Vllm
@@ -94,8 +94,8 @@ def complete_all(
     ordered = sorted(requests, key=lambda request: len(request.prompt))
     size = batch_size or engine.rows_at_once or default_batch_size(model, ordered, decoding.max_new_tokens)
     batches = [tuple(range(at, min(at + size, len(ordered)))) for at in range(0, len(ordered), size)]
-    if isinstance(model.engine, Shard):
-        batches = model.engine.units(batches)
+    shard = shard_of(model.engine)
+    batches = batches if shard is None else shard.units(batches)
     waiting = [left for batch in batches if (left := tuple(at for at in batch if ordered[at].key not in skip))]
     found: dict[str, Completion] = {}
 

@@ -284,8 +284,7 @@ class Model(ABC):
             boolean `[batch, 1 or n_heads, dest, src]`, True = visible, ANDed with causality and with each layer's window,
             which is counted on position ids.
         capture : hook name -> reducer, applied inside the forward pass after any edit of the same site, so that nothing
-            large outlives its layer; None as a reducer keeps the whole activation. What is kept is a copy, so that nothing
-            that is done to the activation later shows in it; with `grad` it is the activation itself, part of the graph.
+            large outlives its layer; None as a reducer keeps the whole activation, as a copy (with `grad` itself).
         edits : hook name -> pure function from the activation to its replacement (same shape).
         logits_at : "all", "last", "none", or positions; only these are unembedded.
         grad : keep the autograd graph (off by default).

@@ -14,8 +14,7 @@ from ..given import check_count, checked
 from ..models.base import Model
 from ..models.inputs import Edit, Inputs
 from ..models.sites import attention_sites
-from ..prompts.pairs import PromptPair
-from ..running.loop import over_problems
+from ..prompts.pairs import PromptPair, over_pairs
 from ..running.results import Quantity, Result, Shown, ShownTable, interval_columns, tidy, with_limits
 from ..statistics import CONFIDENCE, Interval, derive_generator, median_interval, sign_test
 from .outcomes import OUTCOMES, Outcome
@@ -83,15 +82,15 @@ def transplant_span(
     partners = partners_of(prepared.bare, n_partners, seed=seed)
     settings = {"n_partners": n_partners, "seed": seed, "alpha": alpha, **prepared.settings}
     prompts = [[prepared.bare[k].fingerprint() for k in (at, *partners[at])] for at in range(len(prepared.ids))]
-    found = over_problems(
-        prepared.ids,
+    found = over_pairs(
+        model,
+        prepared.pairs,
         single(lambda at: _one(model, read, [prepared.bare[k] for k in (at, *partners[at])])),
         label="transplanting spans",
         settings=settings,
         prompts=prompts,
         checkpoint=checkpoint,
         progress=progress,
-        engine=model.engine,
     )
     return Transplant(
         problem_ids=prepared.ids,

@@ -18,7 +18,9 @@ from torch import Tensor
 
 from ..given import checked
 from ..models.inputs import Inputs
+from ..running.loop import over_problems
 from ..running.visible import one_line
+from ..running.work import Compute
 from .conditions import CONDITIONS, HELD_POSITIONS, Condition, one_of
 from .insertions import Insertion
 from .problems import Problem
@@ -320,6 +322,26 @@ def own_pairs(model: Any, pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]
                     "model: make_pairs(model, problems, insertion)"
                 )
     return found
+
+
+def over_pairs(
+    model: Any, pairs: Sequence[PromptPair], compute: Compute, *, prompts: Sequence[Any] | None = None, **options: Any
+) -> list[Any]:
+    """`over_problems` of a model's pairs, computed by its engine; `prompts`: by default the pairs' own."""
+    told = [pair.fingerprint() for pair in pairs] if prompts is None else prompts
+    return over_problems([pair.id for pair in pairs], compute, prompts=told, engine=model.engine, **options)
+
+
+def pairs_like(model: Any, pairs: Sequence[PromptPair], insertion: Insertion) -> tuple[PromptPair, ...]:
+    """The same problems with another insertion in the same place, in each as long as its own where their lengths differ."""
+    placed = insertion.placed_as(pairs[0].insertion)
+    lengths = dict.fromkeys(pair.n_inserted for pair in pairs)
+    made: dict[str, PromptPair] = {}
+    for length in lengths:
+        fits = replace(placed, n_tokens=length) if len(lengths) > 1 and placed.n_tokens is not None else placed
+        alike = [pair.problem for pair in pairs if pair.n_inserted == length]
+        made |= {pair.id: pair for pair in make_pairs(model, alike, fits, template=pairs[0].template)}
+    return tuple(made[pair.id] for pair in pairs)
 
 
 @checked

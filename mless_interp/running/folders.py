@@ -72,9 +72,7 @@ def write_manifest(
     made = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     facts = {"made_by": TOOLKIT, "version": version(TOOLKIT), "made": made, "complete": complete}
     facts |= {"overwrite": overwrite, "files": files}
-    temporary = folder / f".{MANIFEST}.new"
-    _write(temporary, facts | {"digest": _digest(facts)})
-    os.replace(temporary, folder / MANIFEST)
+    _write_whole(folder / MANIFEST, facts | {"digest": _digest(facts)})
 
 
 def damaged_files(folder: Path, names: Iterable[str] | None = None) -> dict[str, str]:
@@ -130,6 +128,13 @@ def _sha256(path: Path) -> str:
         with contextlib.suppress(OSError):  # on the disk before the folder gets its name, where the system can
             os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_whole(path: Path, facts: dict[str, Any]) -> None:
+    """Whole or not at all, killed at any moment."""
+    temporary = path.with_name(f".{path.name}.new")
+    _write(temporary, facts)
+    os.replace(temporary, path)
 
 
 def _write(path: Path, facts: dict[str, Any]) -> None:
@@ -324,9 +329,7 @@ def shards_of(target: Path) -> list[Path]:
 
 def keep_begun(file: Path, options: dict[str, Any]) -> None:
     """Write down the options that a run was begun with, whole or not at all, with a digest of them."""
-    temporary = file.with_name(f".{file.name}.new")
-    _write(temporary, {"options": options, "digest": key_of(options)})
-    os.replace(temporary, file)
+    _write_whole(file, {"options": options, "digest": key_of(options)})
 
 
 def read_begun(file: Path) -> dict[str, Any] | None:

@@ -15,9 +15,9 @@ from ..heads import Head
 from ..metrics.segments import segment_mean
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
-from ..prompts.pairs import PromptPair, digest_of, own_pairs
+from ..prompts.pairs import PromptPair, digest_of, over_pairs, own_pairs
 from ..prompts.prompt import SEGMENTS, Prompt
-from ..running.loop import Tick, over_problems
+from ..running.loop import Tick
 from ..running.results import (
     Quantity,
     Result,
@@ -87,16 +87,15 @@ def attention_between_segments(
             tick(1)
         return tables
 
-    done = over_problems(
-        [pair.id for pair in found],
+    done = over_pairs(
+        model,
+        found,
         lambda unit, tick: [of_problem(found[at], tick) for at in unit],
         label="attention between segments",
         settings={**settings, "source": source},
-        prompts=[pair.fingerprint() for pair in found],
         checkpoint=checkpoint,
         steps=len(conditions),
         progress=progress,
-        engine=model.engine,
     )
     return SegmentAttention(
         problem_ids=tuple(pair.id for pair in found),
