@@ -15,7 +15,7 @@ from ..locating.located import LocatedHeads
 from ..models.base import Model
 from ..patching.interventions import Intervention
 from ..patching.outcomes import Outcome
-from ..patching.parts import SMALLEST_EFFECT, WHOLE, Parts, check_smallest_effect
+from ..patching.parts import SMALLEST_EFFECT, WHOLE, Parts
 from ..patching.prepared import Prepared, prepare
 from ..patching.sweep import Sweep
 from ..prompts.conditions import DIRECTIONS
@@ -23,7 +23,7 @@ from ..prompts.pairs import PromptPair
 from ..running.results import Quantity, Result, Shown, ShownTable, tidy
 from ..running.work import Tick, Unit
 from ..statistics import CONFIDENCE
-from .stream_changes import Flow, heads_of, named_on, named_words, need_weights, writes
+from .stream_changes import Flow, check_options, heads_of, named_on, named_words, need_weights, writes
 
 WAYS = ("direct", "indirect")
 """The parts of a head's effect: straight to the logits, and through later parts of the model."""
@@ -70,7 +70,7 @@ def direct_effects(
 
     Source: methods §8.1; path patching of head to logits in Wang et al. (2211.00593).
     """
-    check_smallest_effect(smallest_effect)
+    check_options(smallest_effect, max_rows)
     chosen = heads_of(model, heads, "split")
     sweep = Sweep.named(contrast, direction, edit)
     need_weights(model, [head.layer for head in chosen], "direct_effects")

@@ -17,7 +17,7 @@ from ..models.base import Model
 from ..models.replay import Layers
 from ..patching.interventions import Intervention
 from ..patching.outcomes import Outcome
-from ..patching.parts import SMALLEST_EFFECT, Parts, check_smallest_effect
+from ..patching.parts import SMALLEST_EFFECT, Parts
 from ..patching.prepared import Prepared, prepare
 from ..patching.sweep import Sweep
 from ..prompts.conditions import DIRECTIONS
@@ -26,7 +26,18 @@ from ..running.registry import savable
 from ..running.results import Quantity, Result, Shown, ShownTable, tidy
 from ..running.work import Tick, Unit
 from ..statistics import CONFIDENCE
-from .stream_changes import INPUTS, Flow, heads_of, mlp_reads, named_on, named_words, need_layers, need_weights, writes
+from .stream_changes import (
+    INPUTS,
+    Flow,
+    check_options,
+    heads_of,
+    mlp_reads,
+    named_on,
+    named_words,
+    need_layers,
+    need_weights,
+    writes,
+)
 
 LOGITS = "logits"
 TOGETHER = "".join(INPUTS)
@@ -167,7 +178,7 @@ def trace_paths(
 
     Source: Wang et al. (2211.00593), Goldowsky-Dill et al. (2304.05969), methods §8.1.
     """
-    check_smallest_effect(smallest_effect)
+    check_options(smallest_effect, max_rows)
     sweep = Sweep.named(contrast, direction, edit)
     layers = need_layers(model, "trace_paths").layers
     if edges is None:

@@ -16,7 +16,7 @@ from ..locating.located import LocatedHeads
 from ..models.base import Model
 from ..patching.interventions import Knockout, LayerState
 from ..patching.outcomes import Outcome
-from ..patching.parts import SMALLEST_EFFECT, Parts, check_smallest_effect
+from ..patching.parts import SMALLEST_EFFECT, Parts
 from ..patching.prepared import Prepared, prepare
 from ..patching.sweep import Sweep
 from ..prompts.conditions import DIRECTIONS, several_of
@@ -24,7 +24,7 @@ from ..prompts.pairs import PromptPair
 from ..running.results import Quantity, Result, Shown, ShownTable, tidy
 from ..running.work import Tick, Unit
 from ..statistics import CONFIDENCE
-from .stream_changes import Flow, heads_of, named_on, named_words, need_layers, need_weights, writes
+from .stream_changes import Flow, check_options, heads_of, named_on, named_words, need_layers, need_weights, writes
 
 SITES_OF_A_LAYER = {
     "resid_pre": "the residual stream before the layer",
@@ -84,7 +84,7 @@ def patch_sites(
 
     Source: Meng et al. (2202.05262), Heimersheim & Nanda (2404.15255), methods §8.1.
     """
-    check_smallest_effect(smallest_effect)
+    check_options(smallest_effect, max_rows)
     check_count(n_rows, name="n_rows")
     need_layers(model, "patch_sites")
     chosen = several_of(tuple(sites), SITES_OF_A_LAYER, "site")
@@ -169,7 +169,7 @@ def map_positions(
 
     Source: methods §8.1.
     """
-    check_smallest_effect(smallest_effect)
+    check_options(smallest_effect, max_rows)
     check_count(n_rows, name="n_rows")
     check_count(n_blocks, name="n_blocks")
     chosen = heads_of(model, heads, "map")

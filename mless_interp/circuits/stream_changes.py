@@ -1,12 +1,14 @@
 """What one part of a model changes in the residual stream, and what comes of it where only some of the model may see it."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..given import check_count
 from ..heads import Head
 from ..locating.located import LocatedHeads
 from ..models.arithmetic import mix_values, pattern_of
@@ -16,12 +18,20 @@ from ..models.inputs import Recording
 from ..models.memory import halved, rows_per_pass
 from ..models.replay import Stepper, stage
 from ..models.unembedding import is_half
+from ..patching.parts import check_smallest_effect
 from ..patching.prepared import Runs
 from ..patching.sweep import Sweep
 from ..running.work import Tick
 
 INPUTS = ("q", "k", "v")
 """What a head makes of the stream; "qkv" is all three."""
+
+
+def check_options(smallest_effect: float, max_rows: int | None) -> None:
+    """`ValueError` unless a share can be the smallest effect of interest and a batch can have so many rows."""
+    check_smallest_effect(smallest_effect)
+    if max_rows is not None:
+        check_count(max_rows, name="max_rows")
 
 
 def need_layers(model: Model, what: str) -> Stepper:
@@ -100,7 +110,7 @@ class Flow:
         self._outputs: dict[int, AttentionOutput] = {}
         self._newest: dict[str, tuple[Any, Any]] = {}
 
-    @property
+    @cached_property
     def ends(self) -> np.ndarray:
         """Outcomes `[problem, (receiving, donor)]`."""
         return np.stack([self._outcomes(run.logits)[:, 0] for run in (self.receiving, self.donor)], -1)

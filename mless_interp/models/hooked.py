@@ -218,7 +218,7 @@ class HookedLayers:
         return block.ln2(out) if norms_after(self.hooked) else out
 
     def unembed(self, resid: Tensor) -> Tensor:
-        return hooked_unembed(self.hooked, resid)
+        return hooked_unembed(self.hooked, resid, bit_for_bit=False)
 
     def rule(self, layer: int) -> AttentionRule:
         return hooked_rule(self.hooked, layer)
@@ -239,15 +239,18 @@ def _queries_keys_values(attn: Any, placed: Tensor, x: Tensor) -> tuple[Tensor, 
     return q, k, v
 
 
-def hooked_unembed(hooked: Any, resid: Tensor) -> Tensor:
+def hooked_unembed(hooked: Any, resid: Tensor, *, bit_for_bit: bool = True) -> Tensor:
     """Logits `[..., vocab]` of a HookedTransformer's last residual stream, with its final norm and soft-cap.
 
-    At least float32.
+    At least float32. In float32 the library's own, bit for bit, or else without the copy of W_U that it makes each time.
     """
     if hooked.cfg.normalization_type is not None:
         resid = hooked.ln_final(resid)
     last = hooked.unembed
-    logits = float32_logits(resid, last.W_U.T, last.b_U) if is_half(last.W_U) else last(resid)
+    if is_half(last.W_U):
+        logits = float32_logits(resid, last.W_U.T, last.b_U)
+    else:
+        logits = last(resid) if bit_for_bit or is_hooked(last) else product(resid, last.W_U.T, last.b_U)
     cap = hooked.cfg.output_logits_soft_cap
     return logits if cap is None or cap <= 0 else torch.tanh(logits / cap) * cap
 

@@ -43,7 +43,7 @@ EDGES = (
     "MLP1 -> logits",
     "L2H3 -> logits",
 )
-PARALLEL = ("GPT-NeoX (Pythia)", "Falcon 40B")
+PARALLEL = ("GPT-NeoX (Pythia)", "Falcon 7B", "Falcon 40B")
 BUILDS = [
     ("Llama", "bridge"),
     ("Llama", "hooked_transformer"),
@@ -53,6 +53,10 @@ BUILDS = [
     ("GPT-NeoX (Pythia)", "bridge"),
     ("GPT-NeoX (Pythia)", "hooked_transformer"),
     ("Falcon 40B", "nnsight"),
+    ("Falcon 7B", "nnsight"),
+    ("OPT", "bridge"),
+    ("Qwen2", "bridge"),
+    ("Mixtral", "bridge"),
     ("OLMo 2", "bridge"),
     ("Gemma 2", "bridge"),
     ("Gemma 2", "hooked_transformer"),
@@ -284,6 +288,8 @@ def test_an_edge_of_a_sender_that_does_nothing_is_exactly_nothing() -> None:
         ({"heads": ["L0H0", "L1H1"], "mlps": [0, 0]}, "given twice"),
         ({"heads": ["L0H0", "L1H1"], "mlps": [0], "edit": "knockout"}, "needs edit='z'"),
         ({"heads": ["L0H0", "L1H1"], "smallest_effect": 2.0}, "smallest_effect"),
+        ({"heads": ["L0H0", "L1H1"], "max_rows": 0}, "max_rows must be 1 or more, got 0"),
+        ({"heads": ["L0H0", "L0H0"]}, "twice"),
     ],
 )
 def test_wrong_edges_are_refused_before_anything_runs(options: dict[str, Any], words: str) -> None:

@@ -166,6 +166,13 @@ def test_wrong_sites_are_refused() -> None:
         mi.map_positions(model, pairs, ["L0H0"], n_blocks=0)
     with pytest.raises(ValueError, match="smallest_effect"):
         mi.map_positions(model, pairs, ["L0H0"], smallest_effect=1.0)
+    for refused in (
+        lambda: mi.patch_sites(model, pairs, max_rows=0),
+        lambda: mi.map_positions(model, pairs, ["L0H0"], max_rows=0),
+        lambda: mi.direct_effects(model, pairs, ["L0H0"], max_rows=0),
+    ):
+        with pytest.raises(ValueError, match="max_rows must be 1 or more, got 0"):
+            refused()
 
 
 def test_quantised_models_have_sites() -> None:
