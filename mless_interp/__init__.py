@@ -64,8 +64,14 @@ PUBLIC = {
     "locating.confirmation": ["Confirmation"],
     "locating.locate": ["locate_heads"],
     "locating.located": ["LocatedHeads"],
+    "circuits.direct": ["DirectEffects", "direct_effects"],
+    "circuits.paths": ["Edge", "PathEffects", "trace_paths"],
+    "circuits.site_patches": ["PositionMap", "SitePatches", "map_positions", "patch_sites"],
     "grading": ["grade_lenient", "grade_paper", "grade_strict"],
     "accuracy": ["AccuracyResults", "Comparison", "Comparisons", "LinkedAccuracy", "Treatment", "evaluate_accuracy"],
+    "studies.asked": ["read_study"],
+    "studies.conduct": ["run_study"],
+    "studies.studied": ["StudyResult"],
     "paper": ["ClaimChecks", "Enrichment", "enrichment"],
     "running": ["store"],
     "running.folders": ["new_folder", "refuse_existing"],
@@ -86,6 +92,7 @@ PUBLIC = {
 """module -> its public names."""
 ROOMS = [
     "accuracy",
+    "circuits",
     "command_line",
     "commands",
     "generation",
@@ -104,6 +111,7 @@ ROOMS = [
     "scores",
     "shapes",
     "statistics",
+    "studies",
     "views",
 ]
 

@@ -27,7 +27,7 @@ from typer import Option
 from .given import checked
 from .heads import Head
 from .prompts.conditions import CONDITIONS, CONTRASTS, as_words
-from .prompts.problems import Problem, load_problems
+from .prompts.problems import Problem
 from .running.folders import COMPUTED, RUN
 from .running.visible import visible
 from .running.work import Engine, Shard, ShardDone, here
@@ -634,14 +634,9 @@ def chosen_problems(
     A .txt file's texts are cut into problems by the model's tokenizer, which alone is loaded for it; the sizes are those of
     `problems_from_texts`.
     """
-    if problems is not None and Path(problems).suffix == ".txt":
-        from .models.load import tokenizer_of_model
-        from .prompts.texts import problems_from_file
+    from .prompts.texts import problems_of
 
-        sizes = {"n_before": n_before, "n_context": n_context, "n_answer": n_answer}
-        return problems_from_file(tokenizer_of_model(model), problems, limit=limit, **sizes)
-    own = Path(model) / "problems.jsonl"
-    return load_problems(problems or (str(own) if own.is_file() else "demo"), limit=limit)
+    return problems_of(model, problems, limit=limit, n_before=n_before, n_context=n_context, n_answer=n_answer)
 
 
 def repeat_command() -> str:

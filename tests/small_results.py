@@ -376,6 +376,73 @@ def certified() -> mi.Certificate:
     return mi.Certificate(info, None, verdicts, ({"inserted_ids": [1, 2, 3], "insertion": "Mless"},))
 
 
+def directed(n: int = 12) -> mi.DirectEffects:
+    """L0H1 acts through others, L1H0 straight and a little against itself, of a total effect of 1."""
+    effect, direct = np.array([0.5, 0.3, 0.0]), np.array([0.0, 0.4, 0.0])
+    of_problem = spread(n)[:, None]
+    settings = SETTINGS | {"contrast": "content", "direction": "denoising", "edit": "z"}
+    return mi.DirectEffects(
+        problems(n), HEADS, effect + of_problem, direct + of_problem, 1 + spread(n), "nats", settings
+    )
+
+
+def traced(n: int = 12) -> mi.PathEffects:
+    """L0H1 acts on L1H0 by its value and on the last MLP; L0H0 against the effect."""
+    texts = (
+        "L0H1 -> L1H0 q",
+        "L0H1 -> L1H0 v",
+        "L0H1 -> L1H0",
+        "L0H0 -> L1H0",
+        "L0H1 -> MLP1",
+        "L1H0 -> MLP1",
+        "MLP1 -> logits",
+    )
+    size = np.array([0.0, 0.4, 0.4, -0.2, 0.3, 0.5, 0.9])
+    settings = SETTINGS | {"contrast": "content", "direction": "denoising", "edit": "z"}
+    values = size + spread(n)[:, None]
+    return mi.PathEffects(problems(n), tuple(map(mi.Edge.parse, texts)), values, 1 + spread(n), "nats", settings)
+
+
+def placed(n: int = 16) -> mi.SitePatches:
+    """Two sites of three layers at one token of each end: the stream carries more and more, the first token is missing once."""
+    values = np.zeros((n, 2, 3, 3)) + spread(n)[:, None, None, None]
+    values[:, 0, :, 1:] += np.array([0.0, 0.4, 0.9])[:, None]
+    values[:, 1, 0] -= 0.3
+    values[0, :, :, 0] = np.nan
+    settings = SETTINGS | {"contrast": "content", "direction": "noising"}
+    positions = ("0", "-1", "all")
+    return mi.SitePatches(problems(n), ("resid_pre", "attn_out"), positions, values, 1 + spread(n), "nats", settings)
+
+
+def spots(n: int = 12) -> mi.PositionMap:
+    """L0H1 acts through the last token and reads the first one of the span."""
+    places = ("row 0", "row -1", "row all", "span first token", "span block 0", "span block 1", "span all")
+    values = np.zeros((n, 1, 7)) + spread(n)[:, None, None]
+    values[:, 0, [1, 2, 3, 4, 6]] += 0.5
+    return mi.PositionMap(problems(n), (mi.Head(0, 1),), places, values, 1 + spread(n), "nats", SETTINGS)
+
+
+def studied(n: int = 8) -> mi.StudyResult:
+    """Slashes lower the outcome by 1 and nothing else is shown; the other insertion does exactly nothing."""
+    totals = {"slashes": -1 + spread(n), "he": np.zeros(n)}
+    return mi.StudyResult(
+        title="A study",
+        source="somebody",
+        claims="something",
+        problem_ids=problems(n),
+        insertions=tuple(totals),
+        contrasts=("content",),
+        outcomes=("answer_logprob",),
+        effects={
+            name: {"content": {"answer_logprob": patched(n, donor=-total, contrast="content")}}
+            for name, total in totals.items()
+        },
+        attention={name: scored(n) for name in totals},
+        located={"slashes": located()},
+        settings={"model": "tiny", "insertions": {"slashes": "Mless ' /' x8", "he": "Mful 'he' x8"}},
+    )
+
+
 RESULTS: dict[str, Callable[[], Any]] = {
     "PatchScores": patched,
     "LocatedHeads": located,
@@ -393,11 +460,16 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "JointKnockout": knocked_out,
     "Transplant": transplanted,
     "ReadEffects": read_apart,
+    "DirectEffects": directed,
+    "PathEffects": traced,
+    "SitePatches": placed,
+    "PositionMap": spots,
     "Enrichment": enriched,
     "AccuracyResults": answered,
     "Comparison": lambda: answered(n=20).compare("none", "Mless"),
     "Comparisons": lambda: answered(n=20).compare_all(),
     "LinkedAccuracy": lambda: answered(n=4).linked(patched()),
+    "StudyResult": studied,
     "ClaimChecks": checked,
     "Certificate": certified,
 }

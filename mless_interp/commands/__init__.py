@@ -13,6 +13,7 @@ COMMANDS = {
     "accuracy": "accuracy",
     "figures": "reproduce_figures",
     "dose": "dose_response",
+    "study": "study",
 }
 """What follows `mless-interp` -> the file of this folder, and the script of `analyses/`, that holds it."""
 

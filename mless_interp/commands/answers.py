@@ -185,6 +185,31 @@ def told_treatments(found: Any) -> str:
     return ", ".join(told)
 
 
+def of_study(found: Any) -> str:
+    """Of `StudyResult`: which insertions have an established effect, how large, in how many problems; which change answers."""
+    contrast, outcome = found.contrasts[0], found.outcomes[0]
+    table = found.effect_table().query("contrast == @contrast and outcome == @outcome")
+    sure = table[table["p_holm"] < 0.05]
+
+    def words(row: Any) -> str:
+        size = _each(row, "median", "median_ci_low", "median_ci_high")
+        return f"{row['insertion']!r} {size} {row['unit']} ({row['k']} of {row['n']} problems)"
+
+    told = f"{len(sure)} of {len(table)} insertions have an established {contrast} effect on {outcome} in most problems"
+    told += f": {listed(words(row) for row in sure.to_dict('records'))}." if len(sure) else "."
+    if found.located:
+        named = {
+            name: list(made.confirmed if made.confirmation is not None else made.found)
+            for name, made in found.located.items()
+        }
+        heads = [f"{listed(heads)} under {name!r}" for name, heads in named.items() if heads]
+        tested = any(made.confirmation is not None for made in found.located.values())
+        told += f" Heads{' confirmed' if tested else ' named, not confirmed'}: {'; '.join(heads) or 'none'}."
+    if found.answers is not None:
+        told += f" {of_accuracy(found.answers)}"
+    return told
+
+
 def of_accuracy(found: Any) -> str:
     """Of `AccuracyResults`: which treatment differs from the first, and by how much."""
     first = found.summary().iloc[0]

@@ -139,6 +139,22 @@ class PlantedModel:
         return {head: self.roles.expected(head, contrast) for head in self.expected}
 
     @property
+    def edges(self) -> dict[tuple[str, str], str]:
+        """(sender, receiver) -> by which input of the receiver ("q", "v", "") it acts: the only edges that carry anything.
+
+        Denoising finds them where contributions add up or all are needed, noising where any is enough. What passes along
+        the rows of the span (`relayed`) no edit of question rows can show.
+        """
+        return self.roles.edges()
+
+    def edges_under(self, contrast: str) -> dict[tuple[str, str], str]:
+        """`edges`, for "content" or "computed" of a span that stands after the question (see `expected_under`)."""
+        one_of(contrast, dict.fromkeys(("content", "computed")), "contrast")
+        if contrast == "computed" and not self.roles.recalls:
+            return {}
+        return self.roles.edges(contrast)
+
+    @property
     def name(self) -> str:
         """What results call a model of this seed."""
         return f"planted-{self.settings['seed']}"

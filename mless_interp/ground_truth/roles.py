@@ -153,6 +153,29 @@ class Roles:
             and (head not in self.reads_from or self.reads_from[head] != {ANSWER_ROW})
         )
 
+    def edges(self, contrast: str = "content") -> dict[tuple[str, str], str]:
+        """(sender, receiver) -> through what of the receiver ("q", "v", or "" for the last MLP and the logits).
+
+        The last MLP takes what is written in the answer's row, mediators take signals of earlier readers by their values, a
+        conditional reader its switch's by its queries. Under "computed" heads that recall take by their values what was made
+        of the question in the span's rows. Nothing else passes anything on.
+        """
+        last = f"MLP{self.n_layers - 1}"
+        if contrast == "computed":
+            found = {(str(thinker), str(recaller)): "v" for recaller, thinker in self.recalls.items()}
+            return found | {(str(recaller), last): "" for recaller in self.recalls} | {(last, "logits"): ""}
+        readers = [head for head in (*self.readers, *self.conditional) if head not in self.rare]
+        answering = (*readers, *self.against, *self.relayed, *self.recalls, *self.mediators)
+        found = {(str(head), last): "" for head in answering if self.direct(head)}
+        found |= {
+            (str(reader), str(mediator)): "v"
+            for reader in readers
+            for mediator in self.mediators
+            if self.passes(reader) and reader.layer < mediator.layer
+        }
+        found |= {(str(switch), str(reader)): "q" for reader, switch in self.conditional.items()}
+        return found | {(last, "logits"): ""}
+
     def expected(self, head: Head, contrast: str = "content") -> Expected:
         """The verdict that a head must get in most problems of a model that has readers.
 

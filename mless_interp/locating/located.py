@@ -9,8 +9,9 @@ import pandas as pd
 
 from ..heads import Head, as_head
 from ..patching.joint import JointKnockout
+from ..patching.parts import WHOLE
 from ..patching.reads import ReadEffects
-from ..patching.scores import WHOLE, PatchScores
+from ..patching.scores import PatchScores
 from ..prompts.conditions import CONTRASTS, Contrast
 from ..running.results import (
     Quantity,

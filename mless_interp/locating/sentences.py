@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from ..patching.joint import CHOSEN_HERE, JointKnockout
-from ..patching.scores import FEWEST
+from ..patching.parts import FEWEST
 from ..running.results import with_limits
 from ..statistics import (
     concentration,

@@ -302,6 +302,7 @@ class DecoderLayer:
             weight.unflatten(0, (-1, d_head)),
             None if bias is None else bias.detach(),
             None if after is None else self.norm(after).forward,  # not its hooks: it is asked in the middle of a run
+            getattr(self.module, "residual_multiplier", 1.0),
         )
 
 
@@ -564,14 +565,15 @@ class HuggingFaceLayers:
     def rule(self, layer: int) -> AttentionRule:
         return self._rules[layer]
 
-    def finish(self, layer: int, resid: Tensor, z: Tensor) -> Tensor:
-        at, mlp = self._layers[layer], self._mlps[layer]
-        _, after_attention, before_mlp, after_mlp = self._norms[layer]
-        wrote = self._shared(after_attention(linear(at.output, z.flatten(-2))))
-        if at.parallel:
-            return resid + wrote + mlp(before_mlp(resid))
-        resid = resid + wrote
-        return resid + self._shared(after_mlp(mlp(before_mlp(resid))))
+    def parallel(self, layer: int) -> bool:
+        return self._layers[layer].parallel
+
+    def attention_out(self, layer: int, z: Tensor) -> Tensor:
+        return self._shared(self._norms[layer][1](linear(self._layers[layer].output, z.flatten(-2))))
+
+    def mlp_out(self, layer: int, resid: Tensor) -> Tensor:
+        _, _, before, after = self._norms[layer]
+        return self._shared(after(self._mlps[layer](before(resid))))
 
     def _shared(self, wrote: Tensor) -> Tensor:
         return wrote if self._share is None else wrote * self._share

@@ -186,19 +186,21 @@ class HookedLayers:
             q, k = (turned(block.attn, x, *tables) for x in (q, k))
         return q, k, v
 
-    def finish(self, layer: int, resid: Tensor, z: Tensor) -> Tensor:
+    def parallel(self, layer: int) -> bool:
+        return bool(self.hooked.cfg.parallel_attn_mlp)
+
+    def attention_out(self, layer: int, z: Tensor) -> Tensor:
         block, cfg = self.hooked.blocks[layer], self.hooked.cfg
         out = product(z.flatten(-2), block.attn.W_O.flatten(0, 1).T, block.attn.b_O)
         if cfg.use_normalization_before_and_after:
             out = block.ln1_post(out)
-        if norms_after(self.hooked):
-            out = block.ln1(out)
-        if cfg.attn_only:
-            return resid + out
-        if cfg.parallel_attn_mlp:
-            return resid + out + self._mlp(block, block.ln2(resid))
-        resid = resid + out
-        return resid + self._mlp(block, resid if norms_after(self.hooked) else block.ln2(resid))
+        return block.ln1(out) if norms_after(self.hooked) else out
+
+    def mlp_out(self, layer: int, resid: Tensor) -> Tensor:
+        block = self.hooked.blocks[layer]
+        if self.hooked.cfg.attn_only:
+            return torch.zeros_like(resid)
+        return self._mlp(block, resid if norms_after(self.hooked) else block.ln2(resid))
 
     def _mlp(self, block: Any, x: Tensor) -> Tensor:
         """What the MLP adds, of its normed input: `apply_mlp`, written out for a plain one without hooks."""
@@ -216,7 +218,7 @@ class HookedLayers:
         return block.ln2(out) if norms_after(self.hooked) else out
 
     def unembed(self, resid: Tensor) -> Tensor:
-        return hooked_unembed(self.hooked, resid)
+        return hooked_unembed(self.hooked, resid, bit_for_bit=False)
 
     def rule(self, layer: int) -> AttentionRule:
         return hooked_rule(self.hooked, layer)
@@ -237,15 +239,18 @@ def _queries_keys_values(attn: Any, placed: Tensor, x: Tensor) -> tuple[Tensor, 
     return q, k, v
 
 
-def hooked_unembed(hooked: Any, resid: Tensor) -> Tensor:
+def hooked_unembed(hooked: Any, resid: Tensor, *, bit_for_bit: bool = True) -> Tensor:
     """Logits `[..., vocab]` of a HookedTransformer's last residual stream, with its final norm and soft-cap.
 
-    At least float32.
+    At least float32. In float32 the library's own, bit for bit, or else without the copy of W_U that it makes each time.
     """
     if hooked.cfg.normalization_type is not None:
         resid = hooked.ln_final(resid)
     last = hooked.unembed
-    logits = float32_logits(resid, last.W_U.T, last.b_U) if is_half(last.W_U) else last(resid)
+    if is_half(last.W_U):
+        logits = float32_logits(resid, last.W_U.T, last.b_U)
+    else:
+        logits = last(resid) if bit_for_bit or is_hooked(last) else product(resid, last.W_U.T, last.b_U)
     cap = hooked.cfg.output_logits_soft_cap
     return logits if cap is None or cap <= 0 else torch.tanh(logits / cap) * cap
 

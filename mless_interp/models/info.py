@@ -1,7 +1,7 @@
 """What is known of a loaded model: its geometry and origin, and how its layers make what no hook shows."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 
 import numpy as np
@@ -163,6 +163,10 @@ class AttentionRule:
     softcap: float | None = None
     sinks: Tensor | None = field(default=None, compare=False)
 
+    def of(self, head: int) -> "AttentionRule":
+        """The rule of one head alone."""
+        return self if self.sinks is None else replace(self, sinks=self.sinks[head : head + 1])
+
     @property
     def n_extra(self) -> int:
         """How many keys there are beside the tokens."""
@@ -192,12 +196,25 @@ class AttentionOutput:
     """How a layer makes `hook_attn_out` of its head outputs: norm(sum over heads of z W_O + bias).
 
     `weights` is W_O per query head, `[head, d_head, d_model]`; `norm` is None but where the layer norms what attention
-    writes before it is added (Gemma 2 and 3): heads add up before it, not after it.
+    writes before it is added (Gemma 2 and 3): heads add up before it, not after it. `share` multiplies what is added (Granite).
     """
 
     weights: Tensor
     bias: Tensor | None = None
     norm: Callable[[Tensor], Tensor] | None = None
+    share: float = 1.0
+
+    def change(self, z: Tensor, head: int, change: Tensor) -> Tensor:
+        r"""By how much what is added to the stream changes, `[..., d_model]`, as one head's output `[..., d_head]` does.
+
+        $$ \Delta_h = \Delta z_h W_O^h, \qquad \text{with a norm } n: \quad
+           \Delta_h = n\Big(\sum_i z_i W_O^i + b_O + \Delta z_h W_O^h\Big) - n\Big(\sum_i z_i W_O^i + b_O\Big) $$
+        """
+        wrote = change @ self.weights[head].to(change)
+        if self.norm is not None:
+            before = self.before_norm(z)
+            wrote = self.norm(before + wrote) - self.norm(before)
+        return wrote * self.share
 
     def before_norm(self, z: Tensor) -> Tensor:
         """What all heads write together, `[..., d_model]`, of head outputs `[..., head, d_head]`."""

@@ -39,10 +39,19 @@ class Layers(Protocol):
         $$ A = \mathrm{softmax}\big(c \tanh(s\, q k^\top / c)\big), \qquad z = A v $$
         """
 
-    def finish(self, layer: int, resid: Tensor, z: Tensor) -> Tensor:
-        r"""The residual stream after the layer, from the one before it and the head outputs `[rows, token, H, d]`.
+    def parallel(self, layer: int) -> bool:
+        """Whether the layer's MLP reads x, not y: then attention acts on no MLP but those of later layers."""
 
-        $$ y = x + n_2\Big(\sum_h z_h W_O^h + b_O\Big), \qquad x' = y + n_4\big(\mathrm{MLP}(n_3(y))\big) $$
+    def attention_out(self, layer: int, z: Tensor) -> Tensor:
+        r"""What attention adds to the stream, of the head outputs `[rows, token, H, d]`.
+
+        $$ y = x + n_2\Big(\sum_h z_h W_O^h + b_O\Big) $$
+        """
+
+    def mlp_out(self, layer: int, resid: Tensor) -> Tensor:
+        r"""What the MLP adds to the stream, of the stream that it reads: y, in parallel x.
+
+        $$ x' = y + n_4\big(\mathrm{MLP}(n_3(y))\big) $$
         """
 
     def unembed(self, resid: Tensor) -> Tensor:
@@ -50,6 +59,25 @@ class Layers(Protocol):
 
         $$ c \tanh\big(W_U\, n(x) / c\big) $$
         """
+
+
+def finished(layers: Layers, layer: int, resid: Tensor, z: Tensor) -> Tensor:
+    """The residual stream after a layer, from the one before it and the head outputs."""
+    wrote = layers.attention_out(layer, z)
+    if layers.parallel(layer):
+        return resid + wrote + layers.mlp_out(layer, resid)
+    resid = resid + wrote
+    return resid + layers.mlp_out(layer, resid)
+
+
+def stage(layers: Layers, layer: int, part: str) -> int:
+    """When what a part of a layer adds is in the stream, for `Stepper.resume`: "input" (before the layer), "attention", "mlp"
+    or "output" (after the layer).
+
+    Stages count half layers: 2 l is the stream before layer l, 2 l + 1 that between its attention and its MLP, 2 n_layers the
+    last one. In a parallel layer attention's part is read by nobody before the next layer.
+    """
+    return 2 * layer + {"input": 0, "attention": 2 if layers.parallel(layer) else 1, "mlp": 2, "output": 2}[part]
 
 
 FUSED_FROM = 4
@@ -124,8 +152,63 @@ class Stepper:
                     fresh, own = fresh[:, :, read], own[:, :, read]
                 resid, z = _joined(resid, fresh), _joined(z, own)
                 active += joining
-            resid = self.layers.finish(at, resid, z)
+            resid = finished(self.layers, at, resid, z)
         return self.layers.unembed(resid)
+
+    def resume(self, receiving: Recording, stages: Sequence[int], change: Tensor, read: Tensor) -> Tensor:
+        """Logits `[batch x row, read, vocab]` where `change` `[batch x row, changed, d_model]` is added to the stream.
+
+        `stages` (one per row, never falling; see `stage`) says where. What stands before is the receiving run's own.
+        """
+        with self._lock:
+            return self._resume(receiving, stages, change, read)
+
+    def _resume(self, receiving: Recording, stages: Sequence[int], change: Tensor, read: Tensor) -> Tensor:
+        batch, n_layers = receiving.inputs.batch, self.layers.n_layers
+        last = int(read.max()) + 1  # later positions are read by nobody
+        positions = receiving.inputs.positions[:, receiving.start :][:, :last]
+        change = change.view(batch, len(stages), *change.shape[1:])[:, :, :last]
+        active = 0
+
+        def joined(resid: Tensor, at: int, rows: Tensor | None = None) -> Tensor:
+            """The stream with the rows that join at this stage, of which only the positions `rows` go on."""
+            nonlocal active
+            joining = list(stages).count(at)
+            if not joining:
+                return resid
+            own = self.stream(receiving, at)[:, :last]
+            more = change[:, active : active + joining].to(own.device)
+            own, more = (own, more) if rows is None else (own[:, rows], more[:, :, rows])
+            active += joining
+            return _joined(resid, own[:, None] + more)
+
+        resid = receiving.resid_pre[-1][:0, :last]  # none yet
+        for at in range(stages[0] // 2, n_layers):
+            resid = joined(resid.to(receiving.resid_pre[at].device), 2 * at)  # layers may lie on several devices
+            rows = (
+                read.to(resid.device) if at == n_layers - 1 else None
+            )  # there, all queries but those read are of no use
+            mid = resid if rows is None else resid[:, rows]
+            before = mid
+            if active:
+                q, k, v = self.layers.project(at, resid, positions.repeat_interleave(active if batch > 1 else 1, 0))
+                z = self._attend(receiving, at, q if rows is None else q[:, rows], k, v, dest=rows)
+                mid = mid + self.layers.attention_out(at, z)
+            mid = joined(mid, 2 * at + 1, rows)
+            resid = mid + self.layers.mlp_out(at, before if self.layers.parallel(at) else mid) if active else mid
+        return self.layers.unembed(joined(resid, 2 * n_layers, read.to(resid.device)))
+
+    def stream(self, receiving: Recording, at: int) -> Tensor:
+        """The run's own residual stream at a stage (see `stage`), `[batch, changed, d_model]`."""
+        layer = min(at // 2, self.layers.n_layers - 1)
+        resid, z = receiving.resid_pre[layer], receiving.z[layer]
+        if at == 2 * layer:
+            return resid
+        return (
+            resid + self.layers.attention_out(layer, z)
+            if at == 2 * layer + 1
+            else finished(self.layers, layer, resid, z)
+        )
 
     def tail(
         self,
@@ -177,7 +260,7 @@ class Stepper:
             z = self._attend(receiving, layer, q, k, v, gate=gate)
             if offsets is not None:
                 z = z + offsets[layer]
-            resid = self.layers.finish(layer, resid, z)
+            resid = finished(self.layers, layer, resid, z)
         return self.layers.unembed(resid[:, read.to(resid.device)])
 
     def _attend(

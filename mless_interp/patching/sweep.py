@@ -12,6 +12,7 @@ from torch import Tensor
 from ..given import check_count, checked
 from ..heads import Head
 from ..models.base import Model
+from ..models.inputs import Recording
 from ..models.memory import halved, rows_per_pass
 from ..models.unembedding import is_half
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast, one_of
@@ -19,8 +20,9 @@ from ..prompts.pairs import PromptPair
 from ..running.work import Tick, Unit
 from .interventions import Intervention, LayerState, edit_named
 from .outcomes import Outcome
+from .parts import SMALLEST_EFFECT, check_smallest_effect
 from .prepared import Prepared, Runs, prepare
-from .scores import SMALLEST_EFFECT, PatchScores, check_smallest_effect
+from .scores import PatchScores
 
 POSITIONS = ("question", "last", "prefix", "span", "all")
 """Where heads are edited; see `patch_heads`."""
@@ -83,6 +85,20 @@ def patch_heads(
     return replace(sweep_heads(prepared, {"patch": sweep}, chosen, **options)["patch"], smallest_effect=smallest_effect)
 
 
+class Places:
+    """Rows of a run, sent once to each device where they are used."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
+        self._sent: dict[torch.device, Tensor] = {}
+
+    def on(self, z: Tensor) -> Tensor:
+        """Where z lies."""
+        if z.device not in self._sent:
+            self._sent[z.device] = self._rows.to(z.device)
+        return self._sent[z.device]
+
+
 @dataclass(frozen=True)
 class Sweep:
     """What is patched: between which two conditions, which way, by which edit, at which positions."""
@@ -121,6 +137,50 @@ class Sweep:
     def receiving(self) -> str:
         """The condition that is patched."""
         return self.contrast.corrupted if self.direction == "denoising" else self.contrast.clean
+
+    def start(self, runs: Runs, condition: str) -> int:
+        """The first row of a condition's run that is recorded."""
+        if self.positions == "question":
+            return runs.start(self.contrast, condition)
+        return runs.length(condition) - runs.outcome.reads(runs.first)[0] if self.positions == "last" else 0
+
+    def recordings(self, runs: Runs) -> tuple[Recording, Recording]:
+        """Of the donor run and the receiving one."""
+        donor, receiving = (runs.recording(run, self.start(runs, run)) for run in (self.donor, self.receiving))
+        return donor, receiving
+
+    def edited(self, runs: Runs) -> "tuple[Places, Places]":
+        """Where activations are replaced, and by which of the donor's: places among the rows that were recorded of each run."""
+        pair, (donor, receiving) = runs.first, self.recordings(runs)
+        if not self.contrast.equal_length:  # only what both prompts have crosses
+            base = torch.arange(len(pair.base))
+            inserted = self.receiving == self.contrast.corrupted
+            places = (pair.shared, base) if inserted else (base, pair.shared)
+            here, there = (at - run.start for at, run in zip(places, (receiving, donor), strict=True))
+            both = (here >= 0) & (there >= 0)
+            return Places(here[both]), Places(there[both])
+        every = torch.arange(receiving.start, receiving.n_tokens)
+        chosen = torch.ones(len(every), dtype=torch.bool)
+        if self.positions == "prefix":
+            chosen = every < pair.span[0]
+        if self.positions == "span":
+            chosen = pair.span_mask if self.contrast.conditions[0].has_span else torch.zeros_like(chosen)
+        at = Places(every[chosen] - receiving.start)
+        return at, at
+
+    def new_z(self, runs: Runs, layer: int, here: "Places", there: "Places") -> Tensor:
+        """What takes the place of a layer's z at `edited`, `[problem, edited, head, d_head]`, each head as if it alone were."""
+        donor, receiving = self.recordings(runs)
+        if not self.intervention.needs_attention:
+            return donor.z[layer][:, there.on(donor.z[layer])]
+        (rows, keys), source = runs.cut(self.contrast), None
+        if self.intervention.needs_donor:
+            source = LayerState.of(runs.model, donor, layer, span=keys, rows=rows)
+        names = [pair.id for pair in runs.pairs]
+        state = LayerState.of(runs.model, receiving, layer, span=keys, rows=rows, donor=source, names=names)
+        with torch.no_grad():
+            new = self.intervention.edited(state)
+            return new[:, here.on(new)]
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -191,14 +251,14 @@ class _Swept:
     """One sweep of one unit; short-lived."""
 
     def __init__(self, runs: Runs, sweep: Sweep, max_rows: int | None) -> None:
-        self.runs, self.model, self.intervention = runs, runs.model, sweep.intervention
+        self.runs, self.model = runs, runs.model
         self.sweep = sweep
         length = runs.length(sweep.receiving)
-        self.donor, self.receiving = (runs.recording(run, self._start(run)) for run in (sweep.donor, sweep.receiving))
-        self.clean_logits = runs.recording(sweep.contrast.clean, self._start(sweep.contrast.clean)).logits
+        self.donor, self.receiving = sweep.recordings(runs)
+        clean = sweep.contrast.clean
+        self.clean_logits = runs.recording(clean, sweep.start(runs, clean)).logits
         self.read = runs.read(sweep.receiving)
-        self.edited, self.given = self._edited_positions()
-        self._sent: dict[tuple[int, torch.device], Tensor] = {}
+        self.edited, self.given = sweep.edited(runs)
         changed = length - self.receiving.start
         self.rows = max_rows or rows_per_pass(
             self.model.info,
@@ -209,39 +269,6 @@ class _Swept:
             devices=self.model.devices,
         )
         self._newest: tuple[int, Tensor] | None = None
-
-    def _on(self, places: Tensor, z: Tensor) -> Tensor:
-        """Places where z lies, sent there once."""
-        key = id(places), z.device
-        if key not in self._sent:
-            self._sent[key] = places.to(z.device)
-        return self._sent[key]
-
-    def _start(self, condition: str) -> int:
-        """The first row of a condition's run that is recorded."""
-        runs, positions = self.runs, self.sweep.positions
-        if positions == "question":
-            return runs.start(self.sweep.contrast, condition)
-        return runs.length(condition) - runs.outcome.reads(runs.first)[0] if positions == "last" else 0
-
-    def _edited_positions(self) -> tuple[Tensor, Tensor]:
-        """Where z is replaced, and by which of the donor's rows: places among the rows that were recorded of each run."""
-        pair, recorded = self.runs.first, (self.receiving, self.donor)
-        if not self.sweep.contrast.equal_length:  # only what both prompts have crosses
-            base = torch.arange(len(pair.base))
-            inserted = self.sweep.receiving == self.sweep.contrast.corrupted
-            places = (pair.shared, base) if inserted else (base, pair.shared)
-            here, there = (at - run.start for at, run in zip(places, recorded, strict=True))
-            both = (here >= 0) & (there >= 0)
-            return here[both], there[both]
-        every = torch.arange(self.receiving.start, self.receiving.n_tokens)
-        chosen = torch.ones(len(every), dtype=torch.bool)
-        if self.sweep.positions == "prefix":
-            chosen = every < pair.span[0]
-        if self.sweep.positions == "span":
-            chosen = pair.span_mask if self.sweep.contrast.conditions[0].has_span else torch.zeros_like(chosen)
-        at = every[chosen] - self.receiving.start
-        return at, at
 
     def all_heads(self, heads: Sequence[Head], tick: Tick) -> dict[str, np.ndarray]:
         """`patched` `[problem, layer, head]` (NaN where not asked), `ends` `[problem, (receiving, donor)]`, and `noise`
@@ -271,18 +298,8 @@ class _Swept:
         return {"patched": patched, "ends": ends, "noise": noise}
 
     def _new_z(self, layer: int) -> Tensor:
-        """What takes the place of z at `edited`, `[problem, edited, head, d_head]`."""
-        if not self.intervention.needs_attention:
-            return self.donor.z[layer][:, self._on(self.given, self.donor.z[layer])]
-        if self._newest is None or self._newest[0] != layer:
-            (rows, keys), donor = self.runs.cut(self.sweep.contrast), None
-            if self.intervention.needs_donor:
-                donor = LayerState.of(self.model, self.donor, layer, span=keys, rows=rows)
-            names = [pair.id for pair in self.runs.pairs]
-            state = LayerState.of(self.model, self.receiving, layer, span=keys, rows=rows, donor=donor, names=names)
-            with torch.no_grad():
-                new = self.intervention.edited(state)  # heads come in layer order: the last one is enough
-                self._newest = (layer, new[:, self._on(self.edited, new)])
+        if self._newest is None or self._newest[0] != layer:  # heads come in layer order: the last one is enough
+            self._newest = (layer, self.sweep.new_z(self.runs, layer, self.edited, self.given))
         return self._newest[1]
 
     def _patched(self, cells: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -293,7 +310,7 @@ class _Swept:
             old = self.receiving.z[layer]
             z = old.clone()
             if head != UNEDITED:
-                z[:, self._on(self.edited, z), head] = self._new_z(layer)[:, :, head].to(z.dtype)
+                z[:, self.edited.on(z), head] = self._new_z(layer)[:, :, head].to(z.dtype)
             unchanged = (z == old).flatten(1).all(1)
             rows.append(z.to(rows[0].device) if rows else z)
             same.append(unchanged.to(rows[0].device))  # all are looked at together: nobody waits for each

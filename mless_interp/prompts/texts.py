@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..given import check_count, checked
-from .problems import Problem
+from .problems import Problem, load_problems
 from .prompt import check_known, encode, tokenizer_of
 
 
@@ -84,6 +84,21 @@ def problems_from_file(
         raise ValueError(f"{file.name} holds no texts")
     check_known(tokenizer, made)
     return tuple(made)
+
+
+def problems_of(model: str, source: str | None = None, *, limit: int, **sizes: int) -> tuple[Problem, ...]:
+    """The first `limit` problems of `source`, as `load_problems` takes it; without one those that a model's directory brings
+    along, or the demo's.
+
+    A .txt file's texts are cut into problems by the model's tokenizer, which alone is loaded for it; `sizes` are those of
+    `problems_from_texts`.
+    """
+    if source is not None and Path(source).suffix == ".txt":
+        from ..models.load import tokenizer_of_model
+
+        return problems_from_file(tokenizer_of_model(model), source, limit=limit, **sizes)
+    own = Path(model) / "problems.jsonl"
+    return load_problems(source or (str(own) if own.is_file() else "demo"), limit=limit)
 
 
 def _sizes(n_before: int, n_context: int, n_answer: int) -> tuple[int, int, int]:

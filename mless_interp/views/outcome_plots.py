@@ -10,8 +10,9 @@ from ..accuracy import AccuracyResults
 from ..heads import Head
 from ..mechanism import ActivationShift
 from ..scores import AttentionProfile
+from ..studies.studied import StudyResult
 from .curve_plots import draw_curve, label_curve, shade_span
-from .plots import HATCHES, LINES, Picture, draw_forest, name_axes, panel, plain_numbers, reach_of, words_of
+from .plots import HATCHES, LINES, Picture, draw_forest, key_below, name_axes, panel, plain_numbers, reach_of, words_of
 from .pooling import both_names
 
 
@@ -208,4 +209,27 @@ def bars_and_profiles(
     title = f"{first.settings.get('model', '')}: {both_names(head)}"
     label_curve(above, title, "token (without the span)", relative)
     label_curve(below, "", "token (whole prompt)", relative)
+    return picture
+
+
+def study_effects(found: StudyResult, *, outcome: str | None = None) -> Picture:
+    """Median effect of every insertion of a study with its 95 % interval over problems, a row each; one series per contrast.
+
+    `outcome`: one of the study's (default: the first); effects are in its unit, below 0 where the insertion lowers it.
+    """
+    outcome = found.outcomes[0] if outcome is None else outcome
+    unit = found.effect_of(found.insertions[0], outcome=outcome).unit
+    table = found.effect_table().query("outcome == @outcome")
+    series = []
+    for number, contrast in enumerate(found.contrasts):
+        rows = table[table["contrast"] == contrast].set_index("insertion").loc[list(found.insertions)]
+        colour, _, marker = LINES[number % len(LINES)]
+        style = {"fmt": marker, "color": colour}
+        series.append((contrast, rows["median"], rows["median_ci_low"], rows["median_ci_high"], style))
+    picture, axes = panel(7.2, 1.5 + (0.2 + 0.2 * len(series)) * len(found.insertions))
+    draw_forest(axes, list(found.insertions), series)
+    axes.set_xlabel(f"effect on {outcome} ({unit})", fontsize=8)
+    axes.set_title(words_of(found, "model"), fontsize=9)
+    if len(series) > 1:
+        key_below(picture)
     return picture

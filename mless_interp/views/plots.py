@@ -201,15 +201,7 @@ def draw_map(
         limit = float(np.abs(finite).max()) if finite.size else 1.0
     limit = limit or 1.0
     grid = np.clip(grid, -limit, limit)
-    axes.set_facecolor(UNDEFINED)
-    norm = TwoSlopeNorm(0.0, -limit, limit) if diverging else Normalize(0.0, limit)
-    image = axes.imshow(grid, cmap=DIVERGING if diverging else SEQUENTIAL, norm=norm, aspect="auto")
-    for layer, head in hatched:
-        dark = _is_dark(image, grid[layer, head])
-        edge = "white" if dark else "black"
-        axes.add_patch(
-            Rectangle((head - 0.5, layer - 0.5), 1, 1, fill=False, hatch="////", edgecolor=edge, linewidth=0)
-        )
+    image = draw_cells(axes, grid, limit=limit, diverging=diverging, hatched=hatched)
     for (layer, head), style in (outlined or {}).items():
         axes.add_patch(
             Rectangle(
@@ -221,13 +213,29 @@ def draw_map(
         box = {"facecolor": "black" if dark else "white", "alpha": 0.85, "linewidth": 0, "pad": 0.8}
         size, color = min(7.5, 27.0 / len(text)), "white" if dark else "black"  # as wide as its cell at most
         axes.text(head, layer, text, ha="center", va="center", fontsize=size, color=color, bbox=box, zorder=3)
-    for layer, head in negative_cells(grid, limit) if diverging else ():
-        color = "white" if _is_dark(image, grid[layer, head]) else "black"
-        axes.plot([head], [layer + 0.36], marker="_", markersize=5, markeredgewidth=1.3, color=color, zorder=4)
     _count_axes(axes, *grid.shape)
     bar = axes.figure.colorbar(image, ax=axes, shrink=0.95)
     bar.set_label(label, fontsize=8)
     bar.ax.tick_params(labelsize=7)
+    return image
+
+
+def draw_cells(
+    axes: Any, grid: np.ndarray, *, limit: float, diverging: bool = True, hatched: Sequence[tuple[int, int]] = ()
+) -> Any:
+    """The cells `[row, column]` of a map as colours up to `limit`, strokes and minuses; returns the image. NaN is grey."""
+    axes.set_facecolor(UNDEFINED)
+    norm = TwoSlopeNorm(0.0, -limit, limit) if diverging else Normalize(0.0, limit)
+    image = axes.imshow(grid, cmap=DIVERGING if diverging else SEQUENTIAL, norm=norm, aspect="auto")
+    for row, column in hatched:
+        dark = _is_dark(image, grid[row, column])
+        edge = "white" if dark else "black"
+        axes.add_patch(
+            Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, hatch="////", edgecolor=edge, linewidth=0)
+        )
+    for row, column in negative_cells(grid, limit) if diverging else ():
+        color = "white" if _is_dark(image, grid[row, column]) else "black"
+        axes.plot([column], [row + 0.36], marker="_", markersize=5, markeredgewidth=1.3, color=color, zorder=4)
     return image
 
 

@@ -20,6 +20,7 @@ from mless_interp.ground_truth.planted import planted_model
 from mless_interp.heads import Head
 
 QUICK = ["--n-tokens", 6, "--limit", 3, "--no-progress", "--backend", "bridge"]
+SMALL_STUDY = ROOT / "studies" / "counting.toml"
 RUNS: dict[str, list[Any]] = {
     "locate": [*QUICK, "--mode", "sweep", "--layers", "0", "--report"],
     "profiles": [*QUICK, "--heads", "0:2,1:4", "--metrics", "collapse_relative,span_mass", "--report"],
@@ -27,6 +28,7 @@ RUNS: dict[str, list[Any]] = {
     "accuracy": [*QUICK, "--treatments", "none,mless", "--max-new-tokens", 2, "--report"],
     "figures": ["--figure", "000", "--tiny", "--limit", 2, "--no-progress", "--report"],
     "dose": ["--doses", "1,4", "--limit", 3, "--no-progress", "--backend", "bridge", "--report"],
+    "study": [SMALL_STUDY, "--limit", 3, "--n-tokens", 6, "--confirm", 0, "--answers", 0, "--no-progress", "--report"],
 }
 
 

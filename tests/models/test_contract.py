@@ -311,10 +311,12 @@ def test_what_a_backend_says_of_its_softmax_is_so(backend: str, architecture: st
 
 
 @pytest.mark.parametrize("backend", ["bridge", "nnsight"])
-@pytest.mark.parametrize("architecture", ["Falcon 7B", "GPT-NeoX (Pythia)"])
+@pytest.mark.parametrize("architecture", ["Falcon 7B", "Falcon 40B", "GPT-NeoX (Pythia)"])
 def test_what_is_captured_is_what_it_was_also_where_the_library_adds_to_it_in_place(
     architecture: str, backend: str
 ) -> None:
+    if (architecture, backend) == ("Falcon 40B", "bridge"):
+        pytest.skip("TransformerBridge reads another layout of queries, keys and values than Falcon 40B has")
     model = loaded(folder_of(architecture), backend)
     inputs, name = pairs_for(model)[0].condition("inserted"), site(1, "hook_mlp_out")
     kept, last, copied = (

@@ -110,6 +110,17 @@ def located(model: Model, pairs: Any) -> Any:
         )
 
 
+def circuits(model: Model, pairs: Any) -> Any:
+    heads, quiet = ["L0H1", "L1H2", "L2H3"], {"progress": False}
+    return [
+        mi.direct_effects(model, pairs, heads, **quiet).direct,
+        mi.trace_paths(model, pairs, heads, mlps="all", contrast="computed", **quiet).values,
+        mi.trace_paths(model, pairs, heads, mlps=[1], **quiet).values,
+        mi.patch_sites(model, pairs, n_rows=1, contrast="total", **quiet).values,
+        mi.map_positions(model, pairs, heads, n_rows=1, n_blocks=2, **quiet).values,
+    ]
+
+
 def certified(model: Model, pairs: Any) -> Any:
     return [(verdict.error, verdict.status == "pass") for verdict in mi.certify_model(model, progress=False).verdicts]
 
@@ -136,6 +147,7 @@ ANALYSES: dict[str, Callable[[Model, Any], Any]] = {
     "read_effects": lambda model, pairs: mi.read_effects(model, pairs, ["L0H1", "L2H3"], progress=False),
     "evaluate_accuracy": answers,
     "locate_heads": located,
+    "circuits": circuits,
     "certify_model": certified,
 }
 

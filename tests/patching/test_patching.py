@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import jaxtyping
@@ -19,8 +18,9 @@ from mless_interp.models.base import Model
 from mless_interp.models.sites import site
 from mless_interp.patching.interventions import INTERVENTIONS, Gate, MatchedMassKnockout
 from mless_interp.patching.outcomes import OUTCOMES
+from mless_interp.patching.prepared import prepare
 from mless_interp.patching.scores import PatchScores
-from mless_interp.patching.sweep import Sweep, _Swept, patch_heads
+from mless_interp.patching.sweep import Sweep, patch_heads
 from mless_interp.prompts.conditions import CONTRASTS
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
@@ -420,26 +420,22 @@ def test_a_sweep_says_what_it_patches_between_which_runs() -> None:
         Sweep.named("total", edit="knockout")
 
 
-def test_edited_positions_are_those_of_the_segment() -> None:
-    inside = torch.tensor([False, False, False, True, True, False, False])
-    pair = SimpleNamespace(span=(3, 5), span_mask=inside)
-    recorded = SimpleNamespace(start=2, n_tokens=7)
-    with_span = SimpleNamespace(equal_length=True, conditions=(SimpleNamespace(has_span=True),))
+def test_edited_positions_are_those_of_the_segment(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("llama"), "bridge")
+    runs = prepare(model, pairs_for(model, 3, 1), "answer_logprob").runs((0,))
+    (start, end), n = runs.first.span, runs.length("inserted")
     wanted = {
-        "prefix": [2],
-        "span": [3, 4],
-        "all": [2, 3, 4, 5, 6],
-        "question": [2, 3, 4, 5, 6],
-        "last": [2, 3, 4, 5, 6],
+        "prefix": range(start),
+        "span": range(start, end),
+        "all": range(n),
+        "question": range(end, n),
+        "last": range(runs.read("inserted")[0], n),
     }
     for positions, places in wanted.items():
-        sweep = SimpleNamespace(positions=positions, contrast=with_span)
-        own = SimpleNamespace(runs=SimpleNamespace(first=pair), receiving=recorded, donor=recorded, sweep=sweep)
-        if positions == "span":
-            recorded.start = 0
-        here, there = _Swept._edited_positions(own)
-        assert (here + recorded.start).tolist() == (there + recorded.start).tolist() == places, positions
-        recorded.start = 2
+        sweep = Sweep.named(positions=positions)
+        (here, there), (donor, receiving) = sweep.edited(runs), sweep.recordings(runs)
+        found = [(at.on(run.z[0]) + run.start).tolist() for at, run in ((here, receiving), (there, donor))]
+        assert found == [list(places)] * 2, positions
 
 
 def test_a_checkpoint_of_a_sweep_says_what_was_asked(tiny_model_dir: Any, tmp_path: Any) -> None:

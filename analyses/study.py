@@ -1,0 +1,16 @@
+"""What do several insertions do, side by side, as one file asks for them?
+
+A study names a model, problems, insertions with their places, contrasts, outcomes and seeds; those in `studies/` ask what
+published work asks. Every insertion gets a row: its effects, the attention to it, the heads that carry it, the answers.
+
+    python analyses/study.py studies/paper.toml --out results/paper --report
+
+The same as `mless-interp study`. Options, what is computed and what is shown of it: `mless_interp/commands/study.py`.
+"""
+
+import mless_interp as mi
+
+app = mi.commands.study.app
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,1 @@
+"""From heads to circuits: how a head acts, on whom, and from which tokens."""

@@ -1,0 +1,128 @@
+"""`mless-interp study`: several insertions side by side, as one file asks for them."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from ..command_line import Asking, OutOption
+from .kept import Computed, Kept, Presented, program
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Asking):
+    """What can be asked beside the file; what is given here takes the place of what the file says."""
+
+    file: Annotated[Path, Argument(metavar="FILE", help="The study, a .toml file: see studies/.")] = Path("study.toml")
+    backend: Annotated[str, Option(help="bridge or nnsight (answers with a cache), hooked_transformer, auto.")] = (
+        "bridge"
+    )
+    model: Annotated[
+        str | None, Option(help="'demo' (bundled), a saved model's directory, or a hub id. [default: the file's]")
+    ] = None  # type: ignore[assignment]
+    problems: Annotated[
+        str | None, Option(help="'demo', 'math500', a .jsonl or .txt file, as of other commands. [default: the file's]")
+    ] = None
+    limit: Annotated[
+        int | None, Option(help="How many problems are measured, from the first. [default: the file's]")
+    ] = None  # type: ignore[assignment]
+    template: Annotated[str | None, Option(help="raw, raw_as_sent, text or chat. [default: the file's]")] = None  # type: ignore[assignment]
+    confirm: Annotated[
+        int | None, Option(help="Fresh problems that named heads are tested on. [default: the file's]")
+    ] = None
+    answers: Annotated[int | None, Option(help="How many problems are answered; 0: none. [default: the file's]")] = None
+    n_tokens: Annotated[
+        int | None,
+        Option(
+            help="Length of every insertion that is counted in tokens, where a unit is several. [default: the file's]"
+        ),
+    ] = None
+    seed: Annotated[int | None, Option(help="In place of the seeds of the file.")] = None  # type: ignore[assignment]
+    out: OutOption = Path("results/study")
+
+
+def compute(options: Options) -> Computed:
+    """Measure every insertion of a study alike, and lay them side by side.
+
+    FILE names a model, problems, insertions with their places, contrasts, outcomes and seeds. Writes study.csv (a row per
+    insertion), effects.csv (a row per effect), study.parquet (a row per problem and measure), study.png, the results
+    themselves in results/ (mi.load) and run.json; with answers also completions.jsonl, with --report also report.html. A run
+    that is stopped goes on from where it was when it is started again with the same settings.
+    """
+    from ..studies.asked import read_study
+    from ..studies.conduct import check_enough, pairs_of, run_study
+    from ..views.report import ShownPrompt
+    from .answers import of_study
+
+    study = read_study(options.file).with_changes(
+        model=options.model,
+        problems=options.problems,
+        limit=options.limit,
+        template=options.template,
+        confirm=options.confirm,
+        answers=options.answers,
+        n_tokens=options.n_tokens,
+        seeds=None if options.seed is None else (options.seed,),
+    )
+    whole = replace(
+        options, model=study.model, problems=study.problems, limit=study.n_problems, template=study.template
+    )
+    questions = whole.questions()
+    check_enough(study, questions)
+    model = whole.load(at_least=study.longest)
+    found = run_study(study, model=model, problems=questions, checkpoint=options.partial, progress=options.progress)
+    first = pairs_of(study, model, questions)
+    return Computed(
+        results={"StudyResult": found},
+        told=f"{of_study(found)}\n{found!r}",
+        model=model,
+        shown={f"prompt_{at}": ShownPrompt.of(model, pairs[0]) for at, pairs in enumerate(first.values())},
+        facts={
+            "settings": found.settings,
+            "conclusion": found.describe(),
+            "study": study.title,
+            "source": study.source,
+            "n_problems": len(found.problem_ids),
+            "problems": found.problem_ids,
+        },
+    )
+
+
+def present(kept: Kept) -> Presented:
+    """The tables, the picture, and the page."""
+    from .. import views
+    from ..views.report import Report
+    from .answers import model_name, of_study
+
+    found = kept.results["StudyResult"]
+    picture = views.study_effects(found)
+
+    def page() -> Report:
+        question = (
+            f"What do {len(found.insertions)} insertions do in {model_name(kept.run['model']['name'])}, over "
+            f"{len(found.problem_ids)} problems?{f' After {found.source}.' if found.source else ''}"
+        )
+        made = Report(found.title, question=question, answer=of_study(found))
+        caption = "Median effect of each insertion over problems, with 95 % intervals."
+        made = made.result(found, pictures={caption: picture})
+        for name, located in found.located.items():
+            words = Report("", question="").sentence(*located.told())
+            made = made.folded(f"Heads, {name}: {', '.join(map(str, located.found)) or 'none named'}", words)
+        made = made.heading("What the model reads")
+        for at, name in enumerate(found.insertions):
+            made = made.sentence(f"{name}:").shown_prompt(kept.shown[f"prompt_{at}"])
+        return made
+
+    files: dict[str, Any] = {
+        "study.csv": found.summary(),
+        "effects.csv": found.effect_table(),
+        "study.parquet": found.to_frame(),
+        "study.png": picture,
+    }
+    if found.answers is not None:
+        files["completions.jsonl"] = found.answers.to_frame()
+    return Presented(files, page)
+
+
+app = program("study", compute, present)

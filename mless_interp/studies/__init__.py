@@ -1,0 +1,1 @@
+"""Studies: several insertions, measured alike, as one file asks for them."""

@@ -1,0 +1,170 @@
+"""`run_study`: every insertion of a study measured alike, each measurement with a checkpoint of its own."""
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..accuracy import Treatment, evaluate_accuracy
+from ..given import checked
+from ..heads import Head
+from ..locating.locate import locate_heads
+from ..models.base import Model
+from ..models.load import load_model
+from ..patching.sweep import patch_heads
+from ..prompts.pairs import PromptPair, make_pairs
+from ..prompts.problems import Problem
+from ..prompts.texts import problems_of
+from ..running.work import ShardDone
+from ..scores.score import score_heads
+from .asked import NONE, Study, read_study, slug
+from .studied import StudyResult
+
+ANY_HEAD = (Head(0, 0),)
+"""A sweep of one head has the whole effect as well."""
+Found = TypeVar("Found")
+
+
+@checked
+def run_study(
+    study: str | Path | Mapping[str, Any] | Study,
+    *,
+    model: Model | None = None,
+    problems: Iterable[Problem] | None = None,
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+) -> StudyResult:
+    """Measure every insertion of a study: effects, attention, heads and answers, side by side.
+
+    Parameters
+    ----------
+    study : a .toml file (see `studies/`), or a mapping of what such a file holds.
+    model, problems : in place of those that the study names. As many `problems` are taken as it asks for.
+    checkpoint : a folder that receives each finished problem of each measurement; a run started again goes on from there.
+
+    Each number is that of `patch_heads` (effects of the whole insertion), `score_heads` (attention), `locate_heads` (named
+    heads) or `evaluate_accuracy` (answers). Raises `ValueError` before anything is computed where the study makes no sense,
+    the problems are too few, or an insertion cannot be put into one of them.
+    """
+    asked = read_study(study)
+    if problems is None:
+        problems = problems_of(asked.model, asked.problems, limit=asked.n_problems)
+    given = tuple(problems)[: asked.n_problems]
+    check_enough(asked, given)
+    if model is None:
+        model = load_model(asked.model, backend="bridge")
+    pairs = pairs_of(asked, model, given)
+    folder = None if checkpoint is None else Path(checkpoint)
+    steps = _Steps(folder)
+    measured = {name: made[: asked.limit] for name, made in pairs.items()}
+    effects: dict[str, Any] = {}
+    attention: dict[str, Any] = {}
+    located: dict[str, Any] = {}
+    seed = asked.seed
+    for name, here in measured.items():
+        effects[name] = {
+            contrast: {
+                outcome: steps.done(
+                    patch_heads,
+                    f"{slug(name)}/{contrast}-{outcome}.jsonl",
+                    model,
+                    here,
+                    contrast=contrast,
+                    outcome=outcome,
+                    heads=ANY_HEAD,
+                    progress=progress,
+                    seed=seed,
+                )
+                for outcome in asked.outcomes
+            }
+            for contrast in asked.contrasts
+        }
+        if asked.metrics:
+            file = f"{slug(name)}/attention.jsonl"
+            what: dict[str, Any] = {"metrics": asked.metrics, "conditions": ("inserted",), "progress": progress}
+            attention[name] = steps.done(score_heads, file, model, here, **what, seed=seed)
+        if asked.heads == "all":
+            fresh = pairs[name][asked.limit : asked.limit + asked.confirm] or None
+            how = {"contrast": asked.locate_by, "outcome": asked.outcomes[0], "progress": progress, "seed": seed}
+            located[name] = steps.done(locate_heads, f"{slug(name)}/heads", model, here, confirm=fresh, **how)
+    answers = None
+    if asked.answers:
+        treatments = [Treatment(name=NONE), *(Treatment(made[0].insertion, name=name) for name, made in pairs.items())]
+        answers = steps.done(
+            evaluate_accuracy,
+            "answers.jsonl",
+            model,
+            given[: asked.answers],
+            treatments,
+            max_new_tokens=asked.max_new_tokens,
+            template=asked.template,
+            progress=progress,
+            seed=seed,
+        )
+    steps.end()
+    return StudyResult(
+        title=asked.title,
+        source=asked.source,
+        claims=asked.claims,
+        problem_ids=tuple(problem.id for problem in given[: asked.limit]),
+        insertions=tuple(pairs),
+        contrasts=asked.contrasts,
+        outcomes=asked.outcomes,
+        effects=effects,
+        attention=attention,
+        located=located,
+        answers=answers,
+        settings={
+            **model.identity,
+            "template": asked.template,
+            "seeds": list(asked.seeds),
+            "heads": asked.heads,
+            "locate_by": asked.locate_by,
+            "n_fresh": asked.confirm,
+            "insertions": {name: made[0].insertion.label for name, made in pairs.items()},
+            "resolution": model.resolution,
+        },
+    )
+
+
+def check_enough(asked: Study, problems: tuple[Problem, ...]) -> None:
+    """`ValueError` where these are fewer problems than a study takes."""
+    if len(problems) < asked.n_problems:
+        raise ValueError(
+            f"limit {asked.limit}, confirm {asked.confirm} and answers {asked.answers} need {asked.n_problems} problems, "
+            f"there are {len(problems)}: ask for fewer, or give more"
+        )
+
+
+def pairs_of(asked: Study, model: Model, problems: tuple[Problem, ...]) -> dict[str, tuple[PromptPair, ...]]:
+    """The pairs of every row by its name; `ValueError` says which insertion cannot be put in."""
+    found = {}
+    for name, insertion in asked.rows(problems):
+        try:
+            found[name] = make_pairs(model, problems, insertion, template=asked.template)
+        except ValueError as error:
+            raise ValueError(f"insertion {name!r}: {error}") from error
+    return found
+
+
+class _Steps:
+    """The measurements of a study in their order; a shard does its part of each before it ends."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.waiting: list[ShardDone] = []
+
+    def done(self, measure: Callable[..., Found], file: str, *given: Any, **options: Any) -> Found | None:
+        """What is measured, kept in a file of its own; None where other shards' parts are missing."""
+        kept = None if self.folder is None else self.folder / file
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            return measure(*given, checkpoint=kept, **options)
+        except ShardDone as ended:
+            self.waiting.append(ended)
+            return None
+
+    def end(self) -> None:
+        """`ShardDone` where any of them waits."""
+        if self.waiting:
+            raise ShardDone(f"{len(self.waiting)} measurements wait for the other shards; {self.waiting[0]}")

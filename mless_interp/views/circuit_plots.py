@@ -1,0 +1,217 @@
+"""Pictures of circuits: direct and indirect parts, edges as a graph, sites by layer and token."""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..circuits.direct import WAYS, DirectEffects
+from ..circuits.paths import LOGITS, TOGETHER, PathEffects
+from ..circuits.site_patches import ALL, PositionMap, SitePatches
+from ..heads import Head
+from .head_plots import MADE_WITH
+from .plots import HATCHES, LINES, Picture, draw_cells, key, key_below, name_axes, panel, words_of
+
+WIDEST = 6.0
+"""Points of the widest edge of a graph."""
+WAY_WORDS = dict(zip(WAYS, ("straight to the logits", "through later parts of the model"), strict=True))
+SHARE, EFFECT = "effect_fraction", "effect"
+
+
+def _column(table: pd.DataFrame) -> tuple[str, str]:
+    """The column of means to draw: shares where they are defined, which add up as the means do; and what it is."""
+    shares = bool(table[SHARE].notna().any())
+    return (SHARE, "part of the insertion's effect") if shares else (EFFECT, "mean effect")
+
+
+def direct_bars(found: DirectEffects, *, top: int = 12) -> Picture:
+    """A stacked bar per head: what it writes straight to the logits, and what goes through later parts.
+
+    Means over problems, which add up: shares of the mean total effect where that is known, else in the outcome's unit. Bars of
+    one head may point both ways; the diamond is their sum. A star stands at a way that most problems show (corrected p).
+    """
+    column, words = _column(found.summary())
+    table = found.summary().set_index("of")
+    order = pd.Series(np.abs(found.effect.mean(0)), [str(head) for head in found.heads])
+    heads = list(order.sort_values(ascending=False, kind="stable").index[:top])
+    picture, axes = panel(max(4.6, 0.5 * len(heads) + 2.0), 3.4)
+    at, above, below = np.arange(len(heads)), np.zeros(len(heads)), np.zeros(len(heads))
+    for number, way in enumerate(WAYS):
+        rows = table[table["way"] == way].loc[heads]
+        height = rows[column].to_numpy(dtype=float)
+        bottom = np.where(height >= 0, above, below)
+        style = {"color": LINES[number][0], "hatch": HATCHES[2 * number], "edgecolor": "white", "linewidth": 0}
+        axes.bar(at, height, 0.7, bottom, label=f"{way}: {WAY_WORDS[way]}", **style)
+        sure = (rows["p_prevalence"] < found.alpha).to_numpy()
+        axes.plot(at[sure], (bottom + height / 2)[sure], "*", color="white", markeredgecolor="black", markersize=9)
+        above, below = above + np.maximum(height, 0), below + np.minimum(height, 0)
+    axes.plot(at, above + below, "D", color="black", markersize=4, label="both together")
+    axes.axhline(0, color="0.4", linewidth=0.8)
+    axes.set_xticks(at, heads, rotation=45, ha="right")
+    name_axes(axes, y=f"{words}\n({found.quantity(column).unit})", title=words_of(found, *MADE_WITH))
+    key_below(picture)
+    return picture
+
+
+def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = True, smallest: float = 0.01) -> Picture:
+    """The edges as a graph: heads and MLPs by layer from below, the logits on top; the wider, the larger the share.
+
+    Solid lines are with the insertion's effect, dashed ones against it; grey tones do not carry meaning. Beside an edge into a
+    head stand those of q, k and v that most problems show.
+
+    Parameters
+    ----------
+    part : through what edges enter heads: "qkv", "q", "k" or "v".
+    only_found : draw the edges that most problems show (corrected p) alone; False draws all whose share is `smallest` or more.
+    """
+    table = found.summary()
+    column, words = _column(table)
+    sure = table["p_prevalence"] < found.alpha
+    wanted = table["part"].isin(["", part]) & (sure if only_found else table[column].abs() >= smallest)
+    rows = table[wanted & table[column].notna()]
+    nodes = list(dict.fromkeys([*table["sender"], *table["receiver"]]))
+    places = _places(nodes)
+    levels = sorted({y for _, y in places.values()})
+    width = max(sum(y == level for _, y in places.values()) for level in levels)
+    picture, axes = panel(max(4.6, 1.0 * width + 1.6), max(3.0, 0.75 * len(levels) + 1.4))
+    largest = float(rows[column].abs().max()) if len(rows) else 1.0
+    for row in rows.to_dict("records"):
+        (x0, y0), (x1, y1) = places[row["sender"]], places[row["receiver"]]
+        shown = set(
+            table.loc[sure & (table["sender"] == row["sender"]) & (table["receiver"] == row["receiver"]), "part"]
+        )
+        size = WIDEST * abs(row[column]) / largest
+        arrow = {
+            "arrowstyle": "-|>",
+            "linewidth": max(size, 0.6),
+            "linestyle": "-" if row[column] >= 0 else (0, (3, 1.5)),
+            "color": "0.25",
+            "shrinkA": 13,
+            "shrinkB": 13,
+            "mutation_scale": 9 + size,
+            "connectionstyle": f"arc3,rad={0.12 if y1 - y0 > 1 else 0.0}",
+        }
+        axes.annotate("", (x1, y1), (x0, y0), arrowprops=arrow, zorder=1)
+        letters = ", ".join(letter for letter in "qkv" if letter in shown)
+        text = f"{row[column]:.2f}" + (f" {letters}" if letters else "")
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
+        axes.text(
+            0.55 * x0 + 0.45 * x1,
+            0.55 * y0 + 0.45 * y1,
+            text,
+            fontsize=6.5,
+            ha="center",
+            va="center",
+            bbox=box,
+            zorder=2,
+        )
+    for node, (x, y) in places.items():
+        shape = "round,pad=0.3" if node.startswith("L") else "square,pad=0.3"
+        linked = node in set(rows["sender"]) | set(rows["receiver"])
+        box = {"boxstyle": shape, "facecolor": "white", "edgecolor": "black" if linked else "0.7", "linewidth": 1.1}
+        axes.text(
+            x, y, node, fontsize=8, ha="center", va="center", bbox=box, color="black" if linked else "0.55", zorder=3
+        )
+    axes.set_xlim(min(x for x, _ in places.values()) - 0.6, max(x for x, _ in places.values()) + 0.6)
+    axes.set_ylim(-0.6, max(levels) + 0.6)
+    axes.set_axis_off()
+    axes.set_title(words_of(found, *MADE_WITH), fontsize=9)
+    line: dict[str, Any] = {"color": "0.25", "linewidth": 1.5}
+    drawn = (
+        f"edges that most problems show (p < {found.alpha:.3g}, corrected)"
+        if only_found
+        else f"edges of {smallest:g} or more"
+    )
+    entries: list[tuple[str, Any]] = [
+        (f"with the effect; width and number: {words}", {"linestyle": "-", **line}),
+        ("against the effect", {"linestyle": (0, (3, 1.5)), **line}),
+        (f"{len(rows)} {drawn}", {"linestyle": "none"}),
+    ]
+    key_below(picture, handles=key(entries), ncols=1)
+    return picture
+
+
+def _places(nodes: list[str]) -> dict[str, tuple[float, float]]:
+    """Where nodes stand: heads of a layer side by side, its MLP half a step above them to the right, the logits on top."""
+
+    def level(node: str) -> float:
+        if node == LOGITS:
+            return np.inf
+        return int(node[3:]) + 0.5 if node.startswith("MLP") else float(Head.parse(node).layer)
+
+    levels = sorted({level(node) for node in nodes})
+    found: dict[str, tuple[float, float]] = {}
+    for y, each in enumerate(levels):
+        beside = sorted(
+            (node for node in nodes if level(node) == each),
+            key=lambda n: n if n[0] != "L" else f"{Head.parse(n).head:06d}",
+        )
+        for x, node in enumerate(beside):
+            found[node] = (x - (len(beside) - 1) / 2 + (0.35 if y % 2 else 0.0) * (len(beside) > 1), float(y))
+    return found
+
+
+def site_map(found: SitePatches | PositionMap, *, value: str | None = None, limit: float | None = None) -> Picture:
+    """Layer × token for each kind of site, or head × token and head × part of the span: activation patching's picture.
+
+    0 in the middle of the colours, a minus in clearly negative cells, strokes where most problems show it (corrected p), grey
+    where no problem has that token. The questions' first tokens stand left, their last ones right, all of them at the end.
+
+    Parameters
+    ----------
+    value : the column of the summary to draw; default the share of the means, where that is known.
+    limit : the end of the colour scale.
+    """
+    table = found.summary()
+    value = found.default_column(table) if value is None else value
+    if value not in table:
+        raise ValueError(f"no column {value!r} to draw; there are {', '.join(table.columns)}")
+    if isinstance(found, SitePatches):
+        titles, names, x, y = (
+            found.sites,
+            found.positions,
+            "token of the question, from either end",
+            "layer (zero-based)",
+        )
+        rows = [str(layer) for layer in range(found.values.shape[2])]
+    else:
+        titles, names, x, y = ("",), found.places, "token of the question; part of the span", "head (zero-based)"
+        rows = [str(head) for head in found.heads]
+    shape = len(titles), len(rows), len(names)
+    grids, p = (table[name].to_numpy(dtype=float).reshape(shape) for name in (value, "p_prevalence"))
+    finite = grids[np.isfinite(grids)]
+    limit = limit or (float(np.abs(finite).max()) if finite.size else 1.0) or 1.0
+    size = max(2.6, 0.21 * len(names) + 0.9), max(2.2, 0.24 * len(rows) + 1.2)
+    picture = Picture(figsize=(size[0] * shape[0] + 1.0, size[1] + 0.5), layout="constrained")
+    axes: Any = picture.subplots(1, shape[0], squeeze=False)
+    image: Any = None
+    hatched = False
+    for at in range(shape[0]):
+        with np.errstate(invalid="ignore"):
+            marked = [(int(row), int(column)) for row, column in zip(*np.nonzero(p[at] < found.alpha), strict=True)]
+        hatched = hatched or bool(marked)
+        image = draw_cells(axes[0, at], np.clip(grids[at], -limit, limit), limit=limit, hatched=marked)
+        axes[0, at].set_xticks(range(len(names)), [name.removeprefix("row ") for name in names], rotation=90)
+        axes[0, at].set_yticks(range(len(rows)), rows)
+        name_axes(axes[0, at], x=x, y=y if at == 0 else None, title=titles[at] or None)
+        for edge in _edges(names):
+            axes[0, at].axvline(edge - 0.5, color="black", linewidth=0.9)
+    quantity = found.quantity(value)
+    bar = picture.colorbar(image, ax=axes, shrink=0.9)
+    bar.set_label(value.replace("_", " ") + (f" ({quantity.unit})" if quantity.unit else ""), fontsize=8)
+    bar.ax.tick_params(labelsize=7)
+    picture.suptitle(words_of(found, *MADE_WITH), fontsize=9)
+    if hatched:
+        strokes = {"facecolor": "white", "hatch": "////", "edgecolor": "black", "linewidth": 0.5}
+        key_below(picture, handles=key([(f"p < {found.alpha:.3g}, corrected: {quantity.claim}", strokes)]))
+    return picture
+
+
+def _edges(names: tuple[str, ...]) -> list[int]:
+    """Where the columns change from first tokens to last ones, to all, and to parts of the span."""
+
+    def kind(name: str) -> tuple[bool, str]:
+        label = name.removeprefix("row ").removeprefix("span ")
+        return name.startswith("span "), ALL if label == ALL else "last" if label.startswith("-") else "first"
+
+    return [at for at in range(1, len(names)) if kind(names[at]) != kind(names[at - 1])]

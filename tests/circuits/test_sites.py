@@ -1,0 +1,185 @@
+"""Sites and positions: against whole passes with hooks, their identities, questions of different length."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from architectures_under_test import folder_of
+from circuits_under_test import ByHand
+from models_under_test import loaded, pairs_for, planted_here, planted_pairs
+
+import mless_interp as mi
+from mless_interp.models.sites import site
+
+SITES = ("resid_pre", "attn_out", "mlp_out", "resid_post")
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT-2", "GPT-NeoX (Pythia)", "OLMo 2", "Gemma 2"])
+def test_a_site_is_that_of_a_whole_pass(name: str) -> None:
+    model = loaded(folder_of(name), "bridge")
+    (pair,) = pairs_for(model, count=1)
+    found = mi.patch_sites(model, [pair], sites=SITES, n_rows=2, progress=False)
+    hand = ByHand(model, pair)
+    first, last = 0, hand.pair.n_after - hand.pair.n_answer - 1
+    for kind, layer, (label, row) in (
+        (kind, layer, place) for kind in SITES for layer in (0, 2) for place in (("0", first), ("-1", last))
+    ):
+        where = site(layer, f"hook_{kind}")
+        new = hand.tail(where).clone()
+        new[:, row] = hand.tail(where, "masked")[:, row]
+        expected = hand.value() - hand.value(**{where: new})
+        at = found.values[0, SITES.index(kind), layer, found.positions.index(label)]
+        assert at == pytest.approx(expected, abs=1e-5), (kind, layer, label)
+    assert np.nanmax(np.abs(found.values[0, 1:3])) > 1e-3
+
+
+@pytest.mark.parametrize("direction", ["denoising", "noising"])
+@pytest.mark.parametrize("contrast", ["content", "total"])
+def test_the_first_stream_carries_nothing_and_the_last_one_everything(direction: str, contrast: str) -> None:
+    model = loaded(folder_of("Llama"), "bridge")
+    options = {"sites": SITES, "n_rows": 2, "contrast": contrast, "direction": direction, "progress": False}
+    found = mi.patch_sites(model, pairs_for(model), **options)
+    whole = found.positions.index("all")
+    assert not found.values[:, 0, 0].any()
+    np.testing.assert_allclose(found.values[:, 3, -1, whole], found.total, atol=1e-6)
+    np.testing.assert_allclose(
+        found.values[:, 0, 1:], found.values[:, 3, :-1], atol=1e-6
+    )  # after one layer, before the next
+    assert np.abs(found.total).min() > 1e-3
+
+
+@pytest.mark.parametrize("direction", ["denoising", "noising"])
+def test_a_span_that_computes_has_sites_of_its_own(direction: str) -> None:
+    model = loaded(folder_of("Llama"), "bridge")
+    (pair,) = pairs_for(model, 5, 1, before="question", after="question", at=12)
+    options = {"sites": SITES, "n_rows": 3, "contrast": "computed", "direction": direction, "progress": False}
+    found = mi.patch_sites(model, [pair], **options)
+    assert found.positions[7:] == ("span 0", "span 1", "span 2", "span -3", "span -2", "span -1", "span all")
+    conditions = {"donor": "blind", "receiving": "inserted"}
+    if direction == "noising":
+        conditions = {"donor": "inserted", "receiving": "blind"}
+    start, sign = pair.spans[0][0], 1 if direction == "denoising" else -1
+    hand = ByHand(model, pair, **conditions, start=start)
+    places = {"span -1": [pair.spans[-1][1] - 1], "span all": pair.span_mask.nonzero()[:, 0].tolist()}
+    places |= {"all": range(start, len(hand.pair.inserted)), "1": [pair.shared[pair.shared >= start][1].item()]}
+    for kind, layer, label in ((k, at, label) for k in SITES for at in (0, 2) for label in places):
+        where, rows = site(layer, f"hook_{kind}"), [at - start for at in places[label]]
+        new = hand.tail(where).clone()
+        new[:, rows] = hand.tail(where, hand.donor)[:, rows]
+        expected = sign * (hand.value() - hand.value(**{where: new}))
+        at = found.values[0, SITES.index(kind), layer, found.positions.index(label)]
+        assert at == pytest.approx(expected, abs=1e-5), (kind, layer, label)
+    np.testing.assert_allclose(found.values[:, 3, -1, found.positions.index("all")], found.total, atol=1e-6)
+    assert "in the span's own rows" in found.sentences()[0] and any(
+        "of the span" in name for name in found.summary()["label"]
+    )
+    assert np.abs(found.total).min() > 1e-3
+
+
+def test_after_the_question_only_what_leads_to_the_answer_is_left() -> None:
+    model = loaded(folder_of("Llama"), "bridge")
+    (pair,) = pairs_for(model, count=1, after="question")
+    found = mi.patch_sites(model, [pair], sites=["resid_post"], n_rows=len(pair.answer_prefix_ids) + 1, progress=False)
+    missing = np.isnan(found.values[0, 0, 0])
+    assert [name for name, gone in zip(found.positions, missing, strict=True) if gone] == [
+        str(len(pair.answer_prefix_ids)),
+        str(-len(pair.answer_prefix_ids) - 1),
+    ]
+    np.testing.assert_allclose(found.values[:, 0, -1, -1], found.total, atol=1e-6)
+
+
+def test_where_the_last_layer_reads_nothing_its_input_carries_everything() -> None:
+    made, model = planted_here(1, noise=0.0)
+    found = mi.patch_sites(model, planted_pairs(made, model, 4), n_rows=1, progress=False)
+    np.testing.assert_allclose(found.values[:, 0, -1, -1], found.total, rtol=1e-2)
+
+
+def test_questions_of_different_length_are_aligned_from_both_ends() -> None:
+    model = loaded(folder_of("Llama"), "bridge")
+    pairs = pairs_for(model)
+    lengths = [pair.answered("answer").n_after - len(pair.answer_ids) for pair in pairs]
+    assert len(set(lengths)) > 1
+    n_rows = min(lengths) + 1
+    found = mi.patch_sites(model, pairs, sites=["resid_post"], n_rows=n_rows, progress=False)
+    table = found.summary()
+    for row, (pair, n) in enumerate(zip(pairs, lengths, strict=True)):
+        alone = mi.patch_sites(model, [pair], sites=["resid_post"], n_rows=n_rows, progress=False)
+        np.testing.assert_allclose(found.values[row], alone.values[0], atol=1e-6)
+        missing = np.isnan(found.values[row, 0, 0])
+        assert missing.sum() == 2 * max(n_rows - n, 0)
+        at = {name: found.values[row, 0, :, place] for place, name in enumerate(found.positions)}
+        for back in range(1, n_rows):
+            if n - back < n_rows:
+                np.testing.assert_allclose(
+                    at[str(-back)], at[str(n - back)], atol=1e-6
+                )  # the same token from either end
+    counts = table.set_index(["of_layer", "position"])["n"]
+    assert counts[0, str(n_rows - 1)] == sum(n >= n_rows for n in lengths) and counts[0, "all"] == len(pairs)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [("Llama", "bridge"), ("Gemma 2", "bridge"), ("GPT-2", "nnsight"), ("GPT-OSS", "nnsight")]
+)
+def test_all_rows_are_the_sweep_and_the_whole_span_is_the_knockout(name: str, backend: str) -> None:
+    model = loaded(folder_of(name), backend)
+    place: dict[str, Any] = {"before": "question", "after": "question"} if name == "Llama" else {}
+    pairs, heads = pairs_for(model, count=2, **place), ["L1H2", "L0H5"]
+    found = mi.map_positions(model, pairs, heads, n_rows=2, n_blocks=4, progress=False)
+    at_place = {name: found.values[:, :, at] for at, name in enumerate(found.places)}
+    for name_of_place, edit in (("row all", "z"), ("span all", "knockout")):
+        swept = mi.patch_heads(model, pairs, heads=heads, edit=edit, progress=False)
+        np.testing.assert_allclose(
+            at_place[name_of_place], swept.per_head[:, [swept.heads.index(h) for h in found.heads]], atol=1e-5
+        )
+    assert np.abs(at_place["span block 1"] - at_place["span block 2"]).max() > 1e-5
+
+
+def test_blocks_are_parts_of_the_span() -> None:
+    model = loaded(folder_of("Llama"), "bridge")
+    (pair,) = pairs_for(model, count=1, n_tokens=3)
+    found = mi.map_positions(model, [pair], ["L0H1"], n_rows=1, n_blocks=5, progress=False)
+    values = dict(zip(found.places, found.values[0, 0], strict=True))
+    assert [np.isnan(values[f"span block {at}"]) for at in range(5)] == [True, False, True, False, False]
+    assert values["span first token"] == pytest.approx(
+        values["span block 1"], abs=1e-6
+    )  # five blocks of three tokens: two are empty
+
+
+def test_planted_readers_act_through_numbers_and_the_answer_and_mediators_through_the_answer() -> None:
+    made, model = planted_here(1)
+    pairs = planted_pairs(made, model, 14)
+    (mediator,) = made.mediators
+    found = mi.map_positions(model, pairs, [mediator], n_rows=1, n_blocks=2, progress=False)
+    table = found.summary().set_index("place")
+    assert set(table.index[table["p_prevalence"] < found.alpha]) == {"row -1", "row all"}
+
+
+def test_wrong_sites_are_refused() -> None:
+    model = loaded(folder_of("Llama"), "bridge")
+    pairs = pairs_for(model, count=1)
+    with pytest.raises(ValueError, match="resid_mid"):
+        mi.patch_sites(model, pairs, sites=["resid_mid"])
+    with pytest.raises(ValueError, match="n_rows must be 1 or more"):
+        mi.patch_sites(model, pairs, n_rows=0)
+    with pytest.raises(ValueError, match="n_blocks must be 1 or more"):
+        mi.map_positions(model, pairs, ["L0H0"], n_blocks=0)
+    with pytest.raises(ValueError, match="smallest_effect"):
+        mi.map_positions(model, pairs, ["L0H0"], smallest_effect=1.0)
+    for refused in (
+        lambda: mi.patch_sites(model, pairs, max_rows=0),
+        lambda: mi.map_positions(model, pairs, ["L0H0"], max_rows=0),
+        lambda: mi.direct_effects(model, pairs, ["L0H0"], max_rows=0),
+    ):
+        with pytest.raises(ValueError, match="max_rows must be 1 or more, got 0"):
+            refused()
+
+
+def test_quantised_models_have_sites() -> None:
+    model = loaded(folder_of("Llama"), "bridge")
+    quantised = model.checked(model.checks)
+    quantised.quantised = "8bit"
+    one, other = (
+        mi.patch_sites(each, pairs_for(model, count=1), n_rows=1, progress=False) for each in (model, quantised)
+    )
+    assert np.array_equal(one.values, other.values) and replace(one, settings={}).unit == "nats"

@@ -1,0 +1,110 @@
+"""Circuits by hand: the same edges by whole forward passes with hooks, two for each, as its definition has it."""
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from mless_interp.circuits.paths import Edge
+from mless_interp.heads import Head
+from mless_interp.models.base import Model
+from mless_interp.models.sites import attention_sites, site
+from mless_interp.patching.outcomes import OUTCOMES
+from mless_interp.prompts.pairs import PromptPair
+
+
+class ByHand:
+    """One problem, two runs of one length, the donor's activations in the receiving one, by `Model.run` and nothing else."""
+
+    def __init__(
+        self,
+        model: Model,
+        bare: PromptPair,
+        outcome: str = "answer_logprob",
+        *,
+        donor: str = "masked",
+        receiving: str = "inserted",
+        start: int | None = None,
+    ) -> None:
+        self.model, self.outcome = model, OUTCOMES[outcome]
+        self.pair = bare.answered(self.outcome.appended)
+        self.inputs, self.receiving = self.pair.condition(receiving), receiving
+        length = len(self.pair.inserted)
+        self.donor, self.start = donor, length - self.pair.n_after if start is None else start
+        self.read = [length - back for back in self.outcome.reads(self.pair)]
+
+    @cached_property
+    def total(self) -> float:
+        return self.value() - float(
+            self._outcome(self.model.run(self.pair.condition(self.donor), logits_at=self.read).logits)
+        )
+
+    def _outcome(self, logits: Tensor | None) -> Tensor:
+        assert logits is not None
+        return self.outcome.value(logits, self.pair, None)[0]
+
+    def value(self, **edits: Tensor) -> float:
+        """The outcome where the activations of these sites (dots and all) take these values from the span's end on."""
+        put = {
+            name: lambda old, new=new: torch.cat([old[:, : self.start], new.to(old)], 1) for name, new in edits.items()
+        }
+        return float(self._outcome(self.model.run(self.inputs, edits=put, logits_at=self.read).logits))
+
+    def seen(self, name: str, condition: str = "", **edits: Tensor) -> Tensor:
+        """An activation at all positions, where others take these values from the span's end on."""
+        put = {
+            other: lambda old, new=new: torch.cat([old[:, : self.start], new.to(old)], 1)
+            for other, new in edits.items()
+        }
+        inputs = self.pair.condition(condition or self.receiving)
+        return self.model.run(inputs, edits=put, capture={name: None}, logits_at="none").captured[name]
+
+    def tail(self, name: str, condition: str = "", **edits: Tensor) -> Tensor:
+        return self.seen(name, condition, **edits)[:, self.start :]
+
+    def head_writes(self, head: Head) -> Tensor:
+        """What the stream gets more from the donor's output of one head."""
+        z_site, out = site(head.layer, "attn.hook_z"), site(head.layer, "hook_attn_out")
+        z = self.tail(z_site).clone()
+        z[:, :, head.head] = self.tail(z_site, self.donor)[:, :, head.head]
+        return self.tail(out, **{z_site: z}) - self.tail(out)
+
+    def mlp_writes(self, layer: int) -> Tensor:
+        return self.tail(site(layer, "hook_mlp_out"), self.donor) - self.tail(site(layer, "hook_mlp_out"))
+
+    def edge(self, edge: Edge, *, parallel: bool) -> float:
+        """What goes along an edge: the receiving run's outcome less that with the donor's."""
+        is_mlp = edge.sender.startswith("MLP")
+        change = self.mlp_writes(int(edge.sender[3:])) if is_mlp else self.head_writes(Head.parse(edge.sender))
+        if edge.receiver == "logits":
+            last = site(self.model.info.n_layers - 1, "hook_resid_post")
+            return self.value() - self.value(**{last: self.tail(last) + change})
+        if edge.receiver.startswith("MLP"):
+            layer = int(edge.receiver[3:])
+            reads, out = site(layer, "hook_resid_pre" if parallel else "hook_attn_out"), site(layer, "hook_mlp_out")
+            return self.value() - self.value(**{out: self.tail(out, **{reads: self.tail(reads) + change})})
+        head = Head.parse(edge.receiver)
+        z_site, z = site(head.layer, "attn.hook_z"), self.tail(site(head.layer, "attn.hook_z")).clone()
+        z[:, :, head.head] = z[:, :, head.head] + self._answer(head, change, edge.part)
+        return self.value() - self.value(**{z_site: z})
+
+    def _answer(self, head: Head, change: Tensor, part: str) -> Tensor:
+        before = site(head.layer, "hook_resid_pre")
+        edit = {before: self.tail(before) + change}
+        names = dict(zip("qkv", attention_sites(head.layer, "rot_q", "rot_k", "v"), strict=True))
+        old = {letter: self.seen(name)[0] for letter, name in names.items()}
+        new = {letter: self.seen(name, **edit)[0] for letter, name in names.items()}
+        group = head.head // (self.model.info.n_heads // self.model.info.n_key_value_heads)
+        rule, visible = self.model.attention_rule(head.layer), self.model.visible(self.inputs)[head.layer][0, 0]
+
+        def z(used: dict[str, Tensor]) -> Tensor:
+            scores = used["q"][:, head.head] @ used["k"][:, group].T * rule.scale
+            if rule.softcap is not None:
+                scores = torch.tanh(scores / rule.softcap) * rule.softcap
+            scores = scores.masked_fill(~visible, -torch.inf)
+            if rule.sinks is not None:
+                scores = torch.cat([scores, rule.sinks[head.head].expand(len(scores), 1)], -1)
+            return torch.softmax(scores, -1)[:, : len(visible)] @ used["v"][:, group]
+
+        mixed = {letter: (new if letter in part else old)[letter] for letter in "qkv"}
+        return (z(mixed) - z(old))[None, self.start :]

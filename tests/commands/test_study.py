@@ -1,0 +1,257 @@
+"""A study is one file: what it asks is checked first, what it measures is what each function says, a stopped run goes on."""
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from conftest import ROOT
+from models_under_test import planted_problems
+from scripts_under_test import run_command
+
+import mless_interp as mi
+from mless_interp.heads import Head
+from mless_interp.models.transformer_lens import bridge_from
+from mless_interp.studies.asked import Study, read_study
+
+TWO = """
+title = "Two insertions"
+source = "nowhere"
+claims = "nothing"
+limit = 6
+contrasts = ["content", "shift"]
+answers = 3
+max_new_tokens = 4
+
+[[insertions]]
+name = "slashes"
+kind = "meaningless"
+n_tokens = 5
+
+[[insertions]]
+name = "random words, behind"
+kind = "random_sentence"
+n_tokens = 4
+after = "question"
+"""
+
+
+def told(**changes: Any) -> dict[str, Any]:
+    return {**tomllib.loads(TWO), **changes}
+
+
+@pytest.fixture(scope="module")
+def demo() -> Any:
+    return mi.load_model("demo", backend="bridge")
+
+
+@pytest.fixture(scope="module")
+def whole(demo: Any) -> mi.StudyResult:
+    return mi.run_study(told(), model=demo, progress=False)
+
+
+# ------------------------------------------------------------------------------------------------------- what is measured
+
+
+def test_every_number_is_that_of_the_function_that_measures_it(demo: Any, whole: mi.StudyResult) -> None:
+    problems = mi.load_problems("demo", limit=6)
+    pairs = mi.make_pairs(demo, problems, mi.Insertion.random_sentence(4, after="question"))
+    name = "random words, behind"
+    patches = mi.patch_heads(demo, pairs, contrast="shift", progress=False)
+    scores = mi.score_heads(demo, pairs, metrics=["span_mass"], conditions=["inserted"], progress=False)
+    row = whole.summary().set_index("insertion").loc[name]
+    assert row["shift"] == pytest.approx(float(np.median(patches.total_effect)), abs=1e-6)
+    assert row["span_mass"] == pytest.approx(float(scores.of("span_mass").mean()), abs=1e-6)
+    assert row["span_mass_null"] == pytest.approx(float(scores.null["span_mass"]["inserted"].mean()), abs=1e-6)
+    answers = mi.evaluate_accuracy(
+        demo, problems[:3], [mi.Treatment(pairs[0].insertion)], max_new_tokens=4, progress=False
+    )
+    assert row["accuracy"] == answers.summary()["accuracy"].item()
+    assert whole.insertions == ("slashes", name) and len(whole.effect_table()) == 4
+    tidy = whole.to_frame().groupby(["insertion", "measure"]).size()
+    assert tidy[name].to_dict() == {"content": 6, "right": 3, "shift": 6, "span_mass": 6} and tidy["none"].sum() == 3
+
+
+def test_drawn_insertions_have_a_row_for_each_seed() -> None:
+    rows = dict(read_study(told(seeds=[3, 4])).rows(mi.load_problems("demo", limit=2)))
+    assert list(rows) == ["slashes", "random words, behind, seed 3", "random words, behind, seed 4"]
+    assert [made.seed for name, made in rows.items() if "seed" in name] == [3, 4]
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_span_that_computes_is_shown_behind_the_question_alone(sign: int) -> None:
+    thinker = Head(0, 6)
+    made = mi.planted_model(
+        [Head(0, 3)], [], recalls={Head(1, 5): thinker}, n_heads=8, n_key_value_heads=2, seed=1, sign=sign
+    )
+    model = bridge_from(made.hf_model, made.tokenizer, name="thinks")
+    place = {"kind": "meaningless", "n_tokens": 20}
+    study = told(
+        limit=16,
+        contrasts=["computed"],
+        outcomes=["logit_diff"],
+        answers=0,
+        insertions=[{"name": "behind", "after": "question", **place}, {"name": "before", **place}],
+    )
+    found = mi.run_study(study, model=model, problems=planted_problems(made, 16), progress=False)
+    table = found.effect_table().set_index("insertion")
+    assert sign * table.loc["behind", "median"] > 0.1 and table.loc["behind", "k"] == 16
+    assert found.established == [("behind", "computed", "logit_diff")]
+    assert not found.effect_of("before").total_effect.any() and "exactly 0 in every problem" in found.describe()
+
+
+def test_heads_are_those_that_locating_names() -> None:
+    readers = [Head(0, 2)]
+    made = mi.planted_model(readers, [], n_heads=8, n_key_value_heads=2, seed=5)
+    model = bridge_from(made.hf_model, made.tokenizer, name="planted")
+    row = {"name": "slashes", "kind": "meaningless", "n_tokens": 6}
+    study = told(limit=16, heads="all", confirm=8, answers=0, contrasts=["content"], insertions=[row])
+    found = mi.run_study(study, model=model, problems=planted_problems(made, 24), progress=False)
+    assert found.summary()["heads"].item() == "L0H2 (reader)" and found.summary()["confirmed"].item() == "L0H2"
+    assert len(found.located["slashes"].confirmation.problem_ids) == 8  # type: ignore[union-attr]
+
+
+# ------------------------------------------------------------------------------------------------------ stopped, sharded
+
+
+def same(first: mi.StudyResult, second: mi.StudyResult) -> None:
+    pd.testing.assert_frame_equal(first.summary(), second.summary())
+    pd.testing.assert_frame_equal(first.to_frame(), second.to_frame())
+
+
+def test_a_stopped_study_goes_on_and_ends_with_the_same_bits(
+    demo: Any, whole: mi.StudyResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured: list[str] = []
+    from mless_interp.studies import conduct
+
+    real = conduct.patch_heads
+
+    def stops(model: Any, pairs: Any, **options: Any) -> Any:
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        measured.append(Path(options["checkpoint"]).parent.name)
+        return real(model, pairs, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(conduct, "patch_heads", stops)
+        with pytest.raises(KeyboardInterrupt):
+            mi.run_study(told(), model=demo, checkpoint=tmp_path, progress=False)
+    kept = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.jsonl")}
+    assert kept == {
+        "slashes/content-answer_logprob.jsonl",
+        "slashes/shift-answer_logprob.jsonl",
+        "slashes/attention.jsonl",
+        "random-words-behind/content-answer_logprob.jsonl",
+    }
+    same(mi.run_study(told(), model=demo, checkpoint=tmp_path, progress=False), whole)
+
+
+def test_shards_do_their_part_of_every_measurement(demo: Any, whole: mi.StudyResult, tmp_path: Path) -> None:
+    for index in (0, 1):
+        with pytest.raises(mi.ShardDone) if index == 0 else pytest.MonkeyPatch.context():
+            mi.run_study(told(), model=demo.on(mi.Shard(index, 2)), checkpoint=tmp_path, progress=False)
+    same(mi.run_study(told(), model=demo, checkpoint=tmp_path, progress=False), whole)
+
+
+# --------------------------------------------------------------------------------------------------------- wrong input
+
+ROW = {"name": "slashes", "kind": "meaningless"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"modell": "demo"}, "unknown key 'modell'; there are title, insertions, source"),
+        ({"contrasts": ["contents"]}, "unknown contrast 'contents'; choose one of content, shift"),
+        ({"outcomes": ["kl"]}, "kl"),
+        ({"outcomes": []}, "outcomes must be one or more different names"),
+        ({"seeds": [1, 1]}, "seeds must be one or more different numbers"),
+        ({"limit": 1}, "limit must be 2 or more"),
+        ({"limit": "many"}, "limit must be a whole number, got 'many'"),
+        ({"heads": "some"}, "unknown choice of heads 'some'; choose one of none, all"),
+        ({"locate_by": "held"}, "unknown contrast to locate heads by 'held'; choose one of content, computed"),
+        ({"confirm": 4}, 'confirm tests named heads on fresh problems, so it needs heads = "all"'),
+        ({"answers": 1}, "answers takes 2 or more problems, or 0, got 1"),
+        ({"template": "prose"}, "prose"),
+        ({"metrics": ["span_mas"]}, "unknown metric 'span_mas'; choose of"),
+        ({"metrics": ["entropy"]}, "metrics must be none, or span_mass and then different others"),
+        ({"insertions": []}, r"a study needs insertions: write \[\[insertions\]\]"),
+        ({"insertions": 3}, "insertions must be tables"),
+        ({"insertions": [ROW, ROW]}, "two insertions are named 'slashes'"),
+        ({"insertions": [{**ROW, "name": "none"}]}, "no insertion may be named 'none'"),
+        ({"insertions": [{**ROW, "name": "/"}]}, "name must hold a letter or a digit"),
+        (
+            {"insertions": [{**ROW, "length": 3}]},
+            "insertion 'slashes': unknown key 'length'; there are name, kind, unit",
+        ),
+        ({"insertions": [{"name": "x"}]}, "insertion 'x': the key 'kind' is missing"),
+        ({"insertions": [{**ROW, "kind": "odd"}]}, "unknown insertion 'odd'; choose one of meaningless"),
+        ({"insertions": [{**ROW, "before": "answer"}]}, "insertion 'slashes': unknown place before='answer'"),
+        ({"insertions": [{**ROW, "n_tokens": 0}]}, "insertion 'slashes': n_tokens"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_a_line_before_anything_is_loaded(changes: Any, words: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=words) as caught:
+        read_study(told(**changes))
+    assert "\n" not in str(caught.value)
+
+
+def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no study at"):
+        mi.read_study(tmp_path / "none.toml")
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("title = ")
+    with pytest.raises(ValueError, match="wrong.toml is no TOML"):
+        mi.read_study(wrong)
+    wrong.write_text(TWO.replace("limit", "limits"))
+    with pytest.raises(ValueError, match="wrong.toml: unknown key 'limits'"):
+        mi.read_study(wrong)
+
+
+def test_too_few_problems_and_insertions_that_do_not_fit_are_told_of(demo: Any) -> None:
+    with pytest.raises(ValueError, match="limit 6, confirm 0 and answers 3 need 6 problems, there are 2"):
+        mi.run_study(told(), model=demo, problems=mi.load_problems("demo", limit=2))
+    row = {"name": "leftover", "kind": "from_key", "unit": "no such key"}
+    with pytest.raises(ValueError, match="insertion 'leftover': problem .*no such"):
+        mi.run_study(told(insertions=[row]), model=demo)
+
+
+# ----------------------------------------------------------------------------------------------- the command, the files
+
+
+def test_options_take_the_place_of_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "two.toml").write_text(TWO)
+    here: dict[str, Any] = {"cwd": tmp_path, "capsys": capsys, "monkeypatch": monkeypatch}
+    given = ["--limit", 3, "--answers", 0, "--n-tokens", 3, "--no-progress", "--report", "--out", "x"]
+    done = run_command("study", "two.toml", *given, **here)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("0 of 2 insertions have an established content effect")
+    found = mi.load(tmp_path / "x" / "results")["StudyResult"]
+    assert len(found.problem_ids) == 3 and found.answers is None
+    assert found.settings["insertions"]["slashes"] == "Mless ' /' x3"
+    page = (tmp_path / "x" / "report.html").read_text()
+    assert "Two insertions" in page and "slashes" in page and "Claimed in nowhere" in page
+    wrong = run_command("study", "two.toml", "--limit", 1, "--out", "y", **here)
+    assert wrong.returncode == 2 and wrong.stderr == "error: limit must be 2 or more, got 1\n"
+    assert not (tmp_path / "y").exists()
+
+
+def test_the_picture_has_a_row_for_each_insertion(whole: mi.StudyResult) -> None:
+    (axes,) = mi.views.study_effects(whole).axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == list(whole.insertions)
+    with pytest.raises(ValueError, match="no outcome 'odds' here"):
+        mi.views.study_effects(whole, outcome="odds")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.toml")), ids=lambda path: path.stem)
+def test_shipped_studies_say_whom_they_follow_and_can_be_made(path: Path, demo: Any) -> None:
+    study: Study = mi.read_study(path)
+    assert study.source and study.claims
+    problems = mi.load_problems("demo", limit=study.n_problems)
+    for name, insertion in study.rows(problems):
+        assert mi.make_pairs(demo, problems[:2], insertion, template=study.template)[0].n_inserted > 0, name

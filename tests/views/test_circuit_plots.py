@@ -1,0 +1,85 @@
+"""Pictures of circuits: what is drawn is what the tables say, and is told apart without colour."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.patches import FancyArrowPatch
+from small_results import directed, placed, spots, traced
+
+import mless_interp as mi
+
+
+def arrows(picture: object) -> list[FancyArrowPatch]:
+    return [text.arrow_patch for text in picture.axes[0].texts if getattr(text, "arrow_patch", None) is not None]  # type: ignore[attr-defined]
+
+
+def written(picture: object) -> list[str]:
+    return [text.get_text() for text in picture.axes[0].texts if text.get_text()]  # type: ignore[attr-defined]
+
+
+def test_bars_add_up_to_the_head() -> None:
+    found = directed()
+    picture = mi.views.direct_bars(found)
+    axes = picture.axes[0]
+    heights = {bar.get_label(): [patch.get_height() for patch in bar] for bar in axes.containers}
+    direct, indirect = (next(v for k, v in heights.items() if k.startswith(way)) for way in ("direct", "indirect"))
+    names = [tick.get_text() for tick in axes.get_xticklabels()]
+    assert names[0] == "L0H1"  # the largest first
+    whole = dict(zip(map(str, found.heads), found.effect.mean(0) / found.total.mean(), strict=True))
+    np.testing.assert_allclose(np.add(direct, indirect), [whole[name] for name in names], atol=1e-9)
+    hatches = {patch.get_hatch() for bar in axes.containers for patch in bar}
+    assert len(hatches) == 2  # the ways, without colour
+
+
+def test_the_graph_shows_the_edges_that_most_problems_show() -> None:
+    found = traced()
+    picture = mi.views.path_graph(found)
+    drawn = [edge for edge in found.found if edge.part in ("", "qkv")]
+    lines = arrows(picture)
+    assert len(lines) == len(drawn) == 5
+    assert sum(line.get_linestyle() not in ("-", "solid") for line in lines) == 1  # L0H0, against the effect
+    widths = sorted(line.get_linewidth() for line in lines)
+    assert widths[-1] == 6.0 and widths[0] == pytest.approx(6 * 0.2 / 0.9, rel=1e-6)
+    assert {"L0H1", "L1H0", "L0H0", "MLP1", "logits"} <= set(written(picture))
+    assert "0.40 v" in written(picture)  # the part by which it enters
+    every = mi.views.path_graph(
+        replace(found, values=found.values[:2], problem_ids=("a", "b"), total=found.total[:2]), only_found=False
+    )
+    assert len(arrows(every)) == 5 and not arrows(mi.views.path_graph(found, part="k", only_found=True))[5:]
+
+
+def test_the_logits_stand_on_top_and_layers_in_their_order() -> None:
+    axes = mi.views.path_graph(traced()).axes[0]
+    height = {text.get_text(): text.get_position()[1] for text in axes.texts if text.get_text()}
+    assert height["L0H1"] == height["L0H0"] < height["L1H0"] < height["MLP1"] < height["logits"]
+
+
+def test_a_map_of_sites_has_a_panel_each_and_grey_where_nothing_is() -> None:
+    found = placed()
+    picture = mi.views.site_map(found)
+    panels = [axes for axes in picture.axes if axes.get_title() in found.sites]
+    assert [axes.get_title() for axes in panels] == ["resid_pre", "attn_out"]
+    means = np.asarray(panels[0].images[0].get_array()).astype(float)
+    fractions = found.summary()["effect_fraction"].to_numpy().reshape(2, 3, 3)
+    np.testing.assert_allclose(means, fractions[0], atol=1e-9)
+    assert [tick.get_text() for tick in panels[0].get_xticklabels()] == ["0", "-1", "all"]
+    assert "against" not in panels[0].get_xlabel() and panels[0].get_ylabel() == "layer (zero-based)"
+    heads = mi.views.site_map(spots())
+    assert [tick.get_text() for tick in heads.axes[0].get_yticklabels()] == ["L0H1"]
+    with pytest.raises(ValueError, match="no column"):
+        mi.views.site_map(found, value="nothing")
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda: mi.views.direct_bars(directed()),
+        lambda: mi.views.path_graph(traced()),
+        lambda: mi.views.site_map(placed()),
+        lambda: mi.views.site_map(spots()),
+    ],
+)
+def test_they_can_be_saved(draw: object, tmp_path: Path) -> None:
+    assert draw().save(tmp_path / "x.png").stat().st_size > 5000  # type: ignore[operator]
