@@ -217,6 +217,8 @@ class Computing(Saving):
     def computing(self) -> Engine:
         """Who computes: `--engine` and `--shard`."""
         workers: Engine = here
+        if self.wait and self.shard is None:
+            raise ValueError("--wait is for --shard: it says how long a shard waits for the others")
         if self.engine == "ray":
             from .running.workers import RayWorkers
 
@@ -348,13 +350,13 @@ def plain_warnings() -> Iterator[None]:
 
 def _begin_partial(asked: Saving) -> None:
     """With --overwrite, clear what a run of other options left; the very same command goes on from its own."""
-    from .running.folders import ANALYSIS
+    from .running.folders import ANALYSIS, keep_begun, read_begun
 
-    whole = {name: value for name, value in dataclasses.asdict(asked).items() if name not in WHERE}
-    options = json.dumps(whole, default=str, sort_keys=True)
+    given = json.loads(json.dumps(dataclasses.asdict(asked), default=str))
     begun = asked.partial / BEGUN
-    same = begun.is_file() and begun.read_text(encoding="utf-8") == options
-    if asked.part is not None and begun.is_file() and not same:
+    before = read_begun(begun) if begun.is_file() else None
+    same = before is not None and of_numbers(before) == of_numbers(given)
+    if asked.part is not None and before is not None and not same:
         raise FileExistsError(
             f"{str(asked.partial)!r} keeps what a run with other options had finished: finish that, choose another folder, "
             "or delete it"
@@ -364,15 +366,24 @@ def _begin_partial(asked: Saving) -> None:
             shutil.rmtree(path)
         elif path.name != ANALYSIS:
             path.unlink()
-    begun.write_text(options, encoding="utf-8")
+    keep_begun(begun, given)
 
 
 BEGUN = "options.json"
 """In the hidden folder: the options of the run that left it."""
 
 
-WHERE = ("out", "shard", "wait", "workers", "gpus_per_worker", "address")
-"""Options that only say where a run computes."""
+WHERE = ("out", "shard", "wait", "workers", "gpus_per_worker", "address", "overwrite", "no_progress")
+"""Options that only say where a run computes, and how it begins."""
+
+
+def of_numbers(options: dict[str, Any]) -> dict[str, Any]:
+    """What of a run's options its numbers depend on."""
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in WHERE and not (name == "engine" and value in ("serial", "ray"))
+    }
 
 
 def _finished(asked: Saving) -> int:

@@ -8,8 +8,9 @@ is not imitated: kernels, streams, memory, speed.
 The device type is PyTorch's own place for another backend (PrivateUse1), so that `torch.zeros(3, device="virtual:1")`, `.to`,
 accelerate's hooks and autograd do what they do on any device. To PyTorch's C++, which knows of one index there, all of these
 tensors lie on `virtual:0`: what it makes by itself beside one of them has no place of its own, and takes that of the tensor
-that it meets first. In what has gradients they are in memory to it, as it would want streams of the device: backward passes
-across devices are not imitated.
+that it meets first. In what has gradients they are in memory to it, as it would want streams and a thread of each device; a
+backward pass therefore runs in one thread, takes gradients from device to device as the forward pass went, and raises when
+two devices mix, but not when something of the memory joins one.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -77,7 +78,11 @@ class VirtualTensor(Tensor):
     place: torch.device
 
     @staticmethod
-    def __new__(cls, numbers: Tensor, place: torch.device) -> "VirtualTensor":
+    def __new__(cls, numbers: Tensor, place: torch.device | None = None, requires_grad: bool = False) -> Any:
+        if (
+            place is None
+        ):  # accelerate makes a parameter of what it brings, or puts away, by the class of the one before
+            return nn.Parameter(numbers, requires_grad=requires_grad)
         with_gradients = torch.is_grad_enabled() or _going_back()
         made = Tensor._make_wrapper_subclass(
             cls,
@@ -137,7 +142,23 @@ def _moved(x: Tensor, *to: Any, other: Tensor | None = None, copy: bool = False,
     device, dtype = device or x.device, dtype or x.dtype
     if (device, dtype) == (x.device, x.dtype) and not copy:
         return x
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _Move.apply(x, device, dtype)
     return aten._to_copy(x, device=device, dtype=dtype, non_blocking=non_blocking)
+
+
+class _Move(torch.autograd.Function):
+    """A move whose gradient goes back to where it came from, as PyTorch would send it to where it believes that this is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:  # type: ignore[override]
+        ctx.back = {"device": x.device, "dtype": x.dtype}
+        with torch.enable_grad():  # what is made here is in memory to PyTorch, like the rest of the graph
+            return aten._to_copy(x.detach(), device=device, dtype=dtype)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Any:  # type: ignore[override]
+        return aten._to_copy(slope, **ctx.back), None, None
 
 
 def on(tensor: Tensor, device: torch.device | str) -> Tensor:
@@ -240,7 +261,7 @@ def _copied(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     place = source.device if wanted is None else torch.device(wanted)
     if not kwargs.get("non_blocking") or place.type != "virtual":
         _count_move(source, place.type)
-    kwargs["device"] = torch.device("cpu")
+    kwargs["device"] = MEMORY if place.type == "virtual" else place  # "meta" among them
     made = func(_numbers(source), **kwargs)
     return VirtualTensor(made, place) if place.type == "virtual" else made
 

@@ -39,7 +39,7 @@ NO_REASON = "**none yet**"
 
 @dataclass(frozen=True)
 class Room:
-    """Which files are changed, and which tests must notice."""
+    """Which files are changed (`file.py::name`: that function alone), and which tests must notice, those that take seconds."""
 
     changed: tuple[str, ...]
     tests: tuple[str, ...]
@@ -65,11 +65,10 @@ ROOMS = {
         (
             "tests/running/test_checkpoint.py",
             "tests/running/test_folders.py",
-            "tests/running/test_loop.py",
-            "tests/running/test_saved_before.py",
             "tests/running/test_store.py",
             "tests/models/test_saved.py",
-            "tests/fuzz/test_damaged_files.py",
+            "tests/fuzz/test_damaged_files.py::test_saved_results_are_right_or_refused",
+            "tests/fuzz/test_damaged_files.py::test_a_damaged_checkpoint_never_changes_a_number",
         ),
     ),
     "precision": Room(
@@ -77,8 +76,10 @@ ROOMS = {
             "mless_interp/models/unembedding.py",
             "mless_interp/patching/outcomes.py",
             "mless_interp/patching/sweep.py",
+            "mless_interp/models/checks.py::_resolution",
+            "mless_interp/models/checks.py::_log_probability",
         ),
-        ("tests/models/test_unembedding.py", "tests/patching/test_patching.py"),
+        ("tests/models/test_unembedding.py", "tests/models/test_resolution.py", "tests/patching/test_sweeps.py"),
     ),
     "devices": Room(
         (
@@ -160,12 +161,13 @@ def copied(name: str, room: Room) -> Path:
         if (ROOT / file).is_file():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / file, folder / file)
-    lines = {key: "\n    ".join(value) for key, value in vars(room).items()}
+    files = dict.fromkeys(path.partition("::")[0] for path in room.changed)
+    lines = {"changed": "\n    ".join(files), "tests": "\n    ".join(room.tests)}
     (folder / "setup.cfg").write_text(SETTINGS.format(**lines), encoding="utf-8")
     return folder
 
 
-def possible(folder: Path) -> list[Mutant]:
+def possible(folder: Path, room: Room) -> list[Mutant]:
     """All mutants that mutmut makes of a room."""
     from mutmut.configuration import reset_config
     from mutmut.mutation.file_mutation import mutate_file_contents
@@ -178,6 +180,9 @@ def possible(folder: Path) -> list[Mutant]:
         for path in sorted(walk_mutatable_files()):
             made = mutate_file_contents(str(path), path.read_text(encoding="utf-8"))
             code, spans = made.code.splitlines(), made.line_span_by_function_name
+            only = {
+                name for file, _, name in (each.partition("::") for each in room.changed) if name and file == str(path)
+            }
             for name in made.mutant_names:
                 original = re.sub(r"_\d+$", "_orig", name)
                 before, after = (
@@ -186,7 +191,9 @@ def possible(folder: Path) -> list[Mutant]:
                 after = [line.replace(name, original) for line in after]
                 lines = list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:]
                 was, now = (" ".join(line[1:] for line in lines if line.startswith(sign)) for sign in "-+")
-                found.append(Mutant(get_mutant_name(path, name), was, now))
+                mutant = Mutant(get_mutant_name(path, name), was, now)
+                if not only or mutant.function.rpartition(".")[2] in only:
+                    found.append(mutant)
     return found
 
 
@@ -290,7 +297,7 @@ def main() -> int:
     unexplained = 0
     for name, room in chosen(options.rooms, options.tests):
         folder = copied(name, room)
-        everything = possible(folder)
+        everything = possible(folder, room)
         order = random.Random(f"{options.seed} {name}").sample(everything, len(everything))
         mutants = [mutant for mutant in order if not mutant.says_little][: options.sample]
         counts, lives, unknown = rows(name, len(everything), len(mutants), alive(folder, mutants))

@@ -34,7 +34,7 @@ from ..prompts.prompt import (
 from ..running.checkpoint import Checkpoint, Origin, key_of
 from ..running.progress import progress_bar
 from ..running.visible import visible
-from ..running.work import Shard, ShardDone
+from ..running.work import shard_of
 from .answered import AccuracyResults
 from .treatments import Treatment, as_treatments
 
@@ -128,6 +128,7 @@ def evaluate_accuracy(
     settings = {
         **model.identity,
         "engine": running.name,
+        **getattr(running, "settings", {}),
         "template": made.name,
         "n_problems": len(asked),
         "n_samples": n_samples,
@@ -148,6 +149,7 @@ def evaluate_accuracy(
     if special_words(spelt):
         settings["special_tokens_as_text"] = sum(bool(parts) for _, parts in spelt)
     golds = {problem.id: problem.answer for problem in asked}
+    shard = shard_of(model.engine)
     saved = Checkpoint(
         checkpoint,
         {name: value for name, value in settings.items() if name not in OF_THE_LIST},
@@ -157,7 +159,7 @@ def evaluate_accuracy(
             for request in run.requests
             for n in range(n_samples)
         },
-        shard=model.engine if isinstance(model.engine, Shard) else None,
+        shard=shard,
     )
     if saved.repaired:
         warnings.warn(
@@ -169,11 +171,9 @@ def evaluate_accuracy(
     with saved, progress_bar(len(asked) * len(chosen) * n_samples, "answers", enabled=progress) as bar:
         for run in runs:
             answers += _answer(model, run, golds, n_samples, running, batch_size, saved, bar)
-    if len(answers) < len(asked) * len(chosen) * n_samples:
-        raise ShardDone(
-            f"answers: {model.engine!r} is done, {len(answers)} of {len(asked) * len(chosen) * n_samples} are kept beside "
-            f"{saved.path}; when the other shards have ended too, the same analysis without a shard goes on from all of them"
-        )
+    total = len(asked) * len(chosen) * n_samples
+    if shard is not None and len(answers) < total:
+        raise shard.done("answers", f"{len(answers)} of {total}", saved.path)
     return AccuracyResults.from_rows(
         answers,
         problem_ids=list(golds),

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -71,7 +72,8 @@ class VllmEngine:
                 "tell, nor one in memory: save it and load it by its directory, or take another engine"
             )
         self.python = how.python or os.environ.get(PYTHON) or sys.executable
-        if not _has_vllm(self.python):
+        found = _version_of_vllm(self.python)
+        if found is None:
             raise ModelError(
                 f"engine='vllm': {self.python} has no vllm. It needs an environment of its own (Linux with a GPU): python -m "
                 f"venv vllm-env; vllm-env/bin/pip install vllm; then Vllm(python='vllm-env/bin/python'), or set {PYTHON}. "
@@ -84,7 +86,9 @@ class VllmEngine:
             "tensor_parallel_size": how.tensor_parallel_size,
             "skip_tokenizer_init": True,  # prompts are ids, and texts are made by the model's own tokenizer here
         }
-        self.longest = model.info.context_length
+        self.longest, self.d_vocab = model.info.context_length, model.info.d_vocab
+        self.settings = {"vllm": found, **{name: value for name, value in self.options.items() if name != "model"}}
+        """What its answers depend on, beside the model."""
         self._process: _Process | None = None
 
     def sent(self) -> Any:
@@ -110,6 +114,10 @@ class VllmEngine:
         for answer in self._begun(need).answers(asked):
             row = waiting.pop(answer["key"])
             for token in answer["token_ids"]:
+                if not 0 <= int(token) < self.d_vocab:
+                    raise ModelError(
+                        f"vLLM answered {row.request.key!r} with token id {token}, which this model does not have"
+                    )
                 if row.stop is None:
                     row.accept(int(token))
             if row.stop is None:
@@ -138,7 +146,12 @@ class _Process:
         self.context = options["max_model_len"]
         self._said = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115, as long as the process
         self._process = subprocess.Popen(
-            [python, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said, text=True
+            [python, str(SCRIPT)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            text=True,
+            start_new_session=True,  # with the processes that vLLM begins, to be ended together
         )
         self.end = weakref.finalize(self, _ended, self._process, self._said)  # also when Python ends
         self._write(options)
@@ -185,7 +198,14 @@ class _Process:
 
 
 def _ended(process: "subprocess.Popen[str]", said: Any) -> None:
-    process.kill()
+    """Let it end by itself where its input has; then end whatever is left of it."""
+    if process.stdin is not None and process.poll() is None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     for pipe in (process.stdin, process.stdout, said):
         if pipe is not None:
@@ -193,12 +213,19 @@ def _ended(process: "subprocess.Popen[str]", said: Any) -> None:
                 pipe.close()
 
 
-def _has_vllm(python: str) -> bool:
-    probe = "import importlib.util as u, sys; sys.exit(u.find_spec('vllm') is None)"
+def _version_of_vllm(python: str) -> str | None:
+    """vLLM's version in the environment of an interpreter; None where it is not."""
+    probe = (
+        "import importlib.util as u, importlib.metadata as m, sys\n"
+        "if u.find_spec('vllm') is None: sys.exit(1)\n"
+        "try: print(m.version('vllm'))\n"
+        "except m.PackageNotFoundError: print('unknown')"
+    )
     try:
-        return subprocess.run([python, "-c", probe], capture_output=True, check=False, timeout=60).returncode == 0
+        done = subprocess.run([python, "-c", probe], capture_output=True, text=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired):
-        return False
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def _seed(decoding: Decoding, row: Row) -> int | None:

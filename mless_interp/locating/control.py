@@ -1,7 +1,7 @@
 """What a claim about heads is held against: other insertions, other attention, the gap alone, other heads."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from ..patching.reads import ReadEffects, read_effects
 from ..patching.sweep import Sweep, sweep_heads
 from ..prompts.conditions import CONTRASTS, Contrast
 from ..prompts.insertions import Insertion
-from ..prompts.pairs import PromptPair, digest_of, make_pairs
+from ..prompts.pairs import PromptPair, digest_of, pairs_like
 from ..running.checkpoint import CheckpointError
 from ..running.results import interval_columns
 from ..statistics import holm, median_interval, one_problem, prevalence_test
@@ -143,10 +143,7 @@ class Controls:
         over draws of |z patch|, so that draws of opposite signs do not hide each other. Where random words or other questions
         are themselves under study, other draws of them are taken. Their prompts go into `prompts`.
         """
-        own, n_tokens = (
-            prepared.bare[0].insertion,
-            prepared.bare[0].n_inserted,
-        )  # `_under` takes each problem's own length
+        own, n_tokens = prepared.bare[0].insertion, prepared.bare[0].n_inserted
         problems = [pair.problem for pair in prepared.bare]
         drawing: dict[str, Any] = {"n_tokens": n_tokens, "seed": self.seed}
         drawn = own.kind in ("random_sentence", "other_questions") and own.seed == self.seed
@@ -165,11 +162,9 @@ class Controls:
                         raise ValueError("it is the insertion under study")
                     under = self._under(prepared, other)
                     asked = prompts[f"{name}-{draw}"] = digest_of(under.pairs)
-                    of = (
-                        (named, asked) if name == "questions" else (named,)
-                    )  # every problem changes all the others' questions
+                    of = (named, asked) if name == "questions" else (named,)  # a problem changes the others' questions
                     options = self._options(f"{name}-{draw}", *of)
-                found.append(measure(under, named, contrast=self.contrast, **options).values)
+                    found.append(measure(under, named, contrast=self.contrast, **options).values)
             except ValueError as error:
                 if name == "random" or isinstance(error, CheckpointError):  # what decides is never left out silently
                     raise
@@ -184,15 +179,7 @@ class Controls:
 
     def _under(self, prepared: Prepared, insertion: Insertion) -> Prepared:
         """The same problems with another insertion in the same place, in each as long as its own."""
-        bare = prepared.bare
-        own = bare[0].insertion
-        placed = replace(insertion, before=own.before, after=own.after, at=own.at)
-        made: dict[str, PromptPair] = {}
-        for n_tokens in dict.fromkeys(pair.n_inserted for pair in bare):
-            alike = [pair.problem for pair in bare if pair.n_inserted == n_tokens]
-            other = replace(placed, n_tokens=n_tokens)
-            made |= {pair.id: pair for pair in make_pairs(prepared.model, alike, other, template=bare[0].template)}
-        return prepare(prepared.model, [made[pair.id] for pair in bare], prepared.outcome)
+        return prepare(prepared.model, pairs_like(prepared.model, prepared.bare, insertion), prepared.outcome)
 
     def _matched_mass(self, prepared: Prepared, named: Sequence[Head], values: dict[str, np.ndarray]) -> None:
         """As much attention taken elsewhere, into `values`: mean over draws, and mean over draws of its size."""

@@ -19,7 +19,7 @@ from ..patching.sweep import Sweep, patch_heads, sweep_heads
 from ..prompts.conditions import CONDITIONS, CONTRASTS, DIRECTIONS, Contrast
 from ..running.checkpoint import Checkpoint, key_of
 from ..running.loop import OF_THE_LIST
-from ..running.work import Shard
+from ..running.work import shard_of
 
 MEASURES = ("knockout", "edge_noise", "mediated_removed", "mediated_added")
 N_SCREENED = 64
@@ -118,7 +118,7 @@ def chosen_way(
     if mode == "auto":
         if len(heads) <= N_SCREENED:
             return Way(True, f"{len(heads)} heads, no more than screening would keep ({N_SCREENED})")
-        if isinstance(model.engine, Shard):
+        if shard_of(model.engine) is not None:
             return Way(True, "shards sweep exactly, as no clock of one is that of all")
         seconds = estimated_seconds(prepared, heads, contrast)
         estimate = f"the {'four' if contrast.cuts else 'two'} exact sweeps are estimated"
@@ -157,7 +157,7 @@ def kept_way(
     asked = {"contrast": contrast.name, "mode": mode, "budget_seconds": budget_seconds}
     settings = {"heads": list(map(str, heads)), **asked, **prepared.settings}
     fixed = {name: value for name, value in settings.items() if name not in OF_THE_LIST}
-    shard = prepared.model.engine if isinstance(prepared.model.engine, Shard) else None
+    shard = shard_of(prepared.model.engine)
     with Checkpoint(None if folder is None else folder / "way.jsonl", fixed, shard=shard) as saved:
         way = saved.get("way")
         if way is None:

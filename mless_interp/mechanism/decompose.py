@@ -19,8 +19,7 @@ from ..models.sites import attention_sites, site
 from ..patching.prepared import single
 from ..prompts.conditions import CONTRASTS, HELD_POSITIONS, one_of, several_of
 from ..prompts.insertions import Insertion
-from ..prompts.pairs import PromptPair, digest_of, followed, make_pairs
-from ..running.loop import over_problems
+from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, pairs_like
 from ..running.results import Found, Result, head_columns, put, stacked, tidy
 from .decomposition import METRICS, AttentionDecomposition
 from .reduction import HeadNumbers, LayerNumbers, LayerRuns, PairReduction, layer_numbers
@@ -96,15 +95,14 @@ def decompose_attention(
         kept = one.measured(found[at])
         return kept if controls is None else {**kept, "control": one.control([draw[at] for draw in controls.draws])}
 
-    done = over_problems(
-        [pair.id for pair in found],
+    done = over_pairs(
+        model,
+        found,
         single(measured),
         label="decomposing attention",
         settings={**settings, "seed": seed},
-        prompts=[pair.fingerprint() for pair in found],
         checkpoint=checkpoint,
         progress=progress,
-        engine=model.engine,
     )
     return AttentionDecomposition(
         problem_ids=tuple(pair.id for pair in found),
@@ -295,30 +293,17 @@ def _control_pairs(
         return None
     if isinstance(n_draws, bool) or not isinstance(n_draws, int) or n_draws < 1:
         raise ValueError(f"n_control_draws must be 1 or more, got {n_draws!r}; control=None leaves the control out")
-    own = pairs[0].insertion
-    lengths = dict.fromkeys(pair.n_inserted for pair in pairs)
-    place: dict[str, Any] = {"before": own.before, "after": own.after, "at": own.at}
     if control == "random_sentence":
         insertion = Insertion.random_sentence(pairs[0].n_inserted, seed=seed)
     elif isinstance(control, Insertion):
         insertion = control
     else:
         raise ValueError(f'control must be "random_sentence", an Insertion or None, got {control!r}')
-    insertion = replace(insertion, **place)
+    insertion = insertion.placed_as(pairs[0].insertion)
     drawn = range(n_draws if insertion.kind == "random_sentence" else 1)
-
-    def of_draw(number: int) -> tuple[PromptPair, ...]:
-        made: dict[str, PromptPair] = {}
-        for length in lengths:
-            other = replace(insertion, draw=insertion.draw + number)
-            if len(lengths) > 1 and insertion.n_tokens is not None:  # in each problem as long as its own
-                other = replace(other, n_tokens=length)
-            alike = [pair.problem for pair in pairs if pair.n_inserted == length]
-            drawn_pairs = followed(make_pairs(model, alike, other, template=pairs[0].template))
-            made |= {pair.id: pair for pair in drawn_pairs}
-        return tuple(made[pair.id] for pair in pairs)
-
-    draws = tuple(map(of_draw, drawn))
+    draws = tuple(
+        followed(pairs_like(model, pairs, replace(insertion, draw=insertion.draw + number))) for number in drawn
+    )
     for pair, ours in zip(draws[0], pairs, strict=True):
         if pair.n_inserted != ours.n_inserted or pair.base.ids != ours.base.ids[: len(pair.base)]:
             raise ValueError(

@@ -102,8 +102,18 @@ def with_sink_key(
             [0.2500, 0.2500, 0.5000]])
     """
     visible = resolved_visible(pattern, visible=visible, dest_positions=dest_positions)
-    lacks = (1 - torch.where(visible, widened(pattern), 0).sum(-1, keepdim=True)).clamp(min=0).to(pattern.dtype)
-    lacks = torch.where(visible.any(-1, keepdim=True), lacks, 0)  # a row that sees nothing (padding) stays undefined
+    cleaned, sighted = torch.where(visible, widened(pattern), 0), visible.any(-1)
+    sums, tolerance = cleaned.sum(-1), ROW_SUM_TOLERANCE[pattern.dtype]
+    wrong = sighted & ~((sums <= 1 + tolerance) & (cleaned.amin(-1) >= -tolerance))
+    if wrong.any():
+        where = tuple(wrong.nonzero()[0].tolist())
+        raise ValueError(
+            f"beside a learned sink an attention row holds shares of at most 1 together, but row {list(where)} sums to "
+            f"{sums[where].item():.6g}, its least entry being {cleaned[where].min().item():.6g}: pass probabilities after the "
+            "softmax"
+        )
+    lacks = (1 - sums[..., None]).clamp(min=0).to(pattern.dtype)
+    lacks = torch.where(sighted[..., None], lacks, 0)  # a row that sees nothing (padding) stays undefined
     seen = torch.cat([visible, visible.any(-1, keepdim=True)], -1)
     return torch.cat([pattern, lacks], -1), seen
 

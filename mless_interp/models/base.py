@@ -56,6 +56,8 @@ class Model(ABC):
     """Who computes the problems of a long analysis of this model (`on`)."""
     how: "Callable[[], Model] | None" = None
     """Loads it once more, as another process does; None for a model that was given."""
+    _hooks_when_loaded: int | None = None
+    """How many hooks its modules had, where it can be loaded again."""
     _hashing: WeightsHash | None = None
     _held: str | None = None
     """The hash of what the library's own object held when the model was loaded."""
@@ -85,6 +87,13 @@ class Model(ABC):
         model.info = replace(self.info, weights_hash=weights_hash or model._held)
         return model
 
+    def loaded_by(self, how: "Callable[[], Model]") -> "Model":
+        """This model, which other processes can load by calling `how`."""
+        model = copy.copy(self)
+        model.how = how
+        model._hooks_when_loaded = _hooks_of(self.hf_model if self.hf_model is not None else self.underlying)
+        return model
+
     def on(self, engine: Engine) -> "Model":
         """This model, whose long analyses are computed by an engine: `RayWorkers(...)`, a `Shard(...)`, or `here`."""
         model = copy.copy(self)
@@ -97,7 +106,13 @@ class Model(ABC):
             raise ModelError(
                 f"{self.info.name} was given as an object, which other processes cannot load: load it with load_model"
             )
-        return _here, (self.how, self.info.name, self.weights_hash, self.checks)
+        module = self.hf_model if self.hf_model is not None else self.underlying
+        if self._hooks_when_loaded is not None and _hooks_of(module) != self._hooks_when_loaded:
+            raise ModelError(
+                f"{self.info.name} has hooks that were added since it was loaded, which other processes would not have: take "
+                "them off, or compute here"
+            )
+        return _here, (self.how, self.info.name, self.identity, self.checks)
 
     @property
     def weights_hash(self) -> str | None:
@@ -145,6 +160,13 @@ class Model(ABC):
         return self.hf_model
 
     @property
+    def devices(self) -> tuple[str, ...]:
+        """Where tokens go in, and wherever else weights lie; those brought for each pass lie nowhere."""
+        weights = () if self.weights is None else self.weights.parameters()
+        others = {str(weight.device) for weight in weights if not weight.is_meta} - {self.info.device}
+        return self.info.device, *sorted(others)
+
+    @property
     def identity(self) -> dict[str, Any]:
         """What numbers from this model depend on, beside the prompts: part of every checkpoint and every result."""
         info = self.info
@@ -156,7 +178,7 @@ class Model(ABC):
             "weights": self.weights_hash or "not read here, as the model runs elsewhere",
             "config": info.config_hash,
             "toolkit": version("mless_interp"),
-            "computed_on": "elsewhere" if self.remote is True else computed_on(info.device),
+            "computed_on": "elsewhere" if self.remote is True else computed_on(self.devices),
             "largest_logit": None if self.checks is None else round(self.checks.largest_logit, 3),
         }
 
@@ -262,7 +284,7 @@ class Model(ABC):
             boolean `[batch, 1 or n_heads, dest, src]`, True = visible, ANDed with causality and with each layer's window,
             which is counted on position ids.
         capture : hook name -> reducer, applied inside the forward pass after any edit of the same site, so that nothing
-            large outlives its layer; None as a reducer keeps the whole activation.
+            large outlives its layer; None as a reducer keeps the whole activation, as a copy (with `grad` itself).
         edits : hook name -> pure function from the activation to its replacement (same shape).
         logits_at : "all", "last", "none", or positions; only these are unembedded.
         grad : keep the autograd graph (off by default).
@@ -483,7 +505,10 @@ def _checked_edit(name: str, edit: Edit, edited: set[str]) -> Edit:
 def _keeper(captured: dict[str, Any], name: str, reducer: Reducer, grad: bool) -> Callable[[Tensor], None]:
     def keep(value: Tensor) -> None:
         value = value if grad else value.detach()
-        captured[name] = value if reducer is None else reducer(value)
+        kept = value if reducer is None else reducer(value)
+        if not grad and isinstance(kept, Tensor) and (kept is value or kept._is_view()):
+            kept = kept.clone()  # a library may add to its activations in place (Falcon: attention to the MLP's)
+        captured[name] = kept
 
     return keep
 
@@ -492,14 +517,24 @@ _HERE: "WeakValueDictionary[tuple[str, ...], Model]" = WeakValueDictionary()
 """Models that this process was sent, as long as anything uses them."""
 
 
-def _here(how: Callable[[], Model], name: str, weights_hash: str | None, checks: ModelChecks | None) -> Model:
-    """The model that another process means: loaded when it is first named here, with the same weights or not at all."""
-    known = name, str(weights_hash), repr(sorted(getattr(how, "keywords", {}).items()))
+def _here(how: "Callable[[], Model]", name: str, identity: Mapping[str, Any], checks: ModelChecks | None) -> Model:
+    """The model that another process means: loaded when it is first named here, the same in all that numbers depend on."""
+    known = name, str(identity["weights"]), repr(sorted(getattr(how, "keywords", {}).items()))
     model = _HERE.get(known) or how()
-    if model.weights_hash != weights_hash:
+    found = model.checked(checks).identity
+    differ = [
+        f"{key} {found[key]} (not {identity[key]})"
+        for key in identity
+        if key != "model" and found[key] != identity[key]
+    ]
+    if differ:
         raise ModelError(
-            f"{name} has other weights where it was loaded again ({model.weights_hash}) than here ({weights_hash}): the "
-            "folder was changed, or the weights in memory; save the model and load that"
+            f"{name} is another model where it was loaded again: {'; '.join(differ)}. The folder or the weights in memory were "
+            "changed, or the workers are on other hardware: save the model and load that, on equal machines"
         )
     _HERE[known] = model
     return model.checked(checks)
+
+
+def _hooks_of(module: nn.Module) -> int:
+    return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in module.modules())

@@ -51,8 +51,8 @@ def _loaded_again_by(load: Callable[..., Model]) -> Callable[..., Model]:
     @functools.wraps(load)
     def wrapped(name: Any, **options: Any) -> Model:
         model = load(name, **options)
-        model.how = functools.partial(load_model, name, **options | {"backend": model.info.backend})
-        return model
+        there = Path(name).absolute() if isinstance(name, str | Path) and Path(name).is_dir() else name
+        return model.loaded_by(functools.partial(load_model, there, **options | {"backend": model.info.backend}))
 
     return wrapped
 
@@ -188,7 +188,7 @@ def wrap_model(thing: Any, *, name: str | None = None, tokenizer: Any = None) ->
     if isinstance(thing, Model):
         raise TypeError(f"wrap_model takes a library's own model, got {type(thing).__name__}: it is wrapped already")
     model = model_around(thing, name=label, tokenizer=tokenizer)
-    if model is None and type(thing).__module__.split(".")[0] == "nnsight":
+    if model is None and any(kind.__module__.split(".")[0] == "nnsight" for kind in type(thing).__mro__):
         from .nnsight import NnsightModel
 
         model = NnsightModel(thing, name=label, tokenizer=tokenizer)

@@ -33,7 +33,16 @@ def wrapped(hf_model: Any, tokenizer: Any) -> Any:
     if places:  # a pipeline takes the first for a device, which the disk is not
         hf_model.hf_device_map = dict(sorted(places.items(), key=lambda place: place[1] == "disk"))
     device = {} if places else {"device": hf_model.device}  # else it is moved to a GPU
-    return nnsight.TransformersModel(hf_model, tokenizer=copy.deepcopy(tokenizer), task="text-generation", **device)
+    kind = _Brought if hf_model.device.type == "meta" else nnsight.TransformersModel
+    return kind(hf_model, tokenizer=copy.deepcopy(tokenizer), task="text-generation", **device)
+
+
+class _Brought(nnsight.TransformersModel):
+    """A model whose embedding is brought for each pass: nnsight would send its tokens to where its first weight waits."""
+
+    @property
+    def device(self) -> torch.device:
+        return device_of(self._module)
 
 
 class NnsightModel(HuggingFaceModel):
@@ -52,6 +61,11 @@ class NnsightModel(HuggingFaceModel):
             remote=remote,
         )
         info = self.info
+        if getattr(traced.device, "type", "") == "meta":
+            raise ModelError(
+                f"{info.name}: its embedding is offloaded, and nnsight would send tokens to where it waits: load it with "
+                "load_model(device_map=...), or leave the embedding in memory"
+            )
         unknown = [part.unknown for part in self.parts if part.unknown not in (None, "MLP")]
         lacks = next(iter(unknown), None) if self.parts else "decoder layers"
         if lacks is not None:

@@ -171,12 +171,13 @@ class Stepper:
         resid = receiving.resid_pre[0].repeat_interleave(n_rows, 0)
         for layer in range(self.layers.n_layers):
             place = receiving.resid_pre[layer].device
-            q, k, v = self.layers.project(layer, resid.to(place), positions)
+            resid = resid.to(place)  # once: so its gradients add up in one order, however layers are split
+            q, k, v = self.layers.project(layer, resid, positions)
             gate = None if gates is None or gated is None else (gates[:, layer].to(place), gated.to(place))
             z = self._attend(receiving, layer, q, k, v, gate=gate)
             if offsets is not None:
                 z = z + offsets[layer]
-            resid = self.layers.finish(layer, resid.to(place), z)
+            resid = self.layers.finish(layer, resid, z)
         return self.layers.unembed(resid[:, read.to(resid.device)])
 
     def _attend(

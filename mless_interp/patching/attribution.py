@@ -159,6 +159,7 @@ class _Gradients:
             length=length,
             read=len(read),
             bytes_each=self.recording.z[0].element_size(),
+            devices=self.model.devices,
         )
 
     def tail(self, **options: Any) -> Tensor:

@@ -17,10 +17,9 @@ from ..models.base import Model
 from ..models.sites import site
 from ..prompts.conditions import CONDITIONS, CONTRASTS, one_of
 from ..prompts.insertions import Insertion
-from ..prompts.pairs import make_pairs
+from ..prompts.pairs import make_pairs, over_pairs
 from ..prompts.problems import Problem
 from ..prompts.prompt import Template
-from ..running.loop import over_problems
 from ..running.results import Result, Shown, ShownTable, head_columns, interval_columns, tidy
 from ..running.work import Tick, Unit
 from ..statistics import CONFIDENCE, Interval, mean_interval
@@ -123,8 +122,9 @@ def dose_response(
 
     last = by_dose[-1]
     settings = {"doses": list(doses), "layer": layer, "template": last.pairs[0].template.name, **last.settings}
-    done = over_problems(
-        last.ids,
+    done = over_pairs(
+        model,
+        last.pairs,
         measured,
         label="doses",
         settings=settings,
@@ -134,7 +134,6 @@ def dose_response(
         checkpoint=checkpoint,
         steps=len(doses),
         progress=progress,
-        engine=model.engine,
     )
     return DoseResponse(
         problem_ids=last.ids,

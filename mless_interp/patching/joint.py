@@ -210,7 +210,8 @@ def _by_replay(runs: Runs, gates: torch.Tensor, contrast: Contrast) -> np.ndarra
     z = recording.z[0]
     rows, span = (each.to(z.device) for each in runs.cut(contrast))
     read = torch.tensor(runs.read(run), device=z.device) - start
-    most = rows_per_pass(runs.model.info, batch=1, changed=length - start, length=length, read=len(read))
+    sizes = {"changed": length - start, "length": length, "read": len(read)}
+    most = rows_per_pass(runs.model.info, batch=1, **sizes, devices=runs.model.devices)
     with torch.no_grad():
         parts = [stepper.tail(recording, read, gates=part, span=span, rows=rows) for part in gates.to(z).split(most)]
     return np.concatenate([runs.outcomes(logits)[0] for logits in parts])

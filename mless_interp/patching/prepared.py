@@ -13,10 +13,9 @@ from torch import Tensor
 from ..models.base import Model
 from ..models.inputs import Inputs, Recording
 from ..prompts.conditions import CONDITIONS, Contrast, Hidden
-from ..prompts.pairs import PromptPair, digest_of, own_pairs
+from ..prompts.pairs import PromptPair, digest_of, over_pairs, own_pairs
 from ..prompts.problems import distinct
 from ..prompts.prompt import MAX_UNKNOWN
-from ..running.loop import over_problems
 from ..running.work import Compute, Unit
 from .outcomes import Outcome, outcome_named
 
@@ -81,9 +80,7 @@ class Prepared:
         fixed = {**settings, **self.settings}
         units = None if alone else self.units
         options: dict[str, Any] = {"label": label, "checkpoint": checkpoint, "progress": progress, "steps": steps}
-        prompts = [pair.fingerprint() for pair in self.pairs]
-        options |= {"engine": self.model.engine, "units": units}
-        return over_problems(self.ids, compute, settings=fixed, prompts=prompts, **options)
+        return over_pairs(self.model, self.pairs, compute, settings=fixed, units=units, **options)
 
 
 def prepare(

@@ -198,11 +198,24 @@ class _Swept:
         self.clean_logits = runs.recording(sweep.contrast.clean, self._start(sweep.contrast.clean)).logits
         self.read = runs.read(sweep.receiving)
         self.edited, self.given = self._edited_positions()
+        self._sent: dict[tuple[int, torch.device], Tensor] = {}
         changed = length - self.receiving.start
         self.rows = max_rows or rows_per_pass(
-            self.model.info, batch=len(runs.pairs), changed=changed, length=length, read=len(self.read)
+            self.model.info,
+            batch=len(runs.pairs),
+            changed=changed,
+            length=length,
+            read=len(self.read),
+            devices=self.model.devices,
         )
         self._newest: tuple[int, Tensor] | None = None
+
+    def _on(self, places: Tensor, z: Tensor) -> Tensor:
+        """Places where z lies, sent there once."""
+        key = id(places), z.device
+        if key not in self._sent:
+            self._sent[key] = places.to(z.device)
+        return self._sent[key]
 
     def _start(self, condition: str) -> int:
         """The first row of a condition's run that is recorded."""
@@ -260,7 +273,7 @@ class _Swept:
     def _new_z(self, layer: int) -> Tensor:
         """What takes the place of z at `edited`, `[problem, edited, head, d_head]`."""
         if not self.intervention.needs_attention:
-            return self.donor.z[layer][:, self.given.to(self.donor.z[layer].device)]
+            return self.donor.z[layer][:, self._on(self.given, self.donor.z[layer])]
         if self._newest is None or self._newest[0] != layer:
             (rows, keys), donor = self.runs.cut(self.sweep.contrast), None
             if self.intervention.needs_donor:
@@ -269,7 +282,7 @@ class _Swept:
             state = LayerState.of(self.model, self.receiving, layer, span=keys, rows=rows, donor=donor, names=names)
             with torch.no_grad():
                 new = self.intervention.edited(state)  # heads come in layer order: the last one is enough
-                self._newest = (layer, new[:, self.edited.to(new.device)])
+                self._newest = (layer, new[:, self._on(self.edited, new)])
         return self._newest[1]
 
     def _patched(self, cells: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -280,7 +293,7 @@ class _Swept:
             old = self.receiving.z[layer]
             z = old.clone()
             if head != UNEDITED:
-                z[:, self.edited.to(z.device), head] = self._new_z(layer)[:, :, head].to(z.dtype)
+                z[:, self._on(self.edited, z), head] = self._new_z(layer)[:, :, head].to(z.dtype)
             unchanged = (z == old).flatten(1).all(1)
             rows.append(z.to(rows[0].device) if rows else z)
             same.append(unchanged.to(rows[0].device))  # all are looked at together: nobody waits for each

@@ -14,8 +14,7 @@ from ..given import check_count, checked
 from ..models.base import Model
 from ..models.inputs import Edit, Inputs
 from ..models.sites import attention_sites
-from ..prompts.pairs import PromptPair
-from ..running.loop import over_problems
+from ..prompts.pairs import PromptPair, over_pairs
 from ..running.results import Quantity, Result, Shown, ShownTable, interval_columns, tidy, with_limits
 from ..statistics import CONFIDENCE, Interval, derive_generator, median_interval, sign_test
 from .outcomes import OUTCOMES, Outcome
@@ -53,12 +52,13 @@ def transplant_span(
        \text{lost}_p = Y_p(p, p) - \frac{1}{|B|} \sum_{b \in B} Y_p(p, b) $$
 
     `carried` above 0 in most problems: the span holds something of its own problem that the answer reads. What a span
-    holds is what stands before it: before the question, behind the same system prompt, both are exactly 0.
+    holds is what stands before it: before the question, behind the same system prompt, both are exactly 0. Partners insert
+    the very same tokens, or the text of the span itself would be what is carried.
 
     Parameters
     ----------
     n_partners : other problems whose spans are given to each one, 2 or more, drawn by `seed` and the problem's id among
-        those with as many inserted tokens, such that their answers differ from each other and from the problem's own.
+        those with the same inserted tokens, such that their answers differ from each other and from the problem's own.
     outcome : "answer_logprob" or "answer_prob", of the answers appended behind the receiver's answer prefix.
     alpha : of the sign test that says whether most problems show it.
     checkpoint : a file that receives each finished problem; started again with the same settings the run goes on there.
@@ -66,7 +66,7 @@ def transplant_span(
     Returns `Transplant` with `values` `[problem, answer, span]`, in the outcome's unit. With learned position embeddings keys
     and values hold the donor's positions. Raises `ValueError` before anything runs where a problem has too few partners.
 
-    Source: methods §16; filler tokens after the question as in Pfau et al. (2404.15758).
+    Source: methods §6; filler tokens after the question as in Pfau et al. (2404.15758).
     """
     check_count(n_partners, name="n_partners", at_least=FEWEST_PARTNERS)
     if not 0 < alpha < 1:
@@ -82,15 +82,15 @@ def transplant_span(
     partners = partners_of(prepared.bare, n_partners, seed=seed)
     settings = {"n_partners": n_partners, "seed": seed, "alpha": alpha, **prepared.settings}
     prompts = [[prepared.bare[k].fingerprint() for k in (at, *partners[at])] for at in range(len(prepared.ids))]
-    found = over_problems(
-        prepared.ids,
+    found = over_pairs(
+        model,
+        prepared.pairs,
         single(lambda at: _one(model, read, [prepared.bare[k] for k in (at, *partners[at])])),
         label="transplanting spans",
         settings=settings,
         prompts=prompts,
         checkpoint=checkpoint,
         progress=progress,
-        engine=model.engine,
     )
     return Transplant(
         problem_ids=prepared.ids,
@@ -109,19 +109,14 @@ def partners_of(pairs: Sequence[PromptPair], n: int, *, seed: int) -> tuple[tupl
         seen = {pair.answer_ids}
         for other in derive_generator(seed, "transplant partners", pair.id).permutation(len(pairs)).tolist():
             theirs = pairs[other]
-            if (
-                other != at
-                and theirs.n_inserted == pair.n_inserted
-                and theirs.answer_ids not in seen
-                and len(chosen) < n
-            ):
+            if other != at and theirs.span_ids == pair.span_ids and theirs.answer_ids not in seen and len(chosen) < n:
                 chosen.append(other)
                 seen.add(theirs.answer_ids)
         if len(chosen) < n:
             raise ValueError(
                 f"problem {pair.id!r} has {len(chosen)} partners among {len(pairs)} problems: a transplant needs {n} others "
-                f"with as many inserted tokens ({pair.n_inserted}) and answers that differ; give more problems, or fewer "
-                "n_partners"
+                "with the very same inserted tokens (what is carried would else be their text) and answers that differ; "
+                "give more problems, or fewer n_partners"
             )
         found.append(tuple(chosen))
     return tuple(found)

@@ -65,7 +65,7 @@ def _written(problem: Problem, form: str | None) -> str:
         return f"{problem.question}{prefix}{problem.answer}{'}' if prefix.endswith('{') else ''}\n\n"
     try:
         return form.format(question=problem.question, answer=problem.answer, solution=problem.solution or "")
-    except (KeyError, IndexError, ValueError) as error:
+    except (KeyError, IndexError, ValueError, AttributeError) as error:
         raise ValueError(
             f"cannot fill the form {form!r} ({error}): its fields are {{question}}, {{answer}} and {{solution}}"
         ) from error

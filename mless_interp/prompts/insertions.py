@@ -276,6 +276,10 @@ class Insertion:
         others = tuple((other, text) for other, text in self.pool if text != question.strip())
         return KINDS[self.kind].ids(replace(self, pool=others), tokenizer, problem)
 
+    def placed_as(self, other: "Insertion") -> "Insertion":
+        """This insertion, in the place of another one."""
+        return replace(self, before=other.before, after=other.after, at=other.at)
+
     def places(self, prompt: Prompt) -> tuple[int, ...]:
         """The token indices at which its blocks go into `prompt`, rising; `ValueError` where it has no such place."""
         found = list(self._at)

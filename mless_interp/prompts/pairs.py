@@ -18,7 +18,9 @@ from torch import Tensor
 
 from ..given import checked
 from ..models.inputs import Inputs
+from ..running.loop import over_problems
 from ..running.visible import one_line
+from ..running.work import Compute
 from .conditions import CONDITIONS, HELD_POSITIONS, Condition, one_of
 from .insertions import Insertion
 from .problems import Problem
@@ -76,7 +78,7 @@ class PromptPair:
         start, stop = self.span
         if not 0 <= start < stop <= len(self.inserted):
             raise ValueError(f"pair {self.id!r}: the span {self.span} is empty or outside the prompt")
-        if stop - start == len(self.inserted):
+        if set(self.inserted.segments) == {"inserted"}:
             raise ValueError(f"pair {self.id!r}: the inserted span covers the whole prompt")
         if self.boundary_merge:
             return
@@ -322,6 +324,26 @@ def own_pairs(model: Any, pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]
     return found
 
 
+def over_pairs(
+    model: Any, pairs: Sequence[PromptPair], compute: Compute, *, prompts: Sequence[Any] | None = None, **options: Any
+) -> list[Any]:
+    """`over_problems` of a model's pairs, computed by its engine; `prompts`: by default the pairs' own."""
+    told = [pair.fingerprint() for pair in pairs] if prompts is None else prompts
+    return over_problems([pair.id for pair in pairs], compute, prompts=told, engine=model.engine, **options)
+
+
+def pairs_like(model: Any, pairs: Sequence[PromptPair], insertion: Insertion) -> tuple[PromptPair, ...]:
+    """The same problems with another insertion in the same place, in each as long as its own where their lengths differ."""
+    placed = insertion.placed_as(pairs[0].insertion)
+    lengths = dict.fromkeys(pair.n_inserted for pair in pairs)
+    made: dict[str, PromptPair] = {}
+    for length in lengths:
+        fits = replace(placed, n_tokens=length) if len(lengths) > 1 and placed.n_tokens is not None else placed
+        alike = [pair.problem for pair in pairs if pair.n_inserted == length]
+        made |= {pair.id: pair for pair in make_pairs(model, alike, fits, template=pairs[0].template)}
+    return tuple(made[pair.id] for pair in pairs)
+
+
 @checked
 def make_pairs(
     model: Any, problems: Iterable[Problem], insertion: Insertion, *, template: str | Template = "raw"
@@ -359,11 +381,13 @@ def pairs_of_any(
             f"{insertion.n_tokens} tokens to insert do not fit {info.name}, which has a context of {info.context_length}: "
             "insert fewer tokens"
         )
+    if info is not None and insertion.times > info.context_length:
+        raise ValueError(f"{insertion.times} repetitions do not fit {info.name}'s context of {info.context_length}")
     pairs = tuple(_make_pair(tokenizer, problem, insertion, made) for problem in asked)
     for pair in pairs:
-        if info is not None and max(pair.inserted.ids) >= info.d_vocab:
+        if info is not None and insertion.token_ids and max(pair.span_ids) >= info.d_vocab:
             raise ValueError(
-                f"problem {pair.id!r}: token id {max(pair.inserted.ids)} is inserted, but {info.name} has the ids 0 to "
+                f"problem {pair.id!r}: token id {max(pair.span_ids)} is inserted, but {info.name} has the ids 0 to "
                 f"{info.d_vocab - 1}"
             )
         longest = len(pair.inserted) + len(pair.answer_prefix_ids) + len(pair.answer_ids)

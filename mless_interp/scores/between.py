@@ -15,9 +15,9 @@ from ..heads import Head
 from ..metrics.segments import segment_mean
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
-from ..prompts.pairs import PromptPair, digest_of, own_pairs
+from ..prompts.pairs import PromptPair, digest_of, over_pairs, own_pairs
 from ..prompts.prompt import SEGMENTS, Prompt
-from ..running.loop import Tick, over_problems
+from ..running.loop import Tick
 from ..running.results import (
     Quantity,
     Result,
@@ -87,16 +87,15 @@ def attention_between_segments(
             tick(1)
         return tables
 
-    done = over_problems(
-        [pair.id for pair in found],
+    done = over_pairs(
+        model,
+        found,
         lambda unit, tick: [of_problem(found[at], tick) for at in unit],
         label="attention between segments",
         settings={**settings, "source": source},
-        prompts=[pair.fingerprint() for pair in found],
         checkpoint=checkpoint,
         steps=len(conditions),
         progress=progress,
-        engine=model.engine,
     )
     return SegmentAttention(
         problem_ids=tuple(pair.id for pair in found),
@@ -119,7 +118,7 @@ def _on(mask: Tensor) -> Callable[[Rows], Tensor]:
 def _masses(
     model: Model, pair: PromptPair, condition: str, segments: Sequence[str], layers: Sequence[int], source: Source
 ) -> dict[int, np.ndarray]:
-    """layer -> `[head, dest, src]`; a segment that the prompt does not have is NaN, as row and as column."""
+    """layer -> `[head, dest, src]`; a segment that the prompt does not have is NaN as a row, and 0 as a column."""
     prompt = _prompt(pair, condition)
     masks = {segment: prompt.mask(segment) for segment in segments if segment in prompt.segments}
     every = torch.ones(len(prompt), dtype=torch.bool)
@@ -137,6 +136,7 @@ def _masses(
     found = {}
     for layer in layers:
         table = np.full((model.info.n_heads, len(segments), len(segments)), np.nan)
+        table[:, [segments.index(dest) for dest in masks]] = 0.0  # nobody reads a segment that is not there
         for src in masks:
             rows = run.layers[layer].rows[src].cpu()
             for dest, mask in masks.items():
@@ -150,7 +150,8 @@ class SegmentAttention(Result):
     """Attention from segment to segment, shares.
 
     `values[condition]` is `[problem, layer, head, dest segment, src segment]`: the mean over the rows of a segment of what they
-    put on the keys of another. NaN where a problem's prompt does not have a segment, or a head was not asked for.
+    put on the keys of another, 0 where a problem's prompt does not have these. NaN where it does not have the reading
+    segment, or a head was not asked for. So what a segment reads sums to 1, but for the share of learned sinks.
     """
 
     problem_ids: tuple[str, ...]

@@ -14,8 +14,8 @@ from ..heads import Head, as_head, as_heads
 from ..metrics.segments import RowChoice
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
-from ..prompts.pairs import PromptPair, digest_of, own_pairs
-from ..running.loop import in_context, over_problems
+from ..prompts.pairs import PromptPair, digest_of, over_pairs, own_pairs
+from ..running.loop import in_context
 from ..running.results import Result, Shown, ShownTable, head_columns, head_map, place_of
 from ..running.work import Tick
 from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean
@@ -91,8 +91,9 @@ def attention_profile(
             tick(1)
         return made
 
-    done = over_problems(
-        [pair.id for pair in found],
+    done = over_pairs(
+        model,
+        found,
         lambda unit, tick: [profiled(found[at], tick) for at in unit],
         label="profiling attention",
         settings={
@@ -101,12 +102,10 @@ def attention_profile(
             "heads": list(map(str, chosen)),
             "source": source,
         },
-        prompts=[pair.fingerprint() for pair in found],
         ragged=True,
         checkpoint=checkpoint,
         steps=len(conditions),
         progress=progress,
-        engine=model.engine,
     )
 
     def per_problem(what: str) -> dict[str, tuple[np.ndarray, ...]]:

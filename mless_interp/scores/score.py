@@ -12,9 +12,9 @@ from ..heads import Head
 from ..metrics.segments import RowChoice
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS, one_of, several_of
-from ..prompts.pairs import PromptPair, digest_of, followed, own_pairs
+from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs
 from ..prompts.problems import distinct
-from ..running.loop import in_context, over_problems
+from ..running.loop import in_context
 from ..running.results import Found, put, stacked
 from ..running.work import Tick
 from .catalogue import Profile, chosen_metrics, metric_named
@@ -81,16 +81,15 @@ def score_heads(
     scorer = _Scorer(
         model, names, tuple(conditions), model.info.mask_of(chosen), rows, exclude_sink, renorm, thresholds, source
     )
-    done = over_problems(
-        [pair.id for pair in found],
+    done = over_pairs(
+        model,
+        found,
         lambda unit, tick: [scorer.problem(found[at], tick) for at in unit],
         label="scoring heads",
         settings={**settings, "source": source},
-        prompts=[pair.fingerprint() for pair in found],
         checkpoint=checkpoint,
         steps=len(conditions),
         progress=progress,
-        engine=model.engine,
     )
     return HeadScores(
         problem_ids=tuple(pair.id for pair in found),

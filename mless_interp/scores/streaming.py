@@ -381,7 +381,8 @@ class PromptReduction:
             (values,) = self._held.take(site(layer, "attn.hook_v"))
             extras["values"] = values_of_heads(values[0], self.model.info.n_heads)
         if "output_weights" in self.plan.needs:
-            extras["output_weights"] = self.model.output_weights(layer)
+            weights = self.model.output_weights(layer)  # brought to memory where they lie elsewhere
+            extras["output_weights"] = weights.to(extras["values"].device) if "values" in extras else weights
         if self.compare is not None:
             extras["other"] = self.compare.get(layer)
         if self.flow is not None:

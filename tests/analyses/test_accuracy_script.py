@@ -80,7 +80,7 @@ def test_same_seed_same_answers_and_one_treatment_has_nothing_to_compare(run: An
         (["--treatments", ","], "there are no treatments"),
         (["--knockout", "0:28"], "head 28 is out of range (zero-based)"),
         (["--published", "gpt-2"], "the paper prints nothing for 'gpt-2' on 'MATH-500'"),
-        (["--max-new-tokens", "500"], "do not fit demo's context of 512"),
+        (["--max-new-tokens", "500"], "leave no room for a question in demo's context of 512"),
         (["--n-samples", "3"], "needs a temperature above 0"),
         (["--engine", "vllm"], "It needs an environment of its own"),
         (["--arm-p1", "101"], "p1 is a percentile from 0 to 100"),

@@ -232,7 +232,9 @@ def test_a_run_stopped_while_it_confirms_goes_on_there(
     assert list((tmp_path / ".stopped.partial" / "confirm").glob("matched-mass-*.jsonl"))
     seen.clear()
     assert run(*asked, "--out", "stopped", cwd=tmp_path).returncode == 0
-    assert seen and "confirm/mless" not in seen and not [stage for stage in seen if not stage.startswith("confirm/")]
+    assert seen and "confirm/mless" not in seen
+    after = (".stopped.partial/sinks", "confirm/")  # whether the span is a sink is looked at last
+    assert not [stage for stage in seen if not stage.startswith(after)]
     assert not (tmp_path / ".stopped.partial").exists()
     assert run(*asked, "--out", "straight", cwd=tmp_path).returncode == 0
     first, second = (pd.read_csv(tmp_path / name / "heads.csv") for name in ("stopped", "straight"))
@@ -335,7 +337,7 @@ GOOD = {"problem": "Sam has 3 books ?", "answer": "3", "unique_id": "a"}
         (["--backend", "jax"], None, "unknown backend 'jax'"),
         (["--insertion", "mless"], None, "unknown insertion 'mless'"),
         (["--n-tokens", "0"], None, "n_tokens must be 1 or more"),
-        (["--n-tokens", "5000"], None, "has a context of"),
+        (["--n-tokens", "5000"], None, "leave no room for a question"),
         (["--unit", "zzqx"], None, "becomes the unknown token"),
         (["--heads", "2:0"], None, "layer 2 is out of range (zero-based)"),
         (["--heads", "0:28"], None, "head 28 is out of range (zero-based)"),

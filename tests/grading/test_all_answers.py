@@ -13,6 +13,8 @@ import mless_interp as mi
 from mless_interp.grading import equivalence, grade
 from mless_interp.grading.compare import compare
 
+pytestmark = pytest.mark.usefixtures("nothing_is_remembered")
+
 GRADERS = {"strict": mi.grade_strict, "lenient": mi.grade_lenient, "paper": mi.grade_paper}
 
 

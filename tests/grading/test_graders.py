@@ -3,6 +3,9 @@
 import multiprocessing
 import os
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -17,6 +20,8 @@ from mless_interp.grading import worker as grading_worker
 from mless_interp.grading.compare import compare, number
 from mless_interp.grading.graders import found_answer
 from mless_interp.grading.paper_grader import stripped
+
+pytestmark = pytest.mark.usefixtures("nothing_is_remembered")
 
 # --------------------------------------------------------------------------------------------------------------- boxes
 
@@ -361,6 +366,34 @@ def test_a_silent_process_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     worker.close()
 
 
+def test_the_process_is_this_python_s_and_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its path holds no folder of ours, and its thread keeps no program from ending."""
+    begun: list[tuple[object, dict[str, object]]] = []
+    start = subprocess.Popen.__init__
+
+    def seen(process: subprocess.Popen[str], command: object, **how: object) -> None:
+        begun.append((command, how))
+        start(process, command, **how)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", seen)
+    worker, before = equivalence._Worker(), set(threading.enumerate())
+    found, seconds = worker.ask(answer=r"\sqrt{4}é", gold=r"2é", decimals=None)
+    assert found is not None and 0 <= seconds < 60
+    script = str(Path(equivalence.__file__).with_name("worker.py"))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    assert begun == [([sys.executable, "-P", script], pipes | {"text": True, "encoding": "utf-8"})]
+    (reader,) = set(threading.enumerate()) - before
+    assert reader.daemon and worker.worked
+    assert worker.ask(answer="x", gold="x", decimals=None)[0] is True and len(begun) == 1, (
+        "asked again, not begun again"
+    )
+    process = worker.process
+    assert process is not None and worker.close() == -signal.SIGKILL and worker.close() is None
+    assert process.stdin is not None and process.stdin.closed and worker.process is None
+    worker.process, worker.pid = process, -1  # another's, by way of a fork: nobody's to end
+    assert worker.close() is None and worker.process is None
+
+
 def test_grading_works_in_threads() -> None:
     equivalence._asked.cache_clear()
     found: dict[int, bool] = {}
@@ -409,6 +442,9 @@ def test_a_missing_math_verify_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path
     worked.worked = True  # gone since: said as well, it is no process that somebody ended
     with pytest.raises(equivalence.EquivalenceError, match="could not be started .*No module named math_verify"):
         worked.ask(answer="x", gold="y", decimals=None)
+    fake.write_text("#!/bin/sh\n")  # says nothing at all
+    with pytest.raises(equivalence.EquivalenceError, match="^math-verify could not be started; see what"):
+        equivalence._Worker().ask(answer="x", gold="y", decimals=None)
     monkeypatch.setattr("sys.executable", "")
     with pytest.raises(equivalence.EquivalenceError, match="sys.executable is not set"):
         equivalence._Worker().ask(answer="x", gold="y", decimals=None)

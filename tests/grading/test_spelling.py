@@ -6,6 +6,7 @@ import os
 import random
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from mless_interp.grading import worker as grading_worker
 from mless_interp.grading.compare import Equality, number, split
 from mless_interp.grading.paper_grader import stripped
 from mless_interp.grading.units import without_unit
+
+pytestmark = pytest.mark.usefixtures("nothing_is_remembered")
 
 F = Fraction
 
@@ -43,6 +46,15 @@ PLAIN = {
     r"\sqrt{\sqrt2}": r"\sqrt{\sqrt{2}}",
     "√2x": r"\sqrt{2}x",
     "√ 12": r"\sqrt{12}",
+    "√A": r"\sqrt{A}",
+    "√z": r"\sqrt{z}",
+    r"90^\circA": r"90^\circA",
+    r"90\degreeA": r"90\degreeA",
+    "Api": "Api",
+    "piA": "piA",
+    "Asqrt(5)": "Asqrt(5)",
+    r"\fracA12": r"\fracA12",
+    r"\frac X2": r"\frac{X}{2}",
     "√(x+1)": r"\sqrt{x+1}",
     "sqrt(5)+sqrt (x)": r"\sqrt{5}+\sqrt{x}",
     "x^2_1": "x^{2}_{1}",
@@ -79,6 +91,7 @@ PLAIN = {
     r"\(7\),": "7",
     "$": "",
     "$$": "",
+    r"\(\)": r"\(\)",
     r"\mathbf{x}\operatorname*{lcm}": "xlcm",
     r"\left(\frac{1}{2}\right)": r"(\frac{1}{2})",
     r"\bigl(2\bigr)": "(2)",
@@ -130,6 +143,8 @@ UNITS = {
     "5 lbs": ("5", "pound"),
     "5 mph": ("5", "mileperhour"),
     "5 miles per hour": ("5", "mileperhour"),
+    "5miles per hour": ("5", "mileperhour"),
+    "5miles of foxe": ("5", "mileoffoxe"),
     "5 of them": ("5", "ofthem"),
     "5 of": ("5 of", ""),
     "5 dollars": ("5", ""),
@@ -203,6 +218,8 @@ PARTS = {
 UNWRAPPED = {
     r"x \in [1,2]": "[1,2]",
     r"x\inx": r"x\inx",
+    r"x\inA": r"x\inA",
+    r"X \in [1,2]": "[1,2]",
     r"\theta\in(0,1)": r"\theta\in(0,1)",
     "( (5) )": "5",
     "{5}": "5",
@@ -222,7 +239,8 @@ UNWRAPPED = {
     r"[\begin{array}{c}1\end{array}": r"[\begin{array}{c}1\end{array}",
 }
 VALUES = {
-    ("x=5", "5"): "5", ("x=5", "x=6"): "5", ("x=5", "y=6"): "x=5", ("5=x", "5"): "5", ("5=x", "5=y"): "5=x",
+    ("x=5", "5"): "5", ("2A=4", "4"): "2A=4", ("x=5X", "5"): "5X",
+    ("x=5", "x=6"): "5", ("x=5", "y=6"): "x=5", ("5=x", "5"): "5", ("5=x", "5=y"): "5=x",
     ("2+5=7", "7"): "7", ("2x=4", "4"): "2x=4", ("a=b=c", "7"): "c", ("2+5=7=x", "1"): "2+5=7=x",
     ("f(x)=2", "2"): "2", ("x_1=2", "2"): "2", ("x_{12}=2", "2"): "2", ("x'=2", "2"): "2", (r"\theta=2", "2"): "2",
     (r"\sin x=1", "1"): r"\sin x=1", (r"\frac{1}{2}+1=2", "2"): "2", ("(x,y)=(1,2)", "(1,2)"): "(1,2)",
@@ -230,7 +248,8 @@ VALUES = {
     (r"x\leq5=y", "5"): r"x\leq5=y", ("5", "x=5"): "5", ("2x+3=y", "5"): "2x+3", ("2x+3=y", "y=5"): "2x+3=y",
 }  # fmt: skip
 FOUND = {
-    r"so \boxed{7}": "7", r"\boxed{}": None, r"\boxed 7": "7", r"\boxed7.": "7", r"\boxed{7": "7", r"\boxed{ $5$": "5",
+    r"so \boxed{7}": "7", r"\boxed X": "X", "the answer is X": "X",
+    r"\boxed{}": None, r"\boxed 7": "7", r"\boxed7.": "7", r"\boxed{7": "7", r"\boxed{ $5$": "5",
     r"\boxed{\frac{1}{2} <eos>": r"\frac{1}{2}", "\\boxed{a\nb": "a", "\\boxed{\n": None, r"\boxed": None,
     r"\boxed 7 or \boxed 8": "8", r"\fbox{8}": "8", r"\boxed{7} \fbox{8}": "8", r"\fbox{8} \boxed{7}": "7",
     r"\boxed{} the answer is 9": "9",
@@ -263,6 +282,16 @@ def test_every_spelling_is_read_as_it_is_meant(read: Callable[[object], object],
 
 
 def test_small_rules_of_reading() -> None:
+    assert split("X,Y", [","]) == ["X", "Y"] and split("X,(Y,Z)", [","]) == ["X", "(Y,Z)"]
+    enclosed = {"(X,Y)": ("()", "X,Y"), "[a]": ("[]", "a"), r"\{ a \}": ("{}", "a"), "(a]": ("(]", "a")}
+    enclosed |= dict.fromkeys([r"{1,2\}", r"\{1,2}", "{1}", "", "X", "(1", "1)", "(1)(2)", "(()", r"(1\}", "X1X"])
+    assert {text: compare._enclosed(text) for text in enclosed} == enclosed
+    assert [latex.compact(text) for text in ("A B", "a B", "A 1")] == ["A B", "a B", "A1"]
+    assert [compare._choice(text) for text in ("(c)", r"\text{(c)}", "(cd)")] == ["c", "c", "(cd)"]
+    assert compare._words("X no. X") == "x no. x" and mi.grade_paper(r"\boxed{X}", "X")
+    long = ",".join(["1"] * 250)  # of more parts than are compared: as text, up to 500 characters
+    assert compare.compare(long + ".", long) == compare.compare(long, long + ".") == Equality(True, "text")
+    assert compare.compare(long + "..", long).by == "text" and not compare.compare(long + "..", long).equal
     assert split("(1,2),{3,4},[5,6]", [","]) == ["(1,2)", "{3,4}", "[5,6]"] and split("", [","]) == [""]
     assert split(r"\{1,2\},\,3,", [","]) == [r"\{1,2\}", r"\,3", ""] and split("1;2,3", [",", ";"]) == ["1", "2", "3"]
     assert split(r"a \cup (b\cup c)", [r"\cup"]) == ["a", r"(b\cup c)"]
@@ -484,6 +513,8 @@ def test_the_papers_box_is_the_last_one_with_balanced_braces(completion: str, go
 def test_the_worker_compares_as_it_is_asked() -> None:
     """In this process, where it can be looked at: exactly, or rounded and with variables by position."""
     compared = grading_worker._comparison()
+    with ThreadPoolExecutor(1) as pool:  # an alarm, which it must not set, is heard in the main thread only
+        assert [pool.submit(compared, r"\sqrt{25}", "5", decimals).result() for decimals in (None, 6)] == [True, True]
     asked = {
         ("x+1", "1+x", None): True, ("x+1", "x+2", None): False, ("1.732", r"\sqrt{3}", None): False,
         ("1.732", r"\sqrt{3}", 3): True, ("1.73", r"\sqrt{3}", 3): False, ("a+b", "x+y", None): False, ("a+b", "x+y", 6): True,
@@ -553,3 +584,13 @@ def test_questions_of_a_grade_are_counted_until_one_is_open(monkeypatch: pytest.
     replies[:] = [(None, 3.0)]
     again = equivalence.Questions()
     assert again.equal("a", "b") is None and again.open == "gave up"
+
+
+def test_what_is_asked_when_nothing_else_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exactly, and at last with as many decimals as the answer has, else 6."""
+    asked: list[int | None] = []
+    monkeypatch.setattr(equivalence, "_asked", lambda a, g, decimals: (asked.append(decimals), (False, 0.0))[1])
+    for answer, gold, decimals in (("a+b", "x+y", 6), ("1.732", r"\sqrt{3}", 3), ("1.7", r"\sqrt{3}", 6)):
+        asked.clear()
+        assert not mi.grade_lenient(rf"\boxed{{{answer}}}", gold)
+        assert asked[-1] == decimals and set(asked[:-1]) == {None}

@@ -269,7 +269,7 @@ def test_a_model_that_fails_when_loaded_ends_with_exit_code_1(tmp_path: Path, mo
         (["./none"], "unknown model './none': there is no such directory; give a directory, a hub id, or 'demo'"),
         (["demo", "--backend", "jax"], "unknown backend 'jax'; choose one of auto"),
         (["demo", "--dtype", "int3"], "unknown dtype 'int3'"),
-        (["demo", "--attention", "sdpa"], "need backend='nnsight'"),
+        (["demo", "--attention", "sdpa", "--backend", "bridge"], "attn_implementation"),
         (["demo", "--json", "none/c.json"], "--json none/c.json: there is no folder"),
         (["demo", "--problems", "none.jsonl"], "no problem file at 'none.jsonl'"),
         (["demo", "--n-prompts", "0"], "--n-prompts must be 1 or more, got 0"),

@@ -1,5 +1,6 @@
 """Models on several devices: at every split the numbers are those of one device, to the last digit."""
 
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
@@ -16,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from virtual_devices import ONE, OTHER, watched
 
 import mless_interp as mi
-from mless_interp.models import load
+from mless_interp.models import load, memory
 from mless_interp.models.base import Model
 from mless_interp.models.nnsight import wrapped
 from mless_interp.models.sites import SITES, site
@@ -73,6 +74,12 @@ def everything_captured(model: Model, pairs: Any) -> Any:
     return run.logits, run.captured
 
 
+def gradients(model: Model, pairs: Any) -> Any:
+    cases = (("gate_ig", "answer_logprob"), ("gate_ig", "kl"), ("atp", "answer_logprob"))
+    options = {"steps": 3, "verify": 2, "progress": False}
+    return [mi.attribute_heads(model, pairs, method=method, outcome=outcome, **options) for method, outcome in cases]
+
+
 def edits(model: Model, pairs: Any) -> Any:
     return [mi.patch_heads(model, pairs, edit=edit, progress=False) for edit in INTERVENTIONS]
 
@@ -111,6 +118,7 @@ ANALYSES: dict[str, Callable[[Model, Any], Any]] = {
     "capture": everything_captured,
     "patch_heads with every edit": edits,
     "patch_heads between other conditions": contrasts,
+    "attribute_heads": gradients,
     "decompose_attention": lambda model, pairs: mi.decompose_attention(
         model, pairs, contrasts=["content", "total", "held"], n_control_draws=1, progress=False
     ),
@@ -139,13 +147,16 @@ def computed(folder: Path, where: str, attention: str, analysis: str) -> list[np
     return list(numbers(ANALYSES[analysis](model, pairs)))
 
 
+EVERY = bool(os.environ.get("MLESS_EVERY_SPLIT"))
+"""Set, the whole grid is run: every analysis at every split and order under both attentions (a quarter of an hour)."""
 CASES = [
     pytest.param(analysis, where, attention, marks=[] if (at + 3 * n) % 16 == 8 * k else [pytest.mark.slow])
     for at, analysis in enumerate(ANALYSES)
     for n, where in enumerate(SPLITS)
     for k, attention in enumerate(("eager", "sdpa"))
+    if EVERY or (at + 3 * n) % 16 == 8 * k or (at + n + 4 * k) % 8 == 0
 ]
-"""Every analysis at every split under both attentions; in the usual run each analysis and each split comes about once."""
+"""In the usual run each analysis and each split comes about once, among the slow tests each analysis under both attentions."""
 
 
 @pytest.mark.parametrize(("analysis", "where", "attention"), CASES)
@@ -167,7 +178,7 @@ def same(whole: list[np.ndarray], split: list[np.ndarray]) -> None:
         assert np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
 
 
-@pytest.mark.parametrize("analysis", ["capture", "score_heads", "evaluate_accuracy"])
+@pytest.mark.parametrize("analysis", ["capture", "attribute_heads", "score_heads", "evaluate_accuracy"])
 def test_one_virtual_device_gives_what_memory_gives(analysis: str, tiny_model_dir: Any) -> None:
     """Up to rounding, as products in memory are another kernel's."""
     folder = tiny_model_dir("llama")
@@ -202,6 +213,9 @@ OFFLOADED = {
 }
 
 
+USUAL = ("capture", "attribute_heads", "score_heads")
+
+
 @lru_cache(maxsize=8)
 def offloaded(folder: Path, order: str, attention: str = "eager") -> Model:
     names = ["model.embed_tokens", *(f"model.layers.{layer}" for layer in range(3)), "model.norm", "lm_head"]
@@ -212,11 +226,15 @@ def offloaded(folder: Path, order: str, attention: str = "eager") -> Model:
     return mi.load_model(folder, device_map=places, offload_folder=kept, attn_implementation=attention)
 
 
-@pytest.mark.parametrize("order", OFFLOADED)
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize(
-    "analysis",
-    [pytest.param(name, marks=[] if name in ("capture", "score_heads") else [pytest.mark.slow]) for name in ANALYSES],
+    ("analysis", "attention", "order"),
+    [
+        pytest.param(name, attention, order, marks=[] if name in USUAL and at == 2 * k else [pytest.mark.slow])
+        for name in ANALYSES
+        for k, attention in enumerate(("eager", "sdpa"))
+        for at, order in enumerate(OFFLOADED)
+        if EVERY or name in USUAL or (list(ANALYSES).index(name) + at) % 4 == 2 * k
+    ],
 )
 def test_weights_that_lie_elsewhere_change_nothing(
     analysis: str, attention: str, order: str, tiny_model_dir: Any
@@ -275,6 +293,44 @@ def test_nothing_is_moved_when_it_is_wrapped(tiny_model_dir: Any) -> None:
     """A pipeline of transformers would move it to the first GPU."""
     model = here(tiny_model_dir("llama"), ALONE)
     assert {str(weight.device) for weight in model.hf_model.parameters()} == {"virtual:1"}
+
+
+def test_where_a_model_lies(tiny_model_dir: Any) -> None:
+    folder = tiny_model_dir("llama")
+    assert here(folder, "112222").devices == ("virtual:1", "virtual:2")
+    assert here(folder, "211111").devices == ("virtual:2", "virtual:1"), "where tokens go in comes first"
+    assert offloaded(folder, "memory first").devices == ("cpu",)
+    assert offloaded(folder, "a device, then memory").devices == ("virtual:1",)
+
+
+def test_the_smallest_gpu_decides_how_much_goes_into_a_pass(
+    tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = whole_in_memory(tiny_model_dir("llama"), "eager")
+    pairs = pairs_for(model, count=1)
+    sizes = {"cuda:0": 80 * 10**9, "cuda:1": 24 * 10**9}
+    kinds = {"cuda:0": "large", "cuda:1": "little"}
+    asked: list[str] = []
+    monkeypatch.setattr(memory, "gpu_memory", lambda device: asked.append(device) or sizes[device])
+    shape = {"changed": 50, "length": 100_000, "read": 5}
+    for rows, more in ((memory.rows_per_pass, {"batch": 1}), (memory.rows_per_graph, {"bytes_each": 4})):
+        large, little, both = (
+            rows(model.info, **shape, **more, devices=devices) for devices in (["cuda:0"], ["cuda:1"], list(sizes))
+        )
+        assert 1 < little == both < large
+    monkeypatch.setattr(torch.cuda, "get_device_name", kinds.__getitem__)
+    monkeypatch.setattr(type(model), "devices", tuple(sizes))
+    assert model.identity["computed_on"]["device"] == "large and little"
+    analyses: dict[str, Callable[[], Any]] = {
+        "sweep": lambda: mi.patch_heads(model, pairs, heads=["L0H1"], progress=False),
+        "sets": lambda: mi.joint_knockout(model, pairs, ["L0H1"], n_random_sets=1, progress=False),
+        "gradients": lambda: mi.attribute_heads(model, pairs, method="atp", progress=False),
+        "answers": lambda: mi.evaluate_accuracy(model, problems()[:1], max_new_tokens=1, progress=False),
+    }
+    for name, run in analyses.items():
+        asked.clear()
+        run()
+        assert {*asked} == {*sizes}, name
 
 
 # ------------------------------------------------------------------------------------------------------------- quantised
@@ -416,3 +472,14 @@ def test_what_waits_is_counted(waits: int, sends: int, work: Callable[[Tensor], 
     assert (seen.waits, seen.sends) == (waits, sends)
     work(x)
     assert (seen.waits, seen.sends) == (waits, sends), "nothing is counted outside"
+
+
+def test_gradients_cross_virtual_devices_and_do_not_mix_them() -> None:
+    x = torch.tensor([1.0, 2.0], device=ONE).requires_grad_()
+    y = (x * x).to(OTHER)[torch.tensor([1, 1])].sum()
+    (slope,) = torch.autograd.grad(y, x)
+    assert (y.device, slope.device) == (OTHER, ONE) and slope.tolist() == [0.0, 8.0]
+    lost = (x * x).view(2)
+    lost.register_hook(lambda slope: slope.to(OTHER))  # a gradient that came to the wrong device
+    with pytest.raises(RuntimeError, match="same device"):
+        torch.autograd.grad(lost.sum(), x)

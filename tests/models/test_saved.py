@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from safetensors.torch import save_file
 from torch import nn
 
@@ -255,6 +256,42 @@ def test_all_that_a_module_holds_is_listed_by_its_plain_name() -> None:
         assert (had_to, had) == (False, False)
 
 
+def test_weights_that_were_put_elsewhere_are_brought_while_they_are_looked_at() -> None:
+    inner = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    wanted = {name: tensor.clone() for name, tensor in inner.state_dict().items()}
+    cpu_offload(inner, execution_device=torch.device("cpu"))
+    assert all(weight.is_meta for weight in inner.parameters())
+    found = {name: tensor.clone() for name, tensor, _ in loaded_weights.held_tensors(inner)}
+    assert list(found) == list(wanted) and all(torch.equal(found[name], wanted[name]) for name in wanted)
+    assert all(weight.is_meta for weight in inner.parameters())
+    for part, had_to in ((inner[0], True), (inner[1], False), (inner, False)):
+        with loaded_weights.brought(part) as brought:
+            assert brought is had_to
+    inner.bare = nn.Linear(2, 2, device="meta")  # not offloaded: there is nothing to bring
+    with loaded_weights.brought(inner.bare) as brought:
+        assert not brought and inner.bare.weight.is_meta
+
+
+def test_tokens_go_to_where_the_embedding_is_or_is_computed() -> None:
+    def device(embedding: nn.Module, **hooks: Any) -> str:
+        module = nn.Sequential(embedding, nn.Linear(1, 1))
+        module.get_input_embeddings = lambda: embedding
+        for name, hook in hooks.items():
+            setattr(embedding, name, hook)
+        return str(loaded_weights.device_of(module))
+
+    def placed(at: Any) -> SimpleNamespace:
+        return SimpleNamespace(execution_device=at)
+
+    several = SimpleNamespace(hooks=(placed(None), SimpleNamespace(), placed("cuda:2"), placed("cuda:0")))
+    meta = {"device": "meta"}
+    assert device(nn.Embedding(2, 2), _hf_hook=placed("cuda:1")) == "cpu", "it is here"
+    assert device(nn.Identity(), _hf_hook=placed("cuda:1")) == "cpu", "it has no weights, and others are here"
+    assert device(nn.Embedding(2, 2, **meta), _hf_hook=placed("cuda:1")) == "cuda:1"
+    assert device(nn.Embedding(2, 2, **meta), _hf_hook=several) == "cuda:2"
+    assert device(nn.Embedding(2, 2, **meta)) == device(nn.Embedding(2, 2, **meta), _hf_hook=placed(None)) == "cpu"
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn])
 def test_numbers_that_are_none_are_counted(dtype: torch.dtype) -> None:
     count = loaded_weights._not_finite
@@ -274,6 +311,7 @@ def test_numbers_that_are_none_are_counted(dtype: torch.dtype) -> None:
             == count("mask.weight", torch.tensor([inf]).to(dtype))
             == (0, 1)
         )
+    assert count("w", torch.tensor([1e300], dtype=torch.float64)) is None, "finite in its own dtype"
     assert count("w", torch.ones(3, dtype=torch.int64)) is None and count("w", torch.ones(3, device="meta")) is None
 
 
@@ -311,6 +349,31 @@ def test_the_hash_is_of_names_dtypes_shapes_and_bytes_of_what_is_saved() -> None
     assert WeightsHash().of(model) == before
     model.kept += 1
     assert WeightsHash().of(model) != before
+
+
+def test_weights_elsewhere_are_read_again_only_after_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere(torch.Tensor):
+        is_cpu = False
+
+    read: list[int] = []
+    digest = loaded_weights._digest
+    monkeypatch.setattr(loaded_weights, "_digest", lambda tensor: (read.append(1), digest(tensor))[1])
+    for writes in (0, 1):
+        for kind, times in ((Elsewhere, 1), (torch.Tensor, 3)):
+            tensor = torch.arange(4.0)
+            for _ in range(writes):
+                tensor += 1
+            module, hashed = nn.Module(), WeightsHash()
+            module.register_buffer("a", tensor.as_subclass(kind))
+            read.clear()
+            found = [hashed.of(module) for _ in range(3)]
+            assert len(set(found)) == 1 and len(read) == times
+            module.a += 1
+            assert hashed.of(module) != found[0] and len(read) == times + 1
+    with torch.inference_mode():
+        module.register_buffer("a", torch.arange(4.0).as_subclass(Elsewhere))  # counts no writes
+        read.clear()
+        assert hashed.of(module) == hashed.of(module) and len(read) == 2
 
 
 def test_large_tensors_are_read_in_steps(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,7 +80,8 @@ def test_what_is_taken_for_rounding_is_measured(dtype: str, least: float, unmeas
     assert model.checked(replace(model.checks, resolution=None)).resolution == unmeasured
     assert model.checked(None).resolution == unmeasured
     eps = torch.finfo(getattr(torch, dtype)).eps
-    assert eps < model.checks.resolution < 100 * eps, "a few of the smallest steps"
+    most = torch.finfo(torch.float32).eps if model.float32_softmax and dtype == "float64" else eps
+    assert eps < model.checks.resolution < 100 * most, "a few of the smallest steps"
 
 
 def test_halves_are_told() -> None:

@@ -414,13 +414,17 @@ def test_a_sweep_says_what_it_patches_between_which_runs() -> None:
             with pytest.raises(ValueError, match="two lengths: positions must be 'question' or 'last'"):
                 Sweep.named(contrast, positions=positions)
     with pytest.raises(
-        ValueError, match="edit 'knockout' acts on attention to the inserted span, so it needs contrast='co"
+        ValueError,
+        match="edit 'knockout' acts on attention to the inserted span, or from it .* needs contrast='content' or 'co",
     ):
         Sweep.named("total", edit="knockout")
 
 
 def test_edited_positions_are_those_of_the_segment() -> None:
-    own = SimpleNamespace(runs=SimpleNamespace(first=SimpleNamespace(span=(3, 5))))
+    inside = torch.tensor([False, False, False, True, True, False, False])
+    pair = SimpleNamespace(span=(3, 5), span_mask=inside)
+    recorded = SimpleNamespace(start=2, n_tokens=7)
+    with_span = SimpleNamespace(equal_length=True, conditions=(SimpleNamespace(has_span=True),))
     wanted = {
         "prefix": [2],
         "span": [3, 4],
@@ -429,8 +433,13 @@ def test_edited_positions_are_those_of_the_segment() -> None:
         "last": [2, 3, 4, 5, 6],
     }
     for positions, places in wanted.items():
-        found = _Swept._edited_positions(own, positions, 2, 7)
-        assert found.dtype == torch.bool and (found.nonzero()[:, 0] + 2).tolist() == places, positions
+        sweep = SimpleNamespace(positions=positions, contrast=with_span)
+        own = SimpleNamespace(runs=SimpleNamespace(first=pair), receiving=recorded, donor=recorded, sweep=sweep)
+        if positions == "span":
+            recorded.start = 0
+        here, there = _Swept._edited_positions(own)
+        assert (here + recorded.start).tolist() == (there + recorded.start).tolist() == places, positions
+        recorded.start = 2
 
 
 def test_a_checkpoint_of_a_sweep_says_what_was_asked(tiny_model_dir: Any, tmp_path: Any) -> None:
@@ -530,7 +539,7 @@ def wrong(tiny_model_dir: Any) -> tuple[Model, Any]:
         ({"edit": "zz"}, "unknown edit 'zz'; choose one of z, knockout"),
         ({"outcome": "accuracy"}, "unknown outcome 'accuracy'; choose one of answer_logprob"),
         ({"positions": "first"}, "unknown positions 'first'"),
-        ({"contrast": "shift", "edit": "knockout"}, "needs contrast='content', got 'shift'"),
+        ({"contrast": "shift", "edit": "knockout"}, "needs contrast='content' or 'computed', got 'shift'"),
         ({"contrast": "total", "positions": "all"}, "positions must be 'question' or 'last'"),
         ({"heads": [Head(3, 0)]}, r"layer 3 is out of range \(zero-based\): the model has layers 0 to 2"),
         ({"heads": [Head(0, 8)]}, r"head 8 is out of range \(zero-based\)"),
@@ -599,9 +608,6 @@ def test_pairs_that_cannot_be_patched_are_counted(tiny_model_dir: Any) -> None:
         patch_heads(model, [])
     with pytest.raises(ValueError, match="the problem id .* is given twice"):
         patch_heads(model, [*pairs, *pairs])
-    after = make_pairs(model, problems()[:2], Insertion.meaningless(" /", 4, after="question"))
-    with pytest.raises(ValueError, match="2 of 2 pairs have no tokens after the insertion"):
-        patch_heads(model, after)
     text = make_pairs(model, problems()[:2], Insertion.meaningless(" /", 4), template="paper")
     if any(pair.boundary_merge for pair in text):
         with pytest.raises(ValueError, match="of 2 pairs merged tokens at the border"):

@@ -519,7 +519,11 @@ def test_any_token_that_another_tokenizer_calls_otherwise_is_told() -> None:
         (lambda p: {"span": (7, 3)}, r"the span \(7, 3\) is empty or outside"),
         (lambda p: {"span": (-1, 3)}, r"the span \(-1, 3\) is empty or outside"),
         (lambda p: {"span": (3, 12)}, r"the span \(3, 12\) is empty or outside"),
-        (lambda p: {"span": (0, 11)}, "the inserted span covers the whole prompt"),
+        (lambda p: {"span": (0, 11)}, r"must cover the span \(0, 11\) and nothing else"),
+        (
+            lambda p: {"span": (0, 11), "inserted": replace(p.inserted, segments=("inserted",) * 11)},
+            "the inserted span covers the whole prompt",
+        ),
         (
             lambda p: {
                 "inserted": replace(p.inserted, segments=p.base.segments[:3] + ("inserted",) * 3 + ("question",) * 5)

@@ -1,5 +1,6 @@
 """Folders of results: whole or not at all, killed at any moment; nothing foreign is ever removed; one run on each."""
 
+import datetime
 import errno
 import json
 import os
@@ -20,6 +21,7 @@ from mless_interp.running.folders import (
     RUN,
     claimed,
     damaged_files,
+    finish_replacement,
     foreign_in,
     manifest_of,
     new_folder,
@@ -29,6 +31,7 @@ from mless_interp.running.folders import (
     renewed,
     write_manifest,
 )
+from mless_interp.running.work import Shard
 
 
 def written(folder: Path, **files: str) -> Path:
@@ -705,3 +708,106 @@ def test_a_folder_may_be_written_within_its_own_run(tmp_path: Path) -> None:
         written(tmp_path / "out", a="a")
         assert (tmp_path / ".out.lock").exists(), "still held"
     assert everything_in(tmp_path) == ["out"]
+
+
+# ------------------------------------------------------------------------------------------------- rules, one at a time
+
+
+def test_what_a_reader_finds_half_replaced_is_finished(tmp_path: Path) -> None:
+    out, new = tmp_path / "out", tmp_path / ".out.new"
+    finish_replacement(out)
+    assert everything_in(tmp_path) == []
+    os.replace(written(tmp_path / "other", a="a"), new)
+    with pytest.warns(UserWarning, match="'.*out': finished what an earlier run was about to put there"):
+        finish_replacement(out)
+    assert contents(tmp_path) == {"out/a": "a"} and everything_in(tmp_path) == ["out"]
+
+
+def test_a_new_folder_that_is_damaged_is_not_put_in_place(old: Path) -> None:
+    new = old.with_name(".out.new")
+    shutil.copytree(old, new)
+    (new / "old").write_text("odd")
+    recover(old)
+    assert contents(old.parent) == {"out/old": "old"}
+
+
+def test_an_empty_old_folder_goes(old: Path) -> None:
+    old.with_name(".out.old").mkdir()
+    recover(old)
+    assert everything_in(old.parent) == ["out"]
+
+
+def test_folders_within_folders_are_replaced_too(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for text in ("1", "2"):
+        with new_folder(out, overwrite=True) as making:
+            (making / "a" / "b" / "c").mkdir(parents=True)
+            (making / "a" / "b" / "c" / "file").write_text(text)
+    assert contents(tmp_path) == {"out/a/b/c/file": "2"}
+
+
+def test_what_a_manifest_says(old: Path) -> None:
+    manifest = manifest_of(old)
+    assert manifest is not None and set(manifest) == {
+        "made_by", "version", "made", "complete", "overwrite", "files", "digest",
+    }  # fmt: skip
+    made = datetime.datetime.fromisoformat(manifest["made"])
+    assert made.utcoffset() == datetime.timedelta() and not made.microsecond and manifest["overwrite"] is True
+    write_manifest(old, complete=False)
+    manifest = manifest_of(old)
+    assert manifest is not None and (manifest["complete"], manifest["overwrite"], manifest["files"]) == (
+        False,
+        False,
+        {},
+    )
+
+
+def test_the_room_that_is_needed_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for free in (folders.ROOM, folders.ROOM - 1):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: shutil._ntuple_diskusage(10**9, 10**9, free))
+        if free == folders.ROOM:
+            folders._check_room(tmp_path)
+        else:
+            with pytest.raises(OSError, match="has 8191 KiB left, a run needs 8192") as error:
+                folders._check_room(tmp_path)
+            assert error.value.errno == errno.ENOSPC
+
+
+def test_a_note_of_whose_work_is_kept_that_is_damaged_is_written_anew(tmp_path: Path) -> None:
+    partial = tmp_path / ".out.partial"
+    partial.mkdir()
+    for text in ("{", "[]", "{}", "3"):
+        (partial / ANALYSIS).write_text(text)
+        (partial / "kept").write_text("kept")
+        with claimed(tmp_path / "out", overwrite=False, analysis="own"):
+            found = json.loads((partial / ANALYSIS).read_text())
+            assert found["analysis"] == "own" and found["pid"] == os.getpid()
+    (partial / ANALYSIS).write_text('{"analysis": "theirs"}')
+    message = r"keeps the unfinished work of another analysis, theirs \(begun \?: \?\); finish that, choose another"
+    with pytest.raises(FileExistsError, match=message), claimed(tmp_path / "out", overwrite=False, analysis="own"):
+        pytest.fail("the work began")
+
+
+def test_shards_share_what_is_kept_and_leave_it_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with a lock of its own; none beside the whole run."""
+    out, asked = tmp_path / "out", []
+    monkeypatch.setattr(folders, "refuse_in_use", asked.append)
+    for index in range(2):
+        with claimed(out, overwrite=False, analysis="own", shard=Shard(index, 2)) as partial:
+            assert everything_in(tmp_path) == [f".out.{index}-of-2.lock", f".out.{index}-of-2.owner", ".out.partial"]
+            assert asked == [out]
+            asked.clear()
+        assert everything_in(tmp_path) == [".out.partial"] and everything_in(partial) == [ANALYSIS]
+    for name in (".out.0-of-2.lock", ".out.1-of-2.lock", ".other.0-of-2.lock", ".out.lock.lock", "out.0-of-3.lock"):
+        (tmp_path / name).touch()
+    with claimed(out, overwrite=False, analysis="own"):
+        assert sorted(asked) == [tmp_path / "out.0-of-2", tmp_path / "out.1-of-2"]
+    assert not partial.exists(), "the whole run removes what holds nothing"
+
+
+def test_a_disk_error_says_where_also_of_a_long_name() -> None:
+    error = OSError(errno.EIO, "gone")
+    for length, shown in ((199, "x" * 199), (200, "x" * 150 + "...")):
+        found = folders._cannot_write("x" * length, error)
+        assert found.errno == errno.EIO
+        assert str(found).endswith(f"cannot write the folder {shown!r} (gone); choose another name or place")

@@ -43,7 +43,7 @@ def test_masses_are_naive_sums(condition: str, tiny_model_dir: Any, backend: str
                     rows = [i for i, s in enumerate(segments) if s == dest]
                     keys = [i for i, s in enumerate(segments) if s == src]
                     got = found.of(dest, src)[at, layer]
-                    if not rows or not keys:
+                    if not rows:
                         assert np.isnan(got).all()
                         continue
                     expected = [np.mean([sum(float(head[i, j]) for j in keys) for i in rows]) for head in pattern]
@@ -95,3 +95,11 @@ def test_it_tells_by_hand() -> None:
         found.of("question", "examples")
     with pytest.raises(ValueError, match="no condition 'gap' here; there are inserted"):
         found.over_heads("gap")
+
+
+def test_what_a_segment_reads_sums_to_one_also_where_some_prompts_lack_a_segment() -> None:
+    model, problems = mi.load_model("demo"), mi.load_problems("demo", limit=14)
+    mixed = [*mi.with_examples(problems[:2], problems[10:14], n=2), *problems[3:5]]
+    pairs = mi.make_pairs(model, mixed, mi.Insertion.meaningless(" /", 5))
+    table = mi.attention_between_segments(model, pairs, progress=False).over_heads().set_index("reads")
+    assert np.allclose(table.loc["question"].astype(float).sum(), 1, atol=1e-5)

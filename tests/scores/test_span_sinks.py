@@ -119,3 +119,11 @@ def test_locating_asks_it_of_the_heads_that_read() -> None:
     flags = [bool(found.reads_sink(head)) for head in found.sinks.heads]
     assert flags == (is_sink(found.sinks).mean(0) > 0.5).tolist()
     assert located(made, model, heads=found.heads[:2], controls=False).sinks is None
+
+
+def test_every_metric_that_is_asked_for_comes() -> None:
+    model = mi.load_model("demo")
+    pairs = mi.make_pairs(model, mi.load_problems("demo", limit=2), mi.Insertion.meaningless(" /", 5))
+    found = mi.score_heads(model, pairs, metrics="sinks", conditions=("inserted",), progress=False)
+    assert {"span_residual_norm", "span_first_sink_cosine", "span_value_norm"} <= set(METRICS)
+    assert np.isfinite(found.of("span_residual_norm")).all() and np.isfinite(found.of("span_first_sink_cosine")).all()
