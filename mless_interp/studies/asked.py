@@ -54,7 +54,7 @@ class InsertionAsked:
     def made(self, seed: int, problems: Iterable[Problem]) -> Insertion:
         """The insertion; `problems` are those that `other_questions` draws from."""
         place = {name: getattr(self, name) for name in ("before", "after", "at") if getattr(self, name) is not None}
-        named = {"unit": self.unit, "n_tokens": self.n_tokens, "seed": seed, "problems": problems}
+        named: dict[str, Any] = {"unit": self.unit, "n_tokens": self.n_tokens, "seed": seed, "problems": problems}
         return Insertion.named(self.kind, **named, **(place or {"before": "question"}))
 
 
