@@ -247,7 +247,8 @@ class StudyResult(Result):
         if not row["n"]:
             return f"{contrast}{of} undefined in every problem"
         if not np.nan_to_num(made.total_effect).any():
-            return f"{contrast}{of} exactly 0 in {row['n']} problems{missing}"
+            where = f"the other {row['n']} problems{missing}" if missing else "every problem"
+            return f"{contrast}{of} exactly 0 in {where}"
         sure = "" if row["p_holm"] < ALPHA else ", not established"
         return (
             f"{contrast}{of} {with_limits(made.median_total, made.unit)}, of this sign in {row['k']} of {row['n']} problems"
