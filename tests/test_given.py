@@ -79,6 +79,7 @@ def good() -> dict[str, Any]:
         "n_layers": 1,
         "n_heads": 1,
         "overwrite": False,
+        "study": {"title": "t", "insertions": [{"name": "slashes", "kind": "meaningless"}]},
     }
 
 
@@ -143,7 +144,7 @@ def wrong_values(annotation: Any) -> list[Any]:
     if "str" in kinds and "float" not in kinds:
         values += [3.5]
     if "Model" in kinds:
-        values += ["demo", None, good()["problems"]]
+        values += ["demo", good()["problems"], *([] if "NoneType" in kinds else [None])]
     if "PromptPair" in kinds and "several" in kinds:
         values += ["pairs", good()["problems"], [None], 3, {"a": 1}]
     if "Problem" in kinds and "several" in kinds:

@@ -1,41 +1,56 @@
-"""Runs the shipped studies and writes docs/studies.md from their results.
+"""Runs the shipped studies on the demo model and on stories260K, and writes docs/studies.md from their results.
 
-    python tools/run_studies.py
     python tools/run_studies.py --stories STORIES260K --problems stories.jsonl
 
-The second runs them on stories260K as well (made by tools/convert_llama2c.py; its problems by tools/text_problems.py), without
-answers, which it cannot give. What lies in --out already is not run again; a run that is stopped goes on.
+stories260K is made by tools/convert_llama2c.py, its problems by tools/text_problems.py (--sample 72). What lies in --out
+already is not run again; a run that is stopped goes on. All of it takes a quarter of an hour of one core.
 """
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 import mless_interp as mi
+from mless_interp.commands.answers import of_study
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "studies.md"
-ORDER = (
-    "paper",
-    "filler_after_question",
-    "repeated_question",
-    "distractors",
-    "counting",
-    "length_alone",
-    "repeated_tokens_and_sinks",
-)
-TEXTS: dict[str, Any] = {"template": "text", "heads": "none", "confirm": 0, "answers": 0}
-"""What texts without questions and keys allow."""
+NOT_ASKED = {
+    "paper": "Whether reasoning gets better. The demo model is right nearly always, so that its answers can only get worse, "
+    "and was trained to respond to slashes; stories260K answers nothing. Asked is whether inserted tokens act, which of them, "
+    "where, and through which heads.",
+    "filler_after_question": "Whether filler can take the place of a chain of thought: neither model was trained with filler, "
+    "and neither needs more steps than it has. Asked is whether what the filler's own rows computed from the question "
+    "(`computed`) reaches the answer.",
+    "repeated_question": "Whether more answers are right: the demo model has nothing to gain, and stories260K, where half of a "
+    "story stands for the question, answers nothing. Both saw no text twice in training.",
+    "distractors": "Sentences that were written to distract: questions of other problems stand for them (on stories260K other "
+    "stories). Mathematics of grade schools is beyond both models.",
+    "counting": "Whether more answers are right: the demo model has nothing to gain, and neither model is large or recent.",
+    "length_alone": "Lengths of real contexts, thousands of tokens: these models take 512.",
+    "repeated_tokens_and_sinks": "Which neurons make a sink, and what a model writes after a repeated token; models of 4 and 5 "
+    "layers have hardly any middle ones. Asked is whether a run of one token looks more like the first token of the prompt "
+    "than random words do.",
+}
+"""The studies in their order, and what of their claims these two models cannot be asked."""
+TEXTS: dict[str, Any] = {"template": "text", "answers": 0}
+"""What texts without keys allow."""
 TWO_TOKENS = 110
 """On stories260K a slash is two tokens: so many hold 55 of them."""
 BEGIN = """# Studies
 
-A study is one file: a model, problems, insertions with their places, contrasts, outcomes and seeds. `mless-interp study
-studies/paper.toml --report` (or `mi.run_study`) makes one page of it with a row per insertion: effects, attention, heads,
-answers, side by side. Wrong keys and values are refused in one line before anything is loaded; `--model`, `--problems` and
-others take the place of what the file says; `--engine ray`, `--shard` and a run that is stopped and started again work as
-everywhere.
+A study is one file: a model, problems, insertions with their places, contrasts, outcomes and seeds. It makes one page with a
+row per insertion: effects, attention, heads, answers, side by side.
+
+```
+python analyses/study.py studies/paper.toml --report --out results/paper
+```
+
+`mless-interp study` and `mi.run_study` are the same. Wrong keys and values are refused in one line before anything is loaded;
+`--model`, `--problems` and others take the place of what the file says; `--engine ray`, `--shard` and a run that is stopped and
+started again work as everywhere.
 
 ```toml
 title = "Slashes against words"
@@ -59,11 +74,18 @@ name = "random words"
 kind = "random_sentence"
 ```
 
-The tables below are written by `python tools/run_studies.py` from results, never by hand. Effects are medians over problems of
-the answer's log-probability in nats, with the number of problems of that sign; an asterisk: p < 0.05, sign test after Holm over
-the study. `attention`: mean share over heads of what the rows after the inserted tokens pay to them, beside that of uniform
-attention. The models are small, and none is one of those that the sources speak of: agreement here establishes nothing about
-those, nor does disagreement.
+All below is written by `python tools/run_studies.py` from results, never by hand. The models are the bundled demo model and
+the TinyStories model stories260K ([how it is made](real-models.md#55-slashes-in-stories260k)), whose problems are texts: go on
+with this story; the insertion stands within it. A slash is two of its tokens, so that 55 slashes are 110 tokens, as are the
+words beside them. Problems are few, so that all of it takes a quarter of an hour of one core. Both models are small, and
+neither is one of those that the sources speak of: agreement here establishes nothing about those, nor does disagreement.
+
+A cell of a contrast: the median over problems of its effect on the answer's log-probability in nats with a 95 % interval, and
+in how many problems it has that sign; an asterisk: p < 0.05, sign test after Holm over the study. `attention`: the mean share
+over heads of what the rows after the inserted tokens pay to them, beside that of uniform attention. `heads`: those that carry
+more than 5 % of the content effect in most problems, and which of them pass again on fresh problems. `answers`: right ones,
+and the difference from no insertion in points. Other columns are [metrics of attention](methods.md), means over heads and
+problems.
 """
 
 app = typer.Typer(add_completion=False)
@@ -72,78 +94,89 @@ app = typer.Typer(add_completion=False)
 @app.command()
 @mi.command_line.one_line_errors
 def main(
+    stories: Annotated[str, typer.Option(help="The directory of stories260K.")],
+    problems: Annotated[str, typer.Option(help="Its problems.")],
     out: Annotated[Path, typer.Option(help="Where results are kept.")] = Path("results/studies"),
-    stories: Annotated[str | None, typer.Option(help="The directory of stories260K.")] = None,
-    problems: Annotated[str | None, typer.Option(help="Its problems.")] = None,
-    finished: Annotated[bool, typer.Option("--finished", help="Run nothing: write what lies in --out.")] = False,
 ) -> None:
     """Run what is missing and write the page."""
-    if (stories is None) != (problems is None):
-        raise typer.BadParameter("--stories and --problems go together")
     parts = [BEGIN]
-    for name in ORDER:
+    for name, not_asked in NOT_ASKED.items():
         study = mi.read_study(ROOT / "studies" / f"{name}.toml")
-        parts.append(
-            f"## {study.title}\n\n`studies/{name}.toml`, after {study.source}. Claimed there: {study.claims}.\n"
-        )
-        if not finished or (out / "demo" / name).exists():
-            parts.append(section("demo", result(study, out / "demo" / name)))
-        if stories is not None and (not finished or (out / "stories260K" / name).exists()):
-            odd = any(each.kind == "meaningless" and each.n_tokens % 2 for each in study.insertions)
-            texts = study.with_changes(**TEXTS, model=stories, problems=problems, n_tokens=TWO_TOKENS if odd else None)
-            parts.append(section("stories260K", result(texts, out / "stories260K" / name)))
+        texts = on_texts(study).with_changes(model=stories, problems=problems)
+        parts += [
+            f"## {study.title}\n\n`studies/{name}.toml`, after {study.source}.\n",
+            f"- **Claimed there**: {study.claims}.\n- **Not asked here**: {not_asked}\n",
+            section("the demo model", result(study, out / "demo" / name)),
+            section("stories260K", result(texts, out / "stories260K" / name)),
+        ]
     PAGE.write_text("\n".join(parts), encoding="utf-8")
     typer.echo(f"written: {PAGE}")
+
+
+def on_texts(study: Any) -> Any:
+    """The study as stories260K can be asked: no answers, units without their space, and a length that they divide."""
+    bare = tuple(replace(each, unit=each.unit and each.unit.strip()) for each in study.insertions)
+    odd = any(each.kind == "meaningless" and each.length % 2 for each in bare)
+    return study.with_changes(**TEXTS, insertions=bare).with_changes(n_tokens=TWO_TOKENS if odd else None)
 
 
 def result(study: Any, folder: Path) -> Any:
     """A study's result, from its folder where it was run before."""
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        partial = folder.with_name(f".{folder.name}.partial")
-        mi.save(folder, mi.run_study(study, checkpoint=partial))
+        mi.save(folder, mi.run_study(study, checkpoint=folder.with_name(f".{folder.name}.partial")))
     return mi.load(folder)["StudyResult"]
 
 
 def section(model: str, found: Any) -> str:
-    """One model's table and what it comes to."""
-    table = found.summary()
-    heads = bool(found.located)
+    """What came out on one model, in words and as a table."""
     metrics = next(iter(found.attention.values())).metrics[1:] if found.attention else ()
-    columns = [
-        "insertion",
-        *found.contrasts,
-        "attention",
-        *metrics,
-        *["heads"] * heads,
-        *["answers"] * (found.answers is not None),
-    ]
-    rows = [[cell(row, name, found) for name in columns] for row in table.to_dict("records")]
+    columns = ["insertion", *found.contrasts, "attention", *metrics]
+    columns += ["heads"] * bool(found.located) + ["answers"] * (found.answers is not None)
+    rows = [[cell(row, name, found) for name in columns] for row in found.summary().to_dict("records")]
     lines = [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
-    base = ""
-    if found.answers is not None:
-        first = found.answers.summary().iloc[0]
-        base = f" Without insertion {100 * first['accuracy']:.0f} % of {int(first['n'])} problems are right."
-    return f"**{model}**, {len(found.problem_ids)} problems.{base}\n\n" + "\n".join(lines) + "\n"
+    return f"**On {model}**, {len(found.problem_ids)} problems: {of_study(found)}\n\n" + "\n".join(lines) + "\n"
 
 
 def cell(row: dict[str, Any], name: str, found: Any) -> str:
     """One cell in words."""
+    if name == "insertion":
+        return f"{row['insertion']} ({row['inserts']})"
     if name in found.contrasts:
-        sure = "*" if row[f"{name}_p"] < 0.05 else ""
-        if not row[name] and not row[f"{name}_k"]:
-            return "0 exactly"
-        return f"{row[name]:+.2f}{sure and chr(92) + sure} ({row[f'{name}_k']} of {row[f'{name}_n']})"
+        return effect(row, name)
     if name == "attention":
-        return f"{100 * row['span_mass']:.0f} % (uniform {100 * row['span_mass_null']:.0f} %)"
+        mass = limits(row, "span_mass", scale=100, form=".0f", unit=" %")
+        return f"{mass}, uniform {100 * row['span_mass_null']:.0f} %"
     if name == "heads":
-        return (f"{row['confirmed']} (confirmed)" if row["confirmed"] else "") or row["heads"] or "none"
+        again = f"; confirmed: {row['shown_again'] or 'none'}" if row["heads"] and found.settings["n_fresh"] else ""
+        return (row["heads"] or "none") + again
     if name == "answers":
-        sure = "\\*" if row["difference_p"] < 0.05 else ""
-        return f"{100 * row['accuracy']:.0f} % ({100 * row['difference']:+.0f} points{sure})"
-    if name in row and name != "insertion":
-        return f"{row[name]:.2f}"
-    return f"{row['insertion']} ({row['inserts']})"
+        points = limits(row, "difference", scale=100, form="+.0f")
+        return f"{100 * row['accuracy']:.0f} % of {row['answers_n']}: {points}{star(row['difference_p'])}"
+    missing = len(found.problem_ids) - row[f"{name}_n"]
+    return limits(row, name) + f" (undefined in {missing})" * bool(missing)
+
+
+def effect(row: dict[str, Any], contrast: str) -> str:
+    """A contrast's median effect, its interval, its sign's problems, and what is undefined."""
+    k, n, missing = (row[f"{contrast}_{each}"] for each in ("k", "n", "n_undefined"))
+    told = f" (undefined in {missing})" * bool(missing)
+    if not n:
+        return f"undefined in {missing}"
+    if not k and not row[f"{contrast}_median"]:
+        return f"0, {n} of {n}{told}"
+    return f"{limits(row, f'{contrast}_median', form='+.2f')}{star(row[f'{contrast}_p'])}, {k} of {n}{told}"
+
+
+def limits(row: dict[str, Any], name: str, *, scale: float = 1, form: str = ".2f", unit: str = "") -> str:
+    """A number of a row with its interval."""
+    number, low, high = (scale * row[f"{name}{end}"] for end in ("", "_ci_low", "_ci_high"))
+    return f"{number:{form}}{unit}" + ("" if low != low else f" [{low:{form}}, {high:{form}}]")
+
+
+def star(p: float) -> str:
+    """Marks what is established."""
+    return r"\*" if p < 0.05 else ""
 
 
 if __name__ == "__main__":

@@ -197,6 +197,10 @@ def of_study(found: Any) -> str:
 
     told = f"{len(sure)} of {len(table)} insertions have an established {contrast} effect on {outcome} in most problems"
     told += f": {listed(words(row) for row in sure.to_dict('records'))}." if len(sure) else "."
+    if found.attention and (more := next(iter(found.attention.values())).metrics[1:2]):
+        means = {name: found.attention_to(name, more[0])[1] for name in found.insertions}
+        sizes = listed(f"{name!r} {with_limits(mean)}" for name, mean in means.items())
+        told += f" {more[0].replace('_', ' ').capitalize()}, mean over heads and problems: {sizes}."
     if found.located:
         named = {
             name: list(made.confirmed if made.confirmation is not None else made.found)

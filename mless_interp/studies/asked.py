@@ -21,6 +21,12 @@ HEADS = ("none", "all")
 """Which heads a study names: none at all, or all are tested."""
 DRAWN = ("random_sentence", "other_questions")
 """Kinds of insertion that a seed draws: one row for each seed of a study."""
+UNITLESS = ("random_sentence", "other_questions", "repeated_bos", "counting")
+"""Kinds that take no unit."""
+UNCOUNTED = ("repeat_question", "from_key", "text")
+"""Kinds whose length follows from what they repeat."""
+LENGTH = 55
+"""Tokens, unless a study says how many."""
 ANY_PROBLEMS = (Problem("a", "one", "1"), Problem("b", "two", "2"))
 """Where problems are not known yet and an insertion that draws from them is to be checked."""
 SPAN_MASS = "span_mass"
@@ -35,12 +41,13 @@ class InsertionAsked:
     """One row of a study: an insertion by its kind's name, as `Insertion.named` takes it, at a place (`before`, `after`, `at`).
 
     `unit`: the unit, word or text; the key of `from_key`, the ids of `ids`, how many times `repeat_question` repeats.
+    `n_tokens`: 55 unless given. What means nothing to a kind is refused.
     """
 
     name: str
     kind: str
     unit: str | None = None
-    n_tokens: int = 55
+    n_tokens: int | None = None
     before: str | tuple[str, ...] | None = None
     after: str | tuple[str, ...] | None = None
     at: int | tuple[int, ...] | None = None
@@ -49,12 +56,27 @@ class InsertionAsked:
         one_of(self.kind, KINDS, "insertion")
         if not slug(self.name):
             raise ValueError(f"name must hold a letter or a digit, got {self.name!r}")
+        for key, without in (("unit", UNITLESS), ("n_tokens", UNCOUNTED)):
+            if getattr(self, key) is not None and self.kind in without:
+                raise ValueError(f"{key} means nothing to {self.kind}: leave it out")
+        if self.unit == "":
+            raise ValueError("unit is empty: give what is inserted, such as ' /', or leave it out")
         self.made(0, ANY_PROBLEMS)
+
+    @property
+    def length(self) -> int:
+        """Tokens of a kind that is counted in tokens."""
+        return LENGTH if self.n_tokens is None else self.n_tokens
 
     def made(self, seed: int, problems: Iterable[Problem]) -> Insertion:
         """The insertion; `problems` are those that `other_questions` draws from."""
         place = {name: getattr(self, name) for name in ("before", "after", "at") if getattr(self, name) is not None}
-        named = {"unit": self.unit, "n_tokens": self.n_tokens, "seed": seed, "problems": problems}
+        named: dict[str, Any] = {
+            "unit": self.unit,
+            "n_tokens": LENGTH if self.n_tokens is None else self.n_tokens,
+            "seed": seed,
+            "problems": problems,
+        }
         return Insertion.named(self.kind, **named, **(place or {"before": "question"}))
 
 
@@ -152,7 +174,10 @@ class Study:
         """The same study with what is not None put in place of its own; `n_tokens` in place of every counted insertion's."""
         given = {name: value for name, value in changes.items() if value is not None}
         if n_tokens is not None:
-            given["insertions"] = tuple(dataclasses.replace(each, n_tokens=n_tokens) for each in self.insertions)
+            given["insertions"] = tuple(
+                each if each.kind in UNCOUNTED else dataclasses.replace(each, n_tokens=n_tokens)
+                for each in self.insertions
+            )
         return dataclasses.replace(self, **given)
 
 

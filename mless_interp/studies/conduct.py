@@ -10,6 +10,7 @@ from ..heads import Head
 from ..locating.locate import locate_heads
 from ..models.base import Model
 from ..models.load import load_model
+from ..patching.prepared import prepare
 from ..patching.sweep import patch_heads
 from ..prompts.pairs import PromptPair, make_pairs
 from ..prompts.problems import Problem
@@ -56,6 +57,10 @@ def run_study(
     folder = None if checkpoint is None else Path(checkpoint)
     steps = _Steps(folder)
     measured = {name: made[: asked.limit] for name, made in pairs.items()}
+    ready = {
+        name: {outcome: _of(name, prepare, model, here, outcome, signed_for="a study") for outcome in asked.outcomes}
+        for name, here in measured.items()
+    }
     effects: dict[str, Any] = {}
     attention: dict[str, Any] = {}
     located: dict[str, Any] = {}
@@ -67,7 +72,7 @@ def run_study(
                     patch_heads,
                     f"{slug(name)}/{contrast}-{outcome}.jsonl",
                     model,
-                    here,
+                    ready[name][outcome],
                     contrast=contrast,
                     outcome=outcome,
                     heads=ANY_HEAD,
@@ -127,23 +132,34 @@ def run_study(
 
 
 def check_enough(asked: Study, problems: tuple[Problem, ...]) -> None:
-    """`ValueError` where these are fewer problems than a study takes."""
+    """`ValueError` where these are fewer problems than a study takes, or cannot be graded."""
     if len(problems) < asked.n_problems:
         raise ValueError(
             f"limit {asked.limit}, confirm {asked.confirm} and answers {asked.answers} need {asked.n_problems} problems, "
             f"there are {len(problems)}: ask for fewer, or give more"
         )
+    keyless = [each.id for each in problems[: asked.answers] if not each.answer.strip()]
+    if keyless:
+        raise ValueError(
+            f"answers {asked.answers}: {len(keyless)} of these problems have no answer to grade against (first: "
+            f"{keyless[0]!r}); leave them out, give them one, or ask for answers = 0"
+        )
 
 
 def pairs_of(asked: Study, model: Model, problems: tuple[Problem, ...]) -> dict[str, tuple[PromptPair, ...]]:
     """The pairs of every row by its name; `ValueError` says which insertion cannot be put in."""
-    found = {}
-    for name, insertion in asked.rows(problems):
-        try:
-            found[name] = make_pairs(model, problems, insertion, template=asked.template)
-        except ValueError as error:
-            raise ValueError(f"insertion {name!r}: {error}") from error
-    return found
+    template = asked.template
+    return {
+        name: _of(name, make_pairs, model, problems, made, template=template) for name, made in asked.rows(problems)
+    }
+
+
+def _of(insertion: str, do: Callable[..., Found], *given: Any, **options: Any) -> Found:
+    """What is done for one insertion; what is wrong with it is said with its name."""
+    try:
+        return do(*given, **options)
+    except ValueError as error:
+        raise ValueError(f"insertion {insertion!r}: {error}") from error
 
 
 class _Steps:

@@ -1,8 +1,9 @@
 """`StudyResult`: what every insertion of a study does, a row for each."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,9 @@ from ..accuracy import AccuracyResults
 from ..locating.located import LocatedHeads
 from ..patching.scores import PatchScores
 from ..running.results import Quantity, Result, Shown, ShownTable, of_heads, place_of, tidy, with_limits
+from ..scores.catalogue import metric_named
 from ..scores.scored import HeadScores
-from ..statistics import Interval, mean_interval, prevalence_test
+from ..statistics import Interval, defined_mean, mean_interval, prevalence_test
 from ..statistics.multiplicity import holm
 from .asked import NONE
 
@@ -78,6 +80,7 @@ class StudyResult(Result):
                     "unit": made.unit,
                     "k": int(told.count[0]),
                     "n": int(told.n),
+                    "n_undefined": int(np.isnan(total).sum()),
                     "prevalence": float(told.share[0]),
                     "prevalence_ci_low": float(told.low[0]),
                     "prevalence_ci_high": float(told.high[0]),
@@ -90,24 +93,40 @@ class StudyResult(Result):
 
     def effect_table(self) -> pd.DataFrame:
         """One row per insertion, contrast and outcome: the median effect over problems with its interval, in `unit`; `k` of
-        `n` problems have its sign (beyond rounding), `prevalence` = k / n with its exact limits; `p` of the sign test,
-        `p_holm` after Holm over all rows."""
+        the `n` problems where it is defined have its sign (beyond rounding), `prevalence` = k / n with its exact limits;
+        `n_undefined` others; `p` of the sign test, `p_holm` after Holm over all rows."""
         return self._effects.copy()
 
-    def attention_to(self, insertion: str) -> tuple[Interval, float]:
-        """What the rows after the span pay to it: the mean over heads and problems of the share of their attention, with its
-        interval over problems, and the same of uniform attention."""
+    def attention_to(self, insertion: str, metric: str = "span_mass") -> tuple[np.ndarray, Interval]:
+        """A metric of the runs with this insertion, mean over the heads where it is defined, `[problem]`; and the mean of that
+        over problems with its interval (no limits where it is infinite on one)."""
+        place_of(insertion, self.attention, "insertion with attention")
         made = self.attention[insertion]
-        cells = of_heads(made.of("span_mass", "inserted"), made.heads).mean(1)
+        values = defined_mean(of_heads(made.of(metric, "inserted"), made.heads), axis=1)
+        finite = np.where(np.isinf(values), np.nan, values)
+        limits = mean_interval(finite, confidence=made.confidence, seed=made.seed)
+        if np.isinf(values).any():
+            unknown = np.array(np.nan)
+            limits = replace(limits, estimate=defined_mean(values), low=unknown, high=unknown)
+        return values, limits
+
+    def uniform_mass(self, insertion: str) -> float:
+        """`span_mass` of uniform attention on the same prompts, mean over heads and problems."""
+        made = self.attention[insertion]
         null = made.null["span_mass"]["inserted"][:, [head.layer for head in made.heads]]
-        return mean_interval(cells, confidence=made.confidence, seed=made.seed), float(np.nanmean(null))
+        return float(defined_mean(null.ravel()))
+
+    def key(self, contrast: str, outcome: str) -> str:
+        """What columns of an effect begin with: the contrast, where there are several outcomes with the outcome's name."""
+        return contrast if len(self.outcomes) == 1 else f"{contrast}_{outcome}"
 
     def summary(self) -> pd.DataFrame:
-        """One row per insertion: `inserts`; each contrast's median effect with its limits (`content`, `content_ci_low`, ...;
-        with several outcomes `content_logit_diff`), `_k` of `_n` problems of its sign and `_p` (sign test, Holm over all);
-        `span_mass` with its limits, `span_mass_null` of uniform attention and the head that reads the span most
-        (`most_read_by`); the other metrics, means over heads and problems; `heads` named and `confirmed`;
-        `accuracy` and its `difference` from no insertion with limits and p (Holm)."""
+        """One row per insertion: `inserts`; each contrast's median effect with its limits (`content_median`,
+        `content_median_ci_low`, ...; with several outcomes `content_logit_diff_median`), `_k` of `_n` problems of its sign,
+        `_n_undefined` others and `_p` (sign test, Holm over all); `span_mass` and every other metric, means over heads and
+        problems with limits, and `_n` problems where they are defined; `span_mass_null` of uniform attention and the head that
+        reads the span most (`most_read_by`); `heads` named and those `shown_again` on fresh problems; the share of right
+        answers `accuracy` of `answers_n` problems and its `difference` from no insertion, with limits and p (Holm)."""
         effects = self._effects.set_index(["insertion", "contrast", "outcome"])
         compared = None if self.answers is None else self.answers.compare_all(NONE).summary().set_index("second")
         rows = []
@@ -115,43 +134,44 @@ class StudyResult(Result):
             row: dict[str, Any] = {"insertion": name, "inserts": self.settings.get("insertions", {}).get(name, "")}
             for contrast in self.contrasts:
                 for outcome in self.outcomes:
-                    cell = effects.loc[(name, contrast, outcome)]
-                    key = contrast if len(self.outcomes) == 1 else f"{contrast}_{outcome}"
-                    row |= {key: cell["median"], f"{key}_ci_low": cell["median_ci_low"]}
-                    row |= {f"{key}_ci_high": cell["median_ci_high"], f"{key}_k": cell["k"], f"{key}_n": cell["n"]}
+                    cell, key = effects.loc[(name, contrast, outcome)], self.key(contrast, outcome)
+                    row |= {f"{key}_{each}": cell[each] for each in ("median", "median_ci_low", "median_ci_high")}
+                    row |= {f"{key}_{each}": cell[each] for each in ("k", "n", "n_undefined")}
                     row[f"{key}_p"] = cell["p_holm"]
             if name in self.attention:
-                mass, null = self.attention_to(name)
-                row |= {"span_mass": float(mass.estimate), "span_mass_ci_low": float(mass.low)}
-                row |= {"span_mass_ci_high": float(mass.high), "span_mass_null": null}
                 scores = self.attention[name]
+                for metric in scores.metrics:
+                    values, mean = self.attention_to(name, metric)
+                    row |= {metric: float(mean.estimate), f"{metric}_ci_low": float(mean.low)}
+                    row |= {f"{metric}_ci_high": float(mean.high), f"{metric}_n": int((~np.isnan(values)).sum())}
+                row["span_mass_null"] = self.uniform_mass(name)
                 row["most_read_by"] = str(scores.top("span_mass", 1)["label"].iloc[0])
-                for metric in scores.metrics[1:]:
-                    values = of_heads(scores.of(metric, "inserted"), scores.heads)
-                    row[metric] = float(np.nanmean(values)) if np.isfinite(values).any() else float("nan")
             if name in self.located:
                 found = self.located[name]
-                row |= {"heads": _listed(found.found), "confirmed": _listed(found.confirmed)}
+                again = "" if found.confirmation is None else _listed(found.confirmed)
+                row |= {"heads": _listed(found.found), "shown_again": again}
             if compared is not None:
                 one = compared.loc[name]
-                row |= {"accuracy": one["accuracy_second"], "difference": one["difference"]}
+                row |= {"accuracy": one["accuracy_second"], "answers_n": one["n"], "difference": one["difference"]}
                 row |= {"difference_ci_low": one["low"], "difference_ci_high": one["high"]}
                 row["difference_p"] = one["p_holm"]
             rows.append(row)
         return pd.DataFrame(rows)
 
     def to_frame(self) -> pd.DataFrame:
-        """One tidy row per insertion, measure and problem: the contrast with its outcome and unit, `span_mass` (mean over
-        heads), `right` (share of right answers; also of `none`)."""
+        """One tidy row per insertion, measure and problem: the contrast with its outcome and unit, each metric (mean
+        over heads), `right` (share of right answers; also of `none`)."""
         parts = []
         for insertion, contrast, outcome in self._cells():
             made = self.effects[insertion][contrast][outcome]
             rows = tidy({"problem": made.problem_ids}, value=made.total_effect)
             parts.append(rows.assign(insertion=insertion, measure=contrast, outcome=outcome, unit=made.unit))
         for insertion, scores in self.attention.items():
-            mass = of_heads(scores.of("span_mass", "inserted"), scores.heads).mean(1)
-            rows = tidy({"problem": scores.problem_ids}, value=mass)
-            parts.append(rows.assign(insertion=insertion, measure="span_mass", outcome="", unit="share"))
+            for metric in scores.metrics:
+                rows = tidy({"problem": scores.problem_ids}, value=self.attention_to(insertion, metric)[0])
+                parts.append(
+                    rows.assign(insertion=insertion, measure=metric, outcome="", unit=metric_named(metric).unit)
+                )
         if self.answers is not None:
             right = self.answers.share_right()
             for at, name in enumerate(self.answers.treatments):
@@ -188,68 +208,99 @@ class StudyResult(Result):
         return found
 
     def _row_words(self, name: str, row: Any) -> str:
-        words = []
-        for contrast in self.contrasts:
-            for outcome in self.outcomes:
-                key = contrast if len(self.outcomes) == 1 else f"{contrast}_{outcome}"
-                made = self.effects[name][contrast][outcome]
-                if not np.any(made.total_effect):
-                    words.append(f"{contrast} exactly 0 in every problem")
-                    continue
-                sure = "" if row[f"{key}_p"] < ALPHA else ", not established"
-                of = "" if len(self.outcomes) == 1 else f" on {outcome}"
-                words.append(
-                    f"{contrast}{of} {with_limits(made.median_total, made.unit)}, of this sign in {row[f'{key}_k']} of "
-                    f"{row[f'{key}_n']} problems (p = {row[f'{key}_p']:.2g}{sure})"
-                )
+        words = [
+            self._effect_words(name, contrast, outcome) for contrast, outcome in product(self.contrasts, self.outcomes)
+        ]
         if name in self.attention:
+            _, mass = self.attention_to(name)
             words.append(
-                f"its tokens get {100 * row['span_mass']:.0f} % of the attention of the rows after them (uniform attention: "
+                f"its tokens get {_percent(mass)} of the attention of the rows after them (uniform attention: "
                 f"{100 * row['span_mass_null']:.0f} %), most from {row['most_read_by']}"
             )
-        if name in self.located:
-            found = self.located[name]
-            told = f"heads named: {_listed(found.found) or 'none'}"
-            if found.found and found.confirmation is not None:
-                told += (
-                    f", confirmed on {len(found.confirmation.problem_ids)} fresh problems: {row['confirmed'] or 'none'}"
+            for metric in self.attention[name].metrics[1:]:
+                values, mean = self.attention_to(name, metric)
+                missing = int(np.isnan(values).sum())
+                words.append(
+                    f"{metric.replace('_', ' ')} {with_limits(mean, metric_named(metric).unit)}"
+                    + f", undefined in {missing} problems" * bool(missing)
                 )
+        if name in self.located:
+            made = self.located[name].confirmation
+            told = f"heads named: {row['heads'] or 'none'}"
+            if row["heads"] and made is not None:
+                told += f", confirmed on {len(made.problem_ids)} fresh problems: {row['shown_again'] or 'none'}"
             words.append(told)
         if self.answers is not None:
             change = [100 * row[f"difference{end}"] for end in ("", "_ci_low", "_ci_high")]
             words.append(
-                f"{100 * row['accuracy']:.1f} % right, {change[0]:+.1f} points [{change[1]:+.1f}, {change[2]:+.1f}] (p = "
-                f"{row['difference_p']:.2g})"
+                f"{100 * row['accuracy']:.1f} % of {int(row['answers_n'])} answers right, {change[0]:+.1f} points "
+                f"[{change[1]:+.1f}, {change[2]:+.1f}] (p = {row['difference_p']:.2g})"
             )
         inserts = row["inserts"]
         return f'"{name}"{f" ({inserts})" if inserts else ""}: {"; ".join(words)}.'
 
+    def _effect_words(self, name: str, contrast: str, outcome: str) -> str:
+        table = self._effects.set_index(["insertion", "contrast", "outcome"])
+        row, made = table.loc[(name, contrast, outcome)], self.effects[name][contrast][outcome]
+        of = "" if len(self.outcomes) == 1 else f" on {outcome}"
+        missing = f", undefined in {row['n_undefined']}" * bool(row["n_undefined"])
+        if not row["n"]:
+            return f"{contrast}{of} undefined in every problem"
+        if not np.nan_to_num(made.total_effect).any():
+            where = f"the other {row['n']} problems{missing}" if missing else "every problem"
+            return f"{contrast}{of} exactly 0 in {where}"
+        sure = "" if row["p_holm"] < ALPHA else ", not established"
+        return (
+            f"{contrast}{of} {with_limits(made.median_total, made.unit)}, of this sign in {row['k']} of {row['n']} problems"
+            f"{missing} (p = {row['p_holm']:.2g}{sure})"
+        )
+
     def quantity(self, column: str) -> Quantity:
         """An effect in its outcome's unit, or a share."""
-        contrast, _, outcome = column.partition("_")
-        if contrast in self.contrasts and outcome in ("", *self.outcomes):
-            unit = self.effect_of(self.insertions[0], contrast, outcome or None).unit
-            return Quantity(unit, True, (f"{column}_ci_low", f"{column}_ci_high"), f"{column}_p")
+        for contrast, outcome in product(self.contrasts, self.outcomes):
+            if column == f"{(key := self.key(contrast, outcome))}_median":
+                unit = self.effect_of(self.insertions[0], contrast, outcome).unit
+                return Quantity(unit, True, (f"{column}_ci_low", f"{column}_ci_high"), f"{key}_p")
         return super().quantity(column)
 
     def printed(self) -> pd.DataFrame:
         """A row per insertion, the estimates alone."""
         table = self.summary()
-        ends = ("_ci_low", "_ci_high", "_k", "_n", "_p")
+        ends = ("_ci_low", "_ci_high", "_k", "_n", "_n_undefined", "_p")
         return table[[name for name in table.columns if name != "inserts" and not name.endswith(ends)]]
 
     def shown(self) -> Shown:
-        """A row per insertion, and a row per effect with its prevalence."""
+        """A row per insertion, first what the study asks about, and a row per effect with its prevalence."""
         table = self.summary()
-        unit = self.effect_of(self.insertions[0]).unit
-        left = ("_n",)
-        columns = [name for name in table.columns if not name.endswith(left)]
+        key, unit = self.key(self.contrasts[0], self.outcomes[0]), self.effect_of(self.insertions[0]).unit
+        metrics = next(iter(self.attention.values())).metrics if self.attention else ()
+        first = [
+            "insertion",
+            f"{key}_median",
+            f"{key}_k",
+            *metrics[1:4],
+            *metrics[:1],
+            "shown_again",
+            "heads",
+            "difference",
+        ]
+        if "shown_again" in table and (table["shown_again"] == "").all():
+            first.remove("shown_again")
+        columns = [name for name in first if name in table]
+        columns += [name for name in table.columns if name not in columns and not name.endswith("_n")]
         side = (
-            f"What each insertion does. Contrasts: median effects over problems in {unit}; k: problems of its sign, of "
-            f"{len(self.problem_ids)}; p after Holm over the study."
+            f"What each insertion does, {len(self.problem_ids)} problems. Medians: effects of a contrast on the outcome over "
+            f"problems, in {unit}, and in how many of the problems where it is defined it has that sign; p after Holm over the "
+            "study."
         )
         each = "Each effect: median, problems of its sign with the prevalence's exact limits, sign test before and after Holm."
         return Shown((ShownTable(table, side, columns), ShownTable(self.effect_table(), each)))
+
+
+def _percent(made: Interval) -> str:
+    """A share with its limits, in percent."""
+    estimate, low, high = (100 * float(x) for x in (made.estimate, made.low, made.high))
+    return f"{estimate:.0f} %" + ("" if np.isnan([low, high]).any() else f" [{low:.0f}, {high:.0f}]")
 
 
 def _listed(heads: Any) -> str:

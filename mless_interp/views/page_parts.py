@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import pandas as pd
 
+from ..prompts.conditions import CONTRASTS
 from ..scores.catalogue import METRICS as CATALOGUE
 
 COLUMNS = {
@@ -141,6 +142,14 @@ COLUMNS = {
     "set": ("set", "which heads together"),
     "n": ("n", "problems where it is defined"),
     "n_heads": ("heads", "how many heads"),
+    "inserts": ("inserts", "which tokens, how many, and where if not before the question"),
+    "most_read_by": (
+        "most read by",
+        "the head with the largest share of attention on the inserted tokens, mean over problems",
+    ),
+    "shown_again": ("heads confirmed", "heads that were named and pass again on fresh problems"),
+    "answers_n": ("answered", "problems answered without the insertion and with it"),
+    "difference_p": ("p, answers", "that right answers change; corrected for all insertions of the study"),
     "heads": ("heads", "which heads, zero-based"),
     "fraction": ("share of the heads", "heads that see the span / all ranked heads"),
     "faithfulness": ("effect restored", "share of the whole effect that these heads restore"),
@@ -155,6 +164,16 @@ COLUMNS = {
 """Column names of result tables as people read them, and what they mean."""
 NAMES = {"effect": ("part", "which part acts: scale, bias, both, interaction, rest, or all of it (total)")}
 """The same for columns that hold words where a column of that name elsewhere holds numbers."""
+OF_EFFECTS = {
+    "median": ("median effect", "median over problems of what the contrast does to the outcome"),
+    "k": ("problems", "in so many of those where it is defined, the effect has the median's sign, beyond rounding"),
+    "p": (
+        "p, corrected",
+        "sign test that most problems show an effect of one sign; Holm over all effects of the study",
+    ),
+    "undefined": ("undefined", "problems where the outcome is not defined"),
+}
+"""What columns such as `content_median` hold, by their ends."""
 VERDICTS = ("claimed", "kind", "verdict", "confirmed", "reads_sink", "shown", "status")
 """Columns that stand right after the first."""
 LATER = ("paper_label", "layer", "head", "sense", "n", "recovered", "prevalence", "flag", "unit", "null_is", "contrast")
@@ -235,7 +254,7 @@ class Table:
                 made.append(Column(f"{label} [{what}]", f"{note or label}; in brackets the {what} of it", True))
                 cells.append(_numbers(frame[name].tolist(), (frame[low].tolist(), frame[_upper(low, frame)].tolist())))
                 continue
-            of = COUNTS.get(str(name))
+            of = f"{str(name)[:-2]}_n" if str(name).endswith("_k") else COUNTS.get(str(name))
             made.append(Column(label, note, numeric))
             values = frame[name].tolist()
             if numeric and of in frame.columns:
@@ -256,9 +275,21 @@ def _heading(name: Any, label: str, frame: pd.DataFrame) -> tuple[str, str, bool
     known = COLUMNS if numeric else NAMES | {key: words for key, words in COLUMNS.items() if key not in NAMES}
     if name in known:
         usual, note = known[name]
+    elif of_effect := _of_an_effect(str(name)):
+        usual, note = of_effect
     else:
         usual, note = str(name).replace("_", " "), _of_a_metric(str(name))
     return label or usual, note, numeric
+
+
+def _of_an_effect(name: str) -> tuple[str, str] | None:
+    """What a column such as `content_median` or `shift_logit_diff_k` is called and holds; None where it is no effect's."""
+    whose, _, kind = name.replace("_n_undefined", "_undefined").rpartition("_")
+    contrast = CONTRASTS.get(whose.partition("_")[0])
+    if kind not in OF_EFFECTS or contrast is None:
+        return None
+    word, note = OF_EFFECTS[kind]
+    return f"{whose.replace('_', ' ')}, {word}", f"{note} ({contrast.clean} to {contrast.corrupted}: {contrast.says})"
 
 
 def _of_a_metric(name: str) -> str:

@@ -20,7 +20,7 @@ from mless_interp.ground_truth.planted import planted_model
 from mless_interp.heads import Head
 
 QUICK = ["--n-tokens", 6, "--limit", 3, "--no-progress", "--backend", "bridge"]
-SMALL_STUDY = ROOT / "studies" / "counting.toml"
+SMALL_STUDY = ROOT / "studies" / "length_alone.toml"
 RUNS: dict[str, list[Any]] = {
     "locate": [*QUICK, "--mode", "sweep", "--layers", "0", "--report"],
     "profiles": [*QUICK, "--heads", "0:2,1:4", "--metrics", "collapse_relative,span_mass", "--report"],

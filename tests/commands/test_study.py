@@ -1,9 +1,11 @@
 """A study is one file: what it asks is checked first, what it measures is what each function says, a stopped run goes on."""
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jaxtyping
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,6 +16,7 @@ from scripts_under_test import run_command
 import mless_interp as mi
 from mless_interp.heads import Head
 from mless_interp.models.transformer_lens import bridge_from
+from mless_interp.statistics import mean_interval
 from mless_interp.studies.asked import Study, read_study
 
 TWO = """
@@ -62,13 +65,21 @@ def test_every_number_is_that_of_the_function_that_measures_it(demo: Any, whole:
     patches = mi.patch_heads(demo, pairs, contrast="shift", progress=False)
     scores = mi.score_heads(demo, pairs, metrics=["span_mass"], conditions=["inserted"], progress=False)
     row = whole.summary().set_index("insertion").loc[name]
-    assert row["shift"] == pytest.approx(float(np.median(patches.total_effect)), abs=1e-6)
-    assert row["span_mass"] == pytest.approx(float(scores.of("span_mass").mean()), abs=1e-6)
+    middle = patches.median_total
+    ends = [row[f"shift_median{end}"] for end in ("", "_ci_low", "_ci_high")]
+    assert ends == pytest.approx([float(x) for x in (middle.estimate, middle.low, middle.high)], abs=1e-6)
+    assert row["shift_k"] == np.sum(patches.direction * patches.total_effect > demo.resolution) and row["shift_n"] == 6
+    per_problem = scores.of("span_mass").mean((1, 2))
+    mass = mean_interval(per_problem)
+    ends = [row[f"span_mass{end}"] for end in ("", "_ci_low", "_ci_high")]
+    assert ends == pytest.approx([float(x) for x in (mass.estimate, mass.low, mass.high)], abs=1e-6)
     assert row["span_mass_null"] == pytest.approx(float(scores.null["span_mass"]["inserted"].mean()), abs=1e-6)
-    answers = mi.evaluate_accuracy(
-        demo, problems[:3], [mi.Treatment(pairs[0].insertion)], max_new_tokens=4, progress=False
-    )
-    assert row["accuracy"] == answers.summary()["accuracy"].item()
+    treatments = [mi.Treatment(), mi.Treatment(mi.Insertion.meaningless(n_tokens=5)), mi.Treatment(pairs[0].insertion)]
+    answers = mi.evaluate_accuracy(demo, problems[:3], treatments, max_new_tokens=4, progress=False)
+    compared = answers.compare_all().summary().iloc[1]
+    shown = {"accuracy": "accuracy_second", "difference": "difference", "difference_ci_low": "low", "answers_n": "n"}
+    assert [row[here] for here in shown] == [compared[there] for there in shown.values()]
+    assert row["difference_p"] == compared["p_holm"] or (np.isnan(row["difference_p"]) and np.isnan(compared["p_holm"]))
     assert whole.insertions == ("slashes", name) and len(whole.effect_table()) == 4
     tidy = whole.to_frame().groupby(["insertion", "measure"]).size()
     assert tidy[name].to_dict() == {"content": 6, "right": 3, "shift": 6, "span_mass": 6} and tidy["none"].sum() == 3
@@ -106,10 +117,15 @@ def test_heads_are_those_that_locating_names() -> None:
     readers = [Head(0, 2)]
     made = mi.planted_model(readers, [], n_heads=8, n_key_value_heads=2, seed=5)
     model = bridge_from(made.hf_model, made.tokenizer, name="planted")
-    row = {"name": "slashes", "kind": "meaningless", "n_tokens": 6}
-    study = told(limit=16, heads="all", confirm=8, answers=0, contrasts=["content"], insertions=[row])
-    found = mi.run_study(study, model=model, problems=planted_problems(made, 24), progress=False)
-    assert found.summary()["heads"].item() == "L0H2 (reader)" and found.summary()["confirmed"].item() == "L0H2"
+    problems = planted_problems(made, 24)
+    asked = {"name": "slashes", "kind": "meaningless", "n_tokens": 6}
+    study = told(limit=16, heads="all", confirm=8, answers=0, contrasts=["content"], insertions=[asked])
+    found = mi.run_study(study, model=model, problems=problems, progress=False)
+    row = found.summary().iloc[0]
+    assert row["heads"] == row["shown_again"] == "L0H2 (reader)"
+    pairs = mi.make_pairs(model, problems, mi.Insertion.meaningless(" /", 6))
+    direct = mi.locate_heads(model, pairs[:16], confirm=pairs[16:], progress=False)
+    pd.testing.assert_frame_equal(found.located["slashes"].summary(), direct.summary())
     assert len(found.located["slashes"].confirmation.problem_ids) == 8  # type: ignore[union-attr]
 
 
@@ -146,7 +162,9 @@ def test_a_stopped_study_goes_on_and_ends_with_the_same_bits(
         "slashes/attention.jsonl",
         "random-words-behind/content-answer_logprob.jsonl",
     }
+    finished = {path: path.read_bytes() for path in tmp_path.rglob("*.jsonl")}
     same(mi.run_study(told(), model=demo, checkpoint=tmp_path, progress=False), whole)
+    assert {path: path.read_bytes() for path in finished} == finished, "what is done is not computed again"
 
 
 def test_shards_do_their_part_of_every_measurement(demo: Any, whole: mi.StudyResult, tmp_path: Path) -> None:
@@ -191,9 +209,20 @@ ROW = {"name": "slashes", "kind": "meaningless"}
         ({"insertions": [{**ROW, "kind": "odd"}]}, "unknown insertion 'odd'; choose one of meaningless"),
         ({"insertions": [{**ROW, "before": "answer"}]}, "insertion 'slashes': unknown place before='answer'"),
         ({"insertions": [{**ROW, "n_tokens": 0}]}, "insertion 'slashes': n_tokens"),
+        ({"insertions": [{**ROW, "n_tokens": "5"}]}, "insertion 'slashes': n_tokens must be a whole number"),
+        ({"insertions": [{**ROW, "at": -1}]}, "insertion 'slashes': .*at"),
+        ({"insertions": [{**ROW, "unit": ""}]}, "insertion 'slashes': unit is empty"),
+        ({"insertions": [{"name": "x", "kind": "counting", "unit": "1"}]}, "'x': unit means nothing to counting"),
+        (
+            {"insertions": [{"name": "x", "kind": "repeat_question", "n_tokens": 9}]},
+            "'x': n_tokens means nothing to repeat_question",
+        ),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_a_line_before_anything_is_loaded(changes: Any, words: str) -> None:
+def test_what_makes_no_sense_is_refused_in_a_line_before_anything_is_loaded(
+    changes: Any, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as users run it
     with pytest.raises((ValueError, TypeError), match=words) as caught:
         read_study(told(**changes))
     assert "\n" not in str(caught.value)
@@ -211,12 +240,25 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
         mi.read_study(wrong)
 
 
-def test_too_few_problems_and_insertions_that_do_not_fit_are_told_of(demo: Any) -> None:
+def test_problems_and_insertions_that_do_not_fit_are_told_of_before_anything_runs(
+    demo: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ValueError, match="limit 6, confirm 0 and answers 3 need 6 problems, there are 2"):
         mi.run_study(told(), model=demo, problems=mi.load_problems("demo", limit=2))
-    row = {"name": "leftover", "kind": "from_key", "unit": "no such key"}
-    with pytest.raises(ValueError, match="insertion 'leftover': problem .*no such"):
-        mi.run_study(told(insertions=[row]), model=demo)
+    monkeypatch.setattr(type(demo), "run", lambda *_, **__: pytest.fail("a model ran"))
+    for row, words in (
+        ({"kind": "from_key", "unit": "no such key"}, "insertion 'x': problem .*no such"),
+        ({"kind": "meaningless", "n_tokens": 600}, "insertion 'x': .*600|insertion 'x': .*512"),
+        ({"kind": "meaningless", "at": 500}, "insertion 'x': .*500"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            mi.run_study(told(insertions=[{"name": "x", **row}]), model=demo)
+    bare = [replace(each, answer=" ") for each in mi.load_problems("demo", limit=6)]
+    with pytest.raises(ValueError, match="answers 3: 3 of these problems have no answer to grade against"):
+        mi.run_study(told(), model=demo, problems=bare)
+    bare = [replace(each, distractor=None) for each in mi.load_problems("demo", limit=6)]
+    with pytest.raises(ValueError, match="insertion 'slashes': .*distractor"):
+        mi.run_study(told(outcomes=["answer_logprob", "logit_diff"]), model=demo, problems=bare)
 
 
 # ----------------------------------------------------------------------------------------------- the command, the files
@@ -239,6 +281,51 @@ def test_options_take_the_place_of_the_file(
     wrong = run_command("study", "two.toml", "--limit", 1, "--out", "y", **here)
     assert wrong.returncode == 2 and wrong.stderr == "error: limit must be 2 or more, got 1\n"
     assert not (tmp_path / "y").exists()
+
+
+HOSTILE = "<script>alert(1)</script> $x$ \x1b[31m\u202e"
+
+
+def test_texts_of_a_file_are_texts_on_the_page_in_the_print_and_in_the_picture(
+    tmp_path: Path, whole: mi.StudyResult
+) -> None:
+    from mless_interp.commands.kept import Kept
+    from mless_interp.commands.study import present
+    from mless_interp.views.report import ShownPrompt
+
+    names = {"slashes": HOSTILE, whole.insertions[1]: "behind"}
+    found = replace(
+        whole,
+        title=HOSTILE,
+        source=HOSTILE,
+        claims=HOSTILE,
+        insertions=tuple(names.values()),
+        effects={names[name]: made for name, made in whole.effects.items()},
+        attention={names[name]: made for name, made in whole.attention.items()},
+        answers=None,
+        settings={**whole.settings, "insertions": {HOSTILE: HOSTILE}},
+    )
+    shown = {f"prompt_{at}": ShownPrompt("one", "before", "in", "after") for at in range(2)}
+    made = present(Kept({"StudyResult": found}, shown, {"model": {"name": "demo"}, "options": {}}))
+    page = made.page().page()
+    body = page[page.index("<body>") :]
+    assert body.count("<script>") == 1 and "&lt;script&gt;alert(1)&lt;/script&gt; $x$" in body
+    assert not set("\x1b\u202e") & set(page) and not set("\x1b\u202e") & set(repr(found))
+    made.files["study.png"].save(tmp_path / "study.png")
+
+
+def test_the_page_begins_with_the_answer_the_picture_and_six_columns(whole: mi.StudyResult) -> None:
+    picture = mi.views.study_effects(whole)
+    parts = mi.Report("T", question="Q?").result(whole, pictures={"effects": picture}).parts
+    assert [part.kind for part in parts[:3]] == ["heading", "picture", "table"]
+    table = parts[2]
+    labels = [column.label for column in table.columns[: table.at_once]]
+    assert (
+        labels[:3] == ["insertion", "content, median effect [95 % interval]", "content, problems"] and len(labels) == 6
+    )
+    cells = dict(zip(labels, map(str, table.rows[0]), strict=False))
+    low, high = whole.effect_table().loc[0, ["median_ci_low", "median_ci_high"]]
+    assert cells["content, problems"] == "6 of 6" and f"[{low:.3f}, {high:.3f}]" in cells[labels[1]]
 
 
 def test_the_picture_has_a_row_for_each_insertion(whole: mi.StudyResult) -> None:

@@ -24,6 +24,7 @@ from small_results import (
     profiled,
     read_apart,
     scored,
+    studied,
 )
 
 import mless_interp as mi
@@ -42,6 +43,13 @@ def named(result: Any) -> Any:
 def right() -> Any:
     found = answered()
     return named(replace(found, treatments=tuple(f"{name}{BAD}" for name in found.treatments)))
+
+
+def asked() -> Any:
+    found = studied()
+    bad = {name: f"{name}{BAD}" for name in found.insertions}
+    effects = {bad[name]: made for name, made in found.effects.items()}
+    return named(replace(found, insertions=tuple(effects), effects=effects, attention={}, located={}))
 
 
 PUBLISHED = pd.DataFrame({"treatment": [BAD], "accuracy": [0.5], "source": [BAD]})
@@ -68,6 +76,7 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "near_zero": lambda: mi.views.near_zero(named(activations())),
     "read_effects": lambda: mi.views.read_effects(named(read_apart())),
     "shares": lambda: mi.views.shares(named(decomposed())),
+    "study_effects": lambda: mi.views.study_effects(asked()),
 }
 
 
