@@ -355,14 +355,14 @@ def test_a_wrapped_model_stays_where_it_is_and_has_a_tokenizer_of_its_own(
     tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, made = tiny_model_dir("llama"), []
-    models = {"cpu": whole_in_memory(folder, "eager"), "placed": here(folder, ALONE)}
+    models = {"cpu": whole_in_memory(folder, "eager"), "virtual:1": here(folder, ALONE), "": here(folder, "112222")}
     monkeypatch.setattr(nnsight.nnsight, "TransformersModel", lambda model, **how: made.append((model, how)))
-    for name, model in models.items():
+    for place, model in models.items():
         wrapped(model.hf_model, model.tokenizer)
         hf_model, how = made.pop()
         own = how.pop("tokenizer")
         assert hf_model is model.hf_model and how.pop("task") == "text-generation"
-        assert how == ({"device": torch.device("cpu")} if name == "cpu" else {})
+        assert how == ({"device": torch.device(place)} if place else {}), "what is placed already is not moved"
         own.add_tokens("<new>")
         assert "<new>" in own.get_vocab() and "<new>" not in model.tokenizer.get_vocab()
 
