@@ -3,9 +3,11 @@
 import os
 import warnings
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from virtual_devices import ONE, OTHER, watched
 
 import mless_interp as mi
-from mless_interp.models import load, memory
+from mless_interp.models import load, memory, nnsight
 from mless_interp.models.base import Model
+from mless_interp.models.loaded_weights import device_of, refuse_not_finite
 from mless_interp.models.nnsight import wrapped
 from mless_interp.models.sites import SITES, site
 from mless_interp.patching.interventions import INTERVENTIONS
+from mless_interp.scores import streaming
 
 SLASHES = mi.Insertion.meaningless(" /", 21)
 
@@ -199,6 +203,18 @@ def test_one_virtual_device_gives_what_memory_gives(analysis: str, tiny_model_di
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_blocks_of_rows_on_two_devices_are_the_whole(
+    attention: str, tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_model_dir("llama")
+    whole = computed(folder, ALONE, attention, "score_heads")
+    monkeypatch.setattr(streaming, "BLOCK_ELEMENTS", 8 * 60 * 7)  # some seven rows
+    blocks = found(here(folder, "112222", attn_implementation=attention), "score_heads")
+    for a, b in zip(whole, blocks, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("analysis", ["capture", "patch_heads between other conditions", "decompose_attention"])
 def test_a_bridge_is_split_too(analysis: str, tiny_model_dir: Any) -> None:
     folder = tiny_model_dir("llama")
@@ -283,6 +299,46 @@ def test_a_model_wrapped_by_its_owner_may_be_split(tiny_model_dir: Any) -> None:
     same(computed(folder, "112222", "eager", "capture"), found(again, "capture"))
 
 
+def test_an_offloaded_embedding_that_its_owner_wrapped_is_refused(tiny_model_dir: Any) -> None:
+    brought = offloaded(tiny_model_dir("llama"), "disk first")
+    options = {"tokenizer": deepcopy(brought.tokenizer), "task": "text-generation"}
+    traced = nnsight.nnsight.TransformersModel(brought.hf_model, **options)
+    with pytest.raises(
+        mi.ModelError, match=r"its embedding is offloaded, .*: load it with load_model\(device_map=...\)"
+    ):
+        mi.wrap_model(traced, tokenizer=brought.tokenizer)
+
+
+def test_tokens_go_where_the_embedding_is_or_is_computed() -> None:
+    def place(embedding: nn.Module, hook: Any = None) -> str:
+        if hook is not None:
+            embedding._hf_hook = hook
+        behind = nn.Linear(2, 2).to(OTHER)
+        return str(device_of(SimpleNamespace(get_input_embeddings=lambda: embedding, parameters=behind.parameters)))
+
+    def brought() -> nn.Module:
+        return nn.Embedding(3, 2, device="meta")
+
+    first, second = (SimpleNamespace(execution_device=device) for device in (ONE, OTHER))
+    without, empty = SimpleNamespace(), SimpleNamespace(execution_device=None)
+    assert place(nn.Embedding(3, 2).to(ONE), second) == "virtual:1"
+    assert place(nn.Module(), first) == "virtual:2", "without weights of its own"
+    assert place(brought()) == place(brought(), empty) == place(brought(), without) == "cpu"
+    assert place(brought(), first) == "virtual:1"
+    assert place(brought(), SimpleNamespace(hooks=(without, empty, second, first))) == "virtual:2"
+
+
+def test_what_is_not_finite_is_found_wherever_it_lies() -> None:
+    module = nn.Linear(2, 2).requires_grad_(False).to(OTHER)
+    module.counts = nn.Buffer(torch.tensor([7], device=ONE))
+    module.nothing = nn.Buffer(torch.empty(0))
+    module.elsewhere = nn.Buffer(torch.empty(2, device="meta"))
+    refuse_not_finite(module, name="m")
+    module.bias[1] = float("nan")
+    with pytest.raises(mi.ModelError, match="m.*bias"):
+        refuse_not_finite(module, name="m")
+
+
 # -------------------------------------------------------------------------------------------------------------- the choice
 
 
@@ -305,6 +361,22 @@ def test_nothing_is_moved_when_it_is_wrapped(tiny_model_dir: Any) -> None:
     """A pipeline of transformers would move it to the first GPU."""
     model = here(tiny_model_dir("llama"), ALONE)
     assert {str(weight.device) for weight in model.hf_model.parameters()} == {"virtual:1"}
+
+
+def test_a_wrapped_model_stays_where_it_is_and_has_a_tokenizer_of_its_own(
+    tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, made = tiny_model_dir("llama"), []
+    models = {"cpu": whole_in_memory(folder, "eager"), "virtual:1": here(folder, ALONE), "": here(folder, "112222")}
+    monkeypatch.setattr(nnsight.nnsight, "TransformersModel", lambda model, **how: made.append((model, how)))
+    for place, model in models.items():
+        wrapped(model.hf_model, model.tokenizer)
+        hf_model, how = made.pop()
+        own = how.pop("tokenizer")
+        assert hf_model is model.hf_model and how.pop("task") == "text-generation"
+        assert how == ({"device": torch.device(place)} if place else {}), "what is placed already is not moved"
+        own.add_tokens("<new>")
+        assert "<new>" in own.get_vocab() and "<new>" not in model.tokenizer.get_vocab()
 
 
 def test_where_a_model_lies(tiny_model_dir: Any) -> None:

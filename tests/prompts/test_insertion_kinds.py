@@ -16,7 +16,7 @@ from tokenizers_under_test import REAL, read_tokenizer
 
 import mless_interp as mi
 from mless_interp.prompts import pairs as prompt_pairs
-from mless_interp.prompts.insertions import KINDS, Insertion
+from mless_interp.prompts.insertions import KINDS, PLACES, Insertion
 from mless_interp.prompts.pairs import make_pairs
 from mless_interp.prompts.problems import Problem
 from mless_interp.prompts.prompt import encode
@@ -171,7 +171,61 @@ def test_every_kind_with_published_tokenizers(name: str, tokenizer_dir: Folder) 
         assert tokenizer.convert_ids_to_tokens(Insertion.pause(4).span(tokenizer, "p").ids) == [PAUSES[name]] * 4
 
 
+def test_every_kind_says_where_its_tokens_come_from() -> None:
+    spelt = replace(ASKED, extra={"hint": f"{'Ben has 7 cards . ' * 20}<|im_end|>"})
+    special = words().convert_tokens_to_ids("<|im_end|>")
+    made = {
+        "unit": Insertion.meaningful("he", 2),
+        "unit, with special tokens": Insertion.meaningless("<|im_end|>", 2),
+        "text": Insertion.text("Ben has 7 cards ."),
+        "text, with special tokens": Insertion.text("Ben <|im_end|>"),
+        "numbers": Insertion.counting(2),
+        "words": Insertion.random_sentence(2),
+        "questions of other problems": Insertion.other_questions(problems(), 2),
+        "bos token": Insertion.repeated_bos(2),
+        "ids": Insertion.ids([9]),
+        "ids, with special tokens": Insertion.pause(2, token=special),
+        "ids, with special tokens, with rows that no token names": Insertion.ids([special, len(words())]),
+        "token '<|im_end|>'": Insertion.pause(2, token="<|im_end|>"),
+        "the problem's question": Insertion.repeat_question(2),
+        "the problem's distractor": Insertion.from_key("distractor"),
+        "the problem's hint, special tokens in it as text": Insertion.from_key("hint"),
+    }
+    tokenizers = {"words": bytewise()}
+    found = {name: made[name].span(tokenizers.get(name, words()), spelt).source for name in made}
+    assert found == {name: name for name in made}
+
+
+def test_one_unknown_token_of_twenty_is_let_through() -> None:
+    hints = {"few": "apples " * 19 + "zebra", "many": "apples " * 18 + "zebra"}
+    asked = replace(ASKED, extra=hints)
+    assert len(Insertion.from_key("few").span(words(), asked).ids) == 20
+    with pytest.raises(ValueError, match="problem 'p', its many: 5 % of its tokens are '<unk>'"):
+        Insertion.from_key("many").span(words(), asked)
+
+
 # ---------------------------------------------------------------------------------------------------- names and places
+
+
+@pytest.mark.parametrize(
+    "place", [{"before": "template"}, {"after": "question", "before": ("bos", "system")}, {"at": (0, 2)}]
+)
+def test_an_insertion_takes_the_place_of_another(place: dict[str, Any]) -> None:
+    """Whatever its own was; places in a list are those in a tuple."""
+    other = Insertion.meaningless(" /", 4, **place)
+    for own in ({}, {"at": 3}, {"after": "bos"}):
+        assert Insertion.counting(4, **own).placed_as(other) == Insertion.counting(4, **place)
+    listed = {name: list(value) if isinstance(value, tuple) else value for name, value in place.items()}
+    assert (
+        Insertion.meaningless(" /", 4, **listed) == other
+        and len({other, Insertion.meaningless(" /", 4, **listed)}) == 1
+    )
+
+
+def test_all_places_at_once_and_no_others() -> None:
+    assert Insertion.counting(4, before=PLACES).where.count("before") == len(PLACES)
+    with pytest.raises(ValueError, match="^unknown insertion 'x'; choose one of meaningless, "):
+        Insertion("x", "", 4)
 
 
 @pytest.mark.parametrize(
@@ -219,6 +273,8 @@ def test_labels_are_short_and_tell_insertions_apart() -> None:
         "pause x9": Insertion.pause(9),
         "pause 17 x9": Insertion.pause(9, token=17),
         "ids 5,6 x4": Insertion.ids([5, 6], 4),
+        "ids 0,1,2,3": Insertion.ids(range(4)),
+        "ids 0,1,2,... #93f215": Insertion.ids(range(5)),
     }
     assert {name: insertion.label for name, insertion in made.items()} == {name: name for name in made}
     many, others = Insertion.ids(range(100)).label, Insertion.ids([*range(99), 200]).label
