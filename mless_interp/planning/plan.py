@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 import torch
 
+from ..generation.complete import default_batch_size
 from ..given import checked
 from ..models.info import ModelError, ModelInfo
 from ..models.load import BACKENDS
 from ..models.memory import TOKENS_PER_PASS, rows_per_pass
-from ..generation.complete import default_batch_size
 from ..patching.outcomes import Outcome, outcome_named
 from ..patching.prepared import fit_pairs, units_of
 from ..prompts.conditions import one_of
@@ -28,7 +28,7 @@ from . import memory as needs
 from .arithmetic import Arithmetic
 from .shape import Shape
 from .steps import Step, controls, describing, explaining, geometry, n_read, sweeping
-from .timing import Chosen, Timed, layers_to_time, n_different, own_ids
+from .timing import Chosen, Timed, layers_to_time, n_different
 
 WHAT = ("sweep", "locate", "profiles", "mechanism", "accuracy")
 N_NAMED = 5
@@ -118,7 +118,9 @@ class Plan:
         where = f"on {c.device} in {c.dtype}, {own.needs / GB:.3g} of {own.has / GB:.3g} GB"
         if not own.fits:
             others = [f"{fit.device} in {fit.dtype}" for fit in self.fits if fit.fits]
-            return f"Does not fit {where}" + (f"; fits {', '.join(others)}." if others else ", nor anything else asked for.")
+            return f"Does not fit {where}" + (
+                f"; fits {', '.join(others)}." if others else ", nor anything else asked for."
+            )
         cost = "" if self.price is None else f", {self.price * self.seconds / AN_HOUR:.3g} at {self.price:g} an hour"
         return f"Fits {where}; takes about {duration(self.seconds)}{cost}."
 
@@ -179,8 +181,8 @@ class Plan:
 @checked
 def plan_run(
     name: str,
-    problems: Iterable[Problem],
-    insertion: Insertion,
+    problems: Iterable[Problem | PromptPair],
+    insertion: Insertion | None = None,
     *,
     what: str = "locate",
     template: str = "raw",
@@ -196,6 +198,7 @@ def plan_run(
     n_named: int = N_NAMED,
     price: float | int | None = None,
     seconds: float | int = 20.0,
+    source: str | None = None,
     trust_remote_code: bool = False,
 ) -> Plan:
     """What a run takes: from config.json and the tokenizer, without any weights.
@@ -207,6 +210,8 @@ def plan_run(
     Parameters
     ----------
     name : "demo", a directory with config.json and the tokenizer (no weights are needed), or a hub id.
+    problems : with the `insertion` and the `template`, or pairs that are made already. `source`: as `--problems` names them,
+        for the command that is told.
     what : "sweep" (one exact sweep of all heads), "locate" (four, and what is done with `n_named` heads that are supposed to
         be named), "profiles", "mechanism" or "accuracy" (`n_treatments` times all problems, answers as long as the longest
         solution here, or `max_new_tokens` where there is none).
@@ -229,7 +234,7 @@ def plan_run(
             raise ValueError(f"{label} must be 1 or more, got {count}")
     read = outcome_named(outcome, signed_for="locating heads" if what == "locate" else "")
     shape = Shape.of(name, trust_remote_code=trust_remote_code)
-    pairs = make_pairs(SimpleNamespace(tokenizer=shape.tokenizer, info=shape.info), problems, insertion, template=template)
+    pairs = _pairs(shape, tuple(problems), insertion, template)
     if what in ("sweep", "locate"):
         pairs = fit_pairs(pairs)
         answered = tuple(pair.answered(read.appended) for pair in pairs)
@@ -267,8 +272,20 @@ def plan_run(
         advice=(),
         price=None if price is None else float(price),
     )
-    command = _command(plan, insertion, template)
+    command = _command(plan, pairs[0], source)
     return replace(plan, command=command, advice=_advice(plan, places))
+
+
+def _pairs(shape: Shape, given: Sequence[Any], insertion: Insertion | None, template: str) -> tuple[PromptPair, ...]:
+    """The pairs that were given, or those of the problems."""
+    made = [isinstance(one, PromptPair) for one in given]
+    if given and all(made):
+        if insertion is not None:
+            raise ValueError("pairs have their insertion already: give problems with an insertion, or pairs alone")
+        return tuple(given)
+    if any(made) or insertion is None:
+        raise ValueError("give problems with an insertion, or pairs alone")
+    return make_pairs(SimpleNamespace(tokenizer=shape.tokenizer, info=shape.info), given, insertion, template=template)
 
 
 @dataclass(frozen=True, eq=False)
@@ -346,7 +363,9 @@ class _Work:
         if backend is None:
             small = self.shape.n_parameters <= SMALL
             light = "bridge" if self.what == "accuracy" else "auto"
-            backend = "nnsight" if attention not in (None, "eager") or not (small or self.what == "mechanism") else light
+            backend = (
+                "nnsight" if attention not in (None, "eager") or not (small or self.what == "mechanism") else light
+            )
         if attention is None:
             attention = "sdpa" if backend == "nnsight" and self.what != "mechanism" else "eager"
         if attention != "eager" and backend != "nnsight":
@@ -424,22 +443,20 @@ class _Work:
         def counted(at: Arithmetic, unit: Sequence[PromptPair]) -> float:
             return sum((step.sampled or step.operations)(at, unit) for step in steps)
 
-        by_size = sorted(self.units, key=lambda unit: first.operations(self.all, unit))
-        small, large = by_size[0], by_size[-1]
-        n_layers = layers_to_time(self.shape, chosen, lambda at: counted(at, large), seconds=seconds)
+        largest = max(self.units, key=lambda unit: first.operations(self.all, unit))
+        n_layers = layers_to_time(self.shape, chosen, lambda at: counted(at, largest), seconds=seconds)
         if n_layers < self.shape.info.n_layers:  # rather one problem through more layers
-            small = large = large[:1]
-            n_layers = layers_to_time(self.shape, chosen, lambda at: counted(at, large), seconds=seconds)
-        samples = [small, large] if small is not large else [large]
-        timed = Timed.of(self.shape, chosen, n_layers=n_layers, n_words=n_different([*small, *large]))
+            n_layers = layers_to_time(self.shape, chosen, lambda at: counted(at, largest[:1]), seconds=seconds)
+        timed = Timed.of(self.shape, chosen, n_layers=n_layers, n_words=n_different(self.pairs))
         terms = []
         for number, step in enumerate(steps):
-            step.run(timed.model, own_ids(small))  # first calls are slow
-            spent = timed.step(step, [large] if step.beside else samples, self.units)
-            terms.append(Term(step.name, spent, step.beside, f"if {self.n_named} heads are named" if step.beside else ""))
+            spent = timed.step(step, self.units, seconds=seconds / (2 * len(steps)))
+            terms.append(
+                Term(step.name, spent, step.beside, f"if {self.n_named} heads are named" if step.beside else "")
+            )
             read = sum(step.times * step.logits(self.all, unit) for unit in self.units)
             if read and not number:
-                rows = self.rows(chosen, large) * len(large) * n_read(large, self.outcome)
+                rows = self.rows(chosen, largest) * len(largest) * n_read(largest, self.outcome)
                 per_position = timed.logits(1.0, per_pass=rows)
             if read:
                 terms[-1] = replace(terms[-1], seconds=spent + read * per_position)
@@ -473,18 +490,16 @@ class _Work:
         return (Term(self.what, spent, True, how),)
 
 
-def _command(plan: Plan, insertion: Insertion, template: str) -> str:
+def _command(plan: Plan, pair: PromptPair, source: str | None) -> str:
     """The command that does it."""
-    c = plan.chosen
-    named = {"sweep": ["locate", "--mode", "sweep"]}.get(plan.what, [plan.what])
-    words = ["mless-interp", *named, "--model", plan.model, "--limit", str(plan.n_problems), "--backend", c.backend]
-    words += ["--dtype", c.dtype] if c.dtype != "float32" else []
-    words += ["--attention", c.attention] if c.attention != "eager" else []
-    words += ["--template", template] if template != "raw" else []
-    if plan.what in ("sweep", "locate", "mechanism") and insertion.kind != "meaningless":
+    c, insertion = plan.chosen, pair.insertion
+    named = ["locate", "--mode", "sweep"] if plan.what == "sweep" else [plan.what]
+    words = ["mless-interp", *named, "--model", plan.model, *([] if source is None else ["--problems", source])]
+    words += ["--limit", str(plan.n_problems), "--backend", c.backend, "--dtype", c.dtype, "--attention", c.attention]
+    words += ["--template", pair.template.name, "--n-tokens", str(pair.n_inserted)]
+    if plan.what != "accuracy":
         words += ["--insertion", insertion.kind]
-    if insertion.n_tokens not in (None, 55):
-        words += ["--n-tokens", str(insertion.n_tokens)]
+        words += ["--unit", insertion.unit] if insertion.unit is not None and plan.what != "profiles" else []
     return shlex.join([*words, "--out", f"results/{plan.what}"])
 
 
@@ -497,7 +512,9 @@ def _advice(plan: Plan, places: dict[str, int]) -> tuple[str, ...]:
         )
     gpus = [place for place in places if place.startswith("cuda")]
     if len(gpus) > 1:
-        said.append(f"{len(gpus)} GPUs are here: --engine ray --workers {len(gpus)} --gpus-per-worker 1 shares the units.")
+        said.append(
+            f"{len(gpus)} GPUs are here: --engine ray --workers {len(gpus)} --gpus-per-worker 1 shares the units."
+        )
     elif plan.seconds > AN_HOUR and plan.n_units > 1:
         n = min(plan.n_units, math.ceil(plan.seconds / AN_HOUR))
         said.append(

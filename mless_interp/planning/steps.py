@@ -19,7 +19,7 @@ from ..scores import attention_profile, score_heads
 from .arithmetic import Arithmetic
 
 Pairs = Sequence[PromptPair]
-N_SETS, N_SETS_TIMED = 100, 8
+N_SETS, N_SETS_TIMED = 100, 32
 OTHER_INSERTIONS = 11 + 1 + 1.25
 """Of what named heads are measured again, in four sweeps each: 5 draws of random words, 5 of other questions, a repeated word;
 the gap alone (two sweeps, as many runs); five draws of attention taken elsewhere (five sweeps)."""
@@ -169,7 +169,7 @@ def explaining(outcome: Outcome) -> tuple[Step, ...]:
             lambda model, pairs: decompose_attention(model, pairs, progress=False),
             runs(4),
             _none,
-            times=6,
+            times=3,
         ),
         Step(
             "activations of an MLP",

@@ -28,8 +28,6 @@ MOST_BYTES = 1.6e9
 """What the timed layers may weigh; loading them takes about three times as much for a moment."""
 OFTEN, LONG = 3, 1.0
 """A step shorter than so many seconds is timed so often; the median counts."""
-A_LINE = 1.5
-"""Two samples whose operations differ by less than this factor make no line."""
 FEWEST_WORDS = 256
 N_DECODED = 4
 
@@ -80,7 +78,9 @@ def own_ids(pairs: Sequence[PromptPair]) -> tuple[PromptPair, ...]:
 def n_different(pairs: Sequence[PromptPair]) -> int:
     """How many different tokens these pairs have."""
     ids = ("answer_prefix_ids", "answer_ids", "distractor_ids", "solution_ids")
-    return len({one for p in pairs for own in (p.base.ids, p.inserted.ids, *(getattr(p, n) for n in ids)) for one in own})
+    return len(
+        {one for p in pairs for own in (p.base.ids, p.inserted.ids, *(getattr(p, n) for n in ids)) for one in own}
+    )
 
 
 def seconds_of(run: Callable[[], Any]) -> float:
@@ -98,7 +98,9 @@ def product_speed(shape: Shape, chosen: Chosen, *, rows: int = 512) -> float:
     """Operations per second of one product of the model's width on this device, in its precision."""
     width = shape.info.d_model
     wide = min(4 * width, max(width, 2**24 // width))
-    x, weight = (torch.randn(size, device=chosen.device).to(chosen.torch_dtype) for size in ((rows, width), (wide, width)))
+    x, weight = (
+        torch.randn(size, device=chosen.device).to(chosen.torch_dtype) for size in ((rows, width), (wide, width))
+    )
 
     def run() -> None:
         product(x, weight)
@@ -141,22 +143,31 @@ class Timed:
     def all(self) -> Arithmetic:
         return Arithmetic(self.shape, self.shape.info.n_layers)
 
-    def step(self, step: Step, samples: Sequence[Sequence[PromptPair]], units: Sequence[Sequence[PromptPair]]) -> float:
-        """Seconds of a step for all units, without logits, from its times on samples of rising size.
+    def step(self, step: Step, units: Sequence[Sequence[PromptPair]], *, seconds: float) -> float:
+        """Seconds of a step for all units, without logits, from what it takes for one of them and for some.
 
-        The line through the times has a share that every unit costs, which grows with the layers, and one that grows with
-        the operations.
+        Where all layers are here the line through both times has what is done once and what grows with the operations; where
+        they are not, everything is taken to grow. About `seconds` are spent on it.
         """
-        counted = step.sampled or step.operations
-        points = [(counted(self.few, some), seconds_of(lambda some=some: step.run(self.model, own_ids(some)))) for some in samples]
-        (few, short), (many, long) = points[0], points[-1]
-        each = long / many
-        fixed = 0.0
-        if many > A_LINE * few and long > short:
-            each = min(each, (long - short) / (many - few))
-            fixed = max(0.0, long - each * many)
-        deeper = self.shape.info.n_layers / self.n_layers
-        return step.times * sum(fixed * deeper + each * step.operations(self.all, unit) for unit in units)
+        by_size = sorted(units, key=lambda unit: step.operations(self.few, unit))
+        whole = self.n_layers == self.shape.info.n_layers
+        one = by_size[len(units) // 2][: None if whole else 1]
+
+        def timed(some: Sequence[Sequence[PromptPair]]) -> tuple[float, float]:
+            pairs = own_ids([pair for unit in some for pair in unit])
+            counted = sum((step.sampled or step.operations)(self.few, unit) for unit in some)
+            return counted, seconds_of(lambda: step.run(self.model, pairs))
+
+        step.run(self.model, own_ids(one))  # first calls are slow
+        few, short = timed([one])
+        each, once = short / few, 0.0
+        n = min(len(units), int(seconds / short))
+        if whole and n > 1:
+            many, long = timed(by_size[:: -(-len(units) // n)])
+            if many > few and long > short:
+                each = min(long / many, (long - short) / (many - few))
+                once = max(0.0, long - each * many)
+        return step.times * (once + each * sum(step.operations(self.all, unit) for unit in units))
 
     @torch.no_grad()
     def logits(self, positions: float, *, per_pass: float) -> float:
@@ -192,9 +203,7 @@ class Timed:
         return deeper * max(0.0, short - N_DECODED * each), deeper * each
 
 
-def layers_to_time(
-    shape: Shape, chosen: Chosen, operations: Callable[[Arithmetic], float], *, seconds: float
-) -> int:
+def layers_to_time(shape: Shape, chosen: Chosen, operations: Callable[[Arithmetic], float], *, seconds: float) -> int:
     """As many layers as take no longer and weigh no more than they may; all where they are few."""
     speed, n = product_speed(shape, chosen), shape.info.n_layers
     for layers in range(n, FEWEST_LAYERS, -1):
