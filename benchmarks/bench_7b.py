@@ -1,8 +1,8 @@
 """A 7B on a CPU: every head swept on one problem, in memory that holds little more than the weights; and what `plan` predicts.
 
-Random weights in Qwen2.5-Math-7B's exact geometry (28 layers of 28 query and 4 key-value heads, width 3,584, MLP 18,944, 152,064
-words), bfloat16 in ten shards: 15.2 GB, written into `--folder` and left there. One problem of 116 tokens, 47 of them after the
-insertion. Skipped, with the reason, where memory or disk do not hold it.
+Random weights in Qwen2.5-Math-7B's exact geometry (28 layers of 28 query and 4 key-value heads, width 3,584, MLP 18,944,
+152,064 words), bfloat16 in ten shards: 15.2 GB, written into `--folder` and left there. One problem of 116 tokens, 47 of
+them after the insertion. Skipped, with the reason, where memory or disk do not hold it.
 
     python benchmarks/bench_7b.py --folder /tmp/random-7b --threads 2
     python benchmarks/bench_7b.py --folder /tmp/random-small --layers 2 --vocab 2000
@@ -189,7 +189,6 @@ def compare(folder: Path, vocabulary: int) -> None:
     terms = {what: {term.name: term.seconds for term in plan.terms} for what, plan in plans.items()}
     speed = product_speed()
     peaks: dict[str, float] = {}
-    rows = []
     with watched(peaks):
         loading, model = seconds(
             lambda: mi.load_model(
@@ -214,15 +213,14 @@ def compare(folder: Path, vocabulary: int) -> None:
     info = model.info
     packages = ", ".join(f"{name} {version(name)}" for name in ("mless_interp", "torch", "transformers", "nnsight"))
     print(
-        f"{packages}; {torch.get_num_threads()} threads; {info.n_layers} layers of {info.n_heads} heads, {info.d_vocab:,} words, "
-        f"{plans['sweep'].n_parameters:,} weights in bfloat16; {len(tokens)} tokens, {len(tokens) - pair.span[1]} after the "
-        "insertion\n"
+        f"{packages}; {torch.get_num_threads()} threads; {info.n_layers} layers of {info.n_heads} heads, {info.d_vocab:,} "
+        f"words, {plans['sweep'].n_parameters:,} weights in bfloat16; {len(tokens)} tokens, {len(tokens) - pair.span[1]} "
+        "after the insertion\n"
     )
     print("| | predicted | measured | ratio |\n| --- | ---: | ---: | ---: |")
     for name, guess, value in rows:
-        both = "| |" if guess is None else f"{guess:.3g} |"
-        ratio = "" if guess is None else f"{guess / value:.2f}"
-        print(f"| {name} | {both.strip('| ') or '-'} | {value:.3g} | {ratio} |")
+        told = ("", "") if guess is None else (f"{guess:.3g}", f"{guess / value:.2f}")
+        print(f"| {name} | {told[0]} | {value:.3g} | {told[1]} |")
     done = plans["sweep"].operations / sweep
     print(
         f"\nThe sweep did {done / 1e12:.2f} TFLOP/s, {done / speed:.0%} of the machine's own bfloat16 product "

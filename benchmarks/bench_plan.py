@@ -135,7 +135,7 @@ def measured(model: str, what: str, n: int) -> dict[str, Any]:
 def in_a_process(kind: str, model: str, what: str, *numbers: int) -> dict[str, Any]:
     """The same in a process of its own."""
     command = [sys.executable, __file__, "--only", kind, model, what, *map(str, numbers)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -161,8 +161,8 @@ def main() -> None:
         f"{packages}; Python {platform.python_version()}; {os.environ.get('OMP_NUM_THREADS', 'all')} thread(s); nnsight, sdpa"
     )
     print(
-        "\n| model | analysis | problems | layers timed | predicted s | measured s | ratio | predicted GB | measured GB | ratio "
-        "| load, predicted s | load, measured s | planning s |"
+        "\n| model | analysis | problems | layers timed | predicted s | measured s | ratio | predicted GB | measured GB "
+        "| ratio | load, predicted s | load, measured s | planning s |"
     )
     print(f"|{' --- |' * 13}")
     with tempfile.TemporaryDirectory() as folder:

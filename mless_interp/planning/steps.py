@@ -30,8 +30,8 @@ class Step:
     """A part of an analysis of problems that share a unit.
 
     `run` does it for real; `operations` of it with these pairs and so many layers, `logits` the positions at which it reads
-    them; it is done `times` times. `sampled`: the operations of what `run` does, where that is a part of it. `beside`: done only
-    where heads are named.
+    them; it is done `times` times. `sampled`: the operations of what `run` does, where that is a part of it. `beside`: only
+    done where heads are named.
     """
 
     name: str
