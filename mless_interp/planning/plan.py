@@ -249,8 +249,6 @@ def plan_run(
         terms, timed_layers = work.timed(chosen, float(seconds))
     else:
         terms, timed_layers = work.estimated(chosen, float(tflops)), 0
-    loaded = needs.weights_bytes(shape, chosen) / LOADED_PER_SECOND
-    terms = (Term("loading and self-check", 3.0 + loaded, True, "0.6 GB of weights a second"), *terms)
     plan = Plan(
         model=name,
         what=what,
@@ -448,7 +446,7 @@ class _Work:
         if n_layers < self.shape.info.n_layers:  # rather one problem through more layers
             n_layers = layers_to_time(self.shape, chosen, lambda at: counted(at, largest[:1]), seconds=seconds)
         timed = Timed.of(self.shape, chosen, n_layers=n_layers, n_words=n_different(self.pairs))
-        terms = []
+        terms = [self._loading(chosen, timed)]
         for number, step in enumerate(steps):
             spent = timed.step(step, self.units, seconds=seconds / (2 * len(steps)))
             terms.append(
@@ -474,6 +472,7 @@ class _Work:
         mean = float(np.mean([len(pair.inserted) for pair in self.pairs])) / length
         how = f"answers of {self.new_tokens} tokens"
         return (
+            self._loading(chosen, timed),
             Term(f"prompts, {rows} at once", batches * share * mean * prompts, False, ""),
             Term("answers", batches * self.new_tokens * token, True, how),
         ), n_layers
@@ -487,7 +486,16 @@ class _Work:
             batches = self.n_treatments * math.ceil(len(self.pairs) / self.batch(chosen))
             reads = batches * self.new_tokens * needs.weights_bytes(self.shape, chosen)
             spent = max(spent, reads * OPERATIONS_PER_BYTE / speed)
-        return (Term(self.what, spent, True, how),)
+        return (self._loading(chosen, None), Term(self.what, spent, True, how))
+
+    def _loading(self, chosen: Chosen, timed: Timed | None) -> Term:
+        """Loading and checking: what it took for the timed layers, and for the other weights an estimate."""
+        weights, begun = needs.weights_bytes(self.shape, chosen), 3.0
+        if timed is not None:
+            weights -= timed.n_layers * self.shape.per_layer * chosen.bytes_each
+            begun = timed.load_seconds
+        how = f"{LOADED_PER_SECOND / GB:g} GB of weights a second beyond the timed layers"
+        return Term("loading and self-check", begun + max(0.0, weights) / LOADED_PER_SECOND, True, how)
 
 
 def _command(plan: Plan, pair: PromptPair, source: str | None) -> str:
