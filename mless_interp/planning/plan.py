@@ -36,6 +36,8 @@ N_NAMED = 5
 MAX_NEW_TOKENS = 2048
 SMALL = 10**8
 """Parameters up to which a model is run as it is by default, with attention that can be shown."""
+IMPORTING = 3.0
+"""Seconds that the libraries take."""
 LOADED_PER_SECOND = 0.6e9
 """Bytes of weights that are read, checked and hashed in a second."""
 SHARES = {"sweep": 0.4, "locate": 0.4, "profiles": 0.1, "mechanism": 0.1, "accuracy": 0.3}
@@ -427,7 +429,8 @@ class _Work:
         stored = getattr(shape.config, "dtype", None)
         if isinstance(stored, torch.dtype) and stored != chosen.torch_dtype:
             loading += shape.n_parameters * stored.itemsize
-        return needs.Memory(weights, recordings, one_pass, needs.LIBRARIES, loading)
+        libraries = needs.LIBRARIES.get(chosen.backend, needs.MOST_LIBRARIES)
+        return needs.Memory(weights, recordings, one_pass, libraries, loading)
 
     # ------------------------------------------------------------------------------------------------------ how long it takes
 
@@ -489,11 +492,11 @@ class _Work:
         return (self._loading(chosen, None), Term(self.what, spent, True, how))
 
     def _loading(self, chosen: Chosen, timed: Timed | None) -> Term:
-        """Loading and checking: what it took for the timed layers, and for the other weights an estimate."""
-        weights, begun = needs.weights_bytes(self.shape, chosen), 3.0
+        """Libraries, and loading and checking: what that took for the timed layers, and an estimate for the other weights."""
+        weights, begun = needs.weights_bytes(self.shape, chosen), IMPORTING
         if timed is not None:
             weights -= timed.n_layers * self.shape.per_layer * chosen.bytes_each
-            begun = timed.load_seconds
+            begun += timed.load_seconds
         how = f"{LOADED_PER_SECOND / GB:g} GB of weights a second beyond the timed layers"
         return Term("loading and self-check", begun + max(0.0, weights) / LOADED_PER_SECOND, True, how)
 
