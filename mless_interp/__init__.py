@@ -55,7 +55,7 @@ PUBLIC = {
     "locating.located": ["LocatedHeads"],
     "grading": ["grade_lenient", "grade_paper", "grade_strict"],
     "accuracy": ["AccuracyResults", "Comparison", "Comparisons", "LinkedAccuracy", "Treatment", "evaluate_accuracy"],
-    "planning.plan": ["Plan", "plan_run"],
+    "planning.planned": ["Plan", "plan_run"],
     "paper": ["ClaimChecks", "Enrichment", "enrichment"],
     "running": ["store"],
     "running.folders": ["new_folder", "refuse_existing"],

@@ -68,7 +68,7 @@ def plan(
     on a few random layers of the same geometry, on this machine. What is an estimate is called one.
     """
     from ..planning import plan_run
-    from ..planning.memory import parsed_bytes
+    from ..planning.needed import parsed_bytes
 
     if what not in LIMITS:
         raise ValueError(f"unknown analysis {what!r}; choose one of {PLANNED}")

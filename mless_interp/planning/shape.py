@@ -68,7 +68,7 @@ class Shape:
             for label, weight in layer.module.named_parameters()
             if "experts" in label and "shared" not in label
         )
-        projections = (info.n_heads + 2 * info.n_key_value_heads) * info.d_head * info.d_model
+        projections = float(info.n_heads + 2 * info.n_key_value_heads) * info.d_head * info.d_model
         return cls(
             info=info,
             config=config,

@@ -16,7 +16,7 @@ from ..patching.sweep import Sweep, sweep_heads
 from ..prompts.conditions import DIRECTIONS
 from ..prompts.pairs import PromptPair
 from ..scores import attention_profile, score_heads
-from .arithmetic import Arithmetic
+from .operations import Arithmetic, Number
 
 Pairs = Sequence[PromptPair]
 N_SETS, N_SETS_TIMED = 100, 32
@@ -38,7 +38,7 @@ class Step:
     run: Callable[[Model, Pairs], Any]
     operations: Callable[[Arithmetic, Pairs], float]
     logits: Callable[[Arithmetic, Pairs], float]
-    times: float = 1.0
+    times: Number = 1.0
     sampled: Callable[[Arithmetic, Pairs], float] | None = None
     beside: bool = False
 
@@ -51,7 +51,7 @@ def sweeping(outcome: Outcome, n_sweeps: int) -> Step:
     def run(model: Model, pairs: Pairs) -> Any:
         return sweep_heads(prepare(model, pairs, outcome), sweeps, model.info.heads, progress=False)
 
-    def rows(at: Arithmetic) -> float:
+    def rows(at: Arithmetic) -> Number:
         return at.shape.info.n_heads + 1  # and one that is not edited
 
     return Step(
@@ -77,7 +77,7 @@ def _answered(pairs: Pairs, outcome: Outcome) -> PromptPair:
     return pairs[0].answered(outcome.appended)
 
 
-def swept(at: Arithmetic, pairs: Pairs, outcome: Outcome, *, per_layer: float, n_sweeps: float) -> float:
+def swept(at: Arithmetic, pairs: Pairs, outcome: Outcome, *, per_layer: Number, n_sweeps: Number) -> float:
     """Two recorded runs, and sweeps of so many rows in each layer."""
     length, changed = geometry(pairs, outcome)
     each = at.sweep(per_layer, changed=changed, read=n_read(pairs, outcome), length=length)
@@ -95,7 +95,7 @@ def controls(outcome: Outcome, n_named: int) -> tuple[Step, ...]:
         options: dict[str, Any] = {"checkpoint": None, "progress": False, "seed": 0}
         return measure(prepare(model, pairs, outcome), some(model), **options)
 
-    def rows(at: Arithmetic) -> float:
+    def rows(at: Arithmetic) -> Number:
         return (n_named + min(at.n_layers, n_named) + 1) / at.n_layers
 
     def sets(model: Model, pairs: Pairs) -> Any:
@@ -103,7 +103,7 @@ def controls(outcome: Outcome, n_named: int) -> tuple[Step, ...]:
             model, pairs, some(model), outcome=outcome, n_random_sets=N_SETS_TIMED, progress=False, singles=None
         )
 
-    def in_sets(count: float) -> Callable[[Arithmetic, Pairs], float]:
+    def in_sets(count: Number) -> Callable[[Arithmetic, Pairs], float]:
         def operations(at: Arithmetic, pairs: Pairs) -> float:
             length, changed = geometry(pairs, outcome)
             return at.whole((2 + (count + 2) * changed / length) * len(pairs), length)
@@ -160,7 +160,7 @@ def describing() -> tuple[Step, ...]:
 def explaining(outcome: Outcome) -> tuple[Step, ...]:
     """Scale and bias, with five draws of random words as a control; activations; mediation in the first layer."""
 
-    def runs(n: float) -> Callable[[Arithmetic, Pairs], float]:
+    def runs(n: Number) -> Callable[[Arithmetic, Pairs], float]:
         return lambda at, pairs: sum(at.whole(n, len(pair.inserted)) for pair in pairs)
 
     return (

@@ -18,7 +18,7 @@ from ..models.products import product
 from ..models.unembedding import unembedded
 from ..prompts.pairs import PromptPair
 from ..prompts.prompt import Prompt
-from .arithmetic import Arithmetic
+from .operations import Arithmetic, Number
 from .shape import Shape
 from .steps import Step
 
@@ -170,7 +170,7 @@ class Timed:
         return step.times * (once + each * sum(step.operations(self.all, unit) for unit in units))
 
     @torch.no_grad()
-    def logits(self, positions: float, *, per_pass: float) -> float:
+    def logits(self, positions: Number, *, per_pass: Number) -> float:
         """Seconds for logits at so many positions, `per_pass` of them at a time, from a part of the vocabulary."""
         if not positions:
             return 0.0

@@ -24,8 +24,8 @@ from ..prompts.pairs import PromptPair, make_pairs
 from ..prompts.problems import Problem
 from ..running.results import as_text
 from ..running.visible import visible
-from . import memory as needs
-from .arithmetic import Arithmetic
+from . import needed as needs
+from .operations import Arithmetic
 from .shape import Shape
 from .steps import Step, controls, describing, explaining, geometry, n_read, sweeping
 from .timing import Chosen, Timed, layers_to_time, n_different
@@ -540,7 +540,7 @@ def _advice(plan: Plan, places: dict[str, int]) -> tuple[str, ...]:
 def duration(seconds: float) -> str:
     """Seconds as people say them.
 
-    >>> duration(3.14159), duration(600), duration(9000)
+    >>> duration(3.14159), duration(600.0), duration(9000.0)
     ('3.1 s', '10 min', '2.5 h')
     """
     if seconds < 120:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from .shape import Shape
 
+Number = int | float
+
 
 @dataclass(frozen=True)
 class Arithmetic:
@@ -17,14 +19,14 @@ class Arithmetic:
         """Scores and mixed values of one query and one key."""
         return 4.0 * self.shape.info.n_heads * self.shape.info.d_head
 
-    def whole(self, rows: float, tokens: float) -> float:
+    def whole(self, rows: Number, tokens: Number) -> float:
         r"""Whole forward passes: rows x tokens x layers.
 
         $$ L\, r\, t\, (2 N_{layer} + 4 H d\, t) $$
         """
         return self.n_layers * rows * tokens * (2 * self.shape.active + self._attention * tokens)
 
-    def sweep(self, per_layer: float, *, changed: int, read: int, length: int) -> float:
+    def sweep(self, per_layer: Number, *, changed: int, read: int, length: int) -> float:
         """A sweep of so many rows for each layer: a row joins at its layer, which it finishes, and goes through those after.
 
         `changed`: positions of a row, `read` those at which logits are read, to which the last layer's queries are cut.
@@ -41,6 +43,6 @@ class Arithmetic:
             total += joined * dest * finish
         return total
 
-    def logits(self, positions: float) -> float:
+    def logits(self, positions: Number) -> float:
         """Logits at so many positions."""
         return 2.0 * positions * self.shape.info.d_model * self.shape.info.d_vocab
