@@ -33,7 +33,10 @@ from .running.visible import visible
 from .running.work import Engine, Shard, ShardDone, here
 
 BACKENDS = "auto, hooked_transformer, bridge or nnsight"
-KINDS = "meaningless, meaningful, random_sentence, other_questions, repeated_bos or text"
+KINDS = (
+    "meaningless, meaningful, random_sentence, other_questions, repeat_question, from_key, counting, whitespace, pause, "
+    "repeated_bos, ids or text"
+)
 OUTCOMES = "answer_logprob, answer_prob, solution_logprob, logit_diff, kl or kl_last"
 EDITS = (
     "z, knockout, knockout_zero, edge_noise, restore_scale, reroute_to_sink, reroute_uniform, matched_mass, q, k or v"
@@ -46,19 +49,54 @@ DtypeOption = Annotated[str, Option(help="float32, float64, bfloat16 or float16.
 DeviceOption = Annotated[str | None, Option(help="cpu, cuda, cuda:1 ... [default: a GPU if there is one]")]
 DeviceMapOption = Annotated[
     str | None,
-    Option(help="Spread the model over devices (nnsight): auto, balanced, sequential, or JSON of module -> device."),
+    Option(
+        help="Spread the model over devices (nnsight, bridge): auto, balanced, sequential, or JSON of module -> device."
+    ),
+]
+MaxMemoryOption = Annotated[
+    str | None,
+    Option(help='With --device-map auto: the most of each device, JSON such as {"0": "20GiB", "cpu": "60GiB"}.'),
+]
+OffloadFolderOption = Annotated[
+    str | None, Option(help="Where --device-map puts the weights that it leaves on the disk (nnsight).")
+]
+QuantizationOption = Annotated[
+    str | None,
+    Option(
+        help='Quantise while loading, JSON: {"quant_method": "bitsandbytes", "load_in_4bit": true}. A directory that is '
+        "quantised says so itself."
+    ),
 ]
 ProblemsOption = Annotated[
     str | None,
-    Option(help="'demo', 'math500' (from the hub), or a .jsonl file with MATH-500's keys. [default: the model's own]"),
+    Option(
+        help="'demo', 'math500' (from the hub), a .jsonl file with MATH-500's keys, or a .txt file of texts parted by "
+        "blank lines that the model is to go on with (then with --template text). [default: the model's own]"
+    ),
 ]
+NBeforeOption = Annotated[int, Option(help="Of a .txt file's texts: tokens before the place of insertion.")]
+NContextOption = Annotated[int, Option(help="Of a .txt file's texts: tokens of the context in all.")]
+NAnswerOption = Annotated[int, Option(help="Of a .txt file's texts: tokens of the continuation, at least.")]
 LimitOption = Annotated[int, Option(help="How many problems, from the first (the unit of replication is the problem).")]
 TemplateOption = Annotated[
     str, Option(help="raw, raw_as_sent (the paper's doubled braces), text (for base models: adds nothing) or chat.")
 ]
 InsertionOption = Annotated[str, Option(help=f"{KINDS}.")]
-UnitOption = Annotated[str | None, Option(help="The repeated unit, word, or the text. [default: ' /' or 'he']")]
-NTokensOption = Annotated[int, Option(help="Length of the insertion in tokens.")]
+UnitOption = Annotated[
+    str | None,
+    Option(
+        help="The repeated unit, word, or the text [default: ' /' or 'he']; of from_key the problem's key, of "
+        "repeat_question how many times, of ids the token ids (5,6), of pause the token."
+    ),
+]
+NTokensOption = Annotated[int, Option(help="Length of the insertion in tokens, of kinds that are counted in tokens.")]
+PlaceOption = Annotated[
+    str,
+    Option(
+        help="Where it goes: before-SEGMENT or after-SEGMENT (question, system, template, bos), at-INDEX (a token's); several "
+        "with commas share the tokens."
+    ),
+]
 AttentionOption = Annotated[
     str, Option(help="eager, or sdpa (nnsight): fused and lean, for long prompts; no patterns to show.")
 ]
@@ -179,6 +217,8 @@ class Computing(Saving):
     def computing(self) -> Engine:
         """Who computes: `--engine` and `--shard`."""
         workers: Engine = here
+        if self.wait and self.shard is None:
+            raise ValueError("--wait is for --shard: it says how long a shard waits for the others")
         if self.engine == "ray":
             from .running.workers import RayWorkers
 
@@ -196,28 +236,42 @@ class Asking(Computing):
     backend: BackendOption = "auto"
     problems: ProblemsOption = None
     limit: LimitOption = 32
+    n_before: NBeforeOption = 16
+    n_context: NContextOption = 64
+    n_answer: NAnswerOption = 1
     template: TemplateOption = "raw"
     dtype: DtypeOption = "float32"
     device: DeviceOption = None
     device_map: DeviceMapOption = None
+    max_memory: MaxMemoryOption = None
+    offload_folder: OffloadFolderOption = None
+    quantization_config: QuantizationOption = None
     attention: AttentionOption = "eager"
 
     def questions(self) -> tuple[Problem, ...]:
         """The problems that were asked for."""
-        return chosen_problems(self.problems, self.model, limit=self.limit)
+        sizes = {"n_before": self.n_before, "n_context": self.n_context, "n_answer": self.n_answer}
+        return chosen_problems(self.problems, self.model, limit=self.limit, **sizes)
 
     def shown_problem(self, problem: str | None) -> str | int | None:
         """The problem of `--problem`, an id or a place; `ValueError` if it is none of those that were asked for."""
         return None if problem is None else place_of_problem(problem, self.questions())
 
-    def load(self) -> Any:
-        """The model that was asked for, once the names that need none are known to be right."""
+    def load(self, *, at_least: int = 0) -> Any:
+        """The model that was asked for, once the names that need none, and that its context holds `at_least` so many tokens,
+        are known to be right."""
         from .models.load import load_model
         from .prompts.prompt import template_named
 
         template_named(self.template)
-        placed = placement(self.device, self.device_map, self.attention)
+        placed = placement_of(self)
         engine = self.computing()
+        context = context_of(self.model)
+        if context is not None and at_least >= context:
+            raise ValueError(
+                f"{at_least} tokens to insert and to answer with leave no room for a question in {self.model}'s context of "
+                f"{context}: ask for fewer"
+            )
         self.say(f"loading {self.model} ...")
         return load_model(self.model, backend=self.backend, dtype=self.dtype, **placed).on(engine)
 
@@ -229,14 +283,16 @@ class Inserting(Asking):
     insertion: InsertionOption = "meaningless"
     unit: UnitOption = None
     n_tokens: NTokensOption = 55
+    place: PlaceOption = "before-question"
 
     def begin(self) -> tuple[Any, tuple[Any, ...]]:
         """The model and the problems' pairs; wrong insertions and problems are told before the model is loaded."""
         from .prompts.pairs import make_pairs
 
         questions = self.questions()
-        filler = chosen_insertion(self.insertion, self.unit, n_tokens=self.n_tokens, seed=self.seed, problems=questions)
-        model = self.load()
+        given: dict[str, Any] = {"n_tokens": self.n_tokens, "seed": self.seed, "place": self.place}
+        filler = chosen_insertion(self.insertion, self.unit, **given, problems=questions)
+        model = self.load(at_least=filler.n_tokens or 0)
         return model, make_pairs(model, questions, filler, template=self.template)
 
 
@@ -294,13 +350,13 @@ def plain_warnings() -> Iterator[None]:
 
 def _begin_partial(asked: Saving) -> None:
     """With --overwrite, clear what a run of other options left; the very same command goes on from its own."""
-    from .running.folders import ANALYSIS
+    from .running.folders import ANALYSIS, keep_begun, read_begun
 
-    whole = {name: value for name, value in dataclasses.asdict(asked).items() if name not in WHERE}
-    options = json.dumps(whole, default=str, sort_keys=True)
+    given = json.loads(json.dumps(dataclasses.asdict(asked), default=str))
     begun = asked.partial / BEGUN
-    same = begun.is_file() and begun.read_text(encoding="utf-8") == options
-    if asked.part is not None and begun.is_file() and not same:
+    before = read_begun(begun) if begun.is_file() else None
+    same = before is not None and of_numbers(before) == of_numbers(given)
+    if asked.part is not None and before is not None and not same:
         raise FileExistsError(
             f"{str(asked.partial)!r} keeps what a run with other options had finished: finish that, choose another folder, "
             "or delete it"
@@ -310,15 +366,24 @@ def _begin_partial(asked: Saving) -> None:
             shutil.rmtree(path)
         elif path.name != ANALYSIS:
             path.unlink()
-    begun.write_text(options, encoding="utf-8")
+    keep_begun(begun, given)
 
 
 BEGUN = "options.json"
 """In the hidden folder: the options of the run that left it."""
 
 
-WHERE = ("out", "shard", "wait", "workers", "gpus_per_worker", "address")
-"""Options that only say where a run computes."""
+WHERE = ("out", "shard", "wait", "workers", "gpus_per_worker", "address", "overwrite", "no_progress")
+"""Options that only say where a run computes, and how it begins."""
+
+
+def of_numbers(options: dict[str, Any]) -> dict[str, Any]:
+    """What of a run's options its numbers depend on."""
+    return {
+        name: value
+        for name, value in options.items()
+        if name not in WHERE and not (name == "engine" and value in ("serial", "ray"))
+    }
 
 
 def _finished(asked: Saving) -> int:
@@ -427,28 +492,99 @@ def chosen_heads(heads: str | None, layers: str | None, *, n_layers: int, n_head
     return tuple(Head(layer, head) for layer in found for head in range(n_heads))
 
 
-def chosen_insertion(kind: str, unit: str | None, *, n_tokens: int, seed: int, problems: Any = ()) -> Any:
-    """The insertion of `--insertion` and `--unit`."""
+def chosen_place(place: str) -> dict[str, Any]:
+    """The place of `--place`, as `Insertion` takes it.
+
+    >>> chosen_place("after-question")
+    {'after': ('question',)}
+    >>> chosen_place("before-system, at-4,at-9")
+    {'before': ('system',), 'at': (4, 9)}
+    """
+    found: dict[str, tuple[Any, ...]] = {}
+    for part in chosen_names(place):
+        word, _, where = part.partition("-")
+        if word not in ("before", "after", "at") or not where or (word == "at" and not where.isdecimal()):
+            raise ValueError(
+                f"--place: {part!r} is no place; write before-question, after-question (or system, template, bos), or at-4"
+            )
+        found[word] = (*found.get(word, ()), int(where) if word == "at" else where)
+    if not found:
+        raise ValueError("--place is empty: write before-question, or leave it out")
+    return found
+
+
+def chosen_insertion(
+    kind: str, unit: str | None, *, n_tokens: int, seed: int, problems: Any = (), place: str = "before-question"
+) -> Any:
+    """The insertion of `--insertion`, `--unit` and `--place`."""
     from .prompts.insertions import Insertion
 
     if unit == "":
         raise ValueError("--unit is empty: give what is inserted, such as ' /', or leave it out")
-    return Insertion.named(kind, unit=unit, n_tokens=n_tokens, seed=seed, problems=problems)
+    return Insertion.named(kind, unit=unit, n_tokens=n_tokens, seed=seed, problems=problems, **chosen_place(place))
 
 
-def placement(device: str | None, device_map: str | None, attention: str) -> dict[str, Any]:
-    """Where and how a model is to run, as `load_model` takes it; `ValueError` for a map that cannot be read."""
+def context_of(model: str) -> int | None:
+    """How many tokens a model of a directory takes, as its config.json says; None where that is not known without loading.
+
+    >>> context_of("demo")
+    512
+    """
+    folder = Path(__file__).parent / "data" / "demo" if model == "demo" else Path(model)
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = {**config, **(config.get("text_config") or {})}
+        found = next(
+            (config[name] for name in ("max_position_embeddings", "n_positions", "n_ctx") if name in config), None
+        )
+    except (OSError, ValueError, TypeError, AttributeError):  # loading says what is wrong
+        return None
+    return found if isinstance(found, int) else None
+
+
+def placement(
+    device: str | None,
+    device_map: str | None,
+    attention: str,
+    *,
+    max_memory: str | None = None,
+    offload_folder: str | None = None,
+    quantization_config: str | None = None,
+) -> dict[str, Any]:
+    """Where and how a model is to run, as `load_model` takes it; `ValueError` for what cannot be read."""
     placed: Any = device_map
     if device_map is not None and device_map.lstrip().startswith("{"):
-        try:
-            placed = json.loads(device_map)
-        except json.JSONDecodeError as error:
-            raise ValueError(f'--device-map: no valid JSON ({error}); write auto, or \'{{"": "cuda:0"}}\'') from error
+        placed = _json_object("--device-map", device_map, """auto, or '{"": "cuda:0"}'""")
     elif device_map is not None and not device_map.strip():
         raise ValueError("--device-map is empty: write auto, or leave it out")
     if attention not in ATTENTIONS:
         raise ValueError(f"unknown attention {attention!r}; choose one of {', '.join(ATTENTIONS)}")
-    return {"device": device, "device_map": placed, "attn_implementation": attention}
+    made: dict[str, Any] = {"device": device, "device_map": placed, "attn_implementation": attention}
+    if max_memory is not None:
+        most = _json_object("--max-memory", max_memory, """'{"0": "20GiB", "cpu": "60GiB"}'""")
+        made["max_memory"] = {int(name) if name.isdecimal() else name: size for name, size in most.items()}
+    if offload_folder is not None:
+        made["offload_folder"] = offload_folder
+    if quantization_config is not None:
+        form = """'{"quant_method": "bitsandbytes", "load_in_4bit": true}'"""
+        made["quantization_config"] = _json_object("--quantization-config", quantization_config, form)
+    return made
+
+
+def placement_of(options: Any) -> dict[str, Any]:
+    """`placement` of a command's options."""
+    more = {name: getattr(options, name) for name in ("max_memory", "offload_folder", "quantization_config")}
+    return placement(options.device, options.device_map, options.attention, **more)
+
+
+def _json_object(option: str, text: str, form: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{option}: no valid JSON ({error}); write {form}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{option}: expected a JSON object, got {text!r}; write {form}")
+    return found
 
 
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
@@ -490,8 +626,20 @@ def place_of_problem(problem: str | None, questions: Any) -> str | int | None:
 
 
 @checked
-def chosen_problems(problems: str | None, model: str, *, limit: int) -> tuple[Problem, ...]:
-    """The first `limit` problems of `--problems`; without it those that a model's directory brings along, or the demo's."""
+def chosen_problems(
+    problems: str | None, model: str, *, limit: int, n_before: int = 16, n_context: int = 64, n_answer: int = 1
+) -> tuple[Problem, ...]:
+    """The first `limit` problems of `--problems`; without it those that a model's directory brings along, or the demo's.
+
+    A .txt file's texts are cut into problems by the model's tokenizer, which alone is loaded for it; the sizes are those of
+    `problems_from_texts`.
+    """
+    if problems is not None and Path(problems).suffix == ".txt":
+        from .models.load import tokenizer_of_model
+        from .prompts.texts import problems_from_file
+
+        sizes = {"n_before": n_before, "n_context": n_context, "n_answer": n_answer}
+        return problems_from_file(tokenizer_of_model(model), problems, limit=limit, **sizes)
     own = Path(model) / "problems.jsonl"
     return load_problems(problems or (str(own) if own.is_file() else "demo"), limit=limit)
 

@@ -34,8 +34,10 @@ def identities(model: Model, pairs: tuple[PromptPair, ...]) -> None:
     found = certify_model(model, pairs[:1], progress=False)
     assert found.passed, [(verdict.name, verdict.error) for verdict in found.failed]
     frame = found.to_frame().set_index("name")
-    undefined = (
-        {"I12"} | ({"I3"} if model.learned_positions else set()) | ({"I9", "I10"} if model.norms_attention else set())
+    undefined = (  # I14: nothing of the question stands before these spans
+        {"I12", "I14"}
+        | ({"I3"} if model.learned_positions else set())
+        | ({"I9", "I10"} if model.norms_attention else set())
     )
     assert set(frame.index[frame["status"] == "not applicable"]) <= undefined, frame
 
@@ -93,6 +95,7 @@ def _masked_z(model: Model, inputs: Inputs, layer: int, visible: torch.Tensor) -
 
 def attribution(model: Model, pairs: tuple[PromptPair, ...]) -> None:
     """The differentiable pass: all gates closed is the masked run, one closed is its knockout, gradients are differences."""
+    assert model.stepper is not None, "gradients go layer by layer"
     gated = Gated(model, pairs[0])
     gates = gated.open(2 + len(HEADS))
     gates[0] = 0

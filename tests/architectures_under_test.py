@@ -21,6 +21,13 @@ _GPT: dict[str, Any] = {"n_embd": D_MODEL, "n_layer": N_LAYERS, "n_head": N_HEAD
 _EXPERTS = {"num_experts_per_tok": 2, "intermediate_size": 48, "num_key_value_heads": 2}
 _LOCAL = {"num_layers": 4, "num_heads": N_HEADS, "window_size": WINDOW, "attention_types": [[["global", "local"], 2]]}
 _PARTLY = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}}
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 64,
+    "truncate": False,
+}
 
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "GPT-2": ("GPT2", _GPT),
@@ -43,6 +50,12 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "Cohere": ("Cohere", _named(intermediate_size=128, num_key_value_heads=2)),
     "Mixtral": ("Mixtral", _named(num_local_experts=4, **_EXPERTS)),
     "Qwen3-MoE": ("Qwen3Moe", _named(num_experts=4, moe_intermediate_size=24, head_dim=8, **_EXPERTS)),
+    "GPT-OSS": (
+        "GptOss",
+        _named(head_dim=8, num_local_experts=4, sliding_window=WINDOW, rope_parameters=_YARN, **_EXPERTS),
+    ),
+    "SmolLM3": ("SmolLM3", _named(intermediate_size=128, num_key_value_heads=2, no_rope_layer_interval=2)),
+    "HunYuan": ("HunYuanDenseV1", _named(intermediate_size=128, num_key_value_heads=2, head_dim=8)),
     "Llama": ("Llama", _named(intermediate_size=128, num_key_value_heads=2)),
     "Qwen2": ("Qwen2", _named(intermediate_size=128, num_key_value_heads=2)),
     "Qwen3": ("Qwen3", _named(intermediate_size=128, num_key_value_heads=2, head_dim=16)),
@@ -64,7 +77,9 @@ def random_model(name: str, **options: Any) -> Any:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for label, weight in model.named_parameters():
-            if weight.dim() > 1:
+            if label.endswith("sinks"):
+                weight.normal_(1.0, 1.0, generator=generator)  # a good part of every row
+            elif weight.dim() > 1:
                 weight.normal_(0.0, 0.12, generator=generator)
             else:
                 is_scale = label.endswith("weight")

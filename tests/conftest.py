@@ -231,3 +231,11 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         from fuzzing import write_counts
 
         write_counts(Path(os.environ["MLESS_FUZZ_PAGE"]))
+
+
+@pytest.fixture
+def nothing_is_remembered() -> None:
+    """No answer of math-verify that an earlier test got."""
+    from mless_interp.grading import equivalence
+
+    equivalence._asked.cache_clear()

@@ -17,7 +17,8 @@ from mless_interp.patching.dose import DoseResponse
 from mless_interp.patching.joint import JointKnockout
 from mless_interp.patching.reads import ReadEffects
 from mless_interp.patching.scores import PatchScores
-from mless_interp.scores import AttentionProfile, HeadScores
+from mless_interp.patching.transplant import Transplant
+from mless_interp.scores import AttentionProfile, HeadScores, SegmentAttention
 
 SIX = tuple(mi.Head(layer, head) for layer in range(2) for head in range(3))
 SETTINGS = {"model": "tiny", "insertion": "Mless ' /' x55", "outcome": "answer_logprob"}
@@ -126,6 +127,16 @@ def scored(n: int = 3) -> HeadScores:
     }
     null = {"span_mass": {"inserted": np.full((n, 2), 0.4)}}
     return HeadScores(problems(n), ("base", "inserted"), SIX, values, null, SETTINGS | {"rows": "shared"})
+
+
+def between_segments(n: int = 3) -> SegmentAttention:
+    """Three segments of six heads; the question reads the span as much as head and problem say, the rest itself."""
+    masses = np.zeros((n, 2, 3, 3, 3))
+    masses[..., 0, 0] = 1.0
+    masses[..., 1, :2] = 0.5
+    masses[..., 2, 1] = 0.3 + np.arange(6.0).reshape(2, 3) / 10 + spread(n)[:, None, None]
+    masses[..., 2, 2] = 1 - masses[..., 2, 1]
+    return SegmentAttention(problems(n), SIX, ("system", "inserted", "question"), {"inserted": masses}, SETTINGS)
 
 
 def profiled(level: float = 0.02) -> AttentionProfile:
@@ -280,6 +291,16 @@ def knocked_out(n: int = 6) -> JointKnockout:
     )
 
 
+def transplanted(carries: float = 0.5, n: int = 8) -> Transplant:
+    """Each problem with two partners, whose spans make their own answers more likely by `carries`."""
+    values = np.full((n, 3, 3), -2.0) + carries * np.eye(3) + spread(n, 0.1)[:, None, None] * np.eye(3)
+    ids = problems(n)
+    partners = tuple((ids[(at + 1) % n], ids[(at + 2) % n]) for at in range(n))
+    return Transplant(
+        ids, partners, values, "nats", SETTINGS | {"outcome": "answer_logprob", "insertion": "Mless ' /' x8"}
+    )
+
+
 def read_apart(bias: float = 0.4, n: int = 12) -> ReadEffects:
     """L0H1 reads by its bias; of L1H2 the scale matters, the first token does as well where it is seen; total 1."""
     removed = np.array([[bias, bias, 0.0, bias, 0.9 * bias], [0.3, 0.01, 0.3, 0.02, 0.1]])
@@ -360,6 +381,7 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "LocatedHeads": located,
     "Confirmation": confirmed,
     "HeadScores": scored,
+    "SegmentAttention": between_segments,
     "AttentionProfile": profiled,
     "CircuitCurve": curve,
     "DoseResponse": doses,
@@ -369,6 +391,7 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "ActivationShift": activations,
     "HeadAttribution": attributed,
     "JointKnockout": knocked_out,
+    "Transplant": transplanted,
     "ReadEffects": read_apart,
     "Enrichment": enriched,
     "AccuracyResults": answered,

@@ -25,7 +25,7 @@ DOORS = {
     "nnsight": "models/nnsight.py",
     "matplotlib": "views/plots.py",
     "circuitsvis": "views/circuitsvis.py",
-    "vllm": "generation/vllm.py",
+    "vllm": "generation/vllm_process.py",
 }
 HEAVY = [*DOORS, "torch", "transformers", "pandas", "scipy", "datasets", "pyarrow"]
 ANALYSES_MAY_IMPORT = {"typer", "pandas"}

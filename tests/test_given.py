@@ -97,6 +97,10 @@ CLASSES: dict[str, Callable[..., Any]] = {
 OF_THEIR_OWN = {
     "chosen_heads": {"heads": None, "layers": None},
     "chosen_problems": {"problems": None, "model": "demo", "limit": 1},
+    "problems_from_file": {"path": "texts.txt"},
+    "with_examples": {"examples": "1 + 1 ? 2 ."},
+    "from_key": {"key": "distractor"},
+    "ids": {"token_ids": (5, 6)},
     "from_paper": {"model": "qwen2.5-7b", "layer": 1, "head": 1},
 }
 """Right values for parameters that mean something else elsewhere, by function."""
@@ -109,9 +113,11 @@ FREE = {
     ("load_problems", "source"),
     ("load_model", "name"),
     ("load_model", "device_map"),  # handed on to the library
+    ("load_model", "quantization_config"),
     ("wrap_model", "thing"),
     ("wrap_model", "tokenizer"),
     ("evaluate_accuracy", "treatments"),
+    ("with_examples", "examples"),  # a text, or problems
 }
 """Parameters that take anything, or say what they take in a test of their own."""
 OUTSIDE = {"one_line_errors", "repeat_command"}
@@ -236,7 +242,10 @@ def test_each_message_says_what_was_expected_what_came_and_what_to_do() -> None:
             lambda: mi.make_pairs(model, problems, " /"),
             r"insertion must be an Insertion, got ' /' \(str\): for example",
         ),
-        (lambda: mi.Insertion.meaningless(" /", 5, at=True), r"at must be a whole number or None, got True \(bool\)"),
+        (
+            lambda: mi.Insertion.meaningless(" /", 5, at=True),
+            r"at must be a whole number or several whole numbers or None, got True",
+        ),
         (lambda: mi.Insertion.random_sentence(seed=True), "seed must be a whole number, got True"),
         (
             lambda: mi.dose_response(model, problems, mi.Insertion.meaningless(" /", 1), doses=(1, 2.5)),
@@ -355,6 +364,7 @@ REPLICATIONS: dict[str, dict[str, Any]] = {
     "attribute_heads": {},
     "dose_response": {"doses": (1, 2)},
     "joint_knockout": {},
+    "transplant_span": {},
     "read_effects": {},
     "activation_shift": {},
     "decompose_attention": {},
@@ -362,6 +372,7 @@ REPLICATIONS: dict[str, dict[str, Any]] = {
     "circuit_curve": {},
     "locate_heads": {},
     "score_heads": {},
+    "attention_between_segments": {},
     "attention_profile": {},
     "evaluate_accuracy": {"max_new_tokens": 2},
 }

@@ -39,7 +39,7 @@ NO_REASON = "**none yet**"
 
 @dataclass(frozen=True)
 class Room:
-    """Which files are changed, and which tests must notice."""
+    """Which files are changed (`file.py::name`: that function alone), and which tests must notice, those that take seconds."""
 
     changed: tuple[str, ...]
     tests: tuple[str, ...]
@@ -51,7 +51,47 @@ ROOMS = {
     "interventions": Room(("mless_interp/patching/interventions.py",), ("tests/patching/test_interventions.py",)),
     "insertions": Room(("mless_interp/prompts/insertions.py",), ("tests/prompts",)),
     "pairs": Room(("mless_interp/prompts/pairs.py",), ("tests/prompts",)),
-    "grading": Room(("mless_interp/grading/*.py",), ("tests/grading",)),
+    "grading": Room(
+        ("mless_interp/grading/*.py",), ("tests/grading/test_graders.py", "tests/grading/test_spelling.py")
+    ),
+    "damaged files": Room(
+        (
+            "mless_interp/running/checkpoint.py",
+            "mless_interp/running/folders.py",
+            "mless_interp/running/store.py",
+            "mless_interp/models/loaded_weights.py",
+            "mless_interp/models/saved.py",
+        ),
+        (
+            "tests/running/test_checkpoint.py",
+            "tests/running/test_folders.py",
+            "tests/running/test_store.py",
+            "tests/models/test_saved.py",
+            "tests/fuzz/test_damaged_files.py::test_saved_results_are_right_or_refused",
+            "tests/fuzz/test_damaged_files.py::test_a_damaged_checkpoint_never_changes_a_number",
+        ),
+    ),
+    "precision": Room(
+        (
+            "mless_interp/models/unembedding.py",
+            "mless_interp/patching/outcomes.py",
+            "mless_interp/patching/sweep.py",
+            "mless_interp/models/checks.py::_resolution",
+            "mless_interp/models/checks.py::_log_probability",
+        ),
+        ("tests/models/test_unembedding.py", "tests/models/test_resolution.py", "tests/patching/test_sweeps.py"),
+    ),
+    "devices": Room(
+        (
+            "mless_interp/models/base.py",
+            "mless_interp/models/loaded_weights.py",
+            "mless_interp/models/nnsight.py",
+            "mless_interp/models/replay.py",
+            "mless_interp/patching/sweep.py",
+            "mless_interp/scores/streaming.py",
+        ),
+        ("tests/models/test_devices.py",),
+    ),
 }
 
 SETTINGS = """\
@@ -72,6 +112,7 @@ also_copy=
     analyses
     tools
     training
+timeout_multiplier=6
 track_dependencies=false
 use_git_change_detection=false
 """
@@ -108,7 +149,7 @@ class Mutant:
 
 def copied(name: str, room: Room) -> Path:
     """A fresh copy of the project with mutmut's settings for a room."""
-    folder = WORK / name.replace("/", ".")
+    folder = WORK / re.sub("[/ ]", ".", name)
     shutil.rmtree(folder, ignore_errors=True)
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -120,12 +161,13 @@ def copied(name: str, room: Room) -> Path:
         if (ROOT / file).is_file():
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / file, folder / file)
-    lines = {key: "\n    ".join(value) for key, value in vars(room).items()}
+    files = dict.fromkeys(path.partition("::")[0] for path in room.changed)
+    lines = {"changed": "\n    ".join(files), "tests": "\n    ".join(room.tests)}
     (folder / "setup.cfg").write_text(SETTINGS.format(**lines), encoding="utf-8")
     return folder
 
 
-def possible(folder: Path) -> list[Mutant]:
+def possible(folder: Path, room: Room) -> list[Mutant]:
     """All mutants that mutmut makes of a room."""
     from mutmut.configuration import reset_config
     from mutmut.mutation.file_mutation import mutate_file_contents
@@ -138,6 +180,9 @@ def possible(folder: Path) -> list[Mutant]:
         for path in sorted(walk_mutatable_files()):
             made = mutate_file_contents(str(path), path.read_text(encoding="utf-8"))
             code, spans = made.code.splitlines(), made.line_span_by_function_name
+            only = {
+                name for file, _, name in (each.partition("::") for each in room.changed) if name and file == str(path)
+            }
             for name in made.mutant_names:
                 original = re.sub(r"_\d+$", "_orig", name)
                 before, after = (
@@ -146,7 +191,9 @@ def possible(folder: Path) -> list[Mutant]:
                 after = [line.replace(name, original) for line in after]
                 lines = list(difflib.unified_diff(before, after, n=0, lineterm=""))[2:]
                 was, now = (" ".join(line[1:] for line in lines if line.startswith(sign)) for sign in "-+")
-                found.append(Mutant(get_mutant_name(path, name), was, now))
+                mutant = Mutant(get_mutant_name(path, name), was, now)
+                if not only or mutant.function.rpartition(".")[2] in only:
+                    found.append(mutant)
     return found
 
 
@@ -250,7 +297,7 @@ def main() -> int:
     unexplained = 0
     for name, room in chosen(options.rooms, options.tests):
         folder = copied(name, room)
-        everything = possible(folder)
+        everything = possible(folder, room)
         order = random.Random(f"{options.seed} {name}").sample(everything, len(everything))
         mutants = [mutant for mutant in order if not mutant.says_little][: options.sample]
         counts, lives, unknown = rows(name, len(everything), len(mutants), alive(folder, mutants))

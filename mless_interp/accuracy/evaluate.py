@@ -11,6 +11,7 @@ from typing import Any
 from ..generation.complete import check_engine, check_numbers, check_requests, complete_all, decoding_for
 from ..generation.decoding import Completion, CompletionEngine, Decoding, Request
 from ..generation.engines import check_name, engine_for
+from ..generation.vllm import Vllm
 from ..given import checked
 from ..grading.boxes import has_closed_box
 from ..grading.graders import GRADERS, grade
@@ -33,7 +34,7 @@ from ..prompts.prompt import (
 from ..running.checkpoint import Checkpoint, Origin, key_of
 from ..running.progress import progress_bar
 from ..running.visible import visible
-from ..running.work import Shard, ShardDone
+from ..running.work import shard_of
 from .answered import AccuracyResults
 from .treatments import Treatment, as_treatments
 
@@ -59,7 +60,7 @@ def evaluate_accuracy(
     checkpoint: str | Path | None = None,
     progress: bool = True,
     seed: int = 0,
-    engine: str = "auto",
+    engine: str | Vllm = "auto",
 ) -> AccuracyResults:
     """Answer every problem under every treatment and grade the answers.
 
@@ -79,7 +80,7 @@ def evaluate_accuracy(
         that was stopped at any moment goes on from there with the same settings, also with more problems (or fewer); other
         settings, and other prompts or answers of the same problems, are refused.
     engine : "hugging_face" (batched, with a key-value cache: every bridge and nnsight model), "forward" (a whole forward
-        pass per token: HookedTransformer), "vllm" (an extra, insertions only), or "auto".
+        pass per token: HookedTransformer), "vllm" or a `Vllm` (a process of its own, insertions only), or "auto".
 
     Graded by the completion alone, with the strict, the lenient and the paper's grader side by side. Batched and single
     answers are equal up to rounding: in half precision, near-ties can fall either way.
@@ -127,6 +128,7 @@ def evaluate_accuracy(
     settings = {
         **model.identity,
         "engine": running.name,
+        **getattr(running, "settings", {}),
         "template": made.name,
         "n_problems": len(asked),
         "n_samples": n_samples,
@@ -147,6 +149,7 @@ def evaluate_accuracy(
     if special_words(spelt):
         settings["special_tokens_as_text"] = sum(bool(parts) for _, parts in spelt)
     golds = {problem.id: problem.answer for problem in asked}
+    shard = shard_of(model.engine)
     saved = Checkpoint(
         checkpoint,
         {name: value for name, value in settings.items() if name not in OF_THE_LIST},
@@ -156,7 +159,7 @@ def evaluate_accuracy(
             for request in run.requests
             for n in range(n_samples)
         },
-        shard=model.engine if isinstance(model.engine, Shard) else None,
+        shard=shard,
     )
     if saved.repaired:
         warnings.warn(
@@ -168,11 +171,9 @@ def evaluate_accuracy(
     with saved, progress_bar(len(asked) * len(chosen) * n_samples, "answers", enabled=progress) as bar:
         for run in runs:
             answers += _answer(model, run, golds, n_samples, running, batch_size, saved, bar)
-    if len(answers) < len(asked) * len(chosen) * n_samples:
-        raise ShardDone(
-            f"answers: {model.engine!r} is done, {len(answers)} of {len(asked) * len(chosen) * n_samples} are kept beside "
-            f"{saved.path}; when the other shards have ended too, the same analysis without a shard goes on from all of them"
-        )
+    total = len(asked) * len(chosen) * n_samples
+    if shard is not None and len(answers) < total:
+        raise shard.done("answers", f"{len(answers)} of {total}", saved.path)
     return AccuracyResults.from_rows(
         answers,
         problem_ids=list(golds),
@@ -193,7 +194,7 @@ def check_asked(
     top_p: float,
     max_new_tokens: int | None,
     batch_size: int | None,
-    engine: str,
+    engine: str | Vllm,
 ) -> tuple[Treatment, ...]:
     """The treatments; errors for all that `evaluate_accuracy` can refuse without a model, before one is loaded."""
     chosen = as_treatments(treatments)
@@ -307,6 +308,9 @@ def _prompts(
             f"treatment {treatment.name!r}: in {merged} of {len(pairs)} prompts tokens merged at the border of the inserted "
             'text, so heads cannot be kept from seeing it alone: use template="raw" for knockouts'
         )
+    if treatment.knockout:
+        for pair in pairs:
+            pair.one_block("knocking heads out while an answer is completed")
     return tuple(Request(pair.inserted.ids, pair.id, pair.span) for pair in pairs)
 
 

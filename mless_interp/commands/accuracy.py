@@ -11,9 +11,11 @@ from ..command_line import (
     LimitOption,
     NTokensOption,
     OutOption,
+    PlaceOption,
     chosen_heads,
     chosen_insertion,
     chosen_names,
+    chosen_place,
     read_heads,
 )
 from .kept import Computed, Kept, Presented, program
@@ -49,6 +51,7 @@ class Options(Asking):
     unit: Annotated[str, Option(help="The meaningless unit of mless.")] = " /"
     word: Annotated[str, Option(help="The repeated word of mful.")] = "he"
     n_tokens: NTokensOption = 55
+    place: PlaceOption = "before-question"
     knockout: Annotated[
         str | None,
         Option(help="Heads that cannot see mless' tokens, zero-based: 0:13,0:21. Adds the treatment knockout."),
@@ -66,15 +69,31 @@ class Options(Asking):
     engine: Annotated[
         str,
         Option(
-            help="auto, hugging_face, forward or vllm (an extra; insertions only); or ray: hugging_face on several workers."
+            help="auto, hugging_face, forward or vllm (a process of its own; insertions only); or ray: hugging_face on several "
+            "workers."
         ),
     ] = "auto"
+    vllm_python: Annotated[
+        str | None, Option(help="vllm: the interpreter of its environment. [default: what MLESS_VLLM_PYTHON names]")
+    ] = None
+    tensor_parallel_size: Annotated[int, Option(help="vllm: how many GPUs hold the model together.")] = 1
     engines: ClassVar[tuple[str, ...]] = ("auto", "hugging_face", "forward", "vllm")
     published: Annotated[
         str | None, Option(help="A model of the paper's tables, whose bars stand beside yours: Qwen2.5-Math-7B.")
     ] = None
     benchmark: Annotated[str, Option(help="The benchmark of --published.")] = "MATH-500"
     out: OutOption = Path("results/accuracy")
+
+
+def _engine(options: Options) -> Any:
+    """Who completes."""
+    from ..generation.vllm import Vllm
+
+    if options.engine == "vllm":
+        return Vllm(options.vllm_python, options.tensor_parallel_size)
+    if options.vllm_python is not None or options.tensor_parallel_size != 1:
+        raise ValueError("--vllm-python and --tensor-parallel-size are for --engine vllm")
+    return "auto" if options.engine == "ray" else options.engine
 
 
 def compute(options: Options) -> Computed:
@@ -102,12 +121,13 @@ def compute(options: Options) -> Computed:
         "top_p": options.top_p,
         "max_new_tokens": options.max_new_tokens,
         "batch_size": options.batch_size,
-        "engine": "auto" if options.engine == "ray" else options.engine,
+        "engine": _engine(options),
     }
     check_asked(treatments, **asked)
     read_heads(options.knockout, None)
     questions = options.questions()
-    model = options.load()
+    inserted = max((each.insertion.n_tokens or 0 for each in treatments if each.insertion is not None), default=0)
+    model = options.load(at_least=inserted + (options.max_new_tokens or 1))
     if options.knockout is not None:
         heads = chosen_heads(options.knockout, None, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
         treatments.append(Treatment(_mless(options), knockout=heads or (), name="knockout"))
@@ -243,12 +263,12 @@ def _treatments(options: Options) -> list[Any]:
     from ..mechanism import ARM
     from ..prompts.insertions import Insertion
 
-    n, seed = options.n_tokens, options.seed
+    n, seed, place = options.n_tokens, options.seed, chosen_place(options.place)
     known: dict[str, Any] = {
         "none": dict,
         "mless": lambda: {"insertion": _mless(options)},
-        "mful": lambda: {"insertion": Insertion.meaningful(options.word, n)},
-        "random_sentence": lambda: {"insertion": Insertion.random_sentence(n, seed=seed)},
+        "mful": lambda: {"insertion": Insertion.meaningful(options.word, n, **place)},
+        "random_sentence": lambda: {"insertion": Insertion.random_sentence(n, seed=seed, **place)},
         "arm": lambda: {"arm": ARM(options.arm_c, options.arm_p1, reading=options.arm_reading, seed=seed)},
     }
     names = chosen_names(options.treatments)
@@ -261,7 +281,9 @@ def _treatments(options: Options) -> list[Any]:
 
 
 def _mless(options: Options) -> Any:
-    return chosen_insertion("meaningless", options.unit, n_tokens=options.n_tokens, seed=options.seed)
+    return chosen_insertion(
+        "meaningless", options.unit, n_tokens=options.n_tokens, seed=options.seed, place=options.place
+    )
 
 
 app = program("accuracy", compute, present)

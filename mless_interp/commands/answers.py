@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..accuracy.comparisons import compare_answers
 from ..heads import Head
 from ..locating.sentences import few_problems
 from ..running.results import with_limits
 from ..running.visible import short_name
+from ..statistics import defined_mean
 
 NAMED_AT_MOST = 6
 """Heads that a sentence lists; it counts the others."""
@@ -113,7 +115,11 @@ def of_sweep(found: Any) -> str:
             f"{told}."
         )
     (first,) = table.head(1).to_dict("records")
-    return f"None of {m} heads is shown to do more than {share} of {what} in most problems; closest is {words(first)}."
+    few = few_problems(n, m, found.alpha)
+    return (
+        f"None of {m} heads is shown to do more than {share} of {what} in most problems; closest is {words(first)}."
+        f"{few and ' ' + few}"
+    )
 
 
 def in_order(table: pd.DataFrame) -> pd.DataFrame:
@@ -208,34 +214,61 @@ def of_accuracy(found: Any) -> str:
 
 
 def of_cut_off(found: Any) -> str:
-    """Of answers without an insertion, with it, and with heads cut off from it: whether they come back, and whether a
-    random set does as well."""
+    """Of answers without an insertion, with it, and with heads cut off from it, the named ones first, then random sets:
+    whether they come back, and where the named set lies among the random ones."""
     table = found.summary().set_index("treatment")
-    base, inserted, *cut = [(name, f"{100 * table.loc[name, 'accuracy']:.1f} %") for name in found.treatments]
+    base, inserted, *cut = found.treatments
+    share = {name: f"{100 * table.loc[name, 'accuracy']:.1f} %" for name in found.treatments}
     told = (
-        f"Of {int(table['n'].iloc[0])} other problems {base[1]} are answered right without the insertion and {inserted[1]} "
-        "with it"
+        f"Of {int(table['n'].iloc[0])} other problems {share[base]} are answered right without the insertion and "
+        f"{share[inserted]} with it"
     )
     if not cut:
         return f"{told}; no head that reads is named, so none is cut off."
+    named, *random = cut
+    made = found.compare(inserted, named)
+    heads = listed(found.settings["treatments"][named]["knockout"])
+    right = 100 * table.loc[[base, inserted, named], "accuracy"].to_numpy()
+    points = f", {right[2] - right[1]:.1f} of the {right[0] - right[1]:.1f} points lost" if right[0] > right[1] else ""
+    back = f"answers come back{points}" if _more(made) else "that answers come back is not shown"
+    told += f"; with {heads} cut off from it {share[named]} are: {back} (p = {made.p:.2g})."
+    if not random:
+        return f"{told} There is no other set of the same layers and size."
+    return f"{told} {_among(found, named, random)}"
 
-    def tell(first: str, second: str) -> tuple[bool, str]:
-        made = found.compare(first, second)
-        up = bool(made.p < made.alpha and float(made.difference.low) > 0)
-        return up, f"p = {made.p:.2g}"
 
-    back, p = tell(inserted[0], cut[0][0])
-    heads = listed(found.settings["treatments"][cut[0][0]]["knockout"])
-    right = 100 * table.loc[[base[0], inserted[0], cut[0][0]], "accuracy"].to_numpy()
-    share = f", {right[2] - right[1]:.1f} of the {right[0] - right[1]:.1f} points lost" if right[0] > right[1] else ""
-    told += f"; with {heads} cut off from it {cut[0][1]} are: " + (
-        f"answers come back{share} ({p})" if back else f"that answers come back is not shown ({p})"
+def _more(made: Any) -> bool:
+    """Is more right under the second of two treatments?"""
+    return bool(made.p < made.alpha and float(made.difference.low) > 0)
+
+
+def _among(found: Any, named: str, random: list[str]) -> str:
+    """Where the answers with the named set cut off lie among those with random sets: the sets' range, how many of them do
+    as well, and the difference from their mean, its interval over problems (for these sets)."""
+    shares = found.share_right()
+    at = [found.treatments.index(name) for name in (named, *random)]
+    made = compare_answers(
+        shares[:, at[1:]],
+        shares[:, at[:1]],
+        names=("random sets", named),
+        ids=found.problem_ids,
+        grader="strict",
+        seed=found.seed,
+        confidence=found.confidence,
     )
-    if len(cut) == 1:
-        return f"{told}; there is no other set of the same layers and size."
-    more, p = tell(cut[1][0], cut[0][0])
-    random = f"with a random set of the same layers and size ({cut[1][1]}, {p})"
-    return f"{told}, {'more than' if more else 'and no more is shown than'} {random}."
+    own, *others = 100 * defined_mean(shares[:, at], axis=0)
+    told = f"{others[0]:.1f} %"
+    if len(random) > 1:
+        as_well = sum(other >= own for other in others)
+        told = f"{min(others):.1f} % to {max(others):.1f} %, {as_well or 'none'} of the {len(random)} at least as many"
+    low, change, high = (
+        100 * float(end) for end in (made.difference.low, made.difference.estimate, made.difference.high)
+    )
+    return (
+        f"With {'a random set' if len(random) == 1 else f'{len(random)} random sets'} of the same layers and size cut off "
+        f"likewise: {told}; with the named set {'more' if _more(made) else 'no more is shown'}, {change:+.1f} points "
+        f"[{low:+.1f}, {high:+.1f}] from {'it' if len(random) == 1 else 'their mean'} (p = {made.p:.2g})."
+    )
 
 
 def of_doses(found: Any) -> str:

@@ -14,7 +14,10 @@ from ..command_line import (
     DeviceMapOption,
     DeviceOption,
     DtypeOption,
+    MaxMemoryOption,
     NoProgressOption,
+    OffloadFolderOption,
+    QuantizationOption,
     placement,
 )
 
@@ -25,12 +28,17 @@ def check(
     dtype: DtypeOption = "float32",
     device: DeviceOption = None,
     device_map: DeviceMapOption = None,
+    max_memory: MaxMemoryOption = None,
+    offload_folder: OffloadFolderOption = None,
+    quantization_config: QuantizationOption = None,
     attention: AttentionOption = "eager",
     problems: Annotated[
         str | None,
         Option(help="A .jsonl file with MATH-500's keys to take the prompts from. [default: three small sums]"),
     ] = None,
-    n_prompts: Annotated[int, Option(help="How many prompts: the shortest of the problems.")] = 3,
+    n_prompts: Annotated[
+        int, Option(help="How many prompts: the shortest of the problems, one of them also with the span after it.")
+    ] = 3,
     json_file: Annotated[Path | None, Option("--json", help="Also write the certificate to this file.")] = None,
     no_progress: NoProgressOption = False,
 ) -> None:
@@ -52,7 +60,15 @@ def check(
     if problems is not None:
         asked = sorted(load_problems(problems), key=lambda problem: len(problem.question))[:n_prompts]
     try:
-        loaded = load_model(model, backend=backend, dtype=dtype, **placement(device, device_map, attention))
+        placed = placement(
+            device,
+            device_map,
+            attention,
+            max_memory=max_memory,
+            offload_folder=offload_folder,
+            quantization_config=quantization_config,
+        )
+        loaded = load_model(model, backend=backend, dtype=dtype, **placed)
     except FailedCheck as error:
         if json_file is not None:
             json_file.write_text(json.dumps({"passed": False, "error": str(error)}, indent=1), encoding="utf-8")
@@ -60,7 +76,7 @@ def check(
             f"{error}\n1 failed: the self-check at loading. Do not trust results of this model on this backend\n"
         )
         raise typer.Exit(1) from error
-    certificate = certify_model(loaded, short_pairs(loaded, asked)[:n_prompts], progress=not no_progress)
+    certificate = certify_model(loaded, short_pairs(loaded, asked, n_prompts), progress=not no_progress)
     sys.stdout.write(f"{certificate!r}\n")
     if json_file is not None:
         json_file.write_text(as_json(certificate), encoding="utf-8")

@@ -61,7 +61,8 @@ def compare(
             found.picture.save(made / "compare.png")
             if report:
                 _page(found, folders).save(made / "report.html")
-        typer.echo(f"Results: {out}/compare.csv, compare.png{', report.html' * report}")
+        written = [*("compare.csv", "heads.csv")[: len(found.tables)], "compare.png", *["report.html"] * report]
+        typer.echo(f"Results: {out}/{', '.join(written)}")
 
 
 def compared(runs: dict[str, Any]) -> Compared:
@@ -97,7 +98,8 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 def _same(runs: dict[str, Any], what: str) -> None:
     """`ValueError` where a setting differs that makes numbers incomparable."""
-    values = {name: kept.options.get(what) for name, kept in runs.items()}
+    default = {"contrast": "content"}.get(what)
+    values = {name: kept.options.get(what) or default for name, kept in runs.items()}
     if len(set(values.values())) > 1:
         told = ", ".join(f"{name} has {value}" for name, value in values.items())
         raise ValueError(f"these runs cannot be compared, they differ in --{what.replace('_', '-')}: {told}")
@@ -117,9 +119,9 @@ def _of_heads(runs: dict[str, Any], *, located: bool) -> Compared:
     """The total effects, and every head that any run names."""
     import pandas as pd
 
-    for what in ("outcome", *(() if located else ("contrast", "direction", "edit"))):
+    for what in ("outcome", "contrast", *(() if located else ("direction", "edit"))):
         _same(runs, what)
-    results = {name: next(iter(kept.results.values())) for name, kept in runs.items()}
+    results = {name: kept.results["LocatedHeads" if located else "PatchScores"] for name, kept in runs.items()}
     rows, named = [], {}
     verdicts = {name: _verdicts(found, located) for name, found in results.items()}
     for name, found in results.items():
@@ -158,7 +160,7 @@ def _of_heads(runs: dict[str, Any], *, located: bool) -> Compared:
             "Heads that any run names, with how many problems show it. Heads of two models share only their place."
         ] = heads
         answer = f"{', '.join(every)} {'is' if len(every) == 1 else 'are'} named" if every else "No head is named"
-        answer += f" in all {len(runs)} runs ({len(union)} in any)"
+        answer += f" in {'both runs' if len(runs) == 2 else f'all {len(runs)} runs'} ({len(union)} in any)"
     else:
         answer = f"None of {len(runs)} runs names a head"
     totals = "; ".join(f"{row['run']} {_limits(row)}" for row in rows)

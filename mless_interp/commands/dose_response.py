@@ -11,6 +11,7 @@ from ..command_line import (
     InsertionOption,
     OutcomeOption,
     OutOption,
+    PlaceOption,
     chosen_insertion,
     chosen_numbers,
 )
@@ -23,6 +24,7 @@ class Options(Asking):
 
     insertion: InsertionOption = "meaningless"
     unit: Annotated[str | None, Option(help="The repeated unit or word. [default: ' /' or 'he']")] = None
+    place: PlaceOption = "before-question"
     doses: Annotated[str, Option(help="Numbers of inserted tokens, increasing.")] = "1,2,4,8,16,32,55,70,110"
     layer: Annotated[int, Option(help="The layer whose heads are read, zero-based.")] = 0
     outcome: OutcomeOption = "answer_logprob"
@@ -47,9 +49,9 @@ def compute(options: Options) -> Computed:
     outcome_named(options.outcome, signed_for="dose-response")
     questions = options.questions()
     filler = chosen_insertion(
-        options.insertion, options.unit, n_tokens=doses[-1], seed=options.seed, problems=questions
+        options.insertion, options.unit, n_tokens=doses[-1], seed=options.seed, problems=questions, place=options.place
     )
-    model = options.load()
+    model = options.load(at_least=doses[-1])
     found = dose_response(
         model,
         questions,

@@ -14,6 +14,7 @@ from ..command_line import (
     LayersOption,
     NTokensOption,
     OutOption,
+    PlaceOption,
     ProblemOption,
     chosen_heads,
     chosen_insertion,
@@ -35,11 +36,12 @@ class Options(Asking):
         ),
     ] = None
     n_tokens: NTokensOption = 55
+    place: PlaceOption = "before-question"
     layers: LayersOption = None
     heads: HeadsOption = None
-    metrics: Annotated[str | None, Option(help="Names, separated by commas, or 'all'. [default: the usual ones]")] = (
-        None
-    )
+    metrics: Annotated[
+        str | None, Option(help="Names, separated by commas, 'all', or 'sinks'. [default: the usual ones]")
+    ] = None
     conditions: ConditionsOption = "base,inserted"
     rows: Annotated[str, Option(help="Rows averaged over: shared, all, question (of tokens after the span).")] = (
         "shared"
@@ -69,7 +71,7 @@ def compute(options: Options) -> Computed:
 
     questions = options.questions()
     fillers = [_insertion(text, options, questions) for text in options.insertion or ["meaningless"]]
-    metrics = options.metrics if options.metrics in (None, "all") else chosen_names(options.metrics or "")
+    metrics = options.metrics if options.metrics in (None, "all", "sinks") else chosen_names(options.metrics or "")
     conditions = chosen_names(options.conditions)
     chosen_metrics(metrics)
     several_of(conditions, CONDITIONS, "condition")
@@ -159,7 +161,7 @@ def _insertion(text: str, options: Options, questions: Any) -> Any:
     kind, equals, unit = text.partition("=")
     if equals and not unit:
         raise ValueError(f"--insertion {text}: nothing stands after '='; give a unit, or leave the '=' out")
-    given = {"n_tokens": options.n_tokens, "seed": options.seed, "problems": questions}
+    given = {"n_tokens": options.n_tokens, "seed": options.seed, "problems": questions, "place": options.place}
     return chosen_insertion(kind, unit or None, **given)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import shutil
 from importlib import import_module
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from ..command_line import BEGUN, Saving
-from ..running.folders import ANALYSIS
+from ..command_line import BEGUN, Saving, of_numbers
+from ..running.folders import ANALYSIS, read_begun, shards_of
+from ..running.locks import refuse_in_use
 from . import COMMANDS
 
 
@@ -38,34 +40,48 @@ def merge(
         )
     (command,) = import_module(f".{name}", __package__).app.registered_commands
     defaults = {each.name: each.default for each in dataclasses.fields(options)}
-    command.callback(**defaults | given | {"out": folder})
+    command.callback(**defaults | given | {"out": folder, "shard": None, "wait": 0.0})
 
 
 def _begun(partial: Path) -> tuple[str, dict[str, Any]]:
     """Of which analysis a hidden folder is, and with which options it was begun."""
     try:
         name = json.loads((partial / ANALYSIS).read_text(encoding="utf-8"))["analysis"]
-        given = json.loads((partial / BEGUN).read_text(encoding="utf-8"))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FileNotFoundError(
-            f"{str(partial)!r} holds no shards ({type(error).__name__}): give the --out with which they ran"
+            f"{str(partial)!r} holds no shards: give the --out with which they ran (a run that is finished needs no merging)"
         ) from error
-    if name not in COMMANDS.values() or not isinstance(given, dict):
+    given = read_begun(partial / BEGUN)
+    if name not in COMMANDS.values():
         raise ValueError(f"{str(partial)!r} is of an analysis {name!r} that this version does not know")
+    if given is None:
+        raise ValueError(
+            f"{str(partial / BEGUN)!r} is missing or damaged: start the command of the shards without --shard, which takes "
+            "what they kept"
+        )
     return name, given
 
 
 def _copy_parts(source: Path, target: Path) -> None:
     """Copy what shards have kept elsewhere; `FileExistsError` where something else has that name here."""
+    for shard in shards_of(source.with_name(source.name.removeprefix(".").removesuffix(".partial"))):
+        refuse_in_use(shard)
     analysis, given = _begun(source)
-    if target.is_dir() and _begun(target) != (analysis, given):
-        raise ValueError(
-            f"{str(source)!r} was begun by another command than {str(target)!r}: merge shards of one command only"
-        )
+    if target.is_dir():
+        there = _begun(target)
+        if (there[0], of_numbers(there[1])) != (analysis, of_numbers(given)):
+            raise ValueError(
+                f"{str(source)!r} was begun by another command than {str(target)!r}: merge shards of one command only"
+            )
     for file in sorted(each for each in source.rglob("*") if each.is_file()):
         place = target / file.relative_to(source)
-        if place.is_file() and place.suffix == ".jsonl" and place.read_bytes() != file.read_bytes():
+        if place.is_file() and (place.suffix != ".jsonl" or place.read_bytes() == file.read_bytes()):
+            continue
+        if place.is_file() and not file.read_bytes().startswith(
+            place.read_bytes()
+        ):  # a copy that was cut off is made again
             raise FileExistsError(f"{str(place)!r} is there already, and other than {str(file)!r}: which is right?")
-        if not place.exists():
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(file, place)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        temporary = place.with_name(f".{place.name}.new")
+        shutil.copy2(file, temporary)
+        os.replace(temporary, place)

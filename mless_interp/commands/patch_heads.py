@@ -22,6 +22,8 @@ from .kept import Computed, Kept, Presented, program, shown_attention
 
 PROBLEMS = {"locate": 64, "sweep": 32}
 """How many, by mode, where nothing else is asked for."""
+N_RANDOM_SETS = 5
+"""Random sets that answers are compared with, at most: each costs an answer per problem."""
 N_SHOWN = 4
 """Heads whose attention is shown, at most: the named ones or, where none is, the largest."""
 
@@ -41,7 +43,8 @@ class Options(Inserting):
         int,
         Option(
             help="locate: answer so many other problems, those after all of these: without insertion, with it, and with the "
-            "named heads that read (or a random set like them) cut off from it. 0: do not."
+            f"named heads that read, or each of {N_RANDOM_SETS} random sets like them, cut off from it: so many times "
+            f"{3 + N_RANDOM_SETS} answers at most. 0: do not."
         ),
     ] = 0
     limit: Annotated[
@@ -49,7 +52,9 @@ class Options(Inserting):
     ] = None  # type: ignore[assignment]
     layers: LayersOption = None
     heads: HeadsOption = None
-    contrast: Annotated[str | None, Option(help=f"sweep: {contrasts()}. [default: content]")] = None
+    contrast: Annotated[
+        str | None, Option(help=f"{contrasts()}. To locate: content, computed, shift or total. [default: content]")
+    ] = None
     direction: Annotated[
         str | None, Option(help="sweep: denoising (clean into corrupted) or noising. [default: denoising]")
     ] = None
@@ -66,14 +71,22 @@ class Options(Inserting):
 
     def checked(self) -> tuple["Options", int]:
         """These options with all problems counted, and how many of them name heads; `ValueError` before anything begins."""
+        from ..locating.locate import LOCATED
         from ..patching.outcomes import outcome_named
         from ..patching.sweep import Sweep
+        from ..prompts.conditions import one_of
 
         if self.mode not in PROBLEMS:
             raise ValueError(f"unknown mode {self.mode!r}; choose locate or sweep")
-        if self.mode == "locate" and self.sweep:
-            given = ", ".join(f"--{name}" for name in self.sweep)
+        given = ", ".join(f"--{name}" for name in self.sweep if name != "contrast")
+        if self.mode == "locate" and given:
             raise ValueError(f"{given} only goes with --mode sweep; locating runs both directions of both edits")
+        if self.mode == "locate" and self.contrast is not None:
+            one_of(self.contrast, dict.fromkeys(LOCATED), "contrast to locate heads by")
+        if self.answers and self.contrast not in (None, "content"):
+            raise ValueError(
+                f"--answers cuts heads off from the span, so it goes with --contrast content, not {self.contrast}"
+            )
         for name, count in (("confirm", self.confirm), ("answers", self.answers)):
             if count < 0 or count == 1 or (self.mode == "sweep" and count):
                 raise ValueError(
@@ -133,15 +146,18 @@ def compute(options: Options) -> Computed:
     common["progress"] = options.progress
     found: Any
     if options.mode == "locate":
+        common["contrast"] = options.contrast or "content"
         found = locate_heads(model, pairs, confirm=fresh or None, checkpoint=options.partial, **common)
-        named, patches = [*found.confirmed, *found.found], found.patches
+        patches = found.patches
+        by_size = [Head.parse(label) for label in found.summary()["label"] if Head.parse(label) in found.found]
+        named = sorted(by_size, key=lambda head: head not in found.confirmed)
     else:
         found = patches = patch_heads(
             model, pairs, checkpoint=options.partial / "sweep.jsonl", **options.sweep, **common
         )
         named = []
     largest = [Head.parse(label) for label in patches.top(N_SHOWN)["label"]]
-    best = list(dict.fromkeys(named))[:N_SHOWN] or largest
+    best = named[:N_SHOWN] or largest
     results, told = {type(found).__name__: found}, repr(found)
     if options.answers:
         results["AccuracyResults"] = answered = _answered(model, every[limit + options.confirm :], found, options)
@@ -167,13 +183,13 @@ def compute(options: Options) -> Computed:
     )
 
 
-NONE, INSERTED, CUT_OFF, RANDOM = "none", "insertion", "named set cut off", "random set cut off"
+NONE, INSERTED, CUT_OFF, RANDOM = "none", "insertion", "named set cut off", "random set {} cut off"
 """What other problems are answered under."""
 
 
 def _answered(model: Any, pairs: Any, found: Any, options: Options) -> Any:
     """Other problems answered without insertion, with it, and with heads cut off from it: the named ones that read, and
-    of the random sets of their layers the first that has fewest of them."""
+    `N_RANDOM_SETS` of the random sets of their layers, the first drawn of those that have fewest of them."""
     from ..accuracy import Treatment, evaluate_accuracy
 
     insertion = pairs[0].insertion
@@ -181,9 +197,14 @@ def _answered(model: Any, pairs: Any, found: Any, options: Options) -> Any:
     joint = found.joint if found.confirmation is None else found.confirmation.joint
     if joint is not None:
         treatments.append(Treatment(insertion, knockout=joint.heads, name=CUT_OFF))
-        if joint.sets:
-            random = min(joint.sets, key=lambda members: len(set(members) & set(joint.heads)))
-            treatments.append(Treatment(insertion, knockout=random, name=RANDOM))
+        random = sorted(joint.sets, key=lambda members: len(set(members) & set(joint.heads)))[:N_RANDOM_SETS]
+        treatments += [
+            Treatment(insertion, knockout=members, name=RANDOM.format(number))
+            for number, members in enumerate(random, 1)
+        ]
+    options.say(
+        f"answering {len(pairs)} other problems under {len(treatments)} treatments: {len(pairs) * len(treatments)} answers"
+    )
     return evaluate_accuracy(
         model,
         [pair.problem for pair in pairs],
@@ -203,6 +224,16 @@ def _short(answered: Any) -> Any:
     against = answered.compare_all(INSERTED).summary().set_index("second")
     columns = {"difference": "difference", "low": "difference_ci_low", "high": "difference_ci_high", "p_holm": "p_holm"}
     return table.join(against[list(columns)].rename(columns=columns), on="treatment")
+
+
+def _first(found: Any) -> list[str]:
+    """What stands open of all that located heads say: the total effect, what the heads that read do as a set (on fresh
+    problems where there are some), and what none of it can say."""
+    from ..locating.sentences import readers_words, total_words
+
+    joint = found.joint if found.confirmation is None else found.confirmation.joint
+    as_a_set = [] if joint is None else readers_words(joint)
+    return [*total_words(found.judged, found.unit), *as_a_set, found.sentences()[-1]]
 
 
 def present(kept: Kept) -> Presented:
@@ -228,19 +259,22 @@ def present(kept: Kept) -> Presented:
         made = Report("Heads that carry the insertion's effect", question=question, answer=answer)
         heads = "the named ones and the largest others" if located and found.found else "the largest"
         pictures = {f"Effects with 95 % intervals over problems: {heads}.": views.forest(found)}
-        if located and found.read is not None:
-            pictures["What the reads of the named heads are."] = views.read_effects(found.read)
         shown = found.shown()
         if not located:
             (table,) = shown.tables
             caption = table.caption.replace("the largest share first", "the surest first")
             shown = replace(shown, tables=(replace(table, frame=in_order(table.frame), caption=caption),))
-        made = made.result(found, pictures=pictures, shown=shown)
+        made = made.result(found, pictures=pictures, shown=shown, first=_first(found) if located else ())
+        if located and found.read is not None:
+            reads = views.read_effects(found.read)
+            caption = "What each edit of a head's attention to the inserted tokens removes, with 95 % intervals."
+            made = made.folded("What the reads of the named heads are", Report("", question="").figure(reads, caption))
         if answered is not None:
             made = made.heading("Do the answers come back?").sentence(of_cut_off(answered))
             made = made.table(_short(answered), f"Right answers; differences and p are against {INSERTED!r}.")
         if attention is not None:
-            which = "named" if located and found.found else "largest"
+            named = len(found.found) if located else 0
+            which = f"{N_SHOWN} largest of {named} named" if named > N_SHOWN else "named" if named else "largest"
             made = made.heading(f"Attention of the {which} heads").view(attention)
         return made.heading("What the model reads").shown_prompt(kept.shown["prompt"])
 

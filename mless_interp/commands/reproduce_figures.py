@@ -12,13 +12,16 @@ from ..command_line import (
     DeviceMapOption,
     DeviceOption,
     DtypeOption,
+    MaxMemoryOption,
     NTokensOption,
+    OffloadFolderOption,
     ProblemOption,
+    QuantizationOption,
     Saving,
     TemplateOption,
     chosen_problems,
     place_of_problem,
-    placement,
+    placement_of,
 )
 from .kept import Computed, Kept, Presented, program, shown_attention
 
@@ -62,6 +65,9 @@ class Options(Saving):
     dtype: DtypeOption = "float32"
     device: DeviceOption = None
     device_map: DeviceMapOption = None
+    max_memory: MaxMemoryOption = None
+    offload_folder: OffloadFolderOption = None
+    quantization_config: QuantizationOption = None
     attention: AttentionOption = "eager"
     out: Annotated[Path | None, Option(help="Folder for the results. [default: results/figure_<figure>]")] = None  # type: ignore[assignment]
 
@@ -89,7 +95,7 @@ def compute(options: Options) -> Computed:
         raise ValueError(f"--draws must be 1 or more, got {options.draws}")
     template_named(options.template)
     check_rows(options.rows)
-    placement(options.device, options.device_map, options.attention)
+    placement_of(options)
     questions = {key: _questions(options, given.get(key)) for key in shown.models}
     results: dict[str, Any] = {}
     beside: dict[str, Any] = {}
@@ -147,7 +153,7 @@ def _of_one_model(
     from ..views.report import ShownPrompt
 
     problem = place_of_problem(options.problem, questions)
-    placed = placement(options.device, options.device_map, options.attention)
+    placed = placement_of(options)
     if options.tiny:
         placed = {"attn_implementation": options.attention}
     else:
@@ -234,7 +240,7 @@ def present(kept: Kept) -> Presented:
     def page() -> Report:
         stand_ins = " What holds of these random stand-ins of the models holds without any training." * run["tiny"]
         own = [name for key, name in names.items() if name != title_of(key)]
-        instead = f" {', '.join(own)} in their place." if own else ""
+        instead = f" {', '.join(own)} in {'its' if len(own) == 1 else 'their'} place." if own else ""
         question = (
             f"Does what {shown.number} claims of {', '.join(map(title_of, shown.models))} hold on "
             f"{run['settings']['n_problems']} problems?{instead}{stand_ins}"

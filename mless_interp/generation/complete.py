@@ -13,10 +13,11 @@ import torch
 from ..heads import Head, as_heads, check_heads
 from ..models.base import Model
 from ..models.info import ModelError
-from ..models.memory import gpu_memory, halved
-from ..running.work import Shard, Tick, Unit
+from ..models.memory import halved, smallest_gpu
+from ..running.work import Tick, Unit, shard_of
 from .decoding import Completion, CompletionEngine, Decoding, Redistribution, Request, Row
 from .engines import engine_for
+from .vllm import Vllm
 
 
 def generate_completions(
@@ -31,7 +32,7 @@ def generate_completions(
     knockout: Iterable[Head | str] = (),
     redistribution: Redistribution | None = None,
     batch_size: int | None = None,
-    engine: str = "auto",
+    engine: str | Vllm = "auto",
     skip: Container[str] = frozenset(),
     on_finished: Callable[[dict[str, Completion]], None] | None = None,
     keep_logits: bool = False,
@@ -49,7 +50,8 @@ def generate_completions(
     redistribution : redraws activations of the first MLPs (ARM), of a row's own tokens, padding excluded.
     batch_size : rows at once (default: sized to memory); halved when memory runs out, rows that had ended are kept.
     engine : "hugging_face" (`generate` with its key-value cache), "forward" (one whole `Model.run` per token: the slow
-        definition, and what HookedTransformer has), "vllm" (an extra; no edits); "auto": the first that the model has.
+        definition, and what HookedTransformer has), "vllm" or a `Vllm` (a process of its own; no edits); "auto": the first
+        of these that the model has, vLLM apart.
     skip : keys that are not made again; the batches are cut as if they were.
     on_finished : called with the completions that have just ended, as soon as they have.
     keep_logits : keep every step's logits (large; for checks).
@@ -92,8 +94,8 @@ def complete_all(
     ordered = sorted(requests, key=lambda request: len(request.prompt))
     size = batch_size or engine.rows_at_once or default_batch_size(model, ordered, decoding.max_new_tokens)
     batches = [tuple(range(at, min(at + size, len(ordered)))) for at in range(0, len(ordered), size)]
-    if isinstance(model.engine, Shard):
-        batches = model.engine.units(batches)
+    shard = shard_of(model.engine)
+    batches = batches if shard is None else shard.units(batches)
     waiting = [left for batch in batches if (left := tuple(at for at in batch if ordered[at].key not in skip))]
     found: dict[str, Completion] = {}
 
@@ -223,13 +225,16 @@ def stop_ids_of(model: Model) -> frozenset[int]:
 
 
 def default_batch_size(model: Model, requests: Sequence[Request], max_new_tokens: int) -> int:
-    """Rows that fit about 2 GB on a CPU, or a quarter of a GPU's memory (a first guess, always the same; halved if wrong)."""
+    """Rows that fit about 2 GB on a CPU, or a quarter of the smallest GPU's memory.
+
+    A first guess, always the same; halved if wrong.
+    """
     info = model.info
     longest = max((len(request.prompt) for request in requests), default=1)
     cache = 2 * info.n_layers * info.n_key_value_heads * info.d_head * (longest + max_new_tokens)
     prefill = longest * (8 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model) + 3 * info.n_heads * longest)
     bytes_each = {"float64": 8, "float32": 4}.get(info.dtype, 2)
     per_row = (cache + prefill) * bytes_each + 16 * info.d_vocab
-    on_gpu = "cuda" in info.device
-    budget = gpu_memory(info.device) / 4 if on_gpu else 2e9
-    return max(1, min(256 if on_gpu else 64, int(budget / per_row)))
+    gpu = smallest_gpu(model.devices)
+    most, budget = (64, 2e9) if gpu is None else (256, gpu / 4)
+    return max(1, min(most, int(budget / per_row)))

@@ -16,23 +16,22 @@ from ..models.info import ModelError
 from ..models.inputs import Edit
 from ..models.sites import site
 from .decoding import CompletionEngine, Decoding, Finished, Row, accept_all, check_numbers, next_tokens
+from .vllm import Vllm, VllmEngine
 
 ENGINES = ("auto", "hugging_face", "forward", "vllm")
 
 
-def check_name(name: str) -> None:
+def check_name(name: str | Vllm) -> None:
     """`ValueError` for an engine that there is not."""
-    if name not in ENGINES:
+    if not isinstance(name, Vllm) and name not in ENGINES:
         raise ValueError(f"unknown engine {name!r}; choose one of {', '.join(ENGINES)}")
 
 
-def engine_for(model: Model, name: str) -> CompletionEngine:
+def engine_for(model: Model, name: str | Vllm) -> CompletionEngine:
     """The engine of that name for this model; "auto" takes Hugging Face's where the model has one that agrees with it."""
     check_name(name)
-    if name == "vllm":
-        from .vllm import VllmEngine
-
-        return VllmEngine(model)
+    if isinstance(name, Vllm) or name == "vllm":
+        return VllmEngine(model, name if isinstance(name, Vllm) else None)
     if name == "forward" or (name == "auto" and model.hf_model is None):
         return ForwardEngine(model)
     if model.hf_model is None:

@@ -162,7 +162,7 @@ def _lenient(completion: str, gold: str, ask: Questions) -> bool:
     left, right = number(first), number(second)
     decimals = _decimals(first)
     if left is not None and right is not None:
-        if ("%" in answer) != ("%" in gold) and (left == 100 * right or right == 100 * left):
+        if ("%" in answer) != ("%" in gold) and (left == 100 * right if "%" in answer else right == 100 * left):
             return True
         return decimals is not None and abs(left - right) <= Fraction(1, 2 * 10**decimals)
     if latex.holds_words(first) or latex.holds_words(second) or max(len(first), len(second)) > 300:

@@ -49,7 +49,7 @@ def _mathematics(words: str) -> bool:
     A unit is known, or a word with a vowel: of four letters or more, or of three after a space.
     """
     found = _unit_words(words)
-    if any(word in latex.FUNCTIONS for word in found):
+    if any(word in latex.FUNCTIONS and word not in _UNIT_NAMES for word in found):  # 5 min: minutes
         return True
     shortest = 3 if words[:1].isspace() else 4
     return not all(

@@ -17,6 +17,9 @@ model answers with the largest number of the question. Its parts, all exact func
 - a reader may be restricted to the rows of some tokens (`reads_from`): of the one that predicts the answer, of the
   numbers (then only mediators hand on what it wrote), or of one number, so that it acts in few problems (`rare`);
 - a `span writer` writes in the span's own rows what a later `relay` brings from there to the question;
+- a `thinker` reads the question's numbers from the span's own rows, where the span stands after them, and writes the largest
+  there; a later `recaller` copies it from the span to the answer, beside the copier: a span that really computes, in a
+  model whose other heads do the same with a span that has read nothing;
 - the last MLP multiplies the copied numbers by `2 + 2 (signal + carried)` (`4 - 2 (...)` with `sign=-1`) and the
   unembedding reads the product: the span makes the model surer (or less sure) of its answer. With `combine="any"` or
   `"all"` a step takes the sum's place, at one contribution or at all of them: circuits of OR and of AND;
@@ -44,6 +47,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from ..given import checked
 from ..heads import Head
+from ..prompts.conditions import one_of
 from ..prompts.problems import Problem
 from .roles import ANSWER_ROW, DECOY_KINDS, Expected, Roles, shares_and_gains
 from .tokenizer import EOS, NUMBERS, PAD, Vocabulary, build_tokenizer, draw_records, draw_vocabulary
@@ -121,6 +125,18 @@ class PlantedModel:
             nothing = Expected("undecided", 0, "the span has no effect of which it could carry a part")
             return dict.fromkeys(heads, nothing)
         return {head: self.roles.expected(head) for head in heads}
+
+    def expected_under(self, contrast: str) -> dict[Head, Expected]:
+        """`expected`, for "content" or "computed" of a span that stands after the question.
+
+        Under "computed" the heads of `recalls` alone do anything; without such heads nobody does, and before the question
+        nothing can be computed at all.
+        """
+        one_of(contrast, dict.fromkeys(("content", "computed")), "contrast")
+        if contrast == "computed" and not self.roles.recalls:
+            nothing = Expected("undecided", 0, "the span's rows compute nothing of the question")
+            return dict.fromkeys(self.expected, nothing)
+        return {head: self.roles.expected(head, contrast) for head in self.expected}
 
     @property
     def name(self) -> str:
@@ -200,6 +216,7 @@ def planted_model(
     conditional: Mapping[Head, Head] | None = None,
     against: Iterable[Head] = (),
     relayed: Mapping[Head, Head] | None = None,
+    recalls: Mapping[Head, Head] | None = None,
     reads_from: Mapping[Head, Iterable[str]] | None = None,
     combine: str = "sum",
     dtype: torch.dtype = torch.float32,
@@ -220,6 +237,8 @@ def planted_model(
     - `conditional`: each conditional reader -> the earlier head that must see the span for it to look at it.
     - `against`: readers that take back a quarter of what all readers bring.
     - `relayed`: each reader of what the span's own rows hold -> the earlier head that writes it there.
+    - `recalls`: each reader of what the span's rows made of the question -> the earlier head that makes it there. Only a span
+      after the question (`Insertion...(after="question")`) has anything to make it of.
     - `reads_from`: reader -> the tokens in whose rows alone it looks at the span: `"\\boxed{"` (which predicts the answer),
       numbers "2" to "13" (only mediators hand on what is written there), or both. One number: it acts in a few problems.
     - `combine`: "sum", contributions add up; "any", each is enough; "all", all are needed. The last two for two or more
@@ -253,6 +272,7 @@ def planted_model(
         conditional=conditional,
         against=against,
         relayed=relayed,
+        recalls=recalls,
         reads_from=reads_from,
         combine=combine,
     )
@@ -295,6 +315,7 @@ def planted_model(
         "conditional": {str(reader): str(switch) for reader, switch in roles.conditional.items()},
         "against": [str(head) for head in roles.against],
         "relayed": {str(reader): str(writer) for reader, writer in roles.relayed.items()},
+        "recalls": {str(reader): str(writer) for reader, writer in roles.recalls.items()},
         "reads_from": {str(head): sorted(tokens) for head, tokens in roles.reads_from.items()},
         "combine": roles.combine,
     }

@@ -39,15 +39,20 @@ _NOTHING = {
     "copier": "it copies the question's numbers, with the span or without",
     "span writer": "its own writing stands in the rows of the span, which are the same in both runs: no edit of question "
     "rows can show it",
+    "thinker": "it writes in the rows of the span, which are the same in both runs: no edit of question rows can show it",
     "rare": "it reads the span in a few problems only, and a verdict is about most problems",
     "idle": "its weights are small noise",
 }
 _ALONE = "it reads the span, and adds to or takes from the effect whatever other heads do"
 _PASSES = "it never sees the span, and carries on what readers wrote"
+_SAME = "nothing that it reads or writes outside the span's rows differs between the runs but through other heads"
 _SUM = {
     "reader": Expected("reader", 1, _ALONE),
     "against": Expected("reader", -1, f"{_ALONE}, but it writes with the opposite sign"),
     "relay": Expected("reader", 1, "question rows get from the span, through it, what the span's own rows hold"),
+    "recaller": Expected(
+        "reader", 1, "it brings the answer's row, from the span, what the span's rows made of the question"
+    ),
     "mediator": Expected("mediator", 1, _PASSES),
     "conditional": Expected(
         "conditional reader",
@@ -62,6 +67,13 @@ _SUM = {
         "alone it brings nothing, for they still cannot see the span",
     ),
 }
+_COMPUTED = {
+    "thinker": Expected("reader", 1, "it alone reads the question from the span's rows, and writes the answer there"),
+    "recaller": Expected(
+        "mediator", 1, "it brings from the span what was written there, and reads no question in its rows"
+    ),
+}
+"""What the contrast of a span that has read the question with a blind one must show: of all other heads, nothing."""
 _ANY = {
     "reader": Expected("redundant reader", 1, "it is enough alone, and not needed: the others are enough without it"),
     "mediator": Expected("redundant mediator", 1, "it is enough alone, and not needed: the others are enough"),
@@ -77,7 +89,8 @@ class Roles:
     """Which head does what in a model of `n_layers` layers: checked, complete, no head in two roles.
 
     `conditional` maps each conditional reader to the earlier head that makes it look, `relayed` each reader of the span's
-    own rows to the earlier head that writes there, `reads_from` some readers to the tokens in whose rows alone they look.
+    own rows to the earlier head that writes there, `recalls` each reader of what the span's rows made of the question to the
+    earlier head that makes it there, `reads_from` some readers to the tokens in whose rows alone they look.
     `combine`: whether contributions add up ("sum"), or any one is enough, or all are needed.
     """
 
@@ -91,6 +104,7 @@ class Roles:
     relayed: dict[Head, Head] = field(default_factory=dict)
     reads_from: dict[Head, frozenset[str]] = field(default_factory=dict)
     combine: str = "sum"
+    recalls: dict[Head, Head] = field(default_factory=dict)
 
     @property
     def kinds(self) -> dict[Head, str]:
@@ -103,6 +117,8 @@ class Roles:
             "switch": self.switches,
             "relay": tuple(self.relayed),
             "span writer": tuple(self.relayed.values()),
+            "recaller": tuple(self.recalls),
+            "thinker": tuple(self.recalls.values()),
             "copier": (self.copier,),
             **self.decoys,
         }
@@ -131,10 +147,19 @@ class Roles:
 
     def passes(self, head: Head) -> bool:
         """Whether what it writes can be carried on by a later mediator, which reads the rows of numbers."""
-        return head not in self.relayed and (head not in self.reads_from or self.reads_from[head] != {ANSWER_ROW})
+        return (
+            head not in self.relayed
+            and head not in self.recalls
+            and (head not in self.reads_from or self.reads_from[head] != {ANSWER_ROW})
+        )
 
-    def expected(self, head: Head) -> Expected:
-        """The verdict that a head must get in most problems of a model that has readers."""
+    def expected(self, head: Head, contrast: str = "content") -> Expected:
+        """The verdict that a head must get in most problems of a model that has readers.
+
+        Where spans think (`recalls`), of one that stands after the question; under "computed" nobody else has an effect.
+        """
+        if contrast == "computed":
+            return _COMPUTED.get(self.kinds.get(head, "idle"), Expected("negligible", 0, _SAME))
         kind = "rare" if head in self.rare else self.kinds.get(head, "idle")
         if kind in _NOTHING:
             return Expected("negligible", 0, _NOTHING[kind])
@@ -155,6 +180,7 @@ class Roles:
         conditional: Mapping[Head, Head] | None = None,
         against: Iterable[Head] = (),
         relayed: Mapping[Head, Head] | None = None,
+        recalls: Mapping[Head, Head] | None = None,
         reads_from: Mapping[Head, Iterable[str]] | None = None,
         combine: str = "sum",
     ) -> "Roles":
@@ -164,7 +190,7 @@ class Roles:
             raise ValueError(f"unknown decoy kind {min(unknown)!r}; the kinds are {', '.join(DECOY_KINDS)}")
         if combine not in COMBINE:
             raise ValueError(f"combine must be one of {', '.join(COMBINE)}, got {combine!r}")
-        conditional, relayed = dict(conditional or {}), dict(relayed or {})
+        conditional, relayed, recalls = dict(conditional or {}), dict(relayed or {}), dict(recalls or {})
         given: dict[str, list[Head]] = {"readers": list(readers or ()), "mediators": list(mediators or ())}
         given |= {f"{kind} decoys": list((decoys or {}).get(kind, ())) for kind in DECOY_KINDS}
         given["copier"] = [] if copier is None else [copier]
@@ -173,6 +199,8 @@ class Roles:
             "switches": list(dict.fromkeys(conditional.values())),
             "readers of the span's rows": list(relayed),
             "writers of the span's rows": list(relayed.values()),
+            "readers of what the span computed": list(recalls),
+            "heads that compute in the span's rows": list(recalls.values()),
             "readers against the effect": list(against),
         }
         for heads in given.values():  # types first: the number of layers is read from the heads
@@ -187,7 +215,8 @@ class Roles:
                 if head in role_of:
                     raise ValueError(f"{head} is given two roles, {role_of[head]} and {role} (zero-based)")
                 role_of[head] = role
-        brings = any(given[role] for role in ("readers", "conditional readers", "readers of the span's rows"))
+        bringing = ("readers", "conditional readers", "readers of the span's rows", "readers of what the span computed")
+        brings = any(given[role] for role in bringing)
         if null and (brings or given["mediators"] or given["readers against the effect"]):
             raise ValueError(
                 "null=True is a model without readers and mediators of any kind: leave all out, or null=False"
@@ -230,12 +259,16 @@ class Roles:
             relayed,
             _rows(reads_from or {}, given["readers"]),
             combine,
+            recalls,
         )
         roles._check()
         return roles
 
     def _check(self) -> None:
-        for needed, what in ((self.conditional, "made to look"), (self.relayed, "given anything to read")):
+        for needed, what in (
+            (self.conditional, "made to look"),
+            ({**self.relayed, **self.recalls}, "given anything to read"),
+        ):
             for reader, earlier in needed.items():
                 if earlier.layer >= reader.layer:
                     raise ValueError(
@@ -257,10 +290,10 @@ class Roles:
                 )
         if self.combine == "sum":
             return
-        if self.conditional or self.against or self.relayed or self.rare:
+        if self.conditional or self.against or self.relayed or self.recalls or self.rare:
             raise ValueError(
-                f"combine={self.combine!r} is for readers and mediators alone; conditional, opposing, relayed and rare "
-                "readers need combine='sum'"
+                f"combine={self.combine!r} is for readers and mediators alone; conditional, opposing, relayed, recalling and "
+                "rare readers need combine='sum'"
             )
         parallel = len(self.readers) > 1 and not self.mediators and all(map(self.direct, self.readers))
         chain = len(self.mediators) > 1 and len(self.readers) == 1 and not self.direct(self.readers[0])
@@ -336,7 +369,9 @@ def fair_shares(roles: Roles, seed: int) -> dict[Head, float]:
     numbers only, each mediator carries on an equal part of what it finds.
     """
     rare, mediators = roles.rare, roles.mediators
-    readers = [head for head in (*roles.readers, *roles.conditional, *roles.relayed) if head not in rare]
+    readers = [
+        head for head in (*roles.readers, *roles.conditional, *roles.relayed, *roles.recalls) if head not in rare
+    ]
     if not readers:
         return {}
     rng = random.Random(f"planted shares {seed}")

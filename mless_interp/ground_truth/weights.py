@@ -244,6 +244,13 @@ class PlantedWeights:
             return [("unit", "constant", _BLIND), ("unit", f"from {head}", sees - _BLIND)]
         if kind in ("reader", "against", "relay"):
             return [("unit", "constant", sees)]
+        if kind == "recaller":
+            return [("system", "constant", 6.0), ("unit", "constant", 12.0 + lift)]
+        if (
+            kind == "thinker"
+        ):  # in the span's rows at the question's numbers, elsewhere (and without any) at the system prompt
+            number = [("number", "unit", 20.0), ("size", "unit", 6.0)]
+            return [("system", "constant", 8.0), ("unit", "constant", _BLIND), *number]
         if kind == "conditional":
             return [
                 ("unit", "constant", _BLIND),
@@ -270,6 +277,12 @@ class PlantedWeights:
             return [("unit", "carried", self.gains[head])]
         if kind == "relay":
             return [("noted", "carried", self.gains[head])]
+        if kind == "recaller":
+            base, slope = _FACTOR[self.sign]
+            gain = self.gains[head] * slope / base  # the answer's factor multiplies what is copied
+            return list(zip(_IDENTITIES, _COPIES, [gain] * len(NUMBERS), strict=True))
+        if kind == "thinker":
+            return list(zip(_IDENTITIES, _IDENTITIES, [1.0] * len(NUMBERS), strict=True))
         if kind == "switch":
             return [("unit", f"switch {head}", 1.0)]
         if kind == "span writer":

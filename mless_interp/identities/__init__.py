@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..models.base import Model
+from ..prompts.conditions import CONTRASTS
 from . import formulas
 from .case import Case, Finding, Layer, apart, worst
 
@@ -25,8 +26,7 @@ def _no_prefix(case: Case) -> str | None:
 def _identical(case: Case) -> str | None:
     if case.model.learned_positions:
         return "its positions are learned vectors, so the same token has other keys and values at another place"
-    start, stop = case.pair.span
-    if len(set(case.pair.inserted.ids[start:stop])) > 1:
+    if len(set(case.pair.span_ids)) > 1:
         return "the inserted tokens are not all the same"
     return _rotated(case)
 
@@ -44,6 +44,19 @@ def _unwindowed(case: Case) -> str | None:
     if window is not None and window < len(case.pair.base):
         return f"layer 0's sliding window of {window} tokens cuts the span off from some rows"
     return _identical(case)
+
+
+def _reads_nothing(case: Case) -> str | None:
+    return "the span stands after the question, or part of it" if _question_before(case) else None
+
+
+def _reads_question(case: Case) -> str | None:
+    return None if _question_before(case) else "nothing of the question stands before the span"
+
+
+def _question_before(case: Case) -> bool:
+    """Whether the span's rows can see any of the question."""
+    return bool(CONTRASTS["computed"].cut(case.pair.inserted).keys[: case.pair.span[1]].any())
 
 
 @dataclass(frozen=True)
@@ -74,8 +87,18 @@ IDENTITIES: tuple[Identity, ...] = (
     Identity("I10", "each head adds its scale part + its bias part", formulas.scale_and_bias, _adds),
     Identity("I11", "entropy = between + λ outside + (1 - λ) inside (every layer)", formulas.entropy_splits),
     Identity("I12", "logit(1 - λ) = log N + constant, slope 1", formulas.slope_one, _unwindowed, factor=10.0),
+    Identity(
+        "I13", "span before the question: blind = inserted (every layer)", formulas.before_it_is_blind, _reads_nothing
+    ),
+    Identity(
+        "I14",
+        "content = presence + computed (layer 0: outside the span, in it)",
+        formulas.presence_and_computed,
+        _reads_question,
+    ),
 )
-"""I0 to I12: I1 to I12 of methods §3, and before them that the backend's own pattern is the one that acts."""
+"""I0 to I14: I1 to I13 of methods §3, before them that the backend's own pattern is the one that acts, and behind them that
+what a span computes begins in its own rows."""
 
 
 def tolerance_of(model: Model) -> float:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from ..metrics.attention import retained_mass
 from ..metrics.outputs import span_output
-from ..models.arithmetic import masked_scores, softmax
+from ..metrics.patterns import with_sink_key
+from ..models.arithmetic import masked_scores, softmax, with_extra, with_sinks
 from ..models.base import Model
 from ..models.sites import site
 from ..patching.interventions import Intervention, LayerState
@@ -56,14 +57,26 @@ def size(values: Tensor) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """One layer of a run of one prompt: `pattern` `[H, T, T]` rebuilt from rotated q and k (or the library's own where it
-    does not show them), `v` per query head `[H, T, d]`, `z` `[H, T, d]`, `own`: the library's pattern where it has one."""
+    """One layer of a run of one prompt: `pattern` `[H, T, K]` rebuilt from rotated q and k (or the library's own where it
+    does not show them), `v` per query head `[H, K, d]`, `z` `[H, T, d]`, `own`: the library's pattern where it has one.
+
+    The keys are the tokens and, where heads have learned sinks, one more, whose value is 0; `visible` `[1|H, T, K]`."""
 
     pattern: Tensor
     v: Tensor
     z: Tensor
     own: Tensor | None
-    scores: Tensor | None
+    visible: Tensor
+
+    @property
+    def keys(self) -> dict[str, Tensor]:
+        """What a metric must know of the keys."""
+        return {"visible": self.visible, "dest_positions": torch.arange(self.pattern.shape[1]).to(self.visible.device)}
+
+    def mask(self, tokens: Tensor) -> Tensor:
+        """A mask over tokens as one over the keys."""
+        more = self.pattern.shape[2] - len(tokens)
+        return torch.nn.functional.pad(tokens.to(self.pattern.device), (0, more), value=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,22 +114,23 @@ class Case:
         v, z = run[site(layer, "attn.hook_v")], run[site(layer, "attn.hook_z")]
         own = run.get(site(layer, "attn.hook_pattern"))
         group = self.model.info.n_heads // self.model.info.n_key_value_heads
-        scores = None
+        rule = self.model.attention_rule(layer)
+        visible = self.model.visible(self.pair.condition(condition))[layer].to(z.device)
+        seen = with_extra(visible[0], rule, value=True)
         if self.model.has_rotated_sites:
             q, k = run[site(layer, "attn.hook_rot_q")], run[site(layer, "attn.hook_rot_k")]
-            visible = self.model.visible(self.pair.condition(condition).to(q.device))[layer]
-            scores = masked_scores(q, k, visible, self.model.attention_rule(layer))
-        pattern = own if scores is None else softmax(scores)
-        assert pattern is not None
-        values = v[0].repeat_interleave(group, 1).transpose(0, 1)
-        first = lambda x: None if x is None else x[0]  # noqa: E731
-        return Layer(pattern[0], values, z[0].transpose(0, 1), first(own), first(scores))
+            pattern = softmax(with_sinks(masked_scores(q, k, visible.to(q.device), rule), rule.column))[0]
+        else:
+            assert own is not None
+            pattern = with_sink_key(own[0], visible=visible[0])[0] if rule.n_extra else own[0]
+        values = torch.nn.functional.pad(v[0].repeat_interleave(group, 1).transpose(0, 1), (0, 0, 0, rule.n_extra))
+        return Layer(pattern, values, z[0].transpose(0, 1), None if own is None else own[0], seen.to(pattern.device))
 
     def parts(self, layer: Layer) -> tuple[Tensor, Tensor]:
         """lambda `[H, shared]` and Sigma `[H, shared, d]` of a run with the span."""
-        span = self.pair.span_mask.to(layer.pattern.device)
-        lam = retained_mass(layer.pattern, span=span)[:, self.pair.shared]
-        return lam, span_output(layer.pattern, layer.v, span=span)[:, self.pair.shared]
+        span = layer.mask(self.pair.span_mask)
+        lam = retained_mass(layer.pattern, span=span, **layer.keys)[:, self.pair.shared]
+        return lam, span_output(layer.pattern, layer.v, span=span, **layer.keys)[:, self.pair.shared]
 
     def shared(self, values: Tensor) -> Tensor:
         """`[H, T, ...]` of a run with the span at the tokens that both prompts have."""
@@ -177,4 +191,5 @@ class Case:
         captured = self.model.run(
             inputs.tokens, attention_mask=inputs.attention_mask, capture=dict.fromkeys(names), logits_at="none"
         ).captured
-        return (captured[names[0]] + captured[names[1]])[0, self.pair.shared]
+        before, added = (captured[name] for name in names)
+        return (before.to(added.device) + added)[0, self.pair.shared]

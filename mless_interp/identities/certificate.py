@@ -15,7 +15,7 @@ from ..models.base import Model
 from ..models.checks import TOLERANCE, FailedCheck, check_model
 from ..models.info import ModelChecks, ModelError, ModelInfo
 from ..prompts.insertions import Insertion
-from ..prompts.pairs import PromptPair, pairs_of_any
+from ..prompts.pairs import PromptPair, followed, pairs_of_any
 from ..prompts.problems import Problem
 from ..running.progress import progress_bar
 from ..running.registry import savable
@@ -102,7 +102,8 @@ class Certificate(Result):
             + (f", sliding windows of {', '.join(map(str, windows))}" if windows else ""),
             ", ".join(f"{name} {number}" for name, number in i.versions.items()),
             f"{len(self.prompts)} prompts of {', '.join(str(len(p['inserted_ids'])) for p in self.prompts)} tokens with "
-            f"{self.prompts[0]['insertion']}; errors are shares of the largest value compared",
+            f"{'; '.join(dict.fromkeys(p['insertion'] for p in self.prompts))}; errors are shares of the largest value "
+            "compared",
         )
 
     def _outcome(self) -> list[str]:
@@ -141,10 +142,10 @@ def certify_model(
 ) -> Certificate:
     """Run the self-check and the exact identities (methods §3) on a loaded model; nothing is raised for what fails.
 
-    `pairs` are the prompts to run them on: a few short ones with a run of one repeated token, 12 tokens long, if you give
-    none. The largest error over the prompts is held against the tolerance of the model's dtype and backend
-    (`tolerance_of`; ten times that where rounding adds up over all layers). An identity that an architecture cannot have
-    is "not applicable" and says why.
+    `pairs` are the prompts to run them on: a few short ones with a run of one repeated token, 12 tokens long, before
+    the question and in the last one after it, if you give none. The largest error over the prompts is held against the
+    tolerance of the model's dtype and backend (`tolerance_of`; ten times that where rounding adds up over all layers).
+    An identity that an architecture cannot have is "not applicable" and says why.
     """
     chosen = tuple(short_pairs(model) if pairs is None else pairs)
     if not chosen:
@@ -165,10 +166,13 @@ def certify_model(
     return Certificate(model.info, checks, tuple(verdicts), tuple(pair.record() for pair in chosen))
 
 
-def short_pairs(model: Model, problems: Iterable[Problem] | None = None) -> tuple[PromptPair, ...]:
-    """A few short pairs with one token repeated 12 times: of `problems`, or of three small sums."""
+def short_pairs(
+    model: Model, problems: Iterable[Problem] | None = None, n: int | None = None
+) -> tuple[PromptPair, ...]:
+    """A few short pairs with one token repeated 12 times: of `problems`, or of three small sums, the first `n`; the last of
+    them again with the tokens after the question, and its answer, if it has one, behind them."""
     made = [Problem(id=f"check-{i}", question=q, answer=a) for i, (q, a) in enumerate(QUESTIONS)]
-    asked = list(problems) if problems is not None else made
+    asked = (list(problems) if problems is not None else made)[:n]
     if model.tokenizer is None:
         raise ModelError(f"{model.info.name} has no tokenizer: give pairs, or wrap_model(..., tokenizer=...)")
     first: ValueError | None = None
@@ -180,7 +184,9 @@ def short_pairs(model: Model, problems: Iterable[Problem] | None = None) -> tupl
             first = first or error
             continue
         if len(set(span)) == 1:
-            return pairs_of_any(model, asked, insertion)
+            behind = replace(insertion, before=None, after="question")
+            last = [pair for pair in pairs_of_any(model, asked[-1:], behind) if pair.answer_ids]
+            return (*pairs_of_any(model, asked, insertion), *followed(last))
     raise ModelError(
         f"none of {', '.join(map(repr, UNITS))} is a single token of {model.info.name}'s tokenizer; give pairs of your own"
     ) from first

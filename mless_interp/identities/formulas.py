@@ -9,10 +9,11 @@ from torch import Tensor
 from ..metrics.attention import span_log_odds
 from ..metrics.distances import jensen_shannon_divergence, renormalised_rows
 from ..metrics.entropy import attention_entropy, entropy_chain
-from ..models.arithmetic import masked_scores
+from ..models.arithmetic import masked_scores, with_extra, with_sinks
 from ..models.sites import site
-from ..patching.interventions import Knockout, KnockoutZero, PatchZ
-from ..prompts.pairs import pairs_of_any
+from ..patching.interventions import Knockout, KnockoutZero, LayerState, PatchZ
+from ..prompts.conditions import CONTRASTS
+from ..prompts.pairs import followed, pairs_of_any
 from .case import Case, Finding, apart, size, worst
 
 DOSES = (4, 16)
@@ -26,7 +27,7 @@ def own_pattern(case: Case) -> Finding:
         run = case.layer("inserted", layer)
         found.append(apart(run.pattern.to(run.v) @ run.v, run.z))
         if run.own is not None:
-            found.append(apart(run.own, run.pattern))
+            found.append(apart(run.own, run.pattern[..., : run.own.shape[-1]]))
     return worst(found)
 
 
@@ -60,7 +61,8 @@ def one_vector(case: Case) -> Finding:
 def renormalised(case: Case) -> Finding:
     """I4: the pattern over the shared tokens, renormalised, is the reference pattern (distance 0)."""
     after, gap = case.layer("inserted"), case.layer("gap")
-    at = case.pair.shared.to(after.pattern.device)
+    extra = torch.arange(len(case.pair.inserted), after.pattern.shape[-1])
+    at = torch.cat([case.pair.shared, extra]).to(after.pattern.device)
     rows = renormalised_rows(case.shared(after.pattern), alignment=at)
     kept = ~rows.isnan().any(-1)
     divergence = jensen_shannon_divergence(gap.pattern, rows)[kept]
@@ -79,6 +81,32 @@ def gap_is_masked(case: Case) -> Finding:
     gap, masked, at = case.run("gap"), case.run("masked"), case.pair.shared
     names = ["logits", *(site(layer, "attn.hook_z") for layer in case.layers)]
     return worst(apart(masked[name][:, at], gap[name]) for name in names)
+
+
+def before_it_is_blind(case: Case) -> Finding:
+    """I13: a span that stands before the question has nothing to read of it: blind = inserted, everywhere."""
+    blind, inserted = case.run("blind"), case.run("inserted")
+    return worst(apart(blind[name], inserted[name]) for name in inserted)
+
+
+def presence_and_computed(case: Case) -> Finding:
+    """I14: content = presence + computed: in layer 0 the first lies outside the span alone, the second in its rows alone.
+
+    There the two runs of `computed` differ by nothing but what hiding the question from these rows does, and in no layer does
+    a row before the span differ.
+    """
+    pair, rows, first = case.pair, case.pair.span_mask, case.pair.span[0]
+    masked, blind, inserted = (case.layer(name).z for name in ("masked", "blind", "inserted"))
+    found = [apart(blind[:, ~rows], inserted[:, ~rows]), apart(masked[:, rows], inserted[:, rows])]
+    found += [
+        apart(case.layer("blind", at).z[:, :first], case.layer("inserted", at).z[:, :first]) for at in case.layers
+    ]
+    if case.model.has_rotated_sites:
+        hidden = CONTRASTS["computed"].cut(pair.inserted)
+        recording = case.model.record(pair.condition("inserted"), start=0)
+        state = LayerState.of(case.model, recording, 0, span=hidden.keys[None], rows=hidden.rows[None])
+        found.append(apart(Knockout().edited(state)[0].transpose(0, 1), blind))
+    return worst(found)
 
 
 def knockout_is_patch(case: Case) -> Finding:
@@ -122,37 +150,39 @@ def entropy_splits(case: Case) -> Finding:
     """I11: H(A') = h2(lambda) + lambda H(outside) + (1 - lambda) H(inside), in every layer."""
     found = []
     for layer in case.layers:
-        pattern = case.layer("inserted", layer).pattern
-        span = case.pair.span_mask.to(pattern.device)
-        chain = entropy_chain(pattern, span=span).total
-        found.append(apart(attention_entropy(pattern), chain))
+        run = case.layer("inserted", layer)
+        chain = entropy_chain(run.pattern, span=run.mask(case.pair.span_mask), **run.keys).total
+        found.append(apart(attention_entropy(run.pattern, **run.keys), chain))
     return worst(found)
 
 
 def slope_one(case: Case) -> Finding:
     """I12: N identical tokens at held positions: logit(1 - lambda) grows as log N with slope exactly 1."""
     odds = []
-    span = case.pair.inserted.ids[case.pair.span[0] : case.pair.span[1]]
+    span = case.pair.span_ids
     unit = next(n for n in range(1, len(span) + 1) if len(span) % n == 0 and span == span[:n] * (len(span) // n))
     sizes = [unit * dose for dose in DOSES]
     for n in sizes:
         insertion = replace(case.pair.insertion, n_tokens=n)
-        other = Case(
-            case.model, pairs_of_any(case.model, [case.pair.problem], insertion, template=case.pair.template)[0]
-        )
-        scores = _first_layer_scores(other)
-        after = slice(other.pair.span[0], None)
-        odds.append(span_log_odds(scores, span=other.pair.span_mask.to(scores.device))[:, other.pair.shared][:, after])
+        made = pairs_of_any(case.model, [case.pair.problem], insertion, template=case.pair.template)
+        other = Case(case.model, followed(made)[0])
+        scores, rule = _first_layer_scores(other), case.model.attention_rule(0)
+        keys, rows = torch.isfinite(scores), torch.arange(scores.shape[1], device=scores.device)
+        inside = with_extra(other.pair.span_mask.to(scores.device), rule)
+        after = slice(len(other.pair.base) - other.pair.n_after, None)
+        of_rows = span_log_odds(scores, span=inside, visible=keys, dest_positions=rows)
+        odds.append(of_rows[:, other.pair.shared][:, after])
     slope = (odds[1] - odds[0]) / math.log(sizes[1] / sizes[0])
     return apart(slope, torch.ones_like(slope))
 
 
 def _first_layer_scores(case: Case) -> Tensor:
-    """Attention scores `[H, T, T]` of layer 0 in the held condition."""
+    """Attention scores `[H, T, K]` of layer 0 in the held condition, -inf where not visible."""
     inputs = case.pair.condition("held")
     names = [site(0, "attn.hook_rot_q"), site(0, "attn.hook_rot_k")]
     got = case.model.run(
         inputs.tokens, position_ids=inputs.position_ids, capture=dict.fromkeys(names), logits_at="none"
     ).captured
     q, k = (got[name] for name in names)
-    return masked_scores(q, k, case.model.visible(inputs.to(q.device))[0], case.model.attention_rule(0))[0]
+    rule, visible = case.model.attention_rule(0), case.model.visible(inputs)[0].to(q.device)
+    return with_sinks(masked_scores(q, k, visible, rule), rule.column)[0]

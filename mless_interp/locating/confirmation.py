@@ -117,7 +117,7 @@ class Confirmation(Result):
         s, n = self.settings, len(self.total)
         heads = f"{len(self.heads)} {'head' if len(self.heads) == 1 else 'heads'}"
         found = [f"{n} fresh problems, none of them used to name the heads; {heads} tested again."]
-        found += total_words(self.judged, self.unit)
+        found += total_words(self.judged, self.unit, s.get("contrast", "content"))
         few = few_problems(n, len(self.heads), s["alpha"], again=True)
         if few:
             found.append(few)

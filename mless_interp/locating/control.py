@@ -1,7 +1,7 @@
 """What a claim about heads is held against: other insertions, other attention, the gap alone, other heads."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from ..patching.joint import JointKnockout, joint_knockout
 from ..patching.prepared import Prepared, prepare
 from ..patching.reads import ReadEffects, read_effects
 from ..patching.sweep import Sweep, sweep_heads
+from ..prompts.conditions import CONTRASTS, Contrast
 from ..prompts.insertions import Insertion
-from ..prompts.pairs import PromptPair, digest_of, make_pairs
+from ..prompts.pairs import PromptPair, digest_of, pairs_like
 from ..running.checkpoint import CheckpointError
 from ..running.results import interval_columns
 from ..statistics import holm, median_interval, one_problem, prevalence_test
 from .judge import PARTS, SIDES, Claims, measured
-from .measure import MEASURES, kept_file, measure
+from .measure import kept_file, measure
 
 LEAST_MATCHED = 8
 """A matched-mass knockout is tested where it is defined on this many problems and on half of them (on all if fewer)."""
@@ -35,7 +36,6 @@ def check_controls(pairs: Sequence[PromptPair]) -> None:
     """Controls are matched to one insertion: `ValueError` where the pairs have several, or prompts of several templates."""
     for what, found in (
         ("insertions", {pair.insertion.label for pair in pairs}),
-        ("lengths of insertion", {pair.n_inserted for pair in pairs}),
         ("templates", {str(pair.template) for pair in pairs}),
     ):
         if len(found) > 1:
@@ -57,15 +57,19 @@ class Controls:
     folder: Path | None
     progress: bool
     seed: int
+    contrast: Contrast = CONTRASTS["content"]
 
     def _options(self, name: str, *of: Any) -> dict[str, Any]:
         return {"checkpoint": kept_file(self.folder, name, *of), "progress": self.progress, "seed": self.seed}
 
-    def held(self, prepared: Prepared, claims: Claims, knockouts: np.ndarray, spare: Head, *, fresh: bool) -> "Held":
+    def held(
+        self, prepared: Prepared, claims: Claims, knockouts: np.ndarray | None, spare: Head, *, fresh: bool
+    ) -> "Held":
         """The named heads under other circumstances; those that read, as a set and taken apart.
 
-        `knockouts` `[problem, head]` of the named heads; `spare` is swept where none is, for the total of the gap alone;
-        `fresh`: the heads were chosen on other problems, so that the set and its reads may be tested.
+        `knockouts` `[problem, head]` of the named heads (None where nothing can be cut off); `spare` is swept where
+        none is, for the total of the gap alone; `fresh`: the heads were chosen on other problems, so that the set and
+        its reads may be tested.
         """
         named = claims.heads
         values = self._gap_alone(prepared, named, spare)
@@ -73,15 +77,20 @@ class Controls:
             return Held(values)
         left_out: dict[str, str] = {}
         prompts: dict[str, str] = {}
-        self._other_insertions(prepared, named, values, left_out, prompts)
-        self._matched_mass(prepared, named, values)
+        if self.contrast.reads_inserted:
+            self._other_insertions(prepared, named, values, left_out, prompts)
+        else:
+            left_out |= dict.fromkeys(OTHERS, "with no tokens inserted, other tokens make no difference")
+        if self.contrast.cuts:
+            self._matched_mass(prepared, named, values)
         joint = None
-        if claims.together.any():
+        if claims.together.any() and knockouts is not None:
             members = tuple(compress(named, claims.together))
             joint = joint_knockout(
                 prepared.model,
                 prepared,
                 members,
+                contrast=self.contrast.name,
                 outcome=prepared.outcome,
                 n_random_sets=self.n_random_sets,
                 singles=knockouts[:, claims.together],
@@ -89,7 +98,7 @@ class Controls:
                 **self._options("random-sets", members),
             )
         reads = None
-        if claims.reads.any():
+        if claims.reads.any() and self.contrast.reads_span:
             readers = tuple(compress(named, claims.reads))
             reads = read_effects(
                 prepared.model,
@@ -136,12 +145,12 @@ class Controls:
         """
         own, n_tokens = prepared.bare[0].insertion, prepared.bare[0].n_inserted
         problems = [pair.problem for pair in prepared.bare]
-        options: dict[str, Any] = {"n_tokens": n_tokens, "seed": self.seed}
+        drawing: dict[str, Any] = {"n_tokens": n_tokens, "seed": self.seed}
         drawn = own.kind in ("random_sentence", "other_questions") and own.seed == self.seed
         draws = [draw for draw in range(self.draws + 1) if not (drawn and draw == own.draw)][: self.draws]
         made: dict[str, tuple[list[int], Callable[[int], Insertion]]] = {
-            "random": (draws, lambda draw: Insertion.random_sentence(**options, draw=draw)),
-            "questions": (draws, lambda draw: Insertion.other_questions(problems, **options, draw=draw)),
+            "random": (draws, lambda draw: Insertion.random_sentence(**drawing, draw=draw)),
+            "questions": (draws, lambda draw: Insertion.other_questions(problems, **drawing, draw=draw)),
             "mful": ([0], lambda draw: Insertion.meaningful("he", n_tokens)),
         }
         for name, (numbers, insertion) in made.items():
@@ -153,16 +162,15 @@ class Controls:
                         raise ValueError("it is the insertion under study")
                     under = self._under(prepared, other)
                     asked = prompts[f"{name}-{draw}"] = digest_of(under.pairs)
-                    of = (
-                        (named, asked) if name == "questions" else (named,)
-                    )  # every problem changes all the others' questions
-                    found.append(measure(under, named, **self._options(f"{name}-{draw}", *of)).values)
+                    of = (named, asked) if name == "questions" else (named,)  # a problem changes the others' questions
+                    options = self._options(f"{name}-{draw}", *of)
+                    found.append(measure(under, named, contrast=self.contrast, **options).values)
             except ValueError as error:
                 if name == "random" or isinstance(error, CheckpointError):  # what decides is never left out silently
                     raise
                 left_out[name] = str(error).rstrip(".")
                 continue
-            for part in MEASURES:
+            for part in found[0]:
                 values[f"{name}_{part}"] = np.mean([one[part] for one in found], axis=0)
             if name == "random":
                 for side, z in SIDES.items():
@@ -170,17 +178,13 @@ class Controls:
                     values[f"random_size_{side}"] = np.mean(sizes, axis=0)
 
     def _under(self, prepared: Prepared, insertion: Insertion) -> Prepared:
-        """The same problems with another insertion in the same place."""
-        bare = prepared.bare
-        own = bare[0].insertion
-        placed = replace(insertion, before=own.before, after=own.after, at=own.at)
-        pairs = make_pairs(prepared.model, [pair.problem for pair in bare], placed, template=bare[0].template)
-        return prepare(prepared.model, pairs, prepared.outcome)
+        """The same problems with another insertion in the same place, in each as long as its own."""
+        return prepare(prepared.model, pairs_like(prepared.model, prepared.bare, insertion), prepared.outcome)
 
     def _matched_mass(self, prepared: Prepared, named: Sequence[Head], values: dict[str, np.ndarray]) -> None:
         """As much attention taken elsewhere, into `values`: mean over draws, and mean over draws of its size."""
         sweeps = {
-            f"matched-{draw}": Sweep.named(edit=MatchedMassKnockout(seed=self.seed, draw=draw))
+            f"matched-{draw}": Sweep.named(self.contrast.name, edit=MatchedMassKnockout(seed=self.seed, draw=draw))
             for draw in range(self.draws)
         }
         runs = sweep_heads(prepared, sweeps, named, **self._options("matched-mass", named))
@@ -232,7 +236,9 @@ def specificity(claims: Claims, values: dict[str, np.ndarray], controls: dict[st
         return None
     margin = claims.by_side(*(claims.own(values, z) - controls[f"random_size_{side}"] for side, z in SIDES.items()))
     needed = claims.reads & (np.array(claims.sides()) == "removed")
-    mass = np.where(needed, claims.own(values, "knockout") - controls["matched_mass_size"], np.nan)
+    mass = np.full_like(margin, np.nan)
+    if "matched_mass_size" in controls:
+        mass = np.where(needed, claims.own(values, "knockout") - controls["matched_mass_size"], np.nan)
     n = len(margin)
     defined = np.isfinite(mass).sum(0)
     more = prevalence_test(margin, 0.0, senses=(1,))
@@ -254,12 +260,14 @@ def beside_controls(
     """
     made = specificity(claims, values, controls)
     columns: dict[str, Any] = {"label": [str(head) for head in claims.heads], "kind": list(claims.kinds)}
-    nothing = np.full((len(values["knockout"]), len(claims.heads)), np.nan)
+    nothing = np.full((len(next(iter(values.values()))), len(claims.heads)), np.nan)
 
     def by_side(table: dict[str, np.ndarray], name: str) -> np.ndarray:
-        return claims.by_side(
-            *(np.sum([table.get(f"{name}{part}", nothing) for part in PARTS[z]], axis=0) for z in SIDES.values())
-        )
+        def whole(z: str) -> np.ndarray:
+            parts = (z,) if f"{name}{z}" in table else PARTS[z]
+            return np.sum([table.get(f"{name}{part}", nothing) for part in parts], axis=0)
+
+        return claims.by_side(*map(whole, SIDES.values()))
 
     used = {"effect": by_side(values, "")} | {f"{name}_effect": by_side(controls, f"{name}_") for name in OTHERS}
     used["matched_mass_effect"] = np.where(claims.reads, controls.get("matched_mass", nothing), np.nan)

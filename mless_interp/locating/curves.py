@@ -13,8 +13,8 @@ from ..given import checked
 from ..heads import Head
 from ..metrics.rankings import circuit_distance, circuit_performance
 from ..models.base import Model
-from ..patching.joint import CHOSEN_HERE, gate_row, gated_outcomes, single_knockouts
-from ..patching.outcomes import Outcome, resolution_of
+from ..patching.joint import CHOSEN_HERE, cutting, gate_row, gated_outcomes, single_knockouts
+from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, prepare
 from ..prompts.pairs import PromptPair
 from ..running.results import Result, tidy
@@ -23,7 +23,10 @@ from .judge import established
 
 FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """MIB's sizes of circuits, as shares of all heads."""
-ABLATION = "attention to the span masked, renormalised"
+ABLATION = {
+    "content": "attention to the span masked, renormalised",
+    "computed": "the span's attention to the question masked, renormalised",
+}
 
 
 @checked
@@ -32,6 +35,7 @@ def circuit_curve(
     pairs: Iterable[PromptPair] | Prepared,
     ranking: Sequence[Head | str],
     *,
+    contrast: str = "content",
     outcome: str | Outcome = "answer_logprob",
     fractions: Sequence[float] = FRACTIONS,
     n_random: int = 20,
@@ -52,6 +56,7 @@ def circuit_curve(
 
     Parameters
     ----------
+    contrast : "content", or "computed": the heads then let the span's rows see the question, from blind to inserted.
     ranking : best head first; heads that it leaves out follow in order of layer and head.
     fractions : sizes as shares of all heads, each in (0, 1]; those that give the same number of heads count once, and the
         empty and the whole set are always there.
@@ -62,6 +67,7 @@ def circuit_curve(
     Source: MIB, Mueller et al. 2025 (2504.13151), with attention to the span as what a circuit has or lacks; another
     ablation gives other curves (Miller et al. 2407.08734), so it is named in the result.
     """
+    between = cutting(contrast)
     prepared = prepare(model, pairs, outcome, signed_for="a circuit curve")
     for what, number in (("n_random", n_random), ("joint_up_to", joint_up_to)):
         if number < 0:
@@ -79,7 +85,8 @@ def circuit_curve(
     shut = [gate_row(order[:k], info, closed=True) for k in together]
     gates = torch.stack([*ends, *open_gates, *shut])
     settings = {
-        "ablation": ABLATION,
+        "ablation": ABLATION[contrast],
+        "contrast": contrast,
         "n_ranked": len(given),
         "ranking": [str(head) for head in order],
         "n_random": n_random,
@@ -90,6 +97,7 @@ def circuit_curve(
         gates,
         label="growing circuits",
         settings={**settings, "sizes": sizes.tolist(), "joint_sizes": together.tolist()},
+        contrast=between,
         checkpoint=checkpoint,
         progress=progress,
     )
@@ -97,7 +105,9 @@ def circuit_curve(
     inner = values[:, 2 : 2 + len(open_gates)].reshape(len(values), len(orders), -1)
     ends_of = [np.repeat(end[:, None, None], len(orders), 1) for end in (masked, inserted)]
     first = order[: int(together.max())] if len(together) else ()
-    singles = single_knockouts(prepared, first, progress=progress) if first else np.zeros((len(values), 0))
+    singles = (
+        single_knockouts(prepared, first, contrast=contrast, progress=progress) if first else np.zeros((len(values), 0))
+    )
     return CircuitCurve(
         problem_ids=prepared.ids,
         ranking=order,
@@ -111,7 +121,7 @@ def circuit_curve(
         settings={
             **settings,
             **prepared.settings,
-            "resolution": resolution_of(info.dtype),
+            "resolution": model.resolution,
             "chosen_elsewhere": chosen_elsewhere,
         },
         seed=seed,

@@ -106,7 +106,12 @@ NAMED = tuple(name for name, kind in KINDS.items() if kind.side)
 
 
 def measured(values: dict[str, np.ndarray], measure: str) -> np.ndarray:
-    """One of the measures, or one of the two z patches, from the measures that are kept."""
+    """One of the measures, or one of the two z patches, from the measures that are kept.
+
+    Where nothing can be cut off (contrasts "shift" and "total") the two patches are all that is kept.
+    """
+    if measure in values:
+        return values[measure]
     return np.asarray(sum(values[part] for part in PARTS.get(measure, (measure,))))
 
 
@@ -241,6 +246,7 @@ class Judged:
         return {
             measure: self._test(self.turned(measure) * self.told_in, (1,), tested).p_corrected[0]
             for measure, tested in asked.items()
+            if measure in self.values
         }
 
     @cached_property
@@ -264,6 +270,8 @@ class Judged:
         if not side:
             return "negligible" if self.negligible[at] else "undecided"
         removed, added = side != "added", side != "removed"
+        if not sure:  # what cannot be cut off is neither read nor passed on
+            return _BY_PARTS[side, False, False]
         reads = all(sure[name] for name, asked in (("knockout", removed), ("edge_noise", added)) if asked)
         mediates = all(
             sure[name] for name, asked in (("mediated_removed", removed), ("mediated_added", added)) if asked

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ import numpy as np
 from ..given import checked
 from ..heads import Head
 from ..models.base import Model
-from ..patching.outcomes import outcome_named, resolution_of
+from ..patching.outcomes import outcome_named
 from ..patching.prepared import Prepared, prepare
-from ..prompts.conditions import one_of
+from ..prompts.conditions import CONTRASTS, Contrast, one_of
 from ..prompts.pairs import PromptPair, digest_of
 from ..running.visible import visible
 from ..statistics.arguments import check_count, derive_generator
@@ -24,8 +25,11 @@ from .judge import SIDES, Judged, judge
 from .located import LocatedHeads
 from .measure import N_SCREENED, Measured, Way, kept_file, kept_way, measure, screened
 from .sentences import few_problems
+from .sinks_read import sinks_read
 
 MODES = ("auto", "exact", "screen")
+LOCATED = ("content", "computed", "shift", "total")
+"""The contrasts whose heads can be located."""
 
 
 @checked
@@ -34,6 +38,7 @@ def locate_heads(
     pairs: Iterable[PromptPair] | Prepared,
     *,
     confirm: Iterable[PromptPair] | Prepared | None = None,
+    contrast: str = "content",
     outcome: str = "answer_logprob",
     heads: Iterable[Head | str] | None = None,
     alpha: float = 0.05,
@@ -47,7 +52,8 @@ def locate_heads(
     progress: bool = True,
     seed: int = 0,
 ) -> LocatedHeads:
-    """Name the heads that carry the insertion's content effect: who reads it, who passes it on, in how many problems.
+    """Name the heads that carry the insertion's content effect (or that of another `contrast`): who reads it, who passes it on,
+    in how many problems.
 
     Four measures, per problem and head, parts of the insertion's effect: `knockout` (what cutting this head's
     sight of the span removes), `edge_noise` (what its sight alone adds to a run that cannot see the span), and the
@@ -66,9 +72,14 @@ def locate_heads(
     confirm : fresh problems, none of them among `pairs`, with the same insertion: the named heads, and nothing else, are
         tested on them again, with the controls, the set of those that read against `n_random_sets` random sets, and the
         curve of the ranking. Without it nothing that was chosen on these problems gets a p-value.
+    contrast : "content"; "computed" (blind -> inserted): what the span has read of the question. A reader there reads the
+        question from the span's own rows, a mediator passes on what was read; `read_effects` is of the span's readers and left
+        out. "shift" and "total" differ in more than in what may be seen: heads are named by their z patches alone, as
+        carriers, and not taken apart; "shift" inserts nothing, so there are no controls.
     controls : the named heads under random words of the same length (mean of `n_control_draws`) and, for readers, under a
         knockout of as much attention elsewhere: more than both in most problems is *specific*. Reported beside: questions
-        of other problems, a repeated word, the gap alone. False leaves them all out.
+        of other problems, a repeated word, the gap alone, and whether the span that a head reads is an attention sink
+        (`LocatedHeads.sinks`). False leaves them all out.
     mode : "exact" sweeps all `heads` on all problems; "screen" ranks heads by gradients on one half of the problems and
         tests the best 64 on the other; "auto" sweeps exactly where that stays within `budget_seconds`, estimated from
         small sweeps over all layers of the first problem. The result says which was done and why.
@@ -84,6 +95,7 @@ def locate_heads(
     """
     rules = Rules(alpha, smallest_effect, n_control_draws, n_random_sets, controls, seed)
     one_of(mode, dict.fromkeys(MODES), "mode")
+    between = CONTRASTS[one_of(contrast, dict(zip(LOCATED, LOCATED, strict=True)), "contrast to locate heads by")]
     if not budget_seconds >= 0:
         raise ValueError(f"budget_seconds must be 0 or more, got {budget_seconds}")
     prepared = prepare(model, pairs, outcome_named(outcome, signed_for="locating heads"))
@@ -93,24 +105,25 @@ def locate_heads(
         check_controls(prepared.bare)
     fresh = None if confirm is None else fresh_problems(prepare(model, confirm, prepared.outcome), prepared)
     candidates = model.info.chosen(heads, what="locate")
-    folder = None if checkpoint is None else Path(checkpoint)
-    way = kept_way(prepared, candidates, mode=mode, budget_seconds=budget_seconds, folder=folder)
+    top = folder = None if checkpoint is None else Path(checkpoint)
+    way = kept_way(prepared, candidates, between, mode=mode, budget_seconds=budget_seconds, folder=folder)
     family = candidates
     if not way.exact:
         everything = range(len(prepared.ids))
         discovery, prepared = prepared.only(everything[::2]), prepared.only(everything[1::2])
         _warn_of_few(len(prepared.ids), min(len(candidates), N_SCREENED), alpha)
-        family = screened(discovery, candidates, folder=folder, progress=progress)
+        family = screened(discovery, candidates, between, folder=folder, progress=progress)
     else:
         _warn_of_few(len(prepared.ids), len(family), alpha)
     if fresh is not None:
         _warn_of_few(len(fresh.ids), 1, alpha, again=True)
     file = None if folder is None else folder / "mless.jsonl" if way.exact else kept_file(folder, "mless", family)
-    measured = measure(prepared, family, checkpoint=file, progress=progress, seed=seed)
+    measured = measure(prepared, family, contrast=between, checkpoint=file, progress=progress, seed=seed)
     resolution = _resolution(model, measured)
     judged = rules.judged(measured.values, measured.total, family, resolution)
     settings = {
         **prepared.settings,
+        "contrast": contrast,
         **rules.settings,
         **_way_settings(way, family, candidates, budget_seconds if mode == "auto" else None),
         "resolution": resolution,
@@ -121,9 +134,13 @@ def locate_heads(
         folder = None if folder is None else folder / "confirm"
         confirmation = rules.confirmed(fresh, judged, settings, folder=folder, progress=progress)
     elif controls:
-        knockouts = measured.values["knockout"][:, judged.named]
-        made = rules.controls_in(folder, progress)
+        knockouts = measured.values["knockout"][:, judged.named] if between.cuts else None
+        made = rules.controls_in(folder, progress, between)
         held = made.held(prepared, judged.found, knockouts, family[0], fresh=False)
+    readers = tuple(compress(judged.found.heads, judged.found.reads))
+    sinks = None
+    if controls and readers:
+        sinks = sinks_read(prepared, readers, checkpoint=kept_file(top, "sinks", readers), progress=progress)
     return LocatedHeads(
         problem_ids=prepared.ids,
         heads=family,
@@ -137,6 +154,7 @@ def locate_heads(
         joint=held.joint,
         reads=held.reads,
         confirmation=confirmation,
+        sinks=sinks,
     )
 
 
@@ -164,7 +182,7 @@ def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
 
 def _resolution(model: Model, measured: Measured) -> float:
     """What is rounding: the precision's own size, or what it did to rows that were not edited, if that is more."""
-    return float(np.fmax(resolution_of(model.info.dtype), measured.noise))
+    return float(np.fmax(model.resolution, measured.noise))
 
 
 def _warn_of_few(n: int, n_heads: int, alpha: float, *, again: bool = False) -> None:
@@ -213,26 +231,27 @@ class Rules:
         options: dict[str, Any] = {"alpha": self.alpha, "smallest_effect": self.smallest_effect, "rounding": rounding}
         return judge(values, total, family, **options)
 
-    def controls_in(self, folder: Path | None, progress: bool) -> Controls:
-        return Controls(
-            self.n_control_draws, self.n_random_sets, self.alpha, self.smallest_effect, folder, progress, self.seed
-        )
+    def controls_in(self, folder: Path | None, progress: bool, contrast: Contrast) -> Controls:
+        draws, sets = self.n_control_draws, self.n_random_sets
+        return Controls(draws, sets, self.alpha, self.smallest_effect, folder, progress, self.seed, contrast)
 
     def confirmed(
         self, fresh: Prepared, judged: Judged, settings: dict[str, Any], *, folder: Path | None, progress: bool
     ) -> Confirmation:
         """The named heads again, on problems that had no part in naming them; what is tested there alone beside."""
-        claims = judged.found
+        claims, contrast = judged.found, CONTRASTS[settings["contrast"]]
         file, order = kept_file(folder, "mless", claims.heads), ranking(judged)
-        measured = measure(fresh, claims.heads, checkpoint=file, progress=progress, seed=self.seed)
+        measured = measure(fresh, claims.heads, contrast=contrast, checkpoint=file, progress=progress, seed=self.seed)
         held, curve = Held(), None
         if self.controls:
-            made = self.controls_in(folder, progress)
-            held = made.held(fresh, claims, measured.values["knockout"], claims.heads[0], fresh=True)
+            made = self.controls_in(folder, progress, contrast)
+            held = made.held(fresh, claims, measured.values.get("knockout"), claims.heads[0], fresh=True)
+        if self.controls and contrast.cuts:
             curve = circuit_curve(
                 fresh.model,
                 fresh,
                 order,
+                contrast=contrast.name,
                 outcome=fresh.outcome,
                 joint_up_to=0,
                 chosen_elsewhere=True,

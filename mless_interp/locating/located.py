@@ -11,6 +11,7 @@ from ..heads import Head, as_head
 from ..patching.joint import JointKnockout
 from ..patching.reads import ReadEffects
 from ..patching.scores import WHOLE, PatchScores
+from ..prompts.conditions import CONTRASTS, Contrast
 from ..running.results import (
     Quantity,
     Result,
@@ -22,6 +23,7 @@ from ..running.results import (
     interval_columns,
     tidy,
 )
+from ..scores import HeadScores
 from ..statistics import Interval, mean_interval, median_interval
 from .confirmation import Confirmation
 from .control import OTHERS, beside_controls
@@ -38,6 +40,7 @@ from .sentences import (
     total_words,
     verdict_words,
 )
+from .sinks_read import is_sink, sink_words
 
 NAMED_MARK = "outlined: named, by a test of most problems, corrected for testing many heads"
 OF_THE_PATCH = (
@@ -58,12 +61,33 @@ SATURATES = (
     "Outcomes that saturate (a log-probability near 0) make heads look redundant or needed only together: locate them with "
     "outcome='logit_diff' as well, where the problems have distractors."
 )
-CANNOT_SAY = (
-    "What this cannot say: a teacher-forced log-probability is not generated accuracy; the content contrast does not see "
-    "heads that only respond to the shift of positions (contrast='shift' in patch_heads is there for them); heads are "
-    "edited one at a time, and one that is not named is not shown to do nothing unless it is called negligible; all of it "
-    "holds for this model, this insertion and problems like these.",
-)
+WHAT = {
+    "content": "the insertion's content",
+    "computed": "what the span has read of the question",
+    "shift": "the shift of positions",
+    "total": "the insertion",
+}
+"""What a contrast's effect is the effect of."""
+READS_OF_COMPUTED = [
+    "Here a reader reads the question from the span's own rows; a mediator passes on what was read, also where it reads the "
+    "span."
+]
+_UNSEEN = {
+    "content": "the content contrast does not see heads that only respond to the shift of positions (contrast='shift' is there "
+    "for them)",
+    "computed": "the computed contrast does not see heads that use the span whatever it has read (contrast='content' does)",
+    "shift": "the shift contrast does not see the inserted tokens at all; heads are not told apart into readers and mediators",
+    "total": "the total contrast mixes content and shift, and heads are not told apart into readers and mediators",
+}
+
+
+def cannot_say(contrast: str) -> list[str]:
+    """What naming heads by a contrast leaves open."""
+    return [
+        f"What this cannot say: a teacher-forced log-probability is not generated accuracy; {_UNSEEN[contrast]}; heads are "
+        "edited one at a time, and one that is not named is not shown to do nothing unless it is called negligible; all of it "
+        "holds for this model, this insertion and problems like these."
+    ]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -71,13 +95,15 @@ class LocatedHeads(
     Result,
     renamed=dict.fromkeys(("readers", "mediators", "p_reader", "p_mediator", "tested", "specific", "p_specific")),
 ):
-    """The heads that carry the insertion's content effect, with everything that the claim rests on.
+    """The heads that carry the insertion's content effect (or another contrast's), with everything that the claim rests on.
 
-    `values[measure]` `[problem, head]` for the four measures (`measure.MEASURES`, parts of the insertion's effect), `total`
-    `[problem]`, `heads` the family that was tested; all verdicts follow from them (`judged`). `patches` is the exact z
-    sweep (denoising) of the same heads and problems. `confirmation`: the named heads on fresh problems, where there were
-    some; the controls were then run there. Else `controls[name]` holds effects `[problem, named]` of the named heads (and
-    `shift_total` `[problem]`, what the gap alone does), and `joint` those that read, knocked out together.
+    `values[measure]` `[problem, head]` for the four measures (`measure.MEASURES`, parts of the insertion's effect; the
+    two z patches under contrasts in which nothing can be cut off), `total` `[problem]`, `heads` the family that was
+    tested; all verdicts follow from them (`judged`). `patches` is the exact z sweep (denoising) of the same heads and
+    problems. `confirmation`: the named heads on fresh problems, where there were some; the controls were then run
+    there. Else `controls[name]` holds effects `[problem, named]` of the named heads (and `shift_total` `[problem]`,
+    what the gap alone does), and `joint` those that read, knocked out together.
+    `sinks`: of the named heads that read, whether the span is an attention sink, on the problems that named them.
     """
 
     problem_ids: tuple[str, ...]
@@ -92,6 +118,7 @@ class LocatedHeads(
     joint: JointKnockout | None = None
     reads: ReadEffects | None = None
     confirmation: Confirmation | None = None
+    sinks: HeadScores | None = None
 
     drawn = ("removed_share", "effect_fraction", "removed_median")
     axes = (
@@ -121,12 +148,12 @@ class LocatedHeads(
 
     @property
     def established(self) -> bool:
-        """Whether most problems show a content effect of one sign, beyond rounding."""
+        """Whether most problems show an effect of one sign, beyond rounding."""
         return self.judged.established
 
     @property
     def total_interval(self) -> Interval:
-        """Median content effect (inserted - masked) with its interval over problems."""
+        """Median total effect (content: inserted - masked) with its interval over problems."""
         return median_interval(self.total)
 
     @property
@@ -138,7 +165,8 @@ class LocatedHeads(
         """One row per tested head, the named ones first, then by size.
 
         The fractions of `PatchScores.summary()` for the z sweep (`patches` has the rest), then the verdict (`kind`, `sense`,
-        `confirmed`) and what it rests on. For the sides `removed` (z patch, denoising) and `added` (noising): `_count` of `n`
+        `confirmed`, and of those that read `reads_sink`: the span is an attention sink) and what it rests on. For the sides
+        `removed` (z patch, denoising) and `added` (noising): `_count` of `n`
         problems with more than the smallest effect in the head's sense, their `_prevalence` with exact limits, the
         corrected `_p` of the better sense, the `_median` and its `_share` of the median total (NaN where that is not
         established), both with limits. `p_either`: twice the smaller of both sides', NaN where the total is not
@@ -154,6 +182,7 @@ class LocatedHeads(
             "kind": list(judged.kinds),
             "sense": sense,
             "confirmed": pd.array([self.confirmed_or_unknown(head) for head in self.heads], dtype="boolean"),
+            "reads_sink": pd.array([self.reads_sink(head) for head in self.heads], dtype="boolean"),
         }
         for side, measure in SIDES.items():
             counted = judged.counted(measure)
@@ -164,7 +193,7 @@ class LocatedHeads(
             columns |= interval_columns(f"{side}_share", median_interval(judged.turned(measure) / whole))
         either = 2 * np.fmin(columns["removed_p"], columns["added_p"])  # the better of two sides
         columns["p_either"] = np.minimum(either, 1.0) if self.established else np.full(len(self.heads), np.nan)
-        for measure in MEASURES:
+        for measure in (name for name in MEASURES if name in self.values):
             columns[f"{measure}_count"] = judged.counted(measure).count[0]
             columns |= interval_columns(f"{measure}_median", median_interval(self.values[measure]))
             columns |= interval_columns(f"{measure}_effect", mean_interval(self.values[measure], seed=self.seed))
@@ -184,6 +213,14 @@ class LocatedHeads(
         """Whether fresh problems confirm a head; None where it was not tested again."""
         made, head = self.confirmation, as_head(head)
         return None if made is None or head not in made.heads else bool(made.confirmed[made.heads.index(head)])
+
+    def reads_sink(self, head: Head | str) -> bool | None:
+        """Whether the span that a head reads is an attention sink in most problems (`sinks_read.is_sink`); None where it was
+        not looked at: the head does not read, or controls were left out."""
+        found, head = self.sinks, as_head(head)
+        if found is None or head not in found.heads:
+            return None
+        return bool(2 * is_sink(found)[:, found.heads.index(head)].sum() > len(found.problem_ids))
 
     def quantity(self, column: str) -> Quantity:
         """A share of the whole effect or a part of it; strokes mark heads that pass on either side."""
@@ -218,20 +255,20 @@ class LocatedHeads(
         s, n, judged = self.settings, len(self.problem_ids), self.judged
         found = [
             f"{s['insertion']}, {n} problems, {len(self.heads)} heads tested ({s['swept']}), outcome {s['outcome']}.",
-            *total_words(judged, self.unit),
+            *total_words(judged, self.unit, self.contrast.name),
             *concentration_words(self.total, self.problem_ids, self.unit, s["outcome"]),
             *self._way_words(),
             power_words(n, len(self.heads), judged.alpha),
         ]
         if not (np.abs(self.total) > judged.rounding).any():
             found.append(
-                f"That is no change at all (rounding reaches {judged.rounding:g}): the insertion's content does nothing to "
+                f"That is no change at all (rounding reaches {judged.rounding:g}): {WHAT[self.contrast.name]} does nothing to "
                 "this outcome, so no head is named."
             )
         elif not self.established:
             found.append("That most problems show an effect of one sign is not established, so no head is named.")
         else:
-            found += self._named_words()
+            found += [*self._named_words(), *sink_words(self.sinks)]
         if self.confirmation is not None:
             first, *rest = self.confirmation.sentences()
             found += [f"Confirmation: {first}", *rest]
@@ -242,8 +279,13 @@ class LocatedHeads(
         return [
             *found,
             *gap_words(self._held, unit=self.unit, alpha=judged.alpha, rounding=judged.rounding),
-            *CANNOT_SAY,
+            *cannot_say(self.contrast.name),
         ]
+
+    @property
+    def contrast(self) -> Contrast:
+        """Which two runs the effect lies between."""
+        return CONTRASTS[self.settings.get("contrast", "content")]
 
     @property
     def _held(self) -> dict[str, np.ndarray]:
@@ -270,6 +312,7 @@ class LocatedHeads(
         ]
         if len(places):
             found += [f"{verdict_words(judged, at, judged.kinds[at])}." for at in places.tolist()]
+            found += READS_OF_COMPUTED if self.contrast.name == "computed" else []
         else:
             found.append(
                 "No head is shown to carry more than the smallest effect of interest in most problems, so none is named."
@@ -295,12 +338,23 @@ class LocatedHeads(
         columns = ["label", "paper_label", "kind", "sense", "removed_count", "added_count", "n", "removed_share"]
         columns += ["removed_share_ci_low", "removed_share_ci_high", "removed_p", "added_p"]
         columns += ["confirmed"] if self.confirmation is not None else []
+        columns += ["reads_sink"] if sink_words(self.sinks) else []
         shorter = {f"removed_share_ci_{end}": end for end in ("low", "high")}
         return self.summary().head(max(8, len(self.found)))[columns].rename(columns=shorter)
 
     def shown(self) -> Shown:
         """Each head's share of the effect as a map, the named ones outlined; the tested heads and their controls as tables."""
-        columns = ["label", "paper_label", "kind", "sense", "confirmed", "removed_count", "added_count", "n"]
+        columns = [
+            "label",
+            "paper_label",
+            "kind",
+            "sense",
+            "confirmed",
+            "reads_sink",
+            "removed_count",
+            "added_count",
+            "n",
+        ]
         columns += [
             "removed_share",
             "added_share",
@@ -309,8 +363,8 @@ class LocatedHeads(
             "knockout_median",
             "mediated_removed_median",
         ]
-        columns += ["effect_fraction"]
         table = self.summary()
+        columns = [name for name in (*columns, "effect_fraction") if name in table]
         caption = (
             f"Tested heads: named ones first, then by size. Counts of problems with more than "
             f"{share_words(self.judged.smallest_effect)} of the effect; effects are the parts of the insertion's."

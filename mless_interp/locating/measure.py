@@ -16,10 +16,10 @@ from ..patching.attribution import attribute_heads
 from ..patching.prepared import Prepared
 from ..patching.scores import PatchScores
 from ..patching.sweep import Sweep, patch_heads, sweep_heads
-from ..prompts.conditions import DIRECTIONS
+from ..prompts.conditions import CONDITIONS, CONTRASTS, DIRECTIONS, Contrast
 from ..running.checkpoint import Checkpoint, key_of
 from ..running.loop import OF_THE_LIST
-from ..running.work import Shard
+from ..running.work import shard_of
 
 MEASURES = ("knockout", "edge_noise", "mediated_removed", "mediated_added")
 N_SCREENED = 64
@@ -29,6 +29,8 @@ FEWEST_TO_SPLIT = 8
 @dataclass(frozen=True, eq=False)
 class Measured:
     """The four measures `[problem, head]`, parts of the insertion's effect, and that effect, the total `[problem]`.
+
+    Of a contrast in which nothing can be cut off, the two z patches (`judge.SIDES`) in their place.
 
     `noise` is the largest that rounding did to any of the sweeps (`PatchScores.noise_floor`).
     """
@@ -40,30 +42,41 @@ class Measured:
 
 
 def measure(
-    prepared: Prepared, heads: Sequence[Head], *, checkpoint: Path | None, progress: bool, seed: int
+    prepared: Prepared,
+    heads: Sequence[Head],
+    *,
+    contrast: Contrast = CONTRASTS["content"],
+    checkpoint: Path | None,
+    progress: bool,
+    seed: int,
 ) -> Measured:
-    """Four exact sweeps over runs that are made once; layer 0 mediates exactly nothing (methods §3, I7).
+    """Four exact sweeps over runs that are made once; layer 0 mediates exactly nothing (methods §3, I7 and I14).
 
     `knockout`: what cutting a head's sight of the span removes; `edge_noise`: what its sight alone adds to a run that cannot
-    see the span; `mediated_removed`, `mediated_added`: z patch minus direct read, denoising and noising.
+    see the span; `mediated_removed`, `mediated_added`: z patch minus direct read, denoising and noising. Under "computed" it is
+    the span's rows whose sight of the question is cut. Where nothing can be cut: the z patches alone.
     """
     sweeps = {
-        f"{edit}-{direction}": Sweep.named(edit=edit, direction=direction)
-        for edit in ("knockout", "z")
+        f"{edit}-{direction}": Sweep.named(contrast.name, edit=edit, direction=direction)
+        for edit in (("knockout", "z") if contrast.cuts else ("z",))
         for direction in DIRECTIONS
     }
     options = {"checkpoint": checkpoint, "progress": progress, "seed": seed}
     runs = sweep_heads(prepared, sweeps, heads, **options)  # type: ignore[arg-type]
     effect = {name: run.per_head for name, run in runs.items()}
-    first = np.array([head.layer == 0 for head in heads])
-    mediated = {d: np.where(first, 0.0, effect[f"z-{d}"] - effect[f"knockout-{d}"]) for d in DIRECTIONS}
-    return Measured(
-        {
+    if not contrast.cuts:
+        values = {"z_removed": effect["z-denoising"], "z_added": effect["z-noising"]}
+    else:
+        first = np.array([head.layer == 0 for head in heads])
+        mediated = {d: np.where(first, 0.0, effect[f"z-{d}"] - effect[f"knockout-{d}"]) for d in DIRECTIONS}
+        values = {
             "knockout": effect["knockout-denoising"],
             "edge_noise": effect["knockout-noising"],
             "mediated_removed": mediated["denoising"],
             "mediated_added": mediated["noising"],
-        },
+        }
+    return Measured(
+        values,
         runs["z-noising"].total_effect,
         runs["z-denoising"],
         float(np.fmax.reduce([run.noise_floor for run in runs.values()])),
@@ -87,28 +100,40 @@ class Way:
     estimated_seconds: float | None = None
 
 
-def chosen_way(prepared: Prepared, heads: Sequence[Head], *, mode: str, budget_seconds: float) -> Way:
+def screening(contrast: Contrast) -> tuple[str, ...]:
+    """The estimates by which heads can be screened: gates need something to open, patches runs of equal length."""
+    return (*(("gate_ig",) if contrast.cuts else ()), *(("atp",) if contrast.equal_length else ()))
+
+
+def chosen_way(
+    prepared: Prepared, heads: Sequence[Head], contrast: Contrast, *, mode: str, budget_seconds: float
+) -> Way:
     """Exact where that was asked for, or is cheap; raises where heads would have to be screened and cannot be."""
+    joins = (
+        "" if screening(contrast) else f"contrast {contrast.name!r} joins runs of two lengths, which no gradient does"
+    )
     model, seconds = prepared.model, None
     if mode == "exact":
         return Way(True, "as asked for")
     if mode == "auto":
         if len(heads) <= N_SCREENED:
             return Way(True, f"{len(heads)} heads, no more than screening would keep ({N_SCREENED})")
-        if isinstance(model.engine, Shard):
+        if shard_of(model.engine) is not None:
             return Way(True, "shards sweep exactly, as no clock of one is that of all")
-        seconds = estimated_seconds(prepared, heads)
-        estimate = "the four exact sweeps are estimated"
+        seconds = estimated_seconds(prepared, heads, contrast)
+        estimate = f"the {'four' if contrast.cuts else 'two'} exact sweeps are estimated"
         if seconds <= budget_seconds:
             return Way(True, f"{estimate} to stay within the budget of {_duration(budget_seconds)}", seconds)
         why = f"{estimate} to exceed the budget of {_duration(budget_seconds)}"
         ways = (
             f"{why}, at {_duration(seconds)}; raise budget_seconds, or choose mode='exact' to sweep whatever it takes"
         )
-        obstacle = no_gradients_because(model)
+        obstacle = joins or no_gradients_because(model)
         if obstacle is not None:
             raise ModelError(f"heads cannot be screened: {obstacle}. But {ways}")
     else:
+        if joins:
+            raise ValueError(f"heads cannot be screened: {joins}; choose mode='exact'")
         refuse_without_gradients(model, 'locate_heads(mode="screen")')
         why, ways = "as asked for", "choose mode='exact'"
     if len(prepared.ids) < FEWEST_TO_SPLIT:
@@ -120,26 +145,40 @@ def chosen_way(prepared: Prepared, heads: Sequence[Head], *, mode: str, budget_s
 
 
 def kept_way(
-    prepared: Prepared, heads: Sequence[Head], *, mode: str, budget_seconds: float, folder: Path | None
+    prepared: Prepared,
+    heads: Sequence[Head],
+    contrast: Contrast,
+    *,
+    mode: str,
+    budget_seconds: float,
+    folder: Path | None,
 ) -> Way:
     """`chosen_way`, asked once: a run that is started again goes the way of its first start, whatever its clock says."""
-    settings = {"heads": list(map(str, heads)), "mode": mode, "budget_seconds": budget_seconds, **prepared.settings}
+    asked = {"contrast": contrast.name, "mode": mode, "budget_seconds": budget_seconds}
+    settings = {"heads": list(map(str, heads)), **asked, **prepared.settings}
     fixed = {name: value for name, value in settings.items() if name not in OF_THE_LIST}
-    shard = prepared.model.engine if isinstance(prepared.model.engine, Shard) else None
+    shard = shard_of(prepared.model.engine)
     with Checkpoint(None if folder is None else folder / "way.jsonl", fixed, shard=shard) as saved:
         way = saved.get("way")
         if way is None:
-            way = vars(chosen_way(prepared, heads, mode=mode, budget_seconds=budget_seconds))
+            way = vars(chosen_way(prepared, heads, contrast, mode=mode, budget_seconds=budget_seconds))
             saved.put({"way": way})
     return Way(**way)
 
 
-def estimated_seconds(prepared: Prepared, heads: Sequence[Head], *, clock: Callable[[], float] | None = None) -> float:
-    """Seconds that the four exact sweeps over all problems would take, from small sweeps of the first problem.
+def estimated_seconds(
+    prepared: Prepared,
+    heads: Sequence[Head],
+    contrast: Contrast = CONTRASTS["content"],
+    *,
+    clock: Callable[[], float] | None = None,
+) -> float:
+    """Seconds that the four exact sweeps (two where nothing can be cut) over all problems would take, from small sweeps of the
+    first problem.
 
     The sweeps' arithmetic is rows times the layers that remain, so the sample has the same number of heads in each layer
     (first one, then four): the line through the two times has the cost of the two runs, which all four share, as its
-    intercept and that of a head as its slope. Problems count by their tokens after the insertion.
+    intercept and that of a head as its slope. Problems count by their rows that can change.
     """
     now = clock or time.perf_counter
     first = prepared.only([0])
@@ -150,15 +189,17 @@ def estimated_seconds(prepared: Prepared, heads: Sequence[Head], *, clock: Calla
     def timed(per_layer: int) -> tuple[int, float]:
         sample = [head for members in layers.values() for head in members[:per_layer]]
         began = now()
-        options = {"edit": "knockout", "outcome": prepared.outcome, "progress": False}
-        patch_heads(prepared.model, first, heads=sample, **options)  # type: ignore[arg-type]
+        options: dict[str, Any] = {"edit": "knockout" if contrast.cuts else "z", "contrast": contrast.name}
+        patch_heads(prepared.model, first, heads=sample, outcome=prepared.outcome, progress=False, **options)
         return len(sample), now() - began
 
     timed(1)  # first calls are slow
     (few, short), (many, long) = timed(1), timed(4)
     each = max(long - short, 0.0) / (many - few) if many > few else short / few
-    one = max(short - each * few, 0.0) + 4 * each * len(heads)  # with a single head in all there is no line
-    return one * sum(pair.n_after for pair in prepared.bare) / prepared.bare[0].n_after
+    sweeps = 4 if contrast.cuts else 2
+    one = max(short - each * few, 0.0) + sweeps * each * len(heads)  # with a single head in all there is no line
+    rows = [len(pair.inserted) - contrast.start(pair, CONDITIONS["inserted"]) for pair in prepared.pairs]
+    return one * sum(rows) / rows[0]
 
 
 def _duration(seconds: float) -> str:
@@ -170,19 +211,26 @@ def _duration(seconds: float) -> str:
 
 
 def screened(
-    prepared: Prepared, heads: Sequence[Head], *, folder: Path | None = None, progress: bool
+    prepared: Prepared,
+    heads: Sequence[Head],
+    contrast: Contrast = CONTRASTS["content"],
+    *,
+    folder: Path | None = None,
+    progress: bool,
 ) -> tuple[Head, ...]:
     """The union of the best by gate gradients (readers) and by attribution patching (mediators too), in order."""
     chosen: set[Head] = set()
-    for method in ("gate_ig", "atp"):
+    methods = screening(contrast)
+    for method in methods:
         estimates = attribute_heads(
             prepared.model,
             prepared,
             method=method,
+            contrast=contrast.name,
             outcome=prepared.outcome,
             verify=0,
             checkpoint=None if folder is None else folder / f"screen-{method}.jsonl",
             progress=progress,
         )
-        chosen |= set([head for head in estimates.ranking() if head in heads][: N_SCREENED // 2])
+        chosen |= set([head for head in estimates.ranking() if head in heads][: N_SCREENED // len(methods)])
     return tuple(sorted(chosen))

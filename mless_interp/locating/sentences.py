@@ -48,13 +48,14 @@ def share_words(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def total_words(judged: Judged, unit: str) -> list[str]:
+def total_words(judged: Judged, unit: str, contrast: str = "content") -> list[str]:
     """The whole effect: its median, in how many problems it is of one sign, its mean, and who carries the mean."""
     total = judged.total
     agree = int((judged.direction * total > judged.rounding).sum())
     sign = "this sign" if judged.claims is None else "the sign claimed"
+    name = "" if contrast == "total" else f"{contrast} "
     return [
-        f"Total content effect: median {with_limits(median_interval(total), unit)}, of {sign} in {agree} of {len(total)} "
+        f"Total {name}effect: median {with_limits(median_interval(total), unit)}, of {sign} in {agree} of {len(total)} "
         f"problems (sign test, p = {judged.p_total:.2g}); mean {with_limits(mean_interval(total))}."
     ]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor
 
 from ..given import checked
@@ -18,8 +19,7 @@ from ..models.sites import attention_sites, site
 from ..patching.prepared import single
 from ..prompts.conditions import CONTRASTS, HELD_POSITIONS, one_of, several_of
 from ..prompts.insertions import Insertion
-from ..prompts.pairs import PromptPair, digest_of, make_pairs
-from ..running.loop import over_problems
+from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, pairs_like
 from ..running.results import Found, Result, head_columns, put, stacked, tidy
 from .decomposition import METRICS, AttentionDecomposition
 from .reduction import HeadNumbers, LayerNumbers, LayerRuns, PairReduction, layer_numbers
@@ -95,15 +95,14 @@ def decompose_attention(
         kept = one.measured(found[at])
         return kept if controls is None else {**kept, "control": one.control([draw[at] for draw in controls.draws])}
 
-    done = over_problems(
-        [pair.id for pair in found],
+    done = over_pairs(
+        model,
+        found,
         single(measured),
         label="decomposing attention",
         settings={**settings, "seed": seed},
-        prompts=[pair.fingerprint() for pair in found],
         checkpoint=checkpoint,
         progress=progress,
-        engine=model.engine,
     )
     return AttentionDecomposition(
         problem_ids=tuple(pair.id for pair in found),
@@ -248,8 +247,9 @@ class _OnePair:
             heads: HeadNumbers
             whole: LayerNumbers
             heads, whole = layer_numbers(self.model, pair, self.contrasts, layer, runs, visible)
-            for (metric, contrast), values in heads.items():
-                asked = np.where(self.asked[layer], _numbers(values), np.nan)
+            found = _numbers(torch.stack([values.double() for values in heads.values()]))  # waited for once
+            for (metric, contrast), values in zip(heads, found, strict=True):
+                asked = np.where(self.asked[layer], values, np.nan)
                 put(by_head, metric, contrast, layer, asked, shape=self.asked.shape)
             for (metric, contrast), number in whole.items():
                 put(by_layer, metric, contrast, layer, number, shape=len(self.asked))
@@ -273,7 +273,7 @@ class _OnePair:
             def take(k: Tensor) -> None:
                 q, v = held.take(*attention_sites(layer, "rot_q", "v"))
                 shown = visible[layer].to(k.device)
-                read = read_span(q, k, v, shown, self.model.attention_rule(layer), span=pair.span)
+                read = read_span(q, k, v, shown, self.model.attention_rule(layer), span=pair.span_mask)
                 grid[layer] = np.where(self.asked[layer], _numbers(read.lam.mean(-1)), np.nan)
 
             return take
@@ -293,31 +293,21 @@ def _control_pairs(
         return None
     if isinstance(n_draws, bool) or not isinstance(n_draws, int) or n_draws < 1:
         raise ValueError(f"n_control_draws must be 1 or more, got {n_draws!r}; control=None leaves the control out")
-    lengths = {pair.n_inserted for pair in pairs}
-    if len(lengths) > 1:
-        raise ValueError(
-            f"a control needs one length for all problems, but these pairs insert {sorted(lengths)} tokens"
-        )
-    (length,) = lengths
-    own = pairs[0].insertion
-    place: dict[str, Any] = {"before": own.before, "after": own.after, "at": own.at}
     if control == "random_sentence":
-        insertion = Insertion.random_sentence(length, seed=seed)
+        insertion = Insertion.random_sentence(pairs[0].n_inserted, seed=seed)
     elif isinstance(control, Insertion):
         insertion = control
     else:
         raise ValueError(f'control must be "random_sentence", an Insertion or None, got {control!r}')
-    insertion = replace(insertion, **place)
+    insertion = insertion.placed_as(pairs[0].insertion)
     drawn = range(n_draws if insertion.kind == "random_sentence" else 1)
-    problems = [pair.problem for pair in pairs]
     draws = tuple(
-        make_pairs(model, problems, replace(insertion, draw=insertion.draw + number), template=pairs[0].template)
-        for number in drawn
+        followed(pairs_like(model, pairs, replace(insertion, draw=insertion.draw + number))) for number in drawn
     )
     for pair, ours in zip(draws[0], pairs, strict=True):
-        if pair.n_inserted != length or pair.base.ids != ours.base.ids[: len(pair.base)]:
+        if pair.n_inserted != ours.n_inserted or pair.base.ids != ours.base.ids[: len(pair.base)]:
             raise ValueError(
-                f"problem {pair.id!r}: the control must insert as many tokens into the same prompt ({length}), but "
+                f"problem {pair.id!r}: the control must insert as many tokens into the same prompt ({ours.n_inserted}), but "
                 f"{insertion.label} inserts {pair.n_inserted}"
             )
     return _Controls(insertion.label, draws)

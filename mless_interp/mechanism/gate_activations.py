@@ -18,8 +18,7 @@ from ..models.inputs import Inputs
 from ..models.sites import site
 from ..patching.prepared import fit_pairs, single
 from ..prompts.conditions import CONDITIONS, CONTRASTS, one_of, several_of
-from ..prompts.pairs import PromptPair, digest_of, own_pairs
-from ..running.loop import over_problems
+from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs
 from ..statistics.arguments import check_count
 from .activation_results import ActivationShift
 from .activation_summaries import (
@@ -87,7 +86,7 @@ def activation_shift(
     one_of(positions, dict.fromkeys(POSITIONS), "positions")
     check_widths(c=c, q=q)
     check_count(bins, name="bins", at_least=2)
-    found = own_pairs(model, fit_pairs(pairs))
+    found = own_pairs(model, fit_pairs(followed(pairs)))
     classes = [_classes(model, pair, classify) for pair in found]
     read = _Reader(model, site(layer, "mlp.hook_pre"), gate.activation, positions)
     settings = {
@@ -105,15 +104,15 @@ def activation_shift(
         "prompts": digest_of(found),
     }
     edges = histogram_edges(read(found[0], "base"), bins=bins)
-    done = over_problems(
-        [pair.id for pair in found],
+    done = over_pairs(
+        model,
+        found,
         single(lambda at: _one(read, found[at], classes[at], names, edges, c=c, q=q)),
         label=f"activations of layer {layer}",
         settings={**settings, "edges": edges.tolist()},  # of the first problem
         prompts=[[pair.fingerprint(), of_tokens] for pair, of_tokens in zip(found, classes, strict=True)],
         checkpoint=checkpoint,
         progress=progress,
-        engine=model.engine,
     )
     stacked = {key: np.array([value[key] for value in done], dtype=np.float64) for key in done[0]}
     return ActivationShift(
@@ -161,7 +160,7 @@ class _Reader:
         """Which tokens of the base prompt are read, boolean `[token]`."""
         wanted = torch.ones(len(pair.base), dtype=torch.bool)
         if self.positions == "question":
-            wanted[: pair.span[0]] = False
+            wanted[: pair.spans[0][0]] = False
         return wanted
 
 

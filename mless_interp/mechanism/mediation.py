@@ -133,17 +133,18 @@ class _OnePair:
     def measured(self, pair: PromptPair, answered: PromptPair) -> np.ndarray:
         """`[reading, arm]` of one problem, from one forward pass: two ends, the base run, an edited run per arm."""
         new, reference = self.contrast.corrupted, self.contrast.clean
+        pair = pair if pair.n_after else answered  # activations are read where they can change
         receiving = reference if self.direction == "noising" else new
         runs = (reference, new, "base", *(receiving,) * len(EDITED))
         inputs = answered.side_by_side(runs, held_positions=self.held_positions).to(self.model.info.device)
         visible = self.model.visible(inputs)[self.layer]
-        stop = answered.span[1]
+        _, stop = answered.one_block("mediation, which edits the rows after the span,")
         held, parts = Held(), attention_sites(self.layer, "rot_q", "rot_k", "v")
 
         def edit(z: Tensor) -> Tensor:
             q, k, v = (whole[1:2] for whole in held.take(*parts))
             rule = self.model.attention_rule(self.layer)
-            read = read_span(q, k, v, visible[1:2].to(z.device), rule, span=answered.span)
+            read = read_span(q, k, v, visible[1:2].to(z.device), rule, span=answered.span_mask)
             old, new = (widened(z[row, stop:].transpose(0, 1)) for row in (0, 1))
             lam = read.lam[..., None].to(old)
             sigma = read.sigma.to(old)

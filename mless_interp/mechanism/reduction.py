@@ -9,6 +9,7 @@ from torch import Tensor
 from ..metrics.affine import AffineParts, affine_fit, affine_parts, affine_residual, frozen_gain, residual_share
 from ..metrics.attention import span_mass_null
 from ..metrics.outputs import direction_coherence, value_cosine, value_effective_rank, value_spectral_share
+from ..models.arithmetic import with_extra
 from ..models.base import Model
 from ..models.held import Held
 from ..models.inputs import Reducer
@@ -35,11 +36,12 @@ class LayerRuns:
         self.z: dict[str, Tensor] = {}
         self.read: dict[str, Read] = {}
 
-    def reduce(self, visible: Tensor, rule: Any, span: tuple[int, int]) -> "LayerRuns":
-        """Fill `z` and `read`; `visible` is `[run, 1|head, token, token]`."""
+    def reduce(self, visible: Tensor, rule: Any, span: Tensor) -> "LayerRuns":
+        """Fill `z` and `read`; `visible` is `[run, 1|head, token, token]`, `span` `[token]`."""
+        stop = int(span.nonzero()[-1]) + 1
         for row, run in enumerate(self.runs):
-            self.z[run] = self._z[row, span[1] :].transpose(0, 1)
-            if CONDITIONS[run].has_span and CONDITIONS[run].hides is None:
+            self.z[run] = self._z[row, stop:].transpose(0, 1)
+            if CONDITIONS[run].reads_span:
                 one = slice(row, row + 1)
                 self.read[run] = read_span(self._q[one], self._k[one], self.v[one], visible[one], rule, span=span)
         return self
@@ -85,7 +87,9 @@ class PairReduction:
         def reduce(z: Tensor) -> None:
             q, k, v = self._held.take(*attention_sites(layer, "rot_q", "rot_k", "v"))
             visible = self.visible[layer].to(z.device)
-            runs = LayerRuns(self.runs, q, k, v, z).reduce(visible, self.model.attention_rule(layer), self.pair.span)
+            runs = LayerRuns(self.runs, q, k, v, z).reduce(
+                visible, self.model.attention_rule(layer), self.pair.span_mask
+            )
             self.visit(layer, runs, visible)
 
         return reduce
@@ -105,7 +109,7 @@ def layer_numbers(
         read, parts = runs.read[new], runs.parts(contrast)
         before = runs.z[reference]
         row = runs.runs.index(new)
-        values = runs.v[row, slice(*pair.span)].transpose(0, 1)
+        values = runs.v[row, span.to(runs.v.device)].transpose(0, 1)
         size = before.float().flatten(-2).norm(dim=-1)
         change = parts.change.flatten(-2).norm(dim=-1)
         floor = rounding(model, before.dtype) * size
@@ -128,7 +132,8 @@ def layer_numbers(
         shares, rescaled = _shares(model, layer, runs.z[new], before, parts)
         found |= shares
         heads |= {(name, contrast): value for name, value in found.items()}
-        null = span_mass_null(visible[row, :1, pair.span[1] :], span=span, dtype=torch.float64)
+        keys, rule = visible[row, :1, pair.span[1] :], model.attention_rule(layer)
+        null = span_mass_null(with_extra(keys, rule, value=True), span=with_extra(span, rule), dtype=torch.float64)
         whole["lam_null", contrast] = float((1 - null).mean())
         if rescaled is not None:
             whole["norm_share", contrast] = rescaled

@@ -8,12 +8,12 @@ from torch import Tensor
 
 from ..metrics.attention import retained_mass, span_mass
 from ..metrics.outputs import span_output
-from ..models.arithmetic import masked_scores, softmax, values_of_heads
+from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
 from ..models.info import AttentionRule
 from ..patching.prepared import fit_pairs
 from ..prompts.conditions import CONTRASTS, Contrast
-from ..prompts.pairs import PromptPair, own_pairs
+from ..prompts.pairs import PromptPair, followed, own_pairs
 
 DECOMPOSED = {name: contrast for name, contrast in CONTRASTS.items() if contrast.reads_span}
 """Contrasts whose corrupted run reads the span: what it reads is lambda and Sigma."""
@@ -36,14 +36,15 @@ def runs_of(contrasts: Iterable[str]) -> tuple[str, ...]:
         wanted |= {contrast.clean, contrast.corrupted}
         shifted = at_inserted_positions(contrast)
         wanted |= set() if shifted is None else {shifted}
-    return tuple(name for name in ("inserted", "masked", "held", "base") if name in wanted)
+    return tuple(name for name in ("inserted", "masked", "held", "blind", "base") if name in wanted)
 
 
 @dataclass(frozen=True, eq=False)
 class Read:
     """What the rows after the span read in one run of one layer.
 
-    `lam` and `drop` `[head, row]` (attention kept outside the span, and on it), `sigma` `[head, row, d_head]`.
+    `lam` and `drop` `[head, row]` (attention kept outside the span, a learned sink's share with it, and on it), `sigma`
+    `[head, row, d_head]`.
     """
 
     lam: Tensor
@@ -51,26 +52,31 @@ class Read:
     sigma: Tensor
 
 
-def read_span(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, rule: AttentionRule, *, span: tuple[int, int]) -> Read:
-    """Retained mass, drop and Sigma of one run `[1, token, ...]`, a block of rows at a time; never in half precision."""
+def read_span(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, rule: AttentionRule, *, span: Tensor) -> Read:
+    """Retained mass, drop and Sigma of one run `[1, token, ...]`, a block of rows at a time; never in half precision.
+
+    `span` is boolean `[token]`; read are the rows after its last token.
+    """
     q, k, v = (x.float() if x.element_size() < 4 else x for x in (q, k, v))
-    start, stop = span
     n, n_heads = q.shape[1:3]
-    inside = torch.arange(n, device=q.device)
-    inside = (inside >= start) & (inside < stop)
+    inside, stop = span.to(q.device), int(span.nonzero()[-1]) + 1
     values = values_of_heads(v[0], n_heads)
     step = max(1, BLOCK_ELEMENTS // (n_heads * n))
     parts: list[tuple[Tensor, Tensor, Tensor]] = []
     for a in range(stop, n, step):
         b = min(a + step, n)
         seen = visible[:, :, a:b, :b]
-        pattern = softmax(masked_scores(q[:, a:b], k[:, :b], seen, rule))[0]
-        options = {"visible": seen[0], "dest_positions": torch.arange(a, b, device=q.device), "span": inside[:b]}
+        pattern = softmax(with_sinks(masked_scores(q[:, a:b], k[:, :b], seen, rule), rule.column))[0]
+        options = {
+            "visible": with_extra(seen[0], rule, value=True),
+            "dest_positions": torch.arange(a, b, device=q.device),
+            "span": with_extra(inside[:b], rule),
+        }
         parts.append(
             (
                 retained_mass(pattern, **options),
                 span_mass(pattern, **options),
-                span_output(pattern, values[:, :b], **options),
+                span_output(pattern, torch.nn.functional.pad(values[:, :b], (0, 0, 0, rule.n_extra)), **options),
             )
         )
     lam, drop, sigma = (torch.cat(blocks, 1) for blocks in zip(*parts, strict=True))
@@ -80,7 +86,7 @@ def read_span(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, rule: AttentionR
 def readable_pairs(model: Model, pairs: Iterable[PromptPair], *, what: str) -> tuple[PromptPair, ...]:
     """The pairs, fit for comparing runs with and without the span on a model that shows what is read."""
     model.need_rotated("lambda and Sigma")
-    return own_pairs(model, fit_pairs(pairs, what=what))
+    return own_pairs(model, fit_pairs(followed(pairs), what=what))
 
 
 def rounding(model: Model, dtype: torch.dtype) -> float:

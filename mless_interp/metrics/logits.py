@@ -26,7 +26,8 @@ def answer_logprob(logits: Logits, answer: Int[Tensor, " read"]) -> PerRun:
     >>> answer_logprob(torch.tensor([[[0.0, 0.0]]]), torch.tensor([1])).exp()
     tensor([0.5000])
     """
-    picked = _log_probabilities(logits).gather(-1, answer.to(logits.device).expand(logits.shape[:2])[..., None])
+    there = answer.to(logits.device, non_blocking=logits.device.type != "cpu")
+    picked = _log_probabilities(logits).gather(-1, there.expand(logits.shape[:2])[..., None])
     return picked[..., 0].sum(-1)
 
 

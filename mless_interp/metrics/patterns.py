@@ -1,7 +1,7 @@
 """What an attention pattern is: which keys each row sees, that rows sum to 1, and the uniform null."""
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from mless_interp.metrics.segments import check_segment, widened
@@ -65,22 +65,57 @@ def prepared(
     tolerance = ROW_SUM_TOLERANCE[pattern.dtype]
     bad = sighted & ~((sums - 1).abs() <= tolerance)
     below = sighted & (cleaned.amin(-1) < -tolerance) & ~bad
-    if below.any():
-        where = tuple(below.nonzero()[0].tolist())
-        raise ValueError(
-            f"attention is a probability, but row {list(where)} has a negative entry ({cleaned[where].min().item():.6g}): pass "
-            "probabilities after the softmax, not scores, differences or edited patterns"
-        )
-    if bad.any():
+    if (below | bad).any():
+        if below.any():
+            where = tuple(below.nonzero()[0].tolist())
+            raise ValueError(
+                f"attention is a probability, but row {list(where)} has a negative entry ({cleaned[where].min().item():.6g}): "
+                "pass probabilities after the softmax, not scores, differences or edited patterns"
+            )
         where = tuple(bad.nonzero()[0].tolist())
         raise ValueError(
             f"every attention row must sum to 1 over the keys that it can see, but row {list(where)} sums to "
             f"{sums[where].item():.6g} (tolerance {tolerance:g} for {pattern.dtype}). Pass probabilities after the "
-            "softmax; for padding or sliding windows pass `visible=`; renormalise an edited pattern first"
+            "softmax; for padding or sliding windows pass `visible=`; renormalise an edited pattern first; of a model with "
+            "learned sinks (GPT-OSS) take `with_sink_key`"
         )
     if pattern.dtype in (torch.float16, torch.bfloat16):
         cleaned = cleaned / torch.where(sighted, sums, 1)[..., None]
     return cleaned.clamp(min=0), visible
+
+
+def with_sink_key(
+    pattern: Pattern, *, visible: Visible | None = None, dest_positions: DestPositions | None = None
+) -> tuple[Float[Tensor, "*lead dest src+1"], Bool[Tensor, "*#lead dest src+1"]]:
+    r"""A pattern whose rows sum to less than 1, as learned sinks leave it, with what they lack as one more key: the last one.
+
+    $$ A_{i,T} = 1 - \textstyle\sum_{j < T} A_{ij}, \qquad V_{i,T} = \text{true} $$
+
+    So a learned sink is a key outside every span, seen by every row, with value 0 and no token, and what is defined for
+    rows that sum to 1 is defined here. Masks over the tokens get one more entry (False for a span, True for a sink), and
+    a block its `dest_positions`.
+
+    Source: GPT-OSS (arXiv 2508.10925), whose heads each learn a logit that joins the softmax and is dropped.
+
+    >>> with_sink_key(torch.tensor([[0.5, 0.0], [0.25, 0.25]]))[0]
+    tensor([[0.5000, 0.0000, 0.5000],
+            [0.2500, 0.2500, 0.5000]])
+    """
+    visible = resolved_visible(pattern, visible=visible, dest_positions=dest_positions)
+    cleaned, sighted = torch.where(visible, widened(pattern), 0), visible.any(-1)
+    sums, tolerance = cleaned.sum(-1), ROW_SUM_TOLERANCE[pattern.dtype]
+    wrong = sighted & ~((sums <= 1 + tolerance) & (cleaned.amin(-1) >= -tolerance))
+    if wrong.any():
+        where = tuple(wrong.nonzero()[0].tolist())
+        raise ValueError(
+            f"beside a learned sink an attention row holds shares of at most 1 together, but row {list(where)} sums to "
+            f"{sums[where].item():.6g}, its least entry being {cleaned[where].min().item():.6g}: pass probabilities after the "
+            "softmax"
+        )
+    lacks = (1 - sums[..., None]).clamp(min=0).to(pattern.dtype)
+    lacks = torch.where(sighted[..., None], lacks, 0)  # a row that sees nothing (padding) stays undefined
+    seen = torch.cat([visible, visible.any(-1, keepdim=True)], -1)
+    return torch.cat([pattern, lacks], -1), seen
 
 
 def resolved_visible(
@@ -140,7 +175,7 @@ def _checked_positions(
             f"dest_positions must be a list of one position per row ({n_rows} rows), got shape "
             f"{tuple(dest_positions.shape)}"
         )
-    if len(dest_positions) and (dest_positions.min() < 0 or dest_positions.max() >= n_tokens):
+    if ((dest_positions < 0) | (dest_positions >= n_tokens)).any():
         raise ValueError(
             f"dest_positions must lie in 0 to {n_tokens - 1}, got {int(dest_positions.min())} to "
             f"{int(dest_positions.max())}; they count from the start of the whole (padded) prompt"

@@ -42,6 +42,8 @@ def check_span(span: Tensor, *, n_tokens: int, may_cover_all: bool = False) -> N
     faults = [(~span.any(-1), "is empty", "a prompt without an insertion has no span metrics")]
     if not may_cover_all:
         faults.append((span.all(-1), "covers all tokens", "there is nothing left to compare it with"))
+    if not torch.stack([bad for bad, _, _ in faults]).any():
+        return
     for bad, what, remedy in faults:
         if bad.any():
             where = f" (prompt {bad.nonzero()[0].tolist()})" if bad.ndim else ""

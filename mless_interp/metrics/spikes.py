@@ -173,15 +173,15 @@ def timing_p_value(
     if n_shifts < 1:
         raise ValueError(f"n_shifts must be 1 or more, got {n_shifts}")
     n_tokens = base.shape[-1]
-    labels = torch.zeros(n_tokens, dtype=torch.long) if segments is None else segments.cpu()
+    labels = torch.zeros(n_tokens, dtype=torch.long, device="cpu") if segments is None else segments.cpu()
     kinds = labels.unique()
     turns = torch.rand(n_shifts, len(kinds), generator=generator, device=generator.device).cpu()
     x, y = (_ranks(values).double().cpu().reshape(-1, n_tokens) for values in _paired(base, inserted))
-    exceeded = torch.ones(len(x), dtype=torch.double)
+    exceeded = torch.ones_like(x[:, 0])
     for defined in (~x.isnan()).unique(dim=0):
         (heads,) = torch.nonzero((~x.isnan() == defined).all(-1), as_tuple=True)
         places = [torch.nonzero(defined & (labels == kind))[:, 0] for kind in kinds]
-        blocks = torch.arange(int(defined.sum())).split([len(p) for p in places])
+        blocks = torch.arange(int(defined.sum()), device="cpu").split([len(p) for p in places])
         fixed, moved = (_standardised(ranks[heads][:, torch.cat(places)]) for ranks in (x, y))
         observed = (fixed * moved).sum(-1)
         for turn in turns:

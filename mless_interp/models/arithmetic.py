@@ -52,9 +52,28 @@ def finished_scores(scores: Tensor, visible: Tensor, rule: AttentionRule) -> Ten
     return scores.masked_fill(~visible, -torch.inf)
 
 
-def softmax(scores: Tensor) -> Tensor:
-    """Softmax over the last axis, in float32 for half precision."""
+def softmax(scores: Tensor, sinks: Tensor | None = None) -> Tensor:
+    """Softmax over the last axis, in float32 for half precision; what learned sinks take (see `with_sinks`) is left out."""
+    if sinks is not None:
+        return softmax(with_sinks(scores, sinks))[..., :-1]
     return torch.softmax(scores, -1, dtype=torch.float32 if scores.element_size() < 4 else None).to(scores.dtype)
+
+
+def with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Scores with learned sinks (their logits as a column, `AttentionRule.column`) as one more key; as they are for None."""
+    if sinks is None:
+        return scores
+    return torch.cat([scores, sinks.to(scores).expand(*scores.shape[:-1], 1)], -1)
+
+
+def with_extra(of_keys: Tensor, rule: AttentionRule, *, value: bool = False) -> Tensor:
+    """A mask over keys (last axis) with this value at the keys of `with_sinks` that are no tokens."""
+    return torch.nn.functional.pad(of_keys, (0, rule.n_extra), value=value)
+
+
+def pattern_of(q: Tensor, k: Tensor, visible: Tensor, rule: AttentionRule) -> Tensor:
+    """Attention probabilities `[b, H, dest, src]` from what `masked_scores` takes."""
+    return softmax(masked_scores(q, k, visible, rule), rule.column)
 
 
 def mix_values(pattern: Tensor, v: Tensor) -> Tensor:

@@ -56,6 +56,8 @@ class Model(ABC):
     """Who computes the problems of a long analysis of this model (`on`)."""
     how: "Callable[[], Model] | None" = None
     """Loads it once more, as another process does; None for a model that was given."""
+    _hooks_when_loaded: int | None = None
+    """How many hooks its modules had, where it can be loaded again."""
     _hashing: WeightsHash | None = None
     _held: str | None = None
     """The hash of what the library's own object held when the model was loaded."""
@@ -85,24 +87,32 @@ class Model(ABC):
         model.info = replace(self.info, weights_hash=weights_hash or model._held)
         return model
 
+    def loaded_by(self, how: "Callable[[], Model]") -> "Model":
+        """This model, which other processes can load by calling `how`."""
+        model = copy.copy(self)
+        model.how = how
+        model._hooks_when_loaded = _hooks_of(self.hf_model if self.hf_model is not None else self.underlying)
+        return model
+
     def on(self, engine: Engine) -> "Model":
         """This model, whose long analyses are computed by an engine: `RayWorkers(...)`, a `Shard(...)`, or `here`."""
         model = copy.copy(self)
         model.engine = engine
         return model
 
-    def __copy__(self) -> "Model":
-        model = object.__new__(type(self))
-        model.__dict__.update(self.__dict__)
-        return model
-
-    def __reduce__(self) -> Any:
-        """In another process a model is the way to load it, and the weights that it must then have."""
+    def sent(self) -> tuple[Callable[..., "Model"], tuple[Any, ...]]:
+        """What another process gets instead of a model: the way to load it, and the weights that it must then have."""
         if self.how is None:
             raise ModelError(
                 f"{self.info.name} was given as an object, which other processes cannot load: load it with load_model"
             )
-        return _here, (self.how, self.info.name, self.weights_hash, self.checks)
+        module = self.hf_model if self.hf_model is not None else self.underlying
+        if self._hooks_when_loaded is not None and _hooks_of(module) != self._hooks_when_loaded:
+            raise ModelError(
+                f"{self.info.name} has hooks that were added since it was loaded, which other processes would not have: take "
+                "them off, or compute here"
+            )
+        return _here, (self.how, self.info.name, self.identity, self.checks)
 
     @property
     def weights_hash(self) -> str | None:
@@ -132,6 +142,14 @@ class Model(ABC):
         return self.checks is None or self.checks.shows_rotated
 
     @property
+    def resolution(self) -> float:
+        """Differences of a log-probability (in nats) up to this are rounding: measured by the self-check, never less than
+        1e-5 (1e-9 in float64); without its figure 0.01 in half precision."""
+        least = {"float64": 1e-9, "float32": 1e-5}.get(self.info.dtype, 0.0)
+        measured = None if self.checks is None else self.checks.resolution
+        return max(least, measured) if measured is not None else least or 1e-2
+
+    @property
     def has_rotated_sites(self) -> bool:
         """Whether there is anything at the sites of queries and keys as they enter the scores, right or wrong."""
         return self.shows_rotated or (self.checks is not None and self.checks.entering_error is not None)
@@ -140,6 +158,13 @@ class Model(ABC):
     def weights(self) -> nn.Module | None:
         """The module that holds the weights, here; None for models run elsewhere."""
         return self.hf_model
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Where tokens go in, and wherever else weights lie; those brought for each pass lie nowhere."""
+        weights = () if self.weights is None else self.weights.parameters()
+        others = {str(weight.device) for weight in weights if not weight.is_meta} - {self.info.device}
+        return self.info.device, *sorted(others)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -153,7 +178,7 @@ class Model(ABC):
             "weights": self.weights_hash or "not read here, as the model runs elsewhere",
             "config": info.config_hash,
             "toolkit": version("mless_interp"),
-            "computed_on": "elsewhere" if self.remote is True else computed_on(info.device),
+            "computed_on": "elsewhere" if self.remote is True else computed_on(self.devices),
             "largest_logit": None if self.checks is None else round(self.checks.largest_logit, 3),
         }
 
@@ -219,8 +244,11 @@ class Model(ABC):
                 f"{info.backend!r}, which {what} need{f' ({why})' if why else ''}: use another backend"
             )
 
-    def visible(self, inputs: Inputs) -> tuple[Tensor, ...]:
-        """Each layer's visibility `[b, 1|H, T, T]` for this input (equal windows share one tensor)."""
+    def visible(self, inputs: Inputs, places: Sequence[torch.device] = ()) -> tuple[Tensor, ...]:
+        """Each layer's visibility `[b, 1|H, T, T]` for this input (equal windows on one device share one tensor).
+
+        `places`: the device of each layer; without, all are where the input is.
+        """
         made: dict[int | None, Tensor] = {}
         for window in set(self.info.windows):
             made[window] = visibility(
@@ -230,7 +258,10 @@ class Model(ABC):
                 attention_mask=inputs.attention_mask,
                 device=inputs.tokens.device,
             )
-        return tuple(made[window] for window in self.info.windows)
+        here = inputs.tokens.device
+        moved = {key: made[key[0]].to(key[1]) for key in zip(self.info.windows, places, strict=False) if key[1] != here}
+        wanted = zip(self.info.windows, places or [here] * len(self.info.windows), strict=True)
+        return tuple(moved.get(key, made[key[0]]) for key in wanted)
 
     def run(
         self,
@@ -253,7 +284,7 @@ class Model(ABC):
             boolean `[batch, 1 or n_heads, dest, src]`, True = visible, ANDed with causality and with each layer's window,
             which is counted on position ids.
         capture : hook name -> reducer, applied inside the forward pass after any edit of the same site, so that nothing
-            large outlives its layer; None as a reducer keeps the whole activation.
+            large outlives its layer; None as a reducer keeps the whole activation, as a copy (with `grad` itself).
         edits : hook name -> pure function from the activation to its replacement (same shape).
         logits_at : "all", "last", "none", or positions; only these are unembedded.
         grad : keep the autograd graph (off by default).
@@ -290,7 +321,7 @@ class Model(ABC):
 
     def record(self, inputs: Inputs, *, start: int, logits_at: LogitsAt = "none") -> Recording:
         """Run once and keep what `replay` needs for the positions from `start` on (per layer, nothing else)."""
-        inputs = self._checked(inputs)
+        given, inputs = inputs, self._checked(inputs)
         if not 0 <= start < inputs.n_tokens:
             raise ValueError(f"start must be a position of the prompt, 0 to {inputs.n_tokens - 1}, got {start}")
         tail = lambda x: x[:, start:].clone()  # noqa: E731
@@ -300,20 +331,22 @@ class Model(ABC):
             kept |= {"attn.hook_rot_k": torch.clone, "attn.hook_v": torch.clone}
         layers = range(self.info.n_layers)
         reducers = {site(layer, name): reducer for layer in layers for name, reducer in kept.items()}
-        result = self.run(inputs, capture=reducers, logits_at=logits_at)
+        result = self.run(given, capture=reducers, logits_at=logits_at)
         per_layer = lambda name: tuple(  # noqa: E731
             result.captured[site(layer, name)] for layer in layers if name in kept
         )
+        z = per_layer("attn.hook_z")
+        places = [each.device for each in z]  # what enters a layer still lies where the layer before it does
         return Recording(
             inputs=inputs,
             start=start,
             logits=result.logits,
-            resid_pre=per_layer("hook_resid_pre"),
+            resid_pre=tuple(x.to(place) for x, place in zip(per_layer("hook_resid_pre"), places, strict=False)),
             q=per_layer("attn.hook_rot_q"),
             k=per_layer("attn.hook_rot_k"),
             v=per_layer("attn.hook_v"),
-            z=per_layer("attn.hook_z"),
-            masks=tuple(mask[:, :, start:] for mask in self.visible(inputs)),
+            z=z,
+            masks=tuple(mask[:, :, start:] for mask in self.visible(inputs, places)),
         )
 
     def replay(
@@ -400,7 +433,7 @@ class Model(ABC):
                 positions = positions[None]
             if positions.shape not in ((batch, n_tokens), (1, n_tokens)):
                 raise ValueError(f"position_ids must be [{batch}, {n_tokens}], got {list(positions.shape)}")
-            positions = positions.expand(batch, n_tokens).to(self.info.device)
+            positions = positions.expand(batch, n_tokens)
             if self.whole_positions and positions.is_floating_point():
                 if not bool((positions == positions.round()).all()):
                     raise ValueError(
@@ -437,13 +470,14 @@ class Model(ABC):
             )
 
     def _read_positions(self, logits_at: LogitsAt, n_tokens: int) -> Tensor | None:
+        """The positions asked for, in memory: what is looked up there nobody waits for."""
         if isinstance(logits_at, str):
             if logits_at == "none":
                 return None
             if logits_at not in ("all", "last"):
                 raise ValueError(f'logits_at must be "all", "last", "none" or positions, got {logits_at!r}')
-            return torch.arange(0 if logits_at == "all" else n_tokens - 1, n_tokens, device=self.info.device)
-        read = torch.as_tensor(logits_at, dtype=torch.long, device=self.info.device)
+            return torch.arange(0 if logits_at == "all" else n_tokens - 1, n_tokens)
+        read = torch.as_tensor(logits_at, dtype=torch.long).cpu()
         if read.dim() != 1 or not read.numel() or int(read.min()) < 0 or int(read.max()) >= n_tokens:
             raise ValueError(f"logits_at must be positions 0 to {n_tokens - 1}, got {logits_at!r}")
         return read
@@ -471,7 +505,10 @@ def _checked_edit(name: str, edit: Edit, edited: set[str]) -> Edit:
 def _keeper(captured: dict[str, Any], name: str, reducer: Reducer, grad: bool) -> Callable[[Tensor], None]:
     def keep(value: Tensor) -> None:
         value = value if grad else value.detach()
-        captured[name] = value if reducer is None else reducer(value)
+        kept = value if reducer is None else reducer(value)
+        if not grad and isinstance(kept, Tensor) and (kept is value or kept._is_view()):
+            kept = kept.clone()  # a library may add to its activations in place (Falcon: attention to the MLP's)
+        captured[name] = kept
 
     return keep
 
@@ -480,14 +517,24 @@ _HERE: "WeakValueDictionary[tuple[str, ...], Model]" = WeakValueDictionary()
 """Models that this process was sent, as long as anything uses them."""
 
 
-def _here(how: Callable[[], Model], name: str, weights_hash: str | None, checks: ModelChecks | None) -> Model:
-    """The model that another process means: loaded when it is first named here, with the same weights or not at all."""
-    known = name, str(weights_hash), repr(sorted(getattr(how, "keywords", {}).items()))
+def _here(how: "Callable[[], Model]", name: str, identity: Mapping[str, Any], checks: ModelChecks | None) -> Model:
+    """The model that another process means: loaded when it is first named here, the same in all that numbers depend on."""
+    known = name, str(identity["weights"]), repr(sorted(getattr(how, "keywords", {}).items()))
     model = _HERE.get(known) or how()
-    if model.weights_hash != weights_hash:
+    found = model.checked(checks).identity
+    differ = [
+        f"{key} {found[key]} (not {identity[key]})"
+        for key in identity
+        if key != "model" and found[key] != identity[key]
+    ]
+    if differ:
         raise ModelError(
-            f"{name} has other weights where it was loaded again ({model.weights_hash}) than here ({weights_hash}): the "
-            "folder was changed, or the weights in memory; save the model and load that"
+            f"{name} is another model where it was loaded again: {'; '.join(differ)}. The folder or the weights in memory were "
+            "changed, or the workers are on other hardware: save the model and load that, on equal machines"
         )
     _HERE[known] = model
     return model.checked(checks)
+
+
+def _hooks_of(module: nn.Module) -> int:
+    return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in module.modules())

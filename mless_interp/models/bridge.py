@@ -95,7 +95,9 @@ class BridgeModel(HuggingFaceModel):
         if inputs.position_ids is not None:
             options["position_ids"] = inputs.position_ids
         last = inputs.n_tokens - 1
-        options["logits_to_keep"] = read if read is not None else torch.tensor([last], device=inputs.tokens.device)
+        options["logits_to_keep"] = (
+            [last] if read is None else read.tolist()
+        )  # a tensor would lie on one of several devices
         level = bridge.context_level + 1  # as `run_with_hooks` does: the caller's own hooks are left alone
         try:
             bridge.context_level = level

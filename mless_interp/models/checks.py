@@ -1,12 +1,13 @@
 """A loaded model proves that its backend does what the seam promises."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ..given import checked
-from .arithmetic import masked_scores, mix_values, softmax, values_of_heads
+from .arithmetic import mix_values, pattern_of, softmax, values_of_heads, with_sinks
 from .base import Model
 from .info import BY_LAYERS, ModelChecks, ModelError
 from .inputs import Inputs
@@ -35,7 +36,6 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
     """
     model, info = model.checked(None), model.info
     tokens = probe_tokens(info.d_vocab)
-    size = tokens.shape[1]
     tolerance = TOLERANCE.get(info.dtype, 1e-3)
 
     def fail(reason: str) -> FailedCheck:
@@ -64,12 +64,13 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
 
     row_error = error = effect = None
     if info.attention == "eager":
-        names = [site(layer, "attn.hook_pattern") for layer in range(info.n_layers)]
-        patterns = model.run(tokens, capture=dict.fromkeys(names), logits_at="last").captured
-        wrong = [list(pattern.shape) for pattern in patterns.values() if pattern.shape != (1, info.n_heads, size, size)]
-        if wrong:
-            raise fail(f"pattern of shape {wrong[0]}, expected [1, {info.n_heads}, {size}, {size}]")
-        row_error = _max_of((pattern.double().sum(-1) - 1).abs().max() for pattern in patterns.values())
+        try:
+            rows = [_row_sums(model, tokens, layer, fail) for layer in range(info.n_layers)]
+        except FailedCheck:
+            raise
+        except ModelError as failure:
+            raise fail(f"it shows no attention patterns ({failure}); use another backend") from failure
+        row_error = _max_of((sums - 1).abs().max() for sums in rows)
         if not row_error <= max(tolerance, 1e-5):
             raise fail(f"the rows of its attention pattern do not sum to 1 (largest error {row_error:.3g})")
         error, effect = _edited_pattern(model, tokens, logits)
@@ -81,7 +82,10 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
 
     gap = None
     if not model.remote:
-        gap, sees_later = _gap_difference(model, tokens, logits)
+        try:
+            gap, sees_later = _gap_difference(model, tokens, logits)
+        except (RuntimeError, ValueError) as failure:
+            raise fail(f"it takes no mask of its own for each head: {first_line(failure)}") from failure
         if not sees_later <= allowed:
             raise fail(
                 f"a plain run and one with an explicit causal mask differ by {sees_later:.3g} logits before anything is "
@@ -91,7 +95,7 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
             raise fail(f"the gap condition differs from the masked one on shared tokens by {gap:.3g} logits")
     entering_error, entering = _check_entering(model, tokens, tolerance)
     replayed, reason = _check_replay(model, tokens, allowed) if not entering else (None, entering)
-    return ModelChecks(
+    figures = ModelChecks(
         largest_logit=largest,
         row_sum_error=row_error,
         edit_effect=effect,
@@ -105,6 +109,20 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
         entering_error=entering_error,
         entering=entering,
     )
+    return replace(figures, resolution=None if model.remote else _resolution(model.checked(figures), tokens))
+
+
+def _row_sums(model: Model, tokens: Tensor, layer: int, fail: Callable[[str], FailedCheck]) -> Tensor:
+    """Sums of a layer's pattern rows `[1, head, dest]`, with what a learned sink takes where there is one."""
+    n_tokens, names = tokens.shape[1], attention_sites(layer, "pattern", "attn_scores")
+    rule, shape = model.attention_rule(layer), (1, model.info.n_heads, n_tokens, n_tokens)
+    seen = model.run(tokens, capture=dict.fromkeys(names[: 1 + rule.n_extra]), logits_at="none").captured
+    pattern = seen[names[0]].double()
+    if pattern.shape != shape:
+        raise fail(f"pattern of shape {list(pattern.shape)}, expected {list(shape)}")
+    if rule.column is None:
+        return pattern.sum(-1)
+    return pattern.sum(-1) + softmax(with_sinks(seen[names[1]].double(), rule.column))[..., -1]
 
 
 def _max_of(errors: Iterable[Tensor]) -> float:
@@ -133,13 +151,13 @@ def _edited_pattern(model: Model, tokens: Tensor, logits: Tensor) -> tuple[float
 
 
 def _gap_difference(model: Model, tokens: Tensor, logits: Tensor) -> tuple[float, float]:
-    """Largest difference of the masked condition's logits from the gap's on shared tokens, and from the plain run's
-    (`logits`) on the tokens before the span."""
+    """Largest difference of the masked condition's logits (a mask for each head) from the gap's on shared tokens, and from
+    the plain run's (`logits`) on the tokens before the span."""
     size, start, stop = tokens.shape[1], 4, 8
     keep = torch.tensor([*range(start), *range(stop, size)])
     inside = torch.zeros(size, dtype=torch.bool)
     inside[start:stop] = True
-    mask = ~(inside[None, :] & ~inside[:, None])[None, None]
+    mask = (~(inside[None, :] & ~inside[:, None]))[None, None].expand(-1, model.info.n_heads, -1, -1)
     masked = model.run(tokens, attention_mask=mask, logits_at=keep).logits
     gapped = model.run(tokens[:, keep], position_ids=keep[None]).logits
     assert gapped is not None
@@ -161,7 +179,7 @@ def _check_entering(model: Model, tokens: Tensor, tolerance: float) -> tuple[flo
             for layer in layers:
                 q, k, v, z = (seen[name].double() for name in attention_sites(layer, *parts))
                 q = q * 0 if edits else q
-                pattern = softmax(masked_scores(q, k, visible[layer].to(q.device), model.attention_rule(layer)))
+                pattern = pattern_of(q, k, visible[layer].to(q.device), model.attention_rule(layer))
                 off = (mix_values(pattern, v) - z).abs().max()
                 errors.append(off if off == 0 else off / v.abs().max())
     except (ModelError, AttributeError, KeyError, ValueError, RuntimeError) as error:
@@ -173,6 +191,30 @@ def _check_entering(model: Model, tokens: Tensor, tolerance: float) -> tuple[flo
             f"heads' outputs are off by {largest:.3g} of the largest value where they are computed from them",
         )
     return largest, ""
+
+
+def _resolution(model: Model, tokens: Tensor, *, rows: int = 4) -> float:
+    """What rounding does to the log-probability of a token, in nats: `ModelChecks.resolution`."""
+    n_layers, start = model.info.n_layers, tokens.shape[1] // 2
+    at = list(range(start, tokens.shape[1] - 1))
+    recording = model.record(Inputs(tokens), start=start, logits_at=at)
+    generator = torch.Generator().manual_seed(2)
+    joins, z = [], []
+    for layer in sorted({0, n_layers // 3, 2 * n_layers // 3, n_layers - 1}):
+        own = recording.z[layer].cpu()
+        up = torch.randint(0, 2, (rows, *own.shape), generator=generator) * 2 - 1
+        up[0] = 0  # put back as it is
+        joins += [layer] * rows
+        z.append((own + own * up.to(own) * torch.finfo(own.dtype).eps).to(recording.z[0]))
+    found = model.replay(recording, joins, torch.cat(z).flatten(0, 1), logits_at=at)
+    assert recording.logits is not None
+    after = tokens[:, start + 1 :].expand(len(joins), -1)[..., None]
+    off = _log_probability(found, after) - _log_probability(recording.logits.expand_as(found), after)
+    return 2 * float(off.square().mean().sqrt())
+
+
+def _log_probability(logits: Tensor, ids: Tensor) -> Tensor:
+    return logits.cpu().double().log_softmax(-1).gather(-1, ids)
 
 
 _UNKNOWN = "this architecture cannot be continued layer by layer"

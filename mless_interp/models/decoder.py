@@ -29,7 +29,12 @@ INPUTS = {
 }
 """Projections to queries, keys and values, and how one that makes all three has them: all queries, then all keys, then all
 values; or group by group its queries, its key, its value."""
-INPUT_NORMS = (("q_norm", "k_norm"), ("q_layernorm", "k_layernorm"))
+INPUT_NORMS = {
+    ("q_norm", "k_norm"): "before",
+    ("q_layernorm", "k_layernorm"): "before",
+    ("query_layernorm", "key_layernorm"): "after",
+}
+"""Norms of queries and keys, and whether they come before the rotation or after it (HunYuan)."""
 OUTPUTS = ("o_proj", "out_proj", "c_proj", "dense")
 MLPS = (
     ("gate_proj", "up_proj", "down_proj", "act_fn"),
@@ -38,12 +43,19 @@ MLPS = (
     (None, "fc_in", "fc_out", "act"),
     (None, "dense_h_to_4h", "dense_4h_to_h", "act"),
     (None, "fc1", "fc2", "activation_fn"),
+    (None, "up_proj", "down_proj", "act_fn"),
 )
 """Gate (None: it has none), up, down and activation of an MLP; the same name twice makes both, the gate first."""
 DECODERS = ("model", "transformer", "gpt_neox", "language_model", "decoder")
 LAYERS, FINAL_NORMS = ("layers", "h"), ("norm", "ln_f", "final_layer_norm", "final_layernorm")
 UNSCALED, SCALED_QUERIES = ("GPTNeoSelfAttention",), ("OPTAttention",)
 """Attention that scales no score, or scales its queries before they are asked for."""
+ROTATED: dict[str, Callable[[Any], bool]] = {
+    "SmolLM3Attention": lambda attention: bool(attention.use_rope),
+    "Cohere2Attention": lambda attention: attention.sliding_window is not None,
+    "Exaone4Attention": lambda attention: attention.sliding_window is None or attention.is_sliding,
+}
+"""Attention that rotates in some layers only, and whether it is one of these; every other rotates in all."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,8 @@ NORMS = {
     "Gemma 2, Gemma 3": Norms(
         "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
     ),
+    "VaultGemma": Norms("input_layernorm", before_mlp="pre_feedforward_layernorm"),
+    "Apertus": Norms("attention_layernorm", before_mlp="feedforward_layernorm"),
     "GLM 4": Norms("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
     "OLMo 2, OLMo 3": Norms(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm"),
     "Cohere, Phi-2, Falcon 7B": Norms("input_layernorm", parallel=True),
@@ -100,21 +114,29 @@ class Geometry:
 
 @dataclass(frozen=True, eq=False)
 class QueriesKeysValues:
-    """How queries, keys and values are made, before rotation: a projection each or one for all, a norm where there is one."""
+    """How queries, keys and values are made, before rotation: a projection each or one for all, a norm where there is one.
+
+    `norms_last`: it comes after the rotation.
+    """
 
     paths: tuple[str, ...]
     projections: tuple[nn.Module, ...]
     layout: str
     norms: tuple[nn.Module, nn.Module] | None
+    norms_last: bool
     heads: Geometry
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q `[..., H, d]`, k and v `[..., KV, d]` of a normed stream `[..., d_model]`, normed, not rotated."""
+        """q `[..., H, d]`, k and v `[..., KV, d]` of a normed stream `[..., d_model]`, not rotated; normed if that is first."""
         made = [linear(each, x) for each in self.projections]
         q, k, v = (self.part(which)[0](made[min(which, len(made) - 1)]) for which in range(3))
-        if self.norms is not None:
-            q, k = _normed(self.norms[0], q), _normed(self.norms[1], k)
-        return q, k, v
+        return *self.normed(q, k, last=False), v
+
+    def normed(self, q: Tensor, k: Tensor, *, last: bool) -> tuple[Tensor, Tensor]:
+        """Queries and keys after their norms, where these stand here: after the rotation (`last`) or before it."""
+        if self.norms is None or self.norms_last != last:
+            return q, k
+        return _normed(self.norms[0], q), _normed(self.norms[1], k)
 
     def path(self, which: int) -> str:
         """The path in the layer of what makes queries (0), keys (1) or values (2)."""
@@ -262,9 +284,17 @@ class DecoderLayer:
             weight, bias = (getattr(self.output, name, None) for name in ("weight", "bias"))
             if offloaded:
                 weight, bias = (None if each is None else each.detach().clone() for each in (weight, bias))
-        if self.norms is None or not isinstance(weight, Tensor) or weight.dim() != 2:
+        if self.norms is None or not isinstance(weight, Tensor):
             return None
-        weight = weight.detach() if type(self.output) is Conv1D else weight.detach().T
+        if weight.is_floating_point() and weight.element_size() > 1:
+            if weight.dim() != 2:
+                return None
+            weight = weight.detach() if type(self.output) is Conv1D else weight.detach().T
+        else:
+            with brought(self.output):
+                weight = _dequantised(self.output, bias)
+            if weight is None:
+                return None
         if weight.shape[0] % d_head:
             return None
         after = self.norms.after_attention
@@ -273,6 +303,20 @@ class DecoderLayer:
             None if bias is None else bias.detach(),
             None if after is None else self.norm(after).forward,  # not its hooks: it is asked in the middle of a run
         )
+
+
+def _dequantised(module: Any, bias: Tensor | None) -> Tensor | None:
+    """The weights `[in, out]` of a quantised linear layer, in the dtype that it computes in: what it makes of the identity.
+
+    None for one that does not say how wide its input is. Its hooks are not called, as this is asked in the middle of a run.
+    """
+    width, weight = getattr(module, "in_features", None), module.weight
+    if width is None:
+        return None
+    dtype = getattr(module, "compute_dtype", None) or (torch.float32 if bias is None else bias.dtype)
+    with torch.no_grad():
+        made = type(module).forward(module, torch.eye(width, dtype=dtype, device=weight.device))
+        return made if bias is None else made - bias.to(made)
 
 
 def unwrapped(module: Any) -> Any:
@@ -308,14 +352,17 @@ def decoder_layers(hf_model: nn.Module, heads: Geometry) -> tuple[DecoderLayer, 
 
 
 def attention_rule_of(attention: nn.Module, *, d_head: int) -> AttentionRule:
-    """Scale and soft-cap of a Hugging Face attention module; the usual scale where it names none."""
+    """Scale, soft-cap and learned sinks of a Hugging Face attention module; the usual scale where it names none."""
     kind = type(attention).__name__
     if kind in UNSCALED or kind in SCALED_QUERIES:
         return AttentionRule(1.0)
     scale = getattr(attention, "scaling", None) or getattr(attention, "scale", None) or d_head**-0.5
     if hasattr(attention, "scale_attn"):  # GPT-J divides by it
         scale = 1 / float(attention.scale_attn)  # type: ignore[arg-type]
-    return AttentionRule(float(scale), getattr(attention, "attn_logit_softcapping", None))
+    with brought(attention) as offloaded:
+        sinks = getattr(attention, "sinks", None)
+        sinks = None if sinks is None else sinks.detach().clone() if offloaded else sinks.detach()
+    return AttentionRule(float(scale), getattr(attention, "attn_logit_softcapping", None), sinks)
 
 
 def _described(module: nn.Module, heads: Geometry) -> DecoderLayer:
@@ -351,11 +398,13 @@ def _inputs(layer: nn.Module, attention_path: str, heads: Geometry) -> QueriesKe
     for names, layout in INPUTS.items():
         projections = _parts(attention, *names)
         if projections is not None:
-            norms = next(
-                (found for found in (_parts(attention, *pair) for pair in INPUT_NORMS) if found is not None), None
-            )
+            pair = next((pair for pair in INPUT_NORMS if _parts(attention, *pair) is not None), None)
+            norms = None if pair is None else _parts(attention, *pair)
+            last = pair is not None and INPUT_NORMS[pair] == "after"
             paths = tuple(f"{attention_path}.{name}" for name in names)
-            return QueriesKeysValues(paths, projections, layout, None if norms is None else (norms[0], norms[1]), heads)
+            return QueriesKeysValues(
+                paths, projections, layout, None if norms is None else (norms[0], norms[1]), last, heads
+            )
     return None
 
 
@@ -404,6 +453,7 @@ class Positions:
         self._config = decoder.config
         self.learned = any(hasattr(decoder, name) for name in ("wpe", "embed_positions"))
         first = attentions[0]
+        self._rotated = [ROTATED.get(type(each).__name__, lambda each: True)(each) for each in attentions]
         self._apply = getattr(sys.modules[type(first).__module__], "apply_rotary_pos_emb", None)
         self.width = getattr(first, "rotary_ndims", None) or getattr(first, "rotary_dim", None)
         self._table = getattr(first, "embed_positions", None)  # GPT-J's, of whole positions
@@ -432,7 +482,7 @@ class Positions:
         """Queries and keys `[rows, token, heads, d]` as they enter the scores; `back`: from there to before."""
         if self.prescaled != 1.0:
             q = q / self.prescaled if back else q * self.prescaled
-        if self.learned:
+        if self.learned or not self._rotated[layer]:
             return q, k
         cos, sin = self._tables(layer, q, positions)
         if back:
@@ -452,11 +502,15 @@ class Positions:
     def _tables(self, layer: int, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         if self._table is not None:
             of_layer: Any = self._attentions[layer]
-            table = of_layer.embed_positions.to(positions.device)[positions.long()]
+            table = of_layer.embed_positions.to(like.device)[positions.to(like.device).long()]
             sin, cos = table.to(like.dtype).chunk(2, -1)
             return cos, sin
         kind = (self._config.layer_types[layer],) if self._by_type else ()
-        return self._rotary(like, positions, *kind)
+        shown = torch.empty(
+            0, dtype=like.dtype, device=positions.device
+        )  # it reads dtype and device, and may lie elsewhere
+        cos, sin = self._rotary(shown, positions, *kind)
+        return cos.to(like.device), sin.to(like.device)
 
 
 # ---------------------------------------------------------------------------------------------------- stepping through
@@ -505,7 +559,7 @@ class HuggingFaceLayers:
         inputs = self._layers[layer].inputs
         assert inputs is not None
         q, k, v = inputs(self._norms[layer][0](resid))
-        return *self._positions.enter(layer, q, k, positions), v
+        return *inputs.normed(*self._positions.enter(layer, q, k, positions), last=True), v
 
     def rule(self, layer: int) -> AttentionRule:
         return self._rules[layer]

@@ -80,7 +80,7 @@ def _then_kept(tap: Tap, hold: Any) -> Tap:
 def _mixed(scores: Tap, pattern: Tap, z: Tap, parts: Callable[[], Any], visible: Tensor, rule: AttentionRule) -> Tap:
     def edit(value: Tensor) -> Tensor:
         q, k, v = parts()
-        mixed = mix_values(pattern(softmax(scores(masked_scores(q, k, visible.to(q.device), rule)))), v)
+        mixed = mix_values(pattern(softmax(scores(masked_scores(q, k, visible.to(q.device), rule)), rule.column)), v)
         return value if scores.edit is None and pattern.edit is None else mixed.to(value)
 
     def then(value: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from .arithmetic import masked_scores
 from .base import Model
 from .entering import turned_taps
 from .held import Held
-from .info import SINKS, AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
+from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
 from .inputs import Edit, Inputs, Tap, Taps
 from .products import fused, is_hooked, product
 from .sites import attention_sites, site
@@ -51,8 +51,6 @@ class HookedTransformerModel(Model):
                 f"{name}: a HookedTransformer whose attention is {cfg.attention_dir!r} sees later tokens, so runs cannot be "
                 "continued from a position and conditions are undefined for it; supported: causal"
             )
-        if cfg.use_attention_sinks:
-            raise ModelError(SINKS.format(name=name, architecture=cfg.original_architecture))
         self.whole_positions = self.learned_positions = cfg.positional_embedding_type != "rotary"
         local = [kind == "local" for kind in (cfg.attn_types or ["global"] * cfg.n_layers)]
         self.info = ModelInfo(
@@ -263,9 +261,10 @@ def norms_after(hooked: Any) -> bool:
 
 
 def hooked_rule(hooked: Any, layer: int) -> AttentionRule:
-    """Scale and soft-cap of a HookedTransformer layer's scores."""
+    """Scale, soft-cap and learned sinks of a HookedTransformer layer's scores."""
     attn, cap = hooked.blocks[layer].attn, hooked.cfg.attn_scores_soft_cap
-    return AttentionRule(1.0 / float(attn.attn_scale), cap if cap and cap > 0 else None)
+    sinks = attn.sinks.detach() if getattr(hooked.cfg, "use_attention_sinks", False) else None
+    return AttentionRule(1.0 / float(attn.attn_scale), cap if cap and cap > 0 else None, sinks)
 
 
 def turned(attn: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -17,12 +17,18 @@ from transformers.utils import cached_file, logging
 from .base import Model
 from .decoder import Geometry, HuggingFaceLayers, Positions, attention_rule_of, decoder_layers, unwrapped
 from .entering import turned_taps
-from .info import SINKS, AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
+from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
 from .inputs import Inputs, Taps
-from .loaded_weights import refuse_not_finite, refuse_strange_keys
+from .loaded_weights import device_of, refuse_not_finite, refuse_strange_keys
 from .saved import INDEX, check_saved, first_line, named_shards
 from .unembedding import unembedded
 
+OTHER_ATTENTION = {
+    "kv_a_proj_with_mqa": "makes its keys and values of a latent vector (multi-head latent attention), so that it has no keys "
+    "and values as every analysis here reads them",
+    "attn_sub_norm": "norms the outputs of all heads together before they are projected, so that no head writes by itself",
+}
+"""Modules that only attention of another form has, and what it is."""
 _SHAPE = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_position_embeddings", "vocab_size")
 
 
@@ -58,6 +64,10 @@ def hugging_face_info(
             f"{name} ({type(hf_model).__name__}) clips its queries, keys and values (clip_qkv), and no backend shows values "
             "as they are mixed then: it is not taken"
         )
+    modules = {path.rpartition(".")[2] for path, _ in hf_model.named_modules()}
+    otherwise = next((what for part, what in OTHER_ATTENTION.items() if part in modules), None)
+    if otherwise is not None:
+        raise ModelError(f"{name} ({type(hf_model).__name__}) {otherwise}: it is not taken")
     strange = set(kinds or ()) - {"full_attention", "sliding_attention"}
     if strange:
         raise ModelError(
@@ -84,13 +94,27 @@ def hugging_face_info(
         d_model=config.hidden_size,
         d_mlp=_d_mlp(config),
         d_vocab=config.vocab_size,
-        context_length=config.max_position_embeddings,
+        context_length=_one_rotation(config),
         windows=windows,
         dtype=str(parameter.dtype).removeprefix("torch."),
-        device=str(parameter.device),
+        device=str(device_of(hf_model)),
         attention=attention,
         versions=versions,
     )
+
+
+def _one_rotation(config: Any) -> int:
+    """The context length up to which tokens are rotated by their positions alone.
+
+    Longrope's frequencies are others where the longest position of a whole batch lies beyond the length it was trained on:
+    then the same prompt is another one beside a longer one, and tokens before an insertion depend on what comes after.
+    """
+    ropes = getattr(config, "rope_parameters", None) or {}
+    kinds = [
+        rope for rope in (ropes, *ropes.values()) if isinstance(rope, dict) and rope.get("rope_type") == "longrope"
+    ]
+    lengths = [rope["original_max_position_embeddings"] for rope in kinds]
+    return min([config.max_position_embeddings, *lengths])
 
 
 def _n_key_value_heads(config: Any) -> int:
@@ -127,11 +151,10 @@ class HuggingFaceModel(Model):
         self.underlying, self.tokenizer, self.remote = underlying, tokenizer, remote
         versions = versions_of(library, "transformers", "torch")
         self.info = hugging_face_info(hf_model, name=name, backend=backend, attention=attention, versions=versions)
-        self.float32_softmax = attention == "eager"
         self.quantised = quantisation_of(hf_model)
         self.parts = decoder_layers(hf_model, Geometry.of(self.info))
-        if any(hasattr(part.attention, "sinks") for part in self.parts):
-            raise ModelError(SINKS.format(name=name, architecture=self.info.architecture))
+        self.has_sinks = any(hasattr(part.attention, "sinks") for part in self.parts)
+        self.float32_softmax = attention == "eager" and not self.has_sinks
         self.positions = Positions.of(hf_model, self.parts)
         if self.positions is not None:
             self.whole_positions, self.learned_positions = self.positions.whole_only, self.positions.learned
@@ -155,7 +178,7 @@ class HuggingFaceModel(Model):
         def turn(layer: int, which: int, value: Tensor, back: bool) -> Tensor:
             none = value[..., :0, :]
             q, k = (none, value) if which else (value, none)
-            return known.enter(layer, q, k, positions.to(value.device), back=back)[which]
+            return known.enter(layer, q, k, positions, back=back)[which]
 
         return turned_taps(taps, turn)
 
@@ -181,14 +204,25 @@ class Placement:
     device: str
     device_map: Any = None
     attention: str = "eager"
+    max_memory: Any = None
+    offload_folder: str | None = None
+    quantization_config: Any = None
 
     def load(self, kind: Any, source: str | None, *, name: str, **options: Any) -> PreTrainedModel:
         """The model that `kind.from_pretrained` makes of `source`, in evaluation mode.
 
         `ModelError` if a weight was missing, left over, of another shape, or is not finite.
         """
-        if self.device_map is not None:
-            options["device_map"] = self.device_map
+        places = self.device_map
+        if places is None and (self.quantization_config or _says_quantised(source, options.get("config"))):
+            places = {"": self.device}  # quantised where they lie, never whole elsewhere
+        given = {
+            "device_map": places,
+            "max_memory": self.max_memory,
+            "offload_folder": self.offload_folder,
+            "quantization_config": self.quantization_config,
+        }
+        options |= {name: value for name, value in given.items() if value is not None}
         with _quiet_loading():
             model, loading = kind.from_pretrained(
                 source,
@@ -200,6 +234,8 @@ class Placement:
             )
         refuse_strange_keys(loading, name=name, architecture=type(model).__name__)
         refuse_not_finite(model, name=name)
+        if self.dtype == torch.float64 and model._can_set_experts_implementation():
+            model.set_experts_implementation("eager")  # grouped products have no float64
         for (
             weight
         ) in model.parameters():  # left where a file has them, products would round by the length of its header
@@ -207,7 +243,14 @@ class Placement:
                 weight.data = weight.data.clone()
         if model.config.architectures is None:
             model.config.architectures = [type(model).__name__]
-        return (model if self.device_map is not None else model.to(self.device)).eval()
+        return (model if places is not None else model.to(self.device)).eval()
+
+
+def _says_quantised(source: str | None, config: Any) -> bool:
+    """Whether a saved model's own config says that its weights are quantised."""
+    if config is None and source is not None and (Path(source) / "config.json").is_file():
+        return "quantization_config" in json.loads((Path(source) / "config.json").read_text(encoding="utf-8"))
+    return getattr(config, "quantization_config", None) is not None
 
 
 def load_hugging_face(name: str, placed: Placement, *, trust_remote_code: bool) -> tuple[PreTrainedModel, Any]:
@@ -302,7 +345,7 @@ def quantisation_of(module: nn.Module) -> str:
 @torch.no_grad()
 def reference_logits(hf_model: nn.Module, tokens: Tensor) -> Tensor:
     """Logits of the plain Hugging Face forward pass, `[batch, token, vocab]`."""
-    tokens = tokens.to(next(hf_model.parameters()).device)
+    tokens = tokens.to(device_of(hf_model))
     return hf_model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits
 
 

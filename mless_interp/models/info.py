@@ -103,10 +103,6 @@ def versions_of(*packages: str) -> dict[str, str]:
     return {package: version(package) for package in packages}
 
 
-SINKS = (
-    "{name} ({architecture}) has learned sinks in its softmax, so the rows of its attention patterns do not sum to 1, which "
-    "every metric and edit of attention relies on: it is not taken"
-)
 BY_LAYERS = "layer by layer"
 
 
@@ -115,9 +111,10 @@ BY_LAYERS = "layer by layer"
 class ModelChecks:
     """The figures of the self-check at loading, and what it found the model able to do; they travel with every saved result.
 
-    `row_sum_error`: largest |row sum of a pattern - 1|. `edit_error`: with every token of every layer made to look at
-    itself, largest difference of a head's output from its own value, as a share of the layer's largest (None in figures
-    of versions that did not measure it). `edit_effect`: largest change of a logit then; 0 where attention writes nothing.
+    `row_sum_error`: largest |row sum of a pattern - 1|, with the share of a learned sink where there is one. `edit_error`:
+    with every token of every layer made to look at itself, largest difference of a head's output from its own value, as a
+    share of the layer's largest (None in figures of versions that did not measure it). `edit_effect`: largest change of a
+    logit then; 0 where attention writes nothing.
     `logits_difference`: largest difference to the plain Hugging Face forward pass.
     `gap_difference`: largest difference between the gap and the masked condition on shared tokens (methods: C2 = C3).
     `replay_difference`: replay against one whole forward pass. All in logits, except the first two; None = does not apply
@@ -125,7 +122,9 @@ class ModelChecks:
     continued, `shows_rotated` whether queries and keys can be had as they enter the scores, which edits of attention need:
     `entering_error` is by how much a head's output differs from the one computed from them, and from the mean of what it
     sees where all queries are set to 0, as a share of the layer's largest value (None in figures of versions that did not
-    measure it); `entering` says why not.
+    measure it); `entering` says why not. `resolution`: twice the root mean square, over layers and tokens, of what rounding
+    did to the log-probability of a token, in nats, where heads' outputs were changed by the smallest step that their
+    precision has and where they were put back as they are.
     """
 
     largest_logit: float
@@ -140,6 +139,7 @@ class ModelChecks:
     edit_error: float | None = None
     entering_error: float | None = None
     entering: str = ""
+    resolution: float | None = None
 
     @property
     def by_layers(self) -> bool:
@@ -153,10 +153,25 @@ class ModelChecks:
 
 @dataclass(frozen=True)
 class AttentionRule:
-    """How a layer makes a pattern from rotated q and k: softmax(softcap(q k^T * scale))."""
+    """How a layer makes a pattern from rotated q and k: softmax(softcap(q k^T * scale)).
+
+    `sinks` `[head]`: learned logits that join each head's softmax and are dropped (GPT-OSS), as one more key that every row
+    sees, with value 0 and no token; a row of the pattern sums to 1 with the sink's share.
+    """
 
     scale: float
     softcap: float | None = None
+    sinks: Tensor | None = field(default=None, compare=False)
+
+    @property
+    def n_extra(self) -> int:
+        """How many keys there are beside the tokens."""
+        return 0 if self.sinks is None else 1
+
+    @property
+    def column(self) -> Tensor | None:
+        """The sinks' logits as a column beside scores `[..., head, dest, src]`."""
+        return None if self.sinks is None else self.sinks[:, None, None]
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ from .base import Model
 from .checks import check_model, probe_tokens
 from .info import ModelError
 from .loaded_weights import WeightsHash, config_hash, refuse_not_finite
+from .saved import first_line
 
 if TYPE_CHECKING:  # importing transformers takes seconds
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -22,6 +23,8 @@ if TYPE_CHECKING:  # importing transformers takes seconds
 BACKENDS = ("auto", "hooked_transformer", "bridge", "nnsight")
 WRAPPED = {"HookedTransformer", "TransformerBridge"}
 """Classes of TransformerLens that `wrap_model` takes."""
+CONVERTED_AT_MOST = 2e9
+"""Bytes of weights that "auto" still converts to a HookedTransformer: three times as many are held meanwhile."""
 DEMO_DIRECTORY = Path(__file__).parents[1] / "data" / "demo"
 
 
@@ -48,8 +51,8 @@ def _loaded_again_by(load: Callable[..., Model]) -> Callable[..., Model]:
     @functools.wraps(load)
     def wrapped(name: Any, **options: Any) -> Model:
         model = load(name, **options)
-        model.how = functools.partial(load_model, name, **options | {"backend": model.info.backend})
-        return model
+        there = Path(name).absolute() if isinstance(name, str | Path) and Path(name).is_dir() else name
+        return model.loaded_by(functools.partial(load_model, there, **options | {"backend": model.info.backend}))
 
     return wrapped
 
@@ -63,6 +66,9 @@ def load_model(
     dtype: str | torch.dtype = "float32",
     device: str | None = None,
     device_map: Any = None,
+    max_memory: dict[int | str, int | str] | None = None,
+    offload_folder: str | Path | None = None,
+    quantization_config: Any = None,
     attn_implementation: str = "eager",
     trust_remote_code: bool = False,
     remote: bool | str = False,
@@ -75,10 +81,16 @@ def load_model(
         read from safetensors only. Or a model in memory: a `PlantedModel`, or anything with `name`, `hf_model` and
         `tokenizer` (`models.load.InMemory`), which is copied.
     backend : "hooked_transformer" (TransformerLens 3.9), "bridge" (3.9 and 4.x), "nnsight"; "auto" takes
-        HookedTransformer where it is installed and reproduces the model, else the bridge, else nnsight; nnsight if
-        `device_map` or `remote` is given.
+        HookedTransformer where it is installed and reproduces the model, else the bridge, else nnsight. It begins with the
+        bridge for weights of more than `CONVERTED_AT_MOST` bytes, since a conversion holds three times as many, and for
+        quantised ones; with nnsight if `device_map`, `remote` or another attention than eager is given.
     dtype : "float32" (default), "float64", "bfloat16" or "float16".
-    device : default: the first GPU if there is one, else the CPU. `device_map` spreads a model over devices (nnsight).
+    device : default: the first GPU if there is one, else the CPU.
+    device_map : spreads a model over devices (nnsight, bridge): "auto", "balanced", "sequential", or module -> device,
+        "cpu" and "disk" among them (nnsight). `max_memory` (device -> bytes or "20GiB") bounds what "auto" puts where;
+        `offload_folder` takes what it leaves on the disk.
+    quantization_config : quantises while loading (nnsight, bridge): a config of transformers, or a dict with its
+        "quant_method". A directory that is quantised says so itself.
     attn_implementation : nnsight only. "eager" shows patterns; "sdpa" is faster and lean and has none.
     trust_remote_code : off; running code from a model's repository is your decision.
     remote : nnsight only; True runs on NDIF, "local" runs the remote path here.
@@ -88,18 +100,29 @@ def load_model(
     if backend not in BACKENDS:
         raise ValueError(f"unknown backend {backend!r}; choose one of {', '.join(BACKENDS)}")
     wanted = _dtype(dtype)
-    if backend == "auto" and (device_map is not None or remote):
+    if backend == "auto" and (device_map is not None or remote or attn_implementation != "eager"):
         backend = "nnsight"
-    if backend != "nnsight" and (device_map is not None or remote or attn_implementation != "eager"):
+    if backend != "nnsight" and (remote or attn_implementation != "eager"):
         raise ValueError(
-            f"device_map, remote and attn_implementation need backend='nnsight', got {backend!r}: TransformerLens runs "
-            "eager attention on one device"
+            f"remote and attn_implementation need backend='nnsight', got {backend!r}: TransformerLens runs eager attention here"
         )
+    if backend == "hooked_transformer" and (device_map is not None or quantization_config is not None):
+        raise ValueError(
+            "device_map and quantization_config need backend='nnsight' or 'bridge', got 'hooked_transformer': it converts the "
+            "weights, on one device"
+        )
+    if device_map is None and (max_memory is not None or offload_folder is not None):
+        raise ValueError("max_memory and offload_folder say how a device_map is to be made: give device_map='auto' too")
+    if isinstance(device_map, dict) and "disk" in device_map.values() and backend == "bridge":
+        raise ValueError("a TransformerBridge reads weights itself, so none may lie on the disk: use backend='nnsight'")
+    if device is not None and device_map is not None:
+        raise ValueError(f"give device or device_map, not both (got {device!r} and {device_map!r})")
     _refuse_objects(name)
     device = _device(device)
-    from .hugging_face import Placement, copied, load_hugging_face, reference_logits
+    from .hugging_face import Placement, copied, load_hugging_face, quantisation_of, reference_logits
 
-    placed = Placement(wanted, device, device_map, attn_implementation)
+    folder = None if offload_folder is None else str(offload_folder)
+    placed = Placement(wanted, device, device_map, attn_implementation, max_memory, folder, quantization_config)
     if isinstance(name, InMemory):
         label, source = name.name, None
         hf_model, tokenizer = copied(name.hf_model, placed, name=label), copy.deepcopy(name.tokenizer)
@@ -108,7 +131,13 @@ def load_model(
         hf_model, tokenizer = load_hugging_face(source_of(label), placed, trust_remote_code=trust_remote_code)
     origin = hf_model.config, source, None if remote and remote != "local" else WeightsHash().of(hf_model)
     vocabulary = hf_model.config.get_text_config().vocab_size
-    reference = reference_logits(hf_model, probe_tokens(vocabulary)).cpu()
+    try:
+        reference = reference_logits(hf_model, probe_tokens(vocabulary)).cpu()
+    except (RuntimeError, ValueError) as error:  # a kernel that does not do this dtype, device or attention
+        raise ModelError(
+            f"{label!r} ({type(hf_model).__name__}) does not run as plain Hugging Face model in {str(wanted)[6:]} on {device}: "
+            f"{first_line(error)}; use another dtype, device or attn_implementation"
+        ) from error
     if backend == "nnsight":
         from .nnsight import NnsightModel, wrapped
 
@@ -116,7 +145,13 @@ def load_model(
         return _checked(NnsightModel(traced, name=label, tokenizer=tokenizer, remote=remote), reference, *origin)
     from .transformer_lens import bridge_from, has_hooked_transformer, hooked_transformer_from
 
-    if backend == "hooked_transformer" or (backend == "auto" and has_hooked_transformer()):
+    quantised = quantisation_of(hf_model)
+    if backend == "hooked_transformer" and quantised:
+        raise ModelError(
+            f"{label!r} is quantised ({quantised}), and HookedTransformer converts whole weights: use the bridge"
+        )
+    small = sum(weight.nbytes for weight in hf_model.parameters()) <= CONVERTED_AT_MOST
+    if backend == "hooked_transformer" or (backend == "auto" and has_hooked_transformer() and small and not quantised):
         try:
             return _checked(hooked_transformer_from(hf_model, tokenizer, name=label), reference, *origin)
         except ModelError:
@@ -129,6 +164,7 @@ def load_model(
             raise
         del hf_model  # a bridge has rebuilt it
         options: dict[str, Any] = {"dtype": wanted, "device": device, "trust_remote_code": trust_remote_code}
+        options["quantization_config"] = quantization_config
         try:
             return load_model(name, backend="nnsight", **options)
         except ModelError:
@@ -152,7 +188,7 @@ def wrap_model(thing: Any, *, name: str | None = None, tokenizer: Any = None) ->
     if isinstance(thing, Model):
         raise TypeError(f"wrap_model takes a library's own model, got {type(thing).__name__}: it is wrapped already")
     model = model_around(thing, name=label, tokenizer=tokenizer)
-    if model is None and type(thing).__module__.split(".")[0] == "nnsight":
+    if model is None and any(kind.__module__.split(".")[0] == "nnsight" for kind in type(thing).__mro__):
         from .nnsight import NnsightModel
 
         model = NnsightModel(thing, name=label, tokenizer=tokenizer)
@@ -198,6 +234,18 @@ def _refuse_objects(name: Any) -> None:
     raise TypeError(
         f"load_model takes a directory, a hub id, 'demo' or a model in memory, got {kind.__name__}; {instead}"
     )
+
+
+def tokenizer_of_model(name: str) -> Any:
+    """The tokenizer of the model that `load_model` would load by this name, alone; `ModelError` where there is none."""
+    from .hugging_face import load_tokenizer
+    from .saved import first_line
+
+    source = source_of(name)
+    try:
+        return load_tokenizer(source, local_files_only=Path(source).is_dir())
+    except Exception as error:  # of a dozen kinds, as where models are loaded
+        raise ModelError(f"cannot load the tokenizer of {name!r}: {first_line(error)}") from error
 
 
 def source_of(label: str) -> str:

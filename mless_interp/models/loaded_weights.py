@@ -60,6 +60,20 @@ def brought(part: nn.Module | None) -> Iterator[bool]:
         yield True
 
 
+def device_of(module: Any) -> torch.device:
+    """Where a Hugging Face model takes its tokens: the device of its embedding, or on which that is computed if its weights
+    are not here but brought for each pass."""
+    embedding = module.get_input_embeddings()
+    weight = next(embedding.parameters(), None)
+    if weight is None:
+        weight = next(module.parameters())
+    if not weight.is_meta:
+        return weight.device
+    hook = getattr(embedding, "_hf_hook", None)
+    found = [getattr(each, "execution_device", None) for each in getattr(hook, "hooks", (hook,))]
+    return torch.device(next((place for place in found if place is not None), "cpu"))
+
+
 def refuse_not_finite(module: nn.Module, *, name: str) -> None:
     """`ModelError` naming the first weight that holds NaN or infinity, with how many there are; masks may hold infinities."""
     bad = {label: count for label, tensor, _ in held_tensors(module) if (count := _not_finite(label, tensor))}

@@ -1,5 +1,6 @@
 """How much fits in one pass; when memory runs out all the same, whoever batches halves the batch and goes on."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -13,25 +14,31 @@ GRAPH_BYTES = 2e9
 """What the graph of one pass with gradients may take on a CPU; on a GPU a quarter of its memory."""
 
 
-def rows_per_pass(info: ModelInfo, *, batch: int, changed: int, length: int, read: int) -> int:
+def rows_per_pass(
+    info: ModelInfo, *, batch: int, changed: int, length: int, read: int, devices: Sequence[str] = ()
+) -> int:
     """Rows per problem of one pass: full matrix products, within 1 GB or a sixth of a GPU's memory.
 
-    A first guess, the same on every day, as rows decide the last bits: halved whenever memory runs out.
+    Of several GPUs (`devices`, as `Model.devices`) the smallest decides, as every row passes each of them. A first guess,
+    the same on every day, as rows decide the last bits: halved whenever memory runs out.
     """
     widest = 8 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model)
     per_row = changed * (widest + 4 * info.n_heads * length) + 3 * read * info.d_vocab
-    kind = "cuda" if "cuda" in info.device else "cpu"
-    budget = gpu_memory(info.device) / 6 if kind == "cuda" else 1e9
+    gpu = smallest_gpu(devices or (info.device,))
+    kind, budget = ("cpu", 1e9) if gpu is None else ("cuda", gpu / 6)
     bytes_each = 8 if info.dtype == "float64" else 4
     fitting = int(budget / (per_row * bytes_each * batch))
     return max(1, min(-(-TOKENS_PER_PASS[kind] // (changed * batch)), fitting))
 
 
-def rows_per_graph(info: ModelInfo, *, changed: int, length: int, read: int, bytes_each: int) -> int:
-    """Rows of one pass whose graph over all layers fits the memory."""
+def rows_per_graph(
+    info: ModelInfo, *, changed: int, length: int, read: int, bytes_each: int, devices: Sequence[str] = ()
+) -> int:
+    """Rows of one pass whose graph over all layers fits the memory: the smallest GPU's, wherever the layers lie."""
     width = 10 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model) + 3 * info.n_heads * length
     numbers = info.n_layers * changed * width + 3 * read * info.d_vocab
-    budget = gpu_memory(info.device) / 4 if "cuda" in info.device else GRAPH_BYTES
+    gpu = smallest_gpu(devices or (info.device,))
+    budget = GRAPH_BYTES if gpu is None else gpu / 4
     return max(1, int(budget / (numbers * bytes_each)))
 
 
@@ -40,11 +47,19 @@ def gpu_memory(device: str) -> int:
     return int(torch.cuda.get_device_properties(device).total_memory)
 
 
-def computed_on(device: str) -> dict[str, Any]:
-    """What decides the last bits of a product, beside its numbers: machine, library and their settings."""
-    on_gpu = "cuda" in device
-    kind = torch.cuda.get_device_name(device) if on_gpu else f"{device} {torch.backends.cpu.get_cpu_capability()}"
-    threads = {} if on_gpu else {"threads": torch.get_num_threads()}
+def smallest_gpu(devices: Sequence[str]) -> int | None:
+    """Bytes of the smallest GPU's memory among these devices; None where there is none."""
+    return min((gpu_memory(device) for device in devices if "cuda" in device), default=None)
+
+
+def computed_on(devices: Sequence[str]) -> dict[str, Any]:
+    """What decides the last bits of a product, beside its numbers: machine, library and their settings.
+
+    Which GPUs a model lies on says nothing, of which kinds they are does.
+    """
+    gpus = sorted({torch.cuda.get_device_name(device) for device in devices if "cuda" in device})
+    kind = " and ".join(gpus) or f"{devices[0]} {torch.backends.cpu.get_cpu_capability()}"
+    threads = {} if gpus else {"threads": torch.get_num_threads()}
     return {"device": kind, "torch": torch.__version__, "products": torch.get_float32_matmul_precision(), **threads}
 
 

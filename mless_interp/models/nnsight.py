@@ -16,9 +16,11 @@ from torch import Tensor
 
 from .arithmetic import values_of_heads
 from .decoder import DecoderLayer, Geometry, Mlp, layer_modules
+from .entering import mixed_taps
 from .hugging_face import HuggingFaceModel, additive_mask, has_own_window, own_windows_lifted
 from .info import ModelError
 from .inputs import Inputs, Taps
+from .loaded_weights import device_of
 from .sites import SITES, site
 from .unembedding import unembedded
 
@@ -27,7 +29,20 @@ _PROBE = 7  # tokens of the prompt on which the operations are found
 
 def wrapped(hf_model: Any, tokenizer: Any) -> Any:
     """An nnsight model around a loaded Hugging Face model, with a tokenizer of its own: it sets the side of its padding."""
-    return nnsight.TransformersModel(hf_model, tokenizer=copy.deepcopy(tokenizer), task="text-generation")
+    places = getattr(hf_model, "hf_device_map", None)
+    if places:  # a pipeline takes the first for a device, which the disk is not
+        hf_model.hf_device_map = dict(sorted(places.items(), key=lambda place: place[1] == "disk"))
+    device = {} if places else {"device": hf_model.device}  # else it is moved to a GPU
+    kind = _Brought if hf_model.device.type == "meta" else nnsight.TransformersModel
+    return kind(hf_model, tokenizer=copy.deepcopy(tokenizer), task="text-generation", **device)
+
+
+class _Brought(nnsight.TransformersModel):
+    """A model whose embedding is brought for each pass: nnsight would send its tokens to where its first weight waits."""
+
+    @property
+    def device(self) -> torch.device:
+        return device_of(self._module)
 
 
 class NnsightModel(HuggingFaceModel):
@@ -46,6 +61,11 @@ class NnsightModel(HuggingFaceModel):
             remote=remote,
         )
         info = self.info
+        if getattr(traced.device, "type", "") == "meta":
+            raise ModelError(
+                f"{info.name}: its embedding is offloaded, and nnsight would send tokens to where it waits: load it with "
+                "load_model(device_map=...), or leave the embedding in memory"
+            )
         unknown = [part.unknown for part in self.parts if part.unknown not in (None, "MLP")]
         lacks = next(iter(unknown), None) if self.parts else "decoder layers"
         if lacks is not None:
@@ -61,7 +81,11 @@ class NnsightModel(HuggingFaceModel):
         for attention in self.attentions:  # instrumented now: inside a trace it would come after the layer began
             _ = attention.source
         self.operations = _find_attention_ops(
-            traced, self.traced_layers[0], self.parts[0], heads=Geometry.of(info), eager=info.attention == "eager"
+            traced,
+            self.traced_layers[0],
+            self.parts[0],
+            heads=Geometry.of(info),
+            eager=info.attention == "eager" and not self.has_sinks,  # no operation gives rows that sum to 1
         )
         self.places = [_places(self.operations, part, d_head=info.d_head) for part in self.parts]
 
@@ -69,10 +93,12 @@ class NnsightModel(HuggingFaceModel):
         self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None
     ) -> Tensor | None:
         traced, head, info = self.underlying, self.unembed, self.info
+        if self.has_sinks:
+            taps = mixed_taps(taps, lambda: masks or self.visible(inputs), self.attention_rule)
         if self.operations.call is None:
             taps = self._turned(taps, inputs)
-        last = torch.tensor([inputs.n_tokens - 1], device=inputs.tokens.device)
-        options: dict[str, Any] = {"use_cache": False, "logits_to_keep": last if read is None else read}
+        kept = [inputs.n_tokens - 1] if read is None else read.tolist()  # a tensor would lie on one of several devices
+        options: dict[str, Any] = {"use_cache": False, "logits_to_keep": kept}
         if inputs.position_ids is not None:
             options["position_ids"] = inputs.position_ids
         if self.remote:
@@ -270,7 +296,7 @@ def _find_attention_ops(traced: Any, layer: Any, part: DecoderLayer, *, heads: G
     ones here, as a model's may be 0); the scores enter the first such operation.
     Another library may have wrapped the attention function (TransformerBridge does for Gemma): then one level deeper.
     """
-    tokens = torch.arange(_PROBE)[None].to(next(traced._module.parameters()).device)
+    tokens = torch.arange(_PROBE)[None].to(device_of(traced._module))
     attn = attrgetter(part.attention_path)(layer)
     shape = (1, heads.n_heads, _PROBE, _PROBE)
 
@@ -332,7 +358,8 @@ def _find_attention_ops(traced: Any, layer: Any, part: DecoderLayer, *, heads: G
             own = torch.randn(own.shape, generator=torch.Generator().manual_seed(0)).to(own)
             values.write(layer, values.part.put(made, own))
             pattern = _operation(attn, path)  # looked up when the call has begun
-            pattern.output = torch.eye(_PROBE, device=tokens.device).expand(shape).to(pattern.output.dtype)
+            shown = pattern.output
+            pattern.output = torch.eye(_PROBE).expand(shape).to(shown)
             return own, mixed.part.get(mixed.read(layer))
 
         own, z = probe(look_at_self)
@@ -341,5 +368,6 @@ def _find_attention_ops(traced: Any, layer: Any, part: DecoderLayer, *, heads: G
             first = next(other for other in patterns if other[:-1] == path[:-1])
             return Operations(call, first, path)
     raise ModelError(
-        "found no attention pattern whose edit changes what the heads give; load with attn_implementation='eager'"
+        "found no attention pattern which, made to look at each token alone, gives the heads their own values: its attention "
+        "is built in a way that is not known here, so it is not taken"
     )

@@ -34,7 +34,7 @@ class Layers(Protocol):
         """
 
     def rule(self, layer: int) -> AttentionRule:
-        r"""Scale s and soft-cap c of the layer's scores.
+        r"""Scale s and soft-cap c of the layer's scores, and learned sinks (one more key of value 0).
 
         $$ A = \mathrm{softmax}\big(c \tanh(s\, q k^\top / c)\big), \qquad z = A v $$
         """
@@ -112,6 +112,7 @@ class Stepper:
                 resid = resid.to(receiving.resid_pre[at].device)  # layers may lie on several devices
                 q, k, v = self.layers.project(at, resid, positions.repeat_interleave(active if batch > 1 else 1, 0))
                 if final:
+                    read = read.to(resid.device)
                     q, resid = q[:, read], resid[:, read]
                 z = self._attend(receiving, at, q, k, v, dest=read if final else None)
             joining = joins.count(at)
@@ -119,6 +120,7 @@ class Stepper:
                 fresh = receiving.resid_pre[at][:, None, :last].expand(-1, joining, -1, -1)
                 own = edited[:, active : active + joining].to(fresh.device)
                 if final:
+                    read = read.to(fresh.device)
                     fresh, own = fresh[:, :, read], own[:, :, read]
                 resid, z = _joined(resid, fresh), _joined(z, own)
                 active += joining
@@ -132,20 +134,21 @@ class Stepper:
         *,
         gates: Tensor | None = None,
         span: Tensor | None = None,
+        rows: Tensor | None = None,
         offsets: list[Tensor] | None = None,
     ) -> Tensor:
         r"""Every layer of the changed positions, in one differentiable pass: logits `[batch x row, read, vocab]`.
 
         `gates` g `[row, layer, head]` multiply the attention that these positions pay to the keys of the span S, `span`
         `[batch, src]`, before the row is renormalised: 1 leaves a head alone, 0 is its knockout, all 0 is the run that
-        cannot see the span.
+        cannot see the span. `rows` `[batch, token]`: the only rows whose attention is gated (None: all).
 
         $$ A'_j = \frac{A_j\, (g\,[j \in S] + [j \notin S])}{\sum_i A_i\, (g\,[i \in S] + [i \notin S])} $$
 
         `offsets[layer]` `[batch, changed, head, d_head]` is added to z (for gradients at z).
         """
         with self._lock:
-            return self._tail(receiving, read, gates=gates, span=span, offsets=offsets)
+            return self._tail(receiving, read, gates=gates, span=span, rows=rows, offsets=offsets)
 
     def _tail(
         self,
@@ -154,22 +157,28 @@ class Stepper:
         *,
         gates: Tensor | None,
         span: Tensor | None,
+        rows: Tensor | None,
         offsets: list[Tensor] | None,
     ) -> Tensor:
         batch = receiving.inputs.batch
-        rows = 1 if gates is None else gates.shape[0]
+        n_rows = 1 if gates is None else gates.shape[0]
+        gated = None if span is None else span[:, None, :]
+        if gated is not None and rows is not None:
+            gated = gated & rows[:, receiving.start :, None]
         positions = receiving.inputs.positions[:, receiving.start :]
         if batch > 1:
-            positions = positions.repeat_interleave(rows, 0)
-        resid = receiving.resid_pre[0].repeat_interleave(rows, 0)
+            positions = positions.repeat_interleave(n_rows, 0)
+        resid = receiving.resid_pre[0].repeat_interleave(n_rows, 0)
         for layer in range(self.layers.n_layers):
+            place = receiving.resid_pre[layer].device
+            resid = resid.to(place)  # once: so its gradients add up in one order, however layers are split
             q, k, v = self.layers.project(layer, resid, positions)
-            gate = None if gates is None or span is None else (gates[:, layer], span)
+            gate = None if gates is None or gated is None else (gates[:, layer].to(place), gated.to(place))
             z = self._attend(receiving, layer, q, k, v, gate=gate)
             if offsets is not None:
                 z = z + offsets[layer]
             resid = self.layers.finish(layer, resid, z)
-        return self.layers.unembed(resid[:, read])
+        return self.layers.unembed(resid[:, read.to(resid.device)])
 
     def _attend(
         self,
@@ -190,9 +199,9 @@ class Stepper:
         n_own, n_kv = k.shape[1:3]
         k_prefix, v_prefix = receiving.k[layer][:, :start], receiving.v[layer][:, :start]
         visible = receiving.masks[layer][..., : start + n_own]
-        visible = (visible[:, :, dest] if dest is not None else visible[:, :, :n_dest]).to(q.device)
+        visible = visible[:, :, dest] if dest is not None else visible[:, :, :n_dest]
         rule = self.layers.rule(layer)
-        if gate is None and rule.softcap is None and n_dest >= FUSED_FROM:
+        if gate is None and rule.softcap is None and rule.sinks is None and n_dest >= FUSED_FROM:
             return _fused(q, _with_prefix(k_prefix, k), _with_prefix(v_prefix, v), visible, rule.scale)
         # all rows of a prompt meet its shared prefix in one product, each row its own later keys in another
         shared = rearrange(q, "(b row) dest (kv group) d -> b kv (row group dest) d", kv=n_kv, row=rows)
@@ -210,13 +219,15 @@ class Stepper:
             visible = rearrange(visible, "b 1 dest src -> b 1 1 1 dest src")
         else:
             visible = rearrange(visible, "b (kv group) dest src -> b kv 1 group dest src", kv=n_kv)
-        pattern = softmax(finished_scores(scores, visible, rule))
+        sinks = None if rule.sinks is None else rearrange(rule.sinks, "(kv group) -> 1 kv 1 group 1 1", kv=n_kv)
+        pattern = softmax(finished_scores(scores, visible, rule), sinks)
         if gate is not None:
-            open_to, span = gate  # [row, H], [batch, src]
+            open_to, gated = gate  # [row, H], [batch, 1 or dest, src]
             factor = rearrange(open_to, "row (kv group) -> 1 kv row group 1 1", kv=n_kv)
-            inside = rearrange(span[:, : start + n_own], "b src -> b 1 1 1 1 src").to(pattern)
+            inside = rearrange(gated[:, :, : start + n_own], "b dest src -> b 1 1 1 dest src").to(pattern)
+            sunk = 0 if sinks is None else (1 - pattern.sum(-1, keepdim=True)).clamp(min=0)
             pattern = pattern * (1 + inside * (factor - 1))
-            pattern = pattern / pattern.sum(-1, keepdim=True)
+            pattern = pattern / (pattern.sum(-1, keepdim=True) + sunk)
         to_prefix = rearrange(pattern[..., :start], "b kv row group dest src -> b kv (row group dest) src")
         to_own = rearrange(pattern[..., start:], "b kv row group dest src -> b kv row (group dest) src")
         from_prefix = to_prefix @ rearrange(v_prefix, "b src kv d -> b kv src d")

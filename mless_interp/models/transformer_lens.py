@@ -5,6 +5,8 @@ The only file that imports transformer_lens. What runs is in `hooked.py` (Hooked
 """
 
 import copy
+import importlib
+import math
 import warnings
 from importlib.metadata import version
 from typing import Any
@@ -30,22 +32,41 @@ def bridge_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: str) -> Brid
     """A TransformerBridge around a loaded Hugging Face model (which it rebuilds in place)."""
     from transformer_lens.model_bridge import TransformerBridge
 
+    _refuse_what_installs(hf_model, name=name)
     try:
         bridge = TransformerBridge.boot_transformers(
             hf_model.config.name_or_path or name,
             hf_model=hf_model,
             tokenizer=_for_a_bridge(tokenizer),
-            device=str(hf_model.device),
+            device=None if getattr(hf_model, "hf_device_map", None) else str(hf_model.device),
             dtype=hf_model.dtype,
         )
     except Exception as error:  # a part that an adapter expects and a model lacks fails in any way
         named, run = ", ".join(hf_model.config.architectures or ()) or "nothing", type(hf_model).__name__
+        reason = first_line(error).partition(" Available architectures")[0]  # two hundred
         told = f"; its config names {named} as architecture, the weights are run as {run}: correct the config"
         raise ModelError(
-            f"TransformerBridge cannot take {name!r} ({run}): {first_line(error)}{told if named != run else ''}; try "
+            f"TransformerBridge cannot take {name!r} ({run}): {reason}{told if named != run else ''}; try "
             'backend="nnsight"'
         ) from error
     return BridgeModel(bridge, name=name, tokenizer=tokenizer)
+
+
+def _refuse_what_installs(hf_model: PreTrainedModel, *, name: str) -> None:
+    """`ModelError` where TransformerLens would run `pip install torchvision` by itself, which may replace torch as well.
+
+    It does so for a model with more than a text part that was saved without its processor, where torchvision is not here.
+    """
+    if hf_model.config.get_text_config() is hf_model.config:
+        return
+    try:
+        importlib.import_module("torchvision")
+    except Exception as error:  # missing, or made for another torch: as TransformerLens asks
+        raise ModelError(
+            f"TransformerBridge cannot take {name!r} ({type(hf_model).__name__}): it reads more than text, and TransformerLens "
+            "would install torchvision by itself, which may replace torch; install a torchvision that fits yours, or use "
+            'backend="nnsight"'
+        ) from error
 
 
 def _for_a_bridge(tokenizer: Any) -> Any:
@@ -90,6 +111,7 @@ def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: 
         "Gemma2ForCausalLM": convert.convert_gemma_weights,
         "Gemma3ForCausalLM": convert.convert_gemma_weights,
         "Gemma3ForConditionalGeneration": convert.convert_gemma_weights,
+        "GptOssForCausalLM": convert.convert_gpt_oss_weights,
     }
     architecture = type(hf_model).__name__
     if architecture not in converters:
@@ -162,6 +184,9 @@ def _hooked_config(hf_model: PreTrainedModel, architecture: str) -> dict[str, An
         "device": info.device,
         "init_weights": False,
     }
+    if attention_rule_of(layer.attention, d_head=info.d_head).sinks is not None:
+        experts = {"num_experts": config.num_local_experts, "experts_per_token": config.num_experts_per_tok}
+        made |= {"use_attention_sinks": True, "gated_mlp": True, **experts}
     if any(info.windows):
         kinds = ["global" if window is None else "local" for window in info.windows]
         made |= {"use_local_attn": True, "window_size": max(filter(None, info.windows)), "attn_types": kinds}
@@ -191,6 +216,18 @@ def _rotary_config(config: Any, positions: Positions, d_head: int) -> dict[str, 
             "NTK_by_parts_low_freq_factor": rope["low_freq_factor"],
             "NTK_by_parts_high_freq_factor": rope["high_freq_factor"],
             "NTK_original_ctx_len": rope["original_max_position_embeddings"],
+        }
+    elif kind == "yarn" and not rope.get("mscale") and not rope.get("mscale_all_dim"):
+        factor = float(rope["factor"])
+        length = rope.get("attention_factor") or (0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0)
+        made |= {
+            "use_yarn_rope": True,
+            "yarn_factor": factor,
+            "yarn_attention_factor": float(length),
+            "yarn_beta_fast": float(rope.get("beta_fast") or 32.0),
+            "yarn_beta_slow": float(rope.get("beta_slow") or 1.0),
+            "yarn_original_max_position_embeddings": rope["original_max_position_embeddings"],
+            "yarn_truncate": bool(rope.get("truncate", True)),
         }
     elif kind == "linear":
         made["rotary_scaling_factor"] = rope["factor"]

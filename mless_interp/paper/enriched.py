@@ -97,7 +97,11 @@ def enrichment(
     twice = {str(head) for head in chosen if chosen.count(head) > 1}
     if twice:
         raise ValueError(f"{min(twice)} is given twice")
-    effects = found.per_head if isinstance(found, PatchScores) else found.values["knockout"]
+    effects = (
+        found.per_head
+        if isinstance(found, PatchScores)
+        else found.values["knockout" if "knockout" in found.values else "z_removed"]
+    )
     made = rank_enrichment(
         effects,
         np.array([family.index(head) for head in chosen]),

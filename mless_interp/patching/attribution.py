@@ -16,12 +16,12 @@ from ..models.base import Model
 from ..models.gradients import INSTEAD, refuse_without_gradients
 from ..models.info import ModelError
 from ..models.memory import halved, out_of_memory, rows_per_graph
-from ..prompts.conditions import CONTRASTS
+from ..prompts.conditions import CONTRASTS, Contrast, one_of
 from ..prompts.pairs import PromptPair
 from ..running.results import Quantity, Result, head_columns, of_heads, tidy
 from ..running.work import Tick, Unit
 from .interventions import EdgeNoise, Knockout, LayerState
-from .outcomes import Outcome, outcome_named, resolution_of
+from .outcomes import Outcome, outcome_named
 from .prepared import Prepared, Runs, prepare
 from .sweep import Sweep, sweep_heads
 
@@ -35,13 +35,14 @@ def attribute_heads(
     pairs: Iterable[PromptPair] | Prepared,
     *,
     method: str = "gate_ig",
+    contrast: str = "content",
     outcome: str | Outcome = "answer_logprob",
     steps: int = 16,
     verify: int | None = None,
     checkpoint: str | Path | None = None,
     progress: bool = True,
 ) -> "HeadAttribution":
-    r"""Estimate what each head's response to the insertion's content adds to the outcome.
+    r"""Estimate what each head's response to the insertion's content (or another `contrast`) adds to the outcome.
 
     "gate_ig": gates on the attention from the question to the span, integrated from closed to open,
 
@@ -63,6 +64,9 @@ def attribute_heads(
     "atp": (z_inserted - z_masked) . dY/dz at the inserted run, one backward pass for all problems of a length; it sees
     mediators too.
 
+    `contrast`: "content"; "computed" (gates on the attention from the span's rows to the question, from blind to inserted); for
+    "atp" any whose runs have equal length. What is said of masked and inserted then holds for its clean and corrupted run.
+
     The `verify` best heads (default: 64 for "gate_ig", none for "atp") are then swept exactly, by the knockout or z patch
     that the method estimates; `exact` holds what came, and those heads come first, by it. Where the model is far from
     linear the order of the first heads would otherwise be the estimate's error.
@@ -83,6 +87,17 @@ def attribute_heads(
         )
     if steps < 1:
         raise ValueError(f"steps must be 1 or more, got {steps}")
+    between = one_of(contrast, CONTRASTS, "contrast")
+    if method == "gate_ig" and not between.cuts:
+        raise ValueError(
+            f"gate_ig moves gates on what may be seen, and contrast {contrast!r} is none of that: use method='atp', or "
+            "contrast 'content' or 'computed'"
+        )
+    if not between.equal_length:
+        raise ValueError(
+            f"contrast {contrast!r} joins runs of two lengths, whose activations have no difference: use 'content', 'computed' "
+            "or 'shift', or patch_heads"
+        )
     n_verified = {"gate_ig": N_VERIFIED, "atp": 0}[method] if verify is None else verify
     if n_verified < 0:
         raise ValueError(f"verify must be 0 or more, got {verify}")
@@ -91,14 +106,14 @@ def attribute_heads(
 
     def of_unit(unit: Unit, tick: Tick) -> list[dict[str, Any]]:
         if method == "atp":
-            return _atp(_Gradients(prepared.runs(unit)))
+            return _atp(_Gradients(prepared.runs(unit), between))
         found = []
         for at in unit:
-            found.append(_gate_ig(_Gradients(prepared.runs((at,))), steps))
+            found.append(_gate_ig(_Gradients(prepared.runs((at,)), between), steps))
             tick(1)
         return found
 
-    settings: dict[str, Any] = {"method": method, "steps": steps, "verify": n_verified}
+    settings: dict[str, Any] = {"method": method, "contrast": contrast, "steps": steps, "verify": n_verified}
     found = prepared.each(
         of_unit, label=f"attributing ({method})", settings=settings, checkpoint=checkpoint, progress=progress
     )
@@ -113,36 +128,38 @@ def attribute_heads(
         masked=stacked("masked"),
         inserted=stacked("inserted"),
         unit=prepared.outcome.unit,
-        settings={**settings, **prepared.settings, "resolution": resolution_of(model.info.dtype)},
+        settings={**settings, **prepared.settings, "resolution": model.resolution},
         knockout=stacked("knockout") if gated else None,
         edge_noise=stacked("edge_noise") if gated else None,
     )
     if not n_verified:
         return made
     best = made.ranking()[:n_verified]
-    sweeps = {"exact": Sweep.named(edit="knockout" if gated else "z")}
+    sweeps = {"exact": Sweep.named(contrast, edit="knockout" if gated else "z")}
     return replace(made, exact=sweep_heads(prepared, sweeps, best, progress=progress)["exact"].effect)
 
 
 class _Gradients:
-    """The inserted and the masked runs of a unit, and passes with gradients over them; short-lived."""
+    """The corrupted (inserted) and the clean (masked) runs of a unit, and passes with gradients over them; short-lived."""
 
-    def __init__(self, runs: Runs) -> None:
-        self.runs, self.model = runs, runs.model
-        contrast = CONTRASTS["content"]
-        changed, length = contrast.n_changed(runs.first), runs.length(contrast.corrupted)
-        self.recording = self.model.record(runs.inputs(contrast.corrupted), start=length - changed)
-        self.masked = runs.recording(contrast.clean, changed)
+    def __init__(self, runs: Runs, contrast: Contrast) -> None:
+        self.runs, self.model, self.contrast = runs, runs.model, contrast
+        length = runs.length(contrast.corrupted)
+        start = runs.start(contrast, contrast.corrupted)
+        changed = length - start
+        self.recording = self.model.record(runs.inputs(contrast.corrupted), start=start)
+        self.masked = runs.recording(contrast.clean, runs.start(contrast, contrast.clean))
         self.device = self.recording.z[0].device
         read = runs.read(contrast.corrupted)
         self.read = torch.tensor(read, device=self.device) - self.recording.start
-        self.span = runs.span(contrast.corrupted).to(self.device)
+        self.rows, self.span = (each.to(self.device) for each in runs.cut(contrast))
         self.most = rows_per_graph(
             self.model.info,
             changed=changed,
             length=length,
             read=len(read),
             bytes_each=self.recording.z[0].element_size(),
+            devices=self.model.devices,
         )
 
     def tail(self, **options: Any) -> Tensor:
@@ -155,6 +172,7 @@ class _Gradients:
         runs, clean = self.runs, self.masked.logits
         assert clean is not None
         rows = logits.unflatten(0, (len(runs.pairs), -1))
+        clean = clean.to(logits.device)
         return torch.cat([runs.outcome.value(rows[i], p, clean[i : i + 1]) for i, p in enumerate(runs.pairs)])
 
     def in_parts(self, compute: Callable[[slice], Any], n_rows: int, most: int) -> list[Any]:
@@ -186,14 +204,14 @@ def _gate_ig(passes: _Gradients, steps: int) -> dict[str, np.ndarray]:
 
     def gradient_of_gates(rows: slice) -> Tensor:
         part = gates[rows].clone().requires_grad_()
-        values = passes.values(passes.tail(gates=part, span=passes.span))
+        values = passes.values(passes.tail(gates=part, span=passes.span, rows=passes.rows))
         (gradient,) = torch.autograd.grad(values.sum(), part)
         return (gradient * weight[rows, None, None]).sum(0)
 
     def gradients_at_the_ends(rows: slice) -> tuple[Tensor, list[Tensor]]:
         both = torch.stack([torch.zeros_like(gates[0]), torch.ones_like(gates[0])])[rows]
         offsets = [z.new_zeros(len(both), *z.shape[1:]).requires_grad_() for z in recording.z]
-        values = passes.values(passes.tail(gates=both, span=passes.span, offsets=offsets))
+        values = passes.values(passes.tail(gates=both, span=passes.span, rows=passes.rows, offsets=offsets))
         return values.detach(), list(torch.autograd.grad(values.sum(), offsets))
 
     scores = torch.stack(passes.in_parts(gradient_of_gates, steps, passes.most)).sum(0)
@@ -208,7 +226,8 @@ def _gate_ig(passes: _Gradients, steps: int) -> dict[str, np.ndarray]:
         per_layer = []
         for layer, slope in enumerate(slopes):
             with torch.no_grad():
-                changed = intervention(LayerState.of(passes.model, run, layer, span=passes.span)) - run.z[layer]
+                state = LayerState.of(passes.model, run, layer, span=passes.span, rows=passes.rows)
+                changed = intervention.edited(state) - run.z[layer]
             per_layer.append(sign * (changed[0] * slope[end].to(changed)).sum((0, -1)).to(passes.device))
         found[name] = torch.stack(per_layer)
     arrays = {name: values.double().cpu().numpy() for name, values in found.items()}
@@ -221,7 +240,9 @@ def _atp(passes: _Gradients) -> list[dict[str, Any]]:
     if len(pairs) > passes.most:
         parts = [pairs[at : at + passes.most] for at in range(0, len(pairs), passes.most)]
         runs = passes.runs
-        return [one for part in parts for one in _atp(_Gradients(Runs(runs.model, runs.outcome, part)))]
+        return [
+            one for part in parts for one in _atp(_Gradients(Runs(runs.model, runs.outcome, part), passes.contrast))
+        ]
 
     def gradients(rows: slice) -> tuple[Tensor, tuple[Tensor, ...]]:
         offsets = [torch.zeros_like(z).requires_grad_() for z in recording.z]
@@ -241,7 +262,8 @@ def _atp(passes: _Gradients) -> list[dict[str, Any]]:
 class HeadAttribution(Result):
     """Estimated contribution of every head, `[problem, layer, head]`, in the outcome's unit.
 
-    `masked` and `inserted` are the outcome in C3 and C1 per problem. `completeness` is (sum of scores) - (inserted -
+    `masked` and `inserted` are the outcome in C3 and C1 per problem (in the clean and the corrupted run of another contrast).
+    `completeness` is (sum of scores) - (inserted -
     masked) per problem: about 0 for "gate_ig", without meaning for "atp". `knockout` and `edge_noise` estimate the
     `PatchScores.effect` of the exact sweeps of these edits ("gate_ig" only). `exact` is that of the best heads (knockout for
     "gate_ig", z patch for "atp"), NaN for all others; None if none was.
@@ -334,7 +356,7 @@ class HeadAttribution(Result):
         effects = self.inserted - self.masked
         found = [
             f"{self.settings.get('method')} of {self.scores[0].size} heads, {len(self.problem_ids)} problems; total effect "
-            f"(inserted - masked) {float(effects.mean()):+.4f} {self.unit}."
+            f"({self._ends}) {float(effects.mean()):+.4f} {self.unit}."
         ]
         if np.abs(effects).max() <= self.settings.get("resolution", 0.0):
             found.append("The outcome does not change at all in any problem: there is nothing to attribute.")
@@ -351,6 +373,11 @@ class HeadAttribution(Result):
                 f"{f'; the other {rest} follow, ranked by their estimates' if rest else ''}."
             )
         return [*found, "Estimates are for screening: name heads with exact sweeps of both directions (locate_heads)."]
+
+    @property
+    def _ends(self) -> str:
+        contrast = CONTRASTS[self.settings.get("contrast", "content")]
+        return f"{contrast.corrupted} - {contrast.clean}"
 
     def printed(self) -> pd.DataFrame:
         """The ten best heads."""

@@ -12,15 +12,14 @@ import torch
 from ..given import checked
 from ..heads import Head
 from ..metrics.attention import span_log_odds
-from ..models.arithmetic import masked_scores
+from ..models.arithmetic import masked_scores, with_extra, with_sinks
 from ..models.base import Model
 from ..models.sites import site
 from ..prompts.conditions import CONDITIONS, CONTRASTS, one_of
 from ..prompts.insertions import Insertion
-from ..prompts.pairs import make_pairs
+from ..prompts.pairs import make_pairs, over_pairs
 from ..prompts.problems import Problem
 from ..prompts.prompt import Template
-from ..running.loop import over_problems
 from ..running.results import Result, Shown, ShownTable, head_columns, interval_columns, tidy
 from ..running.work import Tick, Unit
 from ..statistics import CONFIDENCE, Interval, mean_interval
@@ -123,8 +122,9 @@ def dose_response(
 
     last = by_dose[-1]
     settings = {"doses": list(doses), "layer": layer, "template": last.pairs[0].template.name, **last.settings}
-    done = over_problems(
-        last.ids,
+    done = over_pairs(
+        model,
+        last.pairs,
         measured,
         label="doses",
         settings=settings,
@@ -134,7 +134,6 @@ def dose_response(
         checkpoint=checkpoint,
         steps=len(doses),
         progress=progress,
-        engine=model.engine,
     )
     return DoseResponse(
         problem_ids=last.ids,
@@ -158,12 +157,14 @@ def _one(runs: Runs, condition: str, layer: int) -> tuple[np.ndarray | None, flo
     if not names:
         return None, value
     q, k = (result.captured[name].double() for name in names)
-    visible = model.visible(inputs)[layer]
+    visible = model.visible(inputs)[layer].to(q.device)
     after = slice(pair.span[1], inputs.n_tokens)
-    scores = masked_scores(q[:, after], k, visible[:, :, after], model.attention_rule(layer))
+    rule = model.attention_rule(layer)
+    scores = masked_scores(q[:, after], k, visible[:, :, after], rule)
     rows = torch.arange(inputs.n_tokens)[after].to(scores.device)
-    span = pair.span_mask.to(scores.device)
-    shown = visible[:, :, after].expand(scores.shape).contiguous()
+    span = with_extra(pair.span_mask.to(scores.device), rule)
+    shown = with_extra(visible[:, :, after].expand(scores.shape), rule, value=True)
+    scores = with_sinks(scores, rule.column)
     return span_log_odds(scores, span=span, visible=shown, dest_positions=rows)[0].cpu().numpy(), value
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..heads import Head, as_heads, check_heads
-from ..models.arithmetic import masked_scores, mix_values, softmax
+from ..models.arithmetic import mix_values, pattern_of
 from ..models.base import Model
 from ..models.held import Held
 from ..models.info import AttentionRule
@@ -31,7 +31,8 @@ class LayerState:
     """One layer of a recorded run, at the positions from the recording's `start` on (dest) and at all positions (src).
 
     `q`, `z` `[b, dest, H, d]`; `k`, `v` `[b, src, KV, d]`; `visible` `[b, 1|H, dest, src]` under the run's own mask;
-    `unmasked` the same without the input's mask; `span` `[b, src]` the inserted keys;
+    `unmasked` the same without the input's mask; `span` `[b, src]` the keys that a knockout cuts off (the inserted ones,
+    unless the contrast says others: `Contrast.cut`), `rows` `[b, dest]` from which rows (None: from all);
     `donor` the same layer of the donor run (None if there is none). `layer` and `names` (of the problems in the batch) key
     what is drawn at random, so that a problem's draws do not depend on what it is computed beside.
     """
@@ -47,6 +48,7 @@ class LayerState:
     donor: "LayerState | None" = None
     layer: int = 0
     names: tuple[str, ...] = ()
+    rows: Tensor | None = None
 
     @classmethod
     def of(
@@ -56,14 +58,17 @@ class LayerState:
         layer: int,
         *,
         span: Tensor,
+        rows: Tensor | None = None,
         donor: "LayerState | None" = None,
         names: Sequence[str] = (),
     ) -> "LayerState":
-        """The state of `layer` of a recording; `span` is boolean `[b, src]` in the recording's own coordinates."""
+        """The state of `layer` of a recording; `span` and `rows`, boolean `[b, token]` in the recording's own coordinates, are
+        the keys that are cut off and the rows that they are cut off from (None: all)."""
         if not recording.q:
             model.need_rotated("edits of attention (other than edit='z')")
-        plain = model.visible(recording.inputs.unmasked)[layer]
-        span = span.to(recording.k[layer].device)
+        place = recording.k[layer].device
+        plain = model.visible(recording.inputs.unmasked)[layer].to(place)
+        span = span.to(place)
         return cls(
             q=recording.q[layer],
             k=recording.k[layer],
@@ -76,22 +81,31 @@ class LayerState:
             donor=donor,
             layer=layer,
             names=tuple(names),
+            rows=None if rows is None else rows[:, recording.start :].to(recording.k[layer].device),
         )
 
     @property
     def sink(self) -> Tensor:
-        """The first token outside the span, boolean `[b, src]`."""
+        """The first token that is not cut off (outside the span), boolean `[b, src]`."""
         return torch.nn.functional.one_hot((~self.span).int().argmax(-1), self.span.shape[1]).bool()
 
     @property
     def span_keys(self) -> Tensor:
-        """The span, ready to meet a pattern: `[b, 1, 1, src]`."""
-        return self.span[:, None, None, :]
+        """What is cut off, the span's keys, ready to meet a pattern: `[b, 1, 1 or dest, src]`."""
+        keys = self.span[:, None, None, :]
+        return keys if self.rows is None else keys & self.rows[:, None, :, None]
 
     def pattern(self, visible: Tensor | None = None) -> Tensor:
         """Attention probabilities `[b, H, dest, src]`, under the run's own visibility or another."""
         shown = self.visible if visible is None else visible
-        return softmax(masked_scores(self.q, self.k, shown, self.rule))
+        return pattern_of(self.q, self.k, shown, self.rule)
+
+    def renormalised(self, edited: Tensor, pattern: Tensor) -> Tensor:
+        """`edited` with rows that sum to 1, together with what learned sinks had in `pattern`, where there are any."""
+        total = edited.sum(-1, keepdim=True)
+        if self.rule.sinks is not None:
+            total = total + (1 - pattern.sum(-1, keepdim=True)).clamp(min=0)
+        return edited / total
 
     def mixed(self, pattern: Tensor) -> Z:
         """The head outputs that a pattern gives with this run's values."""
@@ -120,9 +134,16 @@ class Intervention(ABC):
         options = ", ".join(f"{key}={value}" for key, value in vars(self).items())
         return f"{self.name}({options})" if options else self.name
 
+    def edited(self, state: LayerState) -> Z:
+        """Head outputs `[b, dest, H, d]`, each as if its head alone were edited; rows that lose nothing keep theirs."""
+        new = self(state)
+        if state.rows is None or not self.needs_span:
+            return new
+        return torch.where(state.rows[:, :, None, None], new, state.z)
+
     @abstractmethod
     def __call__(self, state: LayerState) -> Z:
-        """Head outputs `[b, dest, H, d]`, each as if its head alone were edited."""
+        """The edit of every row, `[b, dest, H, d]`."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +162,8 @@ class PatchZ(Intervention):
 
 @dataclass(frozen=True)
 class Knockout(Intervention):
-    """Span keys cannot be seen; the rest is renormalised: removes the head's direct read, scale and bias.
+    """Span keys cannot be seen; the rest (a learned sink with it) is renormalised: removes the head's direct read, scale and
+    bias.
 
     Source: Geva et al. (2304.14767), there over windows of layers; here one head.
     """
@@ -202,8 +224,9 @@ class Gate(Intervention):
     def __call__(self, state: LayerState) -> Z:
         if self.g == 0:
             return Knockout()(state)
-        gated = state.pattern() * torch.where(state.span_keys, self.g, 1.0)
-        return state.mixed(gated / gated.sum(-1, keepdim=True))
+        pattern = state.pattern()
+        gated = pattern * torch.where(state.span_keys, self.g, 1.0)
+        return state.mixed(state.renormalised(gated, pattern))
 
 
 @dataclass(frozen=True)
@@ -264,8 +287,7 @@ class MatchedMassKnockout(Intervention):
         removed = torch.minimum(available, (mass - taken_before).clamp(min=0))
         reachable = available.sum(-1, keepdim=True) >= mass
         kept = pattern - torch.zeros_like(pattern).scatter(-1, order, removed)
-        kept = kept / kept.sum(-1, keepdim=True)
-        return state.mixed(torch.where(reachable, kept, torch.nan))
+        return state.mixed(torch.where(reachable, state.renormalised(kept, pattern), torch.nan))
 
     def _drawn(self, state: LayerState, shape: tuple[int, ...]) -> Tensor:
         """A number in [0, 1) for every key of every row, `[b, H, dest, src]`."""
@@ -311,12 +333,14 @@ def run_edits(
     *,
     span: Tensor,
     start: int,
+    rows: Tensor | None = None,
     donor: Recording | None = None,
 ) -> dict[str, Edit]:
     """Edits for `Model.run` that apply one intervention to a set of heads at once, at the positions from `start` on.
 
     Heads may lie in several layers: each layer's intervention is computed from the run as the earlier ones left it.
-    `span` is boolean `[batch, token]`; `donor` is the recording that a patch takes from. For one input and one run only.
+    `span` is boolean `[batch, token]`, the keys that are cut off, `rows` the rows that they are cut off from (None: all);
+    `donor` is the recording that a patch takes from. For one input and one run only.
     """
     chosen = check_heads(heads, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
     if not chosen:
@@ -324,7 +348,9 @@ def run_edits(
     if intervention.needs_donor and donor is None:
         raise ValueError(f"{intervention.name!r} takes activations from another run: give its recording as donor")
     masks, plain = model.visible(inputs), model.visible(inputs.unmasked)
-    span = span.to(inputs.tokens.device).expand(inputs.tokens.shape)
+    span = span.expand(inputs.tokens.shape)
+    if rows is not None:
+        rows = rows.expand(inputs.tokens.shape)[:, start:]
     edits: dict[str, Edit] = {}
 
     def of_layer(layer: int, numbers: list[int]) -> None:
@@ -341,14 +367,15 @@ def run_edits(
                 k=k,
                 v=v,
                 z=z[:, start:],
-                visible=masks[layer][:, :, start:],
-                unmasked=plain[layer][:, :, start:],
+                visible=masks[layer][:, :, start:].to(z.device),
+                unmasked=plain[layer][:, :, start:].to(z.device),
                 rule=model.attention_rule(layer),
-                span=span,
+                span=span.to(z.device),
                 donor=source,
                 layer=layer,
+                rows=rows,
             )
-            new, edited = intervention(state), z.clone()
+            new, edited = intervention.edited(state), z.clone()
             edited[:, start:, numbers] = new[:, :, numbers].to(z.dtype)
             return edited
 

@@ -17,7 +17,7 @@ from ..heads import Head
 from ..models.base import Model
 from ..models.info import ModelInfo
 from ..models.memory import rows_per_pass
-from ..prompts.conditions import CONTRASTS
+from ..prompts.conditions import CONTRASTS, Contrast, one_of
 from ..prompts.pairs import PromptPair
 from ..running.results import Result, interval_columns
 from ..statistics import Interval, derive_generator, mean_interval, sign_test
@@ -38,6 +38,7 @@ def joint_knockout(
     pairs: Iterable[PromptPair] | Prepared,
     heads: Iterable[Head | str],
     *,
+    contrast: str = "content",
     outcome: str | Outcome = "answer_logprob",
     n_random_sets: int = 100,
     singles: np.ndarray | None = None,
@@ -59,6 +60,7 @@ def joint_knockout(
 
     Parameters
     ----------
+    contrast : "content", or "computed": what is taken is then the span's sight of the question, `Contrast.cut`.
     singles : effects of the single knockouts `[problem, head]` in the order of `heads`, where a sweep has given them
         already; swept here otherwise.
     chosen_elsewhere : True says that the heads were chosen without these problems (on others, from the literature, by
@@ -68,6 +70,7 @@ def joint_knockout(
     Source: the necessity test of Shi et al. (2410.13032), methods §8 | differs in: attention to the span is knocked out,
     not the head; whole sets keep their layers; the effect itself comes with an interval over problems.
     """
+    between = cutting(contrast)
     prepared = prepare(model, pairs, outcome, signed_for="a joint knockout")
     if n_random_sets < 0:
         raise ValueError(f"n_random_sets must be 0 or more, got {n_random_sets}")
@@ -81,17 +84,23 @@ def joint_knockout(
         )
     sets = random_sets(chosen, info, n_random_sets, seed=seed)
     gates = torch.stack([gate_row((), info), *(gate_row(members, info) for members in (chosen, *sets))])
-    settings = {"heads": [str(head) for head in chosen], "n_random_sets": n_random_sets, "seed": seed}
+    settings = {
+        "heads": [str(head) for head in chosen],
+        "contrast": contrast,
+        "n_random_sets": n_random_sets,
+        "seed": seed,
+    }
     values = gated_outcomes(
         prepared,
         gates,
         label="knocking out sets of heads",
         settings=settings,
+        contrast=between,
         checkpoint=checkpoint,
         progress=progress,
     )
     if singles is None:
-        singles = single_knockouts(prepared, chosen, progress=progress)
+        singles = single_knockouts(prepared, chosen, contrast=contrast, progress=progress)
     removed = values[:, :1] - values[:, 1:]
     return JointKnockout(
         problem_ids=prepared.ids,
@@ -108,9 +117,22 @@ def joint_knockout(
     )
 
 
-def single_knockouts(prepared: Prepared, heads: Sequence[Head], *, progress: bool) -> np.ndarray:
+def cutting(contrast: str) -> Contrast:
+    """The contrast of that name; `ValueError` where nothing can be cut off in it."""
+    found = one_of(contrast, CONTRASTS, "contrast")
+    if not found.cuts:
+        known = ", ".join(repr(name) for name, made in CONTRASTS.items() if made.cuts)
+        raise ValueError(
+            f"sets of heads are knocked out of what a contrast lets be seen: use one of {known}, got {contrast!r}"
+        )
+    return found
+
+
+def single_knockouts(
+    prepared: Prepared, heads: Sequence[Head], *, contrast: str = "content", progress: bool
+) -> np.ndarray:
     """What the knockout of each head alone removes of the insertion's effect, `[problem, head]`."""
-    sweeps = {"knockout": Sweep.named(edit="knockout")}
+    sweeps = {"knockout": Sweep.named(contrast, edit="knockout")}
     return sweep_heads(prepared, sweeps, heads, progress=progress)["knockout"].per_head
 
 
@@ -157,17 +179,20 @@ def gated_outcomes(
     *,
     label: str,
     settings: dict[str, Any],
+    contrast: Contrast = CONTRASTS["content"],
     checkpoint: str | Path | None = None,
     progress: bool = True,
 ) -> np.ndarray:
     """The outcome `[problem, row]` under each row of gates `[row, layer, head]`, 0 (cannot see the span) or 1.
+
+    `contrast`: in whose corrupted run, and what a closed gate cuts off there.
 
     One pass over the changed positions where the model can be continued layer by layer, else one whole forward pass per
     row: the same numbers.
     """
     way = _by_replay if prepared.model.stepper is not None else _by_forward
     found = prepared.each(
-        single(lambda at: way(prepared.runs((at,)), gates)),
+        single(lambda at: way(prepared.runs((at,)), gates, contrast)),
         label=label,
         settings=settings,
         checkpoint=checkpoint,
@@ -177,31 +202,31 @@ def gated_outcomes(
     return np.array(found, dtype=float)
 
 
-def _by_replay(runs: Runs, gates: torch.Tensor) -> np.ndarray:
-    contrast, length = CONTRASTS["content"], runs.length("inserted")
-    changed = contrast.n_changed(runs.first)
-    recording = runs.model.record(runs.inputs("inserted"), start=length - changed)
-    z = recording.z[0]
-    span = runs.span("inserted").to(z.device)
-    read = torch.tensor(runs.read("inserted"), device=z.device) - recording.start
-    stepper = runs.model.stepper
+def _by_replay(runs: Runs, gates: torch.Tensor, contrast: Contrast) -> np.ndarray:
+    run, stepper = contrast.corrupted, runs.model.stepper
     assert stepper is not None
-    rows = rows_per_pass(runs.model.info, batch=1, changed=changed, length=length, read=len(read))
+    start, length = runs.start(contrast, run), runs.length(run)
+    recording = runs.model.record(runs.inputs(run), start=start)
+    z = recording.z[0]
+    rows, span = (each.to(z.device) for each in runs.cut(contrast))
+    read = torch.tensor(runs.read(run), device=z.device) - start
+    sizes = {"changed": length - start, "length": length, "read": len(read)}
+    most = rows_per_pass(runs.model.info, batch=1, **sizes, devices=runs.model.devices)
     with torch.no_grad():
-        parts = [stepper.tail(recording, read, gates=part, span=span) for part in gates.to(z).split(rows)]
+        parts = [stepper.tail(recording, read, gates=part, span=span, rows=rows) for part in gates.to(z).split(most)]
     return np.concatenate([runs.outcomes(logits)[0] for logits in parts])
 
 
-def _by_forward(runs: Runs, gates: torch.Tensor) -> np.ndarray:
-    inputs, pair = runs.inputs("inserted"), runs.first
-    start = len(pair.inserted) - pair.n_after
+def _by_forward(runs: Runs, gates: torch.Tensor, contrast: Contrast) -> np.ndarray:
+    run, (rows, span) = contrast.corrupted, runs.cut(contrast)
+    inputs, start = runs.inputs(run), runs.start(contrast, run)
     found = []
     for row in gates:
         shut = [Head(int(layer), int(head)) for layer, head in (row == 0).nonzero().tolist()]
         edits = {}
         if shut:
-            edits = run_edits(runs.model, inputs, Knockout(), shut, span=pair.span_mask[None], start=start)
-        found.append(runs.outcomes(runs.model.run(inputs, edits=edits, logits_at=runs.read("inserted")).logits)[0])
+            edits = run_edits(runs.model, inputs, Knockout(), shut, span=span, rows=rows, start=start)
+        found.append(runs.outcomes(runs.model.run(inputs, edits=edits, logits_at=runs.read(run)).logits)[0])
     return np.concatenate(found)
 
 

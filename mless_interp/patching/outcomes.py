@@ -105,11 +105,6 @@ OUTCOMES = {
 }
 
 
-def resolution_of(dtype: str) -> float:
-    """Mean differences of an outcome below this are rounding, not an effect (of sums of logits, in their unit)."""
-    return {"float64": 1e-9, "float32": 1e-5}.get(dtype, 1e-2)
-
-
 def outcome_named(given: "str | Outcome", *, signed_for: str = "") -> Outcome:
     """The outcome of that name, or the given one; `signed_for` names what needs one with a sign."""
     found = one_of(given, OUTCOMES, "outcome") if isinstance(given, str) else given

@@ -12,11 +12,10 @@ from torch import Tensor
 
 from ..models.base import Model
 from ..models.inputs import Inputs, Recording
-from ..prompts.conditions import CONDITIONS
-from ..prompts.pairs import PromptPair, digest_of, own_pairs
+from ..prompts.conditions import CONDITIONS, Contrast, Hidden
+from ..prompts.pairs import PromptPair, digest_of, over_pairs, own_pairs
 from ..prompts.problems import distinct
 from ..prompts.prompt import MAX_UNKNOWN
-from ..running.loop import over_problems
 from ..running.work import Compute, Unit
 from .outcomes import Outcome, outcome_named
 
@@ -81,9 +80,7 @@ class Prepared:
         fixed = {**settings, **self.settings}
         units = None if alone else self.units
         options: dict[str, Any] = {"label": label, "checkpoint": checkpoint, "progress": progress, "steps": steps}
-        prompts = [pair.fingerprint() for pair in self.pairs]
-        options |= {"engine": self.model.engine, "units": units}
-        return over_problems(self.ids, compute, settings=fixed, prompts=prompts, **options)
+        return over_pairs(self.model, self.pairs, compute, settings=fixed, units=units, **options)
 
 
 def prepare(
@@ -110,7 +107,7 @@ def prepare(
     bare = own_pairs(model, fit_pairs(pairs))
     if read.appended == "solution":
         _refuse_unknown_solutions(model, bare)
-    answered = tuple(pair.answered(read.appended) for pair in bare)
+    answered = fit_pairs(pair.answered(read.appended) for pair in bare)
     read.check(answered)
     return Prepared(model, read, bare, answered, units_of(answered, read))
 
@@ -138,14 +135,19 @@ def fit_pairs(pairs: Iterable[PromptPair], *, what: str = "patch") -> tuple[Prom
             f"{merged} of {len(found)} pairs merged tokens at the border of a text-level insertion, so their positions "
             'cannot be aligned: make them with template="raw" for patching'
         )
-    empty = [pair.id for pair in found if pair.n_after == 0]
+    empty = [pair.id for pair in found if followed_by(pair) == 0]
     if empty:
         raise ValueError(
-            f"{len(empty)} of {len(found)} pairs have no tokens after the insertion (first: {empty[0]!r}), so nothing can "
-            'change there: insert before="question"'
+            f"{len(empty)} of {len(found)} pairs have no tokens after the insertion, nor an answer (first: {empty[0]!r}), so "
+            'nothing can change there: insert before="question"'
         )
     distinct(pair.problem for pair in found)
     return found
+
+
+def followed_by(pair: PromptPair) -> int:
+    """How many tokens come after the insertion: those of the prompt and, where it is bare, of the answer."""
+    return pair.n_after or (0 if pair.n_answer else len(pair.answer_prefix_ids) + len(pair.answer_ids))
 
 
 def units_of(pairs: Sequence[PromptPair], outcome: Outcome) -> tuple[Unit, ...]:
@@ -153,7 +155,7 @@ def units_of(pairs: Sequence[PromptPair], outcome: Outcome) -> tuple[Unit, ...]:
     alike: dict[tuple[Any, ...], list[int]] = {}
     for at, pair in enumerate(pairs):
         read = tuple(outcome.reads(pair))
-        alike.setdefault((len(pair.base), pair.span, pair.n_answer, read), []).append(at)
+        alike.setdefault((len(pair.base), pair.spans, pair.n_answer, read), []).append(at)
     return tuple(
         tuple(members[at : at + PER_UNIT]) for members in alike.values() for at in range(0, len(members), PER_UNIT)
     )
@@ -182,17 +184,25 @@ class Runs:
         """Positions at which the outcome reads logits."""
         return [self.length(condition) - back for back in self.outcome.reads(self.first)]
 
-    def span(self, condition: str) -> Tensor:
-        """The inserted keys `[b, token]` (none in a prompt without insertion)."""
-        if not CONDITIONS[condition].has_span:
-            return torch.zeros(len(self.pairs), self.length(condition), dtype=torch.bool)
-        return torch.stack([pair.span_mask for pair in self.pairs])
+    def cut(self, contrast: Contrast) -> Hidden:
+        """Which keys a knockout cuts off, and from which rows, `[b, token]` each of the inserted prompts.
 
-    def recording(self, condition: str, n_changed: int) -> Recording:
-        """The condition's run, with what a replay of its last `n_changed` rows needs and the outcome's logits."""
-        key = (condition, n_changed)
+        Nothing where the contrast is none of what may be seen.
+        """
+        if not contrast.cuts:
+            nothing = torch.zeros(len(self.pairs), self.length(contrast.corrupted), dtype=torch.bool)
+            return Hidden(nothing, nothing)
+        found = [contrast.cut(pair.inserted) for pair in self.pairs]
+        return Hidden(*(torch.stack(parts) for parts in zip(*found, strict=True)))
+
+    def start(self, contrast: Contrast, condition: str) -> int:
+        """The first row of a condition's run that can differ in a contrast."""
+        return contrast.start(self.first, CONDITIONS[condition])
+
+    def recording(self, condition: str, start: int) -> Recording:
+        """The condition's run, with what a replay of its rows from `start` on needs and the outcome's logits."""
+        key = (condition, start)
         if key not in self._recorded:
-            start = self.length(condition) - n_changed
             read = self.read(condition)
             self._recorded[key] = self.model.record(self.inputs(condition), start=start, logits_at=read)
         return self._recorded[key]
@@ -206,7 +216,7 @@ class Runs:
             reference = None
             if self.outcome.needs_clean:
                 assert clean is not None
-                reference = clean[at : at + 1]
+                reference = clean[at : at + 1].to(logits.device)
             found.append(self.outcome.value(by_problem[at], pair, reference))
         return torch.stack(found).double().cpu().numpy()
 

@@ -26,7 +26,7 @@ from ..statistics import (
     within_test,
 )
 from .joint import CHOSEN_HERE
-from .outcomes import Outcome, resolution_of
+from .outcomes import Outcome
 from .prepared import Prepared, prepare
 from .sweep import Sweep, sweep_heads
 
@@ -159,7 +159,7 @@ def read_effects(
         unit=prepared.outcome.unit,
         alpha=alpha,
         smallest_effect=smallest_effect,
-        resolution=resolution_of(model.info.dtype),
+        resolution=model.resolution,
         chosen_elsewhere=chosen_elsewhere,
         settings={"heads": list(map(str, chosen)), "contrast": "content", **prepared.settings},
     )

@@ -50,15 +50,18 @@ def patch_heads(
     Parameters
     ----------
     contrast : "content" (masked C3 -> inserted C1), "shift" (base C0 -> gap C2), "total" (base C0 -> inserted C1,
-        through the alignment), "held" (base C0 -> held C4, likewise). The first is the clean run, the second the
-        corrupted one.
+        through the alignment), "held" (base C0 -> held C4, likewise), "presence" (masked C3 -> blind C5) and "computed" (blind
+        C5 -> inserted C1: what the span has read of the question; rows change from the span's first on). The first is the clean
+        run, the second the corrupted one.
     direction : "denoising" patches the clean run's activation into the corrupted run, "noising" the reverse.
     edit : "z" (the donor's head output), "knockout" (denoising: the head cannot see the span, renormalised; noising: in
-        the run that cannot see the span this head alone sees it), another name of `INTERVENTIONS`, or an object.
+        the run that cannot see the span this head alone sees it), another name of `INTERVENTIONS`, or an object. Under
+        "computed" what is cut is the question from the span's rows: this head's reading of the question there.
     outcome : "answer_logprob", "answer_prob" (bounded: no tails), "solution_logprob", "logit_diff", "kl" (from the clean run,
         over the question), "kl_last".
     heads : zero-based `Head`s; default all.
-    positions : where z is edited: "question" (everything after the insertion point: all that can change), "last" (from
+    positions : where z is edited: "question" (everything after the insertion point, under "computed" with the span's own
+        rows: all that can change), "last" (from
         the position that predicts the answer on), or "prefix", "span", "all" (equal-length contrasts; prefix and span
         are no-ops, for checking).
     checkpoint : a file that receives each finished problem at once; a run started again with the same settings goes on
@@ -98,10 +101,10 @@ class Sweep:
         one_of(direction, DIRECTIONS, "direction")
         one_of(positions, dict.fromkeys(POSITIONS), "positions")
         intervention = edit_named(edit, direction)
-        if intervention.needs_span and not (found.reads_span and found.equal_length):
+        if intervention.needs_span and not found.cuts:
             raise ValueError(
-                f"edit {intervention.name!r} acts on attention to the inserted span, so it needs contrast='content', got "
-                f"{contrast!r}"
+                f"edit {intervention.name!r} acts on attention to the inserted span, or from it to the question, so it needs "
+                f"contrast='content' or 'computed', got {contrast!r}"
             )
         if not found.equal_length and positions not in ("question", "last"):
             raise ValueError(
@@ -191,29 +194,54 @@ class _Swept:
         self.runs, self.model, self.intervention = runs, runs.model, sweep.intervention
         self.sweep = sweep
         length = runs.length(sweep.receiving)
-        n_changed = {
-            "question": sweep.contrast.n_changed(runs.first),
-            "last": runs.outcome.reads(runs.first)[0],
-        }.get(sweep.positions, length)
-        self.donor = runs.recording(sweep.donor, n_changed)
-        self.receiving = runs.recording(sweep.receiving, n_changed)
-        self.clean_logits = runs.recording(sweep.contrast.clean, n_changed).logits
+        self.donor, self.receiving = (runs.recording(run, self._start(run)) for run in (sweep.donor, sweep.receiving))
+        self.clean_logits = runs.recording(sweep.contrast.clean, self._start(sweep.contrast.clean)).logits
         self.read = runs.read(sweep.receiving)
-        self.edited = self._edited_positions(sweep.positions, length - n_changed, length)
+        self.edited, self.given = self._edited_positions()
+        self._sent: dict[tuple[int, torch.device], Tensor] = {}
+        changed = length - self.receiving.start
         self.rows = max_rows or rows_per_pass(
-            self.model.info, batch=len(runs.pairs), changed=n_changed, length=length, read=len(self.read)
+            self.model.info,
+            batch=len(runs.pairs),
+            changed=changed,
+            length=length,
+            read=len(self.read),
+            devices=self.model.devices,
         )
         self._newest: tuple[int, Tensor] | None = None
 
-    def _edited_positions(self, positions: str, start: int, length: int) -> Tensor:
-        """Boolean `[changed]`: where z is replaced."""
-        at = torch.arange(start, length)
-        a, b = self.runs.first.span
-        if positions == "prefix":
-            return at < a
-        if positions == "span":
-            return (at >= a) & (at < b)
-        return torch.ones(length - start, dtype=torch.bool)
+    def _on(self, places: Tensor, z: Tensor) -> Tensor:
+        """Places where z lies, sent there once."""
+        key = id(places), z.device
+        if key not in self._sent:
+            self._sent[key] = places.to(z.device)
+        return self._sent[key]
+
+    def _start(self, condition: str) -> int:
+        """The first row of a condition's run that is recorded."""
+        runs, positions = self.runs, self.sweep.positions
+        if positions == "question":
+            return runs.start(self.sweep.contrast, condition)
+        return runs.length(condition) - runs.outcome.reads(runs.first)[0] if positions == "last" else 0
+
+    def _edited_positions(self) -> tuple[Tensor, Tensor]:
+        """Where z is replaced, and by which of the donor's rows: places among the rows that were recorded of each run."""
+        pair, recorded = self.runs.first, (self.receiving, self.donor)
+        if not self.sweep.contrast.equal_length:  # only what both prompts have crosses
+            base = torch.arange(len(pair.base))
+            inserted = self.sweep.receiving == self.sweep.contrast.corrupted
+            places = (pair.shared, base) if inserted else (base, pair.shared)
+            here, there = (at - run.start for at, run in zip(places, recorded, strict=True))
+            both = (here >= 0) & (there >= 0)
+            return here[both], there[both]
+        every = torch.arange(self.receiving.start, self.receiving.n_tokens)
+        chosen = torch.ones(len(every), dtype=torch.bool)
+        if self.sweep.positions == "prefix":
+            chosen = every < pair.span[0]
+        if self.sweep.positions == "span":
+            chosen = pair.span_mask if self.sweep.contrast.conditions[0].has_span else torch.zeros_like(chosen)
+        at = every[chosen] - self.receiving.start
+        return at, at
 
     def all_heads(self, heads: Sequence[Head], tick: Tick) -> dict[str, np.ndarray]:
         """`patched` `[problem, layer, head]` (NaN where not asked), `ends` `[problem, (receiving, donor)]`, and `noise`
@@ -243,16 +271,18 @@ class _Swept:
         return {"patched": patched, "ends": ends, "noise": noise}
 
     def _new_z(self, layer: int) -> Tensor:
+        """What takes the place of z at `edited`, `[problem, edited, head, d_head]`."""
         if not self.intervention.needs_attention:
-            return self.donor.z[layer]
+            return self.donor.z[layer][:, self._on(self.given, self.donor.z[layer])]
         if self._newest is None or self._newest[0] != layer:
-            donor = None
+            (rows, keys), donor = self.runs.cut(self.sweep.contrast), None
             if self.intervention.needs_donor:
-                donor = LayerState.of(self.model, self.donor, layer, span=self.runs.span(self.sweep.donor))
-            span, names = self.runs.span(self.sweep.receiving), [pair.id for pair in self.runs.pairs]
-            state = LayerState.of(self.model, self.receiving, layer, span=span, donor=donor, names=names)
+                donor = LayerState.of(self.model, self.donor, layer, span=keys, rows=rows)
+            names = [pair.id for pair in self.runs.pairs]
+            state = LayerState.of(self.model, self.receiving, layer, span=keys, rows=rows, donor=donor, names=names)
             with torch.no_grad():
-                self._newest = (layer, self.intervention(state))  # heads come in layer order: the last one is enough
+                new = self.intervention.edited(state)  # heads come in layer order: the last one is enough
+                self._newest = (layer, new[:, self._on(self.edited, new)])
         return self._newest[1]
 
     def _patched(self, cells: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -263,13 +293,13 @@ class _Swept:
             old = self.receiving.z[layer]
             z = old.clone()
             if head != UNEDITED:
-                edited = self.edited.to(z.device)
-                z[:, edited, head] = self._new_z(layer)[:, edited, head].to(z.dtype)
+                z[:, self._on(self.edited, z), head] = self._new_z(layer)[:, :, head].to(z.dtype)
+            unchanged = (z == old).flatten(1).all(1)
             rows.append(z.to(rows[0].device) if rows else z)
-            same.append((z == old).flatten(1).all(1).cpu())
+            same.append(unchanged.to(rows[0].device))  # all are looked at together: nobody waits for each
         joins = [layer for layer, _ in cells]
         logits = self.model.replay(self.receiving, joins, torch.stack(rows, 1).flatten(0, 1), logits_at=self.read)
-        return self._outcomes(logits), torch.stack(same, 1).numpy()
+        return self._outcomes(logits), torch.stack(same, 1).cpu().numpy()
 
     def _outcomes(self, logits: Tensor | None) -> np.ndarray:
         """Outcomes `[problem, row]`."""

@@ -4,12 +4,13 @@ import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
-    ["insertions", "pairs", "problems", "prompt", "texts"],
+    ["examples", "insertions", "pairs", "problems", "prompt", "texts"],
     {
+        "examples": ["with_examples"],
         "insertions": ["Insertion"],
         "pairs": ["PromptPair", "insert_tokens", "make_pairs"],
         "problems": ["Problem", "load_problems"],
         "prompt": ["Prompt", "Template", "build_prompt"],
-        "texts": ["problems_from_texts"],
+        "texts": ["problems_from_file", "problems_from_texts"],
     },
 )

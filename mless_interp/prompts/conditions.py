@@ -5,11 +5,23 @@ A new condition is one entry in `CONDITIONS`; a new comparison of two of them is
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 Positions = Literal["inserted", "base"]
 HELD_POSITIONS = ("first", "spread")
 """Where the span itself stands when the question keeps its positions: all at the insertion point's, or just before it."""
+
+
+class Hidden(NamedTuple):
+    """Boolean `[token]` each: none of the `rows` sees any of the `keys`."""
+
+    rows: Any
+    keys: Any
+
+    @property
+    def mask(self) -> Any:
+        """Boolean `[dest, src]`: True where a row may not see a key."""
+        return self.rows[:, None] & self.keys[None, :]
 
 
 @dataclass(frozen=True)
@@ -17,7 +29,7 @@ class Condition:
     """One way to run a prompt pair. `title` is its name in pictures, `says` a line of explanation.
 
     `has_span`: the tokens are those of the inserted prompt. `positions`: whose position ids the tokens of both prompts
-    have. `hides(inserted prompt)`: boolean `[dest, src]`, what may not be seen beyond causality (None: everything may).
+    have. `hides(inserted prompt)`: from which rows which keys are hidden, beyond causality (None: everything may be seen).
     `twin`: the condition that gives the tokens of both prompts the same activations (methods §3, I6).
     """
 
@@ -27,14 +39,29 @@ class Condition:
     positions: Positions
     title: str
     says: str
-    hides: Callable[[Any], Any] | None = None
+    hides: Callable[[Any], Hidden] | None = None
     twin: str | None = None
 
+    @property
+    def reads_span(self) -> bool:
+        """The tokens of both prompts see the span."""
+        return self.has_span and self.hides is not span_from_others
 
-def span_from_others(prompt: Any) -> Any:
+
+def span_from_others(prompt: Any) -> Hidden:
     """The span's keys, hidden from every row outside it, in a `Prompt` with an insertion."""
     span = prompt.mask("inserted")
-    return span[None, :] & ~span[:, None]
+    return Hidden(~span, span)
+
+
+def question_from_span(prompt: Any) -> Hidden:
+    """The question's keys, hidden from the span's rows, in a `Prompt` with an insertion.
+
+    The question and everything after it that is not inserted: what stands behind a question has read it, as the end of a
+    chat template's turn has.
+    """
+    span, behind = prompt.mask("inserted"), prompt.mask("question").cumsum(0) > 0
+    return Hidden(span & behind, ~span & behind)
 
 
 CONDITIONS: dict[str, Condition] = {
@@ -69,6 +96,15 @@ CONDITIONS: dict[str, Condition] = {
             "with, positions as without it",
             "with it, but the question keeps the position ids that it has without it",
         ),
+        Condition(
+            "blind",
+            "C5",
+            True,
+            "inserted",
+            "with, but it cannot see the question",
+            "with it, but the span may not see the question (or what has read it)",
+            hides=question_from_span,
+        ),
     )
 }
 
@@ -78,6 +114,7 @@ class Contrast:
     """Two conditions: `clean` without the insertion's influence, `corrupted` with it. `says` what differs.
 
     `changes_from`: the first row that can differ is the first one after the span ("after"), or the span's own ("span").
+    `cuts`: what a head that is knocked out can no longer do, in words ("" where the contrast is none of what may be seen).
     """
 
     name: str
@@ -85,6 +122,7 @@ class Contrast:
     corrupted: str
     says: str
     changes_from: Literal["after", "span"] = "after"
+    cuts: str = ""
 
     @property
     def conditions(self) -> tuple[Condition, Condition]:
@@ -106,21 +144,61 @@ class Contrast:
     @property
     def reads_span(self) -> bool:
         """What differs is that the span can be read."""
-        corrupted = CONDITIONS[self.corrupted]
-        return corrupted.has_span and corrupted.hides is None
+        clean, corrupted = self.conditions
+        return corrupted.reads_span and not clean.reads_span
 
-    def n_changed(self, pair: Any) -> int:
-        """How many of a pair's last rows can differ."""
-        return pair.n_after + (pair.n_inserted if self.changes_from == "span" else 0)
+    @property
+    def reads_inserted(self) -> bool:
+        """One of the two runs holds inserted tokens that are read, so that other tokens make another effect."""
+        return any(condition.reads_span for condition in self.conditions)
+
+    def cut(self, prompt: Any) -> Hidden:
+        """What the clean run may not see and the corrupted one may; `ValueError` where that is not all that differs.
+
+        A head is knocked out by hiding these keys from these rows for this head alone.
+        """
+        hides = self.conditions[0].hides
+        if not self.cuts or hides is None:
+            known = ", ".join(f"{made.name!r}" for made in CONTRASTS.values() if made.cuts)
+            raise ValueError(
+                f"the runs of contrast {self.name!r} differ in more than in what may be seen, so no head can be cut off "
+                f"from it: use one of {known}"
+            )
+        return hides(prompt)
+
+    def start(self, pair: Any, condition: Condition) -> int:
+        """The first row that can differ, in the run of one of the two conditions."""
+        first, stop = pair.spans[0]
+        return first if self.changes_from == "span" or not condition.has_span else stop
 
 
 CONTRASTS: dict[str, Contrast] = {
     made.name: made
     for made in (
-        Contrast("content", "masked", "inserted", "the span can be read; positions and length are the same"),
+        Contrast(
+            "content",
+            "masked",
+            "inserted",
+            "the span can be read; positions and length are the same",
+            cuts="see the span from the rows after it",
+        ),
         Contrast("shift", "base", "gap", "the question stands further back; nothing is inserted"),
         Contrast("total", "base", "inserted", "both: the span can be read and the question stands further back"),
         Contrast("held", "base", "held", "the span can be read; the question keeps its positions"),
+        Contrast(
+            "presence",
+            "masked",
+            "blind",
+            "the span can be read, but has not read the question",
+        ),
+        Contrast(
+            "computed",
+            "blind",
+            "inserted",
+            "the span has read the question; everybody may read the span in both",
+            changes_from="span",
+            cuts="see the question from the span's rows",
+        ),
     )
 }
 

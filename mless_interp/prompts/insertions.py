@@ -5,7 +5,8 @@ They work on token ids: joining strings re-merges tokens at the seams and inside
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
@@ -14,9 +15,11 @@ from typing import Any, Literal
 from ..given import check_count, checked
 from .conditions import one_of
 from .problems import Problem
-from .prompt import MAX_UNKNOWN, Prompt, encode, spells_special
+from .prompt import MAX_UNKNOWN, Prompt, encode, special_ids, spells_special
 
-Before = Literal["question", "system"]
+Segment = Literal["bos", "template", "system", "question"]
+PLACES: tuple[Segment, ...] = ("question", "system", "template", "bos")
+"""The segments of a prompt before or after which something can be inserted."""
 
 
 @checked
@@ -25,35 +28,55 @@ class Insertion:
     """What to insert and where, counted in tokens; make one with the class methods.
 
     A unit, word or text may name a special token of the tokenizer (`<|reserved_special_token_0|>`): it is inserted as such,
-    unlike the text of problems. `InsertedSpan.source` says so.
+    unlike the text of problems, which is text whatever it spells. `InsertedSpan.source` says so. What depends on the problem
+    (`repeat_question`, `from_key`) has another length in each; analyses group problems of equal geometry.
 
-    The place is one of `before="question"` (default: the paper's position 2), `before="system"` (position 1),
-    `after="question"` (position 3) or `at=` a token index of the prompt without insertion.
+    The place is `before=` or `after=` a segment of the prompt ("question", "system", "template", "bos": its first or last
+    token), or `at=` a token index of the prompt without insertion. The paper's positions: `before="question"` (2, the default),
+    `before="system"` (1), `after="question"` (3). Several places, as in `before="question", after="question"` or
+    `at=(4, 9)`, share the tokens in equal blocks, from the first place to the last.
     """
 
     kind: str
     unit: str
     n_tokens: int | None
-    before: Before | None = "question"
-    after: Literal["question"] | None = None
-    at: int | None = None
+    before: Segment | tuple[Segment, ...] | None = "question"
+    after: Segment | tuple[Segment, ...] | None = None
+    at: int | tuple[int, ...] | None = None
     seed: int = 0
     draw: int = 0
     pool: tuple[tuple[str, str], ...] = ()
+    times: int = 1
+    token_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        one_of(self.kind, KINDS, "insertion")
-        if self.n_tokens is not None or self.kind != "text":
+        kind = one_of(self.kind, KINDS, "insertion")
+        if self.n_tokens is not None or kind.counted:
             check_count(self.n_tokens, name="n_tokens")
-        if (self.before is not None) + (self.after is not None) + (self.at is not None) != 1:
-            raise ValueError('give one place: before="question" or "system", after="question", or at=<token index>')
-        if self.before not in (None, "question", "system") or self.after not in (None, "question"):
+        check_count(self.times, name="times")
+        if not (self._before or self._after or self._at):
             raise ValueError(
-                f'unknown place before={self.before!r} after={self.after!r}; use before="question", before="system", '
-                'after="question" or at=<token index>'
+                'give a place: before= or after= "question", "system", "template" or "bos", or at=<token index>'
             )
-        if self.at is not None and self.at < 0:
+        if not {*self._before, *self._after} <= set(PLACES):
+            raise ValueError(
+                f"unknown place before={self.before!r} after={self.after!r}; before and after take "
+                f"{', '.join(map(repr, PLACES))}, at= takes token indices"
+            )
+        if any(index < 0 for index in self._at):
             raise ValueError(f"at must be a token index, 0 or more, got {self.at}")
+
+    @property
+    def _before(self) -> tuple[Segment, ...]:
+        return _several(self.before)
+
+    @property
+    def _after(self) -> tuple[Segment, ...]:
+        return _several(self.after)
+
+    @property
+    def _at(self) -> tuple[int, ...]:
+        return _several(self.at)
 
     @classmethod
     @checked
@@ -111,6 +134,68 @@ class Insertion:
 
     @classmethod
     @checked
+    def whitespace(cls, n_tokens: int = 55, *, unit: str = " ", **place: Any) -> "Insertion":
+        """A run of white space: one unit of it (" ", "\\n") as often as it takes, never merged into longer tokens."""
+        if unit.strip() or not unit:
+            raise ValueError(
+                f"whitespace inserts white space alone, got {unit!r}; Insertion.meaningless takes any unit"
+            )
+        return cls("whitespace", unit, n_tokens, **_place(place))
+
+    @classmethod
+    @checked
+    def counting(cls, n_tokens: int = 55, **place: Any) -> "Insertion":
+        """Numbers counted up from one (" 1 2 3 ..."), cut after exactly `n_tokens` tokens (the last may lack digits).
+
+        Source: the filler of Pfau et al. 2024 (arXiv 2404.15758) and its replications.
+        """
+        return cls("counting", "", n_tokens, **_place(place))
+
+    @classmethod
+    @checked
+    def pause(cls, n_tokens: int = 10, *, token: str | int | None = None, **place: Any) -> "Insertion":
+        """A run of one token that no text of the model's training holds: a pause or reserved token of its vocabulary.
+
+        `token`: its name or id; None takes the tokenizer's own: one named pause, else the first of its reserved or unused ones
+        (`<|reserved_special_token_0|>`, `<unused0>`). Where it has none, `span` refuses: no row is added to anybody's model.
+        Many models have rows beyond their tokenizer's last id, which may be given as an id (`token=151665` for Qwen2.5). Such
+        rows are untrained: their embeddings are whatever training left of the initial ones, unlike the trained pause tokens of
+        the source. Source: Goyal et al. 2023 (arXiv 2310.02226).
+        """
+        name, ids = ("", (token,)) if isinstance(token, int) else (token or "", ())
+        return cls("pause", name, n_tokens, token_ids=_ids_given(ids), **_place(place))
+
+    @classmethod
+    @checked
+    def ids(cls, token_ids: Iterable[int], n_tokens: int | None = None, **place: Any) -> "Insertion":
+        """These token ids as they are (glitch tokens, special tokens): once, or again and again until there are `n_tokens`.
+
+        The one kind that is not text; `InsertedSpan.source` says where special tokens or rows without a name are among them.
+        """
+        given = _ids_given(token_ids)
+        if not given:
+            raise ValueError("there are no token ids to insert")
+        return cls("ids", "", n_tokens, token_ids=given, **_place(place))
+
+    @classmethod
+    @checked
+    def repeat_question(cls, times: int = 1, **place: Any) -> "Insertion":
+        """The problem's own question, `times` times more, each after a space, as plain text."""
+        return cls("repeat_question", "", None, times=times, **_place(place))
+
+    @classmethod
+    @checked
+    def from_key(cls, key: str, **place: Any) -> "Insertion":
+        """What stands under a key of the problem itself, after a space, as plain text: a distracting sentence, its solution.
+
+        A field of `Problem` (`solution`, `distractor`, ...) or any other text of its line in the file (`Problem.extra`).
+        """
+        if not key.strip():
+            raise ValueError("from_key needs the key under which the problem's text stands, such as 'distractor_text'")
+        return cls("from_key", key, None, **_place(place))
+
+    @classmethod
+    @checked
     def named(
         cls,
         kind: str,
@@ -121,9 +206,10 @@ class Insertion:
         problems: Iterable[Problem] = (),
         **place: Any,
     ) -> "Insertion":
-        """The insertion of a kind's name, as command lines give it; `unit` is the unit, word or text.
+        """The insertion of a kind's name, as command lines give it.
 
-        `problems`: those that `other_questions` draws from.
+        `unit` is the unit, word or text; the key of `from_key`; how many times `repeat_question` repeats; the ids of `ids`,
+        "128002,128003"; the token of `pause`, by name or id. `problems`: those that `other_questions` draws from.
         """
         one_of(kind, KINDS, "insertion")
         if kind in ("meaningless", "meaningful"):
@@ -133,20 +219,39 @@ class Insertion:
             return cls.random_sentence(n_tokens, seed=seed, **place)
         if kind == "other_questions":
             return cls.other_questions(problems, n_tokens, seed=seed, **place)
-        if kind == "repeated_bos":
-            return cls.repeated_bos(n_tokens, **place)
-        return cls.text(unit or "", **place)
+        if kind in ("repeated_bos", "counting"):
+            return (cls.repeated_bos if kind == "repeated_bos" else cls.counting)(n_tokens, **place)
+        if kind == "whitespace":
+            return cls.whitespace(n_tokens, unit=" " if unit is None else unit, **place)
+        if kind == "pause":
+            return cls.pause(n_tokens, token=int(unit) if unit and unit.isdecimal() else unit, **place)
+        if kind == "ids":
+            return cls.ids(_whole_numbers(unit or "", "token ids such as 128002,128003"), n_tokens, **place)
+        if kind == "repeat_question":
+            (times,) = _whole_numbers(unit or "1", "how many times, such as 2", one=True)
+            return cls.repeat_question(times, **place)
+        return (cls.from_key if kind == "from_key" else cls.text)(unit or "", **place)
 
     @property
     def label(self) -> str:
         """A short name for tables and legends: `Mless ' /' x55`."""
         shown = f" {self.unit!r}" if self.unit else ""
+        if self.token_ids:
+            shown = f" {_ids_label(self.token_ids)}"
         size = f" x{self.n_tokens}" if self.n_tokens is not None else ""
-        return f"{KINDS[self.kind].short}{shown}{size}"
+        again = f", {self.times} times" if self.times > 1 else ""
+        where = "" if self.where == "before question" else f", {self.where}"
+        return f"{KINDS[self.kind].short}{shown}{size}{again}{where}"
+
+    @property
+    def where(self) -> str:
+        """The place in words: `before question`, `at 4 and at 9`."""
+        named = [f"before {segment}" for segment in self._before] + [f"after {segment}" for segment in self._after]
+        return " and ".join([*named, *(f"at {index}" for index in self._at)])
 
     @property
     def length(self) -> int:
-        """The number of tokens of an insertion that is counted in tokens (all but a text)."""
+        """The number of tokens of an insertion that is counted in tokens."""
         assert self.n_tokens is not None
         return self.n_tokens
 
@@ -155,38 +260,84 @@ class Insertion:
         """Whether it is one unit of text again and again."""
         return KINDS[self.kind].ids is _repeated
 
-    def span(self, tokenizer: Any, problem_id: str, *, question: str = "") -> "InsertedSpan":
-        """The token ids that this insertion puts into this problem's prompt; its `question` is never drawn from the others.
+    @property
+    def is_text(self) -> bool:
+        """Whether it can also be put into a string (`template="paper"`); token ids cannot."""
+        return KINDS[self.kind].is_text
 
-        Raises `ValueError` if a unit has the unknown token, encodes to nothing or does not divide `n_tokens`.
+    def span(self, tokenizer: Any, problem: Problem | str, *, question: str = "") -> "InsertedSpan":
+        """The token ids that this insertion puts into this problem's prompt; its own `question` is never drawn from the others.
+
+        An id instead of the `Problem` is enough for what does not depend on it. Raises `ValueError` if a unit has the unknown
+        token, encodes to nothing or does not divide `n_tokens`, and naming the problem where its own text cannot be inserted.
         """
+        if isinstance(problem, Problem):
+            question = problem.question
         others = tuple((other, text) for other, text in self.pool if text != question.strip())
-        return KINDS[self.kind].ids(replace(self, pool=others), tokenizer, problem_id)
+        return KINDS[self.kind].ids(replace(self, pool=others), tokenizer, problem)
 
-    def place(self, prompt: Prompt) -> int:
-        """The token index at which the span goes into `prompt`."""
-        if self.at is not None:
-            if self.at > len(prompt):
-                raise ValueError(f"at={self.at} is beyond the prompt's {len(prompt)} tokens")
-            return self.at
-        segment = self.before or self.after
-        assert segment is not None
-        where = prompt.indices(segment)
-        if not where:
-            raise ValueError(f'the prompt has no {segment} tokens; use before="question" or at=<token index>')
-        return where[0] if self.before else where[-1] + 1
+    def placed_as(self, other: "Insertion") -> "Insertion":
+        """This insertion, in the place of another one."""
+        return replace(self, before=other.before, after=other.after, at=other.at)
+
+    def places(self, prompt: Prompt) -> tuple[int, ...]:
+        """The token indices at which its blocks go into `prompt`, rising; `ValueError` where it has no such place."""
+        found = list(self._at)
+        if found and max(found) > len(prompt):
+            raise ValueError(f"at={max(found)} is beyond the prompt's {len(prompt)} tokens")
+        for segment in (*self._before, *self._after):
+            if not prompt.indices(segment):
+                raise ValueError(f'the prompt has no {segment} tokens; use before="question" or at=<token index>')
+        found += [prompt.indices(segment)[0] for segment in self._before]
+        found += [prompt.indices(segment)[-1] + 1 for segment in self._after]
+        if len(set(found)) < len(found):
+            raise ValueError(f"two of the places ({self.where}) are the same token of this prompt: give each once")
+        return tuple(sorted(found))
+
+
+def _several(place: Any) -> tuple[Any, ...]:
+    """None, one or several places as a tuple."""
+    if place is None:
+        return ()
+    return tuple(place) if isinstance(place, Sequence) and not isinstance(place, str) else (place,)
+
+
+def _ids_given(token_ids: Iterable[int]) -> tuple[int, ...]:
+    found = tuple(token_ids)
+    if found and min(found) < 0:
+        raise ValueError(f"token ids are 0 or more, got {min(found)}")
+    return found
+
+
+def _ids_label(ids: tuple[int, ...]) -> str:
+    """The ids, or of many the first ones and a digest that tells them from others.
+
+    >>> _ids_label((5, 6))
+    '5,6'
+    """
+    if len(ids) <= 4:
+        return ",".join(map(str, ids))
+    return f"{','.join(map(str, ids[:3]))},... #{hashlib.sha256(repr(ids).encode()).hexdigest()[:6]}"
+
+
+def _whole_numbers(text: str, what: str, *, one: bool = False) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdecimal() for part in parts) or (one and len(parts) > 1):
+        raise ValueError(f"cannot read {text!r}: give {what}")
+    return tuple(int(part) for part in parts)
 
 
 def _place(place: dict[str, Any]) -> dict[str, Any]:
     unknown = set(place) - {"before", "after", "at"}
     if unknown:
         raise TypeError(f"unknown arguments {sorted(unknown)}; the place is given by before=, after= or at=")
-    return {"before": None, **place} if place else place
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in place.items()}
+    return {"before": None, **given} if given else given
 
 
 @dataclass(frozen=True)
 class InsertedSpan:
-    """The token ids of an inserted span and where they came from (unit, text, words, tokens, bos token)."""
+    """The token ids of an inserted span and where they came from: unit, text, words, bos token, the problem's question ..."""
 
     ids: tuple[int, ...]
     source: str
@@ -215,15 +366,19 @@ def _ordinary_tokens(tokenizer: Any) -> tuple[tuple[int, ...], ...]:
     return tuple((i,) for i, text in texts if text.strip() and not any(c.isdigit() for c in text))
 
 
-def _keyed(insertion: Insertion, problem_id: str) -> random.Random:
-    key = f"{insertion.seed}|{problem_id}|{insertion.draw}"
+def _id_of(problem: Problem | str) -> str:
+    return problem.id if isinstance(problem, Problem) else problem
+
+
+def _keyed(insertion: Insertion, problem: Problem | str) -> random.Random:
+    key = f"{insertion.seed}|{_id_of(problem)}|{insertion.draw}"
     return random.Random(int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big"))
 
 
-def _other_questions(insertion: Insertion, tokenizer: Any, problem_id: str) -> InsertedSpan:
-    draw, n_tokens = _keyed(insertion, problem_id), insertion.length
-    own = {text for other, text in insertion.pool if other == problem_id}
-    texts = [text for other, text in insertion.pool if other != problem_id and text not in own]
+def _other_questions(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> InsertedSpan:
+    draw, n_tokens, name = _keyed(insertion, problem), insertion.length, _id_of(problem)
+    own = {text for other, text in insertion.pool if other == name}
+    texts = [text for other, text in insertion.pool if other != name and text not in own]
     ids: tuple[int, ...] = ()
     for text in draw.sample(texts, len(texts)):
         try:
@@ -231,18 +386,24 @@ def _other_questions(insertion: Insertion, tokenizer: Any, problem_id: str) -> I
         except ValueError as error:
             raise ValueError(f"a question to insert: {error}") from error
         if len(ids) >= n_tokens:
-            unknown = ids[:n_tokens].count(tokenizer.unk_token_id) / n_tokens
-            if unknown > MAX_UNKNOWN:
-                raise ValueError(
-                    f"{100 * unknown:.0f} % of the inserted questions' tokens are {tokenizer.unk_token!r}, which this "
-                    "tokenizer puts for words that it does not know: draw from problems of the model's own kind"
-                )
+            _check_known(
+                tokenizer, ids[:n_tokens], "the inserted questions'", "draw from problems of the model's own kind"
+            )
             return InsertedSpan(ids[:n_tokens], "questions of other problems")
     raise ValueError(f"all other questions together are {len(ids)} tokens, fewer than n_tokens={n_tokens}: give more")
 
 
-def _random_sentence(insertion: Insertion, tokenizer: Any, problem_id: str) -> InsertedSpan:
-    n_tokens, draw = insertion.length, _keyed(insertion, problem_id)
+def _check_known(tokenizer: Any, ids: tuple[int, ...], whose: str, remedy: str) -> None:
+    unknown = ids.count(tokenizer.unk_token_id) / len(ids)
+    if unknown > MAX_UNKNOWN:
+        raise ValueError(
+            f"{100 * unknown:.0f} % of {whose} tokens are {tokenizer.unk_token!r}, which this tokenizer puts for words that "
+            f"it does not know: {remedy}"
+        )
+
+
+def _random_sentence(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> InsertedSpan:
+    n_tokens, draw = insertion.length, _keyed(insertion, problem)
     words = _encodable_words(tokenizer)
     source = "words"
     if 1 not in words or len(words[1]) < 8:
@@ -256,13 +417,14 @@ def _random_sentence(insertion: Insertion, tokenizer: Any, problem_id: str) -> I
     return InsertedSpan(tuple(ids), source)
 
 
-def _encoded(insertion: Insertion, tokenizer: Any) -> tuple[int, ...]:
-    ids = encode(tokenizer, insertion.unit, markers=True)
+def _encoded(insertion: Insertion, tokenizer: Any, unit: str | None = None) -> tuple[int, ...]:
+    text = insertion.unit if unit is None else unit
+    ids = encode(tokenizer, text, markers=True)
     if not ids:
-        raise ValueError(f"the insertion {insertion.unit!r} encodes to no tokens with this tokenizer")
+        raise ValueError(f"the insertion {text!r} encodes to no tokens with this tokenizer")
     if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
         raise ValueError(
-            f"the insertion {insertion.unit!r} becomes the unknown token {tokenizer.unk_token!r} with this tokenizer; "
+            f"the insertion {text!r} becomes the unknown token {tokenizer.unk_token!r} with this tokenizer; "
             "choose a unit that its vocabulary holds"
         )
     return ids
@@ -272,35 +434,129 @@ def _source(kind: str, insertion: Insertion, tokenizer: Any) -> str:
     return f"{kind}, with special tokens" if spells_special(tokenizer, insertion.unit) else kind
 
 
-def _repeated(insertion: Insertion, tokenizer: Any, problem_id: str) -> InsertedSpan:
-    ids, n_tokens = _encoded(insertion, tokenizer), insertion.length
+def _filled(ids: tuple[int, ...], n_tokens: int, unit: str) -> tuple[int, ...]:
     if n_tokens % len(ids):
         raise ValueError(
-            f"the unit {insertion.unit!r} is {len(ids)} tokens with this tokenizer, which does not divide "
-            f"n_tokens={n_tokens}; use {n_tokens - n_tokens % len(ids) or len(ids)}"
+            f"the unit {unit} is {len(ids)} tokens with this tokenizer, which does not divide n_tokens={n_tokens}; "
+            f"use {n_tokens - n_tokens % len(ids) or len(ids)}"
         )
-    return InsertedSpan(ids * (n_tokens // len(ids)), _source("unit", insertion, tokenizer))
+    return ids * (n_tokens // len(ids))
 
 
-def _once(insertion: Insertion, tokenizer: Any, problem_id: str) -> InsertedSpan:
+def _repeated(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> InsertedSpan:
+    ids = _filled(_encoded(insertion, tokenizer), insertion.length, repr(insertion.unit))
+    return InsertedSpan(ids, _source("unit", insertion, tokenizer))
+
+
+def _once(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> InsertedSpan:
     ids = _encoded(insertion, tokenizer)
     if insertion.n_tokens is not None and insertion.n_tokens != len(ids):
         raise ValueError(f"the text {insertion.unit!r} is {len(ids)} tokens, not n_tokens={insertion.n_tokens}")
     return InsertedSpan(ids, _source("text", insertion, tokenizer))
 
 
-def _bos(insertion: Insertion, tokenizer: Any, problem_id: str) -> InsertedSpan:
+def _bos(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> InsertedSpan:
     if tokenizer.bos_token_id is None:
         raise ValueError("this tokenizer has no beginning-of-sequence token, so repeated_bos cannot be inserted")
     return InsertedSpan((tokenizer.bos_token_id,) * insertion.length, "bos token")
 
 
+def _counting(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> InsertedSpan:
+    n_tokens = insertion.length
+    numbers = "".join(f" {number}" for number in range(1, n_tokens + 1))  # a number is a token or more
+    return InsertedSpan(_encoded(insertion, tokenizer, numbers)[:n_tokens], "numbers")
+
+
+RESERVED = re.compile(r"<\|?(reserved\w*?|unused|extra_)(\d+)\|?>|\[unused(\d+)\]")
+"""Names of tokens that tokenizers keep free: Llama's, Gemma's, Qwen's first models', BERT's."""
+PAUSE = ("<pause>", "<|pause|>", "[PAUSE]")
+"""Names of tokens that were trained as pauses."""
+
+
+def _pause_token(tokenizer: Any) -> str | None:
+    """The tokenizer's own pause token, or the first of its reserved ones; None where it has neither."""
+    return _pause_token_of(tokenizer, len(tokenizer))
+
+
+@lru_cache(maxsize=8)
+def _pause_token_of(tokenizer: Any, n_tokens: int) -> str | None:
+    """The same; `n_tokens` as it may be given more of them."""
+    vocabulary = tokenizer.get_vocab()
+    named = next((name for name in PAUSE if name in vocabulary), None)
+    reserved = (name for name in vocabulary if RESERVED.fullmatch(name))
+    return named or min(reserved, key=lambda name: vocabulary[name], default=None)
+
+
+def _pause(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> InsertedSpan:
+    if insertion.token_ids:
+        return InsertedSpan(insertion.token_ids * insertion.length, _source_of_ids(insertion.token_ids, tokenizer))
+    name = insertion.unit or _pause_token(tokenizer)
+    if name is None:
+        raise ValueError(
+            "this tokenizer has no reserved token to pause with, and none is added: name a token of its own (token='...'), or "
+            f"give the id of a row that the model has and its tokenizer leaves unused, {len(tokenizer)} or more, "
+            f"token={len(tokenizer)}"
+        )
+    number = tokenizer.get_vocab().get(name)
+    if number is None:
+        raise ValueError(f"this tokenizer has no token {name!r} to pause with: leave it out for its reserved one")
+    return InsertedSpan((number,) * insertion.length, f"token {name!r}")
+
+
+def _given_ids(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> InsertedSpan:
+    ids = insertion.token_ids
+    if insertion.n_tokens is not None:
+        ids = _filled(ids, insertion.n_tokens, "of ids")
+    return InsertedSpan(ids, _source_of_ids(ids, tokenizer))
+
+
+def _source_of_ids(ids: tuple[int, ...], tokenizer: Any) -> str:
+    special = ", with special tokens" if not special_ids(tokenizer).isdisjoint(ids) else ""
+    return f"ids{special}{', with rows that no token names' if max(ids) >= len(tokenizer) else ''}"
+
+
+def _own_text(tokenizer: Any, problem: Problem | str, key: str) -> InsertedSpan:
+    """What a problem says under a key, after a space, as plain text."""
+    if not isinstance(problem, Problem):
+        raise ValueError(f"this insertion depends on the problem: give the Problem, not its id {problem!r} alone")
+    text = (problem.text(key) or "").strip()
+    where = f"problem {problem.id!r}, its {key}"
+    if not text:
+        known = ", ".join(problem.keys)
+        raise ValueError(
+            f"{where}: there is no such text to insert (it has {known}); give it one or leave the problem out"
+        )
+    try:
+        ids = encode(tokenizer, f" {text}")
+        if not ids:
+            raise ValueError("it encodes to no tokens with this tokenizer")
+        _check_known(tokenizer, ids, "its", "leave the problem out, or give it words of the model's own")
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+    spelt = ", special tokens in it as text" if spells_special(tokenizer, text) else ""
+    return InsertedSpan(ids, f"the problem's {key}{spelt}")
+
+
+def _own_question(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> InsertedSpan:
+    found = _own_text(tokenizer, problem, "question")
+    return replace(found, ids=found.ids * insertion.times)
+
+
+def _own_key(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> InsertedSpan:
+    return _own_text(tokenizer, problem, insertion.unit)
+
+
 @dataclass(frozen=True)
 class Kind:
-    """One kind of insertion: its `short` name in tables, and the `ids` that it puts into a problem's prompt."""
+    """One kind of insertion: its `short` name in tables, and the `ids` that it puts into a problem's prompt.
+
+    `counted`: its length is given in tokens, and the same in every problem. `is_text`: it can be put into a string too.
+    """
 
     short: str
-    ids: Callable[[Insertion, Any, str], InsertedSpan]
+    ids: Callable[[Insertion, Any, Problem | str], InsertedSpan]
+    counted: bool = True
+    is_text: bool = True
 
 
 KINDS: dict[str, Kind] = {
@@ -308,7 +564,13 @@ KINDS: dict[str, Kind] = {
     "meaningful": Kind("Mful", _repeated),
     "random_sentence": Kind("random words", _random_sentence),
     "other_questions": Kind("other questions", _other_questions),
-    "repeated_bos": Kind("repeated_bos", _bos),
-    "text": Kind("text", _once),
+    "repeat_question": Kind("question again", _own_question, counted=False),
+    "from_key": Kind("its own", _own_key, counted=False),
+    "counting": Kind("counting", _counting),
+    "whitespace": Kind("whitespace", _repeated),
+    "pause": Kind("pause", _pause, is_text=False),
+    "repeated_bos": Kind("repeated_bos", _bos, is_text=False),
+    "ids": Kind("ids", _given_ids, counted=False, is_text=False),
+    "text": Kind("text", _once, counted=False),
 }
 """Every kind of insertion by name; each has a constructor of that name in `Insertion`."""

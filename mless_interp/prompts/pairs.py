@@ -18,7 +18,9 @@ from torch import Tensor
 
 from ..given import checked
 from ..models.inputs import Inputs
+from ..running.loop import over_problems
 from ..running.visible import one_line
+from ..running.work import Compute
 from .conditions import CONDITIONS, HELD_POSITIONS, Condition, one_of
 from .insertions import Insertion
 from .problems import Problem
@@ -45,7 +47,8 @@ from .prompt import (
 class PromptPair:
     """A prompt without and with an insertion, and the map between them, proved at construction.
 
-    `span` = (first inserted position, one past the last) in the inserted prompt. `alignment[t]` is the position in the
+    `span` = (first inserted position, one past the last) in the inserted prompt; where the insertion lies in several blocks
+    (`spans`), other tokens stand between. `alignment[t]` is the position in the
     inserted prompt of base token `t` (-1: none, only where a text-level insertion merged it). `boundary_merge`: tokens
     merged at a border of a text-level insertion. `n_answer`: how many last tokens are the teacher-forced answer (0:
     this pair holds the bare prompts; `answered` makes the other). `special_as_text`: the parts of the problem that spell
@@ -75,11 +78,17 @@ class PromptPair:
         start, stop = self.span
         if not 0 <= start < stop <= len(self.inserted):
             raise ValueError(f"pair {self.id!r}: the span {self.span} is empty or outside the prompt")
-        if stop - start == len(self.inserted):
+        if set(self.inserted.segments) == {"inserted"}:
             raise ValueError(f"pair {self.id!r}: the inserted span covers the whole prompt")
         if self.boundary_merge:
             return
-        rest = self.inserted.ids[:start] + self.inserted.ids[stop:]
+        if not self.spans or (self.spans[0][0], self.spans[-1][1]) != self.span:
+            raise ValueError(
+                f"pair {self.id!r}: the segment 'inserted' must cover the span {self.span} and nothing else, but its tokens "
+                f"lie in {list(self.spans)}"
+            )
+        kept = tuple(self.shared_positions)
+        rest = tuple(self.inserted.ids[at] for at in kept)
         if rest != self.base.ids:
             both = list(zip(rest, self.base.ids, strict=False))
             at = next((i for i, (x, y) in enumerate(both) if x != y), len(both))
@@ -89,14 +98,9 @@ class PromptPair:
                 f"differ at clean position {at} ({came} vs {wanted}). Insert token ids with `Insertion`, or tokenise "
                 "the parts separately."
             )
-        shifted = tuple(t if t < start else t + stop - start for t in range(len(self.base)))
-        if self.alignment != shifted:
+        if self.alignment != kept:
             raise ValueError(f"pair {self.id!r}: the alignment map does not skip exactly the inserted span {self.span}")
-        if any((s == "inserted") != (start <= i < stop) for i, s in enumerate(self.inserted.segments)):
-            raise ValueError(
-                f"pair {self.id!r}: the segment 'inserted' must cover the span {self.span} and nothing else"
-            )
-        if self.inserted.segments[:start] + self.inserted.segments[stop:] != self.base.segments:
+        if tuple(self.inserted.segments[at] for at in kept) != self.base.segments:
             raise ValueError(f"pair {self.id!r}: outside the span {self.span} both prompts must name the same segments")
 
     @property
@@ -108,9 +112,24 @@ class PromptPair:
         words = f"PromptPair({self.id!r}, {self.insertion.label}: {len(self.base)} + {self.n_inserted} tokens at {self.span[0]}"
         return one_line(f"{words}, {self.n_answer} of the answer)" if self.n_answer else f"{words})")
 
+    @cached_property
+    def spans(self) -> tuple[tuple[int, int], ...]:
+        """The blocks of the insertion, (first position, one past the last) each, in the inserted prompt."""
+        return self.inserted.blocks("inserted")
+
+    @property
+    def shared_positions(self) -> tuple[int, ...]:
+        """The positions in the inserted prompt that are not inserted, rising."""
+        return tuple(at for at, segment in enumerate(self.inserted.segments) if segment != "inserted")
+
+    @property
+    def span_ids(self) -> tuple[int, ...]:
+        """The inserted tokens' ids, block after block."""
+        return tuple(self.inserted.ids[at] for start, stop in self.spans for at in range(start, stop))
+
     @property
     def n_inserted(self) -> int:
-        return self.span[1] - self.span[0]
+        return sum(stop - start for start, stop in self.spans)
 
     @cached_property
     def shared(self) -> Tensor:
@@ -120,9 +139,7 @@ class PromptPair:
     @cached_property
     def span_mask(self) -> Tensor:
         """Boolean `[token]` over the inserted prompt: True inside the span."""
-        inside = torch.zeros(len(self.inserted), dtype=torch.bool)
-        inside[self.span[0] : self.span[1]] = True
-        return inside
+        return self.inserted.mask("inserted")
 
     @property
     def sink_moved(self) -> bool:
@@ -131,8 +148,16 @@ class PromptPair:
 
     @property
     def n_after(self) -> int:
-        """How many tokens follow the insertion point (the question segment Q)."""
+        """How many tokens follow the insertion, its last block."""
         return len(self.inserted) - self.span[1]
+
+    def one_block(self, what: str) -> tuple[int, int]:
+        """The span; `ValueError` where the insertion lies in several blocks, which `what` is not defined for."""
+        if len(self.spans) > 1:
+            raise ValueError(
+                f"pair {self.id!r}: {what} is not defined for an insertion in {len(self.spans)} blocks: insert in one place"
+            )
+        return self.span
 
     def record(self) -> dict[str, Any]:
         """Everything that identifies this pair's prompts, ready for JSON."""
@@ -142,6 +167,7 @@ class PromptPair:
             "insertion": self.insertion.label,
             "span_source": self.span_source,
             "span": list(self.span),
+            **({"spans": [list(block) for block in self.spans]} if len(self.spans) > 1 else {}),
             "base_ids": list(self.base.ids),
             "inserted_ids": list(self.inserted.ids),
             "bos_added": self.base.bos_added,
@@ -191,23 +217,22 @@ class PromptPair:
     def held_positions(self, where: str = "first") -> Tensor:
         """Position ids `[1, token]` of the inserted prompt at which the tokens of both prompts stay where they were."""
         one_of(where, dict.fromkeys(HELD_POSITIONS), "held_positions")
-        start, n = self.span[0], self.n_inserted
-        positions = torch.empty(len(self.inserted), dtype=torch.float64)
-        positions[self.shared] = torch.arange(len(self.base), dtype=torch.float64)
+        positions = (~self.span_mask).cumsum(0).double() - (~self.span_mask).double()  # base tokens before each token
         if where == "first":
-            positions[self.span_mask] = float(start)
             return positions.long()[None]
-        positions[self.span_mask] = start - 1 + torch.arange(1, n + 1, dtype=torch.float64) / (n + 1)
+        for start, stop in self.spans:
+            positions[start:stop] += torch.arange(1, stop - start + 1, dtype=torch.float64) / (stop - start + 1) - 1
         return positions.to(torch.float32)[None]
 
     def _mask(self, condition: Condition) -> Tensor | None:
-        return None if condition.hides is None else ~condition.hides(self.inserted)[None, None]
+        return None if condition.hides is None else ~condition.hides(self.inserted).mask[None, None]
 
     def fingerprint(self) -> list[Any]:
         """What tells this pair's prompts, answer and distractor from any others, short and the same in every process."""
         ids = (self.base.ids, self.inserted.ids, self.answer_ids, self.distractor_ids)
         digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
-        return [self.id, *self.span, self.n_answer, digest]
+        blocks = [list(block) for block in self.spans] if len(self.spans) > 1 else []
+        return [self.id, *self.span, self.n_answer, digest, *blocks]
 
     def answered(self, which: Literal["answer", "solution"] = "answer") -> "PromptPair":
         """This pair with the template's answer prefix and the teacher-forced answer (or solution) appended to both.
@@ -235,13 +260,40 @@ class PromptPair:
 
 
 @checked
-def insert_tokens(prompt: Prompt, at: int, span_ids: Sequence[int]) -> Prompt:
-    """The prompt with `span_ids` inserted at token index `at`."""
-    if not 0 <= at <= len(prompt):
-        raise ValueError(f"cannot insert at token {at}: the prompt has {len(prompt)} tokens")
-    ids = prompt.ids[:at] + tuple(span_ids) + prompt.ids[at:]
-    segments = prompt.segments[:at] + ("inserted",) * len(span_ids) + prompt.segments[at:]
-    return replace(prompt, ids=ids, segments=segments)
+def insert_tokens(prompt: Prompt, at: int | Sequence[int], span_ids: Sequence[int]) -> Prompt:
+    """The prompt with `span_ids` inserted at token index `at`; at several indices, in equal blocks (`blocks_of`)."""
+    places = (at,) if isinstance(at, int) else tuple(at)
+    if not places or list(places) != sorted(set(places)) or not 0 <= places[0] <= places[-1] <= len(prompt):
+        raise ValueError(f"cannot insert at token {at}: the prompt has {len(prompt)} tokens, and places must rise")
+    ids, segments = list(prompt.ids), list(prompt.segments)
+    for place, block in reversed(list(zip(places, blocks_of(span_ids, len(places)), strict=True))):
+        ids[place:place] = block
+        segments[place:place] = ["inserted"] * len(block)
+    return replace(prompt, ids=tuple(ids), segments=tuple(segments))
+
+
+def blocks_of(span_ids: Sequence[int], n_blocks: int) -> list[Sequence[int]]:
+    """Token ids cut into blocks of equal length, in order; the first ones are one longer where that does not divide.
+
+    >>> blocks_of([1, 2, 3, 4, 5], 2)
+    [[1, 2, 3], [4, 5]]
+    """
+    if len(span_ids) < n_blocks:
+        raise ValueError(f"{len(span_ids)} tokens cannot be inserted in {n_blocks} places: give at least one for each")
+    each, more = divmod(len(span_ids), n_blocks)
+    ends = [(at + 1) * each + min(at + 1, more) for at in range(n_blocks)]
+    return [span_ids[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def followed(pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]:
+    """The pairs as they are; where nothing follows the insertion in any of them, all of them with their answers.
+
+    What is read of a span is read by what comes after it: behind the last token of the bare prompt that is the answer.
+    """
+    found = tuple(pairs)
+    if all(pair.n_after or pair.boundary_merge for pair in found):
+        return found
+    return tuple(pair if pair.n_answer or pair.boundary_merge else pair.answered() for pair in found)
 
 
 def digest_of(pairs: "Iterable[PromptPair]") -> str:
@@ -270,6 +322,26 @@ def own_pairs(model: Any, pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]
                     "model: make_pairs(model, problems, insertion)"
                 )
     return found
+
+
+def over_pairs(
+    model: Any, pairs: Sequence[PromptPair], compute: Compute, *, prompts: Sequence[Any] | None = None, **options: Any
+) -> list[Any]:
+    """`over_problems` of a model's pairs, computed by its engine; `prompts`: by default the pairs' own."""
+    told = [pair.fingerprint() for pair in pairs] if prompts is None else prompts
+    return over_problems([pair.id for pair in pairs], compute, prompts=told, engine=model.engine, **options)
+
+
+def pairs_like(model: Any, pairs: Sequence[PromptPair], insertion: Insertion) -> tuple[PromptPair, ...]:
+    """The same problems with another insertion in the same place, in each as long as its own where their lengths differ."""
+    placed = insertion.placed_as(pairs[0].insertion)
+    lengths = dict.fromkeys(pair.n_inserted for pair in pairs)
+    made: dict[str, PromptPair] = {}
+    for length in lengths:
+        fits = replace(placed, n_tokens=length) if len(lengths) > 1 and placed.n_tokens is not None else placed
+        alike = [pair.problem for pair in pairs if pair.n_inserted == length]
+        made |= {pair.id: pair for pair in make_pairs(model, alike, fits, template=pairs[0].template)}
+    return tuple(made[pair.id] for pair in pairs)
 
 
 @checked
@@ -309,8 +381,15 @@ def pairs_of_any(
             f"{insertion.n_tokens} tokens to insert do not fit {info.name}, which has a context of {info.context_length}: "
             "insert fewer tokens"
         )
+    if info is not None and insertion.times > info.context_length:
+        raise ValueError(f"{insertion.times} repetitions do not fit {info.name}'s context of {info.context_length}")
     pairs = tuple(_make_pair(tokenizer, problem, insertion, made) for problem in asked)
     for pair in pairs:
+        if info is not None and insertion.token_ids and max(pair.span_ids) >= info.d_vocab:
+            raise ValueError(
+                f"problem {pair.id!r}: token id {max(pair.span_ids)} is inserted, but {info.name} has the ids 0 to "
+                f"{info.d_vocab - 1}"
+            )
         longest = len(pair.inserted) + len(pair.answer_prefix_ids) + len(pair.answer_ids)
         if info is not None and longest > info.context_length:
             raise ValueError(
@@ -324,19 +403,19 @@ def _make_pair(tokenizer: Any, problem: Problem, insertion: Insertion, template:
     if template.as_text:
         return _make_text_pair(tokenizer, problem, insertion, template)
     base = build_prompt(tokenizer, problem, template)
-    found = insertion.span(tokenizer, problem.id, question=problem.question)
+    found = insertion.span(tokenizer, problem)
     try:
-        at = insertion.place(base)
+        inserted = insert_tokens(base, insertion.places(base), found.ids)
     except ValueError as error:
         raise ValueError(f"problem {problem.id!r}: {error}") from error
-    n = len(found.ids)
+    spans = inserted.blocks("inserted")
     return PromptPair(
         problem=problem,
         base=base,
-        inserted=insert_tokens(base, at, found.ids),
+        inserted=inserted,
         insertion=insertion,
-        span=(at, at + n),
-        alignment=tuple(t if t < at else t + n for t in range(len(base))),
+        span=(spans[0][0], spans[-1][1]),
+        alignment=tuple(at for at, segment in enumerate(inserted.segments) if segment != "inserted"),
         span_source=found.source,
         template=template,
         special_as_text=special_as_text(tokenizer, problem),
@@ -360,7 +439,7 @@ def _endings(tokenizer: Any, problem: Problem, template: Template) -> dict[str, 
 
 def _make_text_pair(tokenizer: Any, problem: Problem, insertion: Insertion, template: Template) -> PromptPair:
     """The paper's way: insert into the string, encode it in one piece, then look for the seams by character offsets."""
-    if insertion.kind == "repeated_bos" or insertion.before != "question":
+    if not insertion.is_text or insertion.where != "before question":
         raise ValueError(
             'template="paper" inserts text between system and question; use template="raw" for anything else'
         )
@@ -370,7 +449,7 @@ def _make_text_pair(tokenizer: Any, problem: Problem, insertion: Insertion, temp
             f'template="paper" inserts text, and {insertion.unit!r} is a special token: use template="raw", which inserts '
             "tokens"
         )
-    filler = tokenizer.decode(list(insertion.span(tokenizer, problem.id, question=problem.question).ids)).strip()
+    filler = tokenizer.decode(list(insertion.span(tokenizer, problem).ids)).strip()
     if insertion.repeats:
         repeats = insertion.length // len(encode(tokenizer, insertion.unit))
         filler = (insertion.unit * repeats).strip()

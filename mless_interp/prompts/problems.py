@@ -5,13 +5,14 @@ import math
 import random
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from ..given import check_count, checked, shown
+from ..running.visible import is_blank, one_line
 
 DEMO_PROBLEMS = Path(__file__).parents[1] / "data" / "demo" / "problems.jsonl"
 MATH500_HUB_ID = "HuggingFaceH4/MATH-500"
@@ -23,6 +24,8 @@ class Problem:
     """One question. `system`, `answer_prefix` override the template's own; `distractor` is a plausible wrong answer.
 
     `answer_prefix` is the text after which the answer is teacher-forced, for example `The final answer is \\boxed{`.
+    `examples`: worked examples before the question, as text (`with_examples` writes them).
+    `extra`: other texts that belong to it, by key, for `Insertion.from_key` (kept as sorted pairs).
     """
 
     id: str
@@ -34,11 +37,22 @@ class Problem:
     answer_prefix: str | None = None
     subject: str | None = None
     level: str | None = None
+    examples: str | None = None
+    extra: Mapping[str, str] | tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
-        for name in (field.name for field in fields(self)):
-            text = getattr(self, name)
-            if text is None and name not in ("id", "question", "answer"):
+        parts = {name: getattr(self, name) for name in FIELDS}
+        try:
+            extra = dict(self.extra)
+        except (TypeError, ValueError):
+            raise TypeError(f"problem {self.id!r}: extra must map keys to texts, got {shown(self.extra)}") from None
+        if not parts.keys().isdisjoint(extra):
+            raise ValueError(
+                f"problem {self.id!r}: extra holds {min(parts.keys() & extra)!r}, which is a field of its own"
+            )
+        object.__setattr__(self, "extra", tuple(sorted(extra.items())))
+        for name, text in (*parts.items(), *extra.items()):
+            if text is None and name in parts and name not in ("id", "question", "answer"):
                 continue
             if not isinstance(text, str):
                 raise TypeError(f"problem {self.id!r}: {name} must be text, got {shown(text)}")
@@ -48,8 +62,16 @@ class Problem:
                     f"problem {self.id!r}: its {name} holds half a character ({lone!r}, a lone surrogate), which no "
                     "tokenizer can read: write the whole character"
                 )
-        if not self.question.strip():
-            raise ValueError(f"problem {self.id!r}: its question is empty")
+        if is_blank(self.id):
+            raise ValueError(
+                f"the id {self.id!r} of the problem {one_line(self.question[:40])!r} shows nothing: give every problem an id "
+                "that can be read"
+            )
+        if is_blank(self.question):
+            raise ValueError(
+                f"problem {self.id!r}: its question is empty"
+                + f" (it holds nothing that shows: {self.question[:8]!r})" * bool(self.question.strip())
+            )
 
     @property
     def asked(self) -> tuple[str, str]:
@@ -57,17 +79,32 @@ class Problem:
         first, second = (" ".join(text.split()).casefold() for text in (self.system or "", self.question))
         return first, second
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys under which this problem has a text: its fields and those of `extra`."""
+        return (
+            *(name for name in FIELDS if getattr(self, name)),
+            *(key for key, text in dict(self.extra).items() if text),
+        )
+
+    def text(self, key: str) -> str | None:
+        """What stands under a key, a field's name or one of `extra`; None where there is nothing."""
+        return getattr(self, key) if key in FIELDS else dict(self.extra).get(key)
+
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> "Problem":
         """A problem from MATH-500's keys (problem, answer, unique_id; solution, subject, level) and our optional ones
-        (system, distractor, answer_prefix)."""
+        (system, distractor, answer_prefix, examples); other keys that hold text are kept as `extra`."""
         missing = [key for key in REQUIRED_KEYS if record.get(key) is None]
         if missing:
             raise ValueError(f"missing {', '.join(missing)}; a problem needs the keys {', '.join(REQUIRED_KEYS)}")
-        return cls(**{name: _text(record.get(key), key) for name, key in KEYS.items()})
+        reserved = {*KEYS, *KEYS.values()}
+        extra = {key: text for key, text in record.items() if isinstance(text, str) and key not in reserved}
+        return cls(**{name: _text(record.get(key), key) for name, key in KEYS.items()}, extra=extra)
 
 
-KEYS = {field.name: field.name for field in fields(Problem)} | {"id": "unique_id", "question": "problem"}
+FIELDS = tuple(field.name for field in fields(Problem) if field.name != "extra")
+KEYS = {name: name for name in FIELDS} | {"id": "unique_id", "question": "problem"}
 """The key of a file in which each part of a problem stands."""
 MAY_BE_NUMBERS = ("unique_id", "answer", "distractor", "level")
 

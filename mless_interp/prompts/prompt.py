@@ -11,7 +11,7 @@ from torch import Tensor
 from ..given import checked, shown
 from .problems import Problem
 
-SEGMENTS = ("bos", "template", "system", "inserted", "question", "answer")
+SEGMENTS = ("bos", "template", "system", "examples", "inserted", "question", "answer")
 
 PAPER_SYSTEM = "Please reason step by step and put your final answer within \\boxed{}."
 PAPER_SYSTEM_AS_SENT = "Please reason step by step and put your final answer within \\boxed{{}}."
@@ -27,7 +27,7 @@ MAX_UNKNOWN = 0.05
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids and one segment name per token: bos, template, system, inserted, question, answer.
+    """Token ids and one segment name per token: bos, template, system, examples, inserted, question, answer.
 
     `bos_added`: the first id is the tokenizer's BOS, put there by us. `joined_differs`: the parts are encoded one by
     one, and encoding the joined string in one piece would give other ids, as where tokens merge over a border or the text
@@ -62,6 +62,12 @@ class Prompt:
         """The positions of these segments' tokens."""
         _check_segments(names)
         return tuple(i for i, segment in enumerate(self.segments) if segment in names)
+
+    def blocks(self, *names: str) -> tuple[tuple[int, int], ...]:
+        """The runs of these segments' tokens, (first position, one past the last) each."""
+        ends = [0, *self.mask(*names).int().tolist(), 0]
+        edges = [at for at in range(len(ends) - 1) if ends[at] != ends[at + 1]]
+        return tuple(zip(edges[::2], edges[1::2], strict=True))
 
     def extended(self, ids: tuple[int, ...], segment: str) -> "Prompt":
         """This prompt with tokens appended."""
@@ -134,13 +140,18 @@ def encode(tokenizer: Any, text: str, *, markers: bool = False) -> tuple[int, ..
 
 def _all_text(tokenizer: Any, ids: tuple[int, ...]) -> tuple[int, ...]:
     """The ids; `ValueError` where one of them is a special token all the same."""
-    found = _special_ids(tokenizer, len(tokenizer)).intersection(ids) - {tokenizer.unk_token_id}
+    found = special_ids(tokenizer).intersection(ids) - {tokenizer.unk_token_id}
     if found:
         raise ValueError(
             f"the text spells the special token {tokenizer.convert_ids_to_tokens(min(found))!r}, which this tokenizer cannot "
             "tell from the token itself: write it in another way, or leave this problem out"
         )
     return ids
+
+
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """The ids of a tokenizer's special tokens."""
+    return _special_ids(tokenizer, len(tokenizer))
 
 
 @lru_cache(maxsize=8)
@@ -159,7 +170,7 @@ def encode_part(tokenizer: Any, problem: Problem, part: str, text: str | None = 
 
 def spells_special(tokenizer: Any, text: str) -> bool:
     """Whether a text would become special tokens of this tokenizer if it were not encoded as text."""
-    markers, special = encode(tokenizer, text, markers=True), _special_ids(tokenizer, len(tokenizer))
+    markers, special = encode(tokenizer, text, markers=True), special_ids(tokenizer)
     if special.isdisjoint(markers):
         return False
     text_ids = tuple(tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True))
@@ -168,7 +179,7 @@ def spells_special(tokenizer: Any, text: str) -> bool:
 
 def special_as_text(tokenizer: Any, problem: Problem) -> tuple[str, ...]:
     """The parts of a problem that spell special tokens of this tokenizer and are encoded as the text that they are."""
-    parts = ("system", "question", "answer_prefix", "answer", "distractor", "solution")
+    parts = ("system", "examples", "question", "answer_prefix", "answer", "distractor", "solution")
     return tuple(part for part in parts if getattr(problem, part) and spells_special(tokenizer, getattr(problem, part)))
 
 
@@ -185,7 +196,7 @@ def special_words(found: Sequence[tuple[str, tuple[str, ...]]]) -> str:
 
 def check_known(tokenizer: Any, problems: Sequence[Problem]) -> None:
     """`ValueError` where the tokenizer does not know the problems: more than `MAX_UNKNOWN` of a question's tokens (with the
-    system prompt that the problem brings) are the unknown token, or any of an answer's or a distractor's."""
+    system prompt and the examples that the problem brings) are the unknown token, or any of an answer's or a distractor's."""
     unknown = tokenizer.unk_token_id
     if unknown is None:
         return
@@ -193,7 +204,7 @@ def check_known(tokenizer: Any, problems: Sequence[Problem]) -> None:
     for problem in problems:
         ids = [
             at
-            for part in ("system", "question")
+            for part in ("system", "examples", "question")
             if getattr(problem, part)
             for at in encode_part(tokenizer, problem, part)
         ]
@@ -201,7 +212,7 @@ def check_known(tokenizer: Any, problems: Sequence[Problem]) -> None:
     many = [at for at, share in enumerate(shares) if share > MAX_UNKNOWN]
     if many:
         worst = problems[max(many, key=lambda at: shares[at])]
-        words = list(dict.fromkeys(f"{worst.system or ''} {worst.question}".split()))
+        words = list(dict.fromkeys(f"{worst.system or ''} {worst.examples or ''} {worst.question}".split()))
         examples = [word for word in words if unknown in encode(tokenizer, word)][:5]
         raise ValueError(
             f"{len(many)} of {len(problems)} problems hold words that this tokenizer does not know: {100 * max(shares):.3g} % "
@@ -234,7 +245,7 @@ def build_prompt(tokenizer: Any, problem: Problem, template: str | Template = "r
     """
     made, tokenizer = template_named(template), tokenizer_of(tokenizer)
     system = made.system if problem.system is None else problem.system
-    parts = [(system, "system"), (problem.question, "question")]
+    parts = [(system, "system"), (problem.examples or "", "examples"), (problem.question, "question")]
     if made.chat:
         parts = _chat_parts(tokenizer, problem, system)
     ids: list[int] = []
@@ -281,9 +292,12 @@ def _chat_parts(tokenizer: Any, problem: Problem, system: str) -> list[tuple[str
         )
     head, rest = text.split(marks[0])
     middle, tail = rest.split(marks[1])
-    whole = rendered(system, problem.question)
-    for says, asks in ((system, problem.question), (system.strip(), problem.question.strip())):  # some templates trim
-        parts = [(head, "template"), (says, "system"), (middle, "template"), (asks, "question"), (tail, "template")]
+    shots, question = problem.examples or "", problem.question
+    whole = rendered(system, shots + question)
+    trimmed = (system.strip(), shots.lstrip(), question.rstrip() if shots.strip() else question.strip())
+    for says, shows, asks in ((system, shots, question), trimmed):  # some templates trim
+        parts = [(head, "template"), (says, "system"), (middle, "template"), (shows, "examples"), (asks, "question")]
+        parts.append((tail, "template"))
         if "".join(part for part, _ in parts) == whole:
             return [part for part in parts if part[0]]
     raise ValueError(
@@ -302,6 +316,11 @@ def word_boundaries(tokenizer: Any, text: str) -> tuple[tuple[int, ...], list[tu
 
 def text_system(tokenizer: Any, problem: Problem, template: Template) -> str:
     """The system prompt of a prompt that is encoded in one piece, as text; `ValueError` where the template's has markers."""
+    if problem.examples:
+        raise ValueError(
+            f"problem {problem.id!r}: template {template.name!r} puts system prompt and question into one string and takes no "
+            'examples; use template="raw"'
+        )
     if problem.system is not None:
         return problem.system
     if spells_special(tokenizer, template.system):

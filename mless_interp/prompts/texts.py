@@ -3,10 +3,11 @@
 import re
 import warnings
 from collections.abc import Iterable
-from itertools import pairwise
+from itertools import islice, pairwise
+from pathlib import Path
 from typing import Any
 
-from ..given import checked
+from ..given import check_count, checked
 from .problems import Problem
 from .prompt import check_known, encode, tokenizer_of
 
@@ -22,31 +23,84 @@ def problems_from_texts(
     encoded one by one, have the same ids as the text in one piece. Use `template="text"`, which adds nothing but the
     beginning-of-sequence token that base models expect.
 
-    `model` is a `Model` or a Hugging Face tokenizer. Texts that are too short are left out with a warning that counts them;
-    `ValueError` where all are, where the tokenizer does not know their words, or numbers make no sense.
+    `model` is a `Model` or a Hugging Face tokenizer. A problem is named after its text's place, `text-0`, whatever is left out.
+    Texts that are too short are left out with a warning that counts them; `ValueError` where all are, where the tokenizer does
+    not know their words, or numbers make no sense.
     """
-    tokenizer = tokenizer_of(model)
+    tokenizer, sizes = tokenizer_of(model), _sizes(n_before, n_context, n_answer)
+    found = [_problem(tokenizer, f"text-{number}", text, sizes) for number, text in enumerate(texts)]
+    made = tuple(problem for problem in found if problem is not None)
+    short = len(found) - len(made)
+    if not made:
+        raise ValueError(
+            f"none of the {short} texts has {sizes[2]} tokens that can be cut between words: give longer texts or fewer tokens"
+        )
+    check_known(tokenizer, made)
+    if short:
+        warnings.warn(f"{short} of {len(found)} texts are too short and left out", stacklevel=3)
+    return made
+
+
+@checked
+def problems_from_file(
+    model: Any,
+    path: str | Path,
+    *,
+    limit: int | None = None,
+    n_context: int = 64,
+    n_before: int = 16,
+    n_answer: int = 1,
+) -> tuple[Problem, ...]:
+    """`problems_from_texts` of the first `limit` texts of a file, which are parted by blank lines.
+
+    None is left out: `ValueError` says in which line a text begins that is too short, and where a file holds none or is not
+    UTF-8; `FileNotFoundError` where there is no such file.
+    """
+    tokenizer, sizes, file = tokenizer_of(model), _sizes(n_before, n_context, n_answer), Path(path)
+    if limit is not None:
+        check_count(limit, name="limit")
+    if not file.is_file():
+        raise FileNotFoundError(f"no file of texts at {str(path)!r}")
+    try:
+        whole = file.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file.name}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+    made = []
+    for number, part in enumerate(islice(re.finditer(r"\S.*(?:\n[^\S\n]*\S.*)*", whole), limit)):
+        where = f"{file.name}, the text that begins in line {whole.count(chr(10), 0, part.start()) + 1}"
+        try:
+            problem = _problem(tokenizer, f"text-{number}", part.group().strip(), sizes)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
+        if problem is None:
+            n_tokens = len(encode(tokenizer, part.group().strip()))
+            raise ValueError(
+                f"{where}, is {n_tokens} tokens long, too short to be cut between words after {n_before}, {n_context} and "
+                f"{sizes[2]} tokens: take it out, or ask for fewer (n_before, n_context, n_answer). Texts are parted by blank "
+                "lines"
+            )
+        made.append(problem)
+    if not made:
+        raise ValueError(f"{file.name} holds no texts")
+    check_known(tokenizer, made)
+    return tuple(made)
+
+
+def _sizes(n_before: int, n_context: int, n_answer: int) -> tuple[int, int, int]:
     if not 0 < n_before < n_context or n_answer < 1:
         raise ValueError(
             f"n_before must lie in 1 to n_context - 1 and n_answer be 1 or more, got {n_before}, {n_context}, {n_answer}"
         )
-    made, short = [], 0
-    for number, text in enumerate(texts):
-        parts = _cut(tokenizer, text, (n_before, n_context, n_context + n_answer))
-        if parts is None:
-            short += 1
-            continue
-        before, question, answer = parts
-        made.append(Problem(f"text-{number}", question, answer, system=before, answer_prefix=""))
-    if not made:
-        raise ValueError(
-            f"none of the {short} texts has {n_context + n_answer} tokens that can be cut between words: give longer texts "
-            "or fewer tokens"
-        )
-    check_known(tokenizer, made)
-    if short:
-        warnings.warn(f"{short} of {short + len(made)} texts are too short and left out", stacklevel=3)
-    return tuple(made)
+    return n_before, n_context, n_context + n_answer
+
+
+def _problem(tokenizer: Any, name: str, text: str, sizes: tuple[int, int, int]) -> Problem | None:
+    """The problem of a text; None where it is too short."""
+    parts = _cut(tokenizer, text, sizes)
+    if parts is None:
+        return None
+    before, question, answer = parts
+    return Problem(name, question, answer, system=before, answer_prefix="")
 
 
 def _cut(tokenizer: Any, text: str, sizes: tuple[int, int, int]) -> tuple[str, str, str] | None:

@@ -76,15 +76,16 @@ class Checkpoint:
         except OSError as error:
             raise _unwritable(self.path, error, "choose another place") from error
         try:
-            if self.path.exists() and self.path.stat().st_size:
-                self._read(self.path.read_bytes())
-            else:
-                self._replace([])  # whole or not at all: a run can be stopped at any moment
             assert whole is not None
             self._whole = whole
             for other in parts_of(whole) if shard is None else [whole]:
                 refuse_in_use(other)  # no shard beside the whole run
-            self.join()
+            begun = self.path.exists() and self.path.stat().st_size
+            if begun:
+                self._read(self.path.read_bytes())
+            self.join()  # what does not belong together is refused before anything is written
+            if not begun:
+                self._replace([])  # whole or not at all: a run can be stopped at any moment
         except BaseException:
             self.close()
             raise

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..given import checked
+from .checkpoint import key_of
 from .locks import Lock, owner, refuse_in_use
 from .work import Shard, part_names
 
@@ -71,9 +72,7 @@ def write_manifest(
     made = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
     facts = {"made_by": TOOLKIT, "version": version(TOOLKIT), "made": made, "complete": complete}
     facts |= {"overwrite": overwrite, "files": files}
-    temporary = folder / f".{MANIFEST}.new"
-    _write(temporary, facts | {"digest": _digest(facts)})
-    os.replace(temporary, folder / MANIFEST)
+    _write_whole(folder / MANIFEST, facts | {"digest": _digest(facts)})
 
 
 def damaged_files(folder: Path, names: Iterable[str] | None = None) -> dict[str, str]:
@@ -129,6 +128,13 @@ def _sha256(path: Path) -> str:
         with contextlib.suppress(OSError):  # on the disk before the folder gets its name, where the system can
             os.fsync(file.fileno())
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_whole(path: Path, facts: dict[str, Any]) -> None:
+    """Whole or not at all, killed at any moment."""
+    temporary = path.with_name(f".{path.name}.new")
+    _write(temporary, facts)
+    os.replace(temporary, path)
 
 
 def _write(path: Path, facts: dict[str, Any]) -> None:
@@ -287,7 +293,7 @@ def claimed(path: str | Path, *, overwrite: bool, analysis: str, shard: Shard | 
     target, partial = _named(path).resolve(), _beside(Path(path), "partial")
     own = target if shard is None else shard.file(target)
     with _locked(own, path) as lock:
-        for other in [target] if shard is not None else _shards_of(target):
+        for other in [target] if shard is not None else shards_of(target):
             refuse_in_use(other)
         if shard is None:
             recover(target)
@@ -315,10 +321,24 @@ def claimed(path: str | Path, *, overwrite: bool, analysis: str, shard: Shard | 
                 partial.rmdir()
 
 
-def _shards_of(target: Path) -> list[Path]:
+def shards_of(target: Path) -> list[Path]:
     """What shards that run on a folder, or were killed there, have locked."""
     names = [each.name.removeprefix(".").removesuffix(".lock") for each in target.parent.glob(".*.lock")]
     return [target.with_name(name) for name in names if part_names(target).fullmatch(name)]
+
+
+def keep_begun(file: Path, options: dict[str, Any]) -> None:
+    """Write down the options that a run was begun with, whole or not at all, with a digest of them."""
+    _write_whole(file, {"options": options, "digest": key_of(options)})
+
+
+def read_begun(file: Path) -> dict[str, Any] | None:
+    """What `keep_begun` wrote; None where it is damaged."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        return dict(found["options"]) if found["digest"] == key_of(found["options"]) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _keeps_something(partial: Path) -> bool:

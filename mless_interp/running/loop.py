@@ -9,7 +9,7 @@ from typing import Any
 
 from .checkpoint import Checkpoint, CheckpointError, Origin, key_of, plain
 from .progress import progress_bar
-from .work import Compute, Engine, Shard, ShardDone, Tick, Unit, here
+from .work import Compute, Engine, Tick, Unit, here, shard_of
 
 OF_THE_LIST = frozenset({"prompts", "control_prompts", "special_tokens_as_text"})
 """Settings that tell of all problems together; a unit is told by its own prompts."""
@@ -55,7 +55,7 @@ def over_problems(
     members = {unit: key_of([[ids[at], asked[at]] for at in unit]) for unit in planned}
     origins = {ids[at]: Origin(asked[at], key) for unit, key in members.items() for at in unit}
     fixed = {name: value for name, value in settings.items() if name not in OF_THE_LIST}
-    shard = engine if isinstance(engine, Shard) else None
+    shard = shard_of(engine)
     work = _Work(compute, tuple(ids))
     with Checkpoint(checkpoint, fixed, origins, shard=shard) as saved:
         found = {at: saved.get(ids[at]) for unit in planned for at in unit if _kept(saved, ids, unit)}
@@ -92,11 +92,8 @@ def over_problems(
                 found |= {at: saved.get(ids[at]) for unit in planned for at in unit if _kept(saved, ids, unit)}
                 if len(found) == len(ids):
                     break
-        if len(found) < len(ids):
-            raise ShardDone(
-                f"{label}: {shard!r} is done, {len(found)} of {len(ids)} problems are kept beside {saved.path}; when the "
-                "other shards have ended too, the same analysis without a shard goes on from all of them"
-            )
+            else:
+                raise shard.done(label, f"{len(found)} of {len(ids)} problems", saved.path)
     return [found[at] for at in range(len(ids))]
 
 

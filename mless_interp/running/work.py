@@ -81,6 +81,13 @@ class Shard:
         """Those of all planned units that are this shard's."""
         return list(planned[self.index :: self.count])
 
+    def done(self, label: str, kept: str, path: Path | None) -> ShardDone:
+        """That this part of an analysis is computed, while others' are missing; `kept` says how much there is beside `path`."""
+        return ShardDone(
+            f"{label}: {self!r} is done, {kept} are kept beside {path}; when the other shards have ended too, the same "
+            "analysis without a shard goes on from all of them"
+        )
+
     def file(self, path: Path) -> Path:
         """The file that this shard keeps its part of a checkpoint in."""
         return path.with_name(f"{path.stem}.{self.index}-of-{self.count}{path.suffix}")
@@ -90,6 +97,11 @@ class Shard:
 
     def __repr__(self) -> str:
         return f"Shard {self.index}/{self.count}"
+
+
+def shard_of(engine: Engine) -> Shard | None:
+    """The part of the work that an engine does; None for all of it."""
+    return engine if isinstance(engine, Shard) else None
 
 
 def part_names(path: Path) -> re.Pattern[str]:

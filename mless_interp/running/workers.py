@@ -1,6 +1,7 @@
 """Several processes at once, here or on a cluster, by Ray: each holds the model; one that dies loses no work but its unit's."""
 
 import contextlib
+import io
 import pickle
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,6 @@ class RayWorkers:
     count : how many workers.
     gpus, cpus : what each of them reserves (`gpus` may be a part of one).
     address : of a running cluster ("auto": the one that this machine belongs to); None starts Ray here and stops it again.
-    threads : of torch in each worker; default: as many as here, because they decide the last bits of a product.
 
     The model must be one that `load_model` loaded; a worker loads it when it is first needed, checks that it has the same
     weights, and keeps it. Only this process writes. A worker that dies (killed by the system, memory) is replaced by
@@ -40,13 +40,12 @@ class RayWorkers:
         gpus: int | float = 0,
         cpus: int | float = 1,
         address: str | None = None,
-        threads: int | None = None,
     ) -> None:
-        for name, value, least in (("count", count, 1), ("gpus", gpus, 0), ("cpus", cpus, 0), ("threads", threads, 1)):
+        for name, value, least in (("count", count, 1), ("gpus", gpus, 0), ("cpus", cpus, 0)):
             if value is not None and not least <= value < float("inf"):
                 raise ValueError(f"{name} must be {least} or more, got {value}")
         _ray()
-        self.count, self.gpus, self.cpus, self.address, self.threads = count, gpus, cpus, address, threads
+        self.count, self.gpus, self.cpus, self.address = count, gpus, cpus, address
         self._workers: list[Any] = []
         self._started = False
 
@@ -117,13 +116,22 @@ class RayWorkers:
             self._workers = []
             ray.init(address=self.address, include_dashboard=False, log_to_driver=False, logging_level="error")
             self._started = True
+        has = ray.cluster_resources()
+        for name, each in (("CPU", self.cpus), ("GPU", self.gpus)):
+            if self.count * each > has.get(name, 0):
+                where = "the cluster" if self.address else "this machine"
+                self.close()
+                raise ValueError(
+                    f"{self.count} workers with {each:g} {name} each ask for {self.count * each:g}, and {where} has "
+                    f"{has.get(name, 0):g}: ask for fewer workers, or for less of it each"
+                )
         self._workers += [self._worker() for _ in range(wanted - len(self._workers))]
 
     def _worker(self) -> Any:
         import torch
 
         made = _ray().remote(num_cpus=self.cpus, num_gpus=self.gpus, max_restarts=0)(_Worker)
-        return made.remote(self.threads or torch.get_num_threads())
+        return made.remote(torch.get_num_threads())  # they decide the last bits of a product
 
     def _replaced(self, dead: Any) -> Any:
         self._workers[self._workers.index(dead)] = made = self._worker()
@@ -152,9 +160,17 @@ class _Worker:
 
 
 def _pickled(compute: Compute) -> bytes:
+    """The computation, and in it what has a `sent` (a model) as that says: a function and its arguments."""
     from ray import cloudpickle
 
-    return cloudpickle.dumps(compute)
+    class Pickler(cloudpickle.Pickler):
+        def reducer_override(self, thing: Any) -> Any:
+            sent = getattr(type(thing), "sent", None)
+            return super().reducer_override(thing) if sent is None else sent(thing)
+
+    file = io.BytesIO()
+    Pickler(file).dump(compute)
+    return file.getvalue()
 
 
 def _sendable(error: Exception) -> BaseException:

@@ -1,7 +1,8 @@
 """What every head does with an insertion, from its attention: profiles and metrics, streamed."""
 
+from .between import SegmentAttention, attention_between_segments
 from .cache import score_cache
-from .catalogue import DEFAULT, METRICS, Metric
+from .catalogue import DEFAULT, METRICS, SINKS, Metric
 from .layout import Thresholds
 from .profiles import AttentionProfile, Curve, attention_profile
 from .score import score_heads
@@ -10,11 +11,14 @@ from .scored import HeadScores
 __all__ = [
     "DEFAULT",
     "METRICS",
+    "SINKS",
     "AttentionProfile",
     "Curve",
     "HeadScores",
     "Metric",
+    "SegmentAttention",
     "Thresholds",
+    "attention_between_segments",
     "attention_profile",
     "score_cache",
     "score_heads",

@@ -33,6 +33,7 @@ def score_cache(
     exclude_sink: bool = True,
     renorm: bool = False,
     windows: Sequence[int | None] | None = None,
+    sinks: bool = False,
     item: int | None = None,
     thresholds: Thresholds | None = None,
 ) -> HeadScores:
@@ -44,6 +45,7 @@ def score_cache(
     prompt : the `PromptPair` whose prompt (with or without insertion, told by its length) was run, or one `Prompt`.
     base : the cache of the pair's prompt without insertion; with it there are paired metrics too.
     windows : the sliding window of each layer in tokens, None where it has none; not needed without windows.
+    sinks : whether the model's heads have learned sinks (GPT-OSS), so that rows sum to less than 1 and the sink has the rest.
     item : which prompt of a batch; needed if the cache holds several.
 
     The rest is as in `score_heads`. Metrics that need more than patterns (values, queries and keys) are refused; rows
@@ -81,8 +83,9 @@ def score_cache(
         for layer, pattern in found.items():
             window = None if windows is None else windows[layer]
             visible = visibility(where.n_tokens, window=window, device=pattern.device)[0]
-            reduced = reduce_blocks(pattern_blocks(pattern, visible), where, plan)
-            uniform = reduce_blocks(uniform_blocks(visible, pattern.float().dtype), where, plan.of_uniform())
+            reduced = reduce_blocks(pattern_blocks(pattern, visible, n_extra=int(sinks)), where, plan)
+            even = uniform_blocks(visible, pattern.float().dtype, n_extra=int(sinks))
+            uniform = reduce_blocks(even, where, plan.of_uniform())
             compared = None if first else profiles.get(layer)
             made, nulls, profiles[layer] = layer_values(names, reduced, uniform, where, thresholds, compared)
             for metric, heads in made.items():
@@ -99,6 +102,7 @@ def score_cache(
             "rows": rows,
             "exclude_sink": exclude_sink,
             "renorm": renorm,
+            "sinks": sinks,
             "thresholds": vars(thresholds),
             "insertion": prompt.insertion.label if isinstance(prompt, PromptPair) else "one prompt",
         },

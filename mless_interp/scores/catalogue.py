@@ -1,8 +1,9 @@
 """Every attention metric by name: which formula of `metrics/` it is, on which rows or tokens, and its unit.
 
-Three kinds. *Row* metrics are numbers per attention row, averaged over the question (`name`) or read at its last row
+Four kinds. *Row* metrics are numbers per attention row, averaged over the question (`name`) or read at its last row
 (`name_last`). *Profile* metrics are functions of the attention that each token receives in one run. *Paired* metrics
-compare a run with the first condition's, on the tokens that both have. Each entry declares what its formula needs beside
+compare a run with the first condition's, on the tokens that both have. *State* metrics are numbers of the residual stream
+that enters a layer (the same for all its heads) or of its heads' values. Each entry declares what its formula needs beside
 the pattern; what a run is reduced to (`evaluation.plan_for`) follows from that alone.
 """
 
@@ -13,13 +14,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..metrics import attention, distances, entropy, outputs, received, spikes
+from ..metrics import attention, distances, entropy, outputs, received, sinks, spikes
 from ..metrics import recovery as profiles
 from ..metrics.segments import segment_mean
 from .layout import Layout, Thresholds
-from .streaming import Need, RowFormula, Rows, flow_step
+from .streaming import Need, RowFormula, Rows, States, flow_step
 
-Kind = Literal["row", "profile", "paired"]
+Kind = Literal["row", "profile", "paired", "state"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +59,7 @@ class TwoProfiles:
     inserted_relative: Tensor
     question: Tensor
     thresholds: Thresholds
+    one_block: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +84,7 @@ class Metric:
     @property
     def of_patterns(self) -> bool:
         """Whether it follows from the patterns of the runs alone."""
-        return not set(self.needs) & {"values", "output_weights", "flow", "first_rows"}
+        return not set(self.needs) & {"values", "residual", "output_weights", "flow", "first_rows"}
 
 
 def _row(name: str, unit: str, meaning: str, formula: RowFormula, *needs: Need, **more: Any) -> Metric:
@@ -95,7 +97,7 @@ def _from_pattern(formula: Callable[..., Tensor], *masks: str) -> RowFormula:
     def value(rows: Rows) -> Tensor:
         given = {"span": rows.span} if "span" in masks else {}
         if "sink" in masks:
-            given["sink"] = rows.mask(rows.layout.sink)
+            given["sink"] = rows.sink
         return formula(rows.block.pattern, **given, **rows.options)
 
     return value
@@ -107,7 +109,7 @@ def _chain(part: str) -> RowFormula:
 
 def _output_weight(rows: Rows) -> Tensor:
     assert rows.values is not None
-    values = rows.values[:, : rows.block.pattern.shape[-1]]
+    values = torch.nn.functional.pad(rows.values[:, : rows.block.n_src], (0, 0, 0, rows.block.n_extra))
     return outputs.span_output_weight(
         rows.block.pattern, values, span=rows.span, output_weights=rows.output_weights, **rows.options
     )
@@ -125,7 +127,7 @@ def _distance(formula: Callable[[Tensor, Tensor], Tensor]) -> RowFormula:
         common = torch.isin(block.positions, rows.layout.shared.to(block.positions))
         found = block.pattern.new_full(block.pattern.shape[:-1], torch.nan)
         if bool(common.any()):
-            theirs, there, here = rows.other.rows(rows.layout, block.positions[common], block.pattern.shape[-1])
+            theirs, there, here = rows.other.rows(rows.layout, block.positions[common], block.n_src)
             base = distances.renormalised_rows(theirs, alignment=there.to(theirs.device))
             own = distances.renormalised_rows(block.pattern[:, common], alignment=here.to(block.pattern.device))
             found[:, common] = formula(base.to(own), own)
@@ -214,6 +216,12 @@ def _collapse(of: str) -> Callable[[Profile], Tensor]:
     return lambda p: profiles.span_collapse(getattr(p, of), span=p.span, reference=p.layout.reference(p.thresholds))
 
 
+def _onset(p: Profile) -> Tensor:
+    if not p.layout.one_block:
+        return torch.full_like(p.relative[..., 0], torch.nan)
+    return profiles.onset_step(p.relative.masked_fill(p.layout.sink, torch.nan), span=p.span, width=p.thresholds.width)
+
+
 def _recovery_ratio(of: str) -> Callable[[Profile], Tensor]:
     return lambda p: profiles.recovery_ratio(getattr(p, of), before=p.layout.before, after=p.layout.question)
 
@@ -246,6 +254,24 @@ PROFILES = (
         lambda p: received.sink_rate(p.alpha, p.span, threshold=p.thresholds.sink),
         "span",
         "sink_levels",
+    ),
+    _profile(
+        "span_first_alpha",
+        "share",
+        "mean attention on the first inserted token",
+        lambda p: sinks.first_of(p.alpha, p.span),
+        "span",
+        "sink_levels",
+        default=False,
+    ),
+    _profile(
+        "span_first_alpha_ratio",
+        "ratio",
+        "the same over the mean of the other inserted tokens",
+        lambda p: sinks.first_against_rest(p.alpha, p.span),
+        "span",
+        "sink_levels",
+        default=False,
     ),
     _profile(
         "span_received",
@@ -282,10 +308,8 @@ PROFILES = (
     _profile(
         "onset_step",
         "ratio",
-        "step of relative attention where the span begins",
-        lambda p: profiles.onset_step(
-            p.relative.masked_fill(p.layout.sink, torch.nan), span=p.span, width=p.thresholds.width
-        ),
+        "step of relative attention where the span begins (one block)",
+        _onset,
         "span",
         signed=True,
     ),
@@ -318,6 +342,8 @@ PROFILES = (
 
 
 def _latency(c: TwoProfiles) -> Tensor:
+    if not c.one_block:  # what is counted from the span's end has several ends to be counted from
+        return torch.full_like(c.inserted[:, 0], torch.nan)
     return profiles.recovery_latency(
         c.inserted_relative[:, c.question],
         c.base_relative[:, c.question],
@@ -332,6 +358,8 @@ def _recovered(c: TwoProfiles) -> Tensor:
 
 
 def _tau(c: TwoProfiles) -> Tensor:
+    if not c.one_block:
+        return torch.full_like(c.inserted[:, 0], torch.nan)
     ratio = profiles.aligned_ratio(c.base, c.inserted)[:, c.question]
     return profiles.recovery_time_constant(profiles.running_median(ratio)).tau
 
@@ -357,7 +385,9 @@ PAIRED = (
         "received attention that the question's tokens keep",
         lambda c: profiles.aligned_recovery(c.base, c.inserted, tokens=c.question),
     ),
-    _paired("recovery_latency", "tokens", "tokens until attention is back; inf: never", _latency, censored=True),
+    _paired(
+        "recovery_latency", "tokens", "tokens until attention is back; inf: never (one block)", _latency, censored=True
+    ),
     _paired("recovered", "share", "whether attention comes back at all", _recovered),
     _paired("recovery_tau", "tokens", "time constant of the recovery", _tau),
     _paired(
@@ -389,10 +419,95 @@ PAIRED = (
     ),
 )
 
-METRICS: dict[str, Metric] = {metric.name: metric for metric in (*ROWS, *PROFILES, *PAIRED)}
+
+def _state(
+    name: str, unit: str, meaning: str, of: Need, formula: Callable[[States], Tensor], *, signed: bool = False
+) -> Metric:
+    return Metric(name, "state", unit, meaning, formula, ("span", of), default=False, signed=signed)
+
+
+def _residual_norms(s: States) -> Tensor:
+    assert s.residual is not None
+    return sinks.relative_norms(s.residual, others=s.others.to(s.residual.device)).cpu().expand(s.n_heads, -1)
+
+
+def _value_norms(s: States) -> Tensor:
+    assert s.values is not None
+    return sinks.relative_norms(s.values, others=s.others.to(s.values.device)).cpu()
+
+
+def _cosines(s: States) -> Tensor:
+    assert s.residual is not None
+    return sinks.cosines_to_sink(s.residual, sink=s.layout.sink.to(s.residual.device)).cpu().expand(s.n_heads, -1)
+
+
+STATES = (
+    _state(
+        "span_residual_norm",
+        "ratio",
+        "length of the span's residual stream over other tokens'",
+        "residual",
+        lambda s: segment_mean(_residual_norms(s), s.span),
+    ),
+    _state(
+        "span_first_residual_norm",
+        "ratio",
+        "the same of the first inserted token",
+        "residual",
+        lambda s: sinks.first_of(_residual_norms(s), s.span),
+    ),
+    _state(
+        "sink_residual_norm",
+        "ratio",
+        "the same of the first token of the prompt, the sink",
+        "residual",
+        lambda s: segment_mean(_residual_norms(s), s.layout.sink),
+    ),
+    _state(
+        "span_sink_cosine",
+        "",
+        "cosine of the span's residual stream to the sink's",
+        "residual",
+        lambda s: segment_mean(_cosines(s), s.span),
+        signed=True,
+    ),
+    _state(
+        "span_first_sink_cosine",
+        "",
+        "the same of the first inserted token",
+        "residual",
+        lambda s: sinks.first_of(_cosines(s), s.span),
+        signed=True,
+    ),
+    _state(
+        "span_value_norm",
+        "ratio",
+        "length of the span's values over other tokens'",
+        "values",
+        lambda s: segment_mean(_value_norms(s), s.span),
+    ),
+    _state(
+        "span_first_value_norm",
+        "ratio",
+        "the same of the first inserted token",
+        "values",
+        lambda s: sinks.first_of(_value_norms(s), s.span),
+    ),
+    _state(
+        "sink_value_norm",
+        "ratio",
+        "the same of the first token of the prompt, the sink",
+        "values",
+        lambda s: segment_mean(_value_norms(s), s.layout.sink),
+    ),
+)
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in (*ROWS, *PROFILES, *STATES, *PAIRED)}
 """Every metric by name; any row metric also exists as `name_last`, read at the question's last row."""
 DEFAULT = (*(m.name for m in METRICS.values() if m.default), "span_mass_last", "lam_last")
 """What is measured unless metrics are asked for."""
+SINKS = ("sink_alpha", "span_sink_rate", "span_first_alpha", "span_first_alpha_ratio", *(m.name for m in STATES))
+"""Whether the span is a sink: what `metrics="sinks"` measures."""
 
 
 def metric_named(name: str) -> Metric:
@@ -407,9 +522,11 @@ def metric_named(name: str) -> Metric:
 
 
 def chosen_metrics(metrics: str | Iterable[str] | None) -> tuple[str, ...]:
-    """The names asked for: None the usual ones, "all" every one, a name, or several."""
+    """The names asked for: None the usual ones, "all" every one, "sinks" whether the span is one, a name, or several."""
     if metrics is None:
         return DEFAULT
+    if metrics == "sinks":
+        return SINKS
     if metrics == "all":
         return (*METRICS, *(f"{metric.name}_last" for metric in ROWS))
     names = (metrics,) if isinstance(metrics, str) else tuple(metrics)

@@ -18,6 +18,7 @@ def plan_for(names: Sequence[str], *, span: bool, other: bool, values: bool, exc
         "span": span,
         "sink_levels": True,
         "values": values,
+        "residual": values,
         "output_weights": values,
         "flow": span,
         "first_profile": other,
@@ -31,6 +32,7 @@ def plan_for(names: Sequence[str], *, span: bool, other: bool, values: bool, exc
         renorm=renorm,
         rows={name: metric.formula for name, metric in rows.items()},
         null_rows=tuple(name for name, metric in rows.items() if metric.of_patterns),
+        states={name: metric.formula for name, metric in wanted.items() if metric.kind == "state"},
         needs=frozenset(need for metric in wanted.values() for need in metric.needs),
     )
 
@@ -53,6 +55,8 @@ def head_values(names: Sequence[str], reduced: Reduced, profile: Profile, base: 
             rows = reduced.rows[metric.name].cpu()
             last = name != metric.name
             values[name] = rows[:, -1] if last else segment_mean(rows, torch.ones(rows.shape[-1], dtype=torch.bool))
+        elif name in reduced.states:
+            values[name] = reduced.states[name].cpu()
         elif metric.kind == "profile" and ("span" not in metric.needs or profile.layout.span is not None):
             values[name] = metric.formula(profile)
         elif metric.kind == "paired" and comparison is not None:
@@ -70,6 +74,7 @@ def compared(base: Profile, inserted: Profile) -> TwoProfiles:
         inserted_relative=inserted.relative[:, right],
         question=inserted.shared_question,
         thresholds=inserted.thresholds,
+        one_block=inserted.layout.one_block and base.layout.one_block,
     )
 
 

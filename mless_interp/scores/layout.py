@@ -45,8 +45,8 @@ class Thresholds:
 class Layout:
     """Masks over the tokens of one prompt, all boolean `[token]`, and the positions of the shared tokens `[shared]`.
 
-    `span` is None in a prompt without insertion. `question` holds all tokens after the insertion point, `before` those
-    before it without the `sink`; `rows` are the rows that a mean over rows takes.
+    `span` is None in a prompt without insertion. `question` holds all tokens after the insertion point (its first block), less
+    the span's, `before` those before it without the `sink`; `rows` are the rows that a mean over rows takes.
     """
 
     n_tokens: int
@@ -56,6 +56,11 @@ class Layout:
     sink: Tensor
     rows: Tensor
     shared: Tensor
+
+    @property
+    def one_block(self) -> bool:
+        """The insertion lies in one place (or nowhere): where it begins and ends is one token each."""
+        return self.span is None or int((self.span[1:] & ~self.span[:-1]).sum() + self.span[0]) == 1
 
     def reference(self, thresholds: Thresholds) -> Tensor:
         """The tokens whose level the span is compared with."""
@@ -70,7 +75,7 @@ def pair_layout(pair: PromptPair, condition: str, *, rows: RowChoice) -> Layout:
 
     Raises `ValueError` where nothing follows the insertion.
     """
-    start, stop = pair.span
+    start, stop = pair.spans[0]
     kept = [token for token, position in enumerate(pair.alignment) if position >= 0]
     if not CONDITIONS[condition].has_span:
         after = [token for token in kept if pair.alignment[token] >= stop]
@@ -78,7 +83,7 @@ def pair_layout(pair: PromptPair, condition: str, *, rows: RowChoice) -> Layout:
             raise _nothing_after(pair.id)
         first = min(after)
         return _layout(len(pair.base), None, start, first, torch.tensor(kept), rows)
-    if stop >= len(pair.inserted):
+    if not pair.n_after:
         raise _nothing_after(pair.id)
     return _layout(len(pair.inserted), pair.span_mask, start, stop, pair.shared, rows)
 
@@ -87,7 +92,7 @@ def prompt_layout(prompt: Prompt, *, rows: RowChoice) -> Layout:
     """The layout of one prompt from its segment names; without inserted tokens the question begins at its segment."""
     inserted = prompt.indices("inserted")
     if inserted:
-        start, stop = inserted[0], inserted[-1] + 1
+        start, stop = prompt.blocks("inserted")[0]
         span = prompt.mask("inserted")
         if bool(span.all()):
             raise ValueError("the inserted span covers the whole prompt: there is nothing left to compare it with")
@@ -97,7 +102,7 @@ def prompt_layout(prompt: Prompt, *, rows: RowChoice) -> Layout:
             raise ValueError("the prompt has neither inserted nor question tokens: nothing says where its question is")
         start = stop = found[0]
         span = None
-    if stop >= len(prompt):
+    if stop >= len(prompt) or len(prompt) - 1 in inserted:
         raise _nothing_after("(this prompt)")
     others = torch.arange(len(prompt)) if span is None else torch.arange(len(prompt))[~span]
     return _layout(len(prompt), span, start, stop, others, rows)
@@ -105,7 +110,7 @@ def prompt_layout(prompt: Prompt, *, rows: RowChoice) -> Layout:
 
 def _layout(n: int, span: Tensor | None, start: int, stop: int, shared: Tensor, rows: RowChoice) -> Layout:
     position = torch.arange(n)
-    question = position >= stop
+    question = (position >= stop) if span is None else (position >= stop) & ~span
     sink = position == (stop if span is not None and start == 0 else 0)
     return Layout(
         n_tokens=n,
@@ -121,5 +126,5 @@ def _layout(n: int, span: Tensor | None, start: int, stop: int, shared: Tensor, 
 def _nothing_after(problem: str) -> ValueError:
     return ValueError(
         f"problem {problem!r}: no tokens follow the insertion, so there is no question whose attention could be "
-        'described; insert before="question"'
+        'described: give the pair with its answer (`pair.answered()`), or insert before="question"'
     )

@@ -14,8 +14,8 @@ from ..heads import Head, as_head, as_heads
 from ..metrics.segments import RowChoice
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
-from ..prompts.pairs import PromptPair, digest_of, own_pairs
-from ..running.loop import in_context, over_problems
+from ..prompts.pairs import PromptPair, digest_of, over_pairs, own_pairs
+from ..running.loop import in_context
 from ..running.results import Result, Shown, ShownTable, head_columns, head_map, place_of
 from ..running.work import Tick
 from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean
@@ -91,8 +91,9 @@ def attention_profile(
             tick(1)
         return made
 
-    done = over_problems(
-        [pair.id for pair in found],
+    done = over_pairs(
+        model,
+        found,
         lambda unit, tick: [profiled(found[at], tick) for at in unit],
         label="profiling attention",
         settings={
@@ -101,12 +102,10 @@ def attention_profile(
             "heads": list(map(str, chosen)),
             "source": source,
         },
-        prompts=[pair.fingerprint() for pair in found],
         ragged=True,
         checkpoint=checkpoint,
         steps=len(conditions),
         progress=progress,
-        engine=model.engine,
     )
 
     def per_problem(what: str) -> dict[str, tuple[np.ndarray, ...]]:
@@ -296,7 +295,7 @@ class AttentionProfile(Result):
         alignment = self.alignment[index]
         base[alignment[alignment >= 0]] = np.flatnonzero(alignment >= 0)
         at = np.arange(len(texts))
-        segments = np.where(at < start, "before", np.where(at < stop, "inserted", "question"))
+        segments = np.where(at < start, "before", np.where((at < stop) & (base < 0), "inserted", "question"))
         return base, segments, np.array(texts, dtype=object)
 
     def level(self, condition: str, segment: str, *, relative: bool = False) -> np.ndarray:

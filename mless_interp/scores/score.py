@@ -12,9 +12,9 @@ from ..heads import Head
 from ..metrics.segments import RowChoice
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS, one_of, several_of
-from ..prompts.pairs import PromptPair, digest_of, own_pairs
+from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs
 from ..prompts.problems import distinct
-from ..running.loop import in_context, over_problems
+from ..running.loop import in_context
 from ..running.results import Found, put, stacked
 from ..running.work import Tick
 from .catalogue import Profile, chosen_metrics, metric_named
@@ -45,8 +45,9 @@ def score_heads(
 
     Parameters
     ----------
-    metrics : names of `mless_interp.scores.METRICS` (row metrics also with `_last`), "all", or None for the usual ones
-        (all but span_output_weight, rollout_span_share and the distances, which need more than one pattern).
+    metrics : names of `mless_interp.scores.METRICS` (row metrics also with `_last`), "all", "sinks" (is the span
+        one: its size, direction and values beside attention), or None for the usual ones (all but span_output_weight,
+        rollout_span_share, the distances and what is said of sinks, which need more than one pattern).
     conditions : of methods section 2; later ones are compared with the first (paired metrics).
     heads : zero-based `Head`s; default all.
     rows : which rows a token's received attention is averaged over: "shared" (not the span's: comparable between
@@ -80,16 +81,15 @@ def score_heads(
     scorer = _Scorer(
         model, names, tuple(conditions), model.info.mask_of(chosen), rows, exclude_sink, renorm, thresholds, source
     )
-    done = over_problems(
-        [pair.id for pair in found],
+    done = over_pairs(
+        model,
+        found,
         lambda unit, tick: [scorer.problem(found[at], tick) for at in unit],
         label="scoring heads",
         settings={**settings, "source": source},
-        prompts=[pair.fingerprint() for pair in found],
         checkpoint=checkpoint,
         steps=len(conditions),
         progress=progress,
-        engine=model.engine,
     )
     return HeadScores(
         problem_ids=tuple(pair.id for pair in found),
@@ -114,7 +114,7 @@ def described_pairs(
     several_of(conditions, CONDITIONS, "condition")
     one_of(source, dict.fromkeys(SOURCES), "source")
     check_rows(rows)
-    found = tuple(pairs)
+    found = followed(pairs)
     if not found:
         raise ValueError("there are no prompt pairs to describe")
     distinct(pair.problem for pair in found)

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..metrics.patterns import uniform_pattern
+from ..metrics.patterns import uniform_pattern, with_sink_key
 from ..metrics.received import received_from_sums, received_sums
-from ..models.arithmetic import masked_scores, softmax, values_of_heads
+from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
 from ..models.held import Held
 from ..models.info import AttentionRule
@@ -23,9 +23,10 @@ from .layout import Layout
 
 Source = Literal["auto", "pattern", "recomputed"]
 SOURCES = ("auto", "pattern", "recomputed")
-Need = Literal["span", "sink_levels", "values", "output_weights", "flow", "first_profile", "first_rows"]
-"""What a metric can need: an inserted span; what each token gives itself and gets of all later ones; value vectors; W_O;
-the rollout from the span; and, of the first condition's run, its profile or its attention rows."""
+Need = Literal["span", "sink_levels", "values", "residual", "output_weights", "flow", "first_profile", "first_rows"]
+"""What a metric can need: an inserted span; what each token gives itself and gets of all later ones; value vectors; the
+residual stream before the layer; W_O; the rollout from the span; and, of the first condition's run, its profile or its
+attention rows."""
 BLOCK_ELEMENTS = 2**20
 """Largest heads x rows x keys of a block: 4 MB in float32, times the few copies that a formula makes."""
 
@@ -34,19 +35,34 @@ BLOCK_ELEMENTS = 2**20
 class Block:
     """Some rows of a layer's pattern `[head, dest, src]`, `visible` `[1|head, dest, src]`, `positions` `[dest]`.
 
-    `src` runs from the first token to the last one that any of these rows can see.
+    `src` runs from the first token to the last one that any of these rows can see; `n_extra` keys follow that are no tokens:
+    one where heads have learned sinks (`metrics.patterns.with_sink_key`).
     """
 
     pattern: Tensor
     visible: Tensor
     positions: Tensor
+    first: int
+    n_extra: int = 0
+
+    @property
+    def n_src(self) -> int:
+        """How many tokens these rows see."""
+        return self.pattern.shape[-1] - self.n_extra
+
+    def mask(self, mask: Tensor, *, extra: bool = False) -> Tensor:
+        """A mask over all tokens, cut to the block's keys; `extra` at those that are no tokens."""
+        cut = mask[: self.n_src].to(self.pattern.device)
+        return torch.nn.functional.pad(cut, (0, self.n_extra), value=extra)
 
     def only(self, wanted: Tensor) -> "Block":
-        """The rows where `wanted` `[token]` is True."""
-        keep = wanted[self.positions]
-        if bool(keep.all()):
+        """The rows where `wanted` `[token]`, which lies in memory, is True."""
+        (kept,) = wanted[self.first : self.first + len(self.positions)].nonzero(as_tuple=True)
+        a, b = (int(kept[0]), int(kept[-1]) + 1) if len(kept) else (0, 0)
+        if len(kept) == len(self.positions):
             return self
-        return Block(self.pattern[:, keep], self.visible[:, keep], self.positions[keep])
+        at = slice(a, b) if b - a == len(kept) else kept.to(self.pattern.device)  # one piece needs no copy
+        return Block(self.pattern[:, at], self.visible[:, at], self.positions[at], self.first + a, self.n_extra)
 
 
 def row_ranges(n_tokens: int, n_heads: int) -> Iterator[tuple[int, int]]:
@@ -58,11 +74,17 @@ def row_ranges(n_tokens: int, n_heads: int) -> Iterator[tuple[int, int]]:
         start += rows
 
 
-def pattern_blocks(pattern: Tensor, visible: Tensor) -> Iterator[Block]:
-    """Blocks of a pattern `[head, token, token]` that exists as a whole; `visible` `[1|head, token, token]`."""
+def pattern_blocks(pattern: Tensor, visible: Tensor, *, n_extra: int = 0) -> Iterator[Block]:
+    """Blocks of a pattern `[head, token, token]` that exists as a whole; `visible` `[1|head, token, token]`.
+
+    `n_extra` is 1 where its rows sum to less than 1, as learned sinks leave them.
+    """
     n_heads, n_tokens = pattern.shape[:2]
     for a, b in row_ranges(n_tokens, n_heads):
-        yield Block(pattern[:, a:b, :b], visible[:, a:b, :b], torch.arange(a, b, device=pattern.device))
+        rows, seen, positions = pattern[:, a:b, :b], visible[:, a:b, :b], torch.arange(a, b, device=pattern.device)
+        if n_extra:
+            rows, seen = with_sink_key(rows, visible=seen, dest_positions=positions)
+        yield Block(rows, seen, positions, a, n_extra)
 
 
 def recomputed_blocks(q: Tensor, k: Tensor, visible: Tensor, rule: AttentionRule) -> Iterator[Block]:
@@ -70,14 +92,15 @@ def recomputed_blocks(q: Tensor, k: Tensor, visible: Tensor, rule: AttentionRule
     q, k = (x.float() if x.element_size() < 4 else x for x in (q, k))
     for a, b in row_ranges(q.shape[1], q.shape[2]):
         scores = masked_scores(q[:, a:b], k[:, :b], visible[None, :, a:b, :b], rule)
-        yield Block(softmax(scores)[0], visible[:, a:b, :b], torch.arange(a, b, device=q.device))
+        seen, positions = with_extra(visible[:, a:b, :b], rule, value=True), torch.arange(a, b, device=q.device)
+        yield Block(softmax(with_sinks(scores, rule.column))[0], seen, positions, a, rule.n_extra)
 
 
-def uniform_blocks(visible: Tensor, dtype: torch.dtype) -> Iterator[Block]:
+def uniform_blocks(visible: Tensor, dtype: torch.dtype, *, n_extra: int = 0) -> Iterator[Block]:
     """The blocks of attention that prefers nothing: the null of everything that a pattern's blocks are reduced to."""
     for a, b in row_ranges(visible.shape[1], visible.shape[0]):
-        seen = visible[:, a:b, :b]
-        yield Block(uniform_pattern(seen, dtype=dtype), seen, torch.arange(a, b, device=visible.device))
+        seen = torch.nn.functional.pad(visible[:, a:b, :b], (0, n_extra), value=True)
+        yield Block(uniform_pattern(seen, dtype=dtype), seen, torch.arange(a, b, device=visible.device), a, n_extra)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,13 +116,16 @@ class Other:
     def rows(self, own: Layout, positions: Tensor, n_src: int) -> tuple[Tensor, Tensor, Tensor]:
         """(its pattern at the rows that match `positions`, its keys, the own keys that match them).
 
-        Keys are those of the shared tokens before `n_src`; the pattern is `[head, dest, token]` of the other prompt.
+        Keys are those of the shared tokens before `n_src`, and behind them what learned sinks take; the pattern is
+        `[head, dest, key]` of the other prompt.
         """
         place = torch.searchsorted(own.shared.to(positions.device), positions)
         there = self.layout.shared.to(positions.device)[place]
         seen = int((own.shared < n_src).sum())
         scores = masked_scores(self.q[:, there], self.k, self.visible[None, :, there], self.rule)
-        return softmax(scores)[0], self.layout.shared[:seen], own.shared[:seen]
+        extra = torch.arange(self.rule.n_extra)
+        theirs = torch.cat([self.layout.shared[:seen], self.k.shape[1] + extra])
+        return softmax(with_sinks(scores, self.rule.column))[0], theirs, torch.cat([own.shared[:seen], n_src + extra])
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,14 +143,36 @@ class Rows:
     def options(self) -> dict[str, Tensor]:
         return {"visible": self.block.visible, "dest_positions": self.block.positions}
 
-    def mask(self, mask: Tensor) -> Tensor:
-        """A mask over all tokens, cut to the block's keys."""
-        return mask[: self.block.pattern.shape[-1]].to(self.block.pattern.device)
+    @property
+    def span(self) -> Tensor:
+        assert self.layout.span is not None
+        return self.block.mask(self.layout.span)
+
+    @property
+    def sink(self) -> Tensor:
+        """The first token, and learned sinks."""
+        return self.block.mask(self.layout.sink, extra=True)
+
+
+@dataclass(frozen=True, eq=False)
+class States:
+    """What a metric of a layer's tokens sees: the residual stream before it `[token, d_model]`, values `[head, token, d_head]`
+    (None where no metric needs them)."""
+
+    layout: Layout
+    n_heads: int
+    residual: Tensor | None = None
+    values: Tensor | None = None
 
     @property
     def span(self) -> Tensor:
         assert self.layout.span is not None
-        return self.mask(self.layout.span)
+        return self.layout.span
+
+    @property
+    def others(self) -> Tensor:
+        """The tokens of the prompt itself, without its sink."""
+        return ~self.span & ~self.layout.sink
 
 
 RowFormula = Callable[[Rows], Tensor]
@@ -132,7 +180,8 @@ RowFormula = Callable[[Rows], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """What to reduce to: sums of received attention (with these options), numbers per question row, and their `needs`."""
+    """What to reduce to: sums of received attention (with these options), numbers per question row and of the layer's
+    `states`, and their `needs`."""
 
     received: bool = True
     exclude_sink: bool = True
@@ -140,20 +189,23 @@ class Plan:
     diag: bool = False
     rows: dict[str, RowFormula] = field(default_factory=dict)
     null_rows: tuple[str, ...] = ()
+    states: dict[str, Callable[[States], Tensor]] = field(default_factory=dict)
     needs: frozenset[Need] = frozenset()
 
     def of_uniform(self) -> "Plan":
         """What uniform attention is reduced to: all that follows from a pattern alone (`null_rows`)."""
-        return replace(self, rows={name: self.rows[name] for name in self.null_rows})
+        return replace(self, rows={name: self.rows[name] for name in self.null_rows}, states={})
 
 
 @dataclass(frozen=True, eq=False)
 class Reduced:
-    """What is left of a layer: (sum, count) `[head, token]` twice, and `rows[name]` `[head, question row]`."""
+    """What is left of a layer: (sum, count) `[head, token]` twice, `rows[name]` `[head, question row]`, `states[name]`
+    `[head]`."""
 
     received: tuple[Tensor, Tensor] | None
     alpha: tuple[Tensor, Tensor] | None
     rows: dict[str, Tensor]
+    states: dict[str, Tensor] = field(default_factory=dict)
 
     def received_mean(self, min_rows: int) -> Tensor:
         """Mean received attention `[head, token]`, NaN for tokens read by fewer than `min_rows` rows."""
@@ -171,20 +223,18 @@ def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **extras:
     totals: dict[str, list[Tensor]] = {}
     rows: dict[str, list[Tensor]] = {name: [] for name in plan.rows}
     for block in blocks:
-        device = block.pattern.device
-        n_src = block.pattern.shape[-1]
-        sink = layout.sink[:n_src].to(device)
+        sink = block.mask(layout.sink, extra=True)
         seen: dict[str, Any] = {"visible": block.visible, "dest_positions": block.positions}
         if plan.received:
-            options: dict[str, Any] = {"rows": layout.rows[:n_src].to(device), "diag": plan.diag, "renorm": plan.renorm}
+            options: dict[str, Any] = {"rows": block.mask(layout.rows), "diag": plan.diag, "renorm": plan.renorm}
             part = received_sums(
                 block.pattern, sink=sink if plan.exclude_sink or plan.renorm else None, **options, **seen
             )
-            _add(totals, "received", part, layout.n_tokens)
+            _add(totals, "received", part, block.n_src, layout.n_tokens)
         if "sink_levels" in plan.needs:
-            _add(totals, "alpha", received_sums(block.pattern, diag=True, **seen), layout.n_tokens)
+            _add(totals, "alpha", received_sums(block.pattern, diag=True, **seen), block.n_src, layout.n_tokens)
         if plan.rows:
-            asked = block.only(layout.question.to(device))
+            asked = block.only(layout.question)
             if len(asked.positions):
                 context = Rows(asked, layout, **extras)
                 for name, formula in plan.rows.items():
@@ -195,13 +245,46 @@ def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **extras:
     )
 
 
-def _add(totals: dict[str, list[Tensor]], name: str, part: tuple[Tensor, Tensor], n_tokens: int) -> None:
-    sums, counts = part
+def brought_in(layers: dict[int, Reduced]) -> dict[int, Reduced]:
+    """The same in memory; of each device all numbers of a kind come at once, so that it is waited for once."""
+    found = {
+        (layer, *name): tensor
+        for layer, reduced in layers.items()
+        for name, tensor in (
+            *((("received", at), tensor) for at, tensor in enumerate(reduced.received or ())),
+            *((("alpha", at), tensor) for at, tensor in enumerate(reduced.alpha or ())),
+            *((("rows", name), tensor) for name, tensor in reduced.rows.items()),
+            *((("states", name), tensor) for name, tensor in reduced.states.items()),
+        )
+    }
+    kinds = {(tensor.device, tensor.dtype) for tensor in found.values() if tensor.device.type != "cpu"}
+    for kind in kinds:
+        several = {key: tensor for key, tensor in found.items() if (tensor.device, tensor.dtype) == kind}
+        whole = torch.cat([tensor.flatten() for tensor in several.values()]).cpu()
+        parts = whole.split([tensor.numel() for tensor in several.values()])
+        found |= {key: part.view(tensor.shape) for (key, tensor), part in zip(several.items(), parts, strict=True)}
+
+    def pair(layer: int, name: str) -> tuple[Tensor, Tensor] | None:
+        return (found[layer, name, 0], found[layer, name, 1]) if (layer, name, 0) in found else None
+
+    return {
+        layer: Reduced(
+            pair(layer, "received"),
+            pair(layer, "alpha"),
+            {name: found[layer, "rows", name] for name in reduced.rows},
+            {name: found[layer, "states", name] for name in reduced.states},
+        )
+        for layer, reduced in layers.items()
+    }
+
+
+def _add(totals: dict[str, list[Tensor]], name: str, part: tuple[Tensor, Tensor], n_src: int, n_tokens: int) -> None:
+    sums, counts = (each[..., :n_src] for each in part)
     if name not in totals:
         shape = (*sums.shape[:-1], n_tokens)
         totals[name] = [sums.new_zeros(shape), counts.new_zeros(shape)]
     for total, new in zip(totals[name], (sums, counts), strict=True):
-        total[..., : new.shape[-1]] += new
+        total[..., :n_src] += new
 
 
 class Flow:
@@ -218,7 +301,7 @@ class Flow:
 def flow_step(block: Block, share: Tensor) -> Tensor:
     """The span's share of the residual after one more layer, in a block's rows, head by head, `[head, dest]`."""
     u = share.to(block.pattern)
-    return 0.5 * (block.pattern @ u[: block.pattern.shape[-1]]) + 0.5 * u[block.positions]
+    return 0.5 * (block.pattern[..., : block.n_src] @ u[: block.n_src]) + 0.5 * u[block.positions]
 
 
 class PromptReduction:
@@ -240,7 +323,8 @@ class PromptReduction:
         self.asked = tuple(layers)
         self.recompute = source == "recomputed" or (source == "auto" and model.info.attention != "eager")
         self.keep, self.compare = keep, compare
-        self.visible = [mask[0] for mask in model.visible(inputs.to(model.info.device))]
+        self.visible = [mask[0] for mask in model.visible(inputs.to("cpu"))]
+        self._there: dict[tuple[int, torch.device], Tensor] = {}
         self.flow = Flow(layout.span) if "flow" in plan.needs and layout.span is not None else None
         self.layers: dict[int, Reduced] = {}
         self.nulls: dict[int, Reduced] = {}
@@ -251,6 +335,8 @@ class PromptReduction:
         """The forward pass: no logits, no pattern outlives its layer."""
         capture: dict[str, Reducer] = {}
         for layer in range(self.model.info.n_layers) if self.flow is not None else self.asked:
+            if "residual" in self.plan.needs:
+                capture |= self._held.captures(site(layer, "hook_resid_pre"))
             if "values" in self.plan.needs:
                 capture |= self._held.captures(site(layer, "attn.hook_v"))
             if self.recompute or self.keep:
@@ -259,6 +345,7 @@ class PromptReduction:
             if not self.recompute:
                 capture[site(layer, "attn.hook_pattern")] = self._pattern(layer)
         self.model.run(self.inputs, capture=capture, logits_at="none")
+        self.layers = brought_in(self.layers)
         self._null_plan()
         return self
 
@@ -274,25 +361,38 @@ class PromptReduction:
         return reduce
 
     def _pattern(self, layer: int) -> Callable[[Tensor], None]:
-        return lambda pattern: self._reduce(layer, pattern_blocks(pattern[0], self._seen(layer, pattern.device)))
+        n_extra = self.model.attention_rule(layer).n_extra
+        return lambda pattern: self._reduce(
+            layer, pattern_blocks(pattern[0], self._seen(layer, pattern.device), n_extra=n_extra)
+        )
 
     def _seen(self, layer: int, device: torch.device) -> Tensor:
-        return self.visible[layer].to(device)
+        key = id(self.visible[layer]), device  # layers of one window on one device share a mask
+        if key not in self._there:
+            self._there[key] = self.visible[layer].to(device)
+        return self._there[key]
 
     def _reduce(self, layer: int, blocks: Iterator[Block]) -> None:
         extras: dict[str, Any] = {}
+        residual = None
+        if "residual" in self.plan.needs:
+            residual = self._held.take(site(layer, "hook_resid_pre"))[0][0]
         if "values" in self.plan.needs:
             (values,) = self._held.take(site(layer, "attn.hook_v"))
             extras["values"] = values_of_heads(values[0], self.model.info.n_heads)
         if "output_weights" in self.plan.needs:
-            extras["output_weights"] = self.model.output_weights(layer)
+            weights = self.model.output_weights(layer)  # brought to memory where they lie elsewhere
+            extras["output_weights"] = weights.to(extras["values"].device) if "values" in extras else weights
         if self.compare is not None:
             extras["other"] = self.compare.get(layer)
         if self.flow is not None:
             extras["flow"] = self.flow.share
             blocks = self._flowing(blocks)
         if layer in self.asked:
-            self.layers[layer] = reduce_blocks(blocks, self.layout, self.plan, **extras)
+            reduced = reduce_blocks(blocks, self.layout, self.plan, **extras)
+            seen = States(self.layout, self.model.info.n_heads, residual, extras.get("values"))
+            states = {name: formula(seen) for name, formula in self.plan.states.items()}
+            self.layers[layer] = replace(reduced, states=states)
         else:
             for _ in blocks:
                 pass
@@ -310,8 +410,10 @@ class PromptReduction:
         """Uniform attention reduced in the same way, once for each different visibility."""
         plan = self.plan.of_uniform()
         made: dict[int, Reduced] = {}
+        n_extra = self.model.attention_rule(0).n_extra
         for layer in self.asked:
             visible = self.visible[layer]
             if id(visible) not in made:
-                made[id(visible)] = reduce_blocks(uniform_blocks(visible, torch.float32), self.layout, plan)
+                blocks = uniform_blocks(visible, torch.float32, n_extra=n_extra)
+                made[id(visible)] = reduce_blocks(blocks, self.layout, plan)
             self.nulls[layer] = made[id(visible)]

@@ -382,6 +382,9 @@ def _strip(
         return [readable(text) for text in profile.base_texts[index]], values
     start, stop = profile.spans[index]
     texts = [readable(text) for text in profile.inserted_texts[index]]
+    shared = set(profile.alignment[index].tolist())
+    if not shared.isdisjoint(range(start, stop)):  # several blocks: none is pooled over what stands between
+        return [text if at in shared else f"{MARK}{text}" for at, text in enumerate(texts)], values
     n_pools = stop - start if max_span is None else min(max_span, stop - start)
     pools = np.array_split(np.arange(start, stop), n_pools)
     labels = [f"{MARK}{texts[p[0]]}" + (f"×{len(p)}" if len(p) > 1 else "") for p in pools]

@@ -27,6 +27,7 @@ COLUMNS = {
     "claimed": ("claimed", "the verdict on the problems that named the head"),
     "sense": ("sense", "with the insertion's effect, or against it"),
     "confirmed": ("confirmed", "passes again on fresh problems"),
+    "reads_sink": ("reads a sink", "the span that the head reads is an attention sink in most problems"),
     "removed_count": (
         "problems: removed",
         "in so many of n, patching its output out removes more than the smallest effect",
@@ -154,7 +155,7 @@ COLUMNS = {
 """Column names of result tables as people read them, and what they mean."""
 NAMES = {"effect": ("part", "which part acts: scale, bias, both, interaction, rest, or all of it (total)")}
 """The same for columns that hold words where a column of that name elsewhere holds numbers."""
-VERDICTS = ("claimed", "kind", "verdict", "confirmed", "shown", "status")
+VERDICTS = ("claimed", "kind", "verdict", "confirmed", "reads_sink", "shown", "status")
 """Columns that stand right after the first."""
 LATER = ("paper_label", "layer", "head", "sense", "n", "recovered", "prevalence", "flag", "unit", "null_is", "contrast")
 """Columns that stand behind the others where there are more than `AT_ONCE`."""

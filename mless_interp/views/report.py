@@ -7,6 +7,7 @@ template, and what would turn the direction of writing shows as its code.
 import base64
 import hashlib
 import io
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -94,8 +95,10 @@ class ShownPrompt:
         before, inserted, after = (
             model.tokenizer.decode(part) if part else "" for part in (ids[:start], ids[start:stop], ids[stop:])
         )
+        blocks = f" in {len(pair.spans)} blocks, with what stands between," if len(pair.spans) > 1 else ""
         caption = (
-            caption or f"Problem {pair.id} as asked, {stop - start} inserted tokens marked ({pair.insertion.label})."
+            caption
+            or f"Problem {pair.id} as asked, {pair.n_inserted} inserted tokens{blocks} marked ({pair.insertion.label})."
         )
         return cls(caption, before, inserted, after)
 
@@ -109,7 +112,19 @@ class Provenance:
     groups: tuple[tuple[str, tuple[tuple[str, str], ...]], ...]
 
 
-Part = Heading | Text | Table | HeadMap | Still | Interactive | ShownPrompt | Provenance
+@dataclass(frozen=True)
+class Folded:
+    """Parts behind one line, which a click opens; on paper they are open."""
+
+    kind: ClassVar[str] = "folded"
+    summary: str
+    parts: tuple["Part", ...]
+
+
+Part = Heading | Text | Table | HeadMap | Still | Interactive | ShownPrompt | Provenance | Folded
+
+OPEN_TABLES, OPEN_SENTENCES, FIRST_SENTENCES = 2, 6, 2
+"""A result with more tables shows the first and folds the others; one with more sentences shows so many first ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,6 +190,13 @@ class Report:
         """A prompt that was made into text before, so that no model is needed now."""
         return self._with(prompt)
 
+    def folded(self, summary: str, parts: "Report") -> "Report":
+        """The parts of another report behind one line, which a click opens; without headings and interactive views."""
+        wrong = [part.kind for part in parts.parts if isinstance(part, Heading | Interactive)]
+        if wrong:
+            raise ValueError(f"folded {summary!r}: a {wrong[0]} part cannot be folded; give it to the report itself")
+        return self._with(Folded(summary, parts.parts)) if parts.parts else self
+
     def result(
         self,
         result: Any,
@@ -182,10 +204,12 @@ class Report:
         heading: str | None = "What was found",
         pictures: Mapping[str, Any] | None = None,
         shown: Shown | None = None,
+        first: Sequence[str] = (),
     ) -> "Report":
         """A result: its head map where it has one row per head, `pictures` of it (caption -> figure), its tables, its words.
 
-        `shown` replaces what it says of its map and tables itself.
+        `shown` replaces what it says of its map and tables itself. Of many tables and many sentences the first stand open and
+        the others are folded; `first`: the sentences that stand open.
         """
         if not isinstance(result, Result):
             raise TypeError(f"a result of this toolkit expected, got {type(result).__name__}")
@@ -196,7 +220,13 @@ class Report:
         for caption, picture in (pictures or {}).items():
             page = page.figure(picture, caption)
         tables = [Table.of(table.frame, table.caption, columns=table.columns) for table in shown.tables]
-        return page._with(*tables).sentence(*result.told())
+        told = result.told()
+        kept = list(first) or (told[:FIRST_SENTENCES] if len(told) > OPEN_SENTENCES else told)
+        open_ = 1 if len(tables) > OPEN_TABLES else len(tables)
+        page = page._with(*tables[:open_]).sentence(*(text for text in told if text in kept))
+        page = page._with(*(Folded(_first_clause(table.caption), (table,)) for table in tables[open_:]))
+        others = [Text(text) for text in told if text not in kept]
+        return page._with(Folded(f"All else in words: {len(others)} sentences", tuple(others))) if others else page
 
     def provenance(self, run: Mapping[str, Any], *, heading: str | None = "How to repeat it") -> "Report":
         """How to repeat the run and where it comes from: what `mi.provenance` gives, as saved in run.json."""
@@ -232,6 +262,15 @@ class Report:
 
     def _with(self, *parts: Part) -> "Report":
         return replace(self, parts=self.parts + parts)
+
+
+def _first_clause(text: str) -> str:
+    """A caption up to its first stop.
+
+    >>> _first_clause("Named heads on fresh problems; counts of 0.5 and more. More.")
+    'Named heads on fresh problems'
+    """
+    return re.split(r"[.;:] ", text.rstrip("."), maxsplit=1)[0]
 
 
 def _map_of(shown: ShownMap) -> HeadMap:

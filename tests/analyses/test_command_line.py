@@ -24,6 +24,7 @@ from mless_interp.command_line import (
     Saving,
     analysis,
     chosen_heads,
+    context_of,
     contrasts,
     one_line_errors,
     placement,
@@ -154,6 +155,28 @@ def test_what_is_wrong_is_told_before_a_model_is_loaded(monkeypatch: pytest.Monk
         Inserting(limit=0).begin()
 
 
+def test_what_no_context_holds_is_told_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mless_interp.commands import accuracy, dose_response
+    from mless_interp.models import load
+
+    monkeypatch.setattr(load, "load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    with pytest.raises(
+        ValueError, match="512 tokens to insert and to answer with leave no room .* context of 512: ask for"
+    ):
+        Inserting(n_tokens=512).begin()
+    with pytest.raises(ValueError, match="555 tokens to insert and to answer with leave no room"):
+        accuracy.compute(accuracy.Options(max_new_tokens=500, limit=2))
+    with pytest.raises(ValueError, match="513 tokens to insert and to answer with leave no room"):
+        dose_response.compute(dose_response.Options(doses="1,513", limit=2))
+    for config in ("{", "[]", '{"max_position_embeddings": "many"}', '{"text_config": 3}', "{}"):
+        (tmp_path / "config.json").write_text(config)
+        assert context_of(str(tmp_path)) is None, config
+    (tmp_path / "config.json").write_text('{"n_positions": 9, "text_config": {"max_position_embeddings": 7}}')
+    assert (context_of(str(tmp_path)), context_of("somebody/model")) == (7, None)
+
+
 def test_the_program_of_options_that_are_given_beside_the_function(tmp_path: Path) -> None:
     asked: list[Any] = []
     done = CliRunner().invoke(analysis(asked.append, options=Saving), ["--out", str(tmp_path / "x"), "--seed", "4"])
@@ -228,6 +251,23 @@ def test_warnings_are_one_line_without_their_place_and_only_inside(tmp_path: Pat
 def test_where_a_model_is_to_run() -> None:
     assert placement(None, "auto", "sdpa") == {"device": None, "device_map": "auto", "attn_implementation": "sdpa"}
     assert placement("cpu", '{"": "cpu"}', "eager")["device_map"] == {"": "cpu"}
+    more = {
+        "max_memory": '{"0": "1GiB", "cpu": 5}',
+        "offload_folder": "x",
+        "quantization_config": '{"load_in_4bit": true}',
+    }
+    assert placement(None, "auto", "eager", **more) == {
+        "device": None,
+        "device_map": "auto",
+        "attn_implementation": "eager",
+        "max_memory": {0: "1GiB", "cpu": 5},
+        "offload_folder": "x",
+        "quantization_config": {"load_in_4bit": True},
+    }
+    for option in ("max_memory", "quantization_config"):
+        for text, words in (("{x", "no valid JSON"), ("[1]", "expected a JSON object")):
+            with pytest.raises(ValueError, match=f"--{option.replace('_', '-')}: {words}"):
+                placement(None, "auto", "eager", **{option: text})
     for device_map, attention, words in (
         ("{x", "eager", "--device-map: no valid JSON"),
         (" ", "eager", "--device-map is empty"),
@@ -240,7 +280,8 @@ def test_where_a_model_is_to_run() -> None:
 def test_every_command_that_loads_a_model_says_where_and_how() -> None:
     for name in mi.commands.COMMANDS.values():
         fields = {field.name for field in dataclasses.fields(getattr(mi.commands, name).Options)}
-        assert {"device", "device_map", "attention", "dtype", "backend"} <= fields, name
+        placing = {"device", "device_map", "max_memory", "offload_folder", "quantization_config", "attention"}
+        assert placing | {"dtype", "backend"} <= fields, name
 
 
 # -------------------------------------------------------------------------------------------------------- heads, layers

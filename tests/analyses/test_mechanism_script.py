@@ -108,7 +108,7 @@ def test_chosen_layers_and_denoising(planted_folder: Path, tmp_path: Path, run: 
         (["--contrast", "shift"], "unknown contrast 'shift'; choose content or held"),
         (["--layer", "7"], "layer 7 is out of range (zero-based)"),
         (["--layers", "0,9"], "layer 9 is out of range (zero-based)"),
-        (["--n-tokens", "9999"], "has a context of"),
+        (["--n-tokens", "9999"], "leave no room for a question"),
         (["--outcome", "kl"], "mediation needs a signed outcome"),
         (["--direction", "up"], "unknown direction 'up'"),
         (["--c", "0"], "and must be positive, got 0.0"),

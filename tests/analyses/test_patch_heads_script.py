@@ -13,6 +13,7 @@ import pytest
 from conftest import BACKENDS, ROOT
 from scripts_under_test import Done, run_script
 
+from mless_interp.commands.kept import read
 from mless_interp.ground_truth.planted import planted_model
 from mless_interp.heads import Head
 
@@ -158,18 +159,25 @@ def test_the_named_heads_are_confirmed_on_the_problems_after_the_first(planted: 
     assert heads.loc[["L0H13", "L0H21", "L1H4"], "confirmed"].astype(bool).all() and pd.isna(
         heads.loc["L0H2", "confirmed"]
     )
+    drawn = [str(head) for head in read(tmp_path / "c").shown["attention"].heads]
+    assert drawn == list(heads.index[heads["confirmed"] == True]), "the largest first, as the table has them"  # noqa: E712
     page = html.unescape((tmp_path / "c" / "report.html").read_text(encoding="utf-8"))
     assert "Named heads on fresh problems" in page and "Confirmed: L0H13, L0H21, L1H4." in page
     answers = pd.read_csv(tmp_path / "c" / "answers.csv").set_index("treatment")
-    assert list(answers.index) == ["none", "insertion", "named set cut off", "random set cut off"]
+    sets = [f"random set {number} cut off" for number in range(1, 6)]
+    assert list(answers.index) == ["none", "insertion", "named set cut off", *sets]
     assert answers.loc["named set cut off", "heads"] == "L0H13, L0H21" and (answers["n"] == 6).all()
-    assert set(answers.loc["random set cut off", "heads"].split(", ")).isdisjoint({"L0H13", "L0H21"})
+    drawn = [set(heads.split(", ")) for heads in answers.loc[sets, "heads"]]
+    assert all(len(heads) == 2 and heads.isdisjoint({"L0H13", "L0H21"}) for heads in drawn)
+    assert len(set(map(frozenset, drawn))) == 5, "each once"
+    told = " ".join(run("--help", cwd=tmp_path).stdout.split())
+    assert "each of 5 random sets like them, cut off from it: so many times 8 answers at most" in told, "its cost"
     answered = pd.read_json(tmp_path / "c" / "completions.jsonl", lines=True)
     assert list(dict.fromkeys(answered["problem"])) == ids[22:], "the 6 after all others"
     told = next(line for line in done.stdout.splitlines() if line.startswith("Of 6 other problems "))
     assert f"{100 * answers.loc['none', 'accuracy']:.1f} % are answered right without the insertion" in told
     assert told in page and "Do the answers come back?" in page
-    assert done.stdout.count("random set cut off") == 1
+    assert done.stdout.count("random set 3 cut off") == 1
 
 
 @pytest.mark.slow
@@ -224,7 +232,9 @@ def test_a_run_stopped_while_it_confirms_goes_on_there(
     assert list((tmp_path / ".stopped.partial" / "confirm").glob("matched-mass-*.jsonl"))
     seen.clear()
     assert run(*asked, "--out", "stopped", cwd=tmp_path).returncode == 0
-    assert seen and "confirm/mless" not in seen and not [stage for stage in seen if not stage.startswith("confirm/")]
+    assert seen and "confirm/mless" not in seen
+    after = (".stopped.partial/sinks", "confirm/")  # whether the span is a sink is looked at last
+    assert not [stage for stage in seen if not stage.startswith(after)]
     assert not (tmp_path / ".stopped.partial").exists()
     assert run(*asked, "--out", "straight", cwd=tmp_path).returncode == 0
     first, second = (pd.read_csv(tmp_path / name / "heads.csv") for name in ("stopped", "straight"))
@@ -327,7 +337,7 @@ GOOD = {"problem": "Sam has 3 books ?", "answer": "3", "unique_id": "a"}
         (["--backend", "jax"], None, "unknown backend 'jax'"),
         (["--insertion", "mless"], None, "unknown insertion 'mless'"),
         (["--n-tokens", "0"], None, "n_tokens must be 1 or more"),
-        (["--n-tokens", "5000"], None, "has a context of"),
+        (["--n-tokens", "5000"], None, "leave no room for a question"),
         (["--unit", "zzqx"], None, "becomes the unknown token"),
         (["--heads", "2:0"], None, "layer 2 is out of range (zero-based)"),
         (["--heads", "0:28"], None, "head 28 is out of range (zero-based)"),
@@ -335,7 +345,16 @@ GOOD = {"problem": "Sam has 3 books ?", "answer": "3", "unique_id": "a"}
         (["--layers", "7"], None, "layer 7 is out of range (zero-based)"),
         (["--mode", "sweep", "--contrast", "all"], None, "unknown contrast 'all'"),
         (["--mode", "find"], None, "unknown mode 'find'; choose locate or sweep"),
-        (["--contrast", "shift", "--edit", "z"], None, "--contrast, --edit only goes with --mode sweep"),
+        (["--contrast", "shift", "--edit", "z"], None, "--edit only goes with --mode sweep"),
+        (
+            ["--contrast", "held"],
+            None,
+            "unknown contrast to locate heads by 'held'; choose one of content, computed, shift, total",
+        ),
+        (["--contrast", "computed", "--answers", "2"], None, "so it goes with --contrast content, not computed"),
+        (["--place", "behind-question"], None, "--place: 'behind-question' is no place; write before-question"),
+        (["--place", "at-x"], None, "--place: 'at-x' is no place"),
+        (["--place", ","], None, "--place is empty"),
         (["--outcome", "accuracy"], None, "unknown outcome 'accuracy'"),
         (["--template", "chat"], None, "this tokenizer has no chat template"),
         (["--template", "latex"], None, "unknown template 'latex'"),

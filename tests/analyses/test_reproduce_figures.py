@@ -232,7 +232,7 @@ def test_head_profiles_runs_fused_attention(run: Any, planted: Path, tmp_path: P
         (["--show", "0"], "--show must be 1 or more"),
         (["--problem", "7"], "problem 7 is out of range"),
         (["--problem", "x"], "problem 'x' is not among these"),
-        (["--attention", "sdpa"], "attn_implementation need backend='nnsight'"),
+        (["--attention", "sdpa", "--backend", "bridge"], "attn_implementation"),
         (["--n-tokens", "0"], "n_tokens must be 1 or more"),
     ],
 )

@@ -35,14 +35,14 @@ def test_heads_that_any_run_names_stand_side_by_side_with_verdict_and_count() ->
         heads["a"][0] == f"reader, {row['removed_count']} of {row['n']}"
         and heads["b"][0] == heads["a"][0] + ", confirmed"
     )
-    assert found.answer.startswith("L0H1, L1H0 are named in all 2 runs (2 in any); median total effect in nats: a ")
+    assert found.answer.startswith("L0H1, L1H0 are named in both runs (2 in any); median total effect in nats: a ")
 
 
 def test_sweeps_and_answers_stand_side_by_side() -> None:
     found = compared({"a": kept(patched(12), mode="sweep"), "b": kept(patched(4), mode="sweep")})
     _, heads = found.tables.values()
     assert heads["head"].tolist() == ["L1H2"] and heads["a"][0] == "more than the smallest effect, 12 of 12"
-    assert heads["b"][0] == "undecided, 4 of 4" and "No head is named in all 2 runs" in found.answer
+    assert heads["b"][0] == "undecided, 4 of 4" and "No head is named in both runs" in found.answer
     runs = {name: kept(answered(n=20), analysis="accuracy", mode=None) for name in "ab"}
     (table,) = compared(runs).tables.values()
     assert len(table) == 6 and table.loc[0, "accuracy"] == 0.7 and np.isnan(table.loc[0, "difference"])
@@ -85,7 +85,7 @@ def test_the_command_writes_tables_picture_and_page(
     }
     assert pd.read_csv(tmp_path / "c" / "compare.csv")["run"].tolist() == ["a", "b"]
     page = (tmp_path / "c" / "report.html").read_text(encoding="utf-8")
-    assert "<strong>L0H1, L1H0 are named in all 2 runs" in page and page.count("<table") == 2
+    assert "<strong>L0H1, L1H0 are named in both runs" in page and page.count("<table") == 2
     assert "L0H1, L1H0 are named" in done.stdout and "reader, " in done.stdout
     for arguments, words in (
         (("a",), "two or more folders"),
@@ -111,7 +111,8 @@ def test_answers_say_what_was_found_with_numbers_and_intervals() -> None:
     assert "L0H1 confirmed on 10 fresh ones" in answers.of_located(replace(located(), confirmation=one))
     assert answers.of_sweep(patched(12)).startswith("1 of 6 heads does more than 5 % of the effect")
     assert "L1H2 (12 of 12 problems, median share 50 % [" in answers.of_sweep(patched(12))
-    assert answers.of_sweep(patched(4)).startswith("No head is tested") or "None of 6" in answers.of_sweep(patched(4))
+    few = answers.of_sweep(patched(6))
+    assert few.startswith("None of 6") and "6 problems are too few to name any of 6 heads" in few
     said = answers.of_accuracy(answered(n=20))
     assert (
         said.startswith("No treatment is shown to differ from 'none' (70.0 % of 20 problems right)")
@@ -137,7 +138,8 @@ def test_answers_say_what_was_found_with_numbers_and_intervals() -> None:
 
 def under_four(*right: int, n: int = 40) -> mi.AccuracyResults:
     """So many of n problems right without insertion, with it, and with heads cut off: chosen ones, and random ones."""
-    names = ("none", "insertion", "named set cut off", "random set cut off")[: len(right)]
+    named = ("none", "insertion", "named set cut off")
+    names = (*named, *(f"random set {number} cut off" for number in range(1, len(right) - 2)))[: len(right)]
     graded = np.stack([np.arange(n) < count for count in right], 1)[..., None].astype(float)
     one, texts = np.ones_like(graded), tuple(tuple(("x",) for _ in right) for _ in range(n))
     settings = {"treatments": {name: {"knockout": ["L0H1", "L0H2"] if "cut" in name else []} for name in names}}
@@ -155,16 +157,14 @@ def under_four(*right: int, n: int = 40) -> mi.AccuracyResults:
     )
 
 
-def test_whether_answers_come_back_is_told_against_the_insertion_and_a_random_set() -> None:
+def test_whether_answers_come_back_is_told_against_the_insertion_and_random_sets() -> None:
     told = answers.of_cut_off(under_four(40, 20, 38, 22))
     assert told == (
         "Of 40 other problems 100.0 % are answered right without the insertion and 50.0 % with it; with L0H1, L0H2 cut off "
-        "from it 95.0 % are: answers come back, 45.0 of the 50.0 points lost (p = 7.6e-06), more than with a random set of "
-        "the same layers and size (55.0 %, p = 3.1e-05)."
+        "from it 95.0 % are: answers come back, 45.0 of the 50.0 points lost (p = 7.6e-06). With a random set of the same "
+        "layers and size cut off likewise: 55.0 %; with the named set more, +40.0 points [+26.3, +55.4] from it (p = 3.1e-05)."
     )
-    assert "points lost (p = 7.6e-06), and no more is shown than with a random" in answers.of_cut_off(
-        under_four(40, 20, 38, 37)
-    )
+    assert "with the named set no more is shown, +2.5 points [-" in answers.of_cut_off(under_four(40, 20, 38, 37))
     assert "cut off from it 55.0 % are: that answers come back is not shown" in answers.of_cut_off(
         under_four(40, 20, 22, 21)
     )
@@ -172,7 +172,19 @@ def test_whether_answers_come_back_is_told_against_the_insertion_and_a_random_se
         "fewer are right: nothing comes back"
     )
     assert answers.of_cut_off(under_four(40, 20)).endswith("no head that reads is named, so none is cut off.")
-    assert answers.of_cut_off(under_four(40, 20, 38)).endswith("there is no other set of the same layers and size.")
+    assert answers.of_cut_off(under_four(40, 20, 38)).endswith("There is no other set of the same layers and size.")
+
+
+def test_the_named_set_lies_somewhere_among_several_random_ones() -> None:
+    """By hand: 38 of 40 against 20, 22, 24, 38, 40, mean 28.8: (38 - 28.8) / 40 = 23 points."""
+    told = answers.of_cut_off(under_four(40, 20, 38, 20, 22, 24, 38, 40))
+    among = told.partition(" With 5 random sets of the same layers and size cut off likewise: ")[2]
+    assert among.startswith("50.0 % to 100.0 %, 2 of the 5 at least as many; with the named set more, +23.0 points [+")
+    none = answers.of_cut_off(under_four(40, 20, 38, 37, 37))
+    assert (
+        "92.5 % to 92.5 %, none of the 2 at least as many; with the named set no more is shown, +2.5 points [" in none
+    )
+    assert float(none.split("points [")[-1].split(",")[0]) <= 0, "an interval as the test"
 
 
 def test_treatments_are_told_with_what_they_do() -> None:
@@ -181,11 +193,11 @@ def test_treatments_are_told_with_what_they_do() -> None:
         "none": {"insertion": None, "arm": None, "knockout": []},
         "insertion": {"insertion": insertion, "arm": None, "knockout": ["L0H1", "L0H2"]},
         "named set cut off": {"insertion": {**insertion, "kind": "random_sentence", "unit": ""}},
-        "random set cut off": {"insertion": None, "arm": {"c": 0.13}},
+        "random set 1 cut off": {"insertion": None, "arm": {"c": 0.13}},
     }
     assert answers.told_treatments(replace(under_four(40, 20, 38, 22), settings={"treatments": made})) == (
         "none, insertion (55 tokens inserted: ' /'; L0H1, L0H2 cut off from it), named set cut off (55 tokens inserted: "
-        "random sentence), random set cut off (the paper's ARM, which moves activations)"
+        "random sentence), random set 1 cut off (the paper's ARM, which moves activations)"
     )
 
 

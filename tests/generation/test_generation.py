@@ -21,6 +21,7 @@ from mless_interp.generation.complete import (
     stop_ids_of,
 )
 from mless_interp.generation.decoding import Completion, Decoding, Request, Row, sampled
+from mless_interp.generation.vllm import Vllm, VllmEngine
 from mless_interp.heads import Head
 from mless_interp.mechanism.arm import ARM
 from mless_interp.models.base import Model
@@ -603,35 +604,43 @@ def test_layers_without_attention_where_masks_are_put_are_refused_before_anythin
 # ----------------------------------------------------------------------------------------------------------------- vLLM
 
 
-def test_vllm_is_given_token_ids_and_its_answers_are_cut_after_the_box(
-    demo: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def by_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes the stand-in for vLLM, with its answers."""
+    return lambda answers: FakeVllm(tmp_path, answers, monkeypatch)
+
+
+def test_vllm_is_given_token_ids_and_its_answers_are_cut_after_the_box(demo: Model, by_vllm: Any) -> None:
     problems = load_problems("demo", limit=2)
     requests = [Request(build_prompt(demo.tokenizer, problem).ids, problem.id) for problem in problems]
     ours = generate_completions(demo, requests, max_new_tokens=9, complete=boxed)
     eos = demo.tokenizer.eos_token_id
     by_length = sorted(requests, key=lambda request: len(request.prompt))
-    fake = FakeVllm([[*ours[request.key].tokens, 9, eos] for request in by_length])
-    monkeypatch.setitem(sys.modules, "vllm", fake)
-    options: dict[str, Any] = {"max_new_tokens": 9, "temperature": 0.7, "top_p": 0.9, "engine": "vllm"}
-    found = generate_completions(demo, requests, complete=boxed, **options)
+    fake = by_vllm([[*ours[request.key].tokens, 9, eos] for request in by_length])
+    options: dict[str, Any] = {"max_new_tokens": 9, "temperature": 0.7, "top_p": 0.9}
+    ended: list[str] = []
+    how = Vllm(tensor_parallel_size=2, options={"gpu_memory_utilization": 0.5})
+    found = generate_completions(demo, requests, complete=boxed, engine=how, on_finished=ended.extend, **options)
     assert {k: (c.tokens, c.stop) for k, c in found.items()} == {k: (c.tokens, "box") for k, c in ours.items()}
-    assert fake.prompts == [{"prompt_token_ids": list(request.prompt)} for request in by_length]
-    assert Path(fake.made["model"], "config.json").is_file() and fake.made["skip_tokenizer_init"]
-    assert fake.made["dtype"] == "float32" and fake.made["max_model_len"] == 512
-    for parameters in fake.parameters:
+    assert ended == [request.key for request in reversed(by_length)], "each is kept as it ends"
+    assert fake.given("prompt") == [list(request.prompt) for request in by_length]
+    (made,) = fake.given("llm")
+    assert Path(made["model"], "config.json").is_file() and made["skip_tokenizer_init"] and made["dtype"] == "float32"
+    assert made["tensor_parallel_size"] == 2 and made["gpu_memory_utilization"] == 0.5
+    need = len(by_length[-1].prompt) + 9
+    assert need <= made["max_model_len"] <= need + 255 and made["max_model_len"] <= demo.info.context_length
+    for parameters in fake.given("parameters"):
         assert parameters["temperature"] == 0.7 and parameters["top_p"] == 0.9 and parameters["max_tokens"] == 9
         assert parameters["stop_token_ids"] == [eos] and parameters["detokenize"] is False
-    seeds = [parameters["seed"] for parameters in fake.parameters]
+    seeds = [parameters["seed"] for parameters in fake.given("parameters")]
     assert len(set(seeds)) == 2 and all(isinstance(seed, int) and 0 <= seed < 2**31 for seed in seeds)
-    fake.parameters.clear()
-    generate_completions(demo, requests, complete=boxed, **options | {"temperature": 0.0})
-    assert [parameters["seed"] for parameters in fake.parameters] == [None, None]
+    generate_completions(demo, requests, complete=boxed, engine="vllm", **options | {"temperature": 0.0})
+    assert [parameters["seed"] for parameters in fake.given("parameters")[2:]] == [None, None]
 
 
 @pytest.mark.parametrize("name", [None, "demo"])
-def test_vllm_cannot_load_what_was_wrapped(name: str | None, demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "vllm", FakeVllm([]))
+def test_vllm_cannot_load_what_was_wrapped(name: str | None, demo: Model, by_vllm: Any) -> None:
+    by_vllm([])
     wrapped = wrap_model(demo.underlying, name=name, tokenizer=demo.tokenizer)
     assert (demo.info.loaded_from, wrapped.info.loaded_from) == ("demo", None)
     with pytest.raises(
@@ -640,12 +649,16 @@ def test_vllm_cannot_load_what_was_wrapped(name: str | None, demo: Model, monkey
         generate_completions(wrapped, [Request((5, 6), "a")], max_new_tokens=2, engine="vllm")
 
 
-def test_vllm_says_what_it_lacks(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("python", [sys.executable, "/nowhere/bin/python"])
+def test_vllm_needs_an_environment_that_has_it(demo: Model, python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLESS_VLLM_PYTHON", python)
+    with pytest.raises(ModelError, match=f"engine='vllm': {python} has no vllm. It needs an environment of its own"):
+        generate_completions(demo, [Request((5, 6, 7), "a")], max_new_tokens=2, engine="vllm")
+
+
+def test_vllm_says_what_it_lacks(demo: Model, by_vllm: Any) -> None:
     request = Request((5, 6, 7), "a", (1, 2))
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(ModelError, match=r"engine='vllm' needs the extra: pip install 'mless_interp\[vllm\]'"):
-        generate_completions(demo, [request], max_new_tokens=2, engine="vllm")
-    monkeypatch.setitem(sys.modules, "vllm", FakeVllm([[9, 9]]))
+    fake = by_vllm([[9, 9]])
     with pytest.raises(ModelError, match=r"shows no heads of demo.*use engine='hugging_face' or engine='forward'"):
         generate_completions(demo, [request], max_new_tokens=2, engine="vllm", knockout=[Head(0, 0)])
     for asked, lacks in (
@@ -655,6 +668,38 @@ def test_vllm_says_what_it_lacks(demo: Model, monkeypatch: pytest.MonkeyPatch) -
     ):
         with pytest.raises(ModelError, match=f"engine='vllm' shows {lacks} demo, which this asks for"):
             generate_completions(demo, [request], max_new_tokens=2, engine="vllm", **asked)
-    monkeypatch.setitem(sys.modules, "vllm", FakeVllm([[9]]))
-    with pytest.raises(ModelError, match="vLLM ended 'a' after 1 tokens"):
-        generate_completions(demo, [request], max_new_tokens=2, engine="vllm")
+    assert fake.given("llm") == [], "its process has not begun"
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        ([[9]], "vLLM ended 'a' after 1 tokens \\('stop'\\) without"),
+        ([[]], "vLLM ended 'a' after 0 tokens \\('abort'\\) without"),
+        ("cannot", "vLLM failed: ValueError: no GPU here"),
+        (["die"], "vLLM's process ended .*out of memory"),
+    ],
+)
+def test_what_goes_wrong_in_vllm_is_told(demo: Model, by_vllm: Any, answers: Any, told: str) -> None:
+    by_vllm(answers)
+    with pytest.raises(ModelError, match=told):
+        generate_completions(demo, [Request((5, 6, 7), "a")], max_new_tokens=2, engine="vllm")
+
+
+def test_a_longer_batch_gets_a_longer_context(demo: Model, by_vllm: Any) -> None:
+    fake = by_vllm([[9, 9]])
+    engine = VllmEngine(demo)
+    decoding = decoding_for(demo, max_new_tokens=2, temperature=0.0, top_p=1.0, seed=0, complete=None)
+    for length in (5, 8, 300):
+        rows = [Row(Request((5,) * length, "a"), decoding, demo.tokenizer, {})]
+        engine.run(rows, decoding, lambda rows: None)
+    assert [made["max_model_len"] for made in fake.given("llm")] == [256, 512]
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [({"tensor_parallel_size": 0}, "must be 1 or more, got 0"), ({"options": {"dtype": "auto"}}, "sets dtype itself")],
+)
+def test_wrong_options_of_vllm_are_told_at_once(options: Any, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        Vllm(**options)

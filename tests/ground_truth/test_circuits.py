@@ -15,7 +15,6 @@ from mless_interp.ground_truth.roles import Expected, named_in
 from mless_interp.heads import Head
 from mless_interp.locating.judge import KINDS, Judged, judge
 from mless_interp.models.transformer_lens import bridge_from
-from mless_interp.patching.outcomes import resolution_of
 from mless_interp.patching.prepared import prepare
 from mless_interp.patching.sweep import Sweep, sweep_heads
 
@@ -40,7 +39,7 @@ def judged(
     first = np.array([head.layer == 0 for head in heads])
     values["mediated_removed"] = np.where(first, 0.0, values["z_removed"] - values["knockout"])
     values["mediated_added"] = np.where(first, 0.0, values["z_added"] - values["edge_noise"])
-    return judge(values, runs["z_added"].total_effect, heads, rounding=resolution_of("float32"))
+    return judge(values, runs["z_added"].total_effect, heads, rounding=1e-5)
 
 
 def differing(expected: Mapping[Head, Expected], found: Judged) -> dict[Head, tuple[str, int]]:

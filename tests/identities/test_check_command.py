@@ -55,7 +55,7 @@ def test_the_bundled_model_is_certified_under_fused_attention() -> None:
     done = check("demo", "--backend", "nnsight", "--attention", "sdpa")
     assert done.exit_code == 0, done.output
     assert "S2  -" in done.output and "fused attention makes no pattern" in done.output
-    assert "16 passed, 0 failed, 1 not applicable" in done.output
+    assert "18 passed, 0 failed, 1 not applicable" in done.output
 
 
 @pytest.mark.slow
@@ -213,8 +213,11 @@ def test_the_command_writes_json(tiny_model_dir: Callable[[str], Path], tmp_path
     assert done.exit_code == 0, done.output
     found = json.loads((tmp_path / "c.json").read_text(encoding="utf-8"))
     assert found["passed"] is True and found["model"]["n_heads"] == 8 and found["checks"]["row_sum_error"] < 1e-5
-    assert len(found["prompts"]) == 1
-    assert [line["status"] for line in found["lines"]] == ["pass"] * 17
+    first, behind = found["prompts"]
+    assert first["base_ids"] == behind["base_ids"][: len(first["base_ids"])] and behind["span"][0] == len(
+        first["base_ids"]
+    )
+    assert [line["status"] for line in found["lines"]] == ["pass"] * 19
     assert np.isfinite([line["error"] for line in found["lines"]]).all()
 
 
@@ -234,7 +237,7 @@ def test_own_problems_can_be_asked(tiny_model_dir: Callable[[str], Path], tmp_pa
         out,
     )
     assert done.exit_code == 0, done.output
-    assert [record["problem"] for record in json.loads(out.read_text(encoding="utf-8"))["prompts"]] == ["q1"]
+    assert [record["problem"] for record in json.loads(out.read_text(encoding="utf-8"))["prompts"]] == ["q1", "q1"]
 
 
 def test_a_failure_ends_with_exit_code_1(
@@ -266,7 +269,7 @@ def test_a_model_that_fails_when_loaded_ends_with_exit_code_1(tmp_path: Path, mo
         (["./none"], "unknown model './none': there is no such directory; give a directory, a hub id, or 'demo'"),
         (["demo", "--backend", "jax"], "unknown backend 'jax'; choose one of auto"),
         (["demo", "--dtype", "int3"], "unknown dtype 'int3'"),
-        (["demo", "--attention", "sdpa"], "need backend='nnsight'"),
+        (["demo", "--attention", "sdpa", "--backend", "bridge"], "attn_implementation"),
         (["demo", "--json", "none/c.json"], "--json none/c.json: there is no folder"),
         (["demo", "--problems", "none.jsonl"], "no problem file at 'none.jsonl'"),
         (["demo", "--n-prompts", "0"], "--n-prompts must be 1 or more, got 0"),

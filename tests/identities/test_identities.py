@@ -1,10 +1,10 @@
-"""Identities I0 to I12 of methods §3 on every backend: exact to 1e-10 where attention is float64, 1e-5 where it is eager.
+"""Identities I0 to I14 of methods §3 on every backend: exact to 1e-10 where attention is float64, 1e-5 where it is eager.
 
 The formulas are the package's (`identities/`); what is tested here is that they hold for every backend and
 architecture, that each notices the lie it is there for, and that they say nothing where they should not hold.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -78,7 +78,68 @@ def test_the_identity_holds(name: str, here: Setting) -> None:
 def test_only_what_an_architecture_cannot_have_is_left_out(case: Case) -> None:
     left_out = {identity.name for identity in IDENTITIES if identity.applies(case) is not None}
     gemma = case.model.info.architecture.startswith("Gemma")
-    assert left_out == ({"I9", "I10", "I12"} if gemma else set())
+    assert left_out == ({"I9", "I10", "I12", "I14"} if gemma else {"I14"})
+
+
+@lru_cache(maxsize=16)
+def case_at(directory: Any, backend: str, attention: str, place: tuple[tuple[str, Any], ...]) -> Case:
+    """A case whose span stands elsewhere: behind the question its rows are read by the answer's."""
+    model = loaded(directory, backend, "float64", attention)
+    made = make_pairs(model, problems()[:1], Insertion.meaningless(" /", 9, **dict(place)))
+    return Case(model, made[0].answered())
+
+
+@pytest.mark.parametrize(
+    "place", [{"after": "question"}, {"at": 6}, {"before": "question", "after": "question"}], ids=str
+)
+@pytest.mark.parametrize("name", [identity.name for identity in IDENTITIES])
+def test_the_identity_holds_wherever_the_span_stands(
+    name: str, place: dict[str, Any], setting: tuple[str, str, float], tiny_model_dir: Any
+) -> None:
+    backend, attention, tolerance = setting
+    case, identity = case_at(tiny_model_dir("qwen2"), backend, attention, tuple(place.items())), named(name)
+    assert len(case.pair.spans) == len(place) and case.pair.n_after
+    reason = identity.applies(case)
+    assert (reason is None) == (name != ("I13" if "after" in place else "I14"))
+    if reason is not None:
+        pytest.skip(reason)
+    allowed = tolerance * identity.factor
+    if name == "I0" and attention == "eager":
+        allowed = max(allowed, 1e-6)  # the library's own eager pattern is float32
+    found = identity.formula(case)
+    assert found.error < allowed * max(found.scale, 1.0)
+
+
+def test_i13_is_false_behind_the_question_and_i14_before_it_says_nothing(tiny_model_dir: Any) -> None:
+    behind = case_at(tiny_model_dir("qwen2"), "bridge", "eager", (("after", "question"),))
+    assert named("I13").formula(behind).error > 1e-3
+    assert named("I13").applies(behind) == "the span stands after the question, or part of it"
+    before = case_of(tiny_model_dir("qwen2"), "bridge", "eager")
+    assert named("I14").applies(before) == "nothing of the question stands before the span"
+
+
+def test_what_stands_behind_a_question_is_hidden_with_it(tiny_model_dir: Any) -> None:
+    """The end of a chat turn has read the question: a span behind it that sees it would not be blind."""
+    model = loaded(tiny_model_dir("qwen2"), "bridge", "float64", "eager")
+    made = [
+        make_pairs(
+            model,
+            [replace(problems()[0], question=text)],
+            Insertion.meaningless(" /", 4, after="template"),
+            template="chat",
+        )
+        for text in ("Anna gets three apples", "Anna gets seven apples")
+    ]
+    runs = []
+    for (pair,) in made:
+        assert set(pair.inserted.segments[pair.inserted.indices("question")[-1] + 1 : pair.span[0]]) == {"template"}
+        inputs, inside = pair.condition("blind"), pair.span_mask
+        runs.append(model.run(inputs, logits_at=torch.nonzero(inside)[:, 0].tolist()).logits)
+        assert not torch.equal(
+            runs[-1], model.run(pair.condition("inserted"), logits_at=inside.nonzero()[:, 0].tolist()).logits
+        )
+    assert len(made[0][0].inserted) == len(made[1][0].inserted)
+    torch.testing.assert_close(runs[0], runs[1], atol=1e-6, rtol=0)
 
 
 def test_i2_needs_its_third_term(case: Case) -> None:
@@ -140,6 +201,7 @@ def spoiled(case: Case, condition: str, name: str, change: Any) -> Case:
         ("I5", "inserted", "hook_resid_post"),
         ("I6", "masked", "attn.hook_z"),
         ("I8", "gap", "attn.hook_z"),
+        ("I13", "blind", "attn.hook_z"),
     ],
 )
 def test_one_wrong_token_is_noticed(name: str, condition: str, where: str, tiny_model_dir: Any) -> None:
@@ -157,6 +219,21 @@ def test_one_wrong_token_is_noticed(name: str, condition: str, where: str, tiny_
     right, wrong = case, spoiled(case, condition, site(0, where), change)
     allowed = named(name).factor * tolerance_of(case.model)
     assert named(name).formula(right).relative <= allowed < named(name).formula(wrong).relative
+
+
+@pytest.mark.parametrize(("condition", "inside"), [("blind", True), ("blind", False), ("masked", True)])
+def test_i14_notices_a_wrong_row(condition: str, inside: bool, tiny_model_dir: Any) -> None:
+    case = case_at(tiny_model_dir("qwen2"), "bridge", "eager", (("after", "question"),))
+    token = case.pair.span[0] if inside else case.pair.span[1]
+
+    def change(value: torch.Tensor) -> torch.Tensor:
+        new = value.clone()
+        new[:, token] = new[:, token] * 1.01 + 0.01
+        return new
+
+    wrong = spoiled(case, condition, site(0, "attn.hook_z"), change)
+    allowed = tolerance_of(case.model)
+    assert named("I14").formula(case).relative <= allowed < named("I14").formula(wrong).relative
 
 
 def test_the_entropy_chain_and_the_slope_notice_another_score_rule(tiny_model_dir: Any) -> None:
@@ -188,8 +265,8 @@ def test_differences_are_found_and_nan_is_never_small() -> None:
 
 
 def test_an_unknown_identity_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown identity 'I13'; there are I0, I1"):
-        named("I13")
+    with pytest.raises(ValueError, match="unknown identity 'I15'; there are I0, I1"):
+        named("I15")
 
 
 def test_nan_is_the_worst_finding_wherever_it_stands() -> None:

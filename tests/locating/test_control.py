@@ -305,3 +305,19 @@ def test_controls_need_one_insertion(second: Insertion, confirming: bool) -> Non
     fresh = [*make_pairs(model, problems[4:6], SLASHES), *make_pairs(model, problems[6:], second)]
     with pytest.raises(ValueError, match="the pairs have 2 insertions.* leave controls out"):
         locate_heads(model, pairs, confirm=fresh if confirming else None, mode="exact", progress=False)
+
+
+def test_every_draw_of_random_words_is_measured_and_they_are_averaged() -> None:
+    made, model = planted_here()
+    found, own = located_here(), pairs_of(made, model, N)
+    for part, edit in (("knockout", "knockout"), ("whole", "z")):
+        each = []
+        for draw in range(2):
+            words = Insertion.random_sentence(own[0].n_inserted, seed=0, draw=draw)
+            under = make_pairs(model, [pair.problem for pair in own], words, template=own[0].template)
+            each.append(patch_heads(model, under, heads=tuple(found.found), edit=edit, progress=False).per_head)
+        assert not np.allclose(each[0], each[1], atol=1e-5), "else an average shows nothing"
+        known = found.controls["random_knockout"]
+        if part == "whole":
+            known = known + found.controls["random_mediated_removed"]
+        assert np.allclose(np.abs(known), np.abs(np.mean(each, axis=0)), atol=1e-5)

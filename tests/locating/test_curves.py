@@ -111,7 +111,7 @@ def test_same_seed_same_curve_and_it_survives_saving(curve: CircuitCurve, tmp_pa
     assert np.array_equal(again.values, curve.values)
     kept = load(save(tmp_path / "curve", curve))["CircuitCurve"]
     assert kept.describe() == curve.describe() and kept.summary().equals(curve.summary())
-    assert len(curve.to_frame()) == 6 * 11 * 5 and ABLATION in curve.describe() and "n_heads" in repr(curve)
+    assert len(curve.to_frame()) == 6 * 11 * 5 and ABLATION["content"] in curve.describe() and "n_heads" in repr(curve)
 
 
 def test_an_effect_that_is_not_there_has_no_curve() -> None:

@@ -18,7 +18,7 @@ from mless_interp.heads import Head
 from mless_interp.locating import measure as measuring
 from mless_interp.locating.judge import KINDS
 from mless_interp.locating.locate import locate_heads
-from mless_interp.locating.located import CANNOT_SAY, SATURATES, LocatedHeads
+from mless_interp.locating.located import SATURATES, LocatedHeads, cannot_say
 from mless_interp.locating.measure import MEASURES, N_SCREENED, estimated_seconds
 from mless_interp.models.info import ModelError
 from mless_interp.patching.prepared import prepare
@@ -252,8 +252,10 @@ def test_longer_problems_count_for_more_in_the_estimate(monkeypatch: Any) -> Non
         clock[0] += len(heads)
 
     monkeypatch.setattr(measuring, "patch_heads", sweep)
-    seconds = estimated_seconds(prepare(model, pairs), model.info.heads, clock=lambda: clock[0])
-    assert seconds == pytest.approx(4 * 16 * sum(pair.n_after for pair in pairs) / pairs[0].n_after)
+    asked = prepare(model, pairs)
+    rows = [pair.n_after for pair in asked.pairs]  # with the answer, whose rows are replayed as well
+    seconds = estimated_seconds(asked, model.info.heads, clock=lambda: clock[0])
+    assert seconds == pytest.approx(4 * 16 * sum(rows) / rows[0])
 
 
 def test_a_model_without_gradients_is_not_screened_and_that_is_said_before_anything_long(monkeypatch: Any) -> None:
@@ -283,7 +285,9 @@ def test_the_description_says_what_was_found_and_what_it_cannot_say(found: Locat
     assert "Total content effect: median +" in words and "of this sign in 12 of 12 problems" in words
     assert "Smallest effect of interest" in words and "(5 % of the median total)" in words
     assert "12 problems name one of 16 heads with 80 % power where it acts in" in words
-    assert "Of the other 13 heads" in words and words.endswith(CANNOT_SAY[-1]) and "contrast='shift'" in words
+    assert (
+        "Of the other 13 heads" in words and words.endswith(cannot_say("content")[-1]) and "contrast='shift'" in words
+    )
     assert str(first) in repr(found) and "removed_share" in repr(found)
 
 
@@ -293,7 +297,7 @@ def test_too_few_problems_name_nobody_and_say_how_many_would_do() -> None:
     result = located(made, model, 3)
     assert not result.found and not result.established
     assert "3 problems are too few to name any of 16 heads at alpha = 0.05" in result.describe()
-    assert "10 problems are needed" in result.describe() and CANNOT_SAY[0] in result.describe()
+    assert "10 problems are needed" in result.describe() and cannot_say("content")[0] in result.describe()
     few = located(made, model, 9, heads=[*made.readers, *made.mediators])
     assert few.established and few.found
 

@@ -72,6 +72,45 @@ def test_a_mass_or_level_exactly_at_its_limit_is_enough() -> None:
     same(recovery.recovery_latency(torch.tensor([0.25, 0.5]), torch.tensor([1.0]), width=1), 1.0)  # .5 is half of 1
 
 
+def test_what_is_just_allowed_and_just_not() -> None:
+    for dtype, tolerance in patterns.ROW_SUM_TOLERANCE.items():
+        wide = dtype if dtype in (torch.float32, torch.float64) else torch.float32
+        entry = torch.tensor(-tolerance, dtype=dtype).to(wide).item()
+        if entry < -tolerance:  # the nearest number beyond it
+            entry = torch.nextafter(torch.tensor(-tolerance, dtype=dtype), torch.tensor(0.0, dtype=dtype)).item()
+        row = torch.tensor([[1 - entry, entry]], dtype=dtype)
+        allowed = patterns.prepared(row, visible=mask(T, T)[None], dest_positions=None)[0]
+        assert allowed[0, 1] == 0, dtype
+        with pytest.raises(ValueError, match=r"row \[0\] has a negative entry"):
+            patterns.prepared(
+                torch.tensor([[1 - 1.1 * entry, 1.1 * entry]], dtype=dtype),
+                visible=mask(T, T)[None],
+                dest_positions=None,
+            )
+    edges = torch.tensor([0.0, 0.5, 1.0])  # a bin begins at its lower edge; the last one ends with its upper
+    for value, place in ((0.0, 0), (0.5, 1), (1.0, 1)):
+        same(activations.histogram(torch.tensor([value]), edges=edges), [float(place == 0), float(place == 1)])
+    ends = torch.tensor([1 + 9e-6, 0.0], dtype=torch.float64)  # rows may be so much too large, a distance may not
+    assert distances.jensen_shannon_divergence(ends, ends.flip(0)) == 1.0
+    third = torch.tensor(10 * (1 / 3), dtype=torch.float64).reshape(1, 1, 1)
+    same(affine.affine_residual(third, third, rounding=1 / 3), 1.0)
+    hidden = torch.tensor([NAN, 2.0, 2.0, NAN])
+    same(received.kurtosis(hidden), NAN)
+    same(received.kurtosis(torch.tensor([NAN, 0.0, 0.0, 1.0, 1.0])), -2.0)
+    for size in (1e-8, 1.0, 1e8):  # what differs is judged against the size of what does
+        rows = size * (1 + random(1, 9, 2))
+        fit = affine.affine_fit(rows, size * (1 + random(1, 9, 2, seed=1)))
+        assert fit.slope.isfinite().all() and fit.r2.isfinite().all(), size
+        assert affine.affine_fit(rows, size * torch.full((1, 9, 2), 0.1, dtype=torch.float64)).r2.isnan().all()
+        assert affine.affine_fit(size * torch.full((1, 9, 2), 0.1, dtype=torch.float64), rows).slope.isnan().all()
+    scores, truth = torch.tensor([0.9, NAN, 0.8, 0.4]), mask(T, T, F, T)
+    same(rankings.recall_at_k(scores, truth, k=1), 0.5)
+    same(rankings.recall_at_k(scores, truth, k=2), 0.5)
+    same(rankings.average_precision(scores, truth), (1 + 2 / 3) / 2)
+    same(rankings.auroc(scores, truth), 0.5)
+    same(attention.log_density_ratio(HALF, span=mask(F, F, T)), [NAN, NAN, math.log(0.25 / 0.375)])
+
+
 def test_defaults_are_the_documented_ones() -> None:
     span = torch.arange(30) >= 20
     steps = torch.arange(30.0)
@@ -235,7 +274,57 @@ def test_a_gain_is_undefined_in_the_rows_where_the_norm_is_no_product() -> None:
     same(affine.residual_share(torch.zeros(1, 1, 1), torch.zeros(1, 1), output_weights=torch.ones(1, 1, 1)), NAN)
 
 
-# --------------------------------------------------------------------------------------- half precision, leading axes
+# ------------------------------------------------------------------------- half precision, leading axes, where it lies
+
+
+def made_elsewhere_by_default(expected: torch.Tensor, compute: Callable[[], torch.Tensor]) -> None:
+    """What a metric makes on the way lies where its inputs lie, whatever the default device: it gives the same here."""
+    with torch.device("meta"):
+        found = compute()
+    torch.testing.assert_close(found, expected, equal_nan=True, rtol=0, atol=0)
+
+
+def test_metrics_make_their_tensors_where_their_inputs_lie() -> None:
+    x, y, rows = random(2, 9).abs(), random(2, 9, seed=1).abs(), random(2, 9, 4)
+    pattern = torch.where(torch.ones(9, 9).tril() > 0, random(2, 9, 9), -torch.inf).softmax(-1)
+    span, real, positions = mask(*[F] * 3, *[T] * 3, *[F] * 3), mask(F, *[T] * 8), torch.arange(9)[None] + 3
+    labels, last = torch.tensor([0] * 4 + [1] * 5), torch.tensor([7, 8])
+    metrics: list[Callable[[], torch.Tensor]] = [
+        lambda: attention.span_mass(pattern, span=span),
+        lambda: attention.span_mass(pattern[:, 7:], span=span, dest_positions=last),
+        lambda: attention.span_log_odds(pattern, span=span),
+        lambda: attention.log_density_ratio(pattern, span=span),
+        lambda: entropy.normalised_entropy(pattern),
+        lambda: entropy.participation(pattern),
+        lambda: received.received_attention(pattern),
+        lambda: received.received_attention(pattern, diag=True),
+        lambda: received.sink_alpha(pattern),
+        lambda: flow.rollout(pattern),
+        lambda: flow.rollout_span_share(pattern, span=span),
+        lambda: distances.renormalised_rows(pattern, alignment=last),
+        lambda: outputs.direction_coherence(rows),
+        lambda: outputs.span_output(pattern, rows, span=span),
+        lambda: affine.affine_residual(rows, rows + 1, rounding=0.01),
+        lambda: affine.frozen_gain(lambda z: 2 * z, rows[0]),
+        lambda: activations.near_zero_fraction(x, threshold=0.3),
+        lambda: activations.gini(x),
+        lambda: rankings.recall_at_k(x, span, k=2),
+        lambda: recovery.running_median(x),
+        lambda: recovery.onset_step(x, span=span),
+        lambda: recovery.recovery_time_constant(x, min_r_squared=0.0).tau,
+        lambda: patterns.visible_keys(9, real=real),
+        lambda: patterns.visible_keys(9, window=3, position_ids=positions),
+        lambda: patterns.visible_keys(9, dest_positions=last),
+        lambda: patterns.uniform_pattern(real[None]),
+        lambda: spikes.spike_peaks(x),
+        lambda: spikes.timing_spearman(x, y),
+        lambda: spikes.timing_p_value(x, y, generator=torch.Generator("cpu").manual_seed(0), n_shifts=9),
+        lambda: spikes.timing_p_value(
+            x, y, generator=torch.Generator("cpu").manual_seed(0), n_shifts=9, segments=labels
+        ),
+    ]
+    for metric in metrics:
+        made_elsewhere_by_default(metric(), metric)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -364,6 +453,7 @@ def test_two_prompts_give_what_each_gives_alone() -> None:
     for number, metric in enumerate(metrics):
         together = metric(profile, other, vectors)
         assert together.shape[:2] == (2, 3), number
+        made_elsewhere_by_default(together, lambda metric=metric: metric(profile, other, vectors))
         for i in range(2):
             for j in range(3):
                 torch.testing.assert_close(

@@ -11,6 +11,7 @@ import torch
 
 from mless_interp import metrics
 from mless_interp.metrics.distances import renormalised_rows
+from mless_interp.metrics.patterns import with_sink_key
 
 NAN = float("nan")
 GOOD = torch.tensor([[1.0, 0.0, 0.0], [0.6, 0.4, 0.0], [0.5, 0.3, 0.2]])
@@ -37,13 +38,13 @@ def takes(parameter: str) -> list[Callable[..., Any]]:
         found += [
             each
             for name, each in inspect.getmembers(made, inspect.isfunction)
-            if each.__module__ == made.__name__ and not name.startswith("_")
+            if each.__module__ == made.__name__ and not name.startswith(("_", "x_"))  # x_: what mutation testing adds
             if next(iter(inspect.signature(each).parameters), None) == parameter
         ]
     return found
 
 
-NO_PROBABILITIES_NEEDED = {"row_positions", "renormalised_rows", "prepared"}
+NO_PROBABILITIES_NEEDED = {"row_positions", "renormalised_rows", "prepared", "with_sink_key"}
 OF_A_PATTERN = [each for each in takes("pattern") if each.__name__ not in NO_PROBABILITIES_NEEDED]
 OF_ROWS = takes("p")
 
@@ -107,3 +108,11 @@ def test_a_negative_zero_of_rounding_is_zero(metric: Callable[..., Any]) -> None
             clean = clean[0] if isinstance(clean, tuple) else clean
             torch.testing.assert_close(value, clean, equal_nan=True)
             break
+
+
+@pytest.mark.parametrize("wrong", [name for name in WRONG if name != "too little"])
+def test_what_a_learned_sink_lacks_is_never_less_than_nothing(wrong: str) -> None:
+    row, _ = WRONG[wrong]
+    assert with_sink_key(GOOD / 2)[0][:, -1].tolist() == [0.5] * 3
+    with pytest.raises(ValueError, match=r"shares of at most 1 together, but row \[2\]"):
+        with_sink_key(torch.cat([GOOD[:2], torch.tensor([row])]))

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,10 @@ from mless_interp.mechanism.decompose import decompose_attention
 from mless_interp.models.info import ModelError
 from mless_interp.models.load import load_model, wrap_model
 from mless_interp.models.transformer_lens import has_hooked_transformer
+from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.patching.sweep import patch_heads
+from mless_interp.scores.cache import score_cache
+from mless_interp.scores.score import score_heads
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -48,20 +52,27 @@ def test_the_page_has_every_architecture_and_says_why_where_it_says_less_than_al
     assert {name for name, _ in found} == set(CONFIGS) and set(COLUMNS.values()) <= {column for _, column in found}
     text = (ROOT / "docs" / "architectures.md").read_text(encoding="utf-8")
     for (name, column), cell in found.items():
-        assert cell in ("all", "-") and (cell == "all") != (f"- {name}, {column}:" in text)
+        assert (cell in ("all", "-") or cell.startswith("not ")) and (cell == "all") != (f"- {name}, {column}:" in text)
 
 
 @pytest.mark.parametrize(("architecture", "backend"), cases())
 def test_an_architecture_does_what_the_page_says(architecture: str, backend: str) -> None:
-    if page()[architecture, COLUMNS[backend]] == "-":
+    said = page()[architecture, COLUMNS[backend]]
+    if said == "-":
         with pytest.raises(
             ModelError, match='cannot be converted|cannot take|failed its check.*backend="nnsight"|nnsight'
         ):
             model_of(architecture, backend)
         return
     model, pairs = model_of(architecture, backend), pairs_of(architecture, backend)
-    for feature in FEATURES.values():
-        feature(model, pairs)
+    lacks = said.removeprefix("not ").split(", ")
+    assert set(lacks) <= {*FEATURES, "all", "not run"}, said
+    for name, feature in FEATURES.items():
+        if name in lacks:
+            with pytest.raises((AssertionError, ModelError, ValueError)):
+                feature(model, pairs)
+        else:
+            feature(model, pairs)
 
 
 @pytest.mark.slow
@@ -226,24 +237,244 @@ def test_alibi_is_refused_whatever_runs_it(backend: str, tmp_path: Path) -> None
         load_model(tmp_path, backend=backend)
 
 
+class PlainGptOss:
+    """GPT-OSS by Hugging Face's own modules and masks: nothing of this project."""
+
+    def __init__(self) -> None:
+        import transformers
+
+        folder = folder_of("GPT-OSS")
+        self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+
+    def mask(self, layer: int, n_tokens: int, hidden: torch.Tensor) -> torch.Tensor:
+        """Additive mask `[1, head, dest, src]` of a layer; `hidden` `[head, dest, src]` beside causality and its window."""
+        config = self.model.config
+        ids = torch.arange(n_tokens)
+        back = ids[:, None] - ids[None, :]
+        width = config.sliding_window if config.layer_types[layer] == "sliding_attention" else n_tokens
+        shown = (back >= 0) & (back < width) & ~hidden
+        return torch.zeros(shown.shape).masked_fill(~shown, torch.finfo(torch.float32).min)[None]
+
+    def run(
+        self, tokens: torch.Tensor, *, hidden: dict[int, torch.Tensor] | None = None, z: dict[int, Any] | None = None
+    ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+        """(logits, patterns, head outputs) of one prompt; `hidden[layer]` hides keys from heads, `z[layer]` edits outputs."""
+        made: list[torch.Tensor] = []
+        handles = []
+        for number, layer in enumerate(self.model.model.layers):
+            if hidden and number in hidden:
+                mask = self.mask(number, tokens.shape[1], hidden[number])
+                give = lambda module, args, kwargs, mask=mask: (args, {**kwargs, "attention_mask": mask})  # noqa: E731
+                handles.append(layer.self_attn.register_forward_pre_hook(give, with_kwargs=True))
+
+            def edit(module: Any, args: Any, number: int = number) -> Any:
+                made.append(args[0].clone())
+                return (z[number](args[0].clone()),) if z and number in z else None
+
+            handles.append(layer.self_attn.o_proj.register_forward_pre_hook(edit))
+        try:
+            with torch.no_grad():
+                out = self.model(input_ids=tokens, output_attentions=True, use_cache=False)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return out.logits[0], list(out.attentions), made
+
+
+def answer_of(logits: torch.Tensor, answered: Any) -> float:
+    """Log-probability of the answer, token by token, of logits `[token, vocab]`."""
+    read = [len(logits) - back for back in OUTCOMES["answer_logprob"].reads(answered)]
+    said = torch.log_softmax(logits[read].double(), -1)
+    return sum(float(said[at, token]) for at, token in enumerate(answered.answer_ids))
+
+
+@pytest.mark.parametrize("backend", COLUMNS)
+def test_learned_sinks_are_those_of_hugging_faces_own_module(backend: str) -> None:
+    """Patterns, a knockout, a z patch and lambda of GPT-OSS, by masks and hooks on the plain module."""
+    plain, model, pair = PlainGptOss(), model_of("GPT-OSS", backend), pairs_of("GPT-OSS", backend)[0]
+    (start, stop), n_heads, d_head = pair.span, model.info.n_heads, model.info.d_head
+    answered = pair.answered(OUTCOMES["answer_logprob"].appended)
+    tokens = answered.condition("inserted").tokens
+    n_tokens = tokens.shape[1]
+    _, patterns, _ = plain.run(tokens)
+    lacks = 1 - torch.stack(patterns).sum(-1)
+    assert float(lacks.min()) > 1e-3 and float(lacks.mean()) > 0.1, "the sinks take a good part"
+    names = [f"blocks.{layer}.attn.hook_pattern" for layer in range(model.info.n_layers)]
+    shown = model.run(tokens, capture=dict.fromkeys(names), logits_at="none").captured
+    for name, pattern in zip(names, patterns, strict=True):
+        torch.testing.assert_close(shown[name], pattern, atol=1e-5, rtol=1e-4)
+
+    found = decompose_attention(model, [pair], contrasts=["content"], progress=False)
+    kept = 1 - torch.stack(patterns)[:, 0, :, stop : len(pair.inserted), start:stop].sum(-1)  # with the sink's share
+    np.testing.assert_allclose(found.of("lam")[0], kept.mean(-1).numpy(), atol=1e-5)
+
+    hidden = torch.zeros(n_heads, n_tokens, n_tokens, dtype=torch.bool)
+    hidden[:, stop:, start:stop] = True
+    everywhere = dict.fromkeys(range(model.info.n_layers), hidden)
+    _, _, clean = plain.run(tokens, hidden=everywhere)
+    unedited = answer_of(plain.run(tokens)[0], answered)
+    heads = [(0, 1), (1, 6), (2, 7)]
+    sweeps = {
+        edit: patch_heads(
+            model,
+            [pair],
+            contrast="content",
+            direction="denoising",
+            edit=edit,
+            outcome="answer_logprob",
+            heads=[f"L{layer}H{head}" for layer, head in heads],
+            progress=False,
+        )
+        for edit in ("knockout", "z")
+    }
+    moved = []
+    for layer, head in heads:
+        columns = slice(head * d_head, (head + 1) * d_head)
+        alone = torch.zeros_like(hidden)
+        alone[head] = hidden[head]
+        cut = answer_of(plain.run(tokens, hidden={layer: alone})[0], answered)
+
+        def put(flat: torch.Tensor, layer: int = layer, columns: slice = columns) -> torch.Tensor:
+            flat[:, stop:, columns] = clean[layer][:, stop:, columns]
+            return flat
+
+        patched = answer_of(plain.run(tokens, z={layer: put})[0], answered)
+        assert abs(sweeps["knockout"].patched[0, layer, head] - cut) < 1e-4
+        assert abs(sweeps["z"].patched[0, layer, head] - patched) < 1e-4
+        moved += [abs(cut - unedited), abs(patched - unedited)]
+    assert max(moved) > 1e-2
+
+
+@pytest.mark.parametrize("name", ["GPT-OSS", "Llama"])
+def test_a_gate_and_matched_mass_leave_a_learned_sink_its_share(name: str) -> None:
+    """Rows sum to 1 with the sink's logit, which no gate touches: by hand from scores, exp and sums."""
+    from mless_interp.patching.interventions import Gate, Knockout, LayerState, MatchedMassKnockout
+
+    model, pair = model_of(name, "nnsight"), pairs_of(name, "nnsight")[0]
+    inputs, (start, stop) = pair.condition("inserted"), pair.span
+    recording = model.record(inputs, start=stop)
+    state = LayerState.of(model, recording, 0, span=pair.span_mask[None])
+    capture = {"blocks.0.attn.hook_attn_scores": None}
+    scores = model.run(inputs, capture=capture, logits_at="none").captured["blocks.0.attn.hook_attn_scores"]
+    weights = scores[:, :, stop:].double().exp()
+    sinks = model.attention_rule(0).sinks
+    sunk = 0 if sinks is None else sinks.double().exp()[None, :, None, None]
+    values = state.v.double().repeat_interleave(model.info.n_heads // model.info.n_key_value_heads, 2)
+    for g, intervention in ((0.0, Knockout()), (0.0, Gate(0.0)), (0.4, Gate(0.4))):
+        gated = weights.clone()
+        gated[..., start:stop] *= g
+        by_hand = torch.einsum("bhts,bshd->bthd", gated / (gated.sum(-1, keepdim=True) + sunk), values)
+        torch.testing.assert_close(intervention(state).double(), by_hand, atol=1e-5, rtol=1e-4)
+    ones = MatchedMassKnockout()(replace(state, v=torch.ones_like(state.v)))[..., 0]
+    defined = ~ones.isnan()
+    pattern = weights / (weights.sum(-1, keepdim=True) + sunk)
+    removed, total = pattern[..., start:stop].sum(-1), pattern.sum(-1)
+    expected = ((total - removed) / (1 - removed)).transpose(1, 2)
+    assert bool(defined.any())
+    torch.testing.assert_close(ones[defined].double(), expected[defined], atol=1e-5, rtol=1e-4)
+
+
+def test_metrics_count_a_learned_sink_as_a_key_outside_the_span() -> None:
+    """From patterns, from queries and keys, and from a cache: the same; by hand from what rows lack."""
+    model, pair = model_of("GPT-OSS", "nnsight"), pairs_of("GPT-OSS", "nnsight")[0]
+    (start, stop), metrics = pair.span, ("span_mass", "lam", "entropy", "normalised_entropy", "span_mass_without_sink")
+    names = [f"blocks.{layer}.attn.hook_pattern" for layer in range(model.info.n_layers)]
+    cache = model.run(pair.inserted.tokens, capture=dict.fromkeys(names), logits_at="none").captured
+    found = score_heads(model, [pair], metrics="all", progress=False)
+    cached = score_cache(cache, pair, metrics=metrics, windows=model.info.windows, sinks=True)
+    pattern = torch.stack([cache[name][0] for name in names]).double()[:, :, stop:]
+    lacks = 1 - pattern.sum(-1)
+    inside, whole = pattern[..., start:stop].sum(-1), torch.cat([pattern, lacks[..., None]], -1)
+    entropy = -torch.xlogy(whole, whole).sum(-1)
+    window = torch.tensor([w or 10**6 for w in model.info.windows])
+    n_keys = torch.minimum(torch.arange(stop, pattern.shape[-1]) + 1, window[:, None]) + 1  # and the sink
+    by_hand = {
+        "span_mass": inside,
+        "lam": 1 - inside,
+        "entropy": entropy,
+        "normalised_entropy": entropy / n_keys[:, None].log(),
+        "span_mass_without_sink": inside / (1 - lacks - pattern[..., 0]),
+    }
+    for name in metrics:
+        expected = by_hand[name].mean(-1).numpy()
+        for scores in (found, cached):
+            np.testing.assert_allclose(scores.of(name, "inserted")[0], expected, atol=2e-5, err_msg=name)
+    with pytest.raises(ValueError, match="must sum to 1 over the keys.*learned sinks.*with_sink_key"):
+        score_cache(cache, pair, metrics=metrics, windows=model.info.windows)
+
+
+REFUSED = {
+    "BitNet": ("norms the outputs of all heads together", {}),
+    "DeepseekV3": (
+        "makes its keys and values of a latent vector",
+        {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8}
+        | {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "n_group": 1, "topk_group": 1},
+    ),
+    "Doge": ("takes no mask of its own for each head|cannot take", {"num_key_value_heads": 2}),
+}
+
+
 @pytest.mark.parametrize("backend", ["bridge", "nnsight"])
-def test_learned_sinks_are_refused(backend: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", REFUSED)
+def test_attention_of_another_form_is_refused_with_what_it_is(kind: str, backend: str, tmp_path: Path) -> None:
     import transformers
 
-    tokenizer = word_tokenizer()
-    shape = {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 8,
-    }
-    experts = {"intermediate_size": 16, "num_local_experts": 2, "num_experts_per_tok": 1}
-    config = transformers.GptOssConfig(vocab_size=len(tokenizer), **shape, **experts)
-    transformers.GptOssForCausalLM(config).save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="has learned sinks in its softmax.*do not sum to 1"):
+    why, options = REFUSED[kind]
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4}
+    shape |= {"intermediate_size": 32, **options}
+    config = getattr(transformers, f"{kind}Config")(vocab_size=len(word_tokenizer()), **shape)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match=why):
         load_model(tmp_path, backend=backend)
+
+
+@pytest.mark.parametrize("architecture", ["SmolLM3", "HunYuan"])
+def test_layers_without_rotation_and_norms_after_it_are_continued(architecture: str) -> None:
+    model = model_of(architecture, "nnsight")
+    assert model.stepper is not None and model.checks.replay_difference < 1e-4
+
+
+def test_longrope_ends_where_its_rotation_would_change(tmp_path: Path) -> None:
+    """Beyond, a prompt would be rotated as the longest one of its batch is."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    rope["original_max_position_embeddings"] = 32
+    folder = saved(tmp_path, "Phi-3", rope_parameters=rope, original_max_position_embeddings=32)
+    model = load_model(folder, backend="nnsight")
+    assert model.info.context_length == 32
+    tokens = torch.arange(33)[None] % model.info.d_vocab
+    assert model.run(tokens[:, :32]).logits.isfinite().all()
+    with pytest.raises(ValueError, match="needs 33 positions but .* has a context of 32"):
+        model.run(tokens)
+
+
+def test_a_bridge_installs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TransformerLens runs pip for a model that reads images where torchvision is not here."""
+    import subprocess
+
+    import transformers
+
+    def never(command: Any, *args: Any, **options: Any) -> None:
+        raise AssertionError(f"ran {command}")
+
+    monkeypatch.setattr(subprocess, "check_call", never)
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {"vocab_size": len(word_tokenizer()), "num_key_value_heads": 1, "head_dim": 16, **shape}
+    vision = {"image_size": 28, "patch_size": 14, **shape}
+    config = transformers.Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    transformers.Gemma3ForConditionalGeneration(config).save_pretrained(tmp_path)
+    word_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="TransformerLens would install torchvision by itself"):
+        load_model(tmp_path, backend="bridge")
+    assert load_model(tmp_path, backend="nnsight").stepper is not None
+
+
+@pytest.mark.parametrize("architecture", ["GPT-OSS", "Mixtral"])
+def test_experts_run_in_float64(architecture: str) -> None:
+    model = load_model(folder_of(architecture), backend="nnsight", dtype="float64")
+    assert model.info.dtype == "float64" and model.stepper is not None
+    assert model.checks.replay_difference < (1e-5 if model.float32_softmax else 1e-6)
 
 
 def test_an_opt_that_norms_after_is_refused_with_what_is_not_known_of_it(tmp_path: Path) -> None:

@@ -308,3 +308,17 @@ def test_what_a_backend_says_of_its_softmax_is_so(backend: str, architecture: st
     model, name = loaded(tiny_model_dir(architecture), backend, "float64"), site(1, "attn.hook_pattern")
     pattern = model.run(torch.arange(4, 30)[None], capture={name: None}, logits_at="none").captured[name]
     assert (float((pattern.sum(-1) - 1).abs().max()) > 1e-10) == model.float32_softmax
+
+
+@pytest.mark.parametrize("backend", ["bridge", "nnsight"])
+@pytest.mark.parametrize("architecture", ["Falcon 7B", "GPT-NeoX (Pythia)"])
+def test_what_is_captured_is_what_it_was_also_where_the_library_adds_to_it_in_place(
+    architecture: str, backend: str
+) -> None:
+    model = loaded(folder_of(architecture), backend)
+    inputs, name = pairs_for(model)[0].condition("inserted"), site(1, "hook_mlp_out")
+    kept, last, copied = (
+        model.run(inputs, capture={name: reducer}, logits_at="none").captured[name]
+        for reducer in (None, lambda x: x[:, -1], torch.clone)
+    )
+    assert torch.equal(kept, copied) and torch.equal(last, copied[:, -1])

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,7 +104,7 @@ def test_a_conversion_that_leaves_weights_over_is_refused(
 
 
 def test_a_layer_that_nnsight_cannot_read_is_refused(other_architecture: Path) -> None:
-    with pytest.raises(ModelError, match="found no attention pattern whose edit changes what the heads give"):
+    with pytest.raises(ModelError, match="found no attention pattern which.*gives the heads their own values"):
         mi.load_model(other_architecture, backend="nnsight")
 
 
@@ -176,7 +178,13 @@ def test_other_objects_cannot_be_wrapped() -> None:
         ("nobody/no-model", {}, "cannot load model 'nobody/no-model' from a local directory, 'demo', or a hub id"),
         ("demo", {"backend": "jax"}, "unknown backend 'jax'; choose one of auto, hooked_transformer, bridge, nnsight"),
         ("demo", {"dtype": "int8"}, "unknown dtype 'int8'; choose one of float32"),
-        ("demo", {"backend": "bridge", "device_map": "auto"}, "need backend='nnsight', got 'bridge'"),
+        ("demo", {"backend": "bridge", "remote": True}, "need backend='nnsight', got 'bridge'"),
+        ("demo", {"backend": "hooked_transformer", "device_map": "auto"}, "need backend='nnsight' or 'bridge'"),
+        ("demo", {"backend": "hooked_transformer", "quantization_config": {}}, "need backend='nnsight' or 'bridge'"),
+        ("demo", {"max_memory": {0: "1GiB"}}, "give device_map='auto' too"),
+        ("demo", {"offload_folder": "here"}, "give device_map='auto' too"),
+        ("demo", {"device": "cpu", "device_map": "auto"}, "give device or device_map, not both"),
+        ("demo", {"backend": "bridge", "device_map": {"": "disk"}}, "none may lie on the disk"),
     ],
 )
 def test_what_cannot_be_loaded_is_named(name: str, options: dict[str, Any], message: str) -> None:
@@ -289,3 +297,24 @@ def test_a_model_taken_out_and_wrapped_again_keeps_its_tokenizer(
     text = "reason about / the question"
     assert again.tokenizer is not None
     assert again.tokenizer(text)["input_ids"] == model.tokenizer(text)["input_ids"]
+
+
+REMOTE_HERE = """
+import torch
+import mless_interp as mi
+
+here, there = (mi.load_model("demo", backend="nnsight", **options) for options in ({}, {"remote": "local"}))
+tokens = torch.arange(5, 15)[None]
+names = ["blocks.0.attn.hook_pattern", "blocks.1.attn.hook_z"]
+ours, theirs = (model.run(tokens, capture=dict.fromkeys(names)) for model in (here, there))
+assert torch.equal(ours.logits, theirs.logits)
+assert all(torch.equal(ours.captured[name], theirs.captured[name]) for name in names)
+print("the same")
+"""
+
+
+def test_nnsights_remote_path_here_gives_the_same() -> None:
+    """`remote="local"`: the trace is written down and read again as for a server, then run here. In a process of its own,
+    as the types that tests check make functions that cannot be written down."""
+    done = subprocess.run([sys.executable, "-c", REMOTE_HERE], capture_output=True, text=True, check=False)
+    assert done.stdout == "the same\n", done.stderr

@@ -1,5 +1,6 @@
 """Logits are float32 whatever the model's precision: on every backend, in whole passes and in replay, with gradients too."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ from models_under_test import loaded, without_stepper
 import mless_interp as mi
 from mless_interp.models import unembedding
 from mless_interp.models.inputs import Inputs
-from mless_interp.models.unembedding import float32_logits, unembedded
+from mless_interp.models.unembedding import float32_logits, is_half, unembedded
 
 TOKENS = torch.arange(14)[None]
 
@@ -66,3 +67,40 @@ def test_layers_that_are_not_plain_or_not_here_do_it_by_themselves() -> None:
     for module in (torch.nn.Linear(4, 3), Own(4, 3).bfloat16(), torch.nn.Linear(4, 3, device="meta").bfloat16()):
         assert unembedded(module, x) is None
     assert unembedded(torch.nn.Linear(4, 3).bfloat16(), x.bfloat16()).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("dtype", "least", "unmeasured"),
+    [("float64", 1e-9, 1e-9), ("float32", 1e-5, 1e-5), ("bfloat16", 0.0, 1e-2), ("float16", 0.0, 1e-2)],
+)
+def test_what_is_taken_for_rounding_is_measured(dtype: str, least: float, unmeasured: float) -> None:
+    model = mi.load_model("demo", dtype=dtype)
+    assert model.checks is not None and model.checks.resolution is not None
+    assert model.resolution == max(least, model.checks.resolution)
+    assert model.checked(replace(model.checks, resolution=None)).resolution == unmeasured
+    assert model.checked(None).resolution == unmeasured
+    eps = torch.finfo(getattr(torch, dtype)).eps
+    most = torch.finfo(torch.float32).eps if model.float32_softmax and dtype == "float64" else eps
+    assert eps < model.checks.resolution < 100 * most, "a few of the smallest steps"
+
+
+def test_halves_are_told() -> None:
+    halves = [torch.zeros(1, dtype=dtype) for dtype in (torch.bfloat16, torch.float16)]
+    others = [torch.zeros(1, dtype=dtype) for dtype in (torch.float32, torch.float64, torch.int16, torch.uint8)]
+    assert all(map(is_half, halves)) and not any(map(is_half, others))
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_blocks_are_as_large_as_allowed_and_never_empty(gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+    product = unembedding._product
+    monkeypatch.setattr(unembedding, "_product", lambda x, block: (seen.append(len(block)), product(x, block))[1])
+    for dtype in (torch.bfloat16, torch.float16):
+        weight, x = torch.randn(11, 8).to(dtype), torch.randn(2, 8, dtype=torch.float64, requires_grad=gradients)
+        for block, sizes in ((31, [3, 3, 3, 2]), (32, [4, 4, 3]), (8, [1] * 11), (7, [1] * 11), (88, [11])):
+            monkeypatch.setattr(unembedding, "BLOCK", block)
+            seen.clear()
+            with torch.set_grad_enabled(gradients):
+                made = float32_logits(x, weight)
+            assert seen == sizes and made.dtype == torch.float32
+            assert torch.allclose(made, x.float() @ weight.float().T, atol=1e-5)

@@ -720,7 +720,7 @@ def test_a_result_of_half_precision_says_so_once(tiny_model_dir: Any) -> None:
             assert (said in found.describe()) == bool(words)
             for measured, kind in {
                 "rows that are not edited by": mi.PatchScores,
-                "1.0e-02": mi.HeadAttribution,
+                f"{model.resolution:.1e}": mi.HeadAttribution,
             }.items():
                 assert (measured in found.told()[-1]) == (bool(words) and isinstance(found, kind))
 

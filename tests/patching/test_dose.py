@@ -262,7 +262,7 @@ def test_the_script_writes_everything(planted_folder: Path, tmp_path: Path, run:
     [
         (["--doses", "1,x"], "--doses: cannot read 'x' as a number of tokens: write 1,2,4"),
         (["--doses", "4,2"], "doses must be at least two increasing numbers"),
-        (["--doses", "1,9999"], "has a context of"),
+        (["--doses", "1,9999"], "leave no room for a question"),
         (["--layer", "7"], "layer 7 is out of range (zero-based)"),
         (["--insertion", "text", "--unit", " /"], "of kind 'text' has one length only"),
         (["--outcome", "kl"], "dose-response needs a signed outcome"),

@@ -248,7 +248,7 @@ def test_a_stopped_run_goes_on_and_singles_given_are_taken(
 
     whole = joint._by_replay
     monkeypatch.setattr(
-        joint, "_by_replay", lambda runs, gates: (computed.append(runs.first.id), whole(runs, gates))[1]
+        joint, "_by_replay", lambda runs, *given: (computed.append(runs.first.id), whole(runs, *given))[1]
     )
     resumed = joint_knockout(model, pairs, made.readers, singles=readers.singles + 1, **options)
     assert computed == [pair.id for pair in pairs[3:]]

@@ -1,6 +1,8 @@
 """Exact sweeps: against TransformerLens' own patching, against whole forward passes, on planted heads, and by hand."""
 
+import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import jaxtyping
@@ -18,7 +20,7 @@ from mless_interp.models.sites import site
 from mless_interp.patching.interventions import INTERVENTIONS, Gate, MatchedMassKnockout
 from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.patching.scores import PatchScores
-from mless_interp.patching.sweep import patch_heads
+from mless_interp.patching.sweep import Sweep, _Swept, patch_heads
 from mless_interp.prompts.conditions import CONTRASTS
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
@@ -395,6 +397,68 @@ def test_bfloat16_effects_are_close_to_float32(tiny_model_dir: Any) -> None:
     assert np.abs(a - b).max() < 0.1 * np.abs(b).max()
 
 
+def test_a_sweep_says_what_it_patches_between_which_runs() -> None:
+    for direction, (donor, receiving) in {
+        "denoising": ("masked", "inserted"),
+        "noising": ("inserted", "masked"),
+    }.items():
+        sweep = Sweep.named(direction=direction)
+        assert (sweep.donor, sweep.receiving) == (donor, receiving)
+        label = sweep.intervention.label
+        said = {"contrast": "content", "direction": direction, "edit": label, "positions": "question"}
+        assert sweep.settings == said and label == "z"
+    assert Sweep.named("total", positions="last").settings["contrast"] == "total"
+    assert Sweep.named(positions="span").settings["positions"] == "span"
+    for positions in ("prefix", "span", "all"):
+        for contrast in ("total", "held"):
+            with pytest.raises(ValueError, match="two lengths: positions must be 'question' or 'last'"):
+                Sweep.named(contrast, positions=positions)
+    with pytest.raises(
+        ValueError,
+        match="edit 'knockout' acts on attention to the inserted span, or from it .* needs contrast='content' or 'co",
+    ):
+        Sweep.named("total", edit="knockout")
+
+
+def test_edited_positions_are_those_of_the_segment() -> None:
+    inside = torch.tensor([False, False, False, True, True, False, False])
+    pair = SimpleNamespace(span=(3, 5), span_mask=inside)
+    recorded = SimpleNamespace(start=2, n_tokens=7)
+    with_span = SimpleNamespace(equal_length=True, conditions=(SimpleNamespace(has_span=True),))
+    wanted = {
+        "prefix": [2],
+        "span": [3, 4],
+        "all": [2, 3, 4, 5, 6],
+        "question": [2, 3, 4, 5, 6],
+        "last": [2, 3, 4, 5, 6],
+    }
+    for positions, places in wanted.items():
+        sweep = SimpleNamespace(positions=positions, contrast=with_span)
+        own = SimpleNamespace(runs=SimpleNamespace(first=pair), receiving=recorded, donor=recorded, sweep=sweep)
+        if positions == "span":
+            recorded.start = 0
+        here, there = _Swept._edited_positions(own)
+        assert (here + recorded.start).tolist() == (there + recorded.start).tolist() == places, positions
+        recorded.start = 2
+
+
+def test_a_checkpoint_of_a_sweep_says_what_was_asked(tiny_model_dir: Any, tmp_path: Any) -> None:
+    model = loaded(tiny_model_dir("llama"), "bridge")
+    asked = [Head(1, 2), Head(0, 1)]
+    found = patch_heads(
+        model, pairs_for(model, count=1), heads=asked, checkpoint=tmp_path / "c.jsonl", progress=False, seed=7
+    )
+    first = json.loads((tmp_path / "c.jsonl").read_text().splitlines()[0])["settings"]
+    sweep = Sweep.named().settings
+    assert first["sweeps"] == {"patch": sweep} and first["heads"] == ["L1H2", "L0H1"]
+    assert first["noise"] == "one unedited row per layer"
+    assert found.seed == 7 and found.heads == tuple(asked) and {**found.settings, **sweep} == found.settings
+    assert found.settings["heads"] == ["L1H2", "L0H1"] and found.smallest_effect == 0.05
+    assert np.isfinite(found.patched).sum() == 2 and np.isfinite(found.patched[0, [1, 0], [2, 1]]).all()
+    with pytest.raises(ValueError, match="max_rows must be 1 or more, got 0"):
+        patch_heads(model, pairs_for(model, count=1), max_rows=0, progress=False)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_sweep_measures_its_own_noise(dtype: str, backend: str, tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("qwen2"), backend, dtype)
@@ -475,7 +539,7 @@ def wrong(tiny_model_dir: Any) -> tuple[Model, Any]:
         ({"edit": "zz"}, "unknown edit 'zz'; choose one of z, knockout"),
         ({"outcome": "accuracy"}, "unknown outcome 'accuracy'; choose one of answer_logprob"),
         ({"positions": "first"}, "unknown positions 'first'"),
-        ({"contrast": "shift", "edit": "knockout"}, "needs contrast='content', got 'shift'"),
+        ({"contrast": "shift", "edit": "knockout"}, "needs contrast='content' or 'computed', got 'shift'"),
         ({"contrast": "total", "positions": "all"}, "positions must be 'question' or 'last'"),
         ({"heads": [Head(3, 0)]}, r"layer 3 is out of range \(zero-based\): the model has layers 0 to 2"),
         ({"heads": [Head(0, 8)]}, r"head 8 is out of range \(zero-based\)"),
@@ -544,9 +608,6 @@ def test_pairs_that_cannot_be_patched_are_counted(tiny_model_dir: Any) -> None:
         patch_heads(model, [])
     with pytest.raises(ValueError, match="the problem id .* is given twice"):
         patch_heads(model, [*pairs, *pairs])
-    after = make_pairs(model, problems()[:2], Insertion.meaningless(" /", 4, after="question"))
-    with pytest.raises(ValueError, match="2 of 2 pairs have no tokens after the insertion"):
-        patch_heads(model, after)
     text = make_pairs(model, problems()[:2], Insertion.meaningless(" /", 4), template="paper")
     if any(pair.boundary_merge for pair in text):
         with pytest.raises(ValueError, match="of 2 pairs merged tokens at the border"):

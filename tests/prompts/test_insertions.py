@@ -1,5 +1,6 @@
 """Insertions, pairs with proved alignment, and the five conditions, by hand and on all of MATH-500."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
@@ -16,7 +17,15 @@ from tokenizers_under_test import REAL, read_problems, read_tokenizer, slash_pai
 
 from mless_interp.models.arithmetic import visibility
 from mless_interp.prompts.insertions import Insertion, _common_words
-from mless_interp.prompts.pairs import CONDITIONS, PromptPair, insert_tokens, make_pairs
+from mless_interp.prompts.pairs import (
+    CONDITIONS,
+    PromptPair,
+    digest_of,
+    insert_tokens,
+    make_pairs,
+    own_pairs,
+    pairs_of_any,
+)
 from mless_interp.prompts.problems import Problem
 from mless_interp.prompts.prompt import CHAT_SYSTEM, PAPER_SYSTEM_AS_SENT, TEMPLATES, Prompt, encode
 
@@ -252,6 +261,10 @@ def test_a_question_that_is_asked_is_not_inserted_whatever_its_problem_is_called
     span = Insertion.other_questions(pool, 2).span(tokenizer, "new", question=" river ")
     assert tokenizer.decode(list(span.ids)) == "stone lamp"
     assert len(Insertion.other_questions(pool, 3).span(tokenizer, "new").ids) == 3, "both, where another is asked"
+    new = Problem(id="new", question="river", answer="lamp", system="lamp", answer_prefix="lamp")
+    for draw in range(4):
+        (pair,) = make_pairs(tokenizer, [new], Insertion.other_questions(pool, 2, draw=draw))
+        assert tokenizer.decode(list(pair.inserted.ids[slice(*pair.span)])) == "stone lamp"
 
 
 def test_other_questions_that_are_too_few_or_too_short_are_refused() -> None:
@@ -269,11 +282,44 @@ BY_HAND = Prompt((1, 2, 3, 4, 5), ("bos", "system", "system", "question", "templ
 
 @pytest.mark.parametrize(
     ("place", "at"),
-    [({}, 3), ({"before": "question"}, 3), ({"before": "system"}, 1), ({"after": "question"}, 4)]
-    + [({"at": at}, at) for at in range(6)],
+    [({}, (3,)), ({"before": "question"}, (3,)), ({"before": "system"}, (1,)), ({"after": "question"}, (4,))]
+    + [({"before": "bos"}, (0,)), ({"after": "bos"}, (1,)), ({"after": "system"}, (3,)), ({"after": "template"}, (5,))]
+    + [({"at": at}, (at,)) for at in range(6)]
+    + [({"at": (4, 1)}, (1, 4)), ({"at": [4, 1]}, (1, 4)), ({"before": "question", "after": "question"}, (3, 4))]
+    + [({"before": ("system", "template"), "at": 0}, (0, 1, 4))],
 )
-def test_each_place_is_a_token_index(place: dict[str, Any], at: int) -> None:
-    assert Insertion.meaningless(" /", 2, **place).place(BY_HAND) == at
+def test_each_place_is_a_token_index(place: dict[str, Any], at: tuple[int, ...]) -> None:
+    assert Insertion.meaningless(" /", 3, **place).places(BY_HAND) == at
+
+
+def test_several_places_share_the_tokens_in_equal_blocks() -> None:
+    made = insert_tokens(BY_HAND, (1, 4), [7, 8, 9])
+    assert made.ids == (1, 7, 8, 2, 3, 4, 9, 5)
+    pair = pair_of(Insertion.meaningless(" /", 3, before="bos", after="question"))
+    n = len(pair.base)
+    assert pair.spans == ((0, 2), (2 + n, 3 + n)) and pair.span == (0, 3 + n) and pair.n_inserted == 3
+    assert pair.alignment == tuple(range(2, 2 + n)) and pair.sink_moved
+    assert pair.span_mask.tolist() == [True] * 2 + [False] * n + [True]
+    with pytest.raises(ValueError, match="latency is not defined for an insertion in 2 blocks: insert in one place"):
+        pair.one_block("latency")
+
+
+def test_places_that_are_one_and_blocks_without_tokens_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"two of the places \(before question and after system\) are the same token"):
+        Insertion.meaningless(" /", 2, before="question", after="system").places(BY_HAND)
+    with pytest.raises(ValueError, match="1 tokens cannot be inserted in 2 places"):
+        pair_of(Insertion.meaningless(" /", 1, at=(1, 2)))
+
+
+def test_blocks_that_keep_the_questions_positions_stand_where_they_were_put() -> None:
+    pair = pair_of(Insertion.meaningless(" /", 3, at=(1, 2)))
+    assert pair.held_positions()[0, :6].tolist() == [0, 1, 1, 1, 2, 2]
+    assert pair.held_positions("spread")[0, :6].tolist() == pytest.approx([0, 1 / 3, 2 / 3, 1, 1.5, 2])
+
+
+def test_a_place_that_is_not_the_papers_is_named_in_the_label() -> None:
+    assert Insertion.meaningless(" /", 2).label == "Mless ' /' x2"
+    assert Insertion.meaningless(" /", 2, after="question", at=3).label == "Mless ' /' x2, after question and at 3"
 
 
 def test_inserting_by_hand() -> None:
@@ -290,13 +336,9 @@ def test_inserting_outside_the_prompt_is_refused(at: int) -> None:
         insert_tokens(BY_HAND, at, [8])
 
 
-@pytest.mark.parametrize(
-    "place", [{"before": "question", "at": 2}, {"before": "system", "after": "question"}, {"at": None}]
-)
-def test_one_place_is_given_not_two_and_not_none(place: dict[str, Any]) -> None:
-    with pytest.raises(
-        ValueError, match='give one place: before="question" or "system", after="question", or at=<token'
-    ):
+@pytest.mark.parametrize("place", [{"at": None}, {"at": ()}, {"before": None}])
+def test_a_place_is_given(place: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match='give a place: before= or after= "question", "system", .*, or at=<token'):
         Insertion.meaningless(" /", 2, **place)
 
 
@@ -306,9 +348,11 @@ def test_a_negative_index_is_refused() -> None:
 
 
 @pytest.mark.usefixtures("as_users_run_it")
-@pytest.mark.parametrize("place", [{"before": "answer"}, {"after": "system"}])
+@pytest.mark.parametrize("place", [{"before": "answer"}, {"after": ("question", "inserted")}])
 def test_an_unknown_place_is_refused(place: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match='unknown place before=.* after=.*; use before="question", before="system"'):
+    with pytest.raises(
+        ValueError, match="unknown place before=.* after=.*; before and after take 'question', 'system'"
+    ):
         Insertion.meaningless(" /", 2, **place)
 
 
@@ -365,10 +409,87 @@ def test_a_problems_own_answer_prefix_goes_before_the_templates() -> None:
 
 
 def test_the_record_of_a_pair_holds_ids_and_span() -> None:
-    record = pair_of().record()
-    assert record["span"] == [3, 7] and record["insertion"] == "Mless ' /' x4" and record["bos_added"]
-    assert len(record["inserted_ids"]) == len(record["base_ids"]) + 4
-    assert record["problem"] == "p" and record["template"] == "raw" and record["joined_differs"] is False
+    pair = pair_of()
+    assert pair.record() == {
+        "problem": "p",
+        "template": "raw",
+        "insertion": "Mless ' /' x4",
+        "span_source": "unit",
+        "span": [3, 7],
+        "base_ids": list(pair.base.ids),
+        "inserted_ids": list(pair.inserted.ids),
+        "bos_added": True,
+        "joined_differs": False,
+        "special_as_text": [],
+        "sink_moved": False,
+        "answer_prefix": "\nThe final answer is \\boxed{",
+        "answer_prefix_ids": list(encode(words(), "\nThe final answer is \\boxed{")),
+        "answer_ids": list(encode(words(), "3")),
+    }
+    assert replace(pair, special_as_text=("answer",)).record()["special_as_text"] == ["answer"]
+
+
+def test_a_pair_is_told_from_any_other_by_its_fingerprint() -> None:
+    """Its span, its prompts, its answer, its distractor, whether it is answered; the order counts for a list."""
+    pair = pair_of()
+    others = [
+        pair_of(Insertion.meaningless(" /", 3)),
+        pair_of(question="How many ?"),
+        pair_of(answer="4"),
+        pair_of(distractor="6"),
+        pair_of(id="q"),
+        pair.answered(),
+        pair_of(Insertion.meaningless(" /", 4, before="system")),
+    ]
+    assert len({str(each.fingerprint()) for each in [pair, *others]}) == 8
+    assert pair.fingerprint() == pair_of().fingerprint() == json.loads(json.dumps(pair.fingerprint()))
+    assert pair.fingerprint()[:4] == ["p", 3, 7, 0] and len(pair.fingerprint()) == 5
+    assert digest_of([pair, others[0]]) == digest_of(iter([pair_of(), others[0]])) != digest_of([others[0], pair])
+    assert len(digest_of([pair])) == len(pair.fingerprint()[4]) == 16
+    assert repr(pair) == "PromptPair('p', Mless ' /' x4: 7 + 4 tokens at 3)"
+    assert repr(pair_of(answer="1 3").answered()) == (
+        f"PromptPair('p', Mless ' /' x4: {9 + len(pair.answer_prefix_ids)} + 4 tokens at 3, 2 of the answer)"
+    )
+
+
+class Named:
+    """A tokenizer as far as `own_pairs` asks it: the names of its tokens, none beyond its end."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def convert_ids_to_tokens(self, one: int) -> str:
+        return self.names[one]
+
+
+def test_any_token_that_another_tokenizer_calls_otherwise_is_told() -> None:
+    """Of the prompts, the answer with its prefix, the distractor, the solution; the lowest first; others do not matter."""
+    names = [f"t{i}" for i in range(61)]
+    pair = replace(hand_pair(3), tokenizer=Named(*names), distractor_ids=(60,))
+    used = [7, 10, 11, 12, 20, 21, 22, 30, 31, 40, 50, 51, 52, 60]
+
+    def model(*own: str) -> SimpleNamespace:
+        return SimpleNamespace(tokenizer=Named(*own), info=SimpleNamespace(name="tiny"))
+
+    for at in range(61):
+        changed = model(*names[:at], "other", *names[at + 1 :])
+        if at not in used:
+            assert own_pairs(changed, iter([pair])) == (pair,)
+            continue
+        message = (
+            f"pair 'p' was made for another tokenizer: its token {at} is 't{at}' there and 'other' in that of tiny"
+        )
+        with pytest.raises(ValueError, match=message):
+            own_pairs(changed, [hand_pair(3), pair])
+    for known in (60, 53):
+        with pytest.raises(ValueError, match="its token 60 is 't60' there and nothing in that of tiny; make the pairs"):
+            own_pairs(model(*names[:known]), [pair])
+    for own in (replace(pair, tokenizer=None), replace(pair, tokenizer=(same := model("x")).tokenizer)):
+        assert own_pairs(same, [own]) == (own,)
+    assert own_pairs(SimpleNamespace(tokenizer=None), [pair]) == (pair,)
 
 
 @pytest.mark.parametrize(
@@ -389,13 +510,20 @@ def test_the_record_of_a_pair_holds_ids_and_span() -> None:
         (lambda p: {"alignment": (0, 1, 2, 6, 8, 9, 10)}, r"the alignment map does not skip exactly .* span \(3, 7\)"),
         (lambda p: {"alignment": tuple(range(7))}, "the alignment map does not skip"),
         (lambda p: {"alignment": p.alignment[:-1]}, "the alignment map does not skip"),
-        (lambda p: {"span": (2, 6)}, "must equal the clean prompt; they first differ at clean position 2"),
-        (lambda p: {"span": (3, 6)}, "must equal the clean prompt; they first differ at clean position 3"),
+        (
+            lambda p: {"span": (2, 6)},
+            r"must cover the span \(2, 6\) and nothing else, but its tokens lie in \[\(3, 7\)\]",
+        ),
+        (lambda p: {"span": (3, 6)}, r"must cover the span \(3, 6\) and nothing else"),
         (lambda p: {"span": (3, 3)}, r"the span \(3, 3\) is empty or outside the prompt"),
         (lambda p: {"span": (7, 3)}, r"the span \(7, 3\) is empty or outside"),
         (lambda p: {"span": (-1, 3)}, r"the span \(-1, 3\) is empty or outside"),
         (lambda p: {"span": (3, 12)}, r"the span \(3, 12\) is empty or outside"),
-        (lambda p: {"span": (0, 11)}, "the inserted span covers the whole prompt"),
+        (lambda p: {"span": (0, 11)}, r"must cover the span \(0, 11\) and nothing else"),
+        (
+            lambda p: {"span": (0, 11), "inserted": replace(p.inserted, segments=("inserted",) * 11)},
+            "the inserted span covers the whole prompt",
+        ),
         (
             lambda p: {
                 "inserted": replace(p.inserted, segments=p.base.segments[:3] + ("inserted",) * 3 + ("question",) * 5)
@@ -423,8 +551,13 @@ def test_a_pair_that_does_not_fit_together_cannot_be_made(
 def test_a_span_of_the_same_token_as_its_neighbour_is_still_where_it_was_put() -> None:
     pair = pair_of(Insertion.meaningless(" apples", 2, at=5))
     assert pair.span == (5, 7) and pair.inserted.ids[5:8] == (pair.inserted.ids[5],) * 3
-    with pytest.raises(ValueError, match="alignment"):
+    with pytest.raises(ValueError, match=r"must cover the span \(6, 8\)"):
         replace(pair, span=(6, 8))
+    later = replace(
+        pair.inserted, segments=(*pair.inserted.segments[:5], "question", "inserted", "inserted", "question")
+    )
+    with pytest.raises(ValueError, match="alignment"):
+        replace(pair, inserted=later, span=(6, 8))
 
 
 @pytest.mark.parametrize("tokenizer", [words, bytewise])
@@ -508,6 +641,28 @@ def test_spread_positions_lie_evenly_before_the_insertion_point_by_hand() -> Non
     held = hand_pair(3).condition("held", held_positions="spread")
     assert held.position_ids.dtype == torch.float32
     assert held.position_ids[0].tolist() == pytest.approx([0, 1, 2, 2 + 1 / 3, 2 + 2 / 3, 3, 4, 5])
+
+
+@pytest.mark.parametrize("held_positions", [None, "spread"])
+@pytest.mark.parametrize("at", [0, 3, 6])
+def test_rows_side_by_side_are_the_conditions(at: int, held_positions: str | None) -> None:
+    """Of the inserted prompt's length each: its own positions, and what it hides; one without the span hides it."""
+    pair, options = hand_pair(at), {} if held_positions is None else {"held_positions": held_positions}
+    shown = torch.ones(8, 8, dtype=torch.bool)
+    for names in (list(CONDITIONS), ["inserted", "held"], ["base"]):
+        batch = pair.side_by_side(names, **options)
+        assert batch.tokens.tolist() == [list(pair.inserted.ids)] * len(names)
+        assert batch.position_ids.shape == (len(names), 8) and batch.attention_mask.shape == (len(names), 1, 8, 8)
+        for row, name in enumerate(names):
+            own = pair.condition(name, **options)
+            hidden = pair.condition("masked") if name in ("base", "gap") else own
+            mask = shown if hidden.attention_mask is None else hidden.attention_mask[0, 0]
+            assert torch.equal(batch.attention_mask[row, 0], mask)
+            positions = torch.arange(own.tokens.shape[1]) if own.position_ids is None else own.position_ids[0]
+            there = batch.position_ids[row] if own.tokens.shape[1] == 8 else batch.position_ids[row, pair.shared]
+            assert there.tolist() == positions.tolist(), name
+    with pytest.raises(ValueError, match="unknown condition 'none'"):
+        pair.side_by_side(["none"])
 
 
 def test_an_insertion_at_the_start_moves_the_sink_by_hand() -> None:
@@ -609,7 +764,9 @@ def test_pairs_keep_the_order_of_their_problems() -> None:
 
 
 def model_of(context_length: int) -> SimpleNamespace:
-    return SimpleNamespace(tokenizer=words(), info=SimpleNamespace(context_length=context_length, name="tiny"))
+    return SimpleNamespace(
+        tokenizer=words(), info=SimpleNamespace(context_length=context_length, d_vocab=10**6, name="tiny")
+    )
 
 
 def test_the_context_must_hold_the_prompt_with_span_prefix_and_answer() -> None:
@@ -619,6 +776,23 @@ def test_the_context_must_hold_the_prompt_with_span_prefix_and_answer() -> None:
     message = f"problem 'p' needs {needed} tokens with 4 inserted, but tiny has a context of {needed - 1}: insert"
     with pytest.raises(ValueError, match=message):
         make_pairs(model_of(needed - 1), [PROBLEM], SLASHES)
+
+
+def test_an_insertion_that_fills_the_context_is_told_by_its_problem_a_longer_one_before() -> None:
+    with pytest.raises(ValueError, match="problem 'p' needs .* tokens with 4 inserted, but tiny has a context of 4"):
+        make_pairs(model_of(4), [PROBLEM], SLASHES)
+    with pytest.raises(ValueError, match="4 tokens to insert do not fit tiny, which has a context of 3: insert fewer"):
+        make_pairs(model_of(3), [PROBLEM], SLASHES)
+    with pytest.raises(ValueError, match="problem 'p' needs"):
+        make_pairs(model_of(1), [PROBLEM], Insertion.text("/ /"))
+
+
+def test_pairs_of_any_tokens_are_those_of_make_pairs() -> None:
+    (made,) = pairs_of_any(words(), [PROBLEM], SLASHES)
+    assert made.record() == pair_of().record() and made.tokenizer is words()
+    for part in ("distractor", "solution"):
+        (without,) = pairs_of_any(words(), [replace(PROBLEM, **{part: None})], SLASHES)
+        assert getattr(without, f"{part}_ids") == () and without.answer_ids == made.answer_ids
 
 
 def test_pairs_of_no_problems_are_refused() -> None:
@@ -653,9 +827,37 @@ def test_text_between_words_merges_nothing_and_can_be_patched() -> None:
     pair = pair_of(template="paper")
     assert not pair.boundary_merge and pair.span == (3, 7) and pair.alignment == (0, 1, 2, 7, 8, 9, 10)
     assert pair.inserted.ids == pair_of().inserted.ids and pair.span_source == "text"
-    assert pair.base.bos_added and pair.base.joined_differs is None
+    for prompt in (pair.base, pair.inserted):
+        assert prompt.bos_added and prompt.joined_differs is None
     assert pair.answered().base.ids == pair_of().answered().base.ids
     assert pair.condition("masked").attention_mask is not None
+    raw = {**pair_of().record(), "span_source": "text", "template": "paper", "joined_differs": None}
+    assert pair.record() == raw and pair.insertion == SLASHES and pair.tokenizer is words()
+    assert (pair.base.segments, pair.inserted.segments) == (pair_of().base.segments, pair_of().inserted.segments)
+    assert pair.distractor_ids == encode(words(), "5") and pair.solution_ids == pair_of().solution_ids
+    (several,) = make_pairs(words(), [PROBLEM], Insertion.meaningless(" / ?", 6), template="paper")
+    assert words().decode(list(several.inserted.ids[3:9])) == "/ ? / ? / ?" and several.span == (3, 9)
+    assert pair_of(Insertion.text("Anna has"), template="paper").span == (3, 5)
+
+
+def test_tokens_merged_behind_a_bos_have_no_counterpart_and_it_keeps_its_own() -> None:
+    """As `merged_pair`, with a tokenizer that puts a BOS: all one further on, but what is not there."""
+    from tokenizers import processors
+
+    tokenizer = qwen2_tokenizer()
+    tokenizer.add_special_tokens({"bos_token": "<|bos|>"})
+    bos = tokenizer.bos_token_id
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|bos|> $A", special_tokens=[("<|bos|>", bos)]
+    )
+    pair = pair_of(Insertion.text(" ap"), tokenizer, "paper", system="red ", question="ples ?")
+    plain = merged_pair()
+    assert pair.base.ids == (bos, *plain.base.ids) and pair.inserted.ids == (bos, *plain.inserted.ids)
+    assert pair.alignment == (0, *(t + 1 if t >= 0 else -1 for t in plain.alignment)) and -1 in pair.alignment
+    assert pair.span == tuple(t + 1 for t in plain.span) and pair.boundary_merge and pair.base.bos_added
+    assert pair.inserted.segments == ("bos", *plain.inserted.segments)
+    assert pair.base.segments == ("bos", *plain.base.segments) and "question" in plain.base.segments
+    assert set(plain.inserted.segments[plain.span[0] : plain.span[1]]) == {"inserted"}
 
 
 def test_tokens_that_share_one_character_are_told_apart() -> None:

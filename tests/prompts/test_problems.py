@@ -39,9 +39,7 @@ def write(tmp_path: Path) -> Write:
 
 def test_every_key_of_a_record_reaches_its_problem(write: Write) -> None:
     path = write(
-        record(
-            solution="S", subject="Algebra", level=5, system="Y", distractor="4", answer_prefix="So: ", other="ignored"
-        )
+        record(solution="S", subject="Algebra", level=5, system="Y", distractor="4", answer_prefix="So: ", other="kept")
     )
     assert load_problems(path) == (
         Problem(
@@ -54,6 +52,7 @@ def test_every_key_of_a_record_reaches_its_problem(write: Write) -> None:
             answer_prefix="So: ",
             subject="Algebra",
             level="5",
+            extra={"other": "kept"},
         ),
     )
 
@@ -116,6 +115,7 @@ def test_all_of_math500_is_read(math500_path: Path) -> None:
         (record(answer=None), "missing answer; a problem needs the keys problem, answer, unique_id"),
         ({"question": "a"}, "missing problem, answer, unique_id; a problem needs"),
         (record(problem=" \n"), "problem 'id-1': its question is empty"),
+        (record(unique_id=""), "the id '' of the problem '.*' shows nothing"),
     ],
 )
 def test_a_faulty_line_is_refused_with_its_number(write: Write, line: object, message: str) -> None:
@@ -191,6 +191,16 @@ def test_a_missing_file_is_refused_with_the_other_choices(tmp_path: Path) -> Non
 def test_an_empty_question_is_refused_everywhere() -> None:
     with pytest.raises(ValueError, match="problem 'a': its question is empty"):
         Problem(id="a", question="\t", answer="1")
+
+
+@pytest.mark.parametrize("nothing", ["\u200b", "\ufeff \u2060", "\u00ad", "\u3164", "\u2800\ufe0f", "\x00"])
+def test_what_shows_nothing_is_no_question_and_no_id(nothing: str) -> None:
+    with pytest.raises(ValueError, match="problem 'a': its question is empty \\(it holds nothing that shows: '"):
+        Problem(id="a", question=nothing, answer="1")
+    for blank in (nothing, "", " "):
+        with pytest.raises(ValueError, match="of the problem 'how many\\?' shows nothing: give every problem an id"):
+            Problem(id=blank, question="how many?", answer="1")
+    assert Problem(id=f"a{nothing}", question=f"q{nothing}", answer="1").question.startswith("q")
 
 
 def test_text_is_asked_of_every_required_field(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,7 +52,7 @@ def test_a_prompt_has_one_segment_name_per_token() -> None:
 
 def test_segments_have_fixed_names() -> None:
     with pytest.raises(
-        ValueError, match=r"unknown segments \['user'\]; known: bos, template, system, inserted, question"
+        ValueError, match=r"unknown segments \['user'\]; known: bos, template, system, examples, inserted"
     ):
         Prompt((1, 2), ("question", "user"))
 

@@ -1,5 +1,8 @@
 """Problems from plain text: the parts are the text, cut between words, with the ids of the text in one piece."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from conftest import qwen2_tokenizer, word_tokenizer
 
@@ -45,3 +48,68 @@ def test_wrong_requests_are_named() -> None:
         ValueError, match="n_before must lie in 1 to n_context - 1 and n_answer be 1 or more, got 8, 8, 1"
     ):
         mi.problems_from_texts(tokenizer, [TEXT], n_context=8, n_before=8)
+
+
+def test_a_file_s_texts_are_parted_by_blank_lines_and_keep_their_names(tmp_path: Path) -> None:
+    tokenizer = qwen2_tokenizer()
+    wrapped = TEXT.replace(" Let", "\nLet")
+    file = tmp_path / "texts.txt"
+    file.write_text(f"\n{wrapped}\n  \n\n{TEXT}\n\t\n{TEXT} and more\n", encoding="utf-8-sig")
+    sizes = {"n_context": 8, "n_before": 2}
+    found = mi.problems_from_file(tokenizer, file, **sizes)
+    assert found == mi.problems_from_texts(tokenizer, [wrapped, TEXT, f"{TEXT} and more"], **sizes)
+    assert [made.id for made in found] == ["text-0", "text-1", "text-2"]
+    assert mi.problems_from_file(tokenizer, file, limit=2, **sizes) == found[:2]
+    long = mi.problems_from_file(tokenizer, file, limit=1, n_context=24, n_before=4)[0]
+    assert "\n" in f"{long.system}{long.question}", "a text may have several lines"
+
+
+def test_short_and_missing_texts_of_a_file_are_refused_with_the_line(tmp_path: Path) -> None:
+    tokenizer = word_tokenizer()
+    file = tmp_path / "texts.txt"
+    file.write_text(f"{TEXT}\n\n\nWhat is\n\n{TEXT}\n")
+    with pytest.raises(
+        ValueError, match=r"texts.txt, the text that begins in line 4, is 2 tokens long, too short .* 2, 8 and 9"
+    ):
+        mi.problems_from_file(tokenizer, file, n_context=8, n_before=2)
+    assert len(mi.problems_from_file(tokenizer, file, limit=1, n_context=8, n_before=2)) == 1
+    file.write_text(" \n\n\t\n")
+    with pytest.raises(ValueError, match="texts.txt holds no texts"):
+        mi.problems_from_file(tokenizer, file)
+    file.write_bytes(b"What \xff")
+    with pytest.raises(ValueError, match="texts.txt: not UTF-8 text .* at byte 5"):
+        mi.problems_from_file(tokenizer, file)
+    with pytest.raises(FileNotFoundError, match="no file of texts at"):
+        mi.problems_from_file(tokenizer, tmp_path / "none.txt")
+    with pytest.raises(ValueError, match="n_before must lie in 1 to n_context - 1"):
+        mi.problems_from_file(tokenizer, file, n_context=8, n_before=8)
+
+
+STORY = (
+    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park. One day, she saw a big red "
+    "ball in the tree and wanted to get it. Her mom said she should be careful and not climb too high. Lily was sad, but "
+    "then her friend Tom came and helped her. They were happy and played together with the ball all day long."
+)
+
+
+@pytest.mark.parametrize(("name", "unit"), [("stories260K", "/"), ("tinystories3M-gpt2", "/")])
+def test_a_trained_model_goes_on_with_plain_texts(name: str, unit: str, shared_dir: Path, tmp_path: Path) -> None:
+    folder = shared_dir / "models" / name
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is absent")
+    file = tmp_path / "stories.txt"
+    file.write_text(f"{STORY}\n\n{STORY.replace('Lily', 'Anna').replace('park', 'garden')}\n")
+    sizes = {"n_context": 40, "n_before": 10, "n_answer": 2}
+    found = mi.chosen_problems(str(file), str(folder), limit=8, **sizes)
+    assert [made.id for made in found] == ["text-0", "text-1"] and found[0].system is not None
+    assert (
+        STORY.startswith(f"{found[0].system}{found[0].question}{found[0].answer}")
+        or " ".join([found[0].system, found[0].question, found[0].answer]) in STORY
+    )
+    model = mi.load_model(folder, backend="bridge")
+    pairs = make_pairs(model, found, Insertion.meaningless(unit, 20), template="text")
+    likely = mi.patch_heads(model, pairs, heads=["L0H0"], progress=False)
+    shuffled = [replace(made, question=" ".join(reversed(made.question.split()))) for made in found]
+    other = make_pairs(model, shuffled, Insertion.meaningless(unit, 20), template="text")
+    unlikely = mi.patch_heads(model, other, heads=["L0H0"], progress=False)
+    assert (likely.donor > unlikely.donor).all(), "text is likelier than its words in reverse"

@@ -16,7 +16,9 @@ from conftest import ROOT
 from files_under_test import everything_in
 from results_under_test import same
 
+from mless_interp.running import checkpoint
 from mless_interp.running.checkpoint import Checkpoint, CheckpointError, Origin, _checked, key_of
+from mless_interp.running.work import Shard
 
 SETTINGS: dict[str, Any] = {"edit": "z", "heads": ("L0H0", "L0H1"), "seed": 0}
 ODD = "b\u2028"
@@ -52,6 +54,7 @@ def test_a_finished_problem_is_on_disk_at_once(begun: Path) -> None:
     assert [record["id"] for record in rest] == list(VALUES)
     assert first["settings"]["edit"] == "z" and first["settings"]["toolkit"]
     assert all(len(record["digest"]) == 16 for record in (first, *rest))
+    assert set(first) == {"settings", "digest"} and all(set(record) == {"id", "value", "digest"} for record in rest)
 
 
 def test_a_run_goes_on_from_what_is_finished_to_the_last_bit(begun: Path) -> None:
@@ -353,6 +356,27 @@ def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pyt
         Checkpoint(tmp_path / "runs" / "c.jsonl", SETTINGS)
 
 
+def test_a_full_disk_leaves_no_half_of_a_new_file_or_of_a_repaired_one(
+    begun: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = begun.read_bytes()[:-5]
+    begun.write_bytes(before)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    message = r"cannot write .*{} \(No space left on device\); {}"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        for path in (begun, begun.with_name("new.jsonl")):
+            remedy = "all that was finished before is kept there: make room"
+            with pytest.raises(OSError, match=message.format(path.name, remedy)) as error:
+                Checkpoint(path, SETTINGS)
+            assert error.value.errno == errno.ENOSPC
+    assert begun.read_bytes() == before and everything_in(begun.parent) == [begun.name]
+    assert len(kept_in(begun)) == 2
+
+
 def test_a_full_disk_takes_back_what_was_half_written(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = begun.read_bytes()
 
@@ -404,3 +428,122 @@ def test_the_next_call_of_a_notebook_is_not_locked_out_by_the_last(tmp_path: Pat
         found.put({"a": 1})
         assert (tmp_path / ".c.jsonl.lock").exists()
     assert everything_in(tmp_path) == ["c.jsonl"]
+
+
+# ------------------------------------------------------------------------------------------------------- parts of a run
+
+
+def part_of(path: Path, index: int = 0, origins: dict[str, Origin] | None = None, **changes: Any) -> Path:
+    """What one of two shards has kept: the problems a and c."""
+    with Checkpoint(path, SETTINGS | changes, origins, shard=Shard(index, 2)) as own:
+        own.put({"a": [1.0], "c": 2})
+    return path.with_name(f"{path.stem}.{index}-of-2{path.suffix}")
+
+
+def test_a_run_takes_what_its_parts_have_kept_and_writes_nothing_into_them(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    origins = {"a": Origin("asked", "u"), "c": Origin("", "v"), "b": Origin()}
+    part = part_of(path, 0, origins)
+    before = part.read_bytes()
+    assert not path.exists() and len(lines_of(part)) == 3
+    for shard in (Shard(1, 2), None):
+        with Checkpoint(path, SETTINGS, origins, shard=shard) as found:
+            assert (found.get("a"), found.get("c"), len(found)) == ([1.0], 2, 2 if shard else 3)
+            assert found.get("b") == (None if shard else 3), "the other part's"
+            assert (found.path, found.repaired) == (path if shard is None else shard.file(path), False)
+            found.put({"b": 3})
+    with Checkpoint(path, SETTINGS, origins, shard=Shard(0, 2)) as found:
+        assert (found.get("a"), found.get("b"), len(found)) == ([1.0], 3, 3)
+    assert part.read_bytes() == before
+    with Checkpoint(path, SETTINGS, {"a": Origin("asked", "other")}) as found:
+        assert found.get("a") is None, "computed together with others"
+
+
+def test_a_line_that_a_part_has_not_ended_is_no_damage_and_any_other_is_counted(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    part = part_of(path)
+    whole = part.read_bytes()
+    part.write_bytes(whole[:-1])
+    with warnings.catch_warnings(), Checkpoint(path, SETTINGS) as found:
+        warnings.simplefilter("error")
+        assert (found.get("a"), found.get("c")) == ([1.0], None)
+    part.write_bytes(whole.replace(b'"value": 2', b'"value": 3'))
+    with pytest.warns(UserWarning, match=r"0-of-2.jsonl: 1 lines are damaged and not used"):
+        found = Checkpoint(path, SETTINGS)
+    assert found.get("a") == [1.0] and found.get("c") is None
+    found.close()
+    part.write_bytes(whole.replace(b'"seed": 0', b'"seed": 1'))  # its own digest does not fit: its lines still do
+    with Checkpoint(path, SETTINGS) as found:
+        assert (found.get("a"), found.get("c")) == ([1.0], 2)
+    part.write_bytes(b"")
+    with Checkpoint(path, SETTINGS) as found:
+        assert len(found) == 0
+
+
+def test_a_part_of_another_run_is_refused_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    part = part_of(path, seed=1)
+    with pytest.raises(CheckpointError, match="0-of-2.jsonl was made with other settings: seed was 1, now 0; use the"):
+        Checkpoint(path, SETTINGS)
+    part.unlink()
+    part_of(path, 0, {"a": Origin("first"), "c": Origin("second")})
+    with pytest.raises(CheckpointError, match="0-of-2.jsonl was made with other problems: problem 'c' has another"):
+        Checkpoint(path, SETTINGS, {"a": Origin("first"), "c": Origin("third")})
+    with pytest.raises(ValueError, match=r"Shard 1/2 of a run needs a checkpoint= in which it keeps its part"):
+        Checkpoint(None, SETTINGS, shard=Shard(1, 2))
+
+
+# ------------------------------------------------------------------------------------------------------------ its words
+
+
+def test_a_key_does_not_depend_on_the_order_of_names() -> None:
+    assert key_of({"a": 1, "b": {"c": 2, "d": 3}}) == key_of({"b": {"d": 3, "c": 2}, "a": 1}) != key_of({"a": 1})
+    assert len(key_of(None)) == 16
+
+
+def test_a_file_in_folders_that_are_not_there_yet(tmp_path: Path) -> None:
+    Checkpoint(tmp_path / "some" / "deep" / "c.jsonl", SETTINGS).close()
+    assert len(lines_of(tmp_path / "some" / "deep" / "c.jsonl")) == 1
+
+
+def test_a_file_that_is_gone_while_its_run_lasts_is_told(begun: Path) -> None:
+    with Checkpoint(begun, SETTINGS) as found:
+        begun.unlink()
+        with pytest.raises(OSError, match=r"cannot write .*c.jsonl \(No such file or directory\); all that was"):
+            found.put({"d": 1.0})
+        assert found.get("d") is None and not begun.exists()
+
+
+def test_problems_of_one_unit_need_no_prompts(tmp_path: Path) -> None:
+    for _ in range(2):
+        with Checkpoint(tmp_path / "c.jsonl", SETTINGS, {"a": Origin(unit="u")}) as found:
+            found.put({"a": 1})
+    with Checkpoint(tmp_path / "c.jsonl", SETTINGS, {"a": Origin(unit="u")}) as found:
+        assert found.get("a") == 1
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "shown"),
+    [
+        ("ab", "ac", ("ab", "ac")),
+        ("x" * 60, "y" * 60, ("x" * 60, "y" * 60)),
+        ("x" * 20 + "a" * 40, "x" * 20 + "b" * 40, ("x" * 20 + "a" * 40, "x" * 20 + "b" * 40)),
+        ("x" * 61, "y", ("x" * 60 + "...", "y")),
+        ("x" * 10 + "a" * 60, "x" * 10 + "b" * 50, ("x" * 10 + "a" * 50 + "...", "x" * 10 + "b" * 50)),
+        ("w" + "x" * 10 + "a" * 50, "w" + "x" * 10 + "b", ("..." + "x" * 10 + "a" * 50, "w" + "x" * 10 + "b")),
+        ("w" + "x" * 10 + "a" * 51, "w" + "x" * 10, ("w" + "x" * 10 + "a" * 49 + "...", "w" + "x" * 10)),
+        ("w" * 40 + "a" * 90, "w" * 40 + "b", ("..." + "w" * 10 + "a" * 50 + "...", "w" * 40 + "b")),
+    ],
+)
+def test_long_texts_are_cut_to_where_they_differ(was: str, now: str, shown: tuple[str, str]) -> None:
+    assert checkpoint._shown(was, now) == shown and checkpoint._shown(now, was) == shown[::-1]
+
+
+def test_words_of_a_damaged_line_and_of_many() -> None:
+    named = checkpoint._named
+    assert named({"id": "a"}, b"") == " (problem 'a')" and named({"id": 3}, b"x") == named([], b'["id"]') == ""
+    assert named(None, b'{"id": "a\\"b", "val') == " (problem 'a\"b')" and named(None, b'{"id": "a') == ""
+    assert named(None, b'{"id": "\\x"}') == "", "no text of JSON"
+    assert checkpoint._few("abc") == "a, b, c" and checkpoint._few("abcd", "; ") == "a; b; c and 1 more"
+    values = [None, True, 2, 0.5, "x", Path("p"), np.float32(0.5), np.arange(2), (1, {2}), {1: np.int64(3)}]
+    assert checkpoint.plain(values) == [None, True, 2, 0.5, "x", "p", 0.5, [0, 1], [1, [2]], {"1": 3}]

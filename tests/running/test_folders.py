@@ -1,5 +1,6 @@
 """Folders of results: whole or not at all, killed at any moment; nothing foreign is ever removed; one run on each."""
 
+import datetime
 import errno
 import json
 import os
@@ -12,16 +13,25 @@ import pytest
 from conftest import ROOT
 from files_under_test import contents, everything_in
 
+from mless_interp.running import folders
 from mless_interp.running.folders import (
     ANALYSIS,
+    COMPUTED,
     MANIFEST,
+    RUN,
     claimed,
     damaged_files,
+    finish_replacement,
     foreign_in,
     manifest_of,
     new_folder,
+    recover,
     refuse_existing,
+    remove_partial,
+    renewed,
+    write_manifest,
 )
+from mless_interp.running.work import Shard
 
 
 def written(folder: Path, **files: str) -> Path:
@@ -274,6 +284,49 @@ def test_what_a_killed_run_had_copied_there_does_not_count_as_whole(old: Path) -
         assert contents(old) == {"old": "old"} and not new.exists()
 
 
+def test_what_a_run_had_only_begun_to_write_is_removed(tmp_path: Path) -> None:
+    """Killed before its manifest had a name: an empty folder, or one with the manifest's beginning alone."""
+    new = tmp_path / ".out.new"
+    for begun in ((), (f".{MANIFEST}.new",)):
+        new.mkdir()
+        for name in begun:
+            (new / name).write_text("{")
+        recover(tmp_path / "out")
+        assert everything_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_whole_new_folder_is_put_in_place_as_its_run_was_about_to(overwrite: bool, old: Path) -> None:
+    new, put = old.with_name(".out.new"), old.with_name("other")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(folders, "_put_in_place", lambda *_, **__: None)  # killed there
+        with new_folder(put, overwrite=overwrite) as making:
+            (making / "new").write_text("new")
+    os.replace(put.with_name(".other.new"), new)
+    if overwrite:
+        with pytest.warns(UserWarning, match="'.*out': finished what an earlier run was about to put there"):
+            recover(old)
+        assert contents(old.parent) == {"out/new": "new"}
+    else:
+        with pytest.raises(FileExistsError, match="the new results are whole and kept in '.*.out.new'"):
+            recover(old)
+        assert contents(old.parent) == {"out/old": "old", ".out.new/new": "new"}
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_an_old_folder_comes_back_where_no_other_stands_and_goes_where_one_does(gone: bool, old: Path) -> None:
+    shutil.copytree(old, old.with_name(".out.old"))
+    if gone:
+        shutil.rmtree(old)
+    recover(old)
+    assert contents(old.parent) == {"out/old": "old"}
+    shutil.copytree(old, old.with_name(".out.old"))
+    (old.with_name(".out.old") / "mine").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"'.*\.out\.old' holds foreign files \(mine\); move it away"):
+        recover(old)
+    assert len(contents(old.parent)) == 3
+
+
 def test_a_hidden_folder_that_is_not_ours_is_never_removed(tmp_path: Path) -> None:
     (tmp_path / ".out.new").mkdir()
     (tmp_path / ".out.new" / "notes").write_text("mine")
@@ -518,6 +571,66 @@ def test_a_run_that_is_stopped_says_what_is_kept(tmp_path: Path) -> None:
     assert everything_in(tmp_path) == [".out.partial"]
 
 
+def test_what_a_run_kept_goes_once_its_results_are_in_place(tmp_path: Path) -> None:
+    """Known by the `run.json` that both hold; another's stays. What holds no file at all goes too."""
+    out, partial = tmp_path / "out", tmp_path / ".out.partial"
+    for of_results, kept in (("{1}", "{1}"), ("{1}", "{2}"), (None, "{1}"), ("{1}", None)):
+        shutil.rmtree(out, ignore_errors=True)
+        written(out, a="a")
+        (partial / COMPUTED).mkdir(parents=True)
+        (partial / "sweep.jsonl").write_text("kept")
+        (partial / ANALYSIS).write_text('{"analysis": "own"}')
+        if of_results is not None:
+            (out / RUN).write_text(of_results)
+            write_manifest(out)
+        if kept is not None:
+            (partial / COMPUTED / RUN).write_text(kept)
+        with claimed(out, overwrite=True, analysis="own"):
+            assert (partial / "sweep.jsonl").exists() is (of_results != kept)
+        shutil.rmtree(partial, ignore_errors=True)
+    (partial / "deep" / "deeper").mkdir(parents=True)
+    with claimed(out, overwrite=True, analysis="own"):
+        assert everything_in(partial) == [ANALYSIS]
+    assert not partial.exists()
+
+
+def test_all_that_a_run_kept_is_removed_and_nothing_that_it_links_to(tmp_path: Path) -> None:
+    partial, mine = tmp_path / ".out.partial", tmp_path / "mine"
+    for folder in (mine, partial / COMPUTED / "deep", partial / "pictures"):
+        folder.mkdir(parents=True)
+        (folder / "file").write_text("x")
+    (partial / COMPUTED / RUN).write_text("{}")
+    (partial / "link").symlink_to(mine)
+    remove_partial(partial)
+    assert everything_in(tmp_path) == ["mine"] and contents(mine) == {"file": "x"}
+    remove_partial(partial)  # gone already
+
+
+def test_files_made_again_take_their_places_and_all_else_stays(old: Path) -> None:
+    (old / "foreign").write_text("mine")
+    (old / "deep").mkdir()
+    with renewed(old) as making:
+        assert making == old.with_name(".out.new")
+        (making / "deep").mkdir()
+        (making / "deep" / "page").write_text("1")
+        (making / "old").write_text("new")
+        assert contents(old) == {"old": "old", "foreign": "mine"}
+    assert contents(old) == {"old": "new", "foreign": "mine", "deep/page": "1"}
+    manifest = manifest_of(old)
+    assert manifest is not None and set(manifest["files"]) == {"old", "deep/page"} and manifest["complete"]
+    assert damaged_files(old) == {} and foreign_in(old) == ["foreign"]
+    (old / "foreign").unlink()
+
+    def fail() -> None:
+        with renewed(old) as making:
+            (making / "old").write_text("half")
+            raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        fail()
+    assert contents(old.parent) == {"out/old": "new", "out/deep/page": "1"}
+
+
 def test_another_analysis_never_touches_what_one_has_kept(tmp_path: Path) -> None:
     with claimed(tmp_path / "out", overwrite=False, analysis="accuracy") as partial:
         (partial / "answers.jsonl").write_text("kept")
@@ -595,3 +708,106 @@ def test_a_folder_may_be_written_within_its_own_run(tmp_path: Path) -> None:
         written(tmp_path / "out", a="a")
         assert (tmp_path / ".out.lock").exists(), "still held"
     assert everything_in(tmp_path) == ["out"]
+
+
+# ------------------------------------------------------------------------------------------------- rules, one at a time
+
+
+def test_what_a_reader_finds_half_replaced_is_finished(tmp_path: Path) -> None:
+    out, new = tmp_path / "out", tmp_path / ".out.new"
+    finish_replacement(out)
+    assert everything_in(tmp_path) == []
+    os.replace(written(tmp_path / "other", a="a"), new)
+    with pytest.warns(UserWarning, match="'.*out': finished what an earlier run was about to put there"):
+        finish_replacement(out)
+    assert contents(tmp_path) == {"out/a": "a"} and everything_in(tmp_path) == ["out"]
+
+
+def test_a_new_folder_that_is_damaged_is_not_put_in_place(old: Path) -> None:
+    new = old.with_name(".out.new")
+    shutil.copytree(old, new)
+    (new / "old").write_text("odd")
+    recover(old)
+    assert contents(old.parent) == {"out/old": "old"}
+
+
+def test_an_empty_old_folder_goes(old: Path) -> None:
+    old.with_name(".out.old").mkdir()
+    recover(old)
+    assert everything_in(old.parent) == ["out"]
+
+
+def test_folders_within_folders_are_replaced_too(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for text in ("1", "2"):
+        with new_folder(out, overwrite=True) as making:
+            (making / "a" / "b" / "c").mkdir(parents=True)
+            (making / "a" / "b" / "c" / "file").write_text(text)
+    assert contents(tmp_path) == {"out/a/b/c/file": "2"}
+
+
+def test_what_a_manifest_says(old: Path) -> None:
+    manifest = manifest_of(old)
+    assert manifest is not None and set(manifest) == {
+        "made_by", "version", "made", "complete", "overwrite", "files", "digest",
+    }  # fmt: skip
+    made = datetime.datetime.fromisoformat(manifest["made"])
+    assert made.utcoffset() == datetime.timedelta() and not made.microsecond and manifest["overwrite"] is True
+    write_manifest(old, complete=False)
+    manifest = manifest_of(old)
+    assert manifest is not None and (manifest["complete"], manifest["overwrite"], manifest["files"]) == (
+        False,
+        False,
+        {},
+    )
+
+
+def test_the_room_that_is_needed_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for free in (folders.ROOM, folders.ROOM - 1):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: shutil._ntuple_diskusage(10**9, 10**9, free))
+        if free == folders.ROOM:
+            folders._check_room(tmp_path)
+        else:
+            with pytest.raises(OSError, match="has 8191 KiB left, a run needs 8192") as error:
+                folders._check_room(tmp_path)
+            assert error.value.errno == errno.ENOSPC
+
+
+def test_a_note_of_whose_work_is_kept_that_is_damaged_is_written_anew(tmp_path: Path) -> None:
+    partial = tmp_path / ".out.partial"
+    partial.mkdir()
+    for text in ("{", "[]", "{}", "3"):
+        (partial / ANALYSIS).write_text(text)
+        (partial / "kept").write_text("kept")
+        with claimed(tmp_path / "out", overwrite=False, analysis="own"):
+            found = json.loads((partial / ANALYSIS).read_text())
+            assert found["analysis"] == "own" and found["pid"] == os.getpid()
+    (partial / ANALYSIS).write_text('{"analysis": "theirs"}')
+    message = r"keeps the unfinished work of another analysis, theirs \(begun \?: \?\); finish that, choose another"
+    with pytest.raises(FileExistsError, match=message), claimed(tmp_path / "out", overwrite=False, analysis="own"):
+        pytest.fail("the work began")
+
+
+def test_shards_share_what_is_kept_and_leave_it_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with a lock of its own; none beside the whole run."""
+    out, asked = tmp_path / "out", []
+    monkeypatch.setattr(folders, "refuse_in_use", asked.append)
+    for index in range(2):
+        with claimed(out, overwrite=False, analysis="own", shard=Shard(index, 2)) as partial:
+            assert everything_in(tmp_path) == [f".out.{index}-of-2.lock", f".out.{index}-of-2.owner", ".out.partial"]
+            assert asked == [out]
+            asked.clear()
+        assert everything_in(tmp_path) == [".out.partial"] and everything_in(partial) == [ANALYSIS]
+    for name in (".out.0-of-2.lock", ".out.1-of-2.lock", ".other.0-of-2.lock", ".out.lock.lock", "out.0-of-3.lock"):
+        (tmp_path / name).touch()
+    with claimed(out, overwrite=False, analysis="own"):
+        assert sorted(asked) == [tmp_path / "out.0-of-2", tmp_path / "out.1-of-2"]
+    assert not partial.exists(), "the whole run removes what holds nothing"
+
+
+def test_a_disk_error_says_where_also_of_a_long_name() -> None:
+    error = OSError(errno.EIO, "gone")
+    for length, shown in ((199, "x" * 199), (200, "x" * 150 + "...")):
+        found = folders._cannot_write("x" * length, error)
+        assert found.errno == errno.EIO
+        assert str(found).endswith(f"cannot write the folder {shown!r} (gone); choose another name or place")

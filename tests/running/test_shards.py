@@ -95,6 +95,14 @@ def test_a_part_of_another_run_is_refused(file: Path) -> None:
         run(file)
 
 
+def test_a_merge_that_is_refused_leaves_no_trace(file: Path) -> None:
+    part(file, 0)
+    with pytest.raises(CheckpointError, match="made with other settings"):
+        run(file, settings={"edit": "q"})
+    assert not file.exists()
+    assert repr(run(file)) == repr(run())
+
+
 def test_a_shard_keeps_its_part_or_does_not_begin() -> None:
     with pytest.raises(ValueError, match="Shard 0/2 of a run needs a checkpoint="):
         run(engine=Shard(0, 2))
@@ -216,6 +224,22 @@ def test_commands_in_parts_are_merged_also_from_elsewhere(tmp_path: Path) -> Non
     assert not (tmp_path / ".here.partial").exists()
 
 
+def test_damaged_options_are_told_and_nothing_is_lost(tmp_path: Path) -> None:
+    here, there = (str(tmp_path / name) for name in ("here", "there"))
+    command(*SWEEP, "--out", here, "--shard", "0/2")
+    begun = tmp_path / ".here.partial" / "options.json"
+    for damaged in (begun.read_text().replace('"limit": 6', '"limit": 5'), ""):
+        begun.write_text(damaged)
+        assert "start the command of the shards without --shard" in command("merge", here, code=2)
+    command(*SWEEP, "--out", here, "--shard", "1/2", "--overwrite")  # writes them anew
+    assert "--wait is for --shard" in command(*SWEEP, "--out", here, "--wait", "5", code=2)
+    command(*SWEEP, "--out", there, "--shard", "1/2")
+    (theirs,) = (tmp_path / ".there.partial").glob("*.1-of-2.jsonl")
+    ours = tmp_path / ".here.partial" / theirs.name
+    ours.write_bytes(theirs.read_bytes()[:200])  # a copy that was cut off
+    assert "Results:" in command("merge", here, "--from", there)
+
+
 def test_merging_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     here, there = (str(tmp_path / name) for name in ("here", "there"))
     assert "holds no shards" in command("merge", here, code=2)
@@ -229,6 +253,6 @@ def test_merging_what_does_not_belong_together_is_refused(tmp_path: Path) -> Non
     shutil.rmtree(tmp_path / ".there.partial")
     command(*SWEEP, "--out", there, "--shard", "0/2")
     (kept,) = (tmp_path / ".there.partial").glob("*.0-of-2.jsonl")
-    kept.write_text(kept.read_text() + "\n")
+    kept.write_text(kept.read_text().replace('"value": ', '"value":  ', 1))
     assert "is there already, and other than" in command("merge", here, "--from", there, code=2)
-    assert json.loads((tmp_path / ".here.partial" / "options.json").read_text())["seed"] == 0
+    assert json.loads((tmp_path / ".here.partial" / "options.json").read_text())["options"]["seed"] == 0

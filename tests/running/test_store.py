@@ -81,6 +81,44 @@ def test_numbers_survive_to_the_last_bit(tmp_path: Path) -> None:
     assert found.settings == {"lam": numbers[0], "np": numbers[1]}
 
 
+def test_every_kind_of_value_is_written_under_its_own_name(tmp_path: Path) -> None:
+    """What other versions and programs read: it stays as it is."""
+    settings = {
+        "array": np.array([1.0, -np.nan]),
+        "words": np.array(["a", "b"], dtype=object),
+        "tuple": (1, "x"),
+        "list": [None, True, 2.5, np.int64(3)],
+        "a.%": {"deep": np.arange(2)},
+        "head": Head(1, 2),
+    }
+    folder = save(tmp_path / "out", found=made_scores(settings=settings))
+    document = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert set(document) == {"format", "results", "provenance"} and document["format"] == 1
+    found = document["results"]["found"]
+    assert set(found) == {"class", "fields"} and found["class"] == "PatchScores"
+    assert found["fields"]["settings"] == {
+        "dict": {
+            "array": {"array": "found.settings.array"},
+            "words": {"array": "found.settings.words"},
+            "tuple": {"tuple": [1, "x"]},
+            "list": [None, True, 2.5, 3],
+            "a.%": {"dict": {"deep": {"array": "found.settings.a%2E%25.deep"}}},
+            "head": {"head": [1, 2]},
+        }
+    }
+    with np.load(folder / "arrays.npz") as arrays:
+        assert (
+            arrays["found.settings.words"].tolist() == ["a", "b"] and arrays["found.settings.words"].dtype.kind == "U"
+        )
+        assert not np.signbit(arrays["found.settings.array"][1]), "one kind of NaN"
+    again = load(folder)["found"].settings
+    assert again["tuple"] == (1, "x") and again["list"] == [None, True, 2.5, 3] and again["head"] == Head(1, 2)
+    with pytest.raises(TypeError, match=r"found.settings.x.1: a set cannot be saved and loaded unchanged; keep it as"):
+        save(tmp_path / "set", found=made_scores(settings={"x": (1, {2})}))
+    with pytest.raises(TypeError, match=r"found.settings.x: a dict cannot be saved"):
+        save(tmp_path / "keys", found=made_scores(settings={"x": {1: 2}}))
+
+
 def test_two_results_of_one_class_need_names(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"two results of the same class need names: save\(path, first="):
         save(tmp_path / "out", made_scores(), made_scores())

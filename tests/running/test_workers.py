@@ -156,11 +156,33 @@ def test_a_model_that_cannot_be_loaded_again_is_refused(workers: Any, tmp_path: 
         mi.score_heads(wrapped.on(workers), pairs, progress=False)
     with torch.no_grad():
         next(model.underlying.parameters()).add_(1e-3)
-    with pytest.raises(ModelError, match="has other weights where it was loaded again"):
+    with pytest.raises(ModelError, match="is another model where it was loaded again: weights "):
         mi.score_heads(model.on(workers), pairs, progress=False)
 
 
-@pytest.mark.parametrize("options", [{"count": 0}, {"count": 2, "gpus": -1}, {"count": 2, "threads": 0}])
+def test_what_a_worker_would_not_have_is_refused(workers: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "planted"
+    planted = mi.planted_model(readers=[mi.Head(0, 1)], n_heads=4, n_layers=2, seed=0)
+    planted.save(folder)
+    model = mi.load_model(folder)
+    pairs = mi.make_pairs(model, planted.problems(2), mi.Insertion.meaningless(" /", n_tokens=3))
+    hook = model.underlying.blocks[0].attn.register_forward_hook(lambda module, given, made: made / 2)
+    with pytest.raises(ModelError, match="has hooks that were added since it was loaded"):
+        mi.score_heads(model.on(workers), pairs, progress=False)
+    hook.remove()
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace('"rms_norm_eps": ', '"rms_norm_eps": 0.5, "was": '))
+    with pytest.raises(ModelError, match="is another model where it was loaded again: config "):
+        mi.score_heads(model.on(workers), pairs, progress=False)
+
+
+def test_more_workers_than_there_is_room_for_are_refused(workers: Any) -> None:
+    more = mi.RayWorkers(1, gpus=1)
+    with pytest.raises(ValueError, match="1 workers with 1 GPU each ask for 1, and this machine has 0"):
+        run(more, lambda unit, tick: [{"value": 2.0}])
+
+
+@pytest.mark.parametrize("options", [{"count": 0}, {"count": 2, "gpus": -1}, {"count": 2, "cpus": -1}])
 def test_wrong_numbers_are_told_before_anything_begins(options: Any) -> None:
     with pytest.raises(ValueError, match="must be"):
         mi.RayWorkers(**options)

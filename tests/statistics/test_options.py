@@ -261,6 +261,44 @@ def test_a_seed_draws_what_it_always_drew() -> None:
     assert drawn == pytest.approx(DRAWN, abs=1e-12)
 
 
+def test_tests_of_means_at_any_small_number_are_scipys() -> None:
+    """Means, t intervals, equivalence and effect sizes of 2 to 5 problems, with gaps, against SciPy cell by cell."""
+    rng = np.random.default_rng(3)
+    for n in range(2, 6):
+        x = rng.normal(0.4, 1, (6, 4))
+        for cell in range(4):
+            x[rng.permutation(6)[n:], cell] = np.nan
+        interval, within, size = st.mean_interval(x, confidence=0.9), st.tost(x, 0.8, alpha=0.1), st.cohen_dz(x)
+        for cell in range(4):
+            own = x[~np.isnan(x[:, cell]), cell]
+            one = stats.ttest_1samp(own, 0.0)
+            limits = one.confidence_interval(0.9)
+            upper = stats.ttest_1samp(own, -0.8, alternative="greater").pvalue
+            lower = stats.ttest_1samp(own, 0.8, alternative="less").pvalue
+            narrow = one.confidence_interval(0.8)
+            found = [interval.estimate[cell], interval.low[cell], interval.high[cell], interval.standard_error[cell]]
+            np.testing.assert_allclose(found, [own.mean(), *limits, stats.sem(own)])
+            found = [within.estimate[cell], within.low[cell], within.high[cell], within.p[cell], within.n[cell]]
+            np.testing.assert_allclose(found, [own.mean(), *narrow, max(upper, lower), n])
+            assert within.equivalent[cell] == (max(upper, lower) < 0.1)
+            np.testing.assert_allclose(size[cell], one.statistic / np.sqrt(n))
+
+
+@pytest.mark.parametrize("d_z", [0.3, -0.5, 1.2, 4.0])
+def test_a_sample_of_the_exact_size_has_the_power_and_one_less_has_not(d_z: float) -> None:
+    for n_tests, power, alpha in ((1, 0.8, 0.05), (28, 0.9, 0.01)):
+        n = st.sample_size(d_z, n_tests=n_tests, power=power, alpha=alpha, method="t")
+
+        def reached(n: int, level: float = alpha / n_tests) -> float:
+            critical = stats.t.isf(level / 2, n - 1)
+            both = stats.nct.sf(critical, n - 1, abs(d_z) * n**0.5) + stats.nct.sf(critical, n - 1, -abs(d_z) * n**0.5)
+            return float(both)
+
+        assert reached(n) >= power and (n == 2 or reached(n - 1) < power)
+        normal = (stats.norm.isf(alpha / n_tests / 2) + stats.norm.ppf(power)) / abs(d_z)
+        assert st.sample_size(d_z, n_tests=n_tests, power=power, alpha=alpha) == max(2, int(np.ceil(normal**2)))
+
+
 # ------------------------------------------------------------------------------------------------------------- borders
 
 
@@ -278,6 +316,11 @@ def test_the_smallest_inputs_are_allowed() -> None:
         assert st.sign_flip(np.array([[1.0, 1.0], [2.0, np.nan], [np.nan, np.nan]])).tolist() == pytest.approx(
             [0.5, np.nan], nan_ok=True
         )
+    for pair, flag, width in (([3.0, 3.0], "all values equal", 0.0), ([3.0, 4.0], "few problems", 12.7062047)):
+        found = st.mean_interval(np.array(pair))
+        assert (str(found.flag), int(found.n)) == (flag, 2) and found.high - found.low == pytest.approx(width)
+        fallen = st.bootstrap_interval(np.array(pair), n_resamples=50)
+        assert (str(fallen.flag) == flag) is (width == 0) and fallen.high - fallen.low <= 1
     one = st.tost(np.array([[3.0], [np.nan]]), 1.0)
     assert one.estimate == 3.0 and one.n == 1 and np.isnan([one.p, one.low, one.high]).all()
     assert np.isnan(st.exact_limits(np.array(0), np.array(0))).all()
@@ -341,6 +384,12 @@ def test_ties_at_the_border_go_to_the_earlier_cell() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (
+            lambda: st.bootstrap_interval(VALUES, method="normal"),
+            "^method must be one of 'bca', 'percentile', got 'normal'",
+        ),
+        (lambda: st.bootstrap_interval(VALUES, n_resamples=1), "^n_resamples must be 2 or more"),
+        (lambda: st.ratio_interval(VALUES, OTHERS, confidence=1.0), "^confidence must lie between 0 and 1"),
         (lambda: st.sample_size(0.5, power=1.0), "power must lie between 0 and 1, got 1.0"),
         (lambda: st.sample_size(0.5, alpha=0.0), "alpha must lie between 0 and 1, got 0.0"),
         (lambda: st.sample_size(0.5, method="exact"), "method must be one of 'normal', 't', got 'exact'"),

@@ -134,8 +134,9 @@ def test_a_map_refuses_two_rows_of_one_head() -> None:
 
 
 def shown(result: Any) -> tuple[list[str], HeadMap | None, list[Table]]:
-    """What a page tells and shows of a result: sentences, head map, tables."""
-    parts = mi.Report("T", question="Q?").result(result, heading=None).parts
+    """What a page tells and shows of a result, folded or not: sentences, head map, tables."""
+    made = mi.Report("T", question="Q?").result(result, heading=None).parts
+    parts = [each for part in made for each in (part.parts if part.kind == "folded" else (part,))]
     maps = [part for part in parts if part.kind == "head_map"]
     assert len(maps) <= 1
     texts_ = [part.text for part in parts if part.kind == "text"]
@@ -286,6 +287,42 @@ def test_a_page_begins_with_its_answer_then_the_picture_then_six_columns(chrome:
     assert opened.run("[...document.querySelectorAll('thead th')].every((th) => th.title)")
     legend = opened.run("document.querySelector('.legend').textContent")
     assert "outlined: named" in legend and "the head whose numbers are shown" in legend
+
+
+def test_of_many_sentences_and_tables_the_first_stand_open(chrome: Browser, tmp_path: Path) -> None:
+    made = replace(located(), confirmation=confirmed())
+    told, tables = made.told(), made.shown().tables
+    assert len(told) > 6 and len(tables) > 2
+    page = mi.Report("T", question="Q?").result(made)
+    folds = [part for part in page.parts if part.kind == "folded"]
+    assert [part.text for part in page.parts if part.kind == "text"] == told[:2]
+    assert [part.kind for part in page.parts].count("table") == 1
+    assert folds[-1].summary == f"All else in words: {len(told) - 2} sentences"
+    assert [part.text for part in folds[-1].parts] == told[2:], "nothing is lost"
+    assert [fold.parts[0].caption for fold in folds[:-1]] == [table.caption for table in tables[1:]]
+    chosen = mi.Report("T", question="Q?").result(made, first=told[3:5])
+    assert [part.text for part in chosen.parts if part.kind == "text"] == told[3:5]
+    assert not [part for part in mi.Report("T", question="Q?").result(patched()).parts if part.kind == "folded"]
+
+    shown = chrome.open(page.save(tmp_path / "page.html"))
+    height = (
+        f"[...document.querySelectorAll('p')].find((p) => p.textContent === {json.dumps(told[-1])}).checkVisibility()"
+    )
+    assert shown.run(height) is False
+    shown.run(
+        "[...document.querySelectorAll('main > details > summary')].find((s) => s.textContent.includes('words')).click()"
+    )
+    assert shown.run(height) is True and shown.errors == []
+    shown.run("document.querySelector('main > details').open = true")
+    shown.run("document.querySelector('main > details thead button').click()")
+    assert shown.run("document.querySelector('main > details th').getAttribute('aria-sort')") == "ascending"
+
+
+def test_headings_and_views_are_not_folded() -> None:
+    inner = mi.Report("", question="")
+    with pytest.raises(ValueError, match="a heading part cannot be folded"):
+        inner.folded("more", inner.heading("H"))
+    assert inner.folded("more", inner).parts == (), "nothing folds to nothing"
 
 
 def test_what_is_no_result_is_refused() -> None:
@@ -476,7 +513,7 @@ def test_the_map_tells_a_heads_numbers_on_hover_and_by_arrow_keys(chrome: Browse
     page.call("Input.dispatchMouseEvent", type="mouseMoved", x=at[0], y=at[1])
     assert page.run(told) == "head L0H1\neffect [95 % interval] -0.5000 [-0.6000, -0.4000]"
     assert page.run(height) == before, "what is told moves nothing"
-    page.run("document.querySelector('svg').focus()")
+    page.run("document.querySelector('svg.heads').focus()")
     page.press("ArrowDown")
     assert page.run(told).startswith("head L1H1\neffect [95 % interval] +0.5000")
     page.press("ArrowLeft")
@@ -484,6 +521,27 @@ def test_the_map_tells_a_heads_numbers_on_hover_and_by_arrow_keys(chrome: Browse
     page.press("ArrowLeft")
     assert page.run(told).startswith("head L1H0"), "the edge holds"
     assert page.errors == []
+
+
+def test_a_maps_layers_stay_in_sight_where_its_heads_scroll(chrome: Browser, tmp_path: Path) -> None:
+    rows = [{"layer": layer, "head": head, "effect": layer - head / 28} for layer in range(3) for head in range(28)]
+    made = mi.Report("T", question="Q?").head_map(pd.DataFrame(rows), "c", value="effect")
+    page = chrome.open(made.save(tmp_path / "map.html"), width=390)
+    page.run("(document.querySelector('.rows').scrollLeft = 400)")
+    box, label, square = (
+        page.run(f"(({{ left, right, top, bottom }}) => [left, right, top, bottom])({what}.getBoundingClientRect())")
+        for what in (
+            "document.querySelector('.rows')",
+            "[...document.querySelectorAll('.layers text')].find((text) => text.textContent === '2')",
+            "document.querySelector('rect[data-at=\"2 20\"]')",
+        )
+    )
+    assert page.run("document.querySelector('.rows').scrollLeft") > 0, "it is wider than the window"
+    assert box[0] <= label[0] < label[1] < square[0] < box[1], "left of what is in sight"
+    assert square[2] < label[2] and label[3] < square[3] + 2, "in its row"
+    at = f"document.elementFromPoint({box[0] + 30}, {(square[2] + square[3]) / 2}).closest('svg').classList.contains('layers')"
+    assert page.run(at), "squares go under the labels"
+    assert page.run("parseFloat(getComputedStyle(document.querySelector('.layers text')).fontSize)") >= 12
 
 
 @pytest.mark.parametrize("width", [360, 1200])

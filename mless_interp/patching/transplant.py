@@ -1,0 +1,260 @@
+"""What a span carries of its problem: its keys and values put into the run of another problem."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from torch import Tensor
+
+from ..given import check_count, checked
+from ..models.base import Model
+from ..models.inputs import Edit, Inputs
+from ..models.sites import attention_sites
+from ..prompts.pairs import PromptPair, over_pairs
+from ..running.results import Quantity, Result, Shown, ShownTable, interval_columns, tidy, with_limits
+from ..statistics import CONFIDENCE, Interval, derive_generator, median_interval, sign_test
+from .outcomes import OUTCOMES, Outcome
+from .prepared import Prepared, prepare, single
+
+FEWEST_PARTNERS = 2
+"""A partner's answer is held against the other partners' spans, so there must be another one."""
+READINGS = {
+    "carried": "the transplanted span raises its own problem's answer",
+    "lost": "the problem's own answer loses with a foreign span",
+}
+"""What is told of a transplant, and how it is said."""
+
+
+@checked
+def transplant_span(
+    model: Model,
+    pairs: Iterable[PromptPair] | Prepared,
+    *,
+    n_partners: int = 4,
+    outcome: str | Outcome = "answer_logprob",
+    alpha: float = 0.05,
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    seed: int = 0,
+) -> "Transplant":
+    r"""Give each problem's run the span of other problems: does the answer of where it came from become more likely?
+
+    Every layer's keys and values of the span's rows are those of partner $b$'s own run with the same insertion, put in before
+    keys are rotated, so that they stand at the receiver's positions; all else is computed as it comes. With $Y_p(a, b)$ the
+    outcome of $a$'s answer in problem $p$'s run with $b$'s span, over $p$'s partners $B$:
+
+    $$ \text{carried}_p = \frac{1}{|B|} \sum_{b \in B} \Big( Y_p(b, b)
+       - \frac{1}{|B| - 1} \sum_{c \in B \setminus b} Y_p(b, c) \Big), \qquad
+       \text{lost}_p = Y_p(p, p) - \frac{1}{|B|} \sum_{b \in B} Y_p(p, b) $$
+
+    `carried` above 0 in most problems: the span holds something of its own problem that the answer reads. What a span
+    holds is what stands before it: before the question, behind the same system prompt, both are exactly 0. Partners insert
+    the very same tokens, or the text of the span itself would be what is carried.
+
+    Parameters
+    ----------
+    n_partners : other problems whose spans are given to each one, 2 or more, drawn by `seed` and the problem's id among
+        those with the same inserted tokens, such that their answers differ from each other and from the problem's own.
+    outcome : "answer_logprob" or "answer_prob", of the answers appended behind the receiver's answer prefix.
+    alpha : of the sign test that says whether most problems show it.
+    checkpoint : a file that receives each finished problem; started again with the same settings the run goes on there.
+
+    Returns `Transplant` with `values` `[problem, answer, span]`, in the outcome's unit. With learned position embeddings keys
+    and values hold the donor's positions. Raises `ValueError` before anything runs where a problem has too few partners.
+
+    Source: methods §6; filler tokens after the question as in Pfau et al. (2404.15758).
+    """
+    check_count(n_partners, name="n_partners", at_least=FEWEST_PARTNERS)
+    if not 0 < alpha < 1:
+        raise ValueError(f"alpha must lie between 0 and 1, got {alpha}")
+    prepared = prepare(model, pairs, outcome, signed_for="a transplant")
+    read = prepared.outcome
+    if read.appended != "answer" or read.needs_distractor:
+        known = [name for name, made in OUTCOMES.items() if made.appended == "answer" and not made.needs_distractor]
+        known = [name for name in known if not OUTCOMES[name].needs_clean]
+        raise ValueError(
+            f"a transplant reads the answers of other problems: outcome {read.name!r} has none; use {known}"
+        )
+    partners = partners_of(prepared.bare, n_partners, seed=seed)
+    settings = {"n_partners": n_partners, "seed": seed, "alpha": alpha, **prepared.settings}
+    prompts = [[prepared.bare[k].fingerprint() for k in (at, *partners[at])] for at in range(len(prepared.ids))]
+    found = over_pairs(
+        model,
+        prepared.pairs,
+        single(lambda at: _one(model, read, [prepared.bare[k] for k in (at, *partners[at])])),
+        label="transplanting spans",
+        settings=settings,
+        prompts=prompts,
+        checkpoint=checkpoint,
+        progress=progress,
+    )
+    return Transplant(
+        problem_ids=prepared.ids,
+        partners=tuple(tuple(prepared.ids[k] for k in chosen) for chosen in partners),
+        values=np.array(found, dtype=float),
+        unit=read.unit,
+        settings={**settings, "resolution": model.resolution},
+    )
+
+
+def partners_of(pairs: Sequence[PromptPair], n: int, *, seed: int) -> tuple[tuple[int, ...], ...]:
+    """For each problem `n` others whose answers differ from its own and from each other's, by their places; seeded."""
+    found = []
+    for at, pair in enumerate(pairs):
+        chosen: list[int] = []
+        seen = {pair.answer_ids}
+        for other in derive_generator(seed, "transplant partners", pair.id).permutation(len(pairs)).tolist():
+            theirs = pairs[other]
+            if other != at and theirs.span_ids == pair.span_ids and theirs.answer_ids not in seen and len(chosen) < n:
+                chosen.append(other)
+                seen.add(theirs.answer_ids)
+        if len(chosen) < n:
+            raise ValueError(
+                f"problem {pair.id!r} has {len(chosen)} partners among {len(pairs)} problems: a transplant needs {n} others "
+                "with the very same inserted tokens (what is carried would else be their text) and answers that differ; "
+                "give more problems, or fewer n_partners"
+            )
+        found.append(tuple(chosen))
+    return tuple(found)
+
+
+def _one(model: Model, outcome: Outcome, pairs: Sequence[PromptPair]) -> np.ndarray:
+    """`[answer, span]` of the first of these problems, with its own and with the others' answers and spans."""
+    receiver = pairs[0]
+    sites = [name for layer in range(model.info.n_layers) for name in attention_sites(layer, "k", "v")]
+    given = [_span_of(model, pair, sites) for pair in pairs[1:]]
+    values = np.empty((len(pairs), len(pairs)))
+    for at, pair in enumerate(pairs):
+        asked = replace(receiver, answer_ids=pair.answer_ids).answered()
+        rows = asked.span_mask.nonzero()[:, 0]
+        edits = {name: _put(rows, [span[name] for span in given]) for name in sites}
+        length = len(asked.inserted)
+        read = [length - back for back in outcome.reads(asked)]
+        logits = model.run(Inputs(asked.inserted.tokens.repeat(len(pairs), 1)), edits=edits, logits_at=read).logits
+        assert logits is not None
+        values[at] = outcome.value(logits, asked, None).double().cpu().numpy()
+    return values
+
+
+def _span_of(model: Model, pair: PromptPair, sites: Sequence[str]) -> dict[str, Tensor]:
+    """Keys (before they are rotated) and values of the span's rows by hook name, `[token, kv_head, d_head]`."""
+    rows = pair.span_mask.nonzero()[:, 0]
+    kept = dict.fromkeys(sites, lambda x: x[0, rows.to(x.device)].clone())
+    return model.run(pair.condition("inserted"), capture=kept, logits_at="none").captured
+
+
+def _put(rows: Tensor, spans: Sequence[Tensor]) -> Edit:
+    """The first prompt of the batch keeps its span, each of the others gets that of one donor."""
+
+    def edit(value: Tensor) -> Tensor:
+        new = value.clone()
+        for at, span in enumerate(spans, start=1):
+            new[at, rows.to(value.device)] = span.to(value)
+        return new
+
+    return edit
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Transplant(Result):
+    """Outcomes of each problem's run with its own and other problems' spans, `values` `[problem, answer, span]`.
+
+    Place 0 of both is the problem itself, place k its k-th partner (`partners[problem]`, ids). `carried` and `lost`
+    `[problem]`, in the outcome's unit, are what is told.
+    """
+
+    problem_ids: tuple[str, ...]
+    partners: tuple[tuple[str, ...], ...]
+    values: np.ndarray
+    unit: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    confidence: float = CONFIDENCE
+
+    signed = True
+    axes = (("values", "problem answer span"),)
+
+    @cached_property
+    def carried(self) -> np.ndarray:
+        """How much more likely its own span makes a partner's answer than the other partners' spans do, `[problem]`."""
+        theirs = self.values[:, 1:, 1:]
+        n = theirs.shape[1]
+        own = np.einsum("pkk->pk", theirs)
+        return (own - (theirs.sum(2) - own) / (n - 1)).mean(1)
+
+    @cached_property
+    def lost(self) -> np.ndarray:
+        """How much more likely the problem's own span makes its answer than the partners' spans do, `[problem]`."""
+        return self.values[:, 0, 0] - self.values[:, 0, 1:].mean(1)
+
+    @property
+    def resolution(self) -> float:
+        """Effects up to this are rounding."""
+        return float(self.settings.get("resolution", 0.0))
+
+    def interval(self, reading: str) -> Interval:
+        """Median of `carried` or `lost` over problems with its interval."""
+        return median_interval(getattr(self, reading), confidence=self.confidence)
+
+    def p(self, reading: str) -> float:
+        """Sign test of `carried` or `lost` beyond rounding: do most problems show it with one sign?"""
+        return float(sign_test(getattr(self, reading), rounding=self.resolution))
+
+    def summary(self) -> pd.DataFrame:
+        """One row for `carried` and one for `lost`: median with its interval, in how many problems it is above 0, and p."""
+        parts = []
+        for name in READINGS:
+            values, made = getattr(self, name), self.interval(name)
+            columns = {key: [float(value)] for key, value in interval_columns("median", made).items()}
+            above = int((values > self.resolution).sum())
+            parts.append(
+                pd.DataFrame({"reading": [name], **columns, "above": above, "n": len(values), "p": self.p(name)})
+            )
+        return pd.concat(parts, ignore_index=True)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One tidy row per problem, whose answer is read and whose span is there; the problem's own first."""
+        ids = [(problem, *others) for problem, others in zip(self.problem_ids, self.partners, strict=True)]
+        places = range(self.values.shape[1])
+        table = tidy({"problem": self.problem_ids, "answer_of": places, "span_of": places}, value=self.values)
+        of = dict(zip(self.problem_ids, ids, strict=True))
+        for column in ("answer_of", "span_of"):
+            table[column] = [of[row][at] for row, at in zip(table["problem"], table[column], strict=True)]
+        return table
+
+    def quantity(self, column: str) -> Quantity:
+        """A change of the outcome, in its unit."""
+        return Quantity(self.unit, signed=True, limits=(f"{column}_ci_low", f"{column}_ci_high"))
+
+    def sentences(self) -> list[str]:
+        """Whether the span carries its problem's answer, in how many problems, and what a foreign one costs."""
+        s, n = self.settings, len(self.problem_ids)
+        found = [
+            f"Spans transplanted between problems: {s.get('insertion')}, {n} problems, the spans of {self.values.shape[1] - 1} "
+            f"others in each, outcome {s.get('outcome')}."
+        ]
+        if not any(np.abs(getattr(self, name)).max() > self.resolution for name in READINGS):
+            return [*found, "Nothing changes in any problem: the span holds nothing of the question it is read with."]
+        for name, words in READINGS.items():
+            values = getattr(self, name)
+            above = int((values > self.resolution).sum())
+            sure = self.p(name) < s.get("alpha", 0.05)
+            found.append(
+                f"{'Established' if sure else 'Not established'} that {words}{_against(sure, self.interval(name))}: median "
+                f"{with_limits(self.interval(name), self.unit)}, above 0 in {above} of {n} problems (sign test, p = "
+                f"{self.p(name):.2g})."
+            )
+        return found
+
+    def shown(self) -> Shown:
+        """Both readings."""
+        caption = "What transplanted spans do: medians over problems, with intervals."
+        columns = ["reading", "median", "median_ci_low", "median_ci_high", "above", "n", "p"]
+        return Shown((ShownTable(self.summary(), caption, columns),))
+
+
+def _against(sure: bool, made: Interval) -> str:
+    return ", but the other way round" if sure and float(made.estimate) < 0 else ""

@@ -1,0 +1,243 @@
+"""Attention from segment to segment: how much each part of a prompt reads each other part, in every head."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from ..given import checked
+from ..heads import Head
+from ..metrics.segments import segment_mean
+from ..models.base import Model
+from ..prompts.conditions import CONDITIONS
+from ..prompts.pairs import PromptPair, digest_of, over_pairs, own_pairs
+from ..prompts.prompt import SEGMENTS, Prompt
+from ..running.loop import Tick
+from ..running.results import (
+    Quantity,
+    Result,
+    Shown,
+    ShownTable,
+    head_columns,
+    interval_columns,
+    of_heads,
+    place_of,
+    tidy,
+)
+from ..statistics import defined_mean, mean_interval
+from .layout import Layout
+from .score import described_pairs
+from .streaming import Plan, PromptReduction, Rows, Source
+
+
+@checked
+def attention_between_segments(
+    model: Model,
+    pairs: Iterable[PromptPair],
+    *,
+    conditions: Sequence[str] = ("base", "inserted"),
+    heads: Iterable[Head | str] | None = None,
+    source: Source = "auto",
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+) -> "SegmentAttention":
+    r"""How much attention the rows of each segment put on the keys of each, mean over the rows: per head and over heads.
+
+    $$ M_{AB} = \frac{1}{|A|} \sum_{i \in A} \sum_{j \in B} A_{ij} $$
+
+    Segments are those of `Prompt.segments`: bos, template, system, examples, inserted, question, answer; they part the prompt,
+    so that the shares of a segment's rows sum to 1.
+
+    Parameters
+    ----------
+    conditions : of methods section 2.
+    heads : zero-based `Head`s; default all.
+    source : "pattern" (the model's own), "recomputed" (from rotated queries and keys), "auto" (the first where there is one).
+    checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
+
+    Raises `ValueError` for unknown conditions, no pairs, repeated problems and heads out of range (zero-based).
+    """
+    found = own_pairs(model, described_pairs(pairs, conditions, source, "all"))
+    chosen = model.info.chosen(heads, what="describe")
+    there = {segment for pair in found for name in conditions for segment in _prompt(pair, name).segments}
+    segments = tuple(segment for segment in SEGMENTS if segment in there)
+    asked = model.info.mask_of(chosen)
+    layers = np.flatnonzero(asked.any(1)).tolist()
+    settings = {
+        "conditions": list(conditions),
+        "heads": [str(head) for head in chosen],
+        "segments": list(segments),
+        **model.identity,
+        "prompts": digest_of(found),
+        "insertion": found[0].insertion.label,
+    }
+
+    def of_problem(pair: PromptPair, tick: Tick) -> dict[str, np.ndarray]:
+        tables = {}
+        for name in conditions:
+            grid = np.full((*asked.shape, len(segments), len(segments)), np.nan)
+            for layer, masses in _masses(model, pair, name, segments, layers, source).items():
+                grid[layer] = np.where(asked[layer][:, None, None], masses, np.nan)
+            tables[name] = grid
+            tick(1)
+        return tables
+
+    done = over_pairs(
+        model,
+        found,
+        lambda unit, tick: [of_problem(found[at], tick) for at in unit],
+        label="attention between segments",
+        settings={**settings, "source": source},
+        checkpoint=checkpoint,
+        steps=len(conditions),
+        progress=progress,
+    )
+    return SegmentAttention(
+        problem_ids=tuple(pair.id for pair in found),
+        heads=chosen,
+        segments=segments,
+        values={name: np.stack([np.asarray(each[name], dtype=float) for each in done]) for name in conditions},
+        settings=settings,
+    )
+
+
+def _prompt(pair: PromptPair, condition: str) -> Prompt:
+    return pair.inserted if CONDITIONS[condition].has_span else pair.base
+
+
+def _on(mask: Tensor) -> Callable[[Rows], Tensor]:
+    """Each row's attention mass on the tokens of a mask."""
+    return lambda rows: rows.block.pattern[..., rows.block.mask(mask)].double().sum(-1)
+
+
+def _masses(
+    model: Model, pair: PromptPair, condition: str, segments: Sequence[str], layers: Sequence[int], source: Source
+) -> dict[int, np.ndarray]:
+    """layer -> `[head, dest, src]`; a segment that the prompt does not have is NaN as a row, and 0 as a column."""
+    prompt = _prompt(pair, condition)
+    masks = {segment: prompt.mask(segment) for segment in segments if segment in prompt.segments}
+    every = torch.ones(len(prompt), dtype=torch.bool)
+    layout = Layout(
+        n_tokens=len(prompt),
+        span=None,
+        question=every,  # the rows that are reduced
+        before=~every,
+        sink=torch.arange(len(prompt)) == 0,
+        rows=every,
+        shared=torch.arange(len(prompt)),
+    )
+    plan = Plan(received=False, rows={segment: _on(mask) for segment, mask in masks.items()})
+    run = PromptReduction(model, pair.condition(condition), layout, plan, layers=layers, source=source).run()
+    found = {}
+    for layer in layers:
+        table = np.full((model.info.n_heads, len(segments), len(segments)), np.nan)
+        table[:, [segments.index(dest) for dest in masks]] = 0.0  # nobody reads a segment that is not there
+        for src in masks:
+            rows = run.layers[layer].rows[src].cpu()
+            for dest, mask in masks.items():
+                table[:, segments.index(dest), segments.index(src)] = segment_mean(rows, mask).numpy()
+        found[layer] = table
+    return found
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SegmentAttention(Result):
+    """Attention from segment to segment, shares.
+
+    `values[condition]` is `[problem, layer, head, dest segment, src segment]`: the mean over the rows of a segment of what they
+    put on the keys of another, 0 where a problem's prompt does not have these. NaN where it does not have the reading
+    segment, or a head was not asked for. So what a segment reads sums to 1, but for the share of learned sinks.
+    """
+
+    problem_ids: tuple[str, ...]
+    heads: tuple[Head, ...]
+    segments: tuple[str, ...]
+    values: dict[str, np.ndarray]
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    axes = (("values", "problem layer head_of_layer dest src"),)
+
+    @property
+    def conditions(self) -> tuple[str, ...]:
+        """The conditions that are here."""
+        return tuple(self.values)
+
+    def of(self, dest: str, src: str, condition: str | None = None) -> np.ndarray:
+        """What the rows of `dest` put on the keys of `src`, `[problem, layer, head]`; `condition` defaults to the last."""
+        at = [place_of(name, self.segments, "segment") for name in (dest, src)]
+        return self.values[self._condition(condition)][..., at[0], at[1]]
+
+    def over_heads(self, condition: str | None = None) -> pd.DataFrame:
+        """The table over all heads: a row per segment that reads, a column per segment that is read; mean over heads within
+        each problem, then over the problems that have both."""
+        table = defined_mean(self._cells(condition).mean(1))
+        return pd.DataFrame(table, columns=list(self.segments)).assign(reads=self.segments)[["reads", *self.segments]]
+
+    def summary(self, condition: str | None = None) -> pd.DataFrame:
+        """One row per head and two segments: layer, head, label, paper_label, `dest` (which reads), `src` (which is read), the
+        mean `share` over problems with its interval `share_ci_low`, `share_ci_high`, and the number of problems `n`."""
+        cells = self._cells(condition)
+        size = len(self.segments)
+        flat = cells.reshape(len(cells), -1)
+        columns: dict[str, Any] = {
+            name: np.repeat(np.asarray(column, dtype=object), size * size)
+            for name, column in head_columns(self.heads).items()
+        }
+        columns |= {name: columns[name].astype(int) for name in ("layer", "head")}
+        columns["dest"] = np.tile(np.repeat(self.segments, size), len(self.heads))
+        columns["src"] = np.tile(self.segments, size * len(self.heads))
+        columns |= interval_columns("share", mean_interval(flat, seed=self.seed))
+        columns["n"] = np.isfinite(flat).sum(0)
+        return pd.DataFrame(columns)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One tidy row per problem, condition, head and two segments, with its `share`."""
+        labels = [str(head) for head in self.heads]
+        axes = {"problem": self.problem_ids, "label": labels, "dest": self.segments, "src": self.segments}
+        parts = [tidy(axes, share=self._cells(name)).assign(condition=name) for name in self.conditions]
+        return pd.concat(parts, ignore_index=True)
+
+    def sentences(self) -> list[str]:
+        """What was measured, and what the question reads."""
+        n, table = len(self.problem_ids), self.over_heads().set_index("reads")
+        found = [
+            f"Attention between {len(self.segments)} segments in {len(self.heads)} heads on {n} problem{'s' * (n > 1)}, "
+            f"{self.settings.get('insertion', 'no insertion')}, conditions {', '.join(self.conditions)}."
+        ]
+        if "question" in table:
+            shares = table.loc["question"].dropna().sort_values(ascending=False, kind="stable")
+            said = ", ".join(f"{100 * share:.0f} % {name}" for name, share in shares.items() if share >= 0.005)
+            found.append(f"In condition {self.conditions[-1]} the question's rows read, on average over heads: {said}.")
+        return found
+
+    def printed(self) -> pd.DataFrame:
+        """The table over all heads, of the last condition."""
+        return self.over_heads()
+
+    def quantity(self, column: str) -> Quantity:
+        """A share."""
+        limits = ("share_ci_low", "share_ci_high") if column == "share" else None
+        return Quantity("share", limits=limits) if column in ("share", *self.segments) else super().quantity(column)
+
+    def shown(self) -> Shown:
+        """The table over heads of every condition, and that of every head in the last one."""
+        over = (
+            "mean share of attention from the rows of a segment (left) to the keys of another, over heads and problems"
+        )
+        tables = [ShownTable(self.over_heads(name), f"Condition {name!r}: {over}.") for name in self.conditions]
+        each = f"The same for each head, condition {self.conditions[-1]!r}; n: problems that have both segments."
+        return Shown((*tables, ShownTable(self.summary(), each)))
+
+    def _condition(self, condition: str | None) -> str:
+        return self.conditions[place_of(condition or self.conditions[-1], self.conditions, "condition")]
+
+    def _cells(self, condition: str | None) -> np.ndarray:
+        """`[problem, head, dest, src]`."""
+        values = np.moveaxis(self.values[self._condition(condition)], (3, 4), (1, 2))
+        return np.moveaxis(of_heads(values, self.heads), 3, 1)

@@ -1,0 +1,596 @@
+r"""What the graders read, piece by piece: spellings, units, numbers, parts, places of an answer; MATH's own rules as oracle."""
+
+import io
+import json
+import os
+import random
+import signal
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mless_interp as mi
+from mless_interp.grading import boxes, compare, equivalence, graders, latex
+from mless_interp.grading import worker as grading_worker
+from mless_interp.grading.compare import Equality, number, split
+from mless_interp.grading.paper_grader import stripped
+from mless_interp.grading.units import without_unit
+
+pytestmark = pytest.mark.usefixtures("nothing_is_remembered")
+
+F = Fraction
+
+PLAIN = {
+    r"$\dfrac12\,x$": r"\frac{1}{2} x",
+    r"\tfrac ab": r"\frac{a}{b}",
+    r"\cfrac{1}2": r"\frac{1}{2}",
+    r"\frac12\frac34": r"\frac{1}{2}\frac{3}{4}",
+    r"\frac1{23}": r"\frac{1}{23}",
+    r"\frac\pi2": r"\frac{\pi}{2}",
+    r"\frac{\sqrt2}{3}": r"\frac{\sqrt{2}}{3}",
+    r"\frac{ 1 } { 2 }": r"\frac{1}{2}",
+    r"\frac": r"\frac",
+    r"\frac1": r"\frac{1}",
+    r"\frac{": r"\frac {",
+    r"\sqrt}": r"\sqrt }",
+    r"\sqrt\$": r"\sqrt",
+    r"\sqrt\{2": r"\sqrt{\{}2",
+    r"\fracture1": r"\fracture1",
+    r"\sqrt3": r"\sqrt{3}",
+    r"\sqrt[3]2": r"\sqrt[3]{2}",
+    r"\sqrt[3]{\frac12}x": r"\sqrt[3]{\frac{1}{2}}x",
+    r"\sqrt{\sqrt2}": r"\sqrt{\sqrt{2}}",
+    "√2x": r"\sqrt{2}x",
+    "√ 12": r"\sqrt{12}",
+    "√A": r"\sqrt{A}",
+    "√z": r"\sqrt{z}",
+    r"90^\circA": r"90^\circA",
+    r"90\degreeA": r"90\degreeA",
+    "Api": "Api",
+    "piA": "piA",
+    "Asqrt(5)": "Asqrt(5)",
+    r"\fracA12": r"\fracA12",
+    r"\frac X2": r"\frac{X}{2}",
+    "√(x+1)": r"\sqrt{x+1}",
+    "sqrt(5)+sqrt (x)": r"\sqrt{5}+\sqrt{x}",
+    "x^2_1": "x^{2}_{1}",
+    "x ^ 10": "x ^{1}0",
+    "x_{12}": "x_{12}",
+    r"\$32,\!348.": "32,348",
+    r"1,\! 234": "1,234",
+    r"1,\! 23": "1, 23",
+    "1, 234": "1, 234",
+    "{,}1{,}2": ",1,2",
+    "1{,}2": "1,2",
+    "$1 $ 2": "1 2",
+    r"100\%": "100",
+    "100%": "100",
+    "%5\n6": "6",
+    "5\\% % note\n5": "5 5",
+    "a\nb": "a b",
+    r"\quad 5\;6\:7\>8\ 9~1": "5 6 7 8 9 1",
+    r"5\,": "5",
+    r"x\,.": "x",
+    "  a   b ": "a b",
+    "a\u00a0b": "a b",
+    "7.": "7",
+    "7;": "7",
+    "7,": "7",
+    "7.5 .": "7.5",
+    "7,.": "7",
+    "7;,": "7",
+    "7..": "7",
+    "$7.$": "7",
+    "$$7$$": "7",
+    r"\[7\]": "7",
+    r"\(7\)": "7",
+    r"\(7\),": "7",
+    "$": "",
+    "$$": "",
+    r"\(\)": r"\(\)",
+    r"\mathbf{x}\operatorname*{lcm}": "xlcm",
+    r"\left(\frac{1}{2}\right)": r"(\frac{1}{2})",
+    r"\bigl(2\bigr)": "(2)",
+    r"a \le b \geqslant c \ne d \lt e": r"a \leq b \geq c \neq d < e",
+    r"\lbrace 1\rbrace": r"\{ 1\}",
+    r"\lbrack 1\rparen": "[ 1)",
+    r"\arctg x\tg x": r"\arctan x\tan x",
+    r"\varnothing": r"\emptyset",
+    r"\pounds5\euro": "5",
+    "€5 £6": "5 6",
+    r"90^\circ": "90",
+    r"90^{ \circ }": "90",
+    r"90 \degree": "90",
+    "90°": "90",
+    "−3×4": r"-3\cdot 4",
+    "2pi": r"2\pi",
+    "pi": r"\pi",
+    "spin": "spin",
+    "infinity": r"\infty",
+    r"(2,+\infty)": r"(2,\infty)",
+    r"(2,+ \infty)": r"(2,\infty)",
+    "3:30 p.m.": "3:30 pm",
+    "3:30 A. M.": "3:30 Am",
+    "½": r"\frac{1}{2}",
+    "x²": "x^{2}",
+    r"1\\2": "1 \x01 2",
+    "1\x012": "1 2",
+    r"\text{a b}": r"\text{a b}",
+}
+ONCE = ("%5\n6", "5\\% % note\n5", r"1\\2")
+"""Read twice they are something else: a comment or a line break is gone."""
+UNITS = {
+    "5 cm": ("5", "centimeter"),
+    "5cm": ("5", "centimeter"),
+    "5 m": ("5 m", ""),
+    r"5\text{ m}": ("5", "m"),
+    r"5-\text{inch}": ("5", "inch"),
+    "864 square inches": ("864", "inch^2"),
+    "5 sq ft": ("5", "foot^2"),
+    "5 cubic feet": ("5", "foot^3"),
+    "5 square cm^3": ("5", "centimeter^3"),
+    r"864 \mbox{ inches}^2": ("864", "inch^2"),
+    r"5 mm^{2}": ("5", "millimeter^2"),
+    "5 cm^1": ("5", "centimeter"),
+    "5 hr.": ("5", "hour"),
+    "5 min": ("5", "minute"),
+    "5 mins": ("5", "minute"),
+    r"5\text{ min}": ("5", "minute"),
+    "5 lbs": ("5", "pound"),
+    "5 mph": ("5", "mileperhour"),
+    "5 miles per hour": ("5", "mileperhour"),
+    "5miles per hour": ("5", "mileperhour"),
+    "5miles of foxe": ("5", "mileoffoxe"),
+    "5 of them": ("5", "ofthem"),
+    "5 of": ("5 of", ""),
+    "5 dollars": ("5", ""),
+    "5 percent": ("5", ""),
+    "90 degrees": ("90", ""),
+    "5 square units": ("5", ""),
+    r"5\text{ units}^2": ("5", ""),
+    r"\pi \text{ cm}": (r"\pi", "centimeter"),
+    r"\frac{1}{2} cm": (r"\frac{1}{2}", "centimeter"),
+    r"x \text{ cm}": (r"x \text{ cm}", ""),
+    r"\text{east}": (r"\text{east}", ""),
+    "3ab": ("3ab", ""),
+    "3 sin": ("3 sin", ""),
+    "5 log cm": ("5 log cm", ""),
+    r"5\cm": (r"5\cm", ""),
+    "12 fox": ("12", "fox"),
+    "12fox": ("12fox", ""),
+    "12foxe": ("12", "foxe"),
+    "12 xyz": ("12 xyz", ""),
+    "3 am": ("3", "am"),
+    "7": ("7", ""),
+}
+NUMBERS = {
+    "7": F(7), "-7": F(-7), "+7": F(7), "07": F(7), "-0": F(0), ".5": F(1, 2), "5.": F(5), "1,000": F(1000),
+    "1,000.5": F(2001, 2),
+    "1,00": None, "10,00": None, "1 000": F(1000), "12 345 678.9": F(123456789, 10), "7 7": None, "1, 234": None,
+    "1/2": F(1, 2), "-1/2": F(-1, 2), "1/-2": F(-1, 2), "1/0": None, "1/2/3": None, "a/2": None, "2/a": None,
+    "1 1/2": F(3, 2), "-1 1/2": F(-3, 2), "+2 3/4": F(11, 4), "1 1/0": None,
+    r"1\frac{1}{2}": F(3, 2), r"-1\frac{1}{2}": F(-3, 2), r"\frac{-1}{2}": F(-1, 2), r"\frac{1}{-2}": F(-1, 2),
+    r"-\frac{1}{2}": F(-1, 2), r"1\frac{-1}{2}": None, r"1\frac{1}{-2}": None, r"1\frac{0}{2}": F(1), r"\frac{1}{0}": None,
+    r"\frac{1.5}{2}": F(3, 4), r"\frac{1,000}{2}": F(500), r"\frac{}{2}": None, r"\frac{1}{,}": None,
+    r"0.\overline{3}": F(1, 3), r"-0.1\overline{6}": F(-1, 6), r".\overline{09}": F(1, 11), r"2.\bar{3}": F(7, 3),
+    r"12.34\overline{567}": F(1234567 - 1234, 99900),
+    "10^6": F(10**6), "10^{6}": F(10**6), "10^{-3}": F(1, 1000), "10^{+3}": F(1000), "10^12": None, "10^{1000}": None,
+    r"3\cdot10^2": F(300), r"3.5\cdot10^{-2}": F(7, 200), r"-2\cdot10^3": F(-2000), r"x\cdot10^2": None,
+    "": None, "-": None, ".": None, "+": None, "1e5": None, "--1": None, "½": None, "8" * 500: F(int("8" * 500)),
+    "8" * 501: None,
+}  # fmt: skip
+PARTS = {
+    "1,2": ("list", "1", "2"),
+    "1;2": ("list", "1", "2"),
+    "1,": None,
+    "5": None,
+    "1,000": None,
+    "(1)": None,
+    "(1,2)": ("()", "1", "2"),
+    "[1,2)": ("[)", "1", "2"),
+    "(1;2]": ("(]", "1", "2"),
+    r"\{1,2\}": ("list", "1", "2"),
+    r"\{1\}": ("list", "1"),
+    r"\{\}": ("list",),
+    r"\{1\pm2\}": ("list", "1+2", "1-2"),
+    r"1\pm2": ("list", "1+2", "1-2"),
+    r"1\pm2,3": ("list", "1+2", "1-2", "3"),
+    r"a\pm b\mp c": ("list", "a+ b- c", "a- b+ c"),
+    r"1\pm2\pm3": None,
+    r"(1,2)\cup[3,4)": ("union", "(1,2)", "[3,4)"),
+    "x=1 or x=2": ("list", "x=1", "x=2"),
+    "1and2": ("list", "1", "2"),
+    r"3,5,\text{ and }7": ("list", "3", "5", "7"),
+    "band 2": None,
+    "\\begin{pmatrix}1&2\x013&4\\end{pmatrix}": ("matrix [2, 2]", "1", "2", "3", "4"),
+    "\\begin{array}{cc}1&2\x01[2pt]3&4\x01\\end{array}": ("matrix [2, 2]", "1", "2", "3", "4"),
+    r"\begin{vmatrix}1&2\end{vmatrix}": ("determinant [2]", "1", "2"),
+    "(1)(2)": None,
+    "[1)(2]": None,
+    r"(1,2\}": None,
+    r"\{1,2)": None,
+    "{1,2}": None,
+}
+UNWRAPPED = {
+    r"x \in [1,2]": "[1,2]",
+    r"x\inx": r"x\inx",
+    r"x\inA": r"x\inA",
+    r"X \in [1,2]": "[1,2]",
+    r"\theta\in(0,1)": r"\theta\in(0,1)",
+    "( (5) )": "5",
+    "{5}": "5",
+    "{5}{6}": "{5}{6}",
+    "(5)(6)": "(5)(6)",
+    "(1,2)": "(1,2)",
+    "()": "()",
+    "[5]": "[5]",
+    r"\{5\}": r"\{5\}",
+    r"\text{5 cm}": "5 cm",
+    r"\text{ -.5}": "-.5",
+    r"\text{five}": r"\text{five}",
+    r"\mathbb{R}": r"(-\infty,\infty)",
+    r"\text{all real numbers}": r"(-\infty,\infty)",
+    r"\{ \}": r"\emptyset",
+    r"[\begin{array}{c}1\end{array}]": r"\begin{array}{c}1\end{array}",
+    r"[\begin{array}{c}1\end{array}": r"[\begin{array}{c}1\end{array}",
+}
+VALUES = {
+    ("x=5", "5"): "5", ("2A=4", "4"): "2A=4", ("x=5X", "5"): "5X",
+    ("x=5", "x=6"): "5", ("x=5", "y=6"): "x=5", ("5=x", "5"): "5", ("5=x", "5=y"): "5=x",
+    ("2+5=7", "7"): "7", ("2x=4", "4"): "2x=4", ("a=b=c", "7"): "c", ("2+5=7=x", "1"): "2+5=7=x",
+    ("f(x)=2", "2"): "2", ("x_1=2", "2"): "2", ("x_{12}=2", "2"): "2", ("x'=2", "2"): "2", (r"\theta=2", "2"): "2",
+    (r"\sin x=1", "1"): r"\sin x=1", (r"\frac{1}{2}+1=2", "2"): "2", ("(x,y)=(1,2)", "(1,2)"): "(1,2)",
+    ("x<=5", "5"): "x<=5", ("x>=5", "5"): "x>=5", ("x!=5", "5"): "x!=5", ("x=", "5"): "x=", ("x=5>", "5"): "x=5>",
+    (r"x\leq5=y", "5"): r"x\leq5=y", ("5", "x=5"): "5", ("2x+3=y", "5"): "2x+3", ("2x+3=y", "y=5"): "2x+3=y",
+}  # fmt: skip
+FOUND = {
+    r"so \boxed{7}": "7", r"\boxed X": "X", "the answer is X": "X",
+    r"\boxed{}": None, r"\boxed 7": "7", r"\boxed7.": "7", r"\boxed{7": "7", r"\boxed{ $5$": "5",
+    r"\boxed{\frac{1}{2} <eos>": r"\frac{1}{2}", "\\boxed{a\nb": "a", "\\boxed{\n": None, r"\boxed": None,
+    r"\boxed 7 or \boxed 8": "8", r"\fbox{8}": "8", r"\boxed{7} \fbox{8}": "8", r"\fbox{8} \boxed{7}": "7",
+    r"\boxed{} the answer is 9": "9",
+    "The Answer: 7.": "7", "answer = 7": "7", "answer is: 7": "7", "ANSWER IS 7. Then 8": "7", "the answer is 7\n8": "7",
+    "the answer is $7$ or $8$": "7", "answer is 1. No, the answer is 2.": "2", "answer is *7*": "7", "answer is .": None,
+    "answer is 3.5.": "3.5", "answer is": None, "answer: <eos>8": "8", r"answer is \(5\).": "5",
+    "answer is " + "x" * 100: "x" * 100, "answer is " + "x" * 99 + " 55": "55",
+    "x $1$ y $2$ z 3": "2", "$$3$$": "3", r"\(4\) and \[5\] and \(6": "5", r"\(never $5$": "5", "$5": "5",
+    "1 and 2": "2", "-1,000.5,": "-1,000.5", "1, 2,": "2", "3.5/4": "3.5/4", "no": None, "7<|end|>": "7", "<b>": None,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("read", "table"),
+    [
+        (latex.plain, PLAIN),
+        (lambda text: latex.plain(latex.plain(text)), {text: PLAIN[text] for text in PLAIN if text not in ONCE}),
+        (without_unit, UNITS),
+        (number, NUMBERS),
+        (lambda text: (found := compare._parts(text)) and (found.kind, *found.parts), PARTS),
+        (compare._unwrapped, UNWRAPPED),
+        (lambda both: compare._value(*both), VALUES),
+        (graders.found_answer, FOUND),
+    ],
+    ids=["plain", "plain twice", "units", "numbers", "parts", "unwrapped", "values", "found"],
+)  # fmt: skip
+def test_every_spelling_is_read_as_it_is_meant(read: Callable[[object], object], table: dict[object, object]) -> None:
+    found = {text: read(text) for text in table}
+    assert found == table
+
+
+def test_small_rules_of_reading() -> None:
+    assert split("X,Y", [","]) == ["X", "Y"] and split("X,(Y,Z)", [","]) == ["X", "(Y,Z)"]
+    enclosed = {"(X,Y)": ("()", "X,Y"), "[a]": ("[]", "a"), r"\{ a \}": ("{}", "a"), "(a]": ("(]", "a")}
+    enclosed |= dict.fromkeys([r"{1,2\}", r"\{1,2}", "{1}", "", "X", "(1", "1)", "(1)(2)", "(()", r"(1\}", "X1X"])
+    assert {text: compare._enclosed(text) for text in enclosed} == enclosed
+    assert [latex.compact(text) for text in ("A B", "a B", "A 1")] == ["A B", "a B", "A1"]
+    assert [compare._choice(text) for text in ("(c)", r"\text{(c)}", "(cd)")] == ["c", "c", "(cd)"]
+    assert compare._words("X no. X") == "x no. x" and mi.grade_paper(r"\boxed{X}", "X")
+    long = ",".join(["1"] * 250)  # of more parts than are compared: as text, up to 500 characters
+    assert compare.compare(long + ".", long) == compare.compare(long, long + ".") == Equality(True, "text")
+    assert compare.compare(long + "..", long).by == "text" and not compare.compare(long + "..", long).equal
+    assert split("(1,2),{3,4},[5,6]", [","]) == ["(1,2)", "{3,4}", "[5,6]"] and split("", [","]) == [""]
+    assert split(r"\{1,2\},\,3,", [","]) == [r"\{1,2\}", r"\,3", ""] and split("1;2,3", [",", ";"]) == ["1", "2", "3"]
+    assert split(r"a \cup (b\cup c)", [r"\cup"]) == ["a", r"(b\cup c)"]
+    assert [latex.compact(text) for text in ("7 7", "a  b", "7 a", "a 7", " 1 ,\t2 ")] == [
+        "7 7",
+        "a b",
+        "7a",
+        "a7",
+        "1,2",
+    ]
+    assert latex.without_text(r"\text{a b}c\mbox{ d }") == "a b c d"
+    at = {("{a}", 0): 2, ("{a{b}c}d", 0): 6, (r"{a\}b}", 0): 5, ("{a", 0): None, ("x{a}", 1): 3, ("{}{}", 0): 1}
+    assert {asked: latex.closing(*asked) for asked in at} == at
+    words = [r"\text{ab}", r"\mathrm{no}", "no", "ON", "abc", "x or xyz", "sinx", "east", "2 am"]
+    signs = [
+        r"\text{a}",
+        r"\text{12}",
+        "ab",
+        "sin x",
+        "lcm(a,b)",
+        r"\begin{array}1\end{array}",
+        r"x\alpha",
+        "2pi",
+        r"\mathrm{a1b}",
+    ]
+    assert all(map(latex.holds_words, words)) and not any(map(latex.holds_words, signs))
+    assert [compare._choice(text) for text in ("C", "(C)", r"\text{(C)}", "CD", "5")] == ["C", "C", "C", "CD", "5"]
+    assert [compare._words(text) for text in (r"\text{Navin  Evelyn}", r"\{East\}.", " no. ")] == [
+        "navin evelyn",
+        "east",
+        "no",
+    ]
+    exact = {
+        "1.5x": r"\frac{3}{2}x",
+        ".5": r"\frac{1}{2}",
+        "1.": "1.",
+        "0.50": r"\frac{1}{2}",
+        r"\{1.25": r"\{\frac{5}{4}",
+    }
+    exact |= dict.fromkeys(["7 8", "52_8", "é", r"\frac{1}{2", "}{", "{"]) | {"\x01": r"\\", "x_{2}": "x_{2}", "": ""}
+    assert {text: compare._exact(text) for text in exact} == exact
+    decimals = {"0.333": 3, "0.33": None, "1.25": 2, "-0.667": 3, ".333": 3, "12.5": 1, "0.050": None, "0.0500": 4}
+    decimals |= {"00.33": None, "125.": None, "1.2.3": None, "100.0": 1, "125": None}
+    assert {text: graders._decimals(text) for text in decimals} == decimals
+    loose = {"5 cm": "5", "x=5": "5", "x=y=5": "x=y=5", "2x=5": "2x=5", "52_8": "52", "52_{8}": "52", "(1,2)": "1,2"}
+    loose |= {"[1,2)": "1,2", r"\{1,2\}": "1,2", "((1,2))": "((1,2))", "x_2": "x_{2}", "f(x)=5": "5"}
+    assert {text: graders._loose(text) for text in loose} == loose
+
+
+def test_boxes_of_each_kind() -> None:
+    text = r"a\boxed{b\boxed {c}d}e{f}\fbox{g}"
+    inner, outer = (9, 17, 18), (1, 8, 20)
+    assert list(boxes.balanced_boxes(text)) == [inner, outer]
+    assert list(boxes.balanced_boxes(text, commands=boxes.BOXED_OR_FBOX)) == [inner, outer, (25, 31, 32)]
+    assert boxes.unboxed(text) == r"abcde{f}\fbox{g}"
+    assert boxes.unboxed(text, commands=boxes.BOXED_OR_FBOX) == "abcde{f}g"
+    assert boxes.last_box(r"\fbox{\boxed{1}x}", commands=boxes.BOXED_OR_FBOX) == "1x"
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "equal", "by"),
+    [
+        ("", "1", False, "text"),
+        (r"\,", "1", False, "text"),
+        ("5 cm", "5", True, "text"),
+        ("5 cm", "5 meters", False, "text"),
+        ("1 cm", "2", False, "number"),
+        ("0.5", r"\frac12", True, "number"),
+        ("12_8", "12", False, "number"),
+        ("AB_{16}", "ab_{16}", True, "number"),
+        ("AB_{16}", "ab_{15}", False, "number"),
+        (r"\text{Evelyn}", "evelyn", True, "text"),
+        (r"\text{Evelyn}", "Navin", False, "text"),
+        ("8" * 500, "8" * 500, True, "text"),
+        ("8" * 501, "8" * 501 + " ", True, "text"),
+        ("8" * 501, "8" * 502, False, "text"),
+        (r"\{5\}", "5", True, "text"),
+        (r"\{1\}", "(1,2)", False, "parts"),
+        ("(1,2)", "1", False, "parts"),
+        ("1", "(1,2)", False, "parts"),
+        ("(1,2)", "(1,2,3)", False, "parts"),
+        (r"\{1,1\}", r"\{1,2\}", False, "parts"),
+        (r"\{1,\{2,3\}\}", r"\{\{3,2\},1\}", True, "parts"),
+        ("1,2,(3,4)", "(4,3),2,1", False, "parts"),
+        (",".join(map(str, range(40))), ",".join(map(str, reversed(range(40)))), True, "parts"),
+        (",".join(map(str, range(41))), ",".join(map(str, reversed(range(41)))), False, "parts"),
+        (r"\{" * 9 + "1,2" + r"\}" * 9, r"\{" * 9 + "2,1" + r"\}" * 9, True, "parts"),
+        (r"\{" * 10 + "1,2" + r"\}" * 10, r"\{" * 10 + "2,1" + r"\}" * 10, False, "text"),
+        ("x=5", "x<=5", False, "math-verify"),
+        ("x=5", "x+1<=5", False, "math-verify"),
+        ("x>2", r"(2,\infty)", True, "math-verify"),
+        (r"(2,\infty)", "x>2", True, "math-verify"),
+        ("x+1", "1+x", True, "math-verify"),
+        ("x+1", "x+2", False, "math-verify"),
+    ],
+)  # fmt: skip
+def test_what_decides_between_two_answers(answer: str, gold: str, equal: bool, by: str) -> None:
+    assert compare.compare(answer, gold) == Equality(equal, by)
+    assert compare.compare(gold, answer).equal is equal
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "forgiven"),
+    [
+        ("0.5", r"50\%", True), (r"50\%", "0.5", True), ("50", r"0.5\%", False), (r"0.5\%", "50", False), ("50", "0.5", False),
+        ("0.333", r"\frac13", True), ("0.33", r"\frac13", False), ("0.1235", "0.12345", True), ("0.1236", "0.12345", False),
+        ("0.1234", "0.12345", True), ("1.73", r"\sqrt3", True), ("1.74", r"\sqrt3", False), ("1.7", r"\sqrt3", False),
+        ("a+b", "x+y", True), ("x=7", "y=7", True), ("7_8", "7_9", True), ("[1,2)", "1,2", True), ("2,1", "(1,2)", True),
+        ("5 min", "5", True), ("5 km", "5 cm", True), ("6 km", "5 cm", False), ("x+" * 150 + "1", "a+" * 150 + "1", False),
+        (r"\text{east}", "seat", False), ("", "7", False),
+    ],
+)  # fmt: skip
+def test_what_is_forgiven(answer: str, gold: str, forgiven: bool) -> None:
+    found = mi.grading.grade(f"\\boxed{{{answer}}}", gold)
+    assert found.lenient is mi.grade_lenient(f"\\boxed{{{answer}}}", gold) is forgiven
+    assert found.strict is mi.grade_strict(f"\\boxed{{{answer}}}", gold)
+
+
+# ------------------------------------------------------------------------------------------------ the paper's own rules
+
+
+def by_maths_rules(s: str) -> str:
+    """`_strip_string` of hendrycks/math, step by step as it stands there, with `%` alone removed too."""
+    for old in ("\n", "\\!"):
+        s = s.replace(old, "")
+    s = s.replace("\\\\", "\\").replace("tfrac", "frac").replace("dfrac", "frac")
+    for old in ("\\left", "\\right", "^{\\circ}", "^\\circ", "\\$"):
+        s = s.replace(old, "")
+    if "\\text{ " in s:
+        splits = s.split("\\text{ ")
+        if len(splits) != 2:
+            raise ValueError("two units")
+        s = splits[0]
+    s = s.replace("\\%", "").replace("%", "").replace(" .", " 0.").replace("{.", "{0.")
+    if len(s) == 0:
+        return s
+    if s[0] == ".":
+        s = "0" + s
+    if len(s.split("=")) == 2 and len(s.split("=")[0]) <= 2:
+        s = s.split("=")[1]
+    if "\\sqrt" in s:
+        made = s.split("\\sqrt")[0]
+        for part in s.split("\\sqrt")[1:]:
+            made += "\\sqrt" + part if part[0] == "{" else "\\sqrt{" + part[0] + "}" + part[1:]
+        s = made
+    s = _with_fractions(s.replace(" ", ""))
+    if s == "0.5":
+        s = "\\frac{1}{2}"
+    if len(s.split("/")) == 2:
+        above, below = s.split("/")
+        try:
+            if s == f"{int(above)}/{int(below)}":
+                s = "\\frac{" + above + "}{" + below + "}"
+        except ValueError:
+            pass
+    return s
+
+
+def _with_fractions(s: str) -> str:
+    made = s.split("\\frac")[0]
+    for part in s.split("\\frac")[1:]:
+        made += "\\frac"
+        if part[0] == "{":
+            made += part
+            continue
+        if len(part) < 2:
+            return s
+        a, b, rest = part[0], part[1], part[2:]
+        made += "{" + a + "}" + (b if b == "{" else "{" + b + "}") + rest
+    return made
+
+
+def outcome(read: Callable[[str], str], text: str) -> str:
+    try:
+        return read(text)
+    except (ValueError, IndexError):
+        return "an error"
+
+
+PIECES = [
+    *(r"\frac \tfrac \dfrac \sqrt \left( \right) \text{\ cm} \! \\ \$ \% % ^\circ ^{\circ} = x= ab= 1 2 12 / - . .5 {.5} { }"
+      .replace(r"\ ", "\0").split()), "x", "0.5", " ", "\n", " .", r"\text{ m}", "1/2", "-3/4", "01/2",
+]  # fmt: skip
+
+
+def test_the_papers_rules_are_those_of_math(math500_path: Path) -> None:
+    rng = random.Random(0)
+    texts = ["".join(rng.choices(PIECES, k=rng.randrange(6))).replace("\0", " ") for _ in range(8_000)]
+    golds = [json.loads(line)["answer"] for line in math500_path.read_text(encoding="utf-8").splitlines()]
+    for text in [*texts, *golds, *PIECES]:
+        assert outcome(stripped, text) == outcome(by_maths_rules, text), text
+
+
+@pytest.mark.parametrize(
+    ("completion", "gold", "right"),
+    [
+        (r"\boxed{7}", "7", True),
+        (r"\boxed{1} \boxed{7}", "7", True),
+        (r"\boxed{7} \boxed{1}", "7", False),
+        (r"\fbox{7}", "7", True),
+        (r"\fbox{7} \boxed{1}", "7", False),
+        (r"\boxed{7} \fbox{1}", "7", True),
+        (r"\boxed {7}", "7", False),
+        (r"x\boxed{{7}}", "7", False),
+        (r"\boxed{\frac{1}{2}} }", "0.5", True),
+        (r"\boxed{7", "7", False),
+        (r"\boxed", "7", False),
+        (r"}\boxed{7}", "7", True),
+        (r"boxed{7}", "7", False),
+    ],
+)
+def test_the_papers_box_is_the_last_one_with_balanced_braces(completion: str, gold: str, right: bool) -> None:
+    assert mi.grade_paper(completion, gold) is right
+
+
+# ------------------------------------------------------------------------------------- the process, and what a grade asks
+
+
+def test_the_worker_compares_as_it_is_asked() -> None:
+    """In this process, where it can be looked at: exactly, or rounded and with variables by position."""
+    compared = grading_worker._comparison()
+    with ThreadPoolExecutor(1) as pool:  # an alarm, which it must not set, is heard in the main thread only
+        assert [pool.submit(compared, r"\sqrt{25}", "5", decimals).result() for decimals in (None, 6)] == [True, True]
+    asked = {
+        ("x+1", "1+x", None): True, ("x+1", "x+2", None): False, ("1.732", r"\sqrt{3}", None): False,
+        ("1.732", r"\sqrt{3}", 3): True, ("1.73", r"\sqrt{3}", 3): False, ("a+b", "x+y", None): False, ("a+b", "x+y", 6): True,
+        ("3ab", "3", None): False, ("", "1", None): False, ("1", "", None): False, ("", "", None): False,
+        (r"\boxed{5}", "5", None): True, ("x>2", r"(2,\infty)", None): False,
+        (r"(2,\infty)", "x>2", None): True, ("x>2", r"(2,\infty)", 6): True,
+    }  # fmt: skip
+    assert {each: compared(*each) for each in asked} == asked
+
+
+def test_the_worker_answers_line_by_line_within_its_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In this process, with its files, signals and limits replaced by what they were asked for."""
+    resource = pytest.importorskip("resource")
+    both = (("x+1", "1+x"), ("a+b", "x+y"))
+    asked = [{"answer": a, "gold": g, "decimals": None, "cpu_seconds": 3} for a, g in both]
+    asked.append({"answer": "a+b", "gold": "x+y", "decimals": 6, "cpu_seconds": 0})
+    done: list[tuple[object, ...]] = []
+    opened: list[Any] = []
+    copied = os.dup
+
+    def opening(*given: Any, **how: Any) -> Any:
+        opened.append(open(*given, **how))  # noqa: SIM115  closed by whoever asked
+        return opened[-1]
+
+    def replies(compare: Callable[[], object] | None = None) -> list[dict[str, object]]:
+        done.clear()
+        with (tmp_path / "replies").open("w") as file, monkeypatch.context() as patch:
+            patch.setattr(grading_worker.os, "dup", lambda fd: done.append(("dup", fd)) or copied(file.fileno()))
+            patch.setattr(grading_worker.os, "fdopen", opening)
+            patch.setattr(grading_worker.os, "dup2", lambda *fds: done.append(("dup2", *fds)))
+            patch.setattr(grading_worker.os, "times", lambda: (20.25, 1.5, 7.0, 7.0, 7.0))
+            patch.setattr(grading_worker.signal, "signal", lambda *given: done.append(("signal", *given)))
+            patch.setattr(resource, "setrlimit", lambda kind, limits: done.append((kind, limits[0])))
+            patch.setattr(grading_worker.sys, "stdin", io.StringIO("".join(json.dumps(each) + "\n" for each in asked)))
+            if compare is not None:
+                patch.setattr(grading_worker, "_comparison", compare)
+            grading_worker.main()
+        with opened.pop() as answers:
+            assert answers.encoding == "utf-8"
+        return [json.loads(line) for line in (tmp_path / "replies").read_text().splitlines()]
+
+    assert replies() == [{"ready": True}, *({"equal": equal, "seconds": 0.0} for equal in (True, False, True))]
+    begun = [("dup", 1), ("dup2", 2, 1), ("signal", signal.SIGINT, signal.SIG_IGN)]
+    limits = [(resource.RLIMIT_CORE, 0), (resource.RLIMIT_AS, 4 * 2**30)]
+    assert done == [*begun, *limits, *((resource.RLIMIT_CPU, seconds) for seconds in (25, 25, 22))]
+
+    def missing() -> None:
+        raise ModuleNotFoundError("No module named 'math_verify'")
+
+    assert replies(missing) == [{"error": "ModuleNotFoundError: No module named 'math_verify'"}]
+
+
+def test_questions_of_a_grade_are_counted_until_one_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def answer(*question: object) -> tuple[bool | None, float]:
+        asked.append(question)
+        return replies.pop(0)
+
+    monkeypatch.setattr(equivalence, "_asked", answer)
+    replies: list[tuple[bool | None, float]] = [(True, 4.0), (False, 6.0), (True, 0.0), (True, 1e-9), (True, 0.0)]
+    ask = equivalence.Questions()
+    assert [ask.equal("a", "b"), ask.equal("c", "d", decimals=3), ask.equal("e", "f")] == [True, False, True]
+    assert ask.open == "" and asked == [("a", "b", None), ("c", "d", 3), ("e", "f", None)], "10 seconds are allowed"
+    assert ask.equal("g", "h") is None and ask.open == "gave up"
+    assert ask.equal("i", "j") is None and len(asked) == 4, "nothing is asked after that"
+    replies[:] = [(None, 3.0)]
+    again = equivalence.Questions()
+    assert again.equal("a", "b") is None and again.open == "gave up"
+
+
+def test_what_is_asked_when_nothing_else_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exactly, and at last with as many decimals as the answer has, else 6."""
+    asked: list[int | None] = []
+    monkeypatch.setattr(equivalence, "_asked", lambda a, g, decimals: (asked.append(decimals), (False, 0.0))[1])
+    for answer, gold, decimals in (("a+b", "x+y", 6), ("1.732", r"\sqrt{3}", 3), ("1.7", r"\sqrt{3}", 6)):
+        asked.clear()
+        assert not mi.grade_lenient(rf"\boxed{{{answer}}}", gold)
+        assert asked[-1] == decimals and set(asked[:-1]) == {None}

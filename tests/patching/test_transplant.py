@@ -1,0 +1,135 @@
+"""Spans transplanted between problems: planted, by hand on every backend, and the identity before the question."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import BACKENDS
+from models_under_test import loaded, planted_here, planted_problems, problems
+
+import mless_interp as mi
+from mless_interp.heads import Head
+from mless_interp.patching.transplant import Transplant, partners_of, transplant_span
+from mless_interp.prompts.insertions import Insertion
+from mless_interp.prompts.pairs import make_pairs
+
+QUIET: dict[str, Any] = {"progress": False}
+COMPUTES: dict[str, Any] = {"readers": (Head(0, 3),), "recalls": {Head(1, 5): Head(0, 6)}}
+
+
+def planted(n: int, n_tokens: int = 12, **place: Any) -> Any:
+    made, model = planted_here(readers=COMPUTES["readers"], recalls=_Frozen(COMPUTES["recalls"]))
+    asked = planted_problems(made, n)
+    asked = [replace(problem, system=asked[0].system) for problem in asked]
+    return model, make_pairs(model, asked, Insertion.meaningless(" /", n_tokens, **place))
+
+
+def transplanted(old: torch.Tensor, *, given: torch.Tensor, span: tuple[int, int]) -> torch.Tensor:
+    start, stop = span
+    return torch.cat([old[:, :start], given[:, start:stop], old[:, stop:]], 1)
+
+
+class _Frozen(dict):  # type: ignore[type-arg]
+    """A mapping that names a planted model in a cache."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.items()))
+
+
+def test_a_span_that_computes_carries_its_problem_s_answer() -> None:
+    model, pairs = planted(12, after="question")
+    found = transplant_span(model, pairs, n_partners=3, **QUIET)
+    assert (found.carried > 0.2).all() and (found.lost > 0.1).all()
+    assert "Established that the transplanted span raises its own problem's answer" in found.describe()
+    table = found.summary().set_index("reading")
+    assert table.loc["carried", "above"] == 12 and table.loc["carried", "p"] < 0.001
+    own = found.to_frame().query("answer_of == span_of and answer_of != problem")
+    assert len(own) == 12 * 3 and len(found.to_frame()) == 12 * 16
+
+
+def test_before_the_question_it_is_exactly_nothing() -> None:
+    model, pairs = planted(12)
+    found = transplant_span(model, pairs, n_partners=3, **QUIET)
+    assert not found.carried.any() and not found.lost.any()
+    assert "Nothing changes in any problem" in found.describe()
+
+
+def test_a_span_that_is_only_read_carries_nothing() -> None:
+    made, model = planted_here(readers=(Head(0, 3),), mediators=())
+    asked = [replace(problem, system=planted_problems(made, 12)[0].system) for problem in planted_problems(made, 12)]
+    pairs = make_pairs(model, asked, Insertion.meaningless(" /", 12, after="question"))
+    found = transplant_span(model, pairs, n_partners=3, **QUIET)
+    assert np.abs(found.carried).max() < 0.02
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("architecture", ["qwen2", "gemma3"])
+def test_it_is_the_donor_s_rotated_keys_and_values_at_the_receiver_s_positions(
+    backend: str, architecture: str, tiny_model_dir: Any
+) -> None:
+    """At equal positions a donor's rotated keys can be put in as they are: the same numbers."""
+    model = loaded(tiny_model_dir(architecture), backend, "float64")
+    names = ("apples", "pears", "plums")
+    asked = [
+        replace(problems()[0], id=name, question=f"Anna has 3 red {name}", answer=str(at))
+        for at, name in enumerate(names)
+    ]
+    pairs = make_pairs(model, asked, Insertion.meaningless(" /", 6, after="question"))
+    assert len({len(pair.inserted) for pair in pairs}) == 1
+    found = transplant_span(model, pairs, n_partners=2, **QUIET)
+    sites = [f"blocks.{layer}.attn.hook_{part}" for layer in range(3) for part in ("rot_k", "v")]
+    for at, pair in enumerate(pairs):
+        for column, partner in enumerate(found.partners[at], start=1):
+            donor = next(each for each in pairs if each.id == partner)
+            given = model.run(donor.condition("inserted"), capture=dict.fromkeys(sites)).captured
+            edits = {name: partial(transplanted, given=given[name], span=pair.span) for name in sites}
+            answered = pair.answered()
+            logits = model.run(answered.condition("inserted"), edits=edits).logits
+            n = len(answered.answer_ids)
+            by_hand = logits[0, -n - 1 : -1].log_softmax(-1)[torch.arange(n), list(answered.answer_ids)].sum()
+            assert found.values[at, 0, column] == pytest.approx(float(by_hand), abs=1e-5)
+    assert np.abs(found.lost).max() > 1e-4
+
+
+def test_partners_are_drawn_by_seed_and_have_other_answers() -> None:
+    _, pairs = planted(20, after="question")
+    partners = partners_of(pairs, 3, seed=1)
+    assert partners == partners_of(pairs, 3, seed=1) != partners_of(pairs, 3, seed=2)
+    for at, chosen in enumerate(partners):
+        answers = [pairs[at].answer_ids, *(pairs[other].answer_ids for other in chosen)]
+        assert at not in chosen and len(set(answers)) == 4
+
+
+def test_too_few_partners_and_wrong_outcomes_are_told_before_anything_runs() -> None:
+    model, pairs = planted(6, after="question")
+    with pytest.raises(ValueError, match=r"has \d partners among 6 problems: a transplant needs 30 others"):
+        transplant_span(model, pairs, n_partners=30, **QUIET)
+    with pytest.raises(ValueError, match="n_partners"):
+        transplant_span(model, pairs, n_partners=1, **QUIET)
+    with pytest.raises(ValueError, match="outcome 'logit_diff' has none; use .*answer_logprob"):
+        transplant_span(model, pairs, outcome="logit_diff", **QUIET)
+
+
+def test_a_stopped_run_goes_on(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mless_interp.patching import transplant
+
+    model, pairs = planted(8, after="question")
+    file, computed, whole = tmp_path / "t.jsonl", [], transplant._one
+    monkeypatch.setattr(transplant, "_one", lambda *given: (computed.append(1), whole(*given))[1])
+    first = transplant_span(model, pairs, n_partners=2, checkpoint=file, **QUIET)
+    again = transplant_span(model, pairs, n_partners=2, checkpoint=file, **QUIET)
+    assert len(computed) == 8 and np.array_equal(first.values, again.values)
+    other = transplant_span(model, pairs[::-1], n_partners=2, seed=0, **QUIET)
+    assert sorted(other.problem_ids) == sorted(first.problem_ids)
+
+
+def test_what_is_told_by_hand() -> None:
+    values = np.zeros((1, 3, 3))
+    values[0, 1:, 1:] = [[-1.0, -3.0], [-4.0, -2.0]]
+    values[0, 0] = [-1.0, -2.0, -4.0]
+    found = Transplant(("a",), (("b", "c"),), values, "nats", {"insertion": "x"})
+    assert found.carried.tolist() == [2.0] and found.lost.tolist() == [2.0]
+    assert mi.Transplant is Transplant

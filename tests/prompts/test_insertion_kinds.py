@@ -1,0 +1,316 @@
+"""Insertions that depend on the problem, and tokens that are no text: what goes in, what is refused, what analyses do."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import jaxtyping
+import numpy as np
+import pytest
+from conftest import qwen2_tokenizer, word_tokenizer
+from models_under_test import loaded, problems
+from tokenizers_under_test import REAL, read_tokenizer
+
+import mless_interp as mi
+from mless_interp.prompts.insertions import KINDS, Insertion
+from mless_interp.prompts.pairs import make_pairs
+from mless_interp.prompts.problems import Problem
+from mless_interp.prompts.prompt import encode
+
+Folder = Callable[[str], Path]
+words, bytewise = lru_cache(word_tokenizer), lru_cache(qwen2_tokenizer)
+ASKED = Problem(
+    "p", "How many apples ?", "3", system="reason .", distractor="5", extra={"distractor_text": "Ben has 7 cards ."}
+)
+
+
+def shown(insertion: Insertion, problem: Problem = ASKED) -> str:
+    return words().decode(list(insertion.span(words(), problem).ids))
+
+
+def few_words() -> Any:
+    """A tokenizer that knows "1" and no other number."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "river": 1, "1": 2}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+def test_a_question_is_repeated_as_often_as_asked() -> None:
+    assert shown(Insertion.repeat_question()) == "How many apples ?"
+    assert shown(Insertion.repeat_question(3)) == " ".join(["How many apples ?"] * 3)
+    span = Insertion.repeat_question(2).span(bytewise(), ASKED)
+    assert span.ids == encode(bytewise(), " How many apples ?") * 2 and span.source == "the problem's question"
+
+
+def test_a_problem_s_own_text_is_inserted_by_its_key() -> None:
+    assert shown(Insertion.from_key("distractor_text")) == "Ben has 7 cards ."
+    assert shown(Insertion.from_key("distractor")) == "5"
+    with pytest.raises(
+        ValueError, match=r"problem 'p', its hint: there is no such text to insert \(it has id, question, "
+    ):
+        Insertion.from_key("hint").span(words(), ASKED)
+    with pytest.raises(ValueError, match="problem 'p', its solution: there is no such text"):
+        Insertion.from_key("solution").span(words(), ASKED)
+    with pytest.raises(ValueError, match="problem 'p', its hint: 100 % of its tokens are '<unk>'"):
+        Insertion.from_key("hint").span(words(), replace(ASKED, extra={"hint": "zebra zebra"}))
+    with pytest.raises(ValueError, match="from_key needs the key"):
+        Insertion.from_key(" ")
+
+
+@pytest.mark.parametrize("insertion", [Insertion.repeat_question(), Insertion.from_key("distractor")])
+def test_what_depends_on_the_problem_needs_the_problem(insertion: Insertion) -> None:
+    with pytest.raises(ValueError, match="depends on the problem: give the Problem, not its id 'p' alone"):
+        insertion.span(words(), "p")
+
+
+@pytest.mark.parametrize("make", [qwen2_tokenizer, word_tokenizer])
+def test_a_problem_s_own_text_never_becomes_special_tokens(make: Callable[[], Any]) -> None:
+    tokenizer = make()
+    many = "Ben has 7 cards . " * 20  # so that letters the tokenizer does not know are few
+    spelt = replace(ASKED, question=f"{many}<|im_end|> ?", extra={"distractor_text": f"{many}<|im_end|>"})
+    special = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    for insertion in (Insertion.repeat_question(), Insertion.from_key("distractor_text")):
+        span = insertion.span(tokenizer, spelt)
+        assert special not in span.ids and "special tokens in it as text" in span.source
+
+
+def test_keys_of_a_file_that_are_not_ours_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = {"problem": "How many ?", "answer": 3, "unique_id": "a", "hint": "Ben has 7 .", "votes": [1], "n": 4}
+    file = tmp_path / "problems.jsonl"
+    file.write_text(json.dumps(record) + "\n")
+    (found,) = mi.load_problems(file)
+    assert found.extra == (("hint", "Ben has 7 ."),) and found.text("hint") == "Ben has 7 ." and found.text("n") is None
+    assert found == Problem("a", "How many ?", "3", extra={"hint": "Ben has 7 ."}) and hash(found)
+    with pytest.raises(ValueError, match="problem 'a': extra holds 'system', which is a field of its own"):
+        replace(found, extra={"system": "x"})
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as users run it
+    with pytest.raises(TypeError, match="problem 'a': hint must be text"):
+        Problem("a", "q", "1", extra={"hint": 3})  # type: ignore[dict-item]
+
+
+def test_counting_goes_up_from_one_and_is_cut_to_length() -> None:
+    assert shown(Insertion.counting(12)) == "1 2 3 4 5 6 7 8 9 1 0 1", "one token to a digit here"
+    with pytest.raises(ValueError, match="becomes the unknown token"):
+        Insertion.counting(300).span(few_words(), "p")
+
+
+def test_white_space_is_repeated_without_merging_and_nothing_else_is_white_space() -> None:
+    span = Insertion.whitespace(7, unit="\n").span(bytewise(), "p")
+    assert span.ids == encode(bytewise(), "\n") * 7
+    with pytest.raises(ValueError, match="inserts white space alone, got ' /'"):
+        Insertion.whitespace(7, unit=" /")
+    with pytest.raises(ValueError, match="inserts white space alone, got ''"):
+        Insertion.whitespace(7, unit="")
+
+
+def test_ids_go_in_as_they_are() -> None:
+    special = words().convert_tokens_to_ids("<|im_end|>")
+    once = Insertion.ids([9, special])
+    assert once.span(words(), "p").ids == (9, special) and once.span(words(), "p").source == "ids, with special tokens"
+    assert Insertion.ids([9, 10], 4).span(words(), "p").ids == (9, 10, 9, 10)
+    assert Insertion.ids([len(words())]).span(words(), "p").source == "ids, with rows that no token names"
+    with pytest.raises(ValueError, match="the unit of ids is 2 tokens .* does not divide n_tokens=5; use 4"):
+        Insertion.ids([9, 10], 5).span(words(), "p")
+    with pytest.raises(ValueError, match="there are no token ids to insert"):
+        Insertion.ids([])
+    with pytest.raises(ValueError, match="token ids are 0 or more, got -1"):
+        Insertion.ids([-1])
+
+
+def test_ids_beyond_the_model_s_vocabulary_are_refused_before_anything_runs(tiny_model_dir: Folder) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    with pytest.raises(ValueError, match=f"token id {model.info.d_vocab} is inserted, but .* has the ids 0 to"):
+        make_pairs(model, problems(), Insertion.ids([model.info.d_vocab]))
+
+
+def test_a_pause_is_a_reserved_token_or_refused_with_the_remedy() -> None:
+    with pytest.raises(ValueError, match="no reserved token to pause with, and none is added: .* token=") as refused:
+        Insertion.pause(3).span(words(), "p")
+    row = int(str(refused.value).rsplit("=", 1)[1])
+    assert Insertion.pause(3, token=row).span(words(), "p").ids == (row,) * 3
+    grown = word_tokenizer()
+    grown.add_special_tokens(
+        {"additional_special_tokens": ["<|reserved_special_token_1|>", "<|reserved_special_token_0|>"]}
+    )
+    first = grown.convert_tokens_to_ids("<|reserved_special_token_1|>")
+    span = Insertion.pause(3).span(grown, "p")
+    assert span.ids == (first,) * 3 and span.source == "token '<|reserved_special_token_1|>'", "the lowest id"
+    other = Insertion.pause(2, token="<|reserved_special_token_0|>").span(grown, "p")
+    assert other.ids == (first + 1,) * 2
+    grown.add_special_tokens({"additional_special_tokens": ["<pause>"]})
+    assert Insertion.pause(1).span(grown, "p").source == "token '<pause>'", "a token trained as a pause comes first"
+    with pytest.raises(ValueError, match="this tokenizer has no token '<none>' to pause with"):
+        Insertion.pause(1, token="<none>").span(words(), "p")
+
+
+PAUSES = {"llama3_1": "<|reserved_special_token_0|>", "gemma3": "<unused0>", "qwen2_5": None}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_every_kind_with_published_tokenizers(name: str, tokenizer_dir: Folder) -> None:
+    tokenizer = read_tokenizer(tokenizer_dir(name))
+    spelt = Problem("p", "How many <|im_end|><end_of_turn><|eot_id|> apples?", "3")
+    special = {token for token, kind in tokenizer.added_tokens_decoder.items() if kind.special}
+    assert not special.intersection(Insertion.repeat_question(2).span(tokenizer, spelt).ids)
+    plain = Problem("p", "How many apples?", "3")
+    again = Insertion.repeat_question(2).span(tokenizer, plain)
+    assert tokenizer.decode(list(again.ids)) == " How many apples? How many apples?"
+    assert tokenizer.decode(list(Insertion.counting(11).span(tokenizer, "p").ids)).startswith(" 1 2 3 4")
+    assert len(set(Insertion.whitespace(9).span(tokenizer, "p").ids)) == 1
+    if PAUSES[name] is None:
+        with pytest.raises(ValueError, match=f"leaves unused, {len(tokenizer)} or more"):
+            Insertion.pause(4).span(tokenizer, "p")
+    else:
+        assert tokenizer.convert_ids_to_tokens(Insertion.pause(4).span(tokenizer, "p").ids) == [PAUSES[name]] * 4
+
+
+# ---------------------------------------------------------------------------------------------------- names and places
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit", "made"),
+    [
+        ("repeat_question", None, Insertion.repeat_question()),
+        ("repeat_question", "2", Insertion.repeat_question(2)),
+        ("from_key", "hint", Insertion.from_key("hint")),
+        ("counting", None, Insertion.counting(6)),
+        ("whitespace", None, Insertion.whitespace(6)),
+        ("whitespace", "\n", Insertion.whitespace(6, unit="\n")),
+        ("pause", None, Insertion.pause(6)),
+        ("pause", "<pause>", Insertion.pause(6, token="<pause>")),
+        ("pause", "17", Insertion.pause(6, token=17)),
+        ("ids", "5, 6", Insertion.ids([5, 6], 6)),
+    ],
+)
+def test_a_command_line_names_the_kinds(kind: str, unit: str | None, made: Insertion) -> None:
+    assert Insertion.named(kind, unit=unit, n_tokens=6) == made
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit", "message"),
+    [
+        ("ids", None, "cannot read '': give token ids such as 128002,128003"),
+        ("ids", "5,x", "cannot read '5,x': give token ids"),
+        ("repeat_question", "twice", "cannot read 'twice': give how many times, such as 2"),
+        ("repeat_question", "1,2", "cannot read '1,2': give how many times"),
+        ("repeat_question", "0", "times must be 1 or more, got 0"),
+        ("from_key", None, "from_key needs the key"),
+    ],
+)
+def test_what_a_command_line_gets_wrong_is_said(kind: str, unit: str | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Insertion.named(kind, unit=unit)
+
+
+def test_labels_are_short_and_tell_insertions_apart() -> None:
+    made = {
+        "question again": Insertion.repeat_question(),
+        "question again, 2 times": Insertion.repeat_question(2),
+        "its own 'hint'": Insertion.from_key("hint"),
+        "counting x9": Insertion.counting(9),
+        "whitespace '\\n' x9": Insertion.whitespace(9, unit="\n"),
+        "pause x9": Insertion.pause(9),
+        "pause 17 x9": Insertion.pause(9, token=17),
+        "ids 5,6 x4": Insertion.ids([5, 6], 4),
+    }
+    assert {name: insertion.label for name, insertion in made.items()} == {name: name for name in made}
+    many, others = Insertion.ids(range(100)).label, Insertion.ids([*range(99), 200]).label
+    assert many != others and len(many) < 30
+
+
+def test_tokens_that_are_no_text_are_not_put_into_a_string() -> None:
+    for insertion in (Insertion.ids([9, 10]), Insertion.pause(2, token=9)):
+        with pytest.raises(ValueError, match='template="paper" inserts text between system and question'):
+            make_pairs(words(), [ASKED], insertion, template="paper")
+    (pair,) = make_pairs(bytewise(), [ASKED], Insertion.repeat_question(), template="paper")
+    assert bytewise().decode(list(pair.inserted.ids)).count("How many apples ?") == 2
+    assert {name for name, kind in KINDS.items() if not kind.is_text} == {"pause", "repeated_bos", "ids"}
+
+
+# ------------------------------------------------------------------------------------------------------- every analysis
+
+UNEVEN = [
+    replace(problem, question=question, system="Please reason step by step .", extra={"hint": f"Dan {'gets ' * at}7 ."})
+    for at, (problem, question) in enumerate(
+        zip(problems(), [p.question + " ?" * 3 * at for at, p in enumerate(problems())], strict=True)
+    )
+]
+
+
+@pytest.mark.parametrize(
+    "insertion", [Insertion.repeat_question(), Insertion.from_key("hint")], ids=lambda made: made.kind
+)
+def test_every_analysis_takes_spans_of_several_lengths(insertion: Insertion, tiny_model_dir: Folder) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    pairs = make_pairs(model, UNEVEN, insertion)
+    assert len({pair.n_inserted for pair in pairs}) == 3
+    quiet: dict[str, Any] = {"progress": False}
+    alone = [mi.patch_heads(model, [pair], contrast="content", **quiet) for pair in pairs]
+    found = mi.patch_heads(model, pairs, contrast="content", **quiet)
+    for at, one in enumerate(alone):
+        np.testing.assert_allclose(found.per_head[at], one.per_head[0], atol=1e-5)
+    assert mi.score_heads(model, pairs, **quiet).count("span_mass").min() == 3
+    assert len(mi.attention_profile(model, pairs, heads=["L0H1"], **quiet).curves())
+    mi.attribute_heads(model, pairs, **quiet)
+    mi.joint_knockout(model, pairs, ["L0H1", "L1H2"], n_random_sets=2, **quiet)
+    mi.read_effects(model, pairs, ["L0H1"], **quiet)
+    mi.activation_shift(model, pairs, **quiet)
+    mi.mediate(model, pairs, **quiet)
+    parts = mi.decompose_attention(model, pairs, control="random_sentence", n_control_draws=2, **quiet)
+    assert parts.control is not None and np.isfinite(parts.control).all()
+    mi.views.attention(model, pairs, [mi.Head(0, 1)])
+    mi.evaluate_accuracy(model, UNEVEN, [None, insertion], max_new_tokens=2, **quiet)
+    with pytest.raises(ValueError, match="has one length only, so it has no dose"):
+        mi.dose_response(model, UNEVEN, insertion, doses=(2, 4), **quiet)
+
+
+def test_controls_are_as_long_as_each_problem_s_own_insertion(
+    tiny_model_dir: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mless_interp.locating import control
+
+    made = []
+
+    def spy(*given: Any, **options: Any) -> Any:
+        pairs = make_pairs(*given, **options)
+        made.extend((pair.insertion.kind, pair.id, pair.n_inserted) for pair in pairs)
+        return pairs
+
+    monkeypatch.setattr(control, "make_pairs", spy)
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    pairs = make_pairs(model, UNEVEN, Insertion.repeat_question())
+    prepared = control.prepare(model, pairs)
+    rules = control.Controls(1, 0, 0.05, 0.05, None, False, 0)
+    for insertion in (Insertion.random_sentence(1), Insertion.meaningful("he", 1)):
+        under = rules._under(prepared, insertion)
+        assert under.ids == prepared.ids and [p.span for p in under.bare] == [p.span for p in pairs]
+    control.check_controls(pairs)
+    own = {pair.id: pair.n_inserted for pair in pairs}
+    assert len(made) == 6 and all(own[name] == n for _, name, n in made)
+
+
+def test_what_was_inserted_is_part_of_a_checkpoint(tmp_path: Path, tiny_model_dir: Folder) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    kept = tmp_path / "kept.jsonl"
+    options: dict[str, Any] = {"heads": ["L0H1"], "checkpoint": kept, "progress": False}
+    mi.patch_heads(model, make_pairs(model, UNEVEN, Insertion.ids([70, 71])), **options)
+    first = mi.patch_heads(model, make_pairs(model, UNEVEN, Insertion.ids([70, 71])), **options)
+    assert first.problem_ids == ("p0", "p1", "p2")
+    with pytest.raises(ValueError, match="insertion was 'ids 70,71', now 'ids 70,72'"):
+        mi.patch_heads(model, make_pairs(model, UNEVEN, Insertion.ids([70, 72])), **options)
+
+
+def test_drawn_sentences_do_not_depend_on_how_the_list_is_split() -> None:
+    pool = [
+        Problem(f"p{at}", f"How many {word} ?", "1") for at, word in enumerate(("apples", "pears", "coins", "books"))
+    ]
+    for insertion in (Insertion.other_questions(pool, 9, seed=3), Insertion.random_sentence(9, seed=3)):
+        together = make_pairs(words(), pool, insertion)
+        split = [*make_pairs(words(), pool[:1], insertion), *make_pairs(words(), pool[1:], insertion)]
+        assert [pair.inserted.ids for pair in together] == [pair.inserted.ids for pair in split]

@@ -1,0 +1,105 @@
+"""Attention from segment to segment: naive sums on every backend, rows that sum to 1, a few-shot prompt, messages."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from models_under_test import loaded, pairs_for, problems
+from small_results import between_segments
+
+import mless_interp as mi
+from mless_interp.models.sites import site
+from mless_interp.prompts.insertions import Insertion
+from mless_interp.prompts.pairs import make_pairs
+from mless_interp.prompts.prompt import SEGMENTS
+
+
+def shots(model: Any) -> Any:
+    """Pairs with examples; the system prompt of the last problem is empty."""
+    asked = [*problems()[:2], replace(problems()[2], system="")]
+    shown = mi.with_examples(asked, problems(), n=1, form="{question} {answer} ")
+    return make_pairs(model, shown, Insertion.meaningless(" /", 5))
+
+
+@pytest.mark.parametrize("condition", ["base", "inserted", "masked"])
+def test_masses_are_naive_sums(condition: str, tiny_model_dir: Any, backend: str) -> None:
+    model = loaded(tiny_model_dir("gemma3"), backend)
+    pairs = shots(model)
+    found = mi.attention_between_segments(model, pairs, conditions=[condition], progress=False)
+    assert found.segments == tuple(
+        s
+        for s in SEGMENTS
+        if s in {"bos", "system", "examples", "inserted", "question"} and (condition != "base" or s != "inserted")
+    )
+    for at, pair in enumerate(pairs):
+        segments = (pair.base if condition == "base" else pair.inserted).segments
+        for layer in range(model.info.n_layers):
+            name = site(layer, "attn.hook_pattern")
+            pattern = model.run(pair.condition(condition), capture={name: None}, logits_at="none").captured[name][0]
+            for dest in found.segments:
+                for src in found.segments:
+                    rows = [i for i, s in enumerate(segments) if s == dest]
+                    keys = [i for i, s in enumerate(segments) if s == src]
+                    got = found.of(dest, src)[at, layer]
+                    if not rows:
+                        assert np.isnan(got).all()
+                        continue
+                    expected = [np.mean([sum(float(head[i, j]) for j in keys) for i in rows]) for head in pattern]
+                    np.testing.assert_allclose(got, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("source", ["pattern", "recomputed"])
+def test_rows_sum_to_one_however_they_are_computed(source: Any, tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    found = mi.attention_between_segments(model, shots(model), source=source, progress=False)
+    for name in found.conditions:
+        sums = np.nansum(found.values[name], axis=-1)
+        np.testing.assert_allclose(sums[sums > 0], 1, atol=1e-5)
+    other = mi.attention_between_segments(model, shots(model), source="pattern", progress=False)
+    np.testing.assert_allclose(found.values["inserted"], other.values["inserted"], atol=1e-5)
+    assert (found.of("examples", "question")[:2] == 0).all(), "nothing is seen before it comes"
+
+
+def test_the_question_s_share_of_the_span_is_the_span_mass_of_its_rows(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    pairs = pairs_for(model)
+    found = mi.attention_between_segments(model, pairs, heads=["L1H2", "L2H0"], progress=False)
+    mass = mi.score_heads(model, pairs, metrics=["span_mass"], heads=["L1H2", "L2H0"], progress=False).of("span_mass")
+    np.testing.assert_allclose(found.of("question", "inserted"), mass, atol=1e-6)
+    table = found.summary().set_index(["label", "dest", "src"])
+    assert table.loc[("L1H2", "question", "inserted"), "share"] == pytest.approx(mass[:, 1, 2].mean())
+    assert len(table) == 2 * len(found.segments) ** 2 and set(table["n"]) == {3}
+
+
+def test_a_run_goes_on_from_its_checkpoint(tiny_model_dir: Any, tmp_path: Path) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    pairs, kept = shots(model), tmp_path / "kept.jsonl"
+    first = mi.attention_between_segments(model, pairs[:2], conditions=["inserted"], checkpoint=kept, progress=False)
+    again = mi.attention_between_segments(model, pairs, conditions=["inserted"], checkpoint=kept, progress=False)
+    np.testing.assert_array_equal(again.values["inserted"][:2], first.values["inserted"])
+
+
+def test_it_tells_by_hand() -> None:
+    found = between_segments()
+    table = found.over_heads().set_index("reads")
+    assert table.loc["question"].tolist() == pytest.approx([0, 0.55, 0.45]) and table.loc["system"].tolist() == [
+        1,
+        0,
+        0,
+    ]
+    assert "the question's rows read, on average over heads: 55 % inserted, 45 % question." in found.describe()
+    assert found.of("question", "inserted")[:, 1, 2].mean() == pytest.approx(0.8)
+    with pytest.raises(ValueError, match="no segment 'examples' here; there are system, inserted, question"):
+        found.of("question", "examples")
+    with pytest.raises(ValueError, match="no condition 'gap' here; there are inserted"):
+        found.over_heads("gap")
+
+
+def test_what_a_segment_reads_sums_to_one_also_where_some_prompts_lack_a_segment() -> None:
+    model, problems = mi.load_model("demo"), mi.load_problems("demo", limit=14)
+    mixed = [*mi.with_examples(problems[:2], problems[10:14], n=2), *problems[3:5]]
+    pairs = mi.make_pairs(model, mixed, mi.Insertion.meaningless(" /", 5))
+    table = mi.attention_between_segments(model, pairs, progress=False).over_heads().set_index("reads")
+    assert np.allclose(table.loc["question"].astype(float).sum(), 1, atol=1e-5)

@@ -1,0 +1,129 @@
+"""Is the span a sink: against naive sums on every backend, in a model where it was made one, and beside readers."""
+
+from dataclasses import replace
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import tiny_model, word_tokenizer
+from located_under_test import located, located_here
+from models_under_test import loaded, pairs_for, planted_here
+from small_results import located as small_located
+
+import mless_interp as mi
+from mless_interp.locating.sinks_read import MASSIVE, is_sink, sink_words
+from mless_interp.models.load import load_model
+from mless_interp.models.sites import site
+from mless_interp.scores import METRICS, SINKS, HeadScores
+
+BEFORE = "inserted"
+
+
+def test_sink_metrics_are_what_naive_sums_give(tiny_model_dir: Any, backend: str) -> None:
+    model = loaded(tiny_model_dir("llama"), backend)
+    pairs = pairs_for(model, n_tokens=7, count=2)
+    scores = mi.score_heads(model, pairs, metrics="sinks", progress=False)
+    assert scores.metrics and set(scores.metrics) == set(SINKS)
+    for at, pair in enumerate(pairs):
+        for layer in range(model.info.n_layers):
+            names = [site(layer, part) for part in ("hook_resid_pre", "attn.hook_v", "attn.hook_pattern")]
+            run = model.run(pair.condition(BEFORE), capture=dict.fromkeys(names), logits_at="none").captured
+            residual, values, pattern = (run[name][0].double().numpy() for name in names)
+            a, b = pair.span
+            inside, outside = range(a, b), [*range(1, a), *range(b, len(pair.inserted))]
+            norms = np.array([np.sqrt((row**2).sum()) for row in residual])
+            usual = np.median([norms[t] for t in outside])
+            cosine = [residual[t] @ residual[0] / norms[t] / norms[0] for t in range(len(norms))]
+            expected: dict[str, Any] = {
+                "span_residual_norm": np.mean([norms[t] for t in inside]) / usual,
+                "span_first_residual_norm": norms[a] / usual,
+                "sink_residual_norm": norms[0] / usual,
+                "span_sink_cosine": np.mean([cosine[t] for t in inside]),
+                "span_first_sink_cosine": cosine[a],
+            }
+            for name, value in expected.items():
+                np.testing.assert_allclose(scores.of(name)[at, layer], value, rtol=1e-4, err_msg=name)
+            group = model.info.n_heads // values.shape[1]
+            for head in range(model.info.n_heads):
+                sizes = np.sqrt((values[:, head // group] ** 2).sum(-1))
+                middle = np.median(sizes[outside])
+                alpha = [pattern[head, t:, t].mean() for t in range(len(sizes))]
+                own = {
+                    "span_value_norm": sizes[a:b].mean() / middle,
+                    "span_first_value_norm": sizes[a] / middle,
+                    "sink_value_norm": sizes[0] / middle,
+                    "span_first_alpha": alpha[a],
+                    "span_first_alpha_ratio": alpha[a] / np.mean(alpha[a + 1 : b]),
+                }
+                for name, value in own.items():
+                    np.testing.assert_allclose(scores.of(name)[at, layer, head], value, rtol=1e-4, err_msg=name)
+
+
+def test_they_are_defined_where_there_is_a_span_and_follow_from_states_not_patterns() -> None:
+    states = {name for name, metric in METRICS.items() if metric.kind == "state"}
+    assert states < set(SINKS) and not any(METRICS[name].of_patterns or METRICS[name].default for name in states)
+
+
+@lru_cache
+def with_a_sink(scale: float) -> Any:
+    """The tiny model, with a slash whose embedding is the first token's, `scale` times as long."""
+    tokenizer = word_tokenizer()
+    hf_model = tiny_model("llama", tokenizer)
+    slash, first = (tokenizer.convert_tokens_to_ids(token) for token in ("/", "<bos>"))
+    with torch.no_grad():
+        weight = hf_model.get_input_embeddings().weight
+        weight[slash] = scale * weight[first]
+    return load_model(SimpleNamespace(name="sunk", hf_model=hf_model, tokenizer=tokenizer), backend="bridge")
+
+
+@pytest.mark.parametrize(("scale", "sunk"), [(30.0, True), (1.0, False)])
+def test_a_span_that_was_made_a_sink_is_found_to_be_one(scale: float, sunk: bool) -> None:
+    model = with_a_sink(scale)
+    scores = mi.score_heads(
+        model, pairs_for(model), metrics="sinks", conditions=("inserted",), heads=["L0H1"], progress=False
+    )
+    np.testing.assert_allclose(scores.of("span_sink_cosine")[:, 0, 1], 1, atol=1e-6)
+    assert (is_sink(scores) == sunk).all() and (scores.of("span_first_residual_norm")[:, 0, 1] >= MASSIVE).all() == sunk
+    assert (
+        "Reading a span that is an attention sink: L0H1 (in 3 of 3 problems)." in " ".join(sink_words(scores))
+    ) == sunk
+
+
+def sinks_of(level: float, heads: tuple[mi.Head, ...], n: int = 12) -> HeadScores:
+    """Attention on the span of `level` to every head, in a residual stream like any other's."""
+    grid = lambda value: {"inserted": np.full((n, 2, 2), value)}  # noqa: E731
+    values = {"span_sink_rate": grid(level), "span_residual_norm": grid(1.0), "span_first_residual_norm": grid(1.0)}
+    return HeadScores(tuple(f"p{i}" for i in range(n)), ("inserted",), heads, values, {}, {})
+
+
+def test_readers_of_a_sink_are_flagged_and_others_are_not() -> None:
+    plain = small_located()
+    assert plain.reads_sink("L0H1") is None and plain.summary()["reads_sink"].isna().all()
+    reader = mi.Head(0, 1)
+    for level, flagged in ((0.1, True), (0.0, False)):
+        found = replace(plain, sinks=sinks_of(level, (reader,)))
+        table = found.summary().set_index("label")["reads_sink"]
+        assert table["L0H1"] == flagged and table.drop("L0H1").isna().all()
+        assert ("Reading a span that is an attention sink: L0H1 (in 12 of 12 problems)" in found.describe()) == flagged
+        assert ("reads_sink" in found.printed()) == flagged
+
+
+def test_locating_asks_it_of_the_heads_that_read() -> None:
+    made, model = planted_here()
+    found = located_here()
+    assert found.sinks is not None and set(found.sinks.heads) == set(made.readers)
+    assert found.sinks.problem_ids == found.problem_ids and set(found.sinks.metrics) == set(SINKS)
+    flags = [bool(found.reads_sink(head)) for head in found.sinks.heads]
+    assert flags == (is_sink(found.sinks).mean(0) > 0.5).tolist()
+    assert located(made, model, heads=found.heads[:2], controls=False).sinks is None
+
+
+def test_every_metric_that_is_asked_for_comes() -> None:
+    model = mi.load_model("demo")
+    pairs = mi.make_pairs(model, mi.load_problems("demo", limit=2), mi.Insertion.meaningless(" /", 5))
+    found = mi.score_heads(model, pairs, metrics="sinks", conditions=("inserted",), progress=False)
+    assert {"span_residual_norm", "span_first_sink_cosine", "span_value_norm"} <= set(METRICS)
+    assert np.isfinite(found.of("span_residual_norm")).all() and np.isfinite(found.of("span_first_sink_cosine")).all()
