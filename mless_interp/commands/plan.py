@@ -12,8 +12,12 @@ from ..command_line import (
     BACKENDS,
     DeviceOption,
     InsertionOption,
+    NAnswerOption,
+    NBeforeOption,
+    NContextOption,
     NTokensOption,
     OutcomeOption,
+    PlaceOption,
     ProblemsOption,
     SeedOption,
     TemplateOption,
@@ -37,10 +41,14 @@ def plan(
     what: Annotated[str, Argument(metavar="[WHAT]", help=f"{PLANNED}.")] = "locate",
     problems: ProblemsOption = None,
     limit: Annotated[int | None, Option(help="How many problems, from the first. [default: the analysis' own]")] = None,
+    n_before: NBeforeOption = 16,
+    n_context: NContextOption = 64,
+    n_answer: NAnswerOption = 1,
     template: TemplateOption = "raw",
     insertion: InsertionOption = "meaningless",
     unit: UnitOption = None,
     n_tokens: NTokensOption = 55,
+    place: PlaceOption = "before-question",
     outcome: OutcomeOption = "answer_logprob",
     backend: Annotated[str | None, Option(help=f"{BACKENDS}. [default: what suits the size]")] = None,
     dtype: Annotated[
@@ -75,8 +83,12 @@ def plan(
     printed = json_file is not None and str(json_file) == "-"
     if json_file is not None and not printed and not json_file.resolve().parent.is_dir():
         raise FileNotFoundError(f"--json {json_file}: there is no folder {str(json_file.resolve().parent)!r}")
-    questions = chosen_problems(problems, model, limit=LIMITS[what] if limit is None else limit)
-    filler = chosen_insertion(insertion, unit, n_tokens=n_tokens, seed=seed, problems=questions)
+    if json_file is not None and json_file.is_dir():
+        raise IsADirectoryError(f"--json {json_file}: it is a folder; name a file")
+    sizes = {"n_before": n_before, "n_context": n_context, "n_answer": n_answer}
+    questions = chosen_problems(problems, model, limit=LIMITS[what] if limit is None else limit, **sizes)
+    filler = chosen_insertion(insertion, unit, n_tokens=n_tokens, seed=seed, problems=questions, place=place)
+    texts = problems is not None and Path(problems).suffix == ".txt"
     options: dict[str, Any] = {"backend": backend, "dtype": dtype, "device": device, "attention": attention}
     found = plan_run(
         model,
@@ -92,7 +104,7 @@ def plan(
         n_named=named,
         price=price,
         seconds=seconds,
-        source=problems,
+        source={"problems": problems, **(sizes if texts else {})},
         **options,
     )
     as_json = json.dumps(found.to_dict(), indent=1)

@@ -45,7 +45,7 @@ class Memory:
 
 
 def weights_bytes(shape: Shape, chosen: Chosen) -> float:
-    return float(shape.n_parameters * chosen.bytes_each)
+    return shape.bytes_of_weights(chosen.bytes_each)
 
 
 def recordings_bytes(info: ModelInfo, chosen: Chosen, *, problems: int, length: int, changed: int) -> float:

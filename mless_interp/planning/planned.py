@@ -1,8 +1,7 @@
 """`plan_run`: what a run takes, before any weight is here: tokens, memory, operations, time, and how to run it."""
 
 import math
-import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -25,11 +24,14 @@ from ..prompts.problems import Problem
 from ..running.results import as_text
 from ..running.visible import visible
 from . import needed as needs
+from .command import command_of
 from .operations import Arithmetic
+from .quantised import Quantised
 from .shape import Shape
 from .steps import Step, controls, describing, explaining, geometry, n_read, sweeping
 from .timing import Chosen, Timed, layers_to_time, n_different
 
+DTYPES = ("float32", "float64", "bfloat16", "float16")
 WHAT = ("sweep", "locate", "profiles", "mechanism", "accuracy")
 N_NAMED = 5
 """How many heads are supposed to be named, where that decides what a run takes."""
@@ -142,7 +144,8 @@ class Plan:
         else:
             how = "No time was taken, as that GPU is not here"
         how += f"; estimates: {', '.join(guessed)}." if guessed else "."
-        return [self.answer(), of, how, *self.advice, f"Run: {self.command}"]
+        run = f"Run: {self.command}" if self.command else "No command does this; in Python it is mi.evaluate_accuracy."
+        return [self.answer(), of, how, *self.advice, run]
 
     def summary(self) -> pd.DataFrame:
         """A row for each part of time and of memory, and for what fits where."""
@@ -200,7 +203,7 @@ def plan_run(
     n_named: int = N_NAMED,
     price: float | int | None = None,
     seconds: float | int = 20.0,
-    source: str | None = None,
+    source: Mapping[str, Any] | None = None,
     trust_remote_code: bool = False,
 ) -> Plan:
     """What a run takes: from config.json and the tokenizer, without any weights.
@@ -212,8 +215,8 @@ def plan_run(
     Parameters
     ----------
     name : "demo", a directory with config.json and the tokenizer (no weights are needed), or a hub id.
-    problems : with the `insertion` and the `template`, or pairs that are made already. `source`: as `--problems` names them,
-        for the command that is told.
+    problems : with the `insertion` and the `template`, or pairs that are made already. `source`: the options of the commands
+        that name them, for the command that is told: {"problems": "mine.txt", "n_context": 64}.
     what : "sweep" (one exact sweep of all heads), "locate" (four, and what is done with `n_named` heads that are supposed to
         be named), "profiles", "mechanism" or "accuracy" (`n_treatments` times all problems, answers as long as the longest
         solution here, or `max_new_tokens` where there is none).
@@ -234,8 +237,18 @@ def plan_run(
     for label, count in (("n_treatments", n_treatments), ("max_new_tokens", max_new_tokens), ("n_named", n_named)):
         if count is not None and count < 1:
             raise ValueError(f"{label} must be 1 or more, got {count}")
+    if dtype is not None and dtype not in DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}; choose {', '.join(DTYPES)}")
     read = outcome_named(outcome, signed_for="locating heads" if what == "locate" else "")
     shape = Shape.of(name, trust_remote_code=trust_remote_code)
+    if what == "locate" and n_named > shape.info.n_layers * shape.info.n_heads:
+        raise ValueError(
+            f"n_named must be at most the model's {shape.info.n_layers * shape.info.n_heads} heads, got {n_named}"
+        )
+    if backend == "hooked_transformer" and shape.quantised:
+        raise ModelError(
+            f"{name!r} is quantised ({shape.quantised.method}), and HookedTransformer converts whole weights: use the bridge"
+        )
     pairs = _pairs(shape, tuple(problems), insertion, template)
     if what in ("sweep", "locate"):
         pairs = fit_pairs(pairs)
@@ -272,8 +285,19 @@ def plan_run(
         advice=(),
         price=None if price is None else float(price),
     )
-    command = _command(plan, pairs[0], source)
-    return replace(plan, command=command, advice=_advice(plan, places))
+    command = command_of(
+        what,
+        pairs[0],
+        model=name,
+        chosen=chosen,
+        here=chosen.device in needs.here(),
+        problems={"problems": "FILE.jsonl"} if source is None else dict(source),
+        limit=len(pairs),
+        outcome=outcome,
+        n_treatments=n_treatments,
+        max_new_tokens=max_new_tokens,
+    )
+    return replace(plan, command=command, advice=_advice(plan, places, shape.quantised))
 
 
 def _pairs(shape: Shape, given: Sequence[Any], insertion: Insertion | None, template: str) -> tuple[PromptPair, ...]:
@@ -351,8 +375,6 @@ class _Work:
         attention: str | None,
     ) -> Chosen:
         """What was asked for; the rest by size: in the first device that holds it, in float32 if that does."""
-        if dtype is not None and dtype not in ("float32", "float64", "bfloat16", "float16"):
-            raise ValueError(f"unknown dtype {dtype!r}; choose float32, float64, bfloat16 or float16")
         if device is None:
             device = next((place for place in places if place != "cpu"), "cpu")
         device = "cuda:0" if device == "cuda" else device
@@ -361,7 +383,7 @@ class _Work:
                 f"there is no device {device!r} here; choose {' or '.join(places)}, or say what another GPU has: memory, tflops"
             )
         if backend is None:
-            small = self.shape.n_parameters <= SMALL
+            small = self.shape.n_parameters <= SMALL and self.shape.quantised is None
             light = "bridge" if self.what == "accuracy" else "auto"
             backend = (
                 "nnsight" if attention not in (None, "eager") or not (small or self.what == "mechanism") else light
@@ -370,8 +392,13 @@ class _Work:
             attention = "sdpa" if backend == "nnsight" and self.what != "mechanism" else "eager"
         if attention != "eager" and backend != "nnsight":
             raise ValueError(f"attention {attention!r} needs backend 'nnsight', got {backend!r}")
-        options = [Chosen(backend, one, device, attention) for one in ([dtype] if dtype else ["float32", "bfloat16"])]
+        options = [Chosen(backend, one, device, attention) for one in ([dtype] if dtype else self.precisions)]
         return next((one for one in options if self.peak(one) <= places[device]), options[-1])
+
+    @property
+    def precisions(self) -> tuple[str, ...]:
+        """Of weights that are not quantised, the better first."""
+        return ("float32", "bfloat16") if self.shape.quantised is None else ("bfloat16",)
 
     def peak(self, chosen: Chosen) -> float:
         """Bytes at the peak on the device."""
@@ -379,7 +406,7 @@ class _Work:
         return memory.host if chosen.device == "cpu" else memory.device / needs.SHARE_OF_GPU
 
     def fits(self, places: dict[str, int], chosen: Chosen) -> tuple[Fit, ...]:
-        dtypes = dict.fromkeys([chosen.dtype, "float32", "bfloat16"])
+        dtypes = dict.fromkeys([chosen.dtype, *self.precisions])
         options = [replace(chosen, device=place, dtype=one) for place in places for one in dtypes]
         return tuple(Fit(one.device, one.dtype, self.peak(one), float(places[one.device])) for one in options)
 
@@ -427,7 +454,7 @@ class _Work:
             recordings = 12.0 * info.n_layers * length * info.n_heads * info.d_head * (self.what == "mechanism")
         loading = weights * needs.LOADING.get(chosen.backend, max(needs.LOADING.values()))
         stored = getattr(shape.config, "dtype", None)
-        if isinstance(stored, torch.dtype) and stored != chosen.torch_dtype:
+        if isinstance(stored, torch.dtype) and stored != chosen.torch_dtype and shape.quantised is None:
             loading += shape.n_parameters * stored.itemsize
         libraries = needs.LIBRARIES.get(chosen.backend, needs.MOST_LIBRARIES)
         return needs.Memory(weights, recordings, one_pass, libraries, loading)
@@ -501,22 +528,19 @@ class _Work:
         return Term("loading and self-check", begun + max(0.0, weights) / LOADED_PER_SECOND, True, how)
 
 
-def _command(plan: Plan, pair: PromptPair, source: str | None) -> str:
-    """The command that does it."""
-    c, insertion = plan.chosen, pair.insertion
-    named = ["locate", "--mode", "sweep"] if plan.what == "sweep" else [plan.what]
-    words = ["mless-interp", *named, "--model", plan.model, *([] if source is None else ["--problems", source])]
-    words += ["--limit", str(plan.n_problems), "--backend", c.backend, "--dtype", c.dtype, "--attention", c.attention]
-    words += ["--template", pair.template.name, "--n-tokens", str(pair.n_inserted)]
-    if plan.what != "accuracy":
-        words += ["--insertion", insertion.kind]
-        words += ["--unit", insertion.unit] if insertion.unit is not None and plan.what != "profiles" else []
-    return shlex.join([*words, "--out", f"results/{plan.what}"])
-
-
-def _advice(plan: Plan, places: dict[str, int]) -> tuple[str, ...]:
+def _advice(plan: Plan, places: dict[str, int], quantised: Quantised | None) -> tuple[str, ...]:
     """What to know before it is started."""
     said = []
+    if quantised is not None:
+        bits = (
+            f"{quantised.bits:.3g} bits each"
+            if quantised.known
+            else "of a size that is not known here, so counted whole"
+        )
+        said.append(
+            f"Weights are quantised ({quantised.method}, {bits}); times are of the same layers in {plan.chosen.dtype}, an "
+            "estimate, and the library that reads such weights must be installed."
+        )
     if plan.chosen.dtype in ("bfloat16", "float16"):
         said.append(
             f"{plan.chosen.dtype} rounds: the sweep says by how much beside its ranking, and ranks no head below that."

@@ -15,8 +15,11 @@ from ..models.decoder import Geometry, decoder_layers
 from ..models.hugging_face import hugging_face_info, load_tokenizer
 from ..models.info import ModelError, ModelInfo
 from ..models.load import source_of
-from ..models.saved import first_line
+from ..models.saved import SIZES, first_line
+from .quantised import Quantised
 
+MOST_LAYERS = 1000
+"""No model has more; building them, even without memory, would take minutes."""
 BLOCK = 2**20
 """Random numbers that are drawn once and repeated: the time of a product does not depend on its numbers."""
 
@@ -26,7 +29,8 @@ class Shape:
     """A model's geometry, config and tokenizer.
 
     `n_parameters`: of the whole model, tied ones once. `per_layer`: the mean of a layer, of which `projections` make queries,
-    keys and values. `active`: those of a layer that a token meets (of experts the chosen ones).
+    keys and values. `active`: those of a layer that a token meets (of experts the chosen ones). `quantised`: how weights are
+    stored, where the config says that they are quantised.
     """
 
     info: ModelInfo
@@ -36,6 +40,7 @@ class Shape:
     per_layer: float
     projections: float
     active: float
+    quantised: Quantised | None = None
 
     @classmethod
     def of(cls, name: str, *, trust_remote_code: bool = False) -> "Shape":
@@ -47,10 +52,13 @@ class Shape:
         }
         try:
             config = AutoConfig.from_pretrained(source, **options)
+            _check_sizes(config, name)
             tokenizer = load_tokenizer(source, **options)
             with torch.device("meta"):
                 made = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
-        except Exception as error:
+        except ModelError:
+            raise
+        except Exception as error:  # of a dozen kinds, as where models are loaded
             raise ModelError(f"cannot plan with {name!r}: {first_line(error)}") from error
         info = hugging_face_info(made, name=name, backend="none yet", attention="eager", versions={})
         layers = decoder_layers(made, Geometry.of(info))
@@ -77,7 +85,15 @@ class Shape:
             per_layer=per_layer,
             projections=projections,
             active=per_layer - idle * experts / n,
+            quantised=Quantised.of(config, made, [layer.module for layer in layers]),
         )
+
+    def bytes_of_weights(self, bytes_each: float) -> float:
+        """Bytes of all weights, those that are quantised as they are stored, the others at so many each."""
+        packed = self.quantised
+        if packed is None:
+            return float(self.n_parameters * bytes_each)
+        return (self.n_parameters - packed.n_weights) * bytes_each + packed.n_weights * packed.bits / 8
 
     def layers_like(self, n_layers: int, *, n_words: int, dtype: torch.dtype, attention: str) -> StandIn:
         """A model of the same geometry with the first `n_layers` layers, a vocabulary of its own, and random weights."""
@@ -95,6 +111,24 @@ class Shape:
         made.tie_weights()
         _fill(made)
         return StandIn(f"{n_layers} random layers like {self.info.name}", made.eval(), self.tokenizer)
+
+
+def _check_sizes(config: Any, name: str) -> None:
+    """`ModelError` for sizes that no model has, before one is built."""
+    text = config.get_text_config()
+    for key in SIZES:
+        value = getattr(text, key, None)
+        several = value if isinstance(value, list | tuple) else [value]
+        if value is not None and not all(type(n) is int and n > 0 for n in several):
+            raise ModelError(f"cannot plan with {name!r}: {key} must be a whole number above 0, got {value!r}")
+    n_layers, n_heads = (getattr(text, key, None) for key in ("num_hidden_layers", "num_attention_heads"))
+    groups = getattr(text, "num_key_value_heads", None)
+    if isinstance(n_layers, int) and n_layers > MOST_LAYERS:
+        raise ModelError(f"cannot plan with {name!r}: num_hidden_layers is {n_layers:,}, at most {MOST_LAYERS:,} are")
+    if isinstance(n_heads, int) and isinstance(groups, int) and n_heads % groups:
+        raise ModelError(
+            f"cannot plan with {name!r}: {n_heads} query heads cannot share {groups} key-value heads evenly"
+        )
 
 
 def _count(module: nn.Module) -> int:

@@ -68,9 +68,9 @@ def n_read(pairs: Pairs, outcome: Outcome) -> int:
 
 
 def geometry(pairs: Pairs, outcome: Outcome) -> tuple[int, int]:
-    """Tokens of the inserted prompt with its answer, and how many of them come after the insertion."""
+    """Tokens of the inserted prompt with its answer, and how many of them come after the insertion's first block."""
     first = _answered(pairs, outcome)
-    return len(first.inserted), len(first.inserted) - first.span[1]
+    return len(first.inserted), len(first.inserted) - first.spans[0][1]
 
 
 def _answered(pairs: Pairs, outcome: Outcome) -> PromptPair:
