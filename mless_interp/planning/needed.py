@@ -1,13 +1,12 @@
 """Memory that a run needs, and what there is here."""
 
-import os
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from ..models.info import ModelInfo
+from .free import available_memory
 from .shape import Shape
 from .timing import Chosen
 
@@ -64,7 +63,7 @@ def pass_bytes(info: ModelInfo, chosen: Chosen, *, rows: int, changed: int, leng
 
 def here() -> dict[str, int]:
     """Bytes of memory by device: what the CPU can still have now, and all that each GPU has."""
-    found = {"cpu": _available()}
+    found = {"cpu": available_memory()}
     for gpu in range(torch.cuda.device_count()):
         found[f"cuda:{gpu}"] = int(torch.cuda.get_device_properties(gpu).total_memory)
     return found
@@ -73,20 +72,6 @@ def here() -> dict[str, int]:
 LIBRARIES = {"nnsight": 0.53e9}
 MOST_LIBRARIES = 0.9e9
 """Resident bytes of Python and the libraries of a backend; TransformerLens brings more."""
-
-
-def _available() -> int:
-    found = _kilobytes(Path("/proc/meminfo"), "MemAvailable")
-    if found is not None:
-        return found
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
-def _kilobytes(file: Path, name: str) -> int | None:
-    if not file.is_file():
-        return None
-    line = re.search(rf"^{name}:\s+(\d+) kB", file.read_text(), re.MULTILINE)
-    return None if line is None else 1024 * int(line[1])
 
 
 def parsed_bytes(text: str) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..generation.complete import default_batch_size
+from ..generation.complete import rows_at_once
 from ..given import checked
 from ..models.info import ModelError, ModelInfo
 from ..models.load import BACKENDS
@@ -32,6 +32,7 @@ from .steps import Step, controls, describing, explaining, geometry, n_read, swe
 from .timing import Chosen, Timed, layers_to_time, n_different
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
+ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
 WHAT = ("sweep", "locate", "profiles", "mechanism", "accuracy")
 N_NAMED = 5
 """How many heads are supposed to be named, where that decides what a run takes."""
@@ -234,11 +235,14 @@ def plan_run(
     for label, value in (("memory", memory), ("tflops", tflops), ("seconds", seconds), ("price", price)):
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"{label} must be above 0, got {value}")
+    if memory is not None and device is not None:
+        raise ValueError(f"memory and tflops are of a GPU that is not here: leave out the device, got {device!r}")
     for label, count in (("n_treatments", n_treatments), ("max_new_tokens", max_new_tokens), ("n_named", n_named)):
         if count is not None and count < 1:
             raise ValueError(f"{label} must be 1 or more, got {count}")
-    if dtype is not None and dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}; choose {', '.join(DTYPES)}")
+    for label, word, words in (("dtype", dtype, DTYPES), ("attention", attention, ATTENTIONS)):
+        if word is not None:
+            one_of(word, dict.fromkeys(words), label)
     read = outcome_named(outcome, signed_for="locating heads" if what == "locate" else "")
     shape = Shape.of(name, trust_remote_code=trust_remote_code)
     if what == "locate" and n_named > shape.info.n_layers * shape.info.n_heads:
@@ -257,9 +261,9 @@ def plan_run(
         units = [[pairs[at] for at in unit] for unit in units_of(answered, read)]
     else:
         units = [[pair] for pair in pairs]
-    work = _Work(shape, what, read, pairs, units, n_treatments, max_new_tokens, n_named)
     places = {ELSEWHERE: memory} if memory is not None else needs.here()
-    chosen = work.chosen(places, backend=backend, dtype=dtype, device=device, attention=attention)
+    work = _Work(shape, what, read, pairs, units, n_treatments, max_new_tokens, n_named, places)
+    chosen = work.chosen(backend=backend, dtype=dtype, device=device, attention=attention)
     if tflops is None:
         terms, timed_layers = work.timed(chosen, float(seconds))
     else:
@@ -279,7 +283,7 @@ def plan_run(
         token_layers=work.operations / (2 * shape.active),
         memory=work.memory(chosen),
         terms=terms,
-        fits=work.fits(places, chosen),
+        fits=work.fits(chosen),
         timed_layers=timed_layers,
         command="",
         advice=(),
@@ -324,6 +328,7 @@ class _Work:
     n_treatments: int
     max_new_tokens: int | None
     n_named: int
+    places: Mapping[str, int]
 
     @property
     def all(self) -> Arithmetic:
@@ -367,7 +372,6 @@ class _Work:
 
     def chosen(
         self,
-        places: dict[str, int],
         *,
         backend: str | None,
         dtype: str | None,
@@ -376,11 +380,12 @@ class _Work:
     ) -> Chosen:
         """What was asked for; the rest by size: in the first device that holds it, in float32 if that does."""
         if device is None:
-            device = next((place for place in places if place != "cpu"), "cpu")
+            device = next((place for place in self.places if place != "cpu"), "cpu")
         device = "cuda:0" if device == "cuda" else device
-        if device not in places:
+        if device not in self.places:
             raise ModelError(
-                f"there is no device {device!r} here; choose {' or '.join(places)}, or say what another GPU has: memory, tflops"
+                f"there is no device {device!r} here; choose {' or '.join(self.places)}, or say what another GPU has: memory, "
+                "tflops"
             )
         if backend is None:
             small = self.shape.n_parameters <= SMALL and self.shape.quantised is None
@@ -393,7 +398,7 @@ class _Work:
         if attention != "eager" and backend != "nnsight":
             raise ValueError(f"attention {attention!r} needs backend 'nnsight', got {backend!r}")
         options = [Chosen(backend, one, device, attention) for one in ([dtype] if dtype else self.precisions)]
-        return next((one for one in options if self.peak(one) <= places[device]), options[-1])
+        return next((one for one in options if self.peak(one) <= self.places[device]), options[-1])
 
     @property
     def precisions(self) -> tuple[str, ...]:
@@ -405,10 +410,10 @@ class _Work:
         memory = self.memory(chosen)
         return memory.host if chosen.device == "cpu" else memory.device / needs.SHARE_OF_GPU
 
-    def fits(self, places: dict[str, int], chosen: Chosen) -> tuple[Fit, ...]:
+    def fits(self, chosen: Chosen) -> tuple[Fit, ...]:
         dtypes = dict.fromkeys([chosen.dtype, *self.precisions])
-        options = [replace(chosen, device=place, dtype=one) for place in places for one in dtypes]
-        return tuple(Fit(one.device, one.dtype, self.peak(one), float(places[one.device])) for one in options)
+        options = [replace(chosen, device=place, dtype=one) for place in self.places for one in dtypes]
+        return tuple(Fit(one.device, one.dtype, self.peak(one), float(self.places[one.device])) for one in options)
 
     def info(self, chosen: Chosen) -> ModelInfo:
         device = "cpu" if chosen.device == ELSEWHERE else chosen.device
@@ -424,9 +429,9 @@ class _Work:
 
     def batch(self, chosen: Chosen) -> int:
         """Prompts that are answered at once."""
-        asked = SimpleNamespace(info=self.info(chosen))
-        prompts: Any = [SimpleNamespace(prompt=pair.inserted.ids) for pair in self.pairs]
-        return min(len(self.pairs), default_batch_size(asked, prompts, self.new_tokens))  # type: ignore[arg-type]
+        gpu = None if chosen.device == "cpu" else self.places[chosen.device]
+        longest, new = self.tokens[2], self.new_tokens
+        return min(len(self.pairs), rows_at_once(self.info(chosen), gpu, longest=longest, max_new_tokens=new))
 
     def memory(self, chosen: Chosen) -> needs.Memory:
         info, shape = self.shape.info, self.shape

@@ -1,6 +1,7 @@
 """What a config says where no weights are: parameters, exactly, and a few random layers of the same geometry to time."""
 
 import copy
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 
+from ..given import shown
 from ..ground_truth.stand_ins import StandIn
 from ..models.decoder import Geometry, decoder_layers
 from ..models.hugging_face import hugging_face_info, load_tokenizer
 from ..models.info import ModelError, ModelInfo
 from ..models.load import source_of
-from ..models.saved import SIZES, first_line
+from ..models.saved import SIZES, check_tokenizer, document, first_line
 from .quantised import Quantised
 
 MOST_LAYERS = 1000
@@ -46,13 +48,16 @@ class Shape:
     def of(cls, name: str, *, trust_remote_code: bool = False) -> "Shape":
         """From config.json and the tokenizer; `ModelError` where there are none, or no model of that kind is taken."""
         source = source_of(name)
-        options: dict[str, Any] = {
-            "local_files_only": Path(source).is_dir(),
-            "trust_remote_code": trust_remote_code,
-        }
+        folder = Path(source)
+        options: dict[str, Any] = {"local_files_only": folder.is_dir(), "trust_remote_code": trust_remote_code}
+        if folder.is_dir():
+            said = document(folder, "config.json")
+            text = said.get("text_config")
+            _check_sizes(said | text if isinstance(text, dict) else said, name)
+            check_tokenizer(folder)
         try:
             config = AutoConfig.from_pretrained(source, **options)
-            _check_sizes(config, name)
+            _check_sizes(vars(config.get_text_config()), name)
             tokenizer = load_tokenizer(source, **options)
             with torch.device("meta"):
                 made = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
@@ -88,7 +93,7 @@ class Shape:
             quantised=Quantised.of(config, made, [layer.module for layer in layers]),
         )
 
-    def bytes_of_weights(self, bytes_each: float) -> float:
+    def bytes_of_weights(self, bytes_each: int) -> float:
         """Bytes of all weights, those that are quantised as they are stored, the others at so many each."""
         packed = self.quantised
         if packed is None:
@@ -113,19 +118,21 @@ class Shape:
         return StandIn(f"{n_layers} random layers like {self.info.name}", made.eval(), self.tokenizer)
 
 
-def _check_sizes(config: Any, name: str) -> None:
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+"""What configs call how many there are."""
+
+
+def _check_sizes(said: Mapping[str, Any], name: str) -> None:
     """`ModelError` for sizes that no model has, before one is built."""
-    text = config.get_text_config()
-    for key in SIZES:
-        value = getattr(text, key, None)
+    for key in (*SIZES, *LAYERS):
+        value = said.get(key)
         several = value if isinstance(value, list | tuple) else [value]
         if value is not None and not all(type(n) is int and n > 0 for n in several):
-            raise ModelError(f"cannot plan with {name!r}: {key} must be a whole number above 0, got {value!r}")
-    n_layers, n_heads = (getattr(text, key, None) for key in ("num_hidden_layers", "num_attention_heads"))
-    groups = getattr(text, "num_key_value_heads", None)
-    if isinstance(n_layers, int) and n_layers > MOST_LAYERS:
-        raise ModelError(f"cannot plan with {name!r}: num_hidden_layers is {n_layers:,}, at most {MOST_LAYERS:,} are")
-    if isinstance(n_heads, int) and isinstance(groups, int) and n_heads % groups:
+            raise ModelError(f"cannot plan with {name!r}: {key} must be a whole number above 0, got {shown(value)}")
+        if key in LAYERS and isinstance(value, int) and value > MOST_LAYERS:
+            raise ModelError(f"cannot plan with {name!r}: {key} is {value:,}, no model has more than {MOST_LAYERS:,}")
+    n_heads, groups = (said.get(key) for key in ("num_attention_heads", "num_key_value_heads"))
+    if n_heads and groups and isinstance(groups, int) and n_heads % groups:
         raise ModelError(
             f"cannot plan with {name!r}: {n_heads} query heads cannot share {groups} key-value heads evenly"
         )

@@ -13,11 +13,13 @@ from torch import nn
 from ..generation.complete import generate_completions
 from ..generation.decoding import Request
 from ..models.base import Model
+from ..models.info import ModelError
 from ..models.load import load_model
 from ..models.products import product
 from ..models.unembedding import unembedded
 from ..prompts.pairs import PromptPair
 from ..prompts.prompt import Prompt
+from .free import available_memory
 from .operations import Arithmetic, Number
 from .shape import Shape
 from .steps import Step
@@ -25,7 +27,9 @@ from .steps import Step
 FEWEST_LAYERS = 3
 """First, middle and last of a sweep's passes do different things."""
 MOST_BYTES = 1.6e9
-"""What the timed layers may weigh; loading them takes about three times as much for a moment."""
+"""What the timed layers may weigh."""
+LOADED_AT_ONCE, SHARE_WHILE_TIMED = 3, 0.5
+"""Loading holds so many times what layers weigh for a moment, in so much of the memory that is free."""
 OFTEN, LONG = 3, 1.0
 """A step shorter than so many seconds is timed so often; the median counts."""
 FEWEST_WORDS = 256
@@ -204,10 +208,19 @@ class Timed:
 
 
 def layers_to_time(shape: Shape, chosen: Chosen, operations: Callable[[Arithmetic], float], *, seconds: float) -> int:
-    """As many layers as take no longer and weigh no more than they may; all where they are few."""
+    """As many layers as take no longer and weigh no more than they may; all where they are few.
+
+    Raises `ModelError` where this machine has not the memory for one.
+    """
+    heaviest = SHARE_WHILE_TIMED * available_memory() / (LOADED_AT_ONCE * shape.per_layer * chosen.bytes_each)
+    if heaviest < 1:
+        raise ModelError(
+            f"one layer of {shape.info.name!r} weighs {shape.per_layer * chosen.bytes_each / 1e9:.3g} GB, too much to be timed "
+            "in the memory that is free here: say what a GPU has that is not here (memory, tflops)"
+        )
     speed, n = product_speed(shape, chosen), shape.info.n_layers
     for layers in range(n, FEWEST_LAYERS, -1):
-        light = layers * shape.per_layer * chosen.bytes_each <= MOST_BYTES
+        light = layers * shape.per_layer * chosen.bytes_each <= MOST_BYTES and layers <= heaviest
         if light and operations(Arithmetic(shape, layers)) <= seconds * speed / 2:
             return layers
-    return min(n, FEWEST_LAYERS)
+    return min(n, FEWEST_LAYERS, int(heaviest))

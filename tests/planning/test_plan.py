@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import shutil
 import time
 from dataclasses import replace
@@ -15,7 +16,9 @@ from typer.testing import CliRunner
 
 import mless_interp as mi
 from mless_interp.__main__ import app
+from mless_interp.command_line import chosen_insertion
 from mless_interp.models.load import DEMO_DIRECTORY
+from mless_interp.planning.command import TREATED
 from mless_interp.planning.needed import parsed_bytes
 from mless_interp.planning.operations import Arithmetic
 from mless_interp.planning.planned import WHAT, duration
@@ -185,6 +188,153 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.output.startswith("Fits on cpu in float32") and "at 3 an hour" in done.output
     written = json.loads(file.read_text())
     assert written["n_problems"] == 2 and written["fits"][0]["fits"]
+
+
+def told(words: list[str], *, command: str) -> dict[str, Any]:
+    """What a command makes of these words, without doing it."""
+    import typer
+
+    made: Any = typer.main.get_command(app)
+    return made.commands[command].make_context(command, list(words)).params
+
+
+@pytest.mark.parametrize("what", WHAT)
+@pytest.mark.parametrize(
+    "insertion",
+    [
+        mi.Insertion.meaningless(" /", n_tokens=20),
+        mi.Insertion.meaningful("she", n_tokens=12, before="system"),
+        mi.Insertion.random_sentence(9, seed=3, after="question"),
+        mi.Insertion.ids([5, 6], 8, before=("question", "system")),
+        mi.Insertion.repeat_question(2),
+        mi.Insertion.text("-a 'b"),
+    ],
+    ids=lambda insertion: insertion.kind,
+)
+def test_the_command_that_is_told_has_the_same_insertion(what: str, insertion: mi.Insertion) -> None:
+    elsewhere: dict[str, Any] = {"memory": int(80e9), "tflops": 100}
+    plan = mi.plan_run("demo", problems(2), insertion, what=what, source={"problems": "demo"}, **elsewhere)
+    if what == "accuracy" and insertion.kind not in TREATED.values():
+        assert plan.command == "" and "No command does this" in repr(plan)
+        return
+    program, command, *words = shlex.split(plan.command)
+    options = told(words, command=command)
+    assert program == "mless-interp" and (options["model"], options["limit"], options["device"]) == ("demo", 2, None)
+    kind, unit = options.get("insertion"), options.get("unit")
+    if what == "accuracy":
+        asked = options["treatments"].split(",")
+        assert len(asked) == 2 and TREATED[asked[1]] == insertion.kind
+        kind, unit = insertion.kind, options["word"] if insertion.kind == "meaningful" else options["unit"]
+    elif what == "profiles":
+        kind, _, unit = options["insertion"][0].partition("=")
+    given = {"n_tokens": options["n_tokens"], "seed": options["seed"], "place": options["place"]}
+    made = chosen_insertion(kind, unit or None, **given)
+    pairs = [mi.make_pairs(Shape.of("demo").tokenizer, problems(2), each) for each in (insertion, made)]
+    assert [pair.inserted for pair in pairs[0]] == [pair.inserted for pair in pairs[1]]
+
+
+def test_the_command_that_is_told_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = mi.plan_run(
+        "demo", problems(2), FILLER, what="sweep", device="cpu", seconds=0.2, source={"problems": "demo"}
+    )
+    done = CliRunner().invoke(app, shlex.split(plan.command)[1:])
+    assert done.exit_code == 0, done.output
+    (found,) = mi.load(tmp_path / "results" / "sweep").values()
+    assert len(found.problem_ids) == 2
+
+
+def quantised(folder: Path, **config: Any) -> Path:
+    """The same folder, whose config says that its weights are quantised."""
+    said = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(said | {"quantization_config": config}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "bits"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4.5),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 8),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, 4.15625),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8),
+    ],
+)
+def test_quantised_weights_count_as_they_are_stored(config: dict[str, Any], bits: float, without_weights: Path) -> None:
+    plain = Shape.of(str(without_weights))
+    shape = Shape.of(str(quantised(without_weights, **config)))
+    products = 4 * (224 * (28 + 2 * 4) * 8 + 224 * 28 * 8 + 3 * 224 * 256)
+    assert shape.n_parameters == plain.n_parameters
+    assert shape.bytes_of_weights(2) == (plain.n_parameters - products) * 2 + products * bits / 8
+    plan = mi.plan_run(
+        str(without_weights), problems(1), FILLER, what="profiles", memory=int(1e10), tflops=100, price=2
+    )
+    assert plan.chosen.backend == "nnsight" and plan.chosen.dtype == "bfloat16"
+    assert any(config["quant_method"] in said for said in plan.advice)
+    with pytest.raises(mi.ModelError, match="HookedTransformer converts whole weights"):
+        mi.plan_run(str(without_weights), problems(1), FILLER, backend="hooked_transformer")
+
+
+def test_a_method_that_is_not_known_counts_whole(without_weights: Path) -> None:
+    plain = Shape.of(str(without_weights)).bytes_of_weights(2)
+    folder = quantised(without_weights, quant_method="gptq", bits="\x1b[31mfour")
+    assert Shape.of(str(folder)).bytes_of_weights(2) == plain
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_hidden_layers": 10**9, "layer_types": None}, "num_hidden_layers is 1,000,000,000, no model"),
+        ({"vocab_size": -5}, "vocab_size must be a whole number above 0, got -5"),
+        ({"hidden_size": 0}, "hidden_size must be a whole number above 0, got 0"),
+        ({"num_key_value_heads": 5}, "28 query heads cannot share 5"),
+        ({"model_type": "\x1b[31mred\x07"}, r"\x1b[31mred"),
+        ({"model_type": "bert"}, "cannot plan|is an encoder"),
+        ({"quantization_config": [1]}, "quantization_config must be an object"),
+        ({"hidden_size": 28 * 10**6}, "too much to be timed"),
+    ],
+)
+def test_a_wrong_config_is_one_line(changes: dict[str, Any], words: str, without_weights: Path) -> None:
+    said = json.loads((without_weights / "config.json").read_text())
+    (without_weights / "config.json").write_text(json.dumps(said | changes))
+    refused(["plan", str(without_weights), "--limit", "1"], words)
+
+
+def refused(command: list[str], words: str) -> None:
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2 and done.output.count("\n") == 1 and done.output.startswith("error: "), done.output
+    assert any(word in done.output for word in words.split("|")), done.output
+    assert not set(done.output) & set("\x1b\x07")
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (["no/such/folder"], "there is no such directory"),
+        (["demo", "--n-tokens", "-3"], "n_tokens must be 1 or more"),
+        (["demo", "--n-tokens", "5000"], "context"),
+        (["demo", "--problems", "no/such.jsonl"], "no/such.jsonl"),
+        (["demo", "--limit", "0"], "limit must be"),
+        (["demo", "walk"], "unknown analysis 'walk'"),
+        (["demo", "--attention", "none"], "unknown attention 'none'"),
+        (["demo", "--memory", "80GB"], "both its memory and its tflops"),
+        (["demo", "--named", "113"], "at most the model's 112 heads"),
+        (["demo", "--place", "nowhere"], "is no place"),
+        (["demo", "--json", "."], "it is a folder"),
+        (["demo", "--memory", "80GB", "--tflops", "10", "--device", "cpu"], "leave out the device"),
+    ],
+)
+def test_a_wrong_option_is_one_line(asked: list[str], words: str) -> None:
+    refused(["plan", *asked], words)
+
+
+def test_a_folder_without_tokenizer_is_one_line(without_weights: Path) -> None:
+    (without_weights / "tokenizer.json").unlink()
+    refused(["plan", str(without_weights)], "holds no tokenizer")
+
+
+def test_a_folder_without_config_is_one_line(tmp_path: Path) -> None:
+    refused(["plan", str(tmp_path)], "holds no config.json")
 
 
 def test_layers_like_others_have_their_windows() -> None:
