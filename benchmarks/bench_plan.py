@@ -2,7 +2,8 @@
 
 Each analysis of each model is planned in one process and run in another, which is fresh: its time without loading (the plan's
 terms but the first), and its peak resident memory. Random models have the geometry of GPT-2 small and of Qwen2.5-0.5B, and
-are written into a temporary folder with the demo model's tokenizer and problems. Of locating, what is done with named heads is
+are written into a temporary folder with the demo model's tokenizer and problems; "planted" is a model with planted circuits and
+its own problems. Of locating, what is done with named heads is
 counted only where heads were named, for as many as were.
 
     OMP_NUM_THREADS=1 python benchmarks/bench_plan.py --also path/to/model
@@ -39,6 +40,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 N_PROBLEMS = {
     "demo": {"sweep": 16, "locate": 16, "profiles": 16, "accuracy": 64},
+    "planted": {"sweep": 16, "locate": 16, "profiles": 16, "accuracy": 64},
     "gpt2": {"sweep": 2, "locate": 2, "profiles": 4, "accuracy": 8},
     "qwen": {"sweep": 1, "locate": 2, "profiles": 4, "accuracy": 8},
     "": {"sweep": 16, "locate": 16, "profiles": 16, "accuracy": 32},
@@ -54,6 +56,11 @@ def saved(name: str, folder: Path) -> Path:
     from mless_interp.models.hugging_face import load_tokenizer
     from mless_interp.models.load import DEMO_DIRECTORY
 
+    if name == "planted":
+        import mless_interp as mi
+
+        mi.planted_model(readers=[mi.Head(0, 13), mi.Head(0, 21)], mediators=[mi.Head(1, 4)]).save(folder / name)
+        return folder / name
     torch.manual_seed(0)
     made = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SHAPES[name]))
     made.save_pretrained(folder / name)
@@ -64,8 +71,9 @@ def saved(name: str, folder: Path) -> Path:
 def asked(model: str, what: str, n: int, tokenizer: Any) -> tuple[Any, Any]:
     """Problems, and slashes as this tokenizer has them."""
     import mless_interp as mi
+    from mless_interp.command_line import chosen_problems
 
-    problems = mi.load_problems("demo", limit=n)
+    problems = chosen_problems(None, model, limit=n)
     for unit in UNITS:
         filler = mi.Insertion.meaningless(unit, n_tokens=55)
         try:
@@ -146,7 +154,10 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--models", nargs="*", default=["demo", "gpt2", "qwen"], help="demo, gpt2, qwen, or directories"
+        "--models",
+        nargs="*",
+        default=["demo", "planted", "gpt2", "qwen"],
+        help="demo, planted, gpt2, qwen, or directories",
     )
     parser.add_argument("--also", nargs="*", default=[], help="more directories")
     parser.add_argument("--analyses", nargs="*", default=list(ANALYSES), choices=ANALYSES)
@@ -175,7 +186,7 @@ def main() -> None:
     print(f"|{' --- |' * 13}")
     with tempfile.TemporaryDirectory() as folder:
         for name in [*options.models, *options.also]:
-            model = str(saved(name, Path(folder))) if name in SHAPES else name
+            model = str(saved(name, Path(folder))) if name in (*SHAPES, "planted") else name
             for what in options.analyses:
                 n = N_PROBLEMS.get(name, N_PROBLEMS[""])[what]
                 found = in_a_process("measured", model, what, n, cpu_time=options.cpu_time)
