@@ -7,9 +7,6 @@ from typing import Any
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from ..given import shown
-from ..models.info import ModelError
-
 BLOCK_OF_4BIT, BLOCK_OF_SCALES = 64, 256
 """Weights for each scale of bitsandbytes, and scales for each scale of scales."""
 
@@ -28,16 +25,11 @@ class Quantised:
 
     @classmethod
     def of(cls, config: Any, model: nn.Module, layers: Sequence[nn.Module]) -> "Quantised | None":
-        """What `config.quantization_config` says of the `layers` of a model; None where there is none.
-
-        Raises `ModelError` where it is no object.
-        """
+        """What `config.quantization_config` says of the `layers` of a model; None where there is none."""
         found = getattr(config, "quantization_config", None)
         if found is None:
             return None
-        asked: Any = found if isinstance(found, dict) or not hasattr(found, "to_dict") else found.to_dict()
-        if not isinstance(asked, dict):
-            raise ModelError(f"quantization_config must be an object with its quant_method, got {shown(found)}")
+        asked: dict[str, Any] = found if isinstance(found, dict) else found.to_dict()
         method = asked.get("quant_method") or "unknown"
         method = str(getattr(method, "value", method))
         bits = bits_of(asked, method)

@@ -54,6 +54,11 @@ class Shape:
             said = document(folder, "config.json")
             text = said.get("text_config")
             _check_sizes(said | text if isinstance(text, dict) else said, name)
+            packed = said.get("quantization_config")
+            if packed is not None and not isinstance(packed, dict):
+                raise ModelError(
+                    f"cannot plan with {name!r}: quantization_config must be an object, got {shown(packed)}"
+                )
             check_tokenizer(folder)
         try:
             config = AutoConfig.from_pretrained(source, **options)

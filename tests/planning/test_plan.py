@@ -18,12 +18,12 @@ import mless_interp as mi
 from mless_interp.__main__ import app
 from mless_interp.command_line import chosen_insertion
 from mless_interp.models.load import DEMO_DIRECTORY
-from mless_interp.planning.command import TREATED
+from mless_interp.planning.command import TREATED, command_of
 from mless_interp.planning.needed import parsed_bytes
 from mless_interp.planning.operations import Arithmetic
 from mless_interp.planning.planned import WHAT, duration
 from mless_interp.planning.shape import Shape
-from mless_interp.planning.timing import own_ids
+from mless_interp.planning.timing import Chosen, own_ids
 
 FILLER = mi.Insertion.meaningless(" /", n_tokens=20)
 
@@ -207,7 +207,7 @@ def told(words: list[str], *, command: str) -> dict[str, Any]:
         mi.Insertion.random_sentence(9, seed=3, after="question"),
         mi.Insertion.ids([5, 6], 8, before=("question", "system")),
         mi.Insertion.repeat_question(2),
-        mi.Insertion.text("-a 'b"),
+        mi.Insertion.text(" / /"),
     ],
     ids=lambda insertion: insertion.kind,
 )
@@ -240,8 +240,23 @@ def test_the_command_that_is_told_runs_as_it_stands(tmp_path: Path, monkeypatch:
     )
     done = CliRunner().invoke(app, shlex.split(plan.command)[1:])
     assert done.exit_code == 0, done.output
-    (found,) = mi.load(tmp_path / "results" / "sweep").values()
-    assert len(found.problem_ids) == 2
+    written = json.loads((tmp_path / "results" / "sweep" / "run.json").read_text())
+    assert written["n_problems"] == 2 and written["mode"] == "sweep"
+
+
+@pytest.mark.parametrize("what", ["sweep", "profiles"])
+def test_quotes_and_dashes_reach_the_program_as_they_are(what: str) -> None:
+    text, folder = "-a 'b\n$c", "--x/y z"
+    (pair,) = mi.make_pairs(Shape.of("demo").tokenizer, problems(1), FILLER)
+    pair = replace(pair, insertion=mi.Insertion.text(text))
+    chosen = Chosen("auto", "float32", "cpu", "eager")
+    asked: dict[str, Any] = {"outcome": "kl", "n_treatments": 2, "max_new_tokens": None, "problems": {}, "limit": 1}
+    made = command_of(what, pair, model=folder, chosen=chosen, here=True, **asked)
+    _, command, *words = shlex.split(made)
+    options = told(words, command=command)
+    given = options["insertion"] if what == "sweep" else options["insertion"][0].partition("=")[0]
+    unit = options["unit"] if what == "sweep" else options["insertion"][0].partition("=")[2]
+    assert (given, unit, options["model"], options["device"]) == ("text", text, folder, "cpu")
 
 
 def quantised(folder: Path, **config: Any) -> Path:
