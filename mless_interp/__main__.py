@@ -11,6 +11,7 @@ from .commands import COMMANDS
 from .commands.certify import check
 from .commands.compare_runs import compare
 from .commands.merge_shards import merge
+from .commands.plan import plan
 from .commands.show_again import report
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
@@ -28,6 +29,7 @@ app.command()(one_line_errors(check))
 app.command()(one_line_errors(report))
 app.command()(one_line_errors(compare))
 app.command()(one_line_errors(merge))
+app.command()(one_line_errors(plan))
 
 
 def main() -> None:

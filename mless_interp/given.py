@@ -180,7 +180,7 @@ def _whole(value: Any) -> int:
     return int(value)
 
 
-def _number(value: Any) -> float:
+def _number(value: Any) -> float | int:
     if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value):
         raise _Unfit(value, "a number")
     return int(value) if isinstance(value, numbers.Integral) else float(value)

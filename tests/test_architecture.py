@@ -16,7 +16,7 @@ PACKAGE = "mless_interp"
 
 ORDER = """
     data given shapes heads metrics statistics grading running models generation prompts ground_truth patching scores mechanism
-    identities locating circuits accuracy studies paper views command_line commands
+    identities locating circuits accuracy studies planning paper views command_line commands
 """.split()
 """A module may import those before it. `__init__` and `__main__` stand outside: they hand on what the others make."""
 

@@ -12,7 +12,7 @@ import torch
 
 from ..heads import Head, as_heads, check_heads
 from ..models.base import Model
-from ..models.info import ModelError
+from ..models.info import ModelError, ModelInfo
 from ..models.memory import halved, smallest_gpu
 from ..running.work import Tick, Unit, shard_of
 from .decoding import Completion, CompletionEngine, Decoding, Redistribution, Request, Row
@@ -229,12 +229,15 @@ def default_batch_size(model: Model, requests: Sequence[Request], max_new_tokens
 
     A first guess, always the same; halved if wrong.
     """
-    info = model.info
     longest = max((len(request.prompt) for request in requests), default=1)
+    return rows_at_once(model.info, smallest_gpu(model.devices), longest=longest, max_new_tokens=max_new_tokens)
+
+
+def rows_at_once(info: ModelInfo, gpu: int | None, *, longest: int, max_new_tokens: int) -> int:
+    """The same of a model's geometry and the bytes of a GPU, None for a CPU; `longest` prompt in tokens."""
     cache = 2 * info.n_layers * info.n_key_value_heads * info.d_head * (longest + max_new_tokens)
     prefill = longest * (8 * info.d_model + 4 * (info.d_mlp or 4 * info.d_model) + 3 * info.n_heads * longest)
     bytes_each = {"float64": 8, "float32": 4}.get(info.dtype, 2)
     per_row = (cache + prefill) * bytes_each + 16 * info.d_vocab
-    gpu = smallest_gpu(model.devices)
     most, budget = (64, 2e9) if gpu is None else (256, gpu / 4)
     return max(1, min(most, int(budget / per_row)))

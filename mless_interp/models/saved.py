@@ -34,15 +34,15 @@ def check_saved(folder: Path, *, trust_remote_code: bool = False) -> None:
     """`ModelError`, naming the file and what to do, for a folder that holds no whole model that may be read."""
     for name in DOCUMENTS:
         if (folder / name).exists():
-            _document(folder, name)
+            document(folder, name)
     files = _weight_files(folder)
-    n_tensors = _count_tensors(folder, files, quantised="quantization_config" in _document(folder, "config.json"))
-    _check_tokenizer(folder)
+    n_tensors = _count_tensors(folder, files, quantised="quantization_config" in document(folder, "config.json"))
+    check_tokenizer(folder)
     n_bytes = sum(path.stat().st_size for path in files)
     _check_config(folder, n_tensors, n_bytes, trust_remote_code=trust_remote_code)
 
 
-def _document(folder: Path, name: str) -> dict[str, Any]:
+def document(folder: Path, name: str) -> dict[str, Any]:
     """A JSON object of the folder."""
     path = _inside(folder, name)
     try:
@@ -85,7 +85,7 @@ def _weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS).exists() or (folder / WEIGHTS).is_symlink():
         return [_inside(folder, WEIGHTS)]
     if (folder / INDEX).exists():
-        shards = named_shards(_document(folder, INDEX), str(folder / INDEX))
+        shards = named_shards(document(folder, INDEX), str(folder / INDEX))
         return [_inside(folder, shard) for shard in shards]
     pickled = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
     if pickled:
@@ -122,12 +122,13 @@ def _count_tensors(folder: Path, files: Iterable[Path], *, quantised: bool) -> i
     return len(found)
 
 
-def _check_tokenizer(folder: Path) -> None:
+def check_tokenizer(folder: Path) -> None:
+    """`ModelError` for a folder that holds no vocabulary."""
     here = [name for name in TOKENIZERS if (folder / name).exists()] or [
         path.name for path in folder.glob("*.tiktoken")
     ]
     if not here and "auto_map" not in (
-        _document(folder, "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
+        document(folder, "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
     ):
         raise ModelError(
             f"{str(folder)!r} holds no tokenizer (none of {', '.join(TOKENIZERS)}): put the model's tokenizer files there, "

@@ -43,13 +43,13 @@ def test_a_json_file_holds_an_object(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     for text in ("{", "", "[" * 100_000):
         file.write_text(text)
-        assert said(saved._document, tmp_path, "config.json").startswith(f"{file} is damaged, it holds no JSON (")
+        assert said(saved.document, tmp_path, "config.json").startswith(f"{file} is damaged, it holds no JSON (")
     for text, kind in (("[1]", "list"), ('"x"', "str"), ("null", "NoneType")):
         file.write_text(text)
         message = f"{file} is damaged: expected a JSON object, got a {kind}; get the file again"
-        assert said(saved._document, tmp_path, "config.json") == message
+        assert said(saved.document, tmp_path, "config.json") == message
     file.write_text('{"ä": 1}', encoding="utf-8")
-    assert saved._document(tmp_path, "config.json") == {"ä": 1}
+    assert saved.document(tmp_path, "config.json") == {"ä": 1}
 
 
 def test_a_file_lies_inside_or_among_the_blobs_of_a_hub(tmp_path: Path) -> None:
@@ -155,14 +155,14 @@ def test_whole_numbers_are_no_weights_unless_the_config_says_so(dtype: torch.dty
 @pytest.mark.parametrize("name", [*saved.TOKENIZERS, "qwen.tiktoken"])
 def test_any_vocabulary_will_do_and_so_will_code_of_its_own(name: str, tmp_path: Path) -> None:
     missing = f"{str(tmp_path)!r} holds no tokenizer (none of tokenizer.json, tokenizer.model, vocab.json, vocab.txt, "
-    assert said(saved._check_tokenizer, tmp_path).startswith(missing)
+    assert said(saved.check_tokenizer, tmp_path).startswith(missing)
     (tmp_path / "tokenizer_config.json").write_text('{"bos_token": "x"}')
-    assert said(saved._check_tokenizer, tmp_path).startswith(missing)
+    assert said(saved.check_tokenizer, tmp_path).startswith(missing)
     (tmp_path / name).write_text("{}")
-    saved._check_tokenizer(tmp_path)
+    saved.check_tokenizer(tmp_path)
     (tmp_path / name).unlink()
     (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {}}')
-    saved._check_tokenizer(tmp_path)
+    saved.check_tokenizer(tmp_path)
 
 
 def configured(folder: Path, **changes: Any) -> Path:

@@ -1,0 +1,233 @@
+"""A 7B on a CPU: every head swept on one problem, in memory that holds little more than the weights; and what `plan` predicts.
+
+Random weights in Qwen2.5-Math-7B's exact geometry (28 layers of 28 query and 4 key-value heads, width 3,584, MLP 18,944,
+152,064 words), bfloat16 in ten shards: 15.2 GB, written into `--folder` and left there. One problem of 116 tokens, 47 of
+them after the insertion. Skipped, with the reason, where memory or disk do not hold it.
+
+    python benchmarks/bench_7b.py --folder /tmp/random-7b --threads 2
+    python benchmarks/bench_7b.py --folder /tmp/random-small --layers 2 --vocab 2000
+"""
+
+import argparse
+import json
+import re
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import mless_interp as mi
+
+BEFORE, INSERTED, AFTER, ANSWER = 14, 55, 43, 4
+N_SHARDS = 10
+SPARE = 1.5e9
+"""Memory beside the weights."""
+
+
+def config_of(layers: int, vocabulary: int) -> Any:
+    from transformers import Qwen2Config
+
+    return Qwen2Config(
+        vocab_size=vocabulary,
+        hidden_size=3584,
+        intermediate_size=18_944,
+        num_hidden_layers=layers,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        architectures=["Qwen2ForCausalLM"],
+        dtype="bfloat16",
+    )
+
+
+def write_weights(folder: Path, config: Any) -> None:
+    """Random bfloat16 weights in shards, one in memory at a time, with the demo model's tokenizer."""
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM
+
+    from mless_interp.models.hugging_face import load_tokenizer
+    from mless_interp.models.load import DEMO_DIRECTORY
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with torch.device("meta"):
+        shapes = {name: weight.shape for name, weight in AutoModelForCausalLM.from_config(config).named_parameters()}
+    block = (torch.randn(2**20, generator=torch.Generator().manual_seed(0)) * 0.02).bfloat16()
+    total = sum(shape.numel() for shape in shapes.values())
+    shards: list[list[str]] = [[] for _ in range(N_SHARDS)]
+    before = 0
+    for name, shape in shapes.items():
+        shards[min(N_SHARDS - 1, N_SHARDS * before // total)].append(name)
+        before += shape.numel()
+    where: dict[str, str] = {}
+    for number, names in enumerate(filled := [names for names in shards if names]):
+        file = f"model-{number + 1:05d}-of-{len(filled):05d}.safetensors"
+        tensors = {}
+        for name in names:
+            n = shapes[name].numel()
+            if "norm" in name:
+                flat = torch.ones(n)
+            elif name.endswith("bias"):
+                flat = torch.zeros(n)
+            else:
+                flat = block.roll(len(where) * 997).repeat(-(-n // len(block)))[:n]
+            tensors[name] = flat.view(shapes[name]).bfloat16().contiguous()
+            where[name] = file
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+    index = {"metadata": {"total_size": 2 * total}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    config.save_pretrained(folder)
+    load_tokenizer(str(DEMO_DIRECTORY)).save_pretrained(folder)
+
+
+def pair_of(vocabulary: int) -> mi.PromptPair:
+    """One problem of random tokens."""
+    n = BEFORE + AFTER
+    ids = tuple(torch.randint(10, vocabulary - 10, (n + ANSWER,), generator=torch.Generator().manual_seed(0)).tolist())
+    base = mi.Prompt(ids[:n], ("system",) * BEFORE + ("question",) * AFTER)
+    return replace(
+        mi.PromptPair(
+            problem=mi.Problem(id="p0", question="random ids", answer="1"),
+            base=base,
+            inserted=mi.insert_tokens(base, BEFORE, (608,) * INSERTED),
+            insertion=mi.Insertion.meaningless(" /", INSERTED),
+            span=(BEFORE, BEFORE + INSERTED),
+            alignment=tuple(t if t < BEFORE else t + INSERTED for t in range(n)),
+            span_source="unit",
+        ),
+        answer_ids=ids[n:],
+    )
+
+
+def kilobytes(name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+@contextmanager
+def watched(peaks: dict[str, float]) -> Any:
+    """Peaks of resident and of anonymous memory, in GB, looked at twenty times a second."""
+    stop = threading.Event()
+
+    def look() -> None:
+        while not stop.wait(0.05):
+            for name in ("VmRSS", "RssAnon"):
+                peaks[name] = max(peaks.get(name, 0.0), kilobytes(name) * 1024 / 1e9)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def seconds(run: Callable[[], Any]) -> tuple[float, Any]:
+    began = time.perf_counter()
+    found = run()
+    return time.perf_counter() - began, found
+
+
+@torch.no_grad()
+def product_speed(rows: int = 1024) -> float:
+    """Operations per second of this machine's bfloat16 product at the MLP's shape: the best of five."""
+    x, weight = torch.randn(rows, 3584).bfloat16(), torch.randn(18_944, 3584).bfloat16()
+    run = lambda: torch.nn.functional.linear(x, weight)  # noqa: E731
+    return 2 * rows * 3584 * 18_944 / min(seconds(run)[0] for _ in range(5))
+
+
+def lacks(folder: Path, n_bytes: float) -> str:
+    """Why it cannot be run here; empty if it can."""
+    found = re.search(r"MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text())
+    memory = 1024 * int(found[1]) if found else 0
+    if memory < n_bytes + SPARE:
+        return f"it needs {(n_bytes + SPARE) / 1e9:.1f} GB of memory, {memory / 1e9:.1f} are free"
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if not (folder / "config.json").exists() and free < n_bytes + SPARE:
+        return f"it needs {n_bytes / 1e9:.1f} GB on the disk, {free / 1e9:.1f} are free"
+    return ""
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, required=True, help="where the weights are, or are to be")
+    parser.add_argument("--layers", type=int, default=28)
+    parser.add_argument("--vocab", type=int, default=152_064)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--delete", action="store_true", help="delete the weights afterwards")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    n_weights = options.layers * 233_057_792 + 2 * 3584 * options.vocab
+    reason = lacks(options.folder, 2 * n_weights)
+    if reason:
+        print(f"skipped: {reason}")
+        return
+    if not (options.folder / "config.json").exists():
+        write_weights(options.folder, config_of(options.layers, options.vocab))
+    try:
+        compare(options.folder, options.vocab)
+    finally:
+        if options.delete:
+            shutil.rmtree(options.folder)
+
+
+def compare(folder: Path, vocabulary: int) -> None:
+    """Plan, then run; print both."""
+    pair = pair_of(vocabulary)
+    how: dict[str, Any] = {"backend": "nnsight", "dtype": "bfloat16", "device": "cpu", "attention": "sdpa"}
+    plans = {what: mi.plan_run(str(folder), [pair], what=what, **how) for what in ("sweep", "profiles")}
+    terms = {what: {term.name: term.seconds for term in plan.terms} for what, plan in plans.items()}
+    speed = product_speed()
+    peaks: dict[str, float] = {}
+    with watched(peaks):
+        loading, model = seconds(
+            lambda: mi.load_model(
+                str(folder), backend="nnsight", dtype="bfloat16", device="cpu", attn_implementation="sdpa"
+            )
+        )
+        tokens = pair.answered().inserted
+        ids = torch.tensor([tokens.ids])
+        model.run(ids, logits_at="last")
+        one, _ = seconds(lambda: model.run(ids, logits_at="last"))
+        scores, _ = seconds(lambda: mi.score_heads(model, [pair], progress=False))
+        sweep, found = seconds(lambda: mi.patch_heads(model, [pair], progress=False))
+    predicted = sum(terms["sweep"].values()) - terms["sweep"]["loading and self-check"]
+    rows = [
+        ("load with self-check, s", terms["sweep"]["loading and self-check"], loading),
+        ("one forward pass, s", None, one),
+        ("scores of all heads, s", terms["profiles"]["scores of all heads"], scores),
+        ("exact question sweep of all heads, s", predicted, sweep),
+        ("peak resident memory, GB", plans["sweep"].peak / 1e9, peaks["VmRSS"]),
+        ("of it anonymous, GB", None, peaks["RssAnon"]),
+    ]
+    info = model.info
+    packages = ", ".join(f"{name} {version(name)}" for name in ("mless_interp", "torch", "transformers", "nnsight"))
+    print(
+        f"{packages}; {torch.get_num_threads()} threads; {info.n_layers} layers of {info.n_heads} heads, {info.d_vocab:,} "
+        f"words, {plans['sweep'].n_parameters:,} weights in bfloat16; {len(tokens)} tokens, {len(tokens) - pair.span[1]} "
+        "after the insertion\n"
+    )
+    print("| | predicted | measured | ratio |\n| --- | ---: | ---: | ---: |")
+    for name, guess, value in rows:
+        told = ("", "") if guess is None else (f"{guess:.3g}", f"{guess / value:.2f}")
+        print(f"| {name} | {told[0]} | {value:.3g} | {told[1]} |")
+    done = plans["sweep"].operations / sweep
+    print(
+        f"\nThe sweep did {done / 1e12:.2f} TFLOP/s, {done / speed:.0%} of the machine's own bfloat16 product "
+        f"({speed / 1e12:.2f}); {info.n_layers * info.n_heads} whole forward passes would take "
+        f"{info.n_layers * info.n_heads * one / 60:.0f} min. The sweep's own noise: {found.noise_floor:.1e} nats."
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,360 @@
+"""A plan: counted from a config alone, timed on random layers, and true of what then happens."""
+
+import json
+import math
+import shlex
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from typer.testing import CliRunner
+
+import mless_interp as mi
+from mless_interp.__main__ import app
+from mless_interp.command_line import chosen_insertion
+from mless_interp.models.load import DEMO_DIRECTORY
+from mless_interp.planning.command import TREATED, command_of
+from mless_interp.planning.needed import parsed_bytes
+from mless_interp.planning.operations import Arithmetic
+from mless_interp.planning.planned import WHAT, duration
+from mless_interp.planning.shape import Shape
+from mless_interp.planning.timing import Chosen, own_ids
+
+FILLER = mi.Insertion.meaningless(" /", n_tokens=20)
+
+
+def problems(n: int) -> Any:
+    return mi.load_problems("demo", limit=n)
+
+
+@pytest.fixture
+def without_weights(tmp_path: Path) -> Path:
+    """The demo model's folder without its weights."""
+    folder = tmp_path / "bare"
+    shutil.copytree(DEMO_DIRECTORY, folder, ignore=shutil.ignore_patterns("*.safetensors", "*.jsonl"))
+    return folder
+
+
+def test_parameters_are_exact() -> None:
+    model = mi.load_model("demo", backend="nnsight")
+    assert Shape.of("demo").n_parameters == sum(weight.numel() for weight in model.hf_model.parameters())
+
+
+def test_tied_weights_and_experts_count_once(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2Config
+
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 300,
+    }
+    for config in (
+        Qwen2Config(**sizes, num_key_value_heads=2, tie_word_embeddings=True),
+        MixtralConfig(**sizes, num_key_value_heads=2, num_local_experts=8, num_experts_per_tok=2),
+    ):
+        config.save_pretrained(tmp_path)
+        Shape.of("demo").tokenizer.save_pretrained(tmp_path)
+        shape = Shape.of(str(tmp_path))
+        made = AutoModelForCausalLM.from_config(config)
+        assert shape.n_parameters == sum(weight.numel() for weight in made.parameters())
+        if config.model_type == "mixtral":
+            assert shape.active == shape.per_layer - 6 * 3 * 32 * 64
+        else:
+            assert shape.active == shape.per_layer
+
+
+def test_operations_are_those_of_a_pass() -> None:
+    shape = Shape.of("demo")
+    model = mi.load_model("demo", backend="nnsight").hf_model
+    tokens = torch.arange(40)[None]
+    with FlopCounterMode(display=False) as counted, torch.no_grad():
+        model(tokens, use_cache=False)
+    at = Arithmetic(shape, shape.info.n_layers)
+    assert at.whole(1, 40) + at.logits(40) == pytest.approx(counted.get_total_flops(), rel=0.01)
+
+
+def test_a_sweep_of_rows_that_all_join_first_is_a_pass_of_what_changes() -> None:
+    one = Arithmetic(Shape.of("demo"), 4)
+    assert one.sweep(1, changed=10, read=10, length=50) < one.whole(4, 50)
+    few, many = (one.sweep(n, changed=10, read=1, length=50) for n in (1, 3))
+    assert many == pytest.approx(3 * few)
+
+
+@pytest.mark.parametrize("what", WHAT)
+def test_every_analysis_is_planned_without_weights(what: str, without_weights: Path) -> None:
+    plan = mi.plan_run(str(without_weights), problems(3), FILLER, what=what, device="cpu", seconds=0.5)
+    assert 0 < plan.seconds < 600 and plan.own_fit.fits and plan.timed_layers == 4
+    assert plan.terms[0].estimate and all(math.isfinite(term.seconds) and term.seconds > 0 for term in plan.terms)
+    assert plan.answer() in repr(plan) and plan.command in repr(plan)
+    json.dumps(plan.to_dict(), allow_nan=False)
+
+
+def test_what_does_not_fit_is_said() -> None:
+    options: dict[str, Any] = {"what": "sweep", "memory": 10_000_000, "tflops": 100}
+    plan = mi.plan_run("demo", problems(3), FILLER, **options)
+    assert plan.answer().startswith("Does not fit on gpu elsewhere") and plan.timed_layers == 0
+    assert all(term.estimate for term in plan.terms)
+
+
+def test_twice_the_problems_take_twice_as_long_elsewhere() -> None:
+    options: dict[str, Any] = {"what": "profiles", "memory": int(80e9), "tflops": 100}
+    one, two = (mi.plan_run("demo", problems(1) * n, FILLER, **options) for n in (1, 2))
+    assert two.operations == 2 * one.operations
+    assert two.terms[1].seconds == pytest.approx(2 * one.terms[1].seconds)
+
+
+def test_it_comes_true_within_a_factor() -> None:
+    asked = problems(12)
+    plan = mi.plan_run(
+        "demo", asked, FILLER, what="sweep", backend="nnsight", attention="sdpa", device="cpu", seconds=8
+    )
+    model = mi.load_model("demo", backend="nnsight", attn_implementation="sdpa", device="cpu")
+    pairs = mi.make_pairs(model, asked, FILLER)
+    mi.patch_heads(model, pairs[:1], progress=False)
+    began = time.perf_counter()
+    mi.patch_heads(model, pairs, progress=False)
+    spent = time.perf_counter() - began
+    predicted = sum(term.seconds for term in plan.terms[1:])
+    assert 1 / 4 < predicted / spent < 4, (predicted, spent)  # other programs run beside tests
+
+
+def test_timed_prompts_have_a_small_vocabulary_and_the_same_shape() -> None:
+    pairs = mi.make_pairs(mi.load_model("demo", backend="nnsight"), problems(3), FILLER)
+    small = own_ids(pairs)
+    used = {one for pair in small for one in (*pair.inserted.ids, *pair.answer_ids)}
+    assert max(used) <= len(used) + sum(len(pair.solution_ids) + len(pair.answer_prefix_ids) for pair in pairs)
+    for before, after in zip(pairs, small, strict=True):
+        assert after.span == before.span and after.inserted.segments == before.inserted.segments
+        same = [(a == b, c == d) for a, c in zip(before.base.ids, after.base.ids, strict=True) for b, d in
+                zip(before.base.ids, after.base.ids, strict=True)]  # fmt: skip
+        assert all(left == right for left, right in same)
+
+
+def test_pairs_are_taken_as_they_are() -> None:
+    pairs = mi.make_pairs(Shape.of("demo").tokenizer, problems(2), FILLER)
+    options: dict[str, Any] = {"what": "sweep", "memory": int(1e10), "tflops": 100}
+    assert (
+        mi.plan_run("demo", pairs, **options).operations
+        == mi.plan_run("demo", problems(2), FILLER, **options).operations
+    )
+    with pytest.raises(ValueError, match="pairs have their insertion already"):
+        mi.plan_run("demo", pairs, FILLER, **options)
+    with pytest.raises(ValueError, match="give problems with an insertion"):
+        mi.plan_run("demo", problems(2), **options)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"what": "nothing"}, "what"),
+        ({"memory": 10}, "both its memory and its tflops"),
+        ({"seconds": 0}, "seconds must be above 0"),
+        ({"n_named": 0}, "n_named must be 1 or more"),
+        ({"dtype": "int8"}, "unknown dtype"),
+        ({"backend": "bridge", "attention": "sdpa"}, "needs backend 'nnsight'"),
+        ({"device": "cuda:7"}, "no device 'cuda:7' here"),
+    ],
+)
+def test_wrong_input_is_told_before_anything_is_timed(wrong: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        mi.plan_run("demo", problems(1), FILLER, **wrong)
+
+
+def test_a_config_of_no_decoder_is_refused(without_weights: Path) -> None:
+    (without_weights / "config.json").write_text('{"model_type": "nothing"}')
+    with pytest.raises(mi.ModelError, match="cannot plan"):
+        mi.plan_run(str(without_weights), problems(1), FILLER)
+
+
+def test_amounts_of_memory() -> None:
+    assert parsed_bytes("80GB") == 80 * 10**9 and parsed_bytes("1.5 GiB") == 3 * 2**29
+    with pytest.raises(ValueError, match="cannot read 'much'"):
+        parsed_bytes("much")
+    assert duration(7300.0).endswith(" h")
+
+
+def test_the_command(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    words = ["plan", "demo", "sweep", "--limit", "2", "--n-tokens", "20", "--device", "cpu", "--seconds", "0.3"]
+    done = CliRunner().invoke(app, [*words, "--price", "3", "--json", str(file)])
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("Fits on cpu in float32") and "at 3 an hour" in done.output
+    written = json.loads(file.read_text())
+    assert written["n_problems"] == 2 and written["fits"][0]["fits"]
+
+
+def told(words: list[str], *, command: str) -> dict[str, Any]:
+    """What a command makes of these words, without doing it."""
+    import typer
+
+    made: Any = typer.main.get_command(app)
+    return made.commands[command].make_context(command, list(words)).params
+
+
+@pytest.mark.parametrize("what", WHAT)
+@pytest.mark.parametrize(
+    "insertion",
+    [
+        mi.Insertion.meaningless(" /", n_tokens=20),
+        mi.Insertion.meaningful("she", n_tokens=12, before="system"),
+        mi.Insertion.random_sentence(9, seed=3, after="question"),
+        mi.Insertion.ids([5, 6], 8, before=("question", "system")),
+        mi.Insertion.repeat_question(2),
+        mi.Insertion.text(" / /"),
+    ],
+    ids=lambda insertion: insertion.kind,
+)
+def test_the_command_that_is_told_has_the_same_insertion(what: str, insertion: mi.Insertion) -> None:
+    elsewhere: dict[str, Any] = {"memory": int(80e9), "tflops": 100}
+    plan = mi.plan_run("demo", problems(2), insertion, what=what, source={"problems": "demo"}, **elsewhere)
+    if what == "accuracy" and insertion.kind not in TREATED.values():
+        assert plan.command == "" and "No command does this" in repr(plan)
+        return
+    program, command, *words = shlex.split(plan.command)
+    options = told(words, command=command)
+    assert program == "mless-interp" and (options["model"], options["limit"], options["device"]) == ("demo", 2, None)
+    kind, unit = options.get("insertion"), options.get("unit")
+    if what == "accuracy":
+        asked = options["treatments"].split(",")
+        assert len(asked) == 2 and TREATED[asked[1]] == insertion.kind
+        kind, unit = insertion.kind, options["word"] if insertion.kind == "meaningful" else options["unit"]
+    elif what == "profiles":
+        kind, _, unit = options["insertion"][0].partition("=")
+    given = {"n_tokens": options["n_tokens"], "seed": options["seed"], "place": options["place"]}
+    made = chosen_insertion(kind, unit or None, **given)
+    pairs = [mi.make_pairs(Shape.of("demo").tokenizer, problems(2), each) for each in (insertion, made)]
+    assert [pair.inserted for pair in pairs[0]] == [pair.inserted for pair in pairs[1]]
+
+
+def test_the_command_that_is_told_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = mi.plan_run(
+        "demo", problems(2), FILLER, what="sweep", device="cpu", seconds=0.2, source={"problems": "demo"}
+    )
+    done = CliRunner().invoke(app, shlex.split(plan.command)[1:])
+    assert done.exit_code == 0, done.output
+    written = json.loads((tmp_path / "results" / "sweep" / "run.json").read_text())
+    assert written["n_problems"] == 2 and written["mode"] == "sweep"
+
+
+@pytest.mark.parametrize("what", ["sweep", "profiles"])
+def test_quotes_and_dashes_reach_the_program_as_they_are(what: str) -> None:
+    text, folder = "-a 'b\n$c", "--x/y z"
+    (pair,) = mi.make_pairs(Shape.of("demo").tokenizer, problems(1), FILLER)
+    pair = replace(pair, insertion=mi.Insertion.text(text))
+    chosen = Chosen("auto", "float32", "cpu", "eager")
+    asked: dict[str, Any] = {"outcome": "kl", "n_treatments": 2, "max_new_tokens": None, "problems": {}, "limit": 1}
+    made = command_of(what, pair, model=folder, chosen=chosen, here=True, **asked)
+    _, command, *words = shlex.split(made)
+    options = told(words, command=command)
+    given = options["insertion"] if what == "sweep" else options["insertion"][0].partition("=")[0]
+    unit = options["unit"] if what == "sweep" else options["insertion"][0].partition("=")[2]
+    assert (given, unit, options["model"], options["device"]) == ("text", text, folder, "cpu")
+
+
+def quantised(folder: Path, **config: Any) -> Path:
+    """The same folder, whose config says that its weights are quantised."""
+    said = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(said | {"quantization_config": config}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("config", "bits"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, 4.5),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 8),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 128}, 4.15625),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, 8),
+    ],
+)
+def test_quantised_weights_count_as_they_are_stored(config: dict[str, Any], bits: float, without_weights: Path) -> None:
+    plain = Shape.of(str(without_weights))
+    shape = Shape.of(str(quantised(without_weights, **config)))
+    products = 4 * (224 * (28 + 2 * 4) * 8 + 224 * 28 * 8 + 3 * 224 * 256)
+    assert shape.n_parameters == plain.n_parameters
+    assert shape.bytes_of_weights(2) == (plain.n_parameters - products) * 2 + products * bits / 8
+    plan = mi.plan_run(
+        str(without_weights), problems(1), FILLER, what="profiles", memory=int(1e10), tflops=100, price=2
+    )
+    assert plan.chosen.backend == "nnsight" and plan.chosen.dtype == "bfloat16"
+    assert any(config["quant_method"] in said for said in plan.advice)
+    with pytest.raises(mi.ModelError, match="HookedTransformer converts whole weights"):
+        mi.plan_run(str(without_weights), problems(1), FILLER, backend="hooked_transformer")
+
+
+def test_a_method_that_is_not_known_counts_whole(without_weights: Path) -> None:
+    plain = Shape.of(str(without_weights)).bytes_of_weights(2)
+    folder = quantised(without_weights, quant_method="gptq", bits="\x1b[31mfour")
+    assert Shape.of(str(folder)).bytes_of_weights(2) == plain
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_hidden_layers": 10**9, "layer_types": None}, "num_hidden_layers is 1,000,000,000, no model"),
+        ({"vocab_size": -5}, "vocab_size must be a whole number above 0, got -5"),
+        ({"hidden_size": 0}, "hidden_size must be a whole number above 0, got 0"),
+        ({"num_key_value_heads": 5}, "28 query heads cannot share 5"),
+        ({"model_type": "\x1b[31mred\x07"}, r"\x1b[31mred"),
+        ({"model_type": "bert"}, "cannot plan|is an encoder"),
+        ({"quantization_config": [1]}, "quantization_config must be an object"),
+        ({"hidden_size": 28 * 10**6}, "too much to be timed"),
+    ],
+)
+def test_a_wrong_config_is_one_line(changes: dict[str, Any], words: str, without_weights: Path) -> None:
+    said = json.loads((without_weights / "config.json").read_text())
+    (without_weights / "config.json").write_text(json.dumps(said | changes))
+    refused(["plan", str(without_weights), "--limit", "1"], words)
+
+
+def refused(command: list[str], words: str) -> None:
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 2 and done.output.count("\n") == 1 and done.output.startswith("error: "), done.output
+    assert any(word in done.output for word in words.split("|")), done.output
+    assert not set(done.output) & set("\x1b\x07")
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (["no/such/folder"], "there is no such directory"),
+        (["demo", "--n-tokens", "-3"], "n_tokens must be 1 or more"),
+        (["demo", "--n-tokens", "5000"], "context"),
+        (["demo", "--problems", "no/such.jsonl"], "no/such.jsonl"),
+        (["demo", "--limit", "0"], "limit must be"),
+        (["demo", "walk"], "unknown analysis 'walk'"),
+        (["demo", "--attention", "none"], "unknown attention 'none'"),
+        (["demo", "--memory", "80GB"], "both its memory and its tflops"),
+        (["demo", "--named", "113"], "at most the model's 112 heads"),
+        (["demo", "--place", "nowhere"], "is no place"),
+        (["demo", "--json", "."], "it is a folder"),
+        (["demo", "--memory", "80GB", "--tflops", "10", "--device", "cpu"], "leave out the device"),
+    ],
+)
+def test_a_wrong_option_is_one_line(asked: list[str], words: str) -> None:
+    refused(["plan", *asked], words)
+
+
+def test_a_folder_without_tokenizer_is_one_line(without_weights: Path) -> None:
+    (without_weights / "tokenizer.json").unlink()
+    refused(["plan", str(without_weights)], "holds no tokenizer")
+
+
+def test_a_folder_without_config_is_one_line(tmp_path: Path) -> None:
+    refused(["plan", str(tmp_path)], "holds no config.json")
+
+
+def test_layers_like_others_have_their_windows() -> None:
+    shape = Shape.of("demo")
+    made = shape.layers_like(2, n_words=64, dtype=torch.bfloat16, attention="eager")
+    assert made.hf_model.config.num_hidden_layers == 2 and made.hf_model.config.vocab_size == 64
+    assert all(torch.isfinite(weight).all() for weight in made.hf_model.parameters())
+    assert replace(shape.info, n_layers=2).n_heads == made.hf_model.config.num_attention_heads
