@@ -292,6 +292,7 @@ class StudyResult(Result):
             first.remove("shown_again")
         columns = [name for name in first if name in table]
         columns += [name for name in table.columns if name not in columns and not name.endswith("_n")]
+        words = {"span_mass": "attention to it", "accuracy": "right answers", "difference": "change of right answers"}
         side = (
             f"What each insertion does, {len(self.problem_ids)} problems. Medians: effects of a contrast on the outcome over "
             f"problems, in {unit}, and in how many of the problems where it is defined it has that sign; p after Holm over the "
@@ -313,7 +314,12 @@ class StudyResult(Result):
         )
         more = ("prevalence", "prevalence_ci_low", "prevalence_ci_high", "p", "n")
         named_as = dict.fromkeys((*wanted, *more), "") | {"what": "contrast and outcome", "median": "median effect"}
-        return Shown((ShownTable(table, side, columns), ShownTable(effects, each, named_as)))
+        return Shown(
+            (
+                ShownTable(table, side, {name: words.get(name, "") for name in columns}),
+                ShownTable(effects, each, named_as),
+            )
+        )
 
 
 def _percent(made: Interval) -> str:
