@@ -148,8 +148,7 @@ def cell(row: dict[str, Any], name: str, found: Any) -> str:
         mass = limits(row, "span_mass", scale=100, form=".0f", unit=" %")
         return f"{mass}, uniform {100 * row['span_mass_null']:.0f} %"
     if name == "heads":
-        again = f"; confirmed: {row['shown_again'] or 'none'}" if row["heads"] and found.settings["n_fresh"] else ""
-        return (row["heads"] or "none") + again
+        return row["heads"] + (f"; confirmed: {row['shown_again']}" if row["heads"] != "none" else "")
     if name == "answers":
         points = limits(row, "difference", scale=100, form="+.0f")
         return f"{100 * row['accuracy']:.0f} % of {row['answers_n']}: {points}{star(row['difference_p'])}"

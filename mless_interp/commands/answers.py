@@ -186,32 +186,40 @@ def told_treatments(found: Any) -> str:
 
 
 def of_study(found: Any) -> str:
-    """Of `StudyResult`: which insertions have an established effect, how large, in how many problems; which change answers."""
+    """Of `StudyResult`: which insertions have an established effect and how large, which heads carry it, what answers do."""
     contrast, outcome = found.contrasts[0], found.outcomes[0]
     table = found.effect_table().query("contrast == @contrast and outcome == @outcome")
-    sure = table[table["p_holm"] < 0.05]
-
-    def words(row: Any) -> str:
-        size = _each(row, "median", "median_ci_low", "median_ci_high")
-        return f"{row['insertion']!r} {size} {row['unit']} ({row['k']} of {row['n']} problems)"
-
-    told = f"{len(sure)} of {len(table)} insertions have an established {contrast} effect on {outcome} in most problems"
-    told += f": {listed(words(row) for row in sure.to_dict('records'))}." if len(sure) else "."
+    sure = table[table["p_holm"] < 0.05].to_dict("records")
+    told = f"{len(sure)} of {len(table)} insertions have an established {contrast} effect on {outcome}"
+    if sure:
+        sizes = (f"{row['insertion']!r} {_each(row, 'median', 'median_ci_low', 'median_ci_high')}" for row in sure)
+        told += f" (median, {sure[0]['unit']}): {listed(sizes)}"
+    told += "."
     if found.attention and (more := next(iter(found.attention.values())).metrics[1:2]):
-        means = {name: found.attention_to(name, more[0])[1] for name in found.insertions}
-        sizes = listed(f"{name!r} {with_limits(mean)}" for name, mean in means.items())
-        told += f" {more[0].replace('_', ' ').capitalize()}, mean over heads and problems: {sizes}."
+        rows = found.summary().to_dict("records")
+        sizes = (
+            f"{row['insertion']!r} {_each(row, more[0], f'{more[0]}_ci_low', f'{more[0]}_ci_high')}" for row in rows
+        )
+        told += f" {more[0].replace('_', ' ').capitalize()} (mean over heads and problems): {listed(sizes)}."
     if found.located:
-        named = {
-            name: list(made.confirmed if made.confirmation is not None else made.found)
-            for name, made in found.located.items()
-        }
-        heads = [f"{listed(heads)} under {name!r}" for name, heads in named.items() if heads]
         tested = any(made.confirmation is not None for made in found.located.values())
-        told += f" Heads{' confirmed' if tested else ' named, not confirmed'}: {'; '.join(heads) or 'none'}."
-    if found.answers is not None:
-        told += f" {of_accuracy(found.answers)}"
-    return told
+        named = {name: list(made.confirmed if tested else made.found) for name, made in found.located.items()}
+        heads = [f"{listed(heads)} under {name!r}" for name, heads in named.items() if heads]
+        which = "confirmed on fresh problems" if tested else "named, not confirmed"
+        told += f" Heads {which}: {'; '.join(heads)}." if heads else f" No head is {which.partition(',')[0]}."
+    return f"{told} {_of_answers(found.answers)}" if found.answers is not None else told
+
+
+def _of_answers(found: Any) -> str:
+    """Under which treatments right answers change, against the first."""
+    first, table = found.summary().iloc[0], found.compare_all().summary()
+    base = f"{100 * first['accuracy']:.0f} % of {int(first['n'])} without insertion"
+    sure = table[(table["p_holm"] < 1 - found.confidence) & (table["low"] * table["high"] > 0)]
+    if not len(sure):
+        return f"No change of right answers is shown ({base})."
+    rows = sure.to_dict("records")
+    changed = listed(f"{100 * row['accuracy_second']:.0f} % under {row['second']!r}" for row in rows)
+    return f"Right answers ({base}): {changed}."
 
 
 def of_accuracy(found: Any) -> str:

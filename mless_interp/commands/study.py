@@ -101,8 +101,12 @@ def present(kept: Kept) -> Presented:
     def page() -> Report:
         question = (
             f"What do {len(found.insertions)} insertions do in {model_name(kept.run['model']['name'])}, over "
-            f"{len(found.problem_ids)} problems?{f' After {found.source}.' if found.source else ''}"
+            f"{len(found.problem_ids)} problems?"
         )
+        if found.source:
+            question += f" After {found.source}" + (
+                f", where is claimed: {found.claims.rstrip('.')}." if found.claims else "."
+            )
         made = Report(found.title, question=question, answer=of_study(found))
         caption = "Median effect of each insertion over problems, with 95 % intervals."
         made = made.result(found, pictures={caption: picture})
@@ -111,7 +115,7 @@ def present(kept: Kept) -> Presented:
             made = made.folded(f"Heads, {name}: {', '.join(map(str, located.found)) or 'none named'}", words)
         made = made.heading("What the model reads")
         for at, name in enumerate(found.insertions):
-            made = made.sentence(f"{name}:").shown_prompt(kept.shown[f"prompt_{at}"])
+            made = made.folded(name, Report("", question="").shown_prompt(kept.shown[f"prompt_{at}"]))
         return made
 
     files: dict[str, Any] = {

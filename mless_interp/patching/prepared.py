@@ -196,8 +196,8 @@ class Runs:
         return Hidden(*(torch.stack(parts) for parts in zip(*found, strict=True)))
 
     def start(self, contrast: Contrast, condition: str) -> int:
-        """The first row of a condition's run that can differ in a contrast."""
-        return contrast.start(self.first, CONDITIONS[condition])
+        """The first row of a condition's run that can differ in a contrast, or that the outcome reads."""
+        return min(contrast.start(self.first, CONDITIONS[condition]), *self.read(condition))
 
     def recording(self, condition: str, start: int) -> Recording:
         """The condition's run, with what a replay of its rows from `start` on needs and the outcome's logits."""

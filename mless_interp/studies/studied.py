@@ -1,6 +1,6 @@
 """`StudyResult`: what every insertion of a study does, a row for each."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ..accuracy import AccuracyResults
+from ..heads import Head
 from ..locating.located import LocatedHeads
 from ..patching.scores import PatchScores
 from ..running.results import Quantity, Result, Shown, ShownTable, of_heads, place_of, tidy, with_limits
@@ -148,8 +149,9 @@ class StudyResult(Result):
                 row["most_read_by"] = str(scores.top("span_mass", 1)["label"].iloc[0])
             if name in self.located:
                 found = self.located[name]
-                again = "" if found.confirmation is None else _listed(found.confirmed)
-                row |= {"heads": _listed(found.found), "shown_again": again}
+                row["heads"] = _listed(found.found)
+                if self.settings.get("n_fresh"):
+                    row["shown_again"] = _listed(found.confirmed)
             if compared is not None:
                 one = compared.loc[name]
                 row |= {"accuracy": one["accuracy_second"], "answers_n": one["n"], "difference": one["difference"]}
@@ -226,9 +228,11 @@ class StudyResult(Result):
                 )
         if name in self.located:
             made = self.located[name].confirmation
-            told = f"heads named: {row['heads'] or 'none'}"
-            if row["heads"] and made is not None:
-                told += f", confirmed on {len(made.problem_ids)} fresh problems: {row['shown_again'] or 'none'}"
+            told = f"heads named: {row['heads']}"
+            if made is not None:
+                told += (
+                    f"; confirmed on {len(made.problem_ids)} fresh problems: {_listed(self.located[name].confirmed)}"
+                )
             words.append(told)
         if self.answers is not None:
             change = [100 * row[f"difference{end}"] for end in ("", "_ci_low", "_ci_high")]
@@ -288,13 +292,34 @@ class StudyResult(Result):
             first.remove("shown_again")
         columns = [name for name in first if name in table]
         columns += [name for name in table.columns if name not in columns and not name.endswith("_n")]
+        words = {"span_mass": "attention to it", "accuracy": "right answers", "difference": "change of right answers"}
         side = (
             f"What each insertion does, {len(self.problem_ids)} problems. Medians: effects of a contrast on the outcome over "
             f"problems, in {unit}, and in how many of the problems where it is defined it has that sign; p after Holm over the "
             "study."
         )
         each = "Each effect: median, problems of its sign with the prevalence's exact limits, sign test before and after Holm."
-        return Shown((ShownTable(table, side, columns), ShownTable(self.effect_table(), each)))
+        effects = self.effect_table()
+        effects["what"] = effects["contrast"] + " on " + effects["outcome"]
+        wanted = (
+            "insertion",
+            "what",
+            "median",
+            "median_ci_low",
+            "median_ci_high",
+            "k",
+            "p_holm",
+            "n_undefined",
+            "unit",
+        )
+        more = ("prevalence", "prevalence_ci_low", "prevalence_ci_high", "p", "n")
+        named_as = dict.fromkeys((*wanted, *more), "") | {"what": "contrast and outcome", "median": "median effect"}
+        return Shown(
+            (
+                ShownTable(table, side, {name: words.get(name, "") for name in columns}),
+                ShownTable(effects, each, named_as),
+            )
+        )
 
 
 def _percent(made: Interval) -> str:
@@ -303,11 +328,13 @@ def _percent(made: Interval) -> str:
     return f"{estimate:.0f} %" + ("" if np.isnan([low, high]).any() else f" [{low:.0f}, {high:.0f}]")
 
 
-def _listed(heads: Any) -> str:
-    """Heads with their kinds, or one by one.
+def _listed(heads: Mapping[Head, str]) -> str:
+    """Heads by their kinds.
 
-    >>> _listed({})
-    ''
+    >>> _listed({Head(0, 1): "reader", Head(0, 2): "reader", Head(1, 0): "mediator"}), _listed({})
+    ('L0H1, L0H2 (reader); L1H0 (mediator)', 'none')
     """
-    kinds = heads.items() if isinstance(heads, dict) else ((head, "") for head in heads)
-    return ", ".join(f"{head} ({kind})" if kind else str(head) for head, kind in kinds)
+    kinds: dict[str, list[str]] = {}
+    for head, kind in heads.items():
+        kinds.setdefault(kind, []).append(str(head))
+    return "; ".join(f"{', '.join(names)} ({kind})" for kind, names in kinds.items()) or "none"

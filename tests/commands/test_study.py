@@ -9,6 +9,7 @@ import jaxtyping
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from conftest import ROOT
 from models_under_test import planted_problems
 from scripts_under_test import run_command
@@ -127,6 +128,27 @@ def test_heads_are_those_that_locating_names() -> None:
     direct = mi.locate_heads(model, pairs[:16], confirm=pairs[16:], progress=False)
     pd.testing.assert_frame_equal(found.located["slashes"].summary(), direct.summary())
     assert len(found.located["slashes"].confirmation.problem_ids) == 8  # type: ignore[union-attr]
+
+
+def test_a_span_right_before_the_answer_is_measured_where_its_last_row_predicts_it(demo: Any) -> None:
+    problems = [replace(each, answer_prefix="") for each in mi.load_problems("demo", limit=3)]
+    row = {"name": "behind", "kind": "meaningless", "n_tokens": 5, "after": "question"}
+    study = told(limit=3, template="text", answers=0, contrasts=["content", "shift", "total"], insertions=[row])
+    found = mi.run_study(study, model=demo, problems=problems, progress=False)
+    content, shift, total = (found.effect_of("behind", name).total_effect for name in study["contrasts"])
+    np.testing.assert_allclose(content + shift, total, atol=1e-4)
+    for pair, effect in zip(
+        mi.make_pairs(demo, problems, mi.Insertion.meaningless(n_tokens=5, after="question"), template="text"),
+        total,
+        strict=True,
+    ):
+        logprobs = []
+        for prompt in (pair.base, pair.inserted):
+            ids = torch.tensor([[*prompt.ids, *pair.answer_ids]])
+            logits = demo.run(ids, logits_at="all").logits[0].log_softmax(-1)
+            places = torch.arange(len(prompt) - 1, ids.shape[1] - 1)
+            logprobs.append(float(logits[places, ids[0, places + 1]].sum()))
+        assert logprobs[1] - logprobs[0] == pytest.approx(effect, abs=1e-3)
 
 
 # ------------------------------------------------------------------------------------------------------ stopped, sharded
