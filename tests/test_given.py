@@ -376,6 +376,11 @@ REPLICATIONS: dict[str, dict[str, Any]] = {
     "attention_between_segments": {},
     "attention_profile": {},
     "evaluate_accuracy": {"max_new_tokens": 2},
+    "direct_effects": {},
+    "trace_paths": {"heads": ["L0H1", "L1H2"]},
+    "patch_sites": {},
+    "map_positions": {},
+    "run_study": {"study": {"title": "t", "limit": 3, "insertions": [{"name": "slashes", "kind": "meaningless"}]}},
 }
 """Every function whose problems are replications."""
 
@@ -417,4 +422,4 @@ def test_one_problem_three_times_is_refused_by_every_analysis(name: str, monkeyp
             {"problems": problems} if "problems" in inspect.signature(FUNCTIONS[name]).parameters else {"pairs": pairs}
         )
         with pytest.raises(ValueError, match=message):
-            call(FUNCTIONS[name], **given, **REPLICATIONS[name], progress=False)
+            call(FUNCTIONS[name], model=model, **given, **REPLICATIONS[name], progress=False)

@@ -168,7 +168,8 @@ def test_heads_are_edited_at_rows_of_both_prompts_that_belong_together(direction
     }
     for (contrast, positions), places in wanted.items():
         made = _Swept(runs, Sweep.named(contrast, direction, positions=positions), 1)
-        found = [(at + run.start).tolist() for at, run in ((made.edited, made.receiving), (made.given, made.donor))]
+        pairs = (made.edited, made.receiving), (made.given, made.donor)
+        found = [(at.on(run.z[0]) + run.start).tolist() for at, run in pairs]
         assert found == [list(at) for at in (places if direction == "denoising" else places[::-1])], (
             contrast,
             positions,
