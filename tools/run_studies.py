@@ -148,7 +148,9 @@ def cell(row: dict[str, Any], name: str, found: Any) -> str:
         mass = limits(row, "span_mass", scale=100, form=".0f", unit=" %")
         return f"{mass}, uniform {100 * row['span_mass_null']:.0f} %"
     if name == "heads":
-        return row["heads"] + (f"; confirmed: {row['shown_again']}" if row["heads"] != "none" else "")
+        return row["heads"] + (
+            f"; confirmed: {row['shown_again']}" if row["heads"] != "none" and "shown_again" in row else ""
+        )
     if name == "answers":
         points = limits(row, "difference", scale=100, form="+.0f")
         return f"{100 * row['accuracy']:.0f} % of {row['answers_n']}: {points}{star(row['difference_p'])}"
