@@ -3,7 +3,7 @@
     python tools/run_studies.py --stories STORIES260K --problems stories.jsonl
 
 stories260K is made by tools/convert_llama2c.py, its problems by tools/text_problems.py (--sample 72). What lies in --out
-already is not run again; a run that is stopped goes on. All of it takes a quarter of an hour of one core.
+already is not run again; a run that is stopped goes on. All of it takes about six minutes of one core.
 """
 
 from dataclasses import replace
@@ -76,9 +76,10 @@ kind = "random_sentence"
 
 All below is written by `python tools/run_studies.py` from results, never by hand. The models are the bundled demo model and
 the TinyStories model stories260K ([how it is made](real-models.md#55-slashes-in-stories260k)), whose problems are texts: go on
-with this story; the insertion stands within it. A slash is two of its tokens, so that 55 slashes are 110 tokens, as are the
-words beside them. Problems are few, so that all of it takes a quarter of an hour of one core. Both models are small, and
-neither is one of those that the sources speak of: agreement here establishes nothing about those, nor does disagreement.
+with this story; the insertion stands within it, or after it, before the two last words of what is told. A slash is two of
+its tokens, so that 55 slashes are 110 tokens, as are the words beside them. Problems are few (the first 24 or 32), so that
+all of it takes about six minutes of one core. Both models are small, and neither is one of those that the sources speak of:
+agreement here establishes nothing about those, nor does disagreement.
 
 A cell of a contrast: the median over problems of its effect on the answer's log-probability in nats with a 95 % interval, and
 in how many problems it has that sign; an asterisk: p < 0.05, sign test after Holm over the study. `attention`: the mean share
@@ -102,12 +103,13 @@ def main(
     parts = [BEGIN]
     for name, not_asked in NOT_ASKED.items():
         study = mi.read_study(ROOT / "studies" / f"{name}.toml")
-        texts = on_texts(study).with_changes(model=stories, problems=problems)
+        texts = on_texts(study).with_changes(model=stories)
+        told = [last_words_apart(each) for each in mi.load_problems(problems, limit=texts.n_problems)]
         parts += [
             f"## {study.title}\n\n`studies/{name}.toml`, after {study.source}.\n",
             f"- **Claimed there**: {study.claims}.\n- **Not asked here**: {not_asked}\n",
             section("the demo model", result(study, out / "demo" / name)),
-            section("stories260K", result(texts, out / "stories260K" / name)),
+            section("stories260K", result(texts, out / "stories260K" / name, problems=told)),
         ]
     PAGE.write_text("\n".join(parts), encoding="utf-8")
     typer.echo(f"written: {PAGE}")
@@ -120,11 +122,17 @@ def on_texts(study: Any) -> Any:
     return study.with_changes(**TEXTS, insertions=bare).with_changes(n_tokens=TWO_TOKENS if odd else None)
 
 
-def result(study: Any, folder: Path) -> Any:
+def last_words_apart(problem: mi.Problem) -> mi.Problem:
+    """A story whose last words before the answer are its answer's prefix, as a question's "Answer:" is."""
+    *rest, one, other = problem.question.split(" ")
+    return replace(problem, question=" ".join(rest), answer_prefix=f"{one} {other}")
+
+
+def result(study: Any, folder: Path, **given: Any) -> Any:
     """A study's result, from its folder where it was run before."""
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        mi.save(folder, mi.run_study(study, checkpoint=folder.with_name(f".{folder.name}.partial")))
+        mi.save(folder, mi.run_study(study, checkpoint=folder.with_name(f".{folder.name}.partial"), **given))
     return mi.load(folder)["StudyResult"]
 
 
@@ -148,7 +156,9 @@ def cell(row: dict[str, Any], name: str, found: Any) -> str:
         mass = limits(row, "span_mass", scale=100, form=".0f", unit=" %")
         return f"{mass}, uniform {100 * row['span_mass_null']:.0f} %"
     if name == "heads":
-        return row["heads"] + (f"; confirmed: {row['shown_again']}" if row["heads"] != "none" else "")
+        return row["heads"] + (
+            f"; confirmed: {row['shown_again']}" if row["heads"] != "none" and "shown_again" in row else ""
+        )
     if name == "answers":
         points = limits(row, "difference", scale=100, form="+.0f")
         return f"{100 * row['accuracy']:.0f} % of {row['answers_n']}: {points}{star(row['difference_p'])}"

@@ -17,6 +17,7 @@ from scripts_under_test import run_command
 import mless_interp as mi
 from mless_interp.heads import Head
 from mless_interp.models.transformer_lens import bridge_from
+from mless_interp.prompts.conditions import CONTRASTS
 from mless_interp.statistics import mean_interval
 from mless_interp.studies.asked import Study, read_study
 
@@ -132,23 +133,24 @@ def test_heads_are_those_that_locating_names() -> None:
 
 def test_a_span_right_before_the_answer_is_measured_where_its_last_row_predicts_it(demo: Any) -> None:
     problems = [replace(each, answer_prefix="") for each in mi.load_problems("demo", limit=3)]
+    insertion = mi.Insertion.meaningless(n_tokens=5, after="question")
     row = {"name": "behind", "kind": "meaningless", "n_tokens": 5, "after": "question"}
     study = told(limit=3, template="text", answers=0, contrasts=["content", "shift", "total"], insertions=[row])
     found = mi.run_study(study, model=demo, problems=problems, progress=False)
-    content, shift, total = (found.effect_of("behind", name).total_effect for name in study["contrasts"])
-    np.testing.assert_allclose(content + shift, total, atol=1e-4)
-    for pair, effect in zip(
-        mi.make_pairs(demo, problems, mi.Insertion.meaningless(n_tokens=5, after="question"), template="text"),
-        total,
-        strict=True,
-    ):
-        logprobs = []
-        for prompt in (pair.base, pair.inserted):
-            ids = torch.tensor([[*prompt.ids, *pair.answer_ids]])
-            logits = demo.run(ids, logits_at="all").logits[0].log_softmax(-1)
-            places = torch.arange(len(prompt) - 1, ids.shape[1] - 1)
-            logprobs.append(float(logits[places, ids[0, places + 1]].sum()))
-        assert logprobs[1] - logprobs[0] == pytest.approx(effect, abs=1e-3)
+    pairs = [pair.answered() for pair in mi.make_pairs(demo, problems, insertion, template="text")]
+    for contrast in study["contrasts"]:
+        measured = found.effect_of("behind", contrast).total_effect
+        ends = CONTRASTS[contrast].corrupted, CONTRASTS[contrast].clean
+        for pair, effect in zip(pairs, measured, strict=True):
+            one, other = (answer_logprob(demo, pair.condition(name), len(pair.answer_ids)) for name in ends)
+            assert one - other == pytest.approx(effect, abs=1e-3), contrast
+
+
+def answer_logprob(model: Any, inputs: Any, n: int) -> float:
+    """Of a run's last `n` tokens, each predicted by the row before it."""
+    logprobs = model.run(inputs, logits_at="all").logits[0].log_softmax(-1)
+    places = torch.arange(inputs.n_tokens - n, inputs.n_tokens)
+    return float(logprobs[places - 1, inputs.tokens[0, places]].sum())
 
 
 # ------------------------------------------------------------------------------------------------------ stopped, sharded

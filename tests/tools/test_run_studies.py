@@ -1,0 +1,43 @@
+"""The page of studies: every shipped study, on both models, with what its source claims and what is not asked."""
+
+import numpy as np
+import pytest
+import run_studies
+from conftest import ROOT
+from small_results import studied
+
+import mless_interp as mi
+
+PAGE = (ROOT / "docs" / "studies.md").read_text(encoding="utf-8")
+
+
+def test_every_shipped_study_is_on_the_page_with_both_models() -> None:
+    shipped = {path.stem for path in (ROOT / "studies").glob("*.toml")}
+    assert set(run_studies.NOT_ASKED) == shipped
+    sections = dict(zip([None, *run_studies.NOT_ASKED], PAGE.split("\n## "), strict=True))
+    for name, not_asked in run_studies.NOT_ASKED.items():
+        text, study = sections[name], mi.read_study(ROOT / "studies" / f"{name}.toml")
+        assert text.startswith(f"{study.title}\n") and study.claims in text and not_asked in text
+        assert (
+            text.count("\n| insertion |") == 2 and "**On the demo model**, " in text and "**On stories260K**, " in text
+        )
+        assert f"{study.limit} problems" in text
+
+
+def test_a_cell_says_its_interval_its_problems_and_what_is_undefined() -> None:
+    found = studied()
+    lines = run_studies.section("a model", found).splitlines()
+    middle = found.effect_table().iloc[0]
+    ends = f"[{middle['median_ci_low']:+.2f}, {middle['median_ci_high']:+.2f}]"
+    assert f"{middle['median']:+.2f} {ends}\\*, 8 of 8" in lines[4] and "| 0, 8 of 8 |" in lines[5]
+    row = found.summary().iloc[0].to_dict() | {"content_n": 6, "content_k": 6, "content_n_undefined": 2}
+    assert run_studies.effect(row, "content").endswith(", 6 of 6 (undefined in 2)")
+    assert run_studies.effect(row | {"content_n": 0}, "content") == "undefined in 2"
+    assert run_studies.limits({"x": 1.0, "x_ci_low": np.nan, "x_ci_high": np.nan}, "x") == "1.00"
+
+
+@pytest.mark.parametrize("name", run_studies.NOT_ASKED)
+def test_on_texts_nothing_is_answered_and_slashes_are_counted_in_pairs(name: str) -> None:
+    study = run_studies.on_texts(mi.read_study(ROOT / "studies" / f"{name}.toml"))
+    assert study.answers == 0 and study.template == "text"
+    assert not [each.name for each in study.insertions if each.kind == "meaningless" and each.length % 2]
