@@ -127,7 +127,7 @@ def main(
     print(
         f"{geometry.name}, {layers} layers, {threads} threads; {len(found.edges)} edges, {len(chosen)} of them by hand too\n"
     )
-    print("| way | CPU s an edge | by hand / ours | largest |effect| | largest difference |")
+    print("| way | CPU s an edge | by hand / ours | largest effect (nats) | largest difference (nats) |")
     print("| --- | ---: | ---: | ---: | ---: |")
     print(f"| TransformerLens' hooks, two passes an edge | {theirs:.4f} | | {max(map(abs, expected.values())):.1e} | |")
     print(f"| trace_paths | {ours:.4f} | {theirs / ours:.1f} | | {worst:.1e} |")

@@ -16,13 +16,13 @@ from ..models.base import Model
 from ..patching.interventions import Intervention
 from ..patching.outcomes import Outcome
 from ..patching.parts import SMALLEST_EFFECT, WHOLE, Parts
-from ..patching.prepared import Prepared, prepare
-from ..patching.sweep import Sweep
+from ..patching.prepared import Prepared
 from ..prompts.conditions import DIRECTIONS
 from ..prompts.pairs import PromptPair
 from ..running.results import Quantity, Result, Shown, ShownTable, tidy
 from ..running.work import Tick, Unit
 from ..statistics import CONFIDENCE
+from .controls import prepared_with, sweep_of
 from .stream_changes import Flow, check_options, heads_of, named_on, named_words, need_weights, writes
 
 WAYS = ("direct", "indirect")
@@ -39,6 +39,7 @@ def direct_effects(
     direction: str = "denoising",
     edit: str | Intervention = "z",
     outcome: str | Outcome = "answer_logprob",
+    control: Iterable[PromptPair] | None = None,
     checkpoint: str | Path | None = None,
     max_rows: int | None = None,
     smallest_effect: float = SMALLEST_EFFECT,
@@ -64,6 +65,9 @@ def direct_effects(
     ----------
     heads : zero-based heads, or what `locate_heads` gave (its named heads). Default all.
     contrast, direction, edit, outcome, checkpoint, max_rows, smallest_effect : as in `patch_heads`.
+    control : the same problems with another insertion of as many tokens at the same place, from `make_pairs`. Clean is then the
+        run with the control, corrupted that with the insertion, and the span's own rows change too: what heads write there
+        for later ones to read is seen. Leave contrast and edit out.
 
     Returns `DirectEffects` with values `[problem, head]` in the outcome's unit. Raises `ModelError` before anything runs for
     models whose weights cannot be read (quantised, run elsewhere) or whose layers are not known one by one.
@@ -72,9 +76,9 @@ def direct_effects(
     """
     check_options(smallest_effect, max_rows)
     chosen = heads_of(model, heads, "split")
-    sweep = Sweep.named(contrast, direction, edit)
+    sweep = sweep_of(contrast, direction, edit, control)
     need_weights(model, [head.layer for head in chosen], "direct_effects")
-    prepared = prepare(model, pairs, outcome)
+    prepared = prepared_with(model, pairs, outcome, control)
 
     def of_unit(unit: Unit, tick: Tick) -> list[Any]:
         flow = Flow(prepared.runs(unit), sweep, max_rows)

@@ -18,7 +18,7 @@ from ..models.replay import Layers
 from ..patching.interventions import Intervention
 from ..patching.outcomes import Outcome
 from ..patching.parts import SMALLEST_EFFECT, Parts
-from ..patching.prepared import Prepared, prepare
+from ..patching.prepared import Prepared
 from ..patching.sweep import Sweep
 from ..prompts.conditions import DIRECTIONS
 from ..prompts.pairs import PromptPair
@@ -26,6 +26,7 @@ from ..running.registry import savable
 from ..running.results import Quantity, Result, Shown, ShownTable, tidy
 from ..running.work import Tick, Unit
 from ..statistics import CONFIDENCE
+from .controls import prepared_with, sweep_of
 from .stream_changes import (
     INPUTS,
     Flow,
@@ -141,6 +142,7 @@ def trace_paths(
     direction: str = "denoising",
     edit: str | Intervention = "z",
     outcome: str | Outcome = "answer_logprob",
+    control: Iterable[PromptPair] | None = None,
     checkpoint: str | Path | None = None,
     max_rows: int | None = None,
     smallest_effect: float = SMALLEST_EFFECT,
@@ -156,8 +158,9 @@ def trace_paths(
     $$ q_r' = R_p\, W_Q^r\, n\big(x_l + \Delta z_s W_O^s\big), \qquad z_r' = A(q_r', k_r, v_r)\, v_r, \qquad
        Y_{s \to r} = Y(z_r \leftarrow z_r') - Y_\text{receiving} $$
 
-    (k and v alike; under grouped queries the receiver has its own copy of them). Into an MLP the change is added to the stream
-    that it reads, and what it answers more is added to what it wrote; into the logits it is the direct effect.
+    (k and v alike; under grouped queries the receiver has its own copy of them, and where a norm spans the queries or keys of
+    all heads, OLMo 2, it is that of the whole changed input). Into an MLP the change is added to the stream that it reads, and
+    what it answers more is added to what it wrote; into the logits it is the direct effect.
 
     Edges do not add up to a head's effect: the model is not linear, and paths of several edges count in each. Of parts of one
     layer an edge exists only where one is read by the other: from a head to its own layer's MLP, unless the two are parallel.
@@ -171,6 +174,9 @@ def trace_paths(
     edges : exactly these in place of all edges among `heads` and `mlps`, such as "L0H13 -> L1H4 v" or `Edge(...)`.
     contrast, direction, edit, outcome, checkpoint, max_rows, smallest_effect : as in `patch_heads`. Denoising finds edges that
         are needed, noising those that suffice. MLPs send what the donor run has more, so they need edit="z".
+    control : the same problems with another insertion of as many tokens at the same place, from `make_pairs`. Clean is then the
+        run with the control, corrupted that with the insertion, and the span's own rows change too: what heads write there
+        for later ones to read is seen. Leave contrast and edit out.
 
     Returns `PathEffects` with values `[problem, edge]`. Raises `ValueError` before anything runs for an edge whose sender does
     not stand before its receiver, and for a single head without MLPs; `ModelError` for models whose weights cannot be read
@@ -179,7 +185,7 @@ def trace_paths(
     Source: Wang et al. (2211.00593), Goldowsky-Dill et al. (2304.05969), methods §8.1.
     """
     check_options(smallest_effect, max_rows)
-    sweep = Sweep.named(contrast, direction, edit)
+    sweep = sweep_of(contrast, direction, edit, control)
     layers = need_layers(model, "trace_paths").layers
     if edges is None:
         chosen = _among(model, layers, heads, mlps, tuple(inputs), logits)
@@ -188,7 +194,7 @@ def trace_paths(
     else:
         chosen = tuple(edge if isinstance(edge, Edge) else Edge.parse(edge) for edge in edges)
     _check(model, layers, chosen, sweep)
-    prepared = prepare(model, pairs, outcome)
+    prepared = prepared_with(model, pairs, outcome, control)
     order = sorted(range(len(chosen)), key=lambda at: _order(layers, chosen[at]))
 
     def of_unit(unit: Unit, tick: Tick) -> list[Any]:

@@ -17,13 +17,13 @@ from ..models.base import Model
 from ..patching.interventions import Knockout, LayerState
 from ..patching.outcomes import Outcome
 from ..patching.parts import SMALLEST_EFFECT, Parts
-from ..patching.prepared import Prepared, prepare
-from ..patching.sweep import Sweep
+from ..patching.prepared import Prepared
 from ..prompts.conditions import DIRECTIONS, several_of
 from ..prompts.pairs import PromptPair
 from ..running.results import Quantity, Result, Shown, ShownTable, tidy
 from ..running.work import Tick, Unit
 from ..statistics import CONFIDENCE
+from .controls import prepared_with, sweep_of
 from .stream_changes import Flow, check_options, heads_of, named_on, named_words, need_layers, need_weights, writes
 
 SITES_OF_A_LAYER = {
@@ -54,6 +54,7 @@ def patch_sites(
     contrast: str = "content",
     direction: str = "denoising",
     outcome: str | Outcome = "answer_logprob",
+    control: Iterable[PromptPair] | None = None,
     checkpoint: str | Path | None = None,
     max_rows: int | None = None,
     smallest_effect: float = SMALLEST_EFFECT,
@@ -78,6 +79,9 @@ def patch_sites(
     sites : of "resid_pre", "attn_out", "mlp_out", "resid_post".
     n_rows : how many tokens from each end; shorter questions have them NaN, and leave those cells' n.
     contrast, direction, outcome, checkpoint, max_rows, smallest_effect : as in `patch_heads`.
+    control : the same problems with another insertion of as many tokens at the same place, from `make_pairs`. Clean is then the
+        run with the control, corrupted that with the insertion, and the span's own rows change too: what heads write there
+        for later ones to read is seen. Leave contrast and edit out.
 
     Returns `SitePatches` with values `[problem, site, layer, position]`. Raises `ModelError` before anything runs for models
     whose layers are not known one by one, or that run elsewhere; quantised ones are taken.
@@ -88,7 +92,7 @@ def patch_sites(
     check_count(n_rows, name="n_rows")
     need_layers(model, "patch_sites")
     chosen = several_of(tuple(sites), SITES_OF_A_LAYER, "site")
-    sweep, prepared = Sweep.named(contrast, direction, "z"), prepare(model, pairs, outcome)
+    sweep, prepared = sweep_of(contrast, direction, "z", control), prepared_with(model, pairs, outcome, control)
     positions, n_layers = _labels(n_rows, span=sweep.contrast.changes_from == "span"), model.info.n_layers
 
     def of_unit(unit: Unit, tick: Tick) -> list[Any]:
@@ -143,6 +147,7 @@ def map_positions(
     n_rows: int = N_ROWS,
     n_blocks: int = N_BLOCKS,
     outcome: str | Outcome = "answer_logprob",
+    control: Iterable[PromptPair] | None = None,
     checkpoint: str | Path | None = None,
     max_rows: int | None = None,
     smallest_effect: float = SMALLEST_EFFECT,
@@ -164,6 +169,7 @@ def map_positions(
     heads : zero-based heads, or what `locate_heads` gave (its named heads).
     n_rows, n_blocks : tokens from each end of the question; blocks of the span (as many as it has tokens, at most).
     outcome, checkpoint, max_rows, smallest_effect : as in `patch_heads`.
+    control : as in `trace_paths`; places are then rows alone, the span's own among them ("row span 0", ..., "row span all").
 
     Returns `PositionMap` with values `[problem, head, place]`. Raises `ModelError` as `direct_effects` does.
 
@@ -175,14 +181,16 @@ def map_positions(
     chosen = heads_of(model, heads, "map")
     need_weights(model, [head.layer for head in chosen], "map_positions")
     model.need_rotated("knockouts of a part of the span")
-    sweep, prepared = Sweep.named("content", "denoising", "z"), prepare(model, pairs, outcome)
-    labels, ordered = _labels(n_rows), sorted(chosen)
-    places = tuple(f"row {label}" for label in labels) + tuple(f"span {label}" for label in _blocks(n_blocks))
+    sweep, prepared = sweep_of("content", "denoising", "z", control), prepared_with(model, pairs, outcome, control)
+    labels, ordered = _labels(n_rows, span=control is not None), sorted(chosen)
+    blocks = tuple(f"span {label}" for label in _blocks(n_blocks)) if control is None else ()
+    places = tuple(f"row {label}" for label in labels) + blocks
 
     def of_unit(unit: Unit, tick: Tick) -> list[Any]:
         flow = Flow(prepared.runs(unit), sweep, max_rows)
         rows = [_rows(flow, label) for label in labels]
-        masks = [_block(flow.runs.cut(sweep.contrast).keys, at, n_blocks) for at in range(-1, n_blocks + 1)]
+        span = flow.runs.cut(sweep.contrast).keys
+        masks = [_block(span, at, n_blocks) for at in range(-1, n_blocks + 1)] if blocks else []
         parts = [*rows, *masks]
         known = [at for at, part in enumerate(parts) if part is not None]
 
@@ -385,6 +393,7 @@ class SitePatches(Parts, Result):
             f"outcome {s.get('outcome')}, {len(self.problem_ids)} problems.",
             *self._total_words(),
             *self._claim_words(),
+            *named_words(s),
         ]
 
     def _span_words(self) -> str:
@@ -474,7 +483,7 @@ class PositionMap(Parts, Result):
     def sentences(self) -> list[str]:
         """Of which heads, which places are shown in most problems, and that they do not add up."""
         return [
-            f"Where {len(self.heads)} heads act: patched at single tokens of the question, and blind to parts of the span; "
+            f"Where {len(self.heads)} heads act: patched at single tokens{self._place_words()}; "
             f"outcome {self.settings.get('outcome')}, {len(self.problem_ids)} problems.",
             *self._total_words(),
             *self._claim_words(),
@@ -482,8 +491,14 @@ class PositionMap(Parts, Result):
             *named_words(self.settings),
         ]
 
+    def _place_words(self) -> str:
+        blind = f"span {ALL}" in self.places
+        return " of the question, and blind to parts of the span" if blind else " of the question and of the span"
+
     def _sum_words(self) -> list[str]:
         """How far the blocks of the span are from adding up to the whole, head by head."""
+        if f"span {ALL}" not in self.places:
+            return []
         blocks = [at for at, place in enumerate(self.places) if place.startswith("span block")]
         whole = self.values[:, :, self.places.index(f"span {ALL}")].mean(0)
         summed = np.nansum(self.values[:, :, blocks], 2).mean(0)

@@ -77,12 +77,15 @@ def named_on(heads: Any, problem_ids: Sequence[str]) -> dict[str, Any]:
 
 
 def named_words(settings: Any) -> list[str]:
-    """That the heads were named on the same problems, where they were."""
-    if not settings.get("named_on_these"):
-        return []
-    return [
-        "The heads were named on some of these problems: whether they act was asked there, how they act is asked here."
-    ]
+    """Beside which control the insertion stood, and that the heads were named on the same problems, where that is so."""
+    found = []
+    if settings.get("control"):
+        found.append(f"Effects are those beside another insertion of as many tokens: {settings['control']}.")
+    if settings.get("named_on_these"):
+        found.append(
+            "The heads were named on some of these problems: whether they act was asked there, how they act is asked here."
+        )
+    return found
 
 
 class Flow:

@@ -188,10 +188,12 @@ class Parts:
             f"Total {name}effect{ends}: median {with_limits(self.median_total, self.unit)}, of this sign in {same} of {n} "
             f"problems (sign test, p = {self.p_total:.2g}); mean {with_limits(mean, self.unit)}."
         ]
-        if not low * high > 0:
+        if n == 1:
             found.append(
-                "The mean's interval holds 0 (or is undefined): effect_fraction is NaN, read the raw effects only."
+                "One problem: the mean has no interval, and effect_fraction is that problem's, without limits."
             )
+        elif not low * high > 0:
+            found.append("The mean's interval holds 0: effect_fraction is NaN, read the raw effects only.")
         few = self.concentration
         if few.concentrated and n >= FEWEST:
             names = listed([str(self.problem_ids[at]) for at in few.problems])

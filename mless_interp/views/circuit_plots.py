@@ -14,6 +14,10 @@ from .plots import HATCHES, LINES, Picture, draw_cells, key, key_below, name_axe
 
 WIDEST = 6.0
 """Points of the widest edge of a graph."""
+NUMBERED = 20
+"""Edges of a graph that bear their number, the widest ones: more would lie over each other."""
+GOLDEN = 0.618034
+"""Steps of this size, taken modulo 1, spread evenly whatever their number."""
 WAY_WORDS = dict(zip(WAYS, ("straight to the logits", "through later parts of the model"), strict=True))
 SHARE, EFFECT = "effect_fraction", "effect"
 
@@ -43,9 +47,11 @@ def direct_bars(found: DirectEffects, *, top: int = 12) -> Picture:
         style = {"color": LINES[number][0], "hatch": HATCHES[2 * number], "edgecolor": "white", "linewidth": 0}
         axes.bar(at, height, 0.7, bottom, label=f"{way}: {WAY_WORDS[way]}", **style)
         sure = (rows["p_prevalence"] < found.alpha).to_numpy()
-        axes.plot(at[sure], (bottom + height / 2)[sure], "*", color="white", markeredgecolor="black", markersize=9)
+        starred = f"most problems show it (p < {found.alpha:.3g}, corrected)" if way == WAYS[-1] else None
+        star = {"color": "white", "markeredgecolor": "black", "markersize": 9, "linestyle": "none", "label": starred}
+        axes.plot(at[sure], (bottom + height / 2)[sure], "*", **star)
         above, below = above + np.maximum(height, 0), below + np.minimum(height, 0)
-    axes.plot(at, above + below, "D", color="black", markersize=4, label="both together")
+    axes.plot(at, above + below, "D", color="black", markersize=4, label="both together: the head's")
     axes.axhline(0, color="0.4", linewidth=0.8)
     axes.set_xticks(at, heads, rotation=45, ha="right")
     name_axes(axes, y=f"{words}\n({found.quantity(column).unit})", title=words_of(found, *MADE_WITH))
@@ -56,8 +62,9 @@ def direct_bars(found: DirectEffects, *, top: int = 12) -> Picture:
 def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = True, smallest: float = 0.01) -> Picture:
     """The edges as a graph: heads and MLPs by layer from below, the logits on top; the wider, the larger the share.
 
-    Solid lines are with the insertion's effect, dashed ones against it; grey tones do not carry meaning. Beside an edge into a
-    head stand those of q, k and v that most problems show.
+    Solid lines are with the insertion's effect, dashed ones against it; grey tones do not carry meaning. On the 20 widest
+    edges stand their number and, into a head, those of q, k and v that most problems show. Where a node stands in its layer
+    means nothing.
 
     Parameters
     ----------
@@ -72,14 +79,13 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
     nodes = list(dict.fromkeys([*table["sender"], *table["receiver"]]))
     places = _places(nodes)
     levels = sorted({y for _, y in places.values()})
-    width = max(sum(y == level for _, y in places.values()) for level in levels)
-    picture, axes = panel(max(4.6, 1.0 * width + 1.6), max(3.0, 0.75 * len(levels) + 1.4))
+    width = max(x for x, _ in places.values()) - min(x for x, _ in places.values())
+    picture, axes = panel(max(4.6, 1.1 * width + 2.0), max(3.0, 0.75 * len(levels) + 1.4))
+    rows = rows.loc[rows[column].abs().sort_values(ascending=False, kind="stable").index]
     largest = float(rows[column].abs().max()) if len(rows) else 1.0
-    for row in rows.to_dict("records"):
-        (x0, y0), (x1, y1) = places[row["sender"]], places[row["receiver"]]
-        shown = set(
-            table.loc[sure & (table["sender"] == row["sender"]) & (table["receiver"] == row["receiver"]), "part"]
-        )
+    shown = table[sure].groupby(["sender", "receiver"])["part"].agg(set).to_dict()
+    for rank, row in enumerate(rows.to_dict("records")):
+        start, end = (np.array(places[row[node]]) for node in ("sender", "receiver"))
         size = WIDEST * abs(row[column]) / largest
         arrow = {
             "arrowstyle": "-|>",
@@ -89,22 +95,15 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
             "shrinkA": 13,
             "shrinkB": 13,
             "mutation_scale": 9 + size,
-            "connectionstyle": f"arc3,rad={0.12 if y1 - y0 > 1 else 0.0}",
         }
-        axes.annotate("", (x1, y1), (x0, y0), arrowprops=arrow, zorder=1)
-        letters = ", ".join(letter for letter in "qkv" if letter in shown)
+        axes.annotate("", end, start, arrowprops=arrow, zorder=1)
+        if rank >= NUMBERED:
+            continue
+        letters = ", ".join(letter for letter in "qkv" if letter in shown.get((row["sender"], row["receiver"]), ()))
         text = f"{row[column]:.2f}" + (f" {letters}" if letters else "")
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
-        axes.text(
-            0.55 * x0 + 0.45 * x1,
-            0.55 * y0 + 0.45 * y1,
-            text,
-            fontsize=6.5,
-            ha="center",
-            va="center",
-            bbox=box,
-            zorder=2,
-        )
+        x, y = start + (0.3 + 0.3 * (rank * GOLDEN % 1)) * (end - start)
+        axes.text(x, y, text, fontsize=6.5, ha="center", va="center", bbox=box, zorder=2)
     for node, (x, y) in places.items():
         shape = "round,pad=0.3" if node.startswith("L") else "square,pad=0.3"
         linked = node in set(rows["sender"]) | set(rows["receiver"])
@@ -122,32 +121,35 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
         if only_found
         else f"edges of {smallest:g} or more"
     )
+    numbered = f"; numbers on the {NUMBERED} widest" if len(rows) > NUMBERED else ""
     entries: list[tuple[str, Any]] = [
         (f"with the effect; width and number: {words}", {"linestyle": "-", **line}),
         ("against the effect", {"linestyle": (0, (3, 1.5)), **line}),
-        (f"{len(rows)} {drawn}", {"linestyle": "none"}),
+        (f"{len(rows)} {drawn}{numbered}", {"linestyle": "none"}),
     ]
     key_below(picture, handles=key(entries), ncols=1)
     return picture
 
 
 def _places(nodes: list[str]) -> dict[str, tuple[float, float]]:
-    """Where nodes stand: heads of a layer side by side, its MLP half a step above them to the right, the logits on top."""
+    """Where nodes stand: layer by layer from below, an MLP above its layer's heads, the logits on top.
+
+    Layers are shifted against each other, so that no three nodes lie on a line.
+    """
 
     def level(node: str) -> float:
         if node == LOGITS:
             return np.inf
         return int(node[3:]) + 0.5 if node.startswith("MLP") else float(Head.parse(node).layer)
 
-    levels = sorted({level(node) for node in nodes})
+    by_level: dict[float, list[str]] = {}
+    for node in sorted(nodes, key=lambda node: (level(node), Head.parse(node).head if node.startswith("L") else 0)):
+        by_level.setdefault(level(node), []).append(node)
+    width = max(0.3 * len(by_level) + 1, *map(len, by_level.values()))
     found: dict[str, tuple[float, float]] = {}
-    for y, each in enumerate(levels):
-        beside = sorted(
-            (node for node in nodes if level(node) == each),
-            key=lambda n: n if n[0] != "L" else f"{Head.parse(n).head:06d}",
-        )
-        for x, node in enumerate(beside):
-            found[node] = (x - (len(beside) - 1) / 2 + (0.35 if y % 2 else 0.0) * (len(beside) > 1), float(y))
+    for y, beside in enumerate(by_level.values()):
+        shift = 0.0 if beside == [LOGITS] else (y * GOLDEN % 1 - 0.5) * max(width - len(beside), 0.6)
+        found |= {node: (x - (len(beside) - 1) / 2 + shift, float(y)) for x, node in enumerate(beside)}
     return found
 
 
@@ -167,12 +169,9 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None, limi
     if value not in table:
         raise ValueError(f"no column {value!r} to draw; there are {', '.join(table.columns)}")
     if isinstance(found, SitePatches):
-        titles, names, x, y = (
-            found.sites,
-            found.positions,
-            "token of the question, from either end",
-            "layer (zero-based)",
-        )
+        of_span = "; of the span" if found.positions[-1].startswith("span ") else ""
+        x, y = f"token of the question, from either end{of_span}", "layer (zero-based)"
+        titles, names = found.sites, found.positions
         rows = [str(layer) for layer in range(found.values.shape[2])]
     else:
         titles, names, x, y = ("",), found.places, "token of the question; part of the span", "head (zero-based)"
@@ -211,7 +210,8 @@ def _edges(names: tuple[str, ...]) -> list[int]:
     """Where the columns change from first tokens to last ones, to all, and to parts of the span."""
 
     def kind(name: str) -> tuple[bool, str]:
-        label = name.removeprefix("row ").removeprefix("span ")
-        return name.startswith("span "), ALL if label == ALL else "last" if label.startswith("-") else "first"
+        place = name.removeprefix("row ")
+        label = place.removeprefix("span ")
+        return place.startswith("span "), ALL if label == ALL else "last" if label.startswith("-") else "first"
 
     return [at for at in range(1, len(names)) if kind(names[at]) != kind(names[at - 1])]

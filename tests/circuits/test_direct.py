@@ -93,3 +93,13 @@ def test_located_heads_without_any_are_refused() -> None:
     assert not nothing.found
     with pytest.raises(ValueError, match="locating named no head"):
         mi.direct_effects(model, pairs_for(model, count=1), nothing)
+
+
+def test_of_one_problem_it_is_said_that_nothing_has_limits() -> None:
+    model = loaded(folder_of("Llama"), "bridge")
+    found = mi.direct_effects(model, pairs_for(model, count=1), HEADS, progress=False)
+    assert np.isfinite(found.effect_fraction.estimate).all() and np.isnan(found.effect_fraction.low).all()
+    assert "One problem" in str(found) and "effect_fraction is NaN" not in str(found)
+    none = replace(found, **{name: np.repeat(getattr(found, name), 2, 0) for name in ("effect", "direct")})
+    none = replace(none, problem_ids=("a", "b"), total=np.array([1.0, -1.0]))
+    assert "effect_fraction is NaN" in str(none) and np.isnan(none.effect_fraction.estimate).all()
