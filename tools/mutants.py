@@ -53,7 +53,10 @@ ROOMS = {
     "metrics": Room(("mless_interp/metrics/*.py",), ("tests/metrics", "tests/test_oracles.py")),
     "statistics": Room(("mless_interp/statistics/*.py",), ("tests/statistics", "tests/test_oracles.py")),
     "interventions": Room(("mless_interp/patching/interventions.py",), ("tests/patching/test_interventions.py",)),
-    "insertions": Room(("mless_interp/prompts/insertions.py",), ("tests/prompts",)),
+    "insertions": Room(
+        ("mless_interp/prompts/insertions.py",),
+        ("tests/prompts/test_insertions.py", "tests/prompts/test_insertion_kinds.py"),
+    ),
     "pairs": Room(("mless_interp/prompts/pairs.py",), ("tests/prompts",)),
     "grading": Room(
         ("mless_interp/grading/*.py",), ("tests/grading/test_graders.py", "tests/grading/test_spelling.py")
