@@ -192,10 +192,9 @@ class Timed:
         run()
         return seconds_of(run) * info.d_vocab / words * positions / rows
 
-    def decoding(self, pairs: Sequence[PromptPair], *, rows: int) -> tuple[float, float]:
-        """Seconds of the prompts of one batch and of one new token of all its rows, with all layers, without logits."""
-        some = own_ids([pairs[at % len(pairs)] for at in range(rows)])
-        requests = [Request(pair.inserted.ids, f"{at}") for at, pair in enumerate(some)]
+    def decoding(self, pairs: Sequence[PromptPair]) -> tuple[float, float]:
+        """Seconds of these prompts as one batch and of one new token of each, with all layers, without logits."""
+        requests = [Request(pair.inserted.ids, f"{at}") for at, pair in enumerate(own_ids(pairs))]
 
         def seconds(new: int) -> float:
             return seconds_of(lambda: generate_completions(self.model, requests, max_new_tokens=new))
