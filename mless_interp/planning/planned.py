@@ -1,7 +1,6 @@
 """`plan_run`: what a run takes, before any weight is here: tokens, memory, operations, time, and how to run it."""
 
 import math
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
@@ -31,7 +30,7 @@ from .operations import Arithmetic
 from .quantised import Quantised
 from .shape import Shape
 from .steps import Step, controls, describing, explaining, geometry, n_read, sweeping
-from .timing import Chosen, Timed, layers_to_time, n_different, seconds_of
+from .timing import Chosen, Timed, layers_to_time, n_different, once_of, seconds_of
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
@@ -365,7 +364,7 @@ class _Work:
 
     @property
     def new_tokens(self) -> int:
-        """How long the longest answer is supposed to be: as was said, as the longest solution here, or as the command allows."""
+        """How long the longest answer is supposed to be: as was said, as the longest solution, or as the command allows."""
         room = max(1, self.shape.info.context_length - self.tokens[2])
         longest = max(len(pair.solution_ids) for pair in self.pairs)
         return min(self.max_new_tokens or longest or MAX_NEW_TOKENS, room)
@@ -502,7 +501,7 @@ class _Work:
         longest = sorted(self.pairs, key=lambda pair: -len(pair.inserted))[:rows]
         n_layers = layers_to_time(self.shape, chosen, lambda at: at.whole(5 * rows, length + 20), seconds=seconds)
         timed = Timed.of(self.shape, chosen, n_layers=n_layers, n_words=n_different(longest))
-        prompts, token = timed.decoding(longest)
+        prompts, token, begun = timed.decoding(longest)
         token += timed.logits(rows, per_pass=rows)
         batches = self.n_treatments * math.ceil(len(self.pairs) / rows)
         share = len(self.pairs) / (math.ceil(len(self.pairs) / rows) * rows)
@@ -510,7 +509,7 @@ class _Work:
         how = f"answers of {self.new_tokens} tokens"
         return (
             self._loading(chosen, timed),
-            Term(f"prompts, {rows} at once", batches * share * mean * prompts, False, ""),
+            Term(f"prompts, {rows} at once", begun + batches * share * mean * prompts, False, ""),
             Term("answers", batches * self.new_tokens * token, True, how),
             Term("grading", self._grading(), False, ""),
         ), n_layers
@@ -523,9 +522,7 @@ class _Work:
             for pair in some:
                 grade(rf"it is \boxed{{{pair.problem.answer}}}", pair.problem.answer)
 
-        began = time.perf_counter()
-        run()
-        first, each = time.perf_counter() - began, seconds_of(run) / len(some)
+        first, each = once_of(run), seconds_of(run) / len(some)
         return max(0.0, first - each * len(some)) + each * self.n_treatments * len(self.pairs)
 
     def estimated(self, chosen: Chosen, tflops: float) -> tuple[Term, ...]:
