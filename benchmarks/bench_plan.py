@@ -4,7 +4,7 @@ Each analysis of each model is planned in one process and run in another, which 
 terms but the first), and its peak resident memory. Random models have the geometry of GPT-2 small and of Qwen2.5-0.5B, and
 are written into a temporary folder with the demo model's tokenizer and problems; "planted" is a model with planted circuits and
 its own problems. Of locating, what is done with named heads is
-counted only where heads were named, for as many as were.
+counted only where heads were named, for as many as were; answers are taken to be as long as the longest one was.
 
     OMP_NUM_THREADS=1 python benchmarks/bench_plan.py --also path/to/model
 """
@@ -87,13 +87,13 @@ def asked(model: str, what: str, n: int, tokenizer: Any) -> tuple[Any, Any]:
 TEMPLATE = "raw"
 
 
-def planned(model: str, what: str, n: int, n_named: int) -> dict[str, Any]:
+def planned(model: str, what: str, n: int, n_named: int, n_new: int) -> dict[str, Any]:
     """What the plan says."""
     import mless_interp as mi
     from mless_interp.planning.shape import Shape
 
     problems, filler = asked(model, what, n, Shape.of(model).tokenizer)
-    options: dict[str, Any] = {"max_new_tokens": MAX_NEW_TOKENS, "dtype": "float32", "device": "cpu"}
+    options: dict[str, Any] = {"max_new_tokens": n_new or None, "dtype": "float32", "device": "cpu"}
     began = time.perf_counter()
     found = mi.plan_run(
         model,
@@ -118,7 +118,7 @@ def measured(model: str, what: str, n: int) -> dict[str, Any]:
     loading = time.perf_counter() - began
     problems, filler = asked(model, what, n, loaded.tokenizer)
     pairs = mi.make_pairs(loaded, problems, filler, template=TEMPLATE)
-    began, named = time.perf_counter(), 0
+    began, named, longest = time.perf_counter(), 0, 0
     if what == "sweep":
         mi.patch_heads(loaded, pairs, progress=False)
     elif what == "locate":
@@ -129,7 +129,8 @@ def measured(model: str, what: str, n: int) -> dict[str, Any]:
         mi.attention_profile(loaded, pairs, heads=loaded.info.heads[:3], progress=False)
     else:
         options: dict[str, Any] = {"max_new_tokens": MAX_NEW_TOKENS, "progress": False, "template": TEMPLATE}
-        mi.evaluate_accuracy(loaded, problems, [None, filler], **options)
+        answers = mi.evaluate_accuracy(loaded, problems, [None, filler], **options)
+        longest = int(answers.to_frame()["n_tokens"].max())
     seconds = time.perf_counter() - began
     peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return {
@@ -137,6 +138,7 @@ def measured(model: str, what: str, n: int) -> dict[str, Any]:
         "seconds": seconds,
         "peak": 1024 * int(peak[1]) if peak else float("nan"),
         "named": named,
+        "longest": longest,
     }
 
 
@@ -190,11 +192,14 @@ def main() -> None:
             for what in options.analyses:
                 n = N_PROBLEMS.get(name, N_PROBLEMS[""])[what]
                 found = in_a_process("measured", model, what, n, cpu_time=options.cpu_time)
-                plan = in_a_process("planned", model, what, n, found["named"], cpu_time=options.cpu_time)
+                plan = in_a_process(
+                    "planned", model, what, n, found["named"], found["longest"], cpu_time=options.cpu_time
+                )
                 terms = {term["name"]: term["seconds"] for term in plan["terms"]}
                 load = terms.pop(LOADING)
                 spent = sum(s for label, s in terms.items() if found["named"] or not label.startswith("controls"))
                 heads = f", {found['named']} named" if what == "locate" else ""
+                heads += f", {found['longest']} tokens" if what == "accuracy" else ""
                 print(
                     f"| {Path(name).name} | {what}{heads} | {n} | {plan['timed_layers']} of {plan['n_layers']} | {spent:.3g} "
                     f"| {found['seconds']:.3g} | {spent / found['seconds']:.2f} | {plan['peak_bytes'] / 1e9:.2f} "

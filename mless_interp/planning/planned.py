@@ -12,6 +12,7 @@ import torch
 
 from ..generation.complete import rows_at_once
 from ..given import checked
+from ..grading.graders import grade
 from ..models.info import ModelError, ModelInfo
 from ..models.load import BACKENDS
 from ..models.memory import TOKENS_PER_PASS, rows_per_pass
@@ -29,7 +30,7 @@ from .operations import Arithmetic
 from .quantised import Quantised
 from .shape import Shape
 from .steps import Step, controls, describing, explaining, geometry, n_read, sweeping
-from .timing import Chosen, Timed, layers_to_time, n_different
+from .timing import Chosen, Timed, layers_to_time, n_different, once_of, seconds_of
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
@@ -37,6 +38,7 @@ WHAT = ("sweep", "locate", "profiles", "mechanism", "accuracy")
 N_NAMED = 5
 """How many heads are supposed to be named, where that decides what a run takes."""
 MAX_NEW_TOKENS = 2048
+N_GRADED = 16
 SMALL = 10**8
 """Parameters up to which a model is run as it is by default, with attention that can be shown."""
 IMPORTING = 3.0
@@ -219,8 +221,8 @@ def plan_run(
     problems : with the `insertion` and the `template`, or pairs that are made already. `source`: the options of the commands
         that name them, for the command that is told: {"problems": "mine.txt", "n_context": 64}.
     what : "sweep" (one exact sweep of all heads), "locate" (four, and what is done with `n_named` heads that are supposed to
-        be named), "profiles", "mechanism" or "accuracy" (`n_treatments` times all problems, answers as long as the longest
-        solution here, or `max_new_tokens` where there is none).
+        be named), "profiles", "mechanism" or "accuracy" (`n_treatments` times all problems, answers of
+        `max_new_tokens`, where that is not given as long as the longest solution here).
     backend, dtype, device, attention : as `load_model` takes them; None: chosen here, and told.
     memory, tflops : bytes, and 10^12 operations a second, of a GPU that is not here; both together.
     price : of an hour on the machine, in any currency.
@@ -362,11 +364,10 @@ class _Work:
 
     @property
     def new_tokens(self) -> int:
-        """How long the longest answer is supposed to be."""
+        """How long the longest answer is supposed to be: as was said, as the longest solution, or as the command allows."""
         room = max(1, self.shape.info.context_length - self.tokens[2])
-        limit = min(self.max_new_tokens or MAX_NEW_TOKENS, room)
         longest = max(len(pair.solution_ids) for pair in self.pairs)
-        return min(limit, longest) if longest else limit
+        return min(self.max_new_tokens or longest or MAX_NEW_TOKENS, room)
 
     # ------------------------------------------------------------------------------------------------ how it is to be run
 
@@ -497,10 +498,10 @@ class _Work:
 
     def _answering(self, chosen: Chosen, seconds: float) -> tuple[tuple[Term, ...], int]:
         rows, length = self.batch(chosen), self.tokens[2]
-        longest = sorted(self.pairs, key=lambda pair: -len(pair.inserted))[:1]
+        longest = sorted(self.pairs, key=lambda pair: -len(pair.inserted))[:rows]
         n_layers = layers_to_time(self.shape, chosen, lambda at: at.whole(5 * rows, length + 20), seconds=seconds)
         timed = Timed.of(self.shape, chosen, n_layers=n_layers, n_words=n_different(longest))
-        prompts, token = timed.decoding(longest, rows=rows)
+        prompts, token, begun = timed.decoding(longest)
         token += timed.logits(rows, per_pass=rows)
         batches = self.n_treatments * math.ceil(len(self.pairs) / rows)
         share = len(self.pairs) / (math.ceil(len(self.pairs) / rows) * rows)
@@ -508,9 +509,21 @@ class _Work:
         how = f"answers of {self.new_tokens} tokens"
         return (
             self._loading(chosen, timed),
-            Term(f"prompts, {rows} at once", batches * share * mean * prompts, False, ""),
+            Term(f"prompts, {rows} at once", begun + batches * share * mean * prompts, False, ""),
             Term("answers", batches * self.new_tokens * token, True, how),
+            Term("grading", self._grading(), False, ""),
         ), n_layers
+
+    def _grading(self) -> float:
+        """Seconds for all answers, from right ones of a few problems; the first call loads what reads formulas."""
+        some = self.pairs[:N_GRADED]
+
+        def run() -> None:
+            for pair in some:
+                grade(rf"it is \boxed{{{pair.problem.answer}}}", pair.problem.answer)
+
+        first, each = once_of(run), seconds_of(run) / len(some)
+        return max(0.0, first - each * len(some)) + each * self.n_treatments * len(self.pairs)
 
     def estimated(self, chosen: Chosen, tflops: float) -> tuple[Term, ...]:
         """One term, of operations and what a GPU is supposed to reach of its own."""

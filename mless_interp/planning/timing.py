@@ -91,10 +91,15 @@ def seconds_of(run: Callable[[], Any]) -> float:
     """The median of a few runs, or one long one."""
     spent: list[float] = []
     while not spent or (len(spent) < OFTEN and max(spent) < LONG):
-        began = time.perf_counter()
-        run()
-        spent.append(time.perf_counter() - began)
+        spent.append(once_of(run))
     return statistics.median(spent)
+
+
+def once_of(run: Callable[[], Any]) -> float:
+    """Seconds of one call."""
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
 
 
 @torch.no_grad()
@@ -162,8 +167,9 @@ class Timed:
             counted = sum((step.sampled or step.operations)(self.few, unit) for unit in some)
             return counted, seconds_of(lambda: step.run(self.model, pairs))
 
-        step.run(self.model, own_ids(one))  # first calls are slow
+        first = once_of(lambda: step.run(self.model, own_ids(one)))
         few, short = timed([one])
+        begun = max(0.0, first - short)  # a first call loads what it needs
         each, once = short / few, 0.0
         n = min(len(units), int(seconds / short))
         if whole and n > 1:
@@ -171,7 +177,7 @@ class Timed:
             if many > few and long > short:
                 each = min(long / many, (long - short) / (many - few))
                 once = max(0.0, long - each * many)
-        return step.times * (once + each * sum(step.operations(self.all, unit) for unit in units))
+        return begun + step.times * (once + each * sum(step.operations(self.all, unit) for unit in units))
 
     @torch.no_grad()
     def logits(self, positions: Number, *, per_pass: Number) -> float:
@@ -192,19 +198,22 @@ class Timed:
         run()
         return seconds_of(run) * info.d_vocab / words * positions / rows
 
-    def decoding(self, pairs: Sequence[PromptPair], *, rows: int) -> tuple[float, float]:
-        """Seconds of the prompts of one batch and of one new token of all its rows, with all layers, without logits."""
-        some = own_ids([pairs[at % len(pairs)] for at in range(rows)])
-        requests = [Request(pair.inserted.ids, f"{at}") for at, pair in enumerate(some)]
+    def decoding(self, pairs: Sequence[PromptPair]) -> tuple[float, float, float]:
+        """Seconds of these prompts as one batch and of one new token of each, with all layers, without logits; and of what a
+        first call loads."""
+        requests = [Request(pair.inserted.ids, f"{at}") for at, pair in enumerate(own_ids(pairs))]
+
+        def answer(new: int) -> Any:
+            return generate_completions(self.model, requests, max_new_tokens=new)
 
         def seconds(new: int) -> float:
-            return seconds_of(lambda: generate_completions(self.model, requests, max_new_tokens=new))
+            return seconds_of(lambda: answer(new))
 
-        seconds(1)
+        first = once_of(lambda: answer(N_DECODED))
         short, long = seconds(N_DECODED), seconds(3 * N_DECODED)
         each = max(0.0, long - short) / (2 * N_DECODED)
         deeper = self.shape.info.n_layers / self.n_layers
-        return deeper * max(0.0, short - N_DECODED * each), deeper * each
+        return deeper * max(0.0, short - N_DECODED * each), deeper * each, max(0.0, first - short)
 
 
 def layers_to_time(shape: Shape, chosen: Chosen, operations: Callable[[Arithmetic], float], *, seconds: float) -> int:

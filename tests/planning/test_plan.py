@@ -23,7 +23,8 @@ from mless_interp.planning.needed import parsed_bytes
 from mless_interp.planning.operations import Arithmetic
 from mless_interp.planning.planned import WHAT, duration
 from mless_interp.planning.shape import Shape
-from mless_interp.planning.timing import Chosen, own_ids
+from mless_interp.planning.steps import Step
+from mless_interp.planning.timing import Chosen, Timed, own_ids
 
 FILLER = mi.Insertion.meaningless(" /", n_tokens=20)
 
@@ -123,6 +124,29 @@ def test_it_comes_true_within_a_factor() -> None:
     spent = time.perf_counter() - began
     predicted = sum(term.seconds for term in plan.terms[1:])
     assert 1 / 4 < predicted / spent < 4, (predicted, spent)  # other programs run beside tests
+
+
+def test_answers_are_as_long_as_was_said() -> None:
+    options: dict[str, Any] = {"what": "accuracy", "memory": int(80e9), "tflops": 100}
+    own, short, long = (
+        mi.plan_run("demo", problems(2), FILLER, **options, max_new_tokens=n).operations for n in (None, 3, 30)
+    )
+    assert short < long and own != long
+
+
+def test_what_a_first_call_loads_counts_once() -> None:
+    slept: list[float] = []
+
+    def run(model: Any, pairs: Any) -> None:
+        seconds = 0.001 if slept else 0.4
+        time.sleep(seconds)
+        slept.append(seconds)
+
+    step = Step("sleeping", run, lambda at, pairs: 1.0 * len(pairs), lambda at, pairs: 0.0, times=3)
+    shape, chosen = Shape.of("demo"), Chosen("nnsight", "float32", "cpu", "sdpa")
+    pairs = mi.make_pairs(shape.tokenizer, problems(2), FILLER)
+    timed = Timed(shape, chosen, mi.load_model("demo", backend="nnsight"), 2, 0.0)
+    assert 0.4 <= timed.step(step, [[pair] for pair in pairs], seconds=0.1) < 0.8
 
 
 def test_timed_prompts_have_a_small_vocabulary_and_the_same_shape() -> None:
