@@ -21,11 +21,11 @@ NOT_ASKED = {
     "paper": "Whether reasoning gets better. The demo model is right nearly always, so that its answers can only get worse, "
     "and was trained to respond to slashes; stories260K answers nothing. Asked is whether inserted tokens act, which of them, "
     "where, and through which heads.",
-    "filler_after_question": "Whether filler can take the place of a chain of thought: neither model was trained with filler, "
-    "and neither needs more steps than it has. Asked is whether what the filler's own rows computed from the question "
+    "filler_after_question": "Whether filler can take the place of a chain of thought: neither model was trained with filler. "
+    "Asked is whether what the filler's own rows computed from the question "
     "(`computed`) reaches the answer.",
-    "repeated_question": "Whether more answers are right: the demo model has nothing to gain, and stories260K, where half of a "
-    "story stands for the question, answers nothing. Both saw no text twice in training.",
+    "repeated_question": "Whether more answers are right: the demo model has nothing to gain, and stories260K, where most of a "
+    "story stands for the question, answers nothing. Asked is whether the second reading changes the answer at all.",
     "distractors": "Sentences that were written to distract: questions of other problems stand for them (on stories260K other "
     "stories). Mathematics of grade schools is beyond both models.",
     "counting": "Whether more answers are right: the demo model has nothing to gain, and neither model is large or recent.",
