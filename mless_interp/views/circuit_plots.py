@@ -134,7 +134,7 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
 def _places(nodes: list[str]) -> dict[str, tuple[float, float]]:
     """Where nodes stand: layer by layer from below, an MLP above its layer's heads, the logits on top.
 
-    Layers are shifted against each other, so that no three nodes lie on a line.
+    Layers are shifted against each other, so that few edges pass over a node.
     """
 
     def level(node: str) -> float:
