@@ -49,7 +49,7 @@ def plain(answer: str) -> str:
     s = re.sub("√\\s*(?:\\(([^()]*)\\)|(\\d+|[a-zA-Z]))", r"\\sqrt{\1\2}", answer) if "√" in answer else answer
     s = s.replace(NEW_ROW, " ").replace(r"\\", f" {NEW_ROW} ").translate(_SIGNS).strip()
     s = re.sub(r"(?<!\\)%.*\n", " ", s) if "\n" in s else s
-    s = s[:-1].rstrip() if s.endswith((".", ",", ";")) and not s.endswith(("\\,", "\\;")) else s
+    s = s[:-1].rstrip() if s.endswith((".", ",", ";")) else s
     for before, after in _DELIMITED:
         if len(s) > len(before) + len(after) and s.startswith(before) and s.endswith(after):
             s = s[len(before) : -len(after)].strip()
@@ -65,7 +65,7 @@ def plain(answer: str) -> str:
     s = re.sub(r"\+\s*(?=\\infty)", "", s)
     s = re.sub(r"(?<![a-zA-Z])([ap])\.\s?m(?:\.|(?![a-zA-Z]))", r"\1m", s, flags=re.IGNORECASE)  # 3:30 p.m.
     s = re.sub(r"\s+", " ", s).strip()
-    return s[:-1].rstrip() if s.endswith((".", ",", ";")) and not s.endswith(r"\,") else s
+    return s[:-1].rstrip() if s.endswith((".", ",", ";")) else s
 
 
 def compact(answer: str) -> str:

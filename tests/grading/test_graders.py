@@ -497,6 +497,18 @@ def test_a_process_killed_by_the_system_is_asked_once_more(monkeypatch: pytest.M
     assert grade(r"\boxed{\sqrt{68}}", r"2\sqrt{17}").strict, "asked again, it is decided"
 
 
+def test_a_process_that_takes_no_question_any_more_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = equivalence._Worker()
+    assert worker.ask(answer="x", gold="x", decimals=None)[0] is True
+    ended = worker.process
+    assert ended is not None
+    ended.kill()
+    ended.wait()
+    monkeypatch.setattr(ended, "poll", lambda: None)  # not noticed before the question is written
+    assert worker.ask(answer=r"\sqrt{4}", gold="2", decimals=None)[0] is True and worker.process is not ended
+    worker.close()
+
+
 def test_a_process_that_cannot_be_started_again_does_not_end_a_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
