@@ -12,6 +12,7 @@ from .base import Model
 from .info import BY_LAYERS, ModelChecks, ModelError
 from .inputs import Inputs
 from .saved import first_line
+from .sent import look_at_self
 from .sites import attention_sites, site
 
 TOLERANCE = {"float64": 1e-4, "float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}
@@ -65,7 +66,7 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
     row_error = error = effect = None
     if info.attention == "eager":
         try:
-            rows = [_row_sums(model, tokens, layer, fail) for layer in range(info.n_layers)]
+            rows = _row_sums(model, tokens, fail)
         except FailedCheck:
             raise
         except ModelError as failure:
@@ -81,7 +82,7 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
             )
 
     gap = None
-    if not model.remote:
+    if not (model.remote and model.windows_by_index):
         try:
             gap, sees_later = _gap_difference(model, tokens, logits)
         except (RuntimeError, ValueError) as failure:
@@ -112,17 +113,23 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
     return replace(figures, resolution=None if model.remote else _resolution(model.checked(figures), tokens))
 
 
-def _row_sums(model: Model, tokens: Tensor, layer: int, fail: Callable[[str], FailedCheck]) -> Tensor:
-    """Sums of a layer's pattern rows `[1, head, dest]`, with what a learned sink takes where there is one."""
-    n_tokens, names = tokens.shape[1], attention_sites(layer, "pattern", "attn_scores")
-    rule, shape = model.attention_rule(layer), (1, model.info.n_heads, n_tokens, n_tokens)
-    seen = model.run(tokens, capture=dict.fromkeys(names[: 1 + rule.n_extra]), logits_at="none").captured
-    pattern = seen[names[0]].double()
-    if pattern.shape != shape:
-        raise fail(f"pattern of shape {list(pattern.shape)}, expected {list(shape)}")
-    if rule.column is None:
-        return pattern.sum(-1)
-    return pattern.sum(-1) + softmax(with_sinks(seen[names[1]].double(), rule.column))[..., -1]
+def _row_sums(model: Model, tokens: Tensor, fail: Callable[[str], FailedCheck]) -> list[Tensor]:
+    """Sums of each layer's pattern rows `[1, head, dest]`, with what a learned sink takes where there is one."""
+    n_tokens, layers = tokens.shape[1], range(model.info.n_layers)
+    rules = [model.attention_rule(layer) for layer in layers]
+    names = [attention_sites(layer, "pattern", "attn_scores")[: 1 + rules[layer].n_extra] for layer in layers]
+    seen = model.run(tokens, capture=dict.fromkeys(name for of in names for name in of), logits_at="none").captured
+    found = []
+    for rule, of in zip(rules, names, strict=True):
+        pattern = seen[of[0]].double()
+        if pattern.shape != (1, model.info.n_heads, n_tokens, n_tokens):
+            expected = [1, model.info.n_heads, n_tokens, n_tokens]
+            raise fail(f"pattern of shape {list(pattern.shape)}, expected {expected}")
+        sums = pattern.sum(-1)
+        if rule.column is not None:
+            sums = sums + softmax(with_sinks(seen[of[1]].double(), rule.column))[..., -1]
+        found.append(sums)
+    return found
 
 
 def _max_of(errors: Iterable[Tensor]) -> float:
@@ -139,7 +146,7 @@ def _edited_pattern(model: Model, tokens: Tensor, logits: Tensor) -> tuple[float
     """Every token of every layer made to look at itself: largest |z - v| of a layer, as a share of its largest |v|, and
     largest change of a logit (0 where attention writes nothing)."""
     layers = range(model.info.n_layers)
-    edits = {site(layer, "attn.hook_pattern"): lambda p: torch.eye(p.shape[-1]).to(p).expand_as(p) for layer in layers}
+    edits = {site(layer, "attn.hook_pattern"): look_at_self for layer in layers}
     capture = dict.fromkeys(site(layer, f"attn.hook_{what}") for layer in layers for what in "zv")
     run = model.run(tokens, edits=edits, capture=capture)
     errors = []

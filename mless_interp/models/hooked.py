@@ -14,7 +14,7 @@ from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInf
 from .inputs import Edit, Inputs, Tap, Taps
 from .products import fused, is_hooked, product
 from .sites import attention_sites, site
-from .unembedding import float32_logits, is_half
+from .sent import float32_logits, is_half
 
 Hook = Callable[..., Tensor | None]
 """A function of an activation and, by name, its hook point."""

@@ -72,6 +72,7 @@ def load_model(
     attn_implementation: str = "eager",
     trust_remote_code: bool = False,
     remote: bool | str = False,
+    remote_timeout: float = 600.0,
 ) -> Model:
     """Load a causal language model behind one of the backends and check it.
 
@@ -93,7 +94,9 @@ def load_model(
         "quant_method". A directory that is quantised says so itself.
     attn_implementation : nnsight only. "eager" shows patterns; "sdpa" is faster and lean and has none.
     trust_remote_code : off; running code from a model's repository is your decision.
-    remote : nnsight only; True runs on NDIF, "local" runs the remote path here.
+    remote : nnsight only. True: on NDIF, a hub id that it hosts; no weight is read here ([how](larger-models.md)). "local":
+        each request is written down as for NDIF, and answered here.
+    remote_timeout : seconds to wait for NDIF's answer to one request.
 
     Raises `ModelError` with what to do if the model is unknown, cannot be taken by the backend, or fails its check.
     """
@@ -117,7 +120,19 @@ def load_model(
         raise ValueError("a TransformerBridge reads weights itself, so none may lie on the disk: use backend='nnsight'")
     if device is not None and device_map is not None:
         raise ValueError(f"give device or device_map, not both (got {device!r} and {device_map!r})")
+    if remote not in (False, True, "local"):
+        raise ValueError(f'remote must be False, True or "local", got {remote!r}')
     _refuse_objects(name)
+    if remote is True:
+        placed_here = {"device": device, "device_map": device_map, "quantization_config": quantization_config}
+        given = [what for what, value in placed_here.items() if value is not None]
+        if given or not isinstance(name, str):
+            what = f"{' and '.join(given)} cannot be given" if given else f"{type(name).__name__} {name} is not one"
+            raise ValueError(f"remote=True takes a hub id, whose weights lie elsewhere: {what}")
+        from .nnsight import hosted
+
+        made = hosted(name, attention=attn_implementation, trust_remote_code=trust_remote_code, timeout=remote_timeout)
+        return _checked(made, None, made.underlying._module.config, name)
     device = _device(device)
     from .hugging_face import Placement, copied, load_hugging_face, quantisation_of, reference_logits
 
@@ -129,7 +144,7 @@ def load_model(
     else:
         label = source = str(name)
         hf_model, tokenizer = load_hugging_face(source_of(label), placed, trust_remote_code=trust_remote_code)
-    origin = hf_model.config, source, None if remote and remote != "local" else WeightsHash().of(hf_model)
+    origin = hf_model.config, source, WeightsHash().of(hf_model)
     vocabulary = hf_model.config.get_text_config().vocab_size
     try:
         reference = reference_logits(hf_model, probe_tokens(vocabulary)).cpu()

@@ -13,7 +13,7 @@ from ..given import check_count, checked
 from ..heads import Head
 from ..models.base import Model
 from ..models.memory import halved, rows_per_pass
-from ..models.unembedding import is_half
+from ..models.sent import is_half
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast, one_of
 from ..prompts.pairs import PromptPair
 from ..running.work import Tick, Unit

@@ -10,9 +10,9 @@ from conftest import tiny_model, word_tokenizer
 from models_under_test import loaded, without_stepper
 
 import mless_interp as mi
-from mless_interp.models import unembedding
+from mless_interp.models import sent
 from mless_interp.models.inputs import Inputs
-from mless_interp.models.unembedding import float32_logits, is_half, unembedded
+from mless_interp.models.sent import float32_logits, is_half, unembedded
 
 TOKENS = torch.arange(14)[None]
 
@@ -52,7 +52,7 @@ def test_blocks_and_gradients_change_nothing(monkeypatch: pytest.MonkeyPatch) ->
     x = torch.randn(2, 3, 8, requires_grad=True)
     exact = x @ weight.float().T + bias.float()
     (wanted,) = torch.autograd.grad(exact.square().sum(), x)
-    monkeypatch.setattr(unembedding, "BLOCK", 40)  # five rows at a time
+    monkeypatch.setattr(sent, "BLOCK", 40)  # five rows at a time
     made = float32_logits(x, weight, bias)
     assert torch.allclose(made, exact, atol=1e-6)
     (found,) = torch.autograd.grad(made.square().sum(), x)
@@ -94,11 +94,11 @@ def test_halves_are_told() -> None:
 def test_blocks_are_as_large_as_allowed_and_never_empty(gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
     product = unembedding._product
-    monkeypatch.setattr(unembedding, "_product", lambda x, block: (seen.append(len(block)), product(x, block))[1])
+    monkeypatch.setattr(sent, "_product", lambda x, block: (seen.append(len(block)), product(x, block))[1])
     for dtype in (torch.bfloat16, torch.float16):
         weight, x = torch.randn(11, 8).to(dtype), torch.randn(2, 8, dtype=torch.float64, requires_grad=gradients)
         for block, sizes in ((31, [3, 3, 3, 2]), (32, [4, 4, 3]), (8, [1] * 11), (7, [1] * 11), (88, [11])):
-            monkeypatch.setattr(unembedding, "BLOCK", block)
+            monkeypatch.setattr(sent, "BLOCK", block)
             seen.clear()
             with torch.set_grad_enabled(gradients):
                 made = float32_logits(x, weight)
