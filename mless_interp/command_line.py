@@ -46,6 +46,9 @@ EDITS = (
 
 ModelOption = Annotated[str, Option(help="'demo' (bundled), a saved model's directory, or a hub id.")]
 BackendOption = Annotated[str, Option(help=f"{BACKENDS}.")]
+Tf32Option = Annotated[
+    bool, Option(help="On a GPU, products of float32 in TF32 (10 bits), several times as fast; or in full.")
+]
 DtypeOption = Annotated[str, Option(help="float32, float64, bfloat16 or float16.")]
 DeviceOption = Annotated[str | None, Option(help="cpu, cuda, cuda:1 ... [default: a GPU if there is one]")]
 DeviceMapOption = Annotated[
@@ -242,6 +245,7 @@ class Asking(Computing):
     n_answer: NAnswerOption = 1
     template: TemplateOption = "raw"
     dtype: DtypeOption = "float32"
+    tf32: Tf32Option = True
     device: DeviceOption = None
     device_map: DeviceMapOption = None
     max_memory: MaxMemoryOption = None
@@ -274,7 +278,7 @@ class Asking(Computing):
                 f"{context}: ask for fewer"
             )
         self.say(f"loading {self.model} ...")
-        return load_model(self.model, backend=self.backend, dtype=self.dtype, **placed).on(engine)
+        return load_model(self.model, backend=self.backend, dtype=self.dtype, tf32=self.tf32, **placed).on(engine)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,7 @@ from .memory import computed_on
 from .replay import Layers, Stepper
 from .sent import can_be_sent, replaced, tail
 from .sites import EAGER_SITES, SITES, parsed, site
-from .turns import lock_of
+from .turns import Turn
 
 if TYPE_CHECKING:  # importing transformers takes seconds, and whoever loads a model does
     from transformers import PreTrainedModel
@@ -47,6 +47,10 @@ class Model(ABC):
     """Whether attention's softmax is float32 even in a float64 model, as in Hugging Face's eager attention."""
     whole_positions: bool = False
     """Whether positions are looked up in a table, so that position ids must be whole numbers."""
+    float32_stream: bool = True
+    """Whether a replay in half precision carries the residual stream on in float32."""
+    tf32: bool | None = None
+    """Whether its passes make products of float32 in TF32; None where that is left to the process, or does not arise."""
     windows_by_index: bool = False
     """Whether an attention hides what is outside its window by itself, by index (GPT-Neo)."""
     why_not_by_layers: str = ""
@@ -91,6 +95,14 @@ class Model(ABC):
         model.info = replace(self.info, weights_hash=weights_hash or model._held)
         return model
 
+    def multiplying(self, *, tf32: bool) -> "Model":
+        """This model, whose products of float32 are made in TF32 or in full; itself where no GPU makes any."""
+        if self.info.dtype != "float32" or all(device.startswith(("cpu", "meta")) for device in self.devices):
+            return self
+        model = copy.copy(self)
+        model.tf32 = tf32
+        return model
+
     def loaded_by(self, how: "Callable[[], Model]") -> "Model":
         """This model, which other processes can load by calling `how`."""
         model = copy.copy(self)
@@ -131,14 +143,16 @@ class Model(ABC):
 
     @property
     def lock(self) -> Any:
-        """Held while hooks are on the library's object, which all threads share; re-entrant."""
-        return lock_of(self.underlying)
+        """Held while hooks are on the library's object, which all threads share, and products are made as asked; re-entrant."""
+        return Turn(self.underlying, self.tf32)
 
     @property
     def stepper(self) -> Stepper | None:
         """Continues a run layer by layer; None where nothing can, or where the self-check found that it disagrees."""
         trusted = self.checks is None or self.checks.by_layers
-        return Stepper(self.layers, self.lock) if self.layers is not None and trusted else None
+        if self.layers is None or not trusted:
+            return None
+        return Stepper(self.layers, self.lock, float32_stream=self.float32_stream)
 
     @property
     def shows_rotated(self) -> bool:
@@ -148,8 +162,8 @@ class Model(ABC):
     @property
     def resolution(self) -> float:
         """Differences of a log-probability (in nats) up to this are rounding: measured by the self-check, never less than
-        1e-5 (1e-9 in float64); without its figure 0.01 in half precision."""
-        least = {"float64": 1e-9, "float32": 1e-5}.get(self.info.dtype, 0.0)
+        1e-5 (1e-9 in float64); without its figure 0.01 in half precision and TF32."""
+        least = 0.0 if self.tf32 else {"float64": 1e-9, "float32": 1e-5}.get(self.info.dtype, 0.0)
         measured = None if self.checks is None else self.checks.resolution
         return max(least, measured) if measured is not None else least or 1e-2
 
@@ -182,7 +196,7 @@ class Model(ABC):
             "weights": self.weights_hash or "not read here, as the model runs elsewhere",
             "config": info.config_hash,
             "toolkit": version("mless_interp"),
-            "computed_on": "elsewhere" if self.remote is True else computed_on(self.devices),
+            "computed_on": "elsewhere" if self.remote is True else computed_on(self.devices, tf32=self.tf32),
             "largest_logit": None if self.checks is None else round(self.checks.largest_logit, 3),
         }
 
@@ -409,7 +423,9 @@ class Model(ABC):
             rows = torch.tensor([row for row, at in enumerate(layers) if at == layer])
             old = receiving.z[layer]
             new = by_prompt[:, rows.to(z.device)].to(old)
-            differ = (new != old[:, None]).any(4).any(2).nonzero().cpu()  # [cell, (prompt, row, head)]: all else is its own
+            differ = (
+                (new != old[:, None]).any(4).any(2).nonzero().cpu()
+            )  # [cell, (prompt, row, head)]: all else is its own
             prompt, row, head = differ.unbind(1)
             if len(differ):
                 edits[site(layer, "attn.hook_z")] = partial(

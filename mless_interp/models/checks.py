@@ -16,7 +16,8 @@ from .sent import look_at_self
 from .sites import attention_sites, site
 
 TOLERANCE = {"float64": 1e-4, "float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}
-"""Largest difference allowed, relative to the largest logit. HF's eager softmax is float32 even in float64."""
+"""Largest difference allowed, relative to the largest logit. HF's eager softmax is float32 even in float64. TF32 has
+float16's bits."""
 
 
 class FailedCheck(ModelError):
@@ -37,7 +38,7 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
     """
     model, info = model.checked(None), model.info
     tokens = probe_tokens(info.d_vocab)
-    tolerance = TOLERANCE.get(info.dtype, 1e-3)
+    tolerance = TOLERANCE.get("float16" if model.tf32 else info.dtype, 1e-3)
 
     def fail(reason: str) -> FailedCheck:
         return FailedCheck(f"{info.name} on backend {info.backend!r} failed its check: {reason}")
@@ -212,7 +213,8 @@ def _resolution(model: Model, tokens: Tensor, *, rows: int = 4) -> float:
         up = torch.randint(0, 2, (rows, *own.shape), generator=generator) * 2 - 1
         up[0] = 0  # put back as it is
         joins += [layer] * rows
-        z.append((own + own * up.to(own) * torch.finfo(own.dtype).eps).to(recording.z[0]))
+        eps = torch.finfo(torch.float16 if model.tf32 else own.dtype).eps
+        z.append((own + own * up.to(own) * eps).to(recording.z[0]))
     found = model.replay(recording, joins, torch.cat(z).flatten(0, 1), logits_at=at)
     assert recording.logits is not None
     after = tokens[:, start + 1 :].expand(len(joins), -1)[..., None]

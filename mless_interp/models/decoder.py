@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from .info import AttentionOutput, AttentionRule, GatedMlp, ModelInfo
 from .loaded_weights import brought
 from .products import fused, is_hooked, product
-from .sent import got, unembedded
+from .sent import got, is_half, unembedded
 
 # ------------------------------------------------------------------------------------- the names that parts go by: data
 
@@ -143,7 +143,7 @@ class QueriesKeysValues:
         return self.paths[min(which, len(self.paths) - 1)]
 
     def part(self, which: int) -> tuple[Any, ...]:
-        """Which part of what their projection gives are queries (0), keys (1) or values (2) `[..., heads, d]`: see `sent.got`."""
+        """The part of what a projection gives that is queries (0), keys (1) or values (2), as `sent.got` takes it."""
         h = self.heads
         if self.layout == "apart":
             return "heads", h.d_head
@@ -514,6 +514,17 @@ def linear(module: Any, x: Tensor) -> Tensor:
     return product(x, module.weight.T if turned else module.weight, module.bias)
 
 
+def in_precision_of(x: Tensor, norm: nn.Module) -> Tensor:
+    """`norm(x)`, its weights in float32 where x is and they are in half precision."""
+    weights = dict(norm.named_parameters())
+    if x.dtype != torch.float32 or not any(map(is_half, weights.values())):
+        return norm(x)
+    with brought(norm):
+        wide = {name: weight.float() for name, weight in norm.named_parameters()}
+    made: Tensor = torch.func.functional_call(norm, wide, (x,))
+    return made
+
+
 class HuggingFaceLayers:
     """Decoders whose layers are known part by part, plain or inside a TransformerBridge; each method: see `Layers`."""
 
@@ -558,16 +569,16 @@ class HuggingFaceLayers:
         _, after_attention, before_mlp, after_mlp = self._norms[layer]
         wrote = self._shared(after_attention(linear(at.output, z.flatten(-2))))
         if at.parallel:
-            return resid + wrote + mlp(before_mlp(resid))
+            return resid + wrote + mlp(before_mlp(resid.to(z.dtype)))
         resid = resid + wrote
-        return resid + self._shared(after_mlp(mlp(before_mlp(resid))))
+        return resid + self._shared(after_mlp(mlp(before_mlp(resid.to(z.dtype)))))
 
     def _shared(self, wrote: Tensor) -> Tensor:
         return wrote if self._share is None else wrote * self._share
 
     def unembed(self, resid: Tensor) -> Tensor:
         assert self._norm is not None
-        normed = self._norm(resid)
+        normed = in_precision_of(resid, self._norm)
         logits = unembedded(self._unembed, normed)
         logits = linear(self._unembed, normed) if logits is None else logits
         logits = logits if self._scale is None else logits * self._scale

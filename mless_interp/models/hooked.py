@@ -13,8 +13,8 @@ from .held import Held
 from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
 from .inputs import Edit, Inputs, Tap, Taps
 from .products import fused, is_hooked, product
-from .sites import attention_sites, site
 from .sent import float32_logits, is_half
+from .sites import attention_sites, site
 
 Hook = Callable[..., Tensor | None]
 """A function of an activation and, by name, its hook point."""
@@ -187,7 +187,7 @@ class HookedLayers:
         return q, k, v
 
     def finish(self, layer: int, resid: Tensor, z: Tensor) -> Tensor:
-        block, cfg = self.hooked.blocks[layer], self.hooked.cfg
+        block, cfg, read_as = self.hooked.blocks[layer], self.hooked.cfg, z.dtype
         out = product(z.flatten(-2), block.attn.W_O.flatten(0, 1).T, block.attn.b_O)
         if cfg.use_normalization_before_and_after:
             out = block.ln1_post(out)
@@ -196,9 +196,10 @@ class HookedLayers:
         if cfg.attn_only:
             return resid + out
         if cfg.parallel_attn_mlp:
-            return resid + out + self._mlp(block, block.ln2(resid))
+            return resid + out + self._mlp(block, block.ln2(resid.to(read_as)))
         resid = resid + out
-        return resid + self._mlp(block, resid if norms_after(self.hooked) else block.ln2(resid))
+        x = resid.to(read_as)
+        return resid + self._mlp(block, x if norms_after(self.hooked) else block.ln2(x))
 
     def _mlp(self, block: Any, x: Tensor) -> Tensor:
         """What the MLP adds, of its normed input: `apply_mlp`, written out for a plain one without hooks."""
@@ -216,7 +217,7 @@ class HookedLayers:
         return block.ln2(out) if norms_after(self.hooked) else out
 
     def unembed(self, resid: Tensor) -> Tensor:
-        return hooked_unembed(self.hooked, resid)
+        return hooked_unembed(self.hooked, resid.to(self.hooked.cfg.dtype))
 
     def rule(self, layer: int) -> AttentionRule:
         return hooked_rule(self.hooked, layer)

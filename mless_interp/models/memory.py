@@ -52,15 +52,16 @@ def smallest_gpu(devices: Sequence[str]) -> int | None:
     return min((gpu_memory(device) for device in devices if "cuda" in device), default=None)
 
 
-def computed_on(devices: Sequence[str]) -> dict[str, Any]:
-    """What decides the last bits of a product, beside its numbers: machine, library and their settings.
+def computed_on(devices: Sequence[str], *, tf32: bool | None = None) -> dict[str, Any]:
+    """What decides the last bits of a product, beside its numbers: machine, library and their settings (`Model.tf32`).
 
     Which GPUs a model lies on says nothing, of which kinds they are does.
     """
     gpus = sorted({torch.cuda.get_device_name(device) for device in devices if "cuda" in device})
     kind = " and ".join(gpus) or f"{devices[0]} {torch.backends.cpu.get_cpu_capability()}"
     threads = {} if gpus else {"threads": torch.get_num_threads()}
-    return {"device": kind, "torch": torch.__version__, "products": torch.get_float32_matmul_precision(), **threads}
+    products = torch.get_float32_matmul_precision() if tf32 is None else "tf32" if tf32 else "highest"
+    return {"device": kind, "torch": torch.__version__, "products": products, **threads}
 
 
 def out_of_memory(error: BaseException) -> bool:

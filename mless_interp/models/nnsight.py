@@ -105,7 +105,9 @@ def _running(host: str) -> set[str]:
     """What NDIF runs now, by hub id."""
     said = nnsight.ndif.status(raw=True)
     if not said:
-        raise ModelError(f"NDIF cannot be reached at {host}: try again later, or load the model here, with remote=False")
+        raise ModelError(
+            f"NDIF cannot be reached at {host}: try again later, or load the model here, with remote=False"
+        )
     every = said.get("deployments", {})
     return {str(each.get("repo_id", key)) for key, each in every.items() if each.get("application_state") == "RUNNING"}
 
@@ -114,7 +116,12 @@ def _operations_of_its_kind(traced: Any, tokenizer: Any, **code: Any) -> "Operat
     """Where the attention operations of a model without weights are: on one of its kind, with a single small random layer."""
     small = copy.deepcopy(traced._module.config)
     text = small.get_text_config()
-    for name, value in {"num_hidden_layers": 1, "vocab_size": 32, "intermediate_size": 64, "pad_token_id": None}.items():
+    for name, value in {
+        "num_hidden_layers": 1,
+        "vocab_size": 32,
+        "intermediate_size": 64,
+        "pad_token_id": None,
+    }.items():
         if hasattr(text, name):
             setattr(text, name, value)
     if getattr(text, "layer_types", None):
@@ -204,7 +211,9 @@ class NnsightModel(HuggingFaceModel):
         traced, info = self.underlying, self.info
         if self.has_sinks:
             taps = mixed_taps(taps, lambda: masks or self.visible(inputs), self.attention_rule)
-        if self.operations.call is None and self.remote is not True:  # its rotation is made of numbers that are not here
+        if (
+            self.operations.call is None and self.remote is not True
+        ):  # its rotation is made of numbers that are not here
             taps = self._turned(taps, inputs)
         kept = [inputs.n_tokens - 1] if read is None else read.tolist()  # a tensor would lie on one of several devices
         options: dict[str, Any] = {"use_cache": False, "logits_to_keep": kept}
@@ -220,7 +229,9 @@ class NnsightModel(HuggingFaceModel):
         steps = [
             step
             for layer in range(info.n_layers)
-            for step in self._steps(layer, taps, next((n for n, m in enumerate(shown) if masks and m is masks[layer]), None))
+            for step in self._steps(
+                layer, taps, next((n for n, m in enumerate(shown) if masks and m is masks[layer]), None)
+            )
         ]
         plan: dict[str, Any] = {
             "instrumented": sorted({path for _, path, labels, *_ in steps if labels}),
@@ -262,7 +273,7 @@ class NnsightModel(HuggingFaceModel):
         if tap.edit is not None and not sent.can_be_sent(tap.edit):
             raise ModelError(
                 f"{self.info.name} runs elsewhere, and the edit of {name} is a function of this process, which cannot be sent "
-                "there: sweeps of single heads can (patch_heads, Model.replay); for all else load the model here, with remote=False"
+                "there: sweeps of heads can (patch_heads, Model.replay); for all else load it here, with remote=False"
             )
         return tap.edit, None if tap.keep is None else tap.reduce or torch.clone
 
@@ -285,9 +296,9 @@ class NnsightModel(HuggingFaceModel):
                     return dict(answer["found"])
                 if time.monotonic() > until:
                     raise ModelError(
-                        f"{self.info.name}: NDIF gave no answer within {self.timeout:g} s (job {tracer.backend.job_id}, last said: "
-                        f"{getattr(tracer.backend.status, 'value', 'nothing')}): try again later, with fewer rows (max_rows=), or "
-                        "load it with a larger remote_timeout"
+                        f"{self.info.name}: NDIF gave no answer within {self.timeout:g} s (job {tracer.backend.job_id}, last "
+                        f"said: {getattr(tracer.backend.status, 'value', 'nothing')}): try again later, with fewer rows "
+                        "(max_rows=), or load it with a larger remote_timeout"
                     )
                 time.sleep(POLL)
 

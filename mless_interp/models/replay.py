@@ -15,6 +15,7 @@ from torch import Tensor
 from .arithmetic import finished_scores, softmax
 from .info import AttentionRule
 from .inputs import Recording
+from .sent import is_half
 
 
 @runtime_checkable
@@ -40,13 +41,14 @@ class Layers(Protocol):
         """
 
     def finish(self, layer: int, resid: Tensor, z: Tensor) -> Tensor:
-        r"""The residual stream after the layer, from the one before it and the head outputs `[rows, token, H, d]`.
+        r"""The residual stream after the layer, from the one before it and the head outputs `[rows, token, H, d]`, whose
+        precision is the layer's; the stream's may be finer, and stays so.
 
         $$ y = x + n_2\Big(\sum_h z_h W_O^h + b_O\Big), \qquad x' = y + n_4\big(\mathrm{MLP}(n_3(y))\big) $$
         """
 
     def unembed(self, resid: Tensor) -> Tensor:
-        r"""Logits `[..., vocab]` of the last layer's residual stream, soft-capped at c where the model does.
+        r"""Logits `[..., vocab]` of the last layer's residual stream (maybe a finer one), soft-capped where the model does.
 
         $$ c \tanh\big(W_U\, n(x) / c\big) $$
         """
@@ -86,10 +88,18 @@ def _joined(running: Tensor, fresh: Tensor) -> Tensor:
 
 
 class Stepper:
-    """The recipe, for any decoder that is known layer by layer."""
+    """The recipe, for any decoder that is known layer by layer.
 
-    def __init__(self, layers: Layers, lock: Any) -> None:
-        self.layers, self._lock = layers, lock
+    In half precision the residual stream is carried on in float32 and rounded where a layer reads it, so that what layers
+    write is not rounded once more each time it is added up.
+    """
+
+    def __init__(self, layers: Layers, lock: Any, *, float32_stream: bool = True) -> None:
+        self.layers, self._lock, self._float32 = layers, lock, float32_stream
+
+    def _stream(self, resid: Tensor) -> Tensor:
+        """The residual stream as it is carried on: float32 where the model is in half precision, unless asked otherwise."""
+        return resid.float() if self._float32 and is_half(resid) else resid
 
     def replay(self, receiving: Recording, joins: Sequence[int], z: Tensor, read: Tensor) -> Tensor:
         """Logits `[batch x row, read, vocab]` at `read` (counted from `start`); see `Model.replay`.
@@ -105,19 +115,20 @@ class Stepper:
         positions = receiving.inputs.positions[:, receiving.start :][:, :last]
         edited = z.view(batch, rows, *z.shape[1:])[:, :, :last]
         active = 0
-        resid, z = receiving.resid_pre[joins[0]][:0], z[:0]  # none yet
+        resid, z = self._stream(receiving.resid_pre[joins[0]][:0]), z[:0]  # none yet
         for at in range(joins[0], self.layers.n_layers):
             final = at == self.layers.n_layers - 1  # there, all queries but those read are of no use
             if active:
                 resid = resid.to(receiving.resid_pre[at].device)  # layers may lie on several devices
-                q, k, v = self.layers.project(at, resid, positions.repeat_interleave(active if batch > 1 else 1, 0))
+                read_as = resid.to(receiving.z[at].dtype)
+                q, k, v = self.layers.project(at, read_as, positions.repeat_interleave(active if batch > 1 else 1, 0))
                 if final:
                     read = read.to(resid.device)
                     q, resid = q[:, read], resid[:, read]
                 z = self._attend(receiving, at, q, k, v, dest=read if final else None)
             joining = joins.count(at)
             if joining:
-                fresh = receiving.resid_pre[at][:, None, :last].expand(-1, joining, -1, -1)
+                fresh = self._stream(receiving.resid_pre[at])[:, None, :last].expand(-1, joining, -1, -1)
                 own = edited[:, active : active + joining].to(fresh.device)
                 if final:
                     read = read.to(fresh.device)
@@ -168,11 +179,11 @@ class Stepper:
         positions = receiving.inputs.positions[:, receiving.start :]
         if batch > 1:
             positions = positions.repeat_interleave(n_rows, 0)
-        resid = receiving.resid_pre[0].repeat_interleave(n_rows, 0)
+        resid = self._stream(receiving.resid_pre[0]).repeat_interleave(n_rows, 0)
         for layer in range(self.layers.n_layers):
             place = receiving.resid_pre[layer].device
             resid = resid.to(place)  # once: so its gradients add up in one order, however layers are split
-            q, k, v = self.layers.project(layer, resid, positions)
+            q, k, v = self.layers.project(layer, resid.to(receiving.z[layer].dtype), positions)
             gate = None if gates is None or gated is None else (gates[:, layer].to(place), gated.to(place))
             z = self._attend(receiving, layer, q, k, v, gate=gate)
             if offsets is not None:

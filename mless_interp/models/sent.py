@@ -3,7 +3,7 @@
 So it imports torch alone, and what it is told is plain data: paths, numbers, strings, tensors, and functions of its own.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 

@@ -52,7 +52,7 @@ def test_runs_records_scores_and_sweeps_are_equal_to_those_here(both: Any) -> No
     n_loading = len(server.requests)
 
     sites = [f"blocks.1.{name}" for name in ("hook_resid_pre", "attn.hook_pattern", "attn.hook_rot_k", "mlp.hook_post")]
-    capture = {name: None for name in sites} | {"blocks.2.attn.hook_z": lambda z: z.mean(1)}
+    capture = dict.fromkeys(sites) | {"blocks.2.attn.hook_z": lambda z: z.mean(1)}
     for inputs in (Inputs(TOKENS), pairs[0].condition("masked"), pairs[0].condition("gap")):
         ours, theirs = (model.run(inputs, capture=capture) for model in (here, there))
         assert torch.equal(ours.logits, theirs.logits)
@@ -97,11 +97,17 @@ def test_of_a_7b_shape_28_heads_go_in_one_request_of_less_than_a_megabyte(
         head_dim=128,
     )
     torch.manual_seed(0)
-    made = type("Made", (), {"name": "wide", "tokenizer": here.tokenizer, "hf_model": AutoModelForCausalLM.from_config(config)})
+    made = type(
+        "Made", (), {"name": "wide", "tokenizer": here.tokenizer, "hf_model": AutoModelForCausalLM.from_config(config)}
+    )
     model = mi.load_model(made(), backend="nnsight", remote="local")
     server = strictly(monkeypatch, Server(model))
     scores = mi.patch_heads(
-        model, pairs_for(model, count=1), edit="knockout", heads=[mi.Head(9, head) for head in range(28)], progress=False
+        model,
+        pairs_for(model, count=1),
+        edit="knockout",
+        heads=[mi.Head(9, head) for head in range(28)],
+        progress=False,
     )
     assert len(server.requests) == 3 and server.largest < MEGABYTE
     assert scores.noise.shape[1] == 28
@@ -190,7 +196,9 @@ def test_a_model_that_ndif_does_not_run_is_refused_with_those_that_it_does(
 
 def test_a_name_that_the_hub_does_not_know_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     hosting(monkeypatch, "one/model")
-    with pytest.raises(ModelError, match="cannot look up 'no/such-model' for remote=True, which takes a model's id on the hub"):
+    with pytest.raises(
+        ModelError, match="cannot look up 'no/such-model' for remote=True, which takes a model's id on the hub"
+    ):
         mi.load_model("no/such-model", remote=True)
 
 
@@ -208,7 +216,9 @@ def test_fused_attention_has_no_patterns_there_either(
     assert ours.to_frame().equals(theirs.to_frame())
 
 
-def test_an_answer_that_does_not_come_is_not_waited_for_longer_than_said(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_does_not_come_is_not_waited_for_longer_than_said(
+    both: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _, there, server = both
     server.late, there.timeout = True, 0.0
     with pytest.raises(ModelError, match=r"gave no answer within 0 s \(job job .*, last said: QUEUED\): try again"):
@@ -232,7 +242,11 @@ def test_what_a_server_says_is_told(both: Any, monkeypatch: pytest.MonkeyPatch) 
     ("name", "options", "words"),
     [
         ("some/model", {"remote": "there"}, 'remote must be False, True or "local", got'),
-        ("some/model", {"remote": True, "device": "cpu"}, "remote=True takes a hub id, whose weights lie elsewhere: device"),
+        (
+            "some/model",
+            {"remote": True, "device": "cpu"},
+            "remote=True takes a hub id, whose weights lie elsewhere: device",
+        ),
         (Path("folder"), {"remote": True}, "remote=True takes a hub id, whose weights lie elsewhere: .* is not one"),
     ],
 )

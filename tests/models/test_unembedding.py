@@ -93,7 +93,7 @@ def test_halves_are_told() -> None:
 @pytest.mark.parametrize("gradients", [False, True])
 def test_blocks_are_as_large_as_allowed_and_never_empty(gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    product = unembedding._product
+    product = sent._product
     monkeypatch.setattr(sent, "_product", lambda x, block: (seen.append(len(block)), product(x, block))[1])
     for dtype in (torch.bfloat16, torch.float16):
         weight, x = torch.randn(11, 8).to(dtype), torch.randn(2, 8, dtype=torch.float64, requires_grad=gradients)
