@@ -12,6 +12,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "agg"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+import beartype  # noqa: F401 - before nnsight, which puts on every object what beartype cannot read
 import pytest
 from jaxtyping import config, install_import_hook
 

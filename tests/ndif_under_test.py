@@ -5,7 +5,6 @@ the server's own, and what was saved comes back as bytes. So nothing that a trac
 """
 
 import io
-import pickletools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ import pytest
 import torch
 from nnsight.intervention.backends.local import LocalSimulationBackend
 from nnsight.intervention.backends.remote import RemoteBackend
+from nnsight.intervention.serialization import CustomCloudUnpickler
 from nnsight.modeling import huggingface
 from nnsight.schema.request import RequestModel
 from nnsight.schema.response import ResponseModel, Status
@@ -56,13 +56,25 @@ class Server:
         self.requests: list[bytes] = []
         self.answers: dict[str, bytes] = {}
         self.late = False
+        self.modules: set[str] = set()
+        """From which something was taken by reference."""
+
+    def _noting(self) -> type:
+        modules = self.modules
+
+        class Noting(CustomCloudUnpickler):
+            def find_class(self, module: str, name: str) -> Any:
+                modules.add(module)
+                return super().find_class(module, name)
+
+        return Noting
 
     def answer(self, request: bytes) -> bytes:
         """What was saved, as bytes."""
         self.requests.append(request)
         persistent = self.model._remoteable_persistent_objects()
         with elsewhere():
-            restored = RequestModel.deserialize(request, persistent, compress=False)
+            restored = RequestModel.deserialize(request, persistent, compress=False, unpickler=self._noting())
             before = set(restored.info.frame.f_locals)
             restored.execute(restored.info.code)
         saved = {name: value for name, value in restored.info.frame.f_locals.items() if name not in before}
@@ -74,24 +86,6 @@ class Server:
     def largest(self) -> int:
         """Bytes of the largest request, uncompressed."""
         return max(map(len, self.requests))
-
-    def modules(self) -> set[str]:
-        """The modules that the requests name."""
-        return {name for request in self.requests for name in named_modules(request)}
-
-
-def named_modules(request: bytes) -> set[str]:
-    """The modules from which a pickle takes something by reference."""
-    names: set[str] = set()
-    strings: list[str] = []
-    for operation, argument, _ in pickletools.genops(request):
-        if operation.name == "GLOBAL":
-            names.add(str(argument).split(" ")[0])
-        elif operation.name == "STACK_GLOBAL":
-            names.add(strings[-2])
-        if isinstance(argument, str):
-            strings.append(argument)
-    return names
 
 
 def _read(answer: bytes) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from contextvars import ContextVar
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 _KNOWN: ContextVar[dict[Any, Any] | None] = ContextVar("_KNOWN", default=None)
 
 

@@ -14,6 +14,10 @@ GRAPH_BYTES = 2e9
 """What the graph of one pass with gradients may take on a CPU; on a GPU a quarter of its memory."""
 
 
+REQUEST_BYTES, REQUEST_TOKENS = 750_000, 32_768
+"""Of head outputs that one request to a server carries, and of tokens in its pass, at most."""
+
+
 def rows_per_pass(
     info: ModelInfo, *, batch: int, changed: int, length: int, read: int, devices: Sequence[str] = ()
 ) -> int:
@@ -29,6 +33,12 @@ def rows_per_pass(
     bytes_each = 8 if info.dtype == "float64" else 4
     fitting = int(budget / (per_row * bytes_each * batch))
     return max(1, min(-(-TOKENS_PER_PASS[kind] // (changed * batch)), fitting))
+
+
+def rows_per_request(info: ModelInfo, *, batch: int, changed: int, length: int) -> int:
+    """Rows per problem of one pass elsewhere: a head's new outputs for each fit one request, and the pass a server's memory."""
+    sent = batch * changed * info.d_head * (8 if info.dtype == "float64" else 4)
+    return max(1, min(REQUEST_BYTES // sent, REQUEST_TOKENS // (batch * length)))
 
 
 def rows_per_graph(

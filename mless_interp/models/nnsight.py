@@ -30,6 +30,7 @@ from .info import ModelError
 from .inputs import Inputs, Tap, Taps
 from .loaded_weights import device_of
 from .saved import first_line
+from .sent import walked
 from .sites import SITES, site
 
 nnsight.register(sent)
@@ -286,8 +287,9 @@ class NnsightModel(HuggingFaceModel):
         with self._said_clearly():
             if self.remote == "local":
                 return _walked(self.underlying, prompt, options | {"remote": "local"}, steps, plan)
-            with self.underlying.trace(prompt, remote=True, blocking=False, **options) as tracer:
-                found = sent.walked(self.underlying, steps, **plan)
+            traced = self.underlying
+            with traced.trace(prompt, remote=True, blocking=False, **options) as tracer:
+                found = walked(traced, steps, **plan)  # the function: a module would be sent whole
                 nnsight.save(found)
             until = time.monotonic() + self.timeout
             while True:
@@ -325,7 +327,7 @@ def _walked(
     traced: Any, prompt: dict[str, Any], options: dict[str, Any], steps: list[Any], plan: dict[str, Any]
 ) -> dict[str, Any]:
     with traced.trace(prompt, **options):
-        found = sent.walked(traced, steps, **plan)
+        found = walked(traced, steps, **plan)
         nnsight.save(found)
     return found
 

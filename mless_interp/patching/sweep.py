@@ -12,7 +12,7 @@ from torch import Tensor
 from ..given import check_count, checked
 from ..heads import Head
 from ..models.base import Model
-from ..models.memory import halved, rows_per_pass
+from ..models.memory import halved, rows_per_pass, rows_per_request
 from ..models.sent import is_half
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast, one_of
 from ..prompts.pairs import PromptPair
@@ -200,14 +200,12 @@ class _Swept:
         self.edited, self.given = self._edited_positions()
         self._sent: dict[tuple[int, torch.device], Tensor] = {}
         changed = length - self.receiving.start
-        self.rows = max_rows or rows_per_pass(
-            self.model.info,
-            batch=len(runs.pairs),
-            changed=changed,
-            length=length,
-            read=len(self.read),
-            devices=self.model.devices,
-        )
+        sizes = {"batch": len(runs.pairs), "changed": changed, "length": length}
+        if self.model.remote:
+            self.rows = max_rows or rows_per_request(self.model.info, **sizes)
+        else:
+            devices = self.model.devices
+            self.rows = max_rows or rows_per_pass(self.model.info, **sizes, read=len(self.read), devices=devices)
         self._newest: tuple[int, Tensor] | None = None
 
     def _on(self, places: Tensor, z: Tensor) -> Tensor:

@@ -104,3 +104,45 @@ def test_blocks_are_as_large_as_allowed_and_never_empty(gradients: bool, monkeyp
                 made = float32_logits(x, weight)
             assert seen == sizes and made.dtype == torch.float32
             assert torch.allclose(made, x.float() @ weight.float().T, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_a_replay_carries_its_stream_on_in_float32(
+    architecture: str, dtype: str, backend: str, tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers read it in their own precision; with the stream in theirs too, the replay is the library's own to rounding."""
+    model = loaded(tiny_model_dir(architecture), backend, dtype)
+    recording = model.record(Inputs(TOKENS), start=8, logits_at=[12])
+    seen, read = [], []
+    kind = type(model.layers)
+    project, finish = kind.project, kind.finish
+    monkeypatch.setattr(kind, "project", lambda *given: (read.append(given[2].dtype), project(*given))[1])
+    monkeypatch.setattr(kind, "finish", lambda *given: (seen.append(given[2].dtype), finish(*given))[1])
+    z = torch.cat([recording.z[layer] for layer in (0, 1)])
+    wide = model.replay(recording, [0, 1], z, logits_at=[12])
+    assert set(seen) == {torch.float32} and set(read) == {getattr(torch, dtype)}
+    narrow = model.checked(model.checks)
+    narrow.float32_stream = False
+    seen.clear()
+    other = narrow.replay(recording, [0, 1], z, logits_at=[12])
+    assert set(seen) == {getattr(torch, dtype)}
+    assert torch.equal(wide, other) == (dtype == "float32")
+    allowed = model.checks.tolerance * float(recording.logits.abs().max())
+    assert all(float((logits - recording.logits).abs().max()) <= allowed for logits in (wide, other))
+
+
+def test_a_float32_stream_brings_effects_nearer_to_those_of_float32() -> None:
+    """The demo model with weights that bfloat16 holds exactly: per cell, the error of every head's effect."""
+    plain = mi.load_model("demo", backend="bridge").hf_model
+    weights = {name: weight.bfloat16().float() for name, weight in plain.state_dict().items()}
+    exact = type(plain)(plain.config).eval()
+    exact.load_state_dict(weights)
+    held = SimpleNamespace(name="demo", hf_model=exact, tokenizer=mi.load_model("demo", backend="bridge").tokenizer)
+    full, wide = (mi.load_model(held, backend="bridge", dtype=dtype) for dtype in ("float32", "bfloat16"))
+    narrow = wide.checked(wide.checks)
+    narrow.float32_stream = False
+    pairs = mi.make_pairs(full, mi.load_problems("demo", limit=6), mi.Insertion.meaningless(" /", 55))
+    truth, ours, theirs = (mi.patch_heads(model, pairs, progress=False).per_head for model in (full, wide, narrow))
+    errors = [float(((found - truth) ** 2).mean() ** 0.5) for found in (ours, theirs)]
+    assert errors[0] < 0.85 * errors[1], errors
