@@ -79,9 +79,14 @@ def test_positions_follow_a_rotation_that_also_scales(tiny_model_dir: Any) -> No
     assert check_model(model).gap_difference < 1e-4
 
 
-def test_a_model_that_runs_elsewhere_is_not_asked_for_the_gap(tiny_model_dir: Any) -> None:
+def test_a_model_that_runs_elsewhere_is_asked_for_the_gap_unless_its_windows_cannot_be_lifted(
+    tiny_model_dir: Any,
+) -> None:
     far = lying(loaded(tiny_model_dir("qwen2"), "bridge"), ignores_positions)
     far.remote = True
+    with pytest.raises(FailedCheck, match="the gap condition differs from the masked one"):
+        check_model(far)
+    far.windows_by_index = True
     assert check_model(far).gap_difference is None
 
 
