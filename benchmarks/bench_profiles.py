@@ -1,10 +1,10 @@
 """Memory and speed of streamed attention metrics against caching every pattern first, in one run, as ratios.
 
 Every case is a process of its own, on a random model built from a config: by default Qwen2.5-Math-7B's 28 layers of 28 query
-heads over 4 key-value heads, at a quarter of its width (d_model 896, d_mlp 4736). Only ratios mean anything. For
-Qwen2.5-0.5B's real shape: --layers 24 --heads 14 --kv-heads 2 --d-head 64 --d-mlp 4864; there the forward pass alone (its
-MLP) takes about 1/20 of what the cache takes. Both sides reduce with the same code: `score_cache` of
-everything that `run_with_cache` kept, `score_heads` while the model runs.
+heads over 4 key-value heads, at a quarter of its width (d_model 896, d_mlp 4736). Only ratios mean anything. `--ratio`:
+`score_heads` against plain forward passes, in one process. For Qwen2.5-0.5B's real shape: --layers 24 --heads 14
+--kv-heads 2 --d-head 64 --d-mlp 4864; there the forward pass alone (its MLP) takes about 1/20 of what the cache takes. Both
+sides reduce with the same code: `score_cache` of everything that `run_with_cache` kept, `score_heads` while the model runs.
 
 How memory is measured: resident set size (Linux). The model is loaded and run once on a short prompt, freed memory is
 given back (`malloc_trim`), the kernel's high-water mark is reset (/proc/self/clear_refs) and read again after the run:
@@ -53,6 +53,8 @@ def main() -> None:
         print(json.dumps(_one(options)))
         return
     with tempfile.TemporaryDirectory(prefix="bench-profiles-") as folder:
+        if options.ratio:
+            return _ratio(options, Path(folder) / "large")
         shape = [options.layers, options.heads, options.kv_heads, options.d_head, options.d_mlp]
         _save_model(Path(folder) / "large", *shape, context=max(options.tokens, SHORT) + 1)
         found = {}
@@ -84,6 +86,7 @@ def _options() -> argparse.Namespace:
         ("threads", 1, "threads of the processor"),
     ):
         parser.add_argument(f"--{name}", type=int, default=value, help=f"{what} [{value}]")
+    parser.add_argument("--ratio", action="store_true", help="only score_heads against plain passes, in one process")
     parser.add_argument("--case", help="run one case in this process (used by the program itself)")
     parser.add_argument("--model", type=Path, help="its model directory")
     parser.add_argument("--skip-hooked", action="store_true", help="leave HookedTransformer's cache out")
@@ -138,6 +141,38 @@ def _one(options: argparse.Namespace) -> dict[str, float]:
         work(model, pair)
         times.append(time.perf_counter() - started)
     return {"peak_mb": peak, "seconds": min(times), "model_mb": before}
+
+
+def _ratio(options: argparse.Namespace, folder: Path) -> None:
+    """`score_heads` as it is usually called, against plain eager passes of its two prompts, one after the other each time."""
+    import torch
+
+    import mless_interp as mi
+
+    torch.set_num_threads(options.threads)
+    shape = [options.layers, options.heads, options.kv_heads, options.d_head, options.d_mlp]
+    _save_model(folder, *shape, context=options.tokens + 1)
+    model = mi.load_model(folder, backend="bridge")
+    pair = _pair(mi, model, options.tokens)
+
+    def plain() -> float:
+        started = time.perf_counter()
+        with torch.no_grad():
+            for prompt in (pair.base, pair.inserted):
+                model.hf_model(input_ids=prompt.tokens, use_cache=False, logits_to_keep=1)
+        return time.perf_counter() - started
+
+    def scored() -> float:
+        started = time.perf_counter()
+        mi.score_heads(model, [pair], progress=False)
+        return time.perf_counter() - started
+
+    plain(), scored()
+    for _ in range(options.repeats):
+        before, ours, after = plain(), scored(), plain()
+        print(
+            f"plain {before:.2f} and {after:.2f} s, score_heads {ours:.2f} s: {2 * ours / (before + after):.2f} times"
+        )
 
 
 def _memory(field: str) -> float:

@@ -17,6 +17,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_type_hints
@@ -45,6 +46,9 @@ EDITS = (
 
 ModelOption = Annotated[str, Option(help="'demo' (bundled), a saved model's directory, or a hub id.")]
 BackendOption = Annotated[str, Option(help=f"{BACKENDS}.")]
+Tf32Option = Annotated[
+    bool, Option(help="On a GPU, products of float32 in TF32 (10 bits), several times as fast; or in full.")
+]
 DtypeOption = Annotated[str, Option(help="float32, float64, bfloat16 or float16.")]
 DeviceOption = Annotated[str | None, Option(help="cpu, cuda, cuda:1 ... [default: a GPU if there is one]")]
 DeviceMapOption = Annotated[
@@ -241,6 +245,7 @@ class Asking(Computing):
     n_answer: NAnswerOption = 1
     template: TemplateOption = "raw"
     dtype: DtypeOption = "float32"
+    tf32: Tf32Option = True
     device: DeviceOption = None
     device_map: DeviceMapOption = None
     max_memory: MaxMemoryOption = None
@@ -273,7 +278,7 @@ class Asking(Computing):
                 f"{context}: ask for fewer"
             )
         self.say(f"loading {self.model} ...")
-        return load_model(self.model, backend=self.backend, dtype=self.dtype, **placed).on(engine)
+        return load_model(self.model, backend=self.backend, dtype=self.dtype, tf32=self.tf32, **placed).on(engine)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -366,7 +371,7 @@ def _begin_partial(asked: Saving) -> None:
             shutil.rmtree(path)
         elif path.name != ANALYSIS:
             path.unlink()
-    keep_begun(begun, given)
+    keep_begun(begun, given, command=repeat_command())
 
 
 BEGUN = "options.json"
@@ -639,11 +644,36 @@ def chosen_problems(
     return problems_of(model, problems, limit=limit, n_before=n_before, n_context=n_context, n_answer=n_answer)
 
 
+@contextmanager
+def in_place_of(command: str) -> Iterator[None]:
+    """What is done here repeats this command, and says so (empty: the one that was given)."""
+    before = _REPEATED.set(command or None)
+    try:
+        yield
+    finally:
+        _REPEATED.reset(before)
+
+
+_REPEATED: ContextVar[str | None] = ContextVar("_REPEATED", default=None)
+
+
 def repeat_command() -> str:
-    """The command that started this program, ready to paste."""
-    program = Path(sys.argv[0])
+    """The command whose results these are, ready to paste: the one that started this program, of a shard the whole one."""
+    if _REPEATED.get() is not None:
+        return str(_REPEATED.get())
+    program, given = Path(sys.argv[0]), _whole(sys.argv[1:])
     if program.name == "__main__.py":
-        return shlex.join(["python", "-m", program.parent.name, *sys.argv[1:]])
+        return shlex.join(["python", "-m", program.parent.name, *given])
     if program.stem == "mless-interp":
-        return shlex.join(["mless-interp", *sys.argv[1:]])
-    return shlex.join(["python", *sys.argv])
+        return shlex.join(["mless-interp", *given])
+    return shlex.join(["python", str(program), *given])
+
+
+def _whole(given: list[str]) -> list[str]:
+    """A command's arguments without what makes a shard of it."""
+    parts = ("--shard", "--wait")
+    return [
+        each
+        for at, each in enumerate(given)
+        if each.partition("=")[0] not in parts and not (at and given[at - 1] in parts)
+    ]

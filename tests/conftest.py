@@ -12,10 +12,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "agg"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
+import beartype  # noqa: F401 - before nnsight, which puts on every object what beartype cannot read
 import pytest
 from jaxtyping import config, install_import_hook
 
-# Before anything imports the package: every shape and type in its signatures is checked whenever a test calls it.
+import mless_interp.models.sent  # noqa: F401 - sent to servers as it is written, so nothing is put around its functions
+
+# Before anything else imports the package: every shape and type in its signatures is checked whenever a test calls it.
 install_import_hook("mless_interp", "beartype.beartype")
 
 

@@ -80,7 +80,7 @@ ROOMS = {
     ),
     "precision": Room(
         (
-            "mless_interp/models/unembedding.py",
+            "mless_interp/models/sent.py",
             "mless_interp/patching/outcomes.py",
             "mless_interp/patching/sweep.py",
             "mless_interp/models/checks.py::_resolution",

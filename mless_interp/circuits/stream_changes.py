@@ -17,7 +17,7 @@ from ..models.info import AttentionOutput, ModelError
 from ..models.inputs import Recording
 from ..models.memory import halved, rows_per_pass
 from ..models.replay import Stepper, stage
-from ..models.unembedding import is_half
+from ..models.sent import is_half
 from ..patching.parts import check_smallest_effect
 from ..patching.prepared import Runs
 from ..patching.sweep import Sweep
@@ -158,7 +158,11 @@ class Flow:
             return self.stepper.stream(run, 2 * layer + 2 * (part == "output"))
         if part == "attention":
             return self.layers.attention_out(layer, run.z[layer])
-        return self.layers.mlp_out(layer, self.stepper.stream(run, self.mlp_reads(layer)))
+        return self._mlp(layer, self.stepper.stream(run, self.mlp_reads(layer)))
+
+    def _mlp(self, layer: int, resid: Tensor) -> Tensor:
+        """What a layer's MLP adds, of a stream that may be finer than what it reads."""
+        return self.layers.mlp_out(layer, resid.to(self.receiving.z[layer].dtype))
 
     def mlp_reads(self, layer: int) -> int:
         """The stage of the stream that a layer's MLP reads."""
@@ -167,9 +171,9 @@ class Flow:
     def mlp_answers(self, layer: int, change: Tensor) -> Tensor:
         """What a layer's MLP adds more where `change` is added to its input alone."""
         base = self._kept("mlp input", layer, lambda: self.stepper.stream(self.receiving, self.mlp_reads(layer)))
-        old = self._kept("mlp", layer, lambda: self.layers.mlp_out(layer, base))
+        old = self._kept("mlp", layer, lambda: self._mlp(layer, base))
         change = change.to(base)
-        return torch.where(_rows_of(change), self.layers.mlp_out(layer, base + change) - old, 0)
+        return torch.where(_rows_of(change), self._mlp(layer, base + change) - old, 0)
 
     def head_answers(self, head: Head, change: Tensor, inputs: str, *, sender: Any) -> Tensor:
         """What a head writes more where `change` is added to the stream that its own q, k or v is made of; all else frozen.

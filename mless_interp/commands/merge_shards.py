@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from ..command_line import BEGUN, Saving, of_numbers
+from ..command_line import BEGUN, Saving, in_place_of, of_numbers
 from ..running.folders import ANALYSIS, read_begun, shards_of
 from ..running.locks import refuse_in_use
 from . import COMMANDS
@@ -40,7 +40,8 @@ def merge(
         )
     (command,) = import_module(f".{name}", __package__).app.registered_commands
     defaults = {each.name: each.default for each in dataclasses.fields(options)}
-    command.callback(**defaults | given | {"out": folder, "shard": None, "wait": 0.0})
+    with in_place_of(json.loads((partial / BEGUN).read_text(encoding="utf-8")).get("command", "")):
+        command.callback(**defaults | given | {"out": folder, "shard": None, "wait": 0.0})
 
 
 def _begun(partial: Path) -> tuple[str, dict[str, Any]]:

@@ -12,9 +12,10 @@ from ..models.base import Model
 from ..models.checks import TOLERANCE, probe_tokens
 from ..models.decoder import unwrapped
 from ..models.gates import gate_edits
-from ..models.hugging_face import additive_mask, reference_logits
+from ..models.hugging_face import reference_logits
 from ..models.info import ModelError
 from ..models.inputs import Edit
+from ..models.sent import additive_mask
 from ..models.sites import site
 from .decoding import CompletionEngine, Decoding, Finished, Row, accept_all, check_numbers, next_tokens
 from .vllm import Vllm, VllmEngine

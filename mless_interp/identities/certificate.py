@@ -240,7 +240,12 @@ def _self_check(model: Model) -> tuple[list[Verdict], ModelChecks | None]:
             "a wrapped object has none beside it",
         ),
         ("S2", "rows of the pattern sum to 1", checks.row_sum_error, fused),
-        ("S3", "gap = masked on random tokens", checks.gap_difference, "not run where the model is remote"),
+        (
+            "S3",
+            "gap = masked on random tokens",
+            checks.gap_difference,
+            "not run where a remote model counts windows by index",
+        ),
         ("S4", "replay layer by layer = one whole forward pass", checks.replay_difference, checks.replay),
     )
     lines = []

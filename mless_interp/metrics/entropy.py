@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from mless_interp.metrics.once import once
 from mless_interp.metrics.patterns import prepared, row_sums
 from mless_interp.metrics.segments import check_segment, check_span
 from mless_interp.shapes import DestPositions, Pattern, PerRow, Segment, Visible
@@ -92,6 +93,7 @@ class EntropyChain:
         return self.between + self.outside + self.inside
 
 
+@once
 def entropy_chain(
     pattern: Pattern, *, span: Segment, visible: Visible | None = None, dest_positions: DestPositions | None = None
 ) -> EntropyChain:
@@ -110,7 +112,7 @@ def entropy_chain(
     """
     check_span(span, n_tokens=pattern.shape[-1])
     pattern, visible = prepared(pattern, visible=visible, dest_positions=dest_positions)
-    information = torch.xlogy(pattern, pattern)
+    information = _information(pattern)
     masses = [row_sums(pattern, side) for side in (~span, span)]
     outer = [torch.xlogy(mass, mass) for mass in masses]
     outside, inside = (
@@ -172,12 +174,19 @@ def entropy_without_sink(
     return torch.where(mass >= min_mass, entropy, torch.nan)
 
 
+@once
+def _information(pattern: Pattern) -> Pattern:
+    """A ln A of each cell, 0 where A is."""
+    return torch.xlogy(pattern, pattern)
+
+
+@once
 def _entropy(pattern: Pattern) -> PerRow:
-    return 0 - torch.xlogy(pattern, pattern).sum(-1)
+    return 0 - _information(pattern).sum(-1)
 
 
 def _entropy_within(pattern: Pattern, segment: Segment) -> tuple[PerRow, PerRow]:
     """Entropy of the renormalised part of each row inside a segment, and the mass of that part."""
     mass = row_sums(pattern, segment)
-    entropy = mass.log() - row_sums(torch.xlogy(pattern, pattern), segment) / mass
+    entropy = mass.log() - row_sums(_information(pattern), segment) / mass
     return entropy.clamp(min=0), mass

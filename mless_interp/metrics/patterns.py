@@ -4,6 +4,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from mless_interp.metrics.once import once
 from mless_interp.metrics.segments import check_segment, widened
 from mless_interp.shapes import DestPositions, Pattern, PerRow, Segment, Visible
 
@@ -48,6 +49,7 @@ def visible_keys(
     return visible
 
 
+@once
 def prepared(
     pattern: Pattern, *, visible: Visible | None, dest_positions: DestPositions | None
 ) -> tuple[Pattern, Visible]:

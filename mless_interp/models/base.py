@@ -4,6 +4,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
@@ -18,8 +19,9 @@ from .inputs import Edit, Inputs, LogitsAt, Recording, Reducer, Run, Tap, Taps
 from .loaded_weights import WeightsHash
 from .memory import computed_on
 from .replay import Layers, Stepper
+from .sent import can_be_sent, replaced, tail
 from .sites import EAGER_SITES, SITES, parsed, site
-from .turns import lock_of
+from .turns import Turn
 
 if TYPE_CHECKING:  # importing transformers takes seconds, and whoever loads a model does
     from transformers import PreTrainedModel
@@ -45,6 +47,12 @@ class Model(ABC):
     """Whether attention's softmax is float32 even in a float64 model, as in Hugging Face's eager attention."""
     whole_positions: bool = False
     """Whether positions are looked up in a table, so that position ids must be whole numbers."""
+    float32_stream: bool = True
+    """Whether a replay in half precision carries the residual stream on in float32."""
+    tf32: bool | None = None
+    """Whether its passes make products of float32 in TF32; None where that is left to the process, or does not arise."""
+    windows_by_index: bool = False
+    """Whether an attention hides what is outside its window by itself, by index (GPT-Neo)."""
     why_not_by_layers: str = ""
     """What of its layers is not known, where `layers` is None."""
     learned_positions: bool = False
@@ -87,6 +95,14 @@ class Model(ABC):
         model.info = replace(self.info, weights_hash=weights_hash or model._held)
         return model
 
+    def multiplying(self, *, tf32: bool) -> "Model":
+        """This model, whose products of float32 are made in TF32 or in full; itself where no GPU makes any."""
+        if self.info.dtype != "float32" or all(device.startswith(("cpu", "meta")) for device in self.devices):
+            return self
+        model = copy.copy(self)
+        model.tf32 = tf32
+        return model
+
     def loaded_by(self, how: "Callable[[], Model]") -> "Model":
         """This model, which other processes can load by calling `how`."""
         model = copy.copy(self)
@@ -127,14 +143,16 @@ class Model(ABC):
 
     @property
     def lock(self) -> Any:
-        """Held while hooks are on the library's object, which all threads share; re-entrant."""
-        return lock_of(self.underlying)
+        """Held while hooks are on the library's object, which all threads share, and products are made as asked; re-entrant."""
+        return Turn(self.underlying, self.tf32)
 
     @property
     def stepper(self) -> Stepper | None:
         """Continues a run layer by layer; None where nothing can, or where the self-check found that it disagrees."""
         trusted = self.checks is None or self.checks.by_layers
-        return Stepper(self.layers, self.lock) if self.layers is not None and trusted else None
+        if self.layers is None or not trusted:
+            return None
+        return Stepper(self.layers, self.lock, float32_stream=self.float32_stream)
 
     @property
     def shows_rotated(self) -> bool:
@@ -144,8 +162,8 @@ class Model(ABC):
     @property
     def resolution(self) -> float:
         """Differences of a log-probability (in nats) up to this are rounding: measured by the self-check, never less than
-        1e-5 (1e-9 in float64); without its figure 0.01 in half precision."""
-        least = {"float64": 1e-9, "float32": 1e-5}.get(self.info.dtype, 0.0)
+        1e-5 (1e-9 in float64); without its figure 0.01 in half precision and TF32."""
+        least = 0.0 if self.tf32 else {"float64": 1e-9, "float32": 1e-5}.get(self.info.dtype, 0.0)
         measured = None if self.checks is None else self.checks.resolution
         return max(least, measured) if measured is not None else least or 1e-2
 
@@ -178,7 +196,7 @@ class Model(ABC):
             "weights": self.weights_hash or "not read here, as the model runs elsewhere",
             "config": info.config_hash,
             "toolkit": version("mless_interp"),
-            "computed_on": "elsewhere" if self.remote is True else computed_on(self.devices),
+            "computed_on": "elsewhere" if self.remote is True else computed_on(self.devices, tf32=self.tf32),
             "largest_logit": None if self.checks is None else round(self.checks.largest_logit, 3),
         }
 
@@ -303,13 +321,14 @@ class Model(ABC):
         read = self._read_positions(logits_at, inputs.n_tokens)
         captured: dict[str, Any] = {}
         edited: set[str] = set()
-        taps = {
-            name: Tap(
-                _checked_edit(name, edits[name], edited) if name in edits else None,
-                _keeper(captured, name, capture[name], grad) if name in capture else None,
-            )
-            for name in {**capture, **edits}
-        }
+        taps: dict[str, Tap] = {}
+        for name in {**capture, **edits}:
+            edit, reducer = edits.get(name), capture.get(name)
+            if edit is not None and not self.remote:
+                edit = _checked_edit(name, edit, edited)
+            there = reducer if self.remote and reducer is not None and can_be_sent(reducer) else None
+            kept = _keeper(captured, name, None if there else reducer, grad) if name in capture else None
+            taps[name] = Tap(edit, kept, there)
         masks = None if inputs.plain else self.visible(inputs)
         with self.lock, torch.set_grad_enabled(grad):
             logits = self._forward(inputs, masks, taps, read)
@@ -324,10 +343,10 @@ class Model(ABC):
         given, inputs = inputs, self._checked(inputs)
         if not 0 <= start < inputs.n_tokens:
             raise ValueError(f"start must be a position of the prompt, 0 to {inputs.n_tokens - 1}, got {start}")
-        tail = lambda x: x[:, start:].clone()  # noqa: E731
-        kept: dict[str, Reducer] = {"attn.hook_z": tail}
+        later = partial(tail, start=start)
+        kept: dict[str, Reducer] = {"attn.hook_z": later}
         if self.shows_rotated:
-            kept |= {"hook_resid_pre": tail, "attn.hook_rot_q": tail}
+            kept |= {"hook_resid_pre": later, "attn.hook_rot_q": later}
             kept |= {"attn.hook_rot_k": torch.clone, "attn.hook_v": torch.clone}
         layers = range(self.info.n_layers)
         reducers = {site(layer, name): reducer for layer in layers for name, reducer in kept.items()}
@@ -399,20 +418,26 @@ class Model(ABC):
 
     def _replay_by_forward(self, receiving: Recording, layers: list[int], z: Tensor, read: Tensor) -> Tensor:
         batch, start = receiving.inputs.batch, receiving.start
-        edited = z.unflatten(0, (batch, len(layers)))
-
-        def forward(layer: int) -> Tensor:
-            own = edited[:, [row for row, at in enumerate(layers) if at == layer]].flatten(0, 1)
-            rows = len(own) // batch
-            logits = self.run(
-                receiving.inputs.repeated(rows),
-                edits={site(layer, "attn.hook_z"): lambda old: torch.cat([old[:, :start], own.to(old)], 1)},
-                logits_at=read,
-            ).logits
-            assert logits is not None
-            return logits.unflatten(0, (batch, rows))
-
-        return torch.cat([forward(layer) for layer in sorted(set(layers))], 1).flatten(0, 1)
+        by_prompt, edits = z.unflatten(0, (batch, len(layers))), {}
+        for layer in sorted(set(layers)):
+            rows = torch.tensor([row for row, at in enumerate(layers) if at == layer])
+            old = receiving.z[layer]
+            new = by_prompt[:, rows.to(z.device)].to(old)
+            differ = (
+                (new != old[:, None]).any(4).any(2).nonzero().cpu()
+            )  # [cell, (prompt, row, head)]: all else is its own
+            prompt, row, head = differ.unbind(1)
+            if len(differ):
+                edits[site(layer, "attn.hook_z")] = partial(
+                    replaced,
+                    start=start,
+                    rows=(prompt * len(layers) + rows[row]).tolist(),
+                    heads=head.tolist(),
+                    new=new.transpose(2, 3)[tuple(at.to(new.device) for at in (prompt, row, head))],
+                )
+        logits = self.run(receiving.inputs.repeated(len(layers)), edits=edits, logits_at=read).logits
+        assert logits is not None
+        return logits
 
     def _checked(self, inputs: Inputs) -> Inputs:
         """The input on the model's device with its axes in order, or a clear error."""
@@ -536,5 +561,5 @@ def _here(how: "Callable[[], Model]", name: str, identity: Mapping[str, Any], ch
     return model.checked(checks)
 
 
-def _hooks_of(module: nn.Module) -> int:
+def _hooks_of(module: Any) -> int:
     return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in module.modules())

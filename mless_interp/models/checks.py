@@ -12,10 +12,12 @@ from .base import Model
 from .info import BY_LAYERS, ModelChecks, ModelError
 from .inputs import Inputs
 from .saved import first_line
+from .sent import look_at_self
 from .sites import attention_sites, site
 
 TOLERANCE = {"float64": 1e-4, "float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}
-"""Largest difference allowed, relative to the largest logit. HF's eager softmax is float32 even in float64."""
+"""Largest difference allowed, relative to the largest logit. HF's eager softmax is float32 even in float64. TF32 has
+float16's bits."""
 
 
 class FailedCheck(ModelError):
@@ -36,7 +38,7 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
     """
     model, info = model.checked(None), model.info
     tokens = probe_tokens(info.d_vocab)
-    tolerance = TOLERANCE.get(info.dtype, 1e-3)
+    tolerance = TOLERANCE.get("float16" if model.tf32 else info.dtype, 1e-3)
 
     def fail(reason: str) -> FailedCheck:
         return FailedCheck(f"{info.name} on backend {info.backend!r} failed its check: {reason}")
@@ -65,7 +67,7 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
     row_error = error = effect = None
     if info.attention == "eager":
         try:
-            rows = [_row_sums(model, tokens, layer, fail) for layer in range(info.n_layers)]
+            rows = _row_sums(model, tokens, fail)
         except FailedCheck:
             raise
         except ModelError as failure:
@@ -81,7 +83,7 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
             )
 
     gap = None
-    if not model.remote:
+    if not (model.remote and model.windows_by_index):
         try:
             gap, sees_later = _gap_difference(model, tokens, logits)
         except (RuntimeError, ValueError) as failure:
@@ -112,17 +114,23 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
     return replace(figures, resolution=None if model.remote else _resolution(model.checked(figures), tokens))
 
 
-def _row_sums(model: Model, tokens: Tensor, layer: int, fail: Callable[[str], FailedCheck]) -> Tensor:
-    """Sums of a layer's pattern rows `[1, head, dest]`, with what a learned sink takes where there is one."""
-    n_tokens, names = tokens.shape[1], attention_sites(layer, "pattern", "attn_scores")
-    rule, shape = model.attention_rule(layer), (1, model.info.n_heads, n_tokens, n_tokens)
-    seen = model.run(tokens, capture=dict.fromkeys(names[: 1 + rule.n_extra]), logits_at="none").captured
-    pattern = seen[names[0]].double()
-    if pattern.shape != shape:
-        raise fail(f"pattern of shape {list(pattern.shape)}, expected {list(shape)}")
-    if rule.column is None:
-        return pattern.sum(-1)
-    return pattern.sum(-1) + softmax(with_sinks(seen[names[1]].double(), rule.column))[..., -1]
+def _row_sums(model: Model, tokens: Tensor, fail: Callable[[str], FailedCheck]) -> list[Tensor]:
+    """Sums of each layer's pattern rows `[1, head, dest]`, with what a learned sink takes where there is one."""
+    n_tokens, layers = tokens.shape[1], range(model.info.n_layers)
+    rules = [model.attention_rule(layer) for layer in layers]
+    names = [attention_sites(layer, "pattern", "attn_scores")[: 1 + rules[layer].n_extra] for layer in layers]
+    seen = model.run(tokens, capture=dict.fromkeys(name for of in names for name in of), logits_at="none").captured
+    found = []
+    for rule, of in zip(rules, names, strict=True):
+        pattern = seen[of[0]].double()
+        if pattern.shape != (1, model.info.n_heads, n_tokens, n_tokens):
+            expected = [1, model.info.n_heads, n_tokens, n_tokens]
+            raise fail(f"pattern of shape {list(pattern.shape)}, expected {expected}")
+        sums = pattern.sum(-1)
+        if rule.column is not None:
+            sums = sums + softmax(with_sinks(seen[of[1]].double(), rule.column))[..., -1]
+        found.append(sums)
+    return found
 
 
 def _max_of(errors: Iterable[Tensor]) -> float:
@@ -139,7 +147,7 @@ def _edited_pattern(model: Model, tokens: Tensor, logits: Tensor) -> tuple[float
     """Every token of every layer made to look at itself: largest |z - v| of a layer, as a share of its largest |v|, and
     largest change of a logit (0 where attention writes nothing)."""
     layers = range(model.info.n_layers)
-    edits = {site(layer, "attn.hook_pattern"): lambda p: torch.eye(p.shape[-1]).to(p).expand_as(p) for layer in layers}
+    edits = {site(layer, "attn.hook_pattern"): look_at_self for layer in layers}
     capture = dict.fromkeys(site(layer, f"attn.hook_{what}") for layer in layers for what in "zv")
     run = model.run(tokens, edits=edits, capture=capture)
     errors = []
@@ -205,7 +213,8 @@ def _resolution(model: Model, tokens: Tensor, *, rows: int = 4) -> float:
         up = torch.randint(0, 2, (rows, *own.shape), generator=generator) * 2 - 1
         up[0] = 0  # put back as it is
         joins += [layer] * rows
-        z.append((own + own * up.to(own) * torch.finfo(own.dtype).eps).to(recording.z[0]))
+        eps = torch.finfo(torch.float16 if model.tf32 else own.dtype).eps
+        z.append((own + own * up.to(own) * eps).to(recording.z[0]))
     found = model.replay(recording, joins, torch.cat(z).flatten(0, 1), logits_at=at)
     assert recording.logits is not None
     after = tokens[:, start + 1 :].expand(len(joins), -1)[..., None]

@@ -16,7 +16,7 @@ from transformers.pytorch_utils import Conv1D
 from .info import AttentionOutput, AttentionRule, GatedMlp, ModelInfo
 from .loaded_weights import brought
 from .products import fused, is_hooked, product
-from .unembedding import unembedded
+from .sent import got, is_half, unembedded
 
 # ------------------------------------------------------------------------------------- the names that parts go by: data
 
@@ -129,7 +129,7 @@ class QueriesKeysValues:
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q `[..., H, d]`, k and v `[..., KV, d]` of a normed stream `[..., d_model]`, not rotated; normed if that is first."""
         made = [linear(each, x) for each in self.projections]
-        q, k, v = (self.part(which)[0](made[min(which, len(made) - 1)]) for which in range(3))
+        q, k, v = (got(self.part(which), made[min(which, len(made) - 1)]) for which in range(3))
         return *self.normed(q, k, last=False), v
 
     def normed(self, q: Tensor, k: Tensor, *, last: bool) -> tuple[Tensor, Tensor]:
@@ -142,28 +142,17 @@ class QueriesKeysValues:
         """The path in the layer of what makes queries (0), keys (1) or values (2)."""
         return self.paths[min(which, len(self.paths) - 1)]
 
-    def part(self, which: int) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]:
-        """How to get queries (0), keys (1) or values (2) `[..., heads, d]` out of what their projection gives, and back in."""
+    def part(self, which: int) -> tuple[Any, ...]:
+        """The part of what a projection gives that is queries (0), keys (1) or values (2), as `sent.got` takes it."""
         h = self.heads
         if self.layout == "apart":
-            return (lambda made: made.unflatten(-1, (-1, h.d_head))), (lambda made, new: new.flatten(-2))
+            return "heads", h.d_head
         if self.layout == "in a row":
             stops = [0, h.n_heads * h.d_head, (h.n_heads + h.n_kv) * h.d_head, (h.n_heads + 2 * h.n_kv) * h.d_head]
-            at = slice(stops[which], stops[which + 1])
-            get = lambda made: made[..., at].unflatten(-1, (-1, h.d_head))  # noqa: E731
-            return get, lambda made, new: torch.cat([made[..., : at.start], new.flatten(-2), made[..., at.stop :]], -1)
+            return "columns", stops[which], stops[which + 1], h.d_head
         group = h.n_heads // h.n_kv
-        in_group = (slice(0, group), slice(group, group + 1), slice(group + 1, group + 2))[which]
-
-        def put(made: Tensor, new: Tensor) -> Tensor:
-            groups = made.unflatten(-1, (h.n_kv, group + 2, h.d_head))
-            new = new.unflatten(-2, (h.n_kv, -1))
-            return torch.cat([groups[..., : in_group.start, :], new, groups[..., in_group.stop :, :]], -2).flatten(-3)
-
-        return (
-            lambda made: made.unflatten(-1, (h.n_kv, group + 2, h.d_head))[..., in_group, :].flatten(-3, -2),
-            put,
-        )
+        start, stop = ((0, group), (group, group + 1), (group + 1, group + 2))[which]
+        return "grouped", h.n_kv, group + 2, h.d_head, start, stop
 
 
 def _normed(norm: nn.Module, x: Tensor) -> Tensor:
@@ -526,6 +515,17 @@ def linear(module: Any, x: Tensor) -> Tensor:
     return product(x, module.weight.T if turned else module.weight, module.bias)
 
 
+def in_precision_of(x: Tensor, norm: nn.Module) -> Tensor:
+    """`norm(x)`, its weights in float32 where x is and they are in half precision."""
+    weights = dict(norm.named_parameters())
+    if x.dtype != torch.float32 or not any(map(is_half, weights.values())):
+        return norm(x)
+    with brought(norm):
+        wide = {name: weight.float() for name, weight in norm.named_parameters()}
+    made: Tensor = torch.func.functional_call(norm, wide, (x,))
+    return made
+
+
 class HuggingFaceLayers:
     """Decoders whose layers are known part by part, plain or inside a TransformerBridge; each method: see `Layers`."""
 
@@ -580,7 +580,7 @@ class HuggingFaceLayers:
 
     def unembed(self, resid: Tensor) -> Tensor:
         assert self._norm is not None
-        normed = self._norm(resid)
+        normed = in_precision_of(resid, self._norm)
         logits = unembedded(self._unembed, normed)
         logits = linear(self._unembed, normed) if logits is None else logits
         logits = logits if self._scale is None else logits * self._scale

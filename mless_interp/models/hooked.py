@@ -13,8 +13,8 @@ from .held import Held
 from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
 from .inputs import Edit, Inputs, Tap, Taps
 from .products import fused, is_hooked, product
+from .sent import float32_logits, is_half
 from .sites import attention_sites, site
-from .unembedding import float32_logits, is_half
 
 Hook = Callable[..., Tensor | None]
 """A function of an activation and, by name, its hook point."""
@@ -218,7 +218,7 @@ class HookedLayers:
         return block.ln2(out) if norms_after(self.hooked) else out
 
     def unembed(self, resid: Tensor) -> Tensor:
-        return hooked_unembed(self.hooked, resid, bit_for_bit=False)
+        return hooked_unembed(self.hooked, resid.to(self.hooked.cfg.dtype), bit_for_bit=False)
 
     def rule(self, layer: int) -> AttentionRule:
         return hooked_rule(self.hooked, layer)

@@ -21,7 +21,7 @@ from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInf
 from .inputs import Inputs, Taps
 from .loaded_weights import device_of, refuse_not_finite, refuse_strange_keys
 from .saved import INDEX, check_saved, first_line, named_shards
-from .unembedding import unembedded
+from .sent import additive_mask, unembedded
 
 OTHER_ATTENTION = {
     "kv_a_proj_with_mqa": "makes its keys and values of a latent vector (multi-head latent attention), so that it has no keys "
@@ -154,6 +154,7 @@ class HuggingFaceModel(Model):
         self.quantised = quantisation_of(hf_model)
         self.parts = decoder_layers(hf_model, Geometry.of(self.info))
         self.has_sinks = any(hasattr(part.attention, "sinks") for part in self.parts)
+        self.windows_by_index = any(has_own_window(part.attention) for part in self.parts if part.attention is not None)
         self.float32_softmax = attention == "eager" and not self.has_sinks
         self.positions = Positions.of(hf_model, self.parts)
         if self.positions is not None:
@@ -189,6 +190,10 @@ class HuggingFaceModel(Model):
         return self.parts[layer].gated_mlp if self.parts else None
 
     def _attention_output(self, layer: int) -> AttentionOutput | None:
+        if self.remote:
+            raise ModelError(
+                f"{self.info.name} runs remotely, so its output weights are not here: load it here, with remote=False"
+            )
         return self.parts[layer].attention_output(d_head=self.info.d_head) if self.parts else None
 
 
@@ -347,11 +352,6 @@ def reference_logits(hf_model: nn.Module, tokens: Tensor) -> Tensor:
     """Logits of the plain Hugging Face forward pass, `[batch, token, vocab]`."""
     tokens = tokens.to(device_of(hf_model))
     return hf_model(input_ids=tokens, attention_mask=torch.ones_like(tokens), use_cache=False).logits
-
-
-def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where visible, the dtype's lowest number elsewhere: what Hugging Face's eager and sdpa attention add."""
-    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)
 
 
 @contextmanager

@@ -16,17 +16,21 @@ LogitsAt = Literal["all", "last", "none"] | Sequence[int] | Tensor
 
 @dataclass(frozen=True, eq=False)
 class Tap:
-    """What a run does at one site: first the edit, then `keep` is shown what came of it."""
+    """What a run does at one site: first the edit, then `keep` is shown what came of it, or what `reduce` makes of that.
+
+    `reduce` is a part of what is kept that can be done where the model runs; without it that is done here.
+    """
 
     edit: Edit | None = None
     keep: Callable[[Tensor], None] | None = None
+    reduce: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, value: Tensor) -> Tensor:
         """The activation that the run goes on with."""
         if self.edit is not None:
             value = self.edit(value)
         if self.keep is not None:
-            self.keep(value)
+            self.keep(value if self.reduce is None else self.reduce(value))
         return value
 
 

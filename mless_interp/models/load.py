@@ -70,8 +70,10 @@ def load_model(
     offload_folder: str | Path | None = None,
     quantization_config: Any = None,
     attn_implementation: str = "eager",
+    tf32: bool = True,
     trust_remote_code: bool = False,
     remote: bool | str = False,
+    remote_timeout: float = 600.0,
 ) -> Model:
     """Load a causal language model behind one of the backends and check it.
 
@@ -92,8 +94,12 @@ def load_model(
     quantization_config : quantises while loading (nnsight, bridge): a config of transformers, or a dict with its
         "quant_method". A directory that is quantised says so itself.
     attn_implementation : nnsight only. "eager" shows patterns; "sdpa" is faster and lean and has none.
+    tf32 : on a GPU, products of float32 are made in TF32 (factors of 10 bits, sums of float32), several times as fast; False:
+        in full. Set for this model's own passes alone, and part of what results were `computed_on`.
     trust_remote_code : off; running code from a model's repository is your decision.
-    remote : nnsight only; True runs on NDIF, "local" runs the remote path here.
+    remote : nnsight only. True: on NDIF, a hub id that it hosts; no weight is read here ([how](larger-models.md)). "local":
+        each request is written down as for NDIF, and answered here.
+    remote_timeout : seconds to wait for NDIF's answer to one request.
 
     Raises `ModelError` with what to do if the model is unknown, cannot be taken by the backend, or fails its check.
     """
@@ -117,7 +123,19 @@ def load_model(
         raise ValueError("a TransformerBridge reads weights itself, so none may lie on the disk: use backend='nnsight'")
     if device is not None and device_map is not None:
         raise ValueError(f"give device or device_map, not both (got {device!r} and {device_map!r})")
+    if remote not in (False, True, "local"):
+        raise ValueError(f'remote must be False, True or "local", got {remote!r}')
     _refuse_objects(name)
+    if remote is True:
+        placed_here = {"device": device, "device_map": device_map, "quantization_config": quantization_config}
+        given = [what for what, value in placed_here.items() if value is not None]
+        if given or not isinstance(name, str):
+            what = f"{' and '.join(given)} cannot be given" if given else f"{type(name).__name__} {name} is not one"
+            raise ValueError(f"remote=True takes a hub id, whose weights lie elsewhere: {what}")
+        from .nnsight import hosted
+
+        made = hosted(name, attention=attn_implementation, trust_remote_code=trust_remote_code, timeout=remote_timeout)
+        return _checked(made, None, made.underlying._module.config, name)
     device = _device(device)
     from .hugging_face import Placement, copied, load_hugging_face, quantisation_of, reference_logits
 
@@ -129,7 +147,7 @@ def load_model(
     else:
         label = source = str(name)
         hf_model, tokenizer = load_hugging_face(source_of(label), placed, trust_remote_code=trust_remote_code)
-    origin = hf_model.config, source, None if remote and remote != "local" else WeightsHash().of(hf_model)
+    origin = hf_model.config, source, WeightsHash().of(hf_model)
     vocabulary = hf_model.config.get_text_config().vocab_size
     try:
         reference = reference_logits(hf_model, probe_tokens(vocabulary)).cpu()
@@ -142,7 +160,9 @@ def load_model(
         from .nnsight import NnsightModel, wrapped
 
         traced = wrapped(hf_model, tokenizer)
-        return _checked(NnsightModel(traced, name=label, tokenizer=tokenizer, remote=remote), reference, *origin)
+        return _checked(
+            NnsightModel(traced, name=label, tokenizer=tokenizer, remote=remote), reference, *origin, tf32=tf32
+        )
     from .transformer_lens import bridge_from, has_hooked_transformer, hooked_transformer_from
 
     quantised = quantisation_of(hf_model)
@@ -153,18 +173,18 @@ def load_model(
     small = sum(weight.nbytes for weight in hf_model.parameters()) <= CONVERTED_AT_MOST
     if backend == "hooked_transformer" or (backend == "auto" and has_hooked_transformer() and small and not quantised):
         try:
-            return _checked(hooked_transformer_from(hf_model, tokenizer, name=label), reference, *origin)
+            return _checked(hooked_transformer_from(hf_model, tokenizer, name=label), reference, *origin, tf32=tf32)
         except ModelError:
             if backend == "hooked_transformer":
                 raise
     try:
-        return _checked(bridge_from(hf_model, tokenizer, name=label), reference, *origin)
+        return _checked(bridge_from(hf_model, tokenizer, name=label), reference, *origin, tf32=tf32)
     except ModelError:
         if backend != "auto":
             raise
         del hf_model  # a bridge has rebuilt it
         options: dict[str, Any] = {"dtype": wanted, "device": device, "trust_remote_code": trust_remote_code}
-        options["quantization_config"] = quantization_config
+        options |= {"quantization_config": quantization_config, "tf32": tf32}
         try:
             return load_model(name, backend="nnsight", **options)
         except ModelError:
@@ -208,8 +228,11 @@ def _checked(
     config: Any = None,
     loaded_from: str | None = None,
     weights_hash: str | None = None,
+    *,
+    tf32: bool | None = None,
 ) -> Model:
     model = model.known_by(weights_hash)
+    model = model if tf32 is None else model.multiplying(tf32=tf32)
     model.info = replace(model.info, loaded_from=loaded_from, config_hash=config_hash(config))
     return model.checked(check_model(model, reference))
 

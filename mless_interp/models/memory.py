@@ -14,6 +14,10 @@ GRAPH_BYTES = 2e9
 """What the graph of one pass with gradients may take on a CPU; on a GPU a quarter of its memory."""
 
 
+REQUEST_BYTES, REQUEST_TOKENS = 750_000, 32_768
+"""Of head outputs that one request to a server carries, and of tokens in its pass, at most."""
+
+
 def rows_per_pass(
     info: ModelInfo, *, batch: int, changed: int, length: int, read: int, devices: Sequence[str] = ()
 ) -> int:
@@ -29,6 +33,12 @@ def rows_per_pass(
     bytes_each = 8 if info.dtype == "float64" else 4
     fitting = int(budget / (per_row * bytes_each * batch))
     return max(1, min(-(-TOKENS_PER_PASS[kind] // (changed * batch)), fitting))
+
+
+def rows_per_request(info: ModelInfo, *, batch: int, changed: int, length: int) -> int:
+    """Rows per problem of one pass elsewhere: a head's new outputs for each fit one request, and the pass a server's memory."""
+    sent = batch * changed * info.d_head * (8 if info.dtype == "float64" else 4)
+    return max(1, min(REQUEST_BYTES // sent, REQUEST_TOKENS // (batch * length)))
 
 
 def rows_per_graph(
@@ -52,15 +62,16 @@ def smallest_gpu(devices: Sequence[str]) -> int | None:
     return min((gpu_memory(device) for device in devices if "cuda" in device), default=None)
 
 
-def computed_on(devices: Sequence[str]) -> dict[str, Any]:
-    """What decides the last bits of a product, beside its numbers: machine, library and their settings.
+def computed_on(devices: Sequence[str], *, tf32: bool | None = None) -> dict[str, Any]:
+    """What decides the last bits of a product, beside its numbers: machine, library and their settings (`Model.tf32`).
 
     Which GPUs a model lies on says nothing, of which kinds they are does.
     """
     gpus = sorted({torch.cuda.get_device_name(device) for device in devices if "cuda" in device})
     kind = " and ".join(gpus) or f"{devices[0]} {torch.backends.cpu.get_cpu_capability()}"
     threads = {} if gpus else {"threads": torch.get_num_threads()}
-    return {"device": kind, "torch": torch.__version__, "products": torch.get_float32_matmul_precision(), **threads}
+    products = torch.get_float32_matmul_precision() if tf32 is None else "tf32" if tf32 else "highest"
+    return {"device": kind, "torch": torch.__version__, "products": products, **threads}
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -2,28 +2,38 @@
 
 The only file that imports nnsight. Attention internals are operations inside the module's source; their labels depend
 on library versions, so they are found by what they carry (shapes, row sums, an edit that the heads' outputs obey).
+
+What is done inside a trace is in `sent.py`, and is told in plain data, so that the same trace runs here and on a server.
 """
 
 import copy
-from collections.abc import Callable
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 import nnsight
 import torch
+from nnsight.intervention.backends.remote import RemoteError
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
+from . import sent
 from .arithmetic import values_of_heads
 from .decoder import DecoderLayer, Geometry, Mlp, layer_modules
 from .entering import mixed_taps
-from .hugging_face import HuggingFaceModel, additive_mask, has_own_window, own_windows_lifted
+from .hugging_face import HuggingFaceModel, load_tokenizer, own_windows_lifted
 from .info import ModelError
-from .inputs import Inputs, Taps
+from .inputs import Inputs, Tap, Taps
 from .loaded_weights import device_of
+from .saved import first_line
+from .sent import walked
 from .sites import SITES, site
-from .unembedding import unembedded
 
+nnsight.register(sent)
 _PROBE = 7  # tokens of the prompt on which the operations are found
 
 
@@ -45,10 +55,110 @@ class _Brought(nnsight.TransformersModel):
         return device_of(self._module)
 
 
-class NnsightModel(HuggingFaceModel):
-    """A causal language model traced with nnsight."""
+def hosted(
+    name: str, *, attention: str = "eager", trust_remote_code: bool = False, timeout: float = 600.0
+) -> "NnsightModel":
+    """A model that NDIF hosts, by its hub id. Its config and tokenizer are fetched; no weight is read or made here.
 
-    def __init__(self, traced: Any, *, name: str, tokenizer: Any = None, remote: bool | str = False) -> None:
+    Where its operations are is found on a model of one small random layer. `ModelError` with what to do where there is no key,
+    where NDIF cannot be reached or does not run this model, and where the model cannot be described.
+    """
+    api = nnsight.CONFIG.API
+    if not api.APIKEY:
+        raise ModelError(
+            f"{name!r} with remote=True runs on NDIF, which needs an API key: get one at https://login.ndif.us and set the "
+            "environment variable NDIF_API_KEY, or call nnsight.ndif.login() once; remote='local' rehearses without one"
+        )
+    code = {"trust_remote_code": True} if trust_remote_code else {}
+    try:
+        tokenizer = load_tokenizer(name, **code)
+        traced = nnsight.TransformersModel(
+            name, tokenizer=copy.deepcopy(tokenizer), task="text-generation", attn_implementation=attention, **code
+        )
+        key = json.loads(traced.to_model_key().partition(":")[2])
+    except Exception as error:  # of a dozen kinds, as where models are loaded
+        raise ModelError(
+            f"cannot look up {name!r} for remote=True, which takes a model's id on the hub (there its config and tokenizer are "
+            f"read): {first_line(error)}"
+        ) from error
+    running = _running(api.HOST)
+    if key["repo_id"] not in running:
+        raise ModelError(
+            f"NDIF does not run {key['repo_id']} now; it runs {', '.join(sorted(running)) or 'nothing'} "
+            "(nnsight.ndif.status() shows the list): choose one of them, or load it here"
+        )
+    made = NnsightModel(
+        traced,
+        name=name,
+        tokenizer=tokenizer,
+        remote=True,
+        operations=_operations_of_its_kind(traced, tokenizer, **code),
+        timeout=timeout,
+    )
+    made.positions = None  # tables of numbers, which are not here
+    seen = made.run(torch.arange(_PROBE)[None], capture={site(0, "hook_resid_pre"): None}, logits_at="none").captured
+    (first,) = seen.values()
+    made.info = replace(made.info, dtype=str(first.dtype).removeprefix("torch."))  # what the server computes in
+    return made
+
+
+def _running(host: str) -> set[str]:
+    """What NDIF runs now, by hub id."""
+    said = nnsight.ndif.status(raw=True)
+    if not said:
+        raise ModelError(
+            f"NDIF cannot be reached at {host}: try again later, or load the model here, with remote=False"
+        )
+    every = said.get("deployments", {})
+    return {str(each.get("repo_id", key)) for key, each in every.items() if each.get("application_state") == "RUNNING"}
+
+
+def _operations_of_its_kind(traced: Any, tokenizer: Any, **code: Any) -> "Operations":
+    """Where the attention operations of a model without weights are: on one of its kind, with a single small random layer."""
+    small = copy.deepcopy(traced._module.config)
+    text = small.get_text_config()
+    for name, value in {
+        "num_hidden_layers": 1,
+        "vocab_size": 32,
+        "intermediate_size": 64,
+        "pad_token_id": None,
+    }.items():
+        if hasattr(text, name):
+            setattr(text, name, value)
+    if getattr(text, "layer_types", None):
+        text.layer_types = list(text.layer_types[:1])
+    attention = traced.attn_implementation
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            kind = AutoModelForCausalLM.from_config(
+                small, dtype=torch.float32, attn_implementation=attention, **code
+            ).eval()
+    except Exception as error:
+        raise ModelError(
+            f"{type(traced._module).__name__}: none of its kind can be made here, so where its operations are is not known "
+            f"({first_line(error)}): load it here, with remote=False"
+        ) from error
+    return NnsightModel(wrapped(kind, tokenizer), name="one of its kind", tokenizer=tokenizer).operations
+
+
+class NnsightModel(HuggingFaceModel):
+    """A causal language model traced with nnsight.
+
+    `remote`: False; True, on NDIF, where what `traced` is made of holds no weights; or "local", which writes each request as
+    for NDIF and answers it here. What is done elsewhere is what can be written down: see `sent.py`.
+    """
+
+    def __init__(
+        self,
+        traced: Any,
+        *,
+        name: str,
+        tokenizer: Any = None,
+        remote: bool | str = False,
+        operations: "Operations | None" = None,
+        timeout: float = 600.0,
+    ) -> None:
         hf_model = traced._module
         super().__init__(
             traced,
@@ -60,8 +170,10 @@ class NnsightModel(HuggingFaceModel):
             attention=hf_model.config.get_text_config()._attn_implementation or "eager",
             remote=remote,
         )
-        info = self.info
-        if getattr(traced.device, "type", "") == "meta":
+        info, self.timeout = self.info, timeout
+        if remote is True:
+            self.info = info = replace(info, device="cpu")  # where tokens are given and numbers come back
+        elif getattr(traced.device, "type", "") == "meta":
             raise ModelError(
                 f"{info.name}: its embedding is offloaded, and nnsight would send tokens to where it waits: load it with "
                 "load_model(device_map=...), or leave the embedding in memory"
@@ -73,16 +185,21 @@ class NnsightModel(HuggingFaceModel):
                 f"{info.architecture}: its {lacks} go by names that are not known here (`models/decoder.py` has the known "
                 'ones), so nothing in it can be found; use backend="bridge"'
             )
-        self.traced_layers = [_find_envoy(traced, module) for module in layer_modules(hf_model)]
-        self.unembed = _find_envoy(traced, hf_model.get_output_embeddings())
-        self.attentions = [
-            attrgetter(part.attention_path)(at) for at, part in zip(self.traced_layers, self.parts, strict=True)
-        ]
-        for attention in self.attentions:  # instrumented now: inside a trace it would come after the layer began
-            _ = attention.source
-        self.operations = _find_attention_ops(
+        if remote and self.has_sinks:
+            raise ModelError(
+                f"{info.architecture} has learned sinks, which are weights, and patterns that act on nothing: it cannot be run "
+                "remotely, so load it here"
+            )
+        self.paths = [_path(traced, module) for module in layer_modules(hf_model)]
+        self.traced_layers = [sent.found(traced, path) for path in self.paths]
+        self.head = _path(traced, hf_model.get_output_embeddings())
+        self.attentions = [f"{at}.{part.attention_path}" for at, part in zip(self.paths, self.parts, strict=True)]
+        if remote is not True:  # instrumented now: inside a trace it would come after the layer began
+            for attention in self.attentions:
+                _ = sent.found(traced, attention).source
+        self.operations = operations or _find_attention_ops(
             traced,
-            self.traced_layers[0],
+            self.paths[0],
             self.parts[0],
             heads=Geometry.of(info),
             eager=info.attention == "eager" and not self.has_sinks,  # no operation gives rows that sum to 1
@@ -92,76 +209,137 @@ class NnsightModel(HuggingFaceModel):
     def _forward(
         self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None
     ) -> Tensor | None:
-        traced, head, info = self.underlying, self.unembed, self.info
+        traced, info = self.underlying, self.info
         if self.has_sinks:
             taps = mixed_taps(taps, lambda: masks or self.visible(inputs), self.attention_rule)
-        if self.operations.call is None:
+        if (
+            self.operations.call is None and self.remote is not True
+        ):  # its rotation is made of numbers that are not here
             taps = self._turned(taps, inputs)
         kept = [inputs.n_tokens - 1] if read is None else read.tolist()  # a tensor would lie on one of several devices
         options: dict[str, Any] = {"use_cache": False, "logits_to_keep": kept}
         if inputs.position_ids is not None:
             options["position_ids"] = inputs.position_ids
-        if self.remote:
-            options["remote"] = self.remote
         prompt = {"input_ids": inputs.tokens, "attention_mask": torch.ones_like(inputs.tokens)}
-        wanted = [_layer_taps(taps, layer) for layer in range(info.n_layers)]
-        dtype = getattr(torch, info.dtype)
-        shown: dict[str, Tensor] = {}
         own = [self._attention(layer) for layer in range(info.n_layers)]
-        if self.remote is True and inputs.position_ids is not None and any(map(has_own_window, own)):
+        if self.remote and masks is not None and self.windows_by_index:
             raise ModelError(
                 f"{info.architecture} counts its windows by index, which cannot be lifted remotely: run it here"
             )
-        with own_windows_lifted(own, masks), traced.trace(prompt, **options):
-            for layer in range(info.n_layers):
-                at, attention = self.traced_layers[layer], self.attentions[layer]
-                for name in _order(wanted[layer], masks is not None):
-                    if name == "mask":
-                        args, kwargs = attention.inputs
-                        assert masks is not None
-                        hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-                        mask = additive_mask(masks[layer].to(hidden.device), dtype)
-                        attention.inputs = (args, {**kwargs, "attention_mask": mask})
-                        continue
-                    place, tap = self._place(layer, name), wanted[layer][name]
-                    whole = place.read(at)
-                    value = tap(place.part.get(whole))
-                    if tap.edit is not None:
-                        place.write(at, place.part.put(whole, value))
-            logits = None if read is None else unembedded(head._module, head.input)
-            if logits is not None:
-                head.output = logits
-            shown["logits"] = head.output if read is None else traced.output.logits
-            nnsight.save(shown)
-        return None if read is None else shown["logits"]
-
-    def _place(self, layer: int, name: str) -> "Place":
-        if name not in self.places[layer]:
-            raise ModelError(
-                f"nnsight has no site {name} in layer {layer} of {self.info.architecture}: use another backend"
+        shown = list({id(mask): mask for mask in masks or ()}.values())
+        steps = [
+            step
+            for layer in range(info.n_layers)
+            for step in self._steps(
+                layer, taps, next((n for n, m in enumerate(shown) if masks and m is masks[layer]), None)
             )
-        return self.places[layer][name]
+        ]
+        plan: dict[str, Any] = {
+            "instrumented": sorted({path for _, path, labels, *_ in steps if labels}),
+            "masks": list(map(sent.packed, shown)) if self.remote else shown,
+            "head": self.head,
+            "logits": read is not None,
+            "brought": bool(self.remote),
+        }
+        if not self.remote:
+            with own_windows_lifted(own, masks):
+                return _walked(traced, prompt, options, steps, plan).get("logits")
+        found = self._elsewhere(prompt, options, steps, plan)
+        for name, *_, keep in steps:
+            tap = taps.get(name)
+            if keep is not None and tap is not None and tap.keep is not None:
+                tap.keep(found[name])
+        return found.get("logits")
+
+    def _steps(self, layer: int, taps: Taps, mask: int | None) -> Iterator[tuple[Any, ...]]:
+        """What `sent.walked` does in a layer, in the order of the forward pass; its mask right after its input."""
+        at, wanted = self.paths[layer], _layer_taps(taps, layer)
+        for name in _order(wanted, mask is not None):
+            if name == "mask":
+                yield "", self.attentions[layer], (), "mask", mask, None, None
+                continue
+            if name not in self.places[layer]:
+                raise ModelError(
+                    f"nnsight has no site {name} in layer {layer} of {self.info.architecture}: use another backend"
+                )
+            place, tap = self.places[layer][name], wanted[name]
+            edit, keep = self._said(site(layer, name), tap) if self.remote else (tap.edit, tap.keep)
+            if edit is not None and place.part == sent.REFUSED:
+                raise ModelError("hook_resid_mid can be captured but not edited in nnsight: edit hook_attn_out instead")
+            path = ".".join(filter(None, (at, place.path)))
+            yield site(layer, name), path, place.labels, place.side, place.part, edit, keep
+
+    def _said(self, name: str, tap: Tap) -> tuple[Any, Any]:
+        """A tap's edit and what is kept, as they can be sent."""
+        if tap.edit is not None and not sent.can_be_sent(tap.edit):
+            raise ModelError(
+                f"{self.info.name} runs elsewhere, and the edit of {name} is a function of this process, which cannot be sent "
+                "there: sweeps of heads can (patch_heads, Model.replay); for all else load it here, with remote=False"
+            )
+        return tap.edit, None if tap.keep is None else tap.reduce or torch.clone
+
+    def _elsewhere(
+        self, prompt: dict[str, Any], options: dict[str, Any], steps: list[Any], plan: dict[str, Any]
+    ) -> dict[str, Any]:
+        """What a server (or this process in its place) gives back."""
+        if torch.is_grad_enabled():
+            raise ModelError(f"{self.info.name} runs remotely, where its gradients cannot be fetched: load it here")
+        with self._said_clearly():
+            if self.remote == "local":
+                return _walked(self.underlying, prompt, options | {"remote": "local"}, steps, plan)
+            traced = self.underlying
+            with traced.trace(prompt, remote=True, blocking=False, **options) as tracer:
+                found = walked(traced, steps, **plan)  # the function: a module would be sent whole
+                nnsight.save(found)
+            until = time.monotonic() + self.timeout
+            while True:
+                answer = tracer.backend(tracer)
+                if answer is not None:
+                    return dict(answer["found"])
+                if time.monotonic() > until:
+                    raise ModelError(
+                        f"{self.info.name}: NDIF gave no answer within {self.timeout:g} s (job {tracer.backend.job_id}, last "
+                        f"said: {getattr(tracer.backend.status, 'value', 'nothing')}): try again later, with fewer rows "
+                        "(max_rows=), or load it with a larger remote_timeout"
+                    )
+                time.sleep(POLL)
+
+    @contextmanager
+    def _said_clearly(self) -> Iterator[None]:
+        """`ModelError` for what a server, or the way to it, raises."""
+        try:
+            yield
+        except ModelError:
+            raise
+        except RemoteError as error:
+            raise ModelError(f"{self.info.name}: NDIF says: {first_line(error)}") from error
+        except Exception as error:
+            if self.remote is True and type(error).__module__.partition(".")[0] in ("httpx", "websocket", "httpcore"):
+                raise ModelError(f"{self.info.name}: NDIF cannot be reached: {first_line(error)}") from error
+            raise
 
 
-class Part(NamedTuple):
-    """An activation in what a module is given or gives: how to get it out, and how to put another in its place."""
+POLL = 1.0
+"""Seconds between two looks at whether a server has answered."""
 
-    get: Callable[[Any], Tensor]
-    put: Callable[[Any, Tensor], Any]
+
+def _walked(
+    traced: Any, prompt: dict[str, Any], options: dict[str, Any], steps: list[Any], plan: dict[str, Any]
+) -> dict[str, Any]:
+    with traced.trace(prompt, **options):
+        found = walked(traced, steps, **plan)
+        nnsight.save(found)
+    return found
 
 
 class Place(NamedTuple):
-    """Where a site is: the input or the output of what `owner` finds in a traced layer, and which part of it."""
+    """Where a site is: the input or output (`side`) of the module at a path in the layer, or of the operation at these labels
+    in it, and which part of it (`sent.got`)."""
 
-    owner: Callable[[Any], Any]
+    path: str
     side: str
-    part: Part = Part(lambda whole: whole, lambda whole, new: new)
-
-    def read(self, layer: Any) -> Any:
-        return getattr(self.owner(layer), self.side)
-
-    def write(self, layer: Any, whole: Any) -> None:
-        setattr(self.owner(layer), self.side, whole)
+    part: tuple[Any, ...] = sent.WHOLE
+    labels: tuple[str, ...] = ()
 
 
 class Operations(NamedTuple):
@@ -175,37 +353,26 @@ class Operations(NamedTuple):
 
 def _places(found: Operations, part: DecoderLayer, *, d_head: int) -> dict[str, Place]:
     """Where the sites of a layer are; those it has not are left out."""
-    inside = lambda path: lambda layer: _operation(attrgetter(part.attention_path)(layer), path)  # noqa: E731
-    heads = Part(lambda flat: flat.view(*flat.shape[:-1], -1, d_head), lambda flat, new: new.flatten(-2))
-    first = Part(
-        lambda made: made[0] if isinstance(made, tuple) else made,
-        lambda made, new: (new, *made[1:]) if isinstance(made, tuple) else new,
-    )
-    inputs, norms = part.inputs, part.norms
+    inputs, norms, attention = part.inputs, part.norms, part.attention_path
     assert inputs is not None and norms is not None
-    made = {
-        "hook_resid_pre": Place(lambda layer: layer, "input"),
-        "hook_resid_post": Place(lambda layer: layer, "output", first),
-    }
+    made = {"hook_resid_pre": Place("", "input"), "hook_resid_post": Place("", "output", sent.FIRST)}
     for which, name in enumerate("qkv"):
-        made[f"attn.hook_{name}"] = Place(attrgetter(inputs.path(which)), "output", Part(*inputs.part(which)))
+        made[f"attn.hook_{name}"] = Place(inputs.path(which), "output", inputs.part(which))
     if found.call is not None:
-        made["attn.hook_rot_q"] = Place(inside((found.call,)), "inputs", _argument(0))
-        made["attn.hook_rot_k"] = Place(inside((found.call,)), "inputs", _argument(1))
+        made["attn.hook_rot_q"] = Place(attention, "inputs", ("argument", 0), (found.call,))
+        made["attn.hook_rot_k"] = Place(attention, "inputs", ("argument", 1), (found.call,))
     if found.pattern:
-        made["attn.hook_attn_scores"] = Place(inside(found.scores), "input")
-        made["attn.hook_pattern"] = Place(inside(found.pattern), "output")
-    made["attn.hook_z"] = Place(attrgetter(part.output_path), "input", heads)
+        made["attn.hook_attn_scores"] = Place(attention, "input", labels=found.scores)
+        made["attn.hook_pattern"] = Place(attention, "output", labels=found.pattern)
+    made["attn.hook_z"] = Place(part.output_path, "input", ("heads", d_head))
     made["hook_attn_out"] = (
-        Place(attrgetter(norms.after_attention), "output")
-        if norms.after_attention
-        else Place(attrgetter(part.attention_path), "output", first)
+        Place(norms.after_attention, "output") if norms.after_attention else Place(attention, "output", sent.FIRST)
     )
     if not part.mlp_path:
         return made  # its own layer's, of batch times token rows: none that the sites promise
-    made["hook_mlp_out"] = Place(attrgetter(norms.after_mlp or part.mlp_path), "output", first)
+    made["hook_mlp_out"] = Place(norms.after_mlp or part.mlp_path, "output", sent.FIRST)
     if norms.before_mlp is not None and not part.parallel:
-        made["hook_resid_mid"] = Place(attrgetter(norms.before_mlp), "input", Part(lambda whole: whole, _refused))
+        made["hook_resid_mid"] = Place(norms.before_mlp, "input", sent.REFUSED)
     return made | _mlp_places(part.mlp)
 
 
@@ -213,48 +380,16 @@ def _mlp_places(mlp: Mlp | None) -> dict[str, Place]:
     if mlp is None:
         return {}
     gate, up, down, _ = mlp.paths
-    made = {"mlp.hook_post": Place(attrgetter(down), "input")}
+    made = {"mlp.hook_post": Place(down, "input")}
     if mlp.fused:
-        made["mlp.hook_pre"] = Place(attrgetter(up), "output", _half(0))
-        made["mlp.hook_pre_linear"] = Place(attrgetter(up), "output", _half(1))
+        made["mlp.hook_pre"] = Place(up, "output", ("half", 0))
+        made["mlp.hook_pre_linear"] = Place(up, "output", ("half", 1))
     elif gate is None:
-        made["mlp.hook_pre"] = Place(attrgetter(up), "output")
+        made["mlp.hook_pre"] = Place(up, "output")
     else:
-        made["mlp.hook_pre"] = Place(attrgetter(gate), "output")
-        made["mlp.hook_pre_linear"] = Place(attrgetter(up), "output")
+        made["mlp.hook_pre"] = Place(gate, "output")
+        made["mlp.hook_pre_linear"] = Place(up, "output")
     return made
-
-
-def _half(which: int) -> Part:
-    """One half of what a projection gives that makes two things at once."""
-
-    def put(both: Tensor, new: Tensor) -> Tensor:
-        halves = list(both.chunk(2, -1))
-        halves[which] = new
-        return torch.cat(halves, -1)
-
-    return Part(lambda both: both.chunk(2, -1)[which], put)
-
-
-def _argument(which: int) -> Part:
-    """The queries (0) or keys (1) of the attention call, `[batch, head, token, d_head]` there."""
-
-    def at(args: tuple[Any, ...]) -> int:
-        return which + next(i for i, arg in enumerate(args) if isinstance(arg, Tensor) and arg.dim() == 4)
-
-    def get(inputs: Any) -> Tensor:
-        args, _ = inputs
-        return args[at(args)].transpose(1, 2)
-
-    def put(inputs: Any, new: Tensor) -> Any:
-        args, kwargs = inputs
-        return (*args[: at(args)], new.transpose(1, 2), *args[at(args) + 1 :]), kwargs
-
-    return Part(get, put)
-
-
-def _refused(whole: Any, new: Tensor) -> Any:
-    raise ModelError("hook_resid_mid can be captured but not edited in nnsight: edit hook_attn_out instead")
 
 
 def _layer_taps(taps: Taps, layer: int) -> Taps:
@@ -269,26 +404,15 @@ def _order(wanted: Taps, mask: bool) -> list[str]:
     return names
 
 
-def _find_envoy(traced: Any, module: Any) -> Any:
-    """The envoy of a submodule, whatever its path is."""
+def _path(traced: Any, module: Any) -> str:
+    """The path of a submodule."""
     path = next((name for name, child in traced._module.named_modules() if child is module), None)
     if path is None:
         raise ModelError(f"{type(traced._module).__name__}: no decoder layers found where they are expected")
-    envoy = traced
-    for part in path.split(".") if path else ():
-        envoy = getattr(envoy, part)
-    return envoy
+    return path
 
 
-def _operation(attn: Any, path: tuple[str, ...]) -> Any:
-    """The operation at a path of labels, each inside the function that the one before it calls."""
-    found = attn
-    for label in path:
-        found = getattr(found.source, label)
-    return found
-
-
-def _find_attention_ops(traced: Any, layer: Any, part: DecoderLayer, *, heads: Geometry, eager: bool) -> Operations:
+def _find_attention_ops(traced: Any, layer: str, part: DecoderLayer, *, heads: Geometry, eager: bool) -> Operations:
     """Where the attention call is, if there is one, and inside it the softmax and the pattern that multiplies the values.
 
     The attention call is the operation that is handed queries, keys and values; the pattern is the last operation inside
@@ -297,7 +421,7 @@ def _find_attention_ops(traced: Any, layer: Any, part: DecoderLayer, *, heads: G
     Another library may have wrapped the attention function (TransformerBridge does for Gemma): then one level deeper.
     """
     tokens = torch.arange(_PROBE)[None].to(device_of(traced._module))
-    attn = attrgetter(part.attention_path)(layer)
+    attn = sent.found(traced, f"{layer}.{part.attention_path}")
     shape = (1, heads.n_heads, _PROBE, _PROBE)
 
     def probe(visit: Callable[[], Any]) -> Any:
@@ -331,11 +455,11 @@ def _find_attention_ops(traced: Any, layer: Any, part: DecoderLayer, *, heads: G
     def normalised(path: tuple[str, ...]) -> list[tuple[str, ...]]:
         """Paths of all operations inside the one at `path` whose output is a pattern."""
         names: list[str] = []
-        probe(lambda: names.__iadd__(_operation(attn, path).source.compiled.names))
+        probe(lambda: names.__iadd__(sent.found(attn, "", path).source.compiled.names))
         found: list[tuple[str, ...]] = []
         for label in names:
             try:
-                value = probe(partial(lambda at: _operation(attn, at).output, (*path, label)))
+                value = probe(partial(lambda at: sent.found(attn, "", at).output, (*path, label)))
             except Exception:  # noqa: BLE001 - as above
                 continue
             if is_pattern(value):
@@ -347,20 +471,20 @@ def _find_attention_ops(traced: Any, layer: Any, part: DecoderLayer, *, heads: G
                     continue
         return found
 
-    patterns = normalised(() if call is None else (call,))
+    at, patterns = sent.found(traced, layer), normalised(() if call is None else (call,))
     places = _places(Operations(call), part, d_head=heads.d_head)
     values, mixed = places["attn.hook_v"], places["attn.hook_z"]
     for path in reversed(patterns):
 
         def look_at_self(path: tuple[str, ...] = path) -> tuple[Tensor, Tensor]:
-            made = values.read(layer)
-            own = values.part.get(made)
+            projected = sent.found(at, values.path)
+            own = sent.got(values.part, projected.output)
             own = torch.randn(own.shape, generator=torch.Generator().manual_seed(0)).to(own)
-            values.write(layer, values.part.put(made, own))
-            pattern = _operation(attn, path)  # looked up when the call has begun
+            projected.output = sent.put(values.part, projected.output, own)
+            pattern = sent.found(attn, "", path)  # looked up when the call has begun
             shown = pattern.output
             pattern.output = torch.eye(_PROBE).expand(shape).to(shown)
-            return own, mixed.part.get(mixed.read(layer))
+            return own, sent.got(mixed.part, sent.found(at, mixed.path).input)
 
         own, z = probe(look_at_self)
         expected = values_of_heads(own[0], heads.n_heads).transpose(0, 1)

@@ -15,6 +15,7 @@ from torch import Tensor
 from .arithmetic import finished_scores, softmax
 from .info import AttentionRule
 from .inputs import Recording
+from .sent import is_half
 
 
 @runtime_checkable
@@ -55,19 +56,20 @@ class Layers(Protocol):
         """
 
     def unembed(self, resid: Tensor) -> Tensor:
-        r"""Logits `[..., vocab]` of the last layer's residual stream, soft-capped at c where the model does.
+        r"""Logits `[..., vocab]` of the last layer's residual stream (maybe a finer one), soft-capped where the model does.
 
         $$ c \tanh\big(W_U\, n(x) / c\big) $$
         """
 
 
 def finished(layers: Layers, layer: int, resid: Tensor, z: Tensor) -> Tensor:
-    """The residual stream after a layer, from the one before it and the head outputs."""
+    """The residual stream after a layer, from the one before it and the head outputs, whose precision is the layer's; the
+    stream's may be finer, and stays so."""
     wrote = layers.attention_out(layer, z)
     if layers.parallel(layer):
-        return resid + wrote + layers.mlp_out(layer, resid)
+        return resid + wrote + layers.mlp_out(layer, resid.to(z.dtype))
     resid = resid + wrote
-    return resid + layers.mlp_out(layer, resid)
+    return resid + layers.mlp_out(layer, resid.to(z.dtype))
 
 
 def stage(layers: Layers, layer: int, part: str) -> int:
@@ -114,10 +116,18 @@ def _joined(running: Tensor, fresh: Tensor) -> Tensor:
 
 
 class Stepper:
-    """The recipe, for any decoder that is known layer by layer."""
+    """The recipe, for any decoder that is known layer by layer.
 
-    def __init__(self, layers: Layers, lock: Any) -> None:
-        self.layers, self._lock = layers, lock
+    In half precision the residual stream is carried on in float32 and rounded where a layer reads it, so that what layers
+    write is not rounded once more each time it is added up.
+    """
+
+    def __init__(self, layers: Layers, lock: Any, *, float32_stream: bool = True) -> None:
+        self.layers, self._lock, self._float32 = layers, lock, float32_stream
+
+    def _stream(self, resid: Tensor) -> Tensor:
+        """The residual stream as it is carried on: float32 where the model is in half precision, unless asked otherwise."""
+        return resid.float() if self._float32 and is_half(resid) else resid
 
     def replay(self, receiving: Recording, joins: Sequence[int], z: Tensor, read: Tensor) -> Tensor:
         """Logits `[batch x row, read, vocab]` at `read` (counted from `start`); see `Model.replay`.
@@ -133,19 +143,20 @@ class Stepper:
         positions = receiving.inputs.positions[:, receiving.start :][:, :last]
         edited = z.view(batch, rows, *z.shape[1:])[:, :, :last]
         active = 0
-        resid, z = receiving.resid_pre[joins[0]][:0], z[:0]  # none yet
+        resid, z = self._stream(receiving.resid_pre[joins[0]][:0]), z[:0]  # none yet
         for at in range(joins[0], self.layers.n_layers):
             final = at == self.layers.n_layers - 1  # there, all queries but those read are of no use
             if active:
                 resid = resid.to(receiving.resid_pre[at].device)  # layers may lie on several devices
-                q, k, v = self.layers.project(at, resid, positions.repeat_interleave(active if batch > 1 else 1, 0))
+                read_as = resid.to(receiving.z[at].dtype)
+                q, k, v = self.layers.project(at, read_as, positions.repeat_interleave(active if batch > 1 else 1, 0))
                 if final:
                     read = read.to(resid.device)
                     q, resid = q[:, read], resid[:, read]
                 z = self._attend(receiving, at, q, k, v, dest=read if final else None)
             joining = joins.count(at)
             if joining:
-                fresh = receiving.resid_pre[at][:, None, :last].expand(-1, joining, -1, -1)
+                fresh = self._stream(receiving.resid_pre[at])[:, None, :last].expand(-1, joining, -1, -1)
                 own = edited[:, active : active + joining].to(fresh.device)
                 if final:
                     read = read.to(fresh.device)
@@ -182,7 +193,7 @@ class Stepper:
             active += joining
             return _joined(resid, own[:, None] + more)
 
-        resid = receiving.resid_pre[-1][:0, :last]  # none yet
+        resid = self._stream(receiving.resid_pre[-1][:0, :last])  # none yet
         for at in range(stages[0] // 2, n_layers):
             resid = joined(resid.to(receiving.resid_pre[at].device), 2 * at)  # layers may lie on several devices
             rows = (
@@ -191,24 +202,26 @@ class Stepper:
             mid = resid if rows is None else resid[:, rows]
             before = mid
             if active:
-                q, k, v = self.layers.project(at, resid, positions.repeat_interleave(active if batch > 1 else 1, 0))
+                read_as = resid.to(receiving.z[at].dtype)
+                q, k, v = self.layers.project(at, read_as, positions.repeat_interleave(active if batch > 1 else 1, 0))
                 z = self._attend(receiving, at, q if rows is None else q[:, rows], k, v, dest=rows)
                 mid = mid + self.layers.attention_out(at, z)
             mid = joined(mid, 2 * at + 1, rows)
-            resid = mid + self.layers.mlp_out(at, before if self.layers.parallel(at) else mid) if active else mid
+            if active:
+                x = before if self.layers.parallel(at) else mid
+                mid = mid + self.layers.mlp_out(at, x.to(receiving.z[at].dtype))
+            resid = mid
         return self.layers.unembed(joined(resid, 2 * n_layers, read.to(resid.device)))
 
     def stream(self, receiving: Recording, at: int) -> Tensor:
-        """The run's own residual stream at a stage (see `stage`), `[batch, changed, d_model]`."""
+        """The run's own residual stream at a stage (see `stage`), `[batch, changed, d_model]`, as it is carried on."""
         layer = min(at // 2, self.layers.n_layers - 1)
-        resid, z = receiving.resid_pre[layer], receiving.z[layer]
+        resid, z = self._stream(receiving.resid_pre[layer]), receiving.z[layer]
         if at == 2 * layer:
             return resid
-        return (
-            resid + self.layers.attention_out(layer, z)
-            if at == 2 * layer + 1
-            else finished(self.layers, layer, resid, z)
-        )
+        if at == 2 * layer + 1:
+            return resid + self.layers.attention_out(layer, z)
+        return finished(self.layers, layer, resid, z)
 
     def tail(
         self,
@@ -251,11 +264,11 @@ class Stepper:
         positions = receiving.inputs.positions[:, receiving.start :]
         if batch > 1:
             positions = positions.repeat_interleave(n_rows, 0)
-        resid = receiving.resid_pre[0].repeat_interleave(n_rows, 0)
+        resid = self._stream(receiving.resid_pre[0]).repeat_interleave(n_rows, 0)
         for layer in range(self.layers.n_layers):
             place = receiving.resid_pre[layer].device
             resid = resid.to(place)  # once: so its gradients add up in one order, however layers are split
-            q, k, v = self.layers.project(layer, resid, positions)
+            q, k, v = self.layers.project(layer, resid.to(receiving.z[layer].dtype), positions)
             gate = None if gates is None or gated is None else (gates[:, layer].to(place), gated.to(place))
             z = self._attend(receiving, layer, q, k, v, gate=gate)
             if offsets is not None:

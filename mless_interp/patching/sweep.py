@@ -13,8 +13,8 @@ from ..given import check_count, checked
 from ..heads import Head
 from ..models.base import Model
 from ..models.inputs import Recording
-from ..models.memory import halved, rows_per_pass
-from ..models.unembedding import is_half
+from ..models.memory import halved, rows_per_pass, rows_per_request
+from ..models.sent import is_half
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast, one_of
 from ..prompts.pairs import PromptPair
 from ..running.work import Tick, Unit
@@ -260,14 +260,12 @@ class _Swept:
         self.read = runs.read(sweep.receiving)
         self.edited, self.given = sweep.edited(runs)
         changed = length - self.receiving.start
-        self.rows = max_rows or rows_per_pass(
-            self.model.info,
-            batch=len(runs.pairs),
-            changed=changed,
-            length=length,
-            read=len(self.read),
-            devices=self.model.devices,
-        )
+        sizes = {"batch": len(runs.pairs), "changed": changed, "length": length}
+        if self.model.remote:
+            self.rows = max_rows or rows_per_request(self.model.info, **sizes)
+        else:
+            devices = self.model.devices
+            self.rows = max_rows or rows_per_pass(self.model.info, **sizes, read=len(self.read), devices=devices)
         self._newest: tuple[int, Tensor] | None = None
 
     def all_heads(self, heads: Sequence[Head], tick: Tick) -> dict[str, np.ndarray]:

@@ -16,7 +16,7 @@ from ..models.base import Model
 from ..models.info import ModelError
 from ..models.load import load_model
 from ..models.products import product
-from ..models.unembedding import unembedded
+from ..models.sent import unembedded
 from ..prompts.pairs import PromptPair
 from ..prompts.prompt import Prompt
 from .free import available_memory

@@ -327,9 +327,9 @@ def shards_of(target: Path) -> list[Path]:
     return [target.with_name(name) for name in names if part_names(target).fullmatch(name)]
 
 
-def keep_begun(file: Path, options: dict[str, Any]) -> None:
-    """Write down the options that a run was begun with, whole or not at all, with a digest of them."""
-    _write_whole(file, {"options": options, "digest": key_of(options)})
+def keep_begun(file: Path, options: dict[str, Any], *, command: str = "") -> None:
+    """Write down the options and the command that a run was begun with, whole or not at all, with a digest of the options."""
+    _write_whole(file, {"options": options, "digest": key_of(options), "command": command})
 
 
 def read_begun(file: Path) -> dict[str, Any] | None:

@@ -6,11 +6,13 @@ and keys, so that no layer ever holds heads x tokens^2. Keys that no row of a bl
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from ..metrics.once import computed_once
 from ..metrics.patterns import uniform_pattern, with_sink_key
 from ..metrics.received import received_from_sums, received_sums
 from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
@@ -143,12 +145,12 @@ class Rows:
     def options(self) -> dict[str, Tensor]:
         return {"visible": self.block.visible, "dest_positions": self.block.positions}
 
-    @property
+    @cached_property
     def span(self) -> Tensor:
         assert self.layout.span is not None
         return self.block.mask(self.layout.span)
 
-    @property
+    @cached_property
     def sink(self) -> Tensor:
         """The first token, and learned sinks."""
         return self.block.mask(self.layout.sink, extra=True)
@@ -223,26 +225,37 @@ def reduce_blocks(blocks: Iterator[Block], layout: Layout, plan: Plan, **extras:
     totals: dict[str, list[Tensor]] = {}
     rows: dict[str, list[Tensor]] = {name: [] for name in plan.rows}
     for block in blocks:
-        sink = block.mask(layout.sink, extra=True)
-        seen: dict[str, Any] = {"visible": block.visible, "dest_positions": block.positions}
-        if plan.received:
-            options: dict[str, Any] = {"rows": block.mask(layout.rows), "diag": plan.diag, "renorm": plan.renorm}
-            part = received_sums(
-                block.pattern, sink=sink if plan.exclude_sink or plan.renorm else None, **options, **seen
-            )
-            _add(totals, "received", part, block.n_src, layout.n_tokens)
-        if "sink_levels" in plan.needs:
-            _add(totals, "alpha", received_sums(block.pattern, diag=True, **seen), block.n_src, layout.n_tokens)
-        if plan.rows:
-            asked = block.only(layout.question)
-            if len(asked.positions):
-                context = Rows(asked, layout, **extras)
-                for name, formula in plan.rows.items():
-                    rows[name].append(formula(context))
+        with computed_once():
+            _reduce_block(block, layout, plan, totals, rows, extras)
     sums = {name: (total[0], total[1]) for name, total in totals.items()}
     return Reduced(
         sums.get("received"), sums.get("alpha"), {name: torch.cat(parts, -1) for name, parts in rows.items()}
     )
+
+
+def _reduce_block(
+    block: Block,
+    layout: Layout,
+    plan: Plan,
+    totals: dict[str, list[Tensor]],
+    rows: dict[str, list[Tensor]],
+    extras: dict[str, Any],
+) -> None:
+    """One block's share of the sums, and its numbers per row."""
+    sink = block.mask(layout.sink, extra=True)
+    seen: dict[str, Any] = {"visible": block.visible, "dest_positions": block.positions}
+    if plan.received:
+        options: dict[str, Any] = {"rows": block.mask(layout.rows), "diag": plan.diag, "renorm": plan.renorm}
+        part = received_sums(block.pattern, sink=sink if plan.exclude_sink or plan.renorm else None, **options, **seen)
+        _add(totals, "received", part, block.n_src, layout.n_tokens)
+    if "sink_levels" in plan.needs:
+        _add(totals, "alpha", received_sums(block.pattern, diag=True, **seen), block.n_src, layout.n_tokens)
+    if plan.rows:
+        asked = block.only(layout.question)
+        if len(asked.positions):
+            context = Rows(asked, layout, **extras)
+            for name, formula in plan.rows.items():
+                rows[name].append(formula(context))
 
 
 def brought_in(layers: dict[int, Reduced]) -> dict[int, Reduced]:

@@ -79,9 +79,14 @@ def test_positions_follow_a_rotation_that_also_scales(tiny_model_dir: Any) -> No
     assert check_model(model).gap_difference < 1e-4
 
 
-def test_a_model_that_runs_elsewhere_is_not_asked_for_the_gap(tiny_model_dir: Any) -> None:
+def test_a_model_that_runs_elsewhere_is_asked_for_the_gap_unless_its_windows_cannot_be_lifted(
+    tiny_model_dir: Any,
+) -> None:
     far = lying(loaded(tiny_model_dir("qwen2"), "bridge"), ignores_positions)
     far.remote = True
+    with pytest.raises(FailedCheck, match="the gap condition differs from the masked one"):
+        check_model(far)
+    far.windows_by_index = True
     assert check_model(far).gap_difference is None
 
 
@@ -132,8 +137,8 @@ def test_a_replay_that_disagrees_is_reported_and_switched_off_where_the_figures_
     tiny_model_dir: Any,
 ) -> None:
     model = mi.load_model(tiny_model_dir("llama"), backend="bridge")
-    finish = model.layers.finish
-    model.layers.finish = lambda layer, resid, z: finish(layer, resid, z) * 1.1
+    mlp_out = model.layers.mlp_out
+    model.layers.mlp_out = lambda layer, resid: mlp_out(layer, resid) * 1.1
     figures = check_model(model)
     assert figures.replay.startswith("whole forward passes (continuing layer by layer was off by")
     assert model.stepper is not None, "the model is left as it was"

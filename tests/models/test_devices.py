@@ -387,6 +387,54 @@ def test_where_a_model_lies(tiny_model_dir: Any) -> None:
     assert offloaded(folder, "a device, then memory").devices == ("virtual:1",)
 
 
+def products_in_passes(model: Model, pairs: Any, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """How products of float32 are made in a run, a replay and a pass with gradients."""
+    seen = []
+
+    def look(activation: Tensor) -> None:
+        seen.append(torch.get_float32_matmul_precision())
+
+    mlp_out = type(model.layers).mlp_out
+    monkeypatch.setattr(type(model.layers), "mlp_out", lambda *given: (look(given[-1]), mlp_out(*given))[1])
+    model.run(pairs[0].condition("inserted"), capture={"blocks.1.hook_resid_pre": look})
+    n_runs = len(seen)
+    mi.patch_heads(model, pairs[:1], heads=["L1H2"], progress=False)
+    mi.attribute_heads(model, pairs[:1], method="gate_ig", steps=2, verify=1, progress=False)
+    assert n_runs == 1 and len(seen) > 4
+    return set(seen)
+
+
+@pytest.mark.parametrize(("options", "products"), [({}, "high"), ({"tf32": False}, "highest")])
+def test_products_are_in_tf32_on_a_device_within_passes_alone(
+    options: dict[str, Any], products: str, tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_model_dir("qwen2")
+    model = placed(folder, ALONE, **options)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("medium")  # whatever the process has
+    try:
+        assert products_in_passes(model, pairs_for(model, count=1), monkeypatch) == {products}
+        assert torch.get_float32_matmul_precision() == "medium"
+        with pytest.raises(ZeroDivisionError):
+            model.run(torch.arange(9), capture={"blocks.0.hook_resid_pre": lambda resid: 1 / 0})
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert model.identity["computed_on"]["products"] == ("tf32" if products == "high" else "highest")
+    assert model.checks.tolerance == (2e-2 if products == "high" else 1e-3)
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "bfloat16"}, {"dtype": "float64"}])
+def test_elsewhere_and_in_other_precisions_products_are_left_to_the_process(
+    options: dict[str, Any], tiny_model_dir: Any
+) -> None:
+    folder = tiny_model_dir("qwen2")
+    model = placed(folder, ALONE, **options) if options else mi.load_model(folder, backend="nnsight")
+    assert model.tf32 is None and model.multiplying(tf32=True) is model
+    assert model.identity["computed_on"]["products"] == torch.get_float32_matmul_precision()
+    assert mi.wrap_model(placed(folder, ALONE).underlying).tf32 is None, "its owner's"
+
+
 def test_the_smallest_gpu_decides_how_much_goes_into_a_pass(
     tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """Logits are float32 whatever the model's precision: on every backend, in whole passes and in replay, with gradients too."""
 
+import copy
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -8,12 +9,11 @@ import pytest
 import torch
 from conftest import tiny_model, word_tokenizer
 from models_under_test import loaded, without_stepper
-from virtual_devices import ONE, OTHER
 
 import mless_interp as mi
-from mless_interp.models import unembedding
+from mless_interp.models import replay, sent
 from mless_interp.models.inputs import Inputs
-from mless_interp.models.unembedding import float32_logits, is_half, unembedded
+from mless_interp.models.sent import float32_logits, is_half, unembedded
 
 TOKENS = torch.arange(14)[None]
 
@@ -53,7 +53,7 @@ def test_blocks_and_gradients_change_nothing(monkeypatch: pytest.MonkeyPatch) ->
     x = torch.randn(2, 3, 8, requires_grad=True)
     exact = x @ weight.float().T + bias.float()
     (wanted,) = torch.autograd.grad(exact.square().sum(), x)
-    monkeypatch.setattr(unembedding, "BLOCK", 40)  # five rows at a time
+    monkeypatch.setattr(sent, "BLOCK", 40)  # five rows at a time
     made = float32_logits(x, weight, bias)
     assert torch.allclose(made, exact, atol=1e-6)
     (found,) = torch.autograd.grad(made.square().sum(), x)
@@ -67,17 +67,7 @@ def test_layers_that_are_not_plain_or_not_here_do_it_by_themselves() -> None:
     x = torch.ones(1, 4)
     for module in (torch.nn.Linear(4, 3), Own(4, 3).bfloat16(), torch.nn.Linear(4, 3, device="meta").bfloat16()):
         assert unembedded(module, x) is None
-    plain = torch.nn.Linear(4, 3).bfloat16()
-    exact = x @ plain.weight.float().T + plain.bias.float()
-    made = unembedded(plain, x.bfloat16())
-    assert made.dtype == torch.float32 and torch.allclose(made, exact, atol=1e-6)
-
-
-def test_logits_lie_where_the_weights_do() -> None:
-    x, weight = torch.ones(2, 4), torch.randn(3, 4).bfloat16()
-    for normed in (x, x.to(OTHER)):
-        made = float32_logits(normed, weight.to(ONE))
-        assert made.device == ONE and torch.allclose(made.cpu(), x @ weight.float().T, atol=1e-6)
+    assert unembedded(torch.nn.Linear(4, 3).bfloat16(), x.bfloat16()).dtype == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -104,14 +94,57 @@ def test_halves_are_told() -> None:
 @pytest.mark.parametrize("gradients", [False, True])
 def test_blocks_are_as_large_as_allowed_and_never_empty(gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    product = unembedding._product
-    monkeypatch.setattr(unembedding, "_product", lambda x, block: (seen.append(len(block)), product(x, block))[1])
+    product = sent._product
+    monkeypatch.setattr(sent, "_product", lambda x, block: (seen.append(len(block)), product(x, block))[1])
     for dtype in (torch.bfloat16, torch.float16):
         weight, x = torch.randn(11, 8).to(dtype), torch.randn(2, 8, dtype=torch.float64, requires_grad=gradients)
         for block, sizes in ((31, [3, 3, 3, 2]), (32, [4, 4, 3]), (8, [1] * 11), (7, [1] * 11), (88, [11])):
-            monkeypatch.setattr(unembedding, "BLOCK", block)
+            monkeypatch.setattr(sent, "BLOCK", block)
             seen.clear()
             with torch.set_grad_enabled(gradients):
                 made = float32_logits(x, weight)
             assert seen == sizes and made.dtype == torch.float32
             assert torch.allclose(made, x.float() @ weight.float().T, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_a_replay_carries_its_stream_on_in_float32(
+    architecture: str, dtype: str, backend: str, tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Layers read it in their own precision; with the stream in theirs too, the replay is the library's own to rounding."""
+    model = loaded(tiny_model_dir(architecture), backend, dtype)
+    recording = model.record(Inputs(TOKENS), start=8, logits_at=[12])
+    seen, read = [], []
+    kind = type(model.layers)
+    for name in ("project", "mlp_out"):
+        method = getattr(kind, name)
+        monkeypatch.setattr(kind, name, lambda *given, method=method: (read.append(given[2].dtype), method(*given))[1])
+    finished = replay.finished
+    monkeypatch.setattr(replay, "finished", lambda *given: (seen.append(given[2].dtype), finished(*given))[1])
+    z = torch.cat([recording.z[layer] for layer in (0, 1)])
+    wide = model.replay(recording, [0, 1], z, logits_at=[12])
+    assert set(seen) == {torch.float32} and set(read) == {getattr(torch, dtype)}
+    narrow = model.checked(model.checks)
+    narrow.float32_stream = False
+    seen.clear()
+    other = narrow.replay(recording, [0, 1], z, logits_at=[12])
+    assert set(seen) == {getattr(torch, dtype)}
+    assert torch.equal(wide, other) == (dtype == "float32")
+    allowed = model.checks.tolerance * float(recording.logits.abs().max())
+    assert all(float((logits - recording.logits).abs().max()) <= allowed for logits in (wide, other))
+
+
+def test_a_float32_stream_brings_effects_nearer_to_those_of_float32() -> None:
+    """The demo model with weights that bfloat16 holds exactly: per cell, the error of every head's effect."""
+    demo = mi.load_model("demo", backend="nnsight")
+    exact = copy.deepcopy(demo.hf_model)
+    exact.load_state_dict({name: weight.bfloat16().float() for name, weight in exact.state_dict().items()})
+    held = SimpleNamespace(name="demo", hf_model=exact, tokenizer=demo.tokenizer)
+    full, wide = (mi.load_model(held, backend="bridge", dtype=dtype) for dtype in ("float32", "bfloat16"))
+    narrow = wide.checked(wide.checks)
+    narrow.float32_stream = False
+    pairs = mi.make_pairs(full, mi.load_problems("demo", limit=6), mi.Insertion.meaningless(" /", 55))
+    truth, ours, theirs = (mi.patch_heads(model, pairs, progress=False).per_head for model in (full, wide, narrow))
+    errors = [float(((found - truth) ** 2).mean() ** 0.5) for found in (ours, theirs)]
+    assert errors[0] < 0.85 * errors[1], errors

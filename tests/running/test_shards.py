@@ -1,6 +1,7 @@
 """A run in parts: each does its own, one has them all, and what comes out is what one run would have given."""
 
 import json
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -195,7 +197,8 @@ def test_answers_in_parts_are_the_same(tmp_path: Path) -> None:
 
 
 def command(*arguments: str, code: int = 0) -> str:
-    done = CliRunner().invoke(app, [*arguments])
+    with mock.patch.object(sys, "argv", ["mless-interp", *arguments]):
+        done = CliRunner().invoke(app, [*arguments])
     assert done.exit_code == code, (done.output, done.stderr)
     return done.output + done.stderr
 
@@ -222,6 +225,8 @@ def test_commands_in_parts_are_merged_also_from_elsewhere(tmp_path: Path) -> Non
     assert ours.keys() == theirs.keys()
     assert all(ours[name].equals(theirs[name]) for name in ours)
     assert not (tmp_path / ".here.partial").exists()
+    repeat = json.loads((Path(here) / "run.json").read_text())["repeat"]
+    assert repeat == shlex.join(["mless-interp", *SWEEP, "--out", here]), "neither the merging nor a shard"
 
 
 def test_damaged_options_are_told_and_nothing_is_lost(tmp_path: Path) -> None:

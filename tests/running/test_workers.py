@@ -188,3 +188,21 @@ def test_wrong_numbers_are_told_before_anything_begins(options: Any) -> None:
         mi.RayWorkers(**options)
     with pytest.raises(TypeError, match="count"):
         mi.RayWorkers("two")  # type: ignore[arg-type]
+
+
+# --------------------------------------------------------------------------------------------------------------- addresses
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("nowhere", "address must be auto, HOST:PORT or ray://HOST:PORT of a running cluster, got 'nowhere'"),
+        ("127.0.0.1:1", "no Ray cluster answers at '127.0.0.1:1' .*refused"),
+        ("ray://127.0.0.1:1", "no Ray cluster answers at 'ray://127.0.0.1:1'"),
+    ],
+)
+def test_an_address_where_nothing_is_is_refused_at_once(address: str, words: str) -> None:
+    began = time.monotonic()
+    with pytest.raises(ValueError, match=words):
+        mi.RayWorkers(2, address=address)
+    assert time.monotonic() - began < 5

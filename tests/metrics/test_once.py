@@ -1,0 +1,69 @@
+"""What formulas share is computed once inside `computed_once`, and never kept outside."""
+
+import torch
+
+from mless_interp.metrics import entropy
+from mless_interp.metrics.once import computed_once, once
+
+CALLS: list[int] = []
+
+
+@once
+def doubled(x: torch.Tensor, *, by: int = 2) -> torch.Tensor:
+    CALLS.append(by)
+    return x * by
+
+
+def test_the_same_arguments_are_computed_once_inside_and_each_time_outside() -> None:
+    CALLS.clear()
+    x, y = torch.ones(2), torch.ones(2)
+    with computed_once():
+        first, again, other, more = doubled(x), doubled(x), doubled(y), doubled(x, by=3)
+        assert first is again and other is not first and float(more[0]) == 3
+    assert CALLS == [2, 2, 3]
+    assert doubled(x) is not first and doubled(x) is not doubled(x)
+    with computed_once():
+        assert doubled(x) is not first
+    assert len(CALLS) == 7
+
+
+def test_a_tensor_that_is_gone_is_not_taken_for_another() -> None:
+    with computed_once():
+        found = [float(doubled(torch.full((1,), value))) for value in (1.0, 2.0, 3.0, 4.0)]
+    assert found == [2.0, 4.0, 6.0, 8.0]
+
+
+def test_blocks_within_blocks_keep_their_own() -> None:
+    x = torch.ones(1)
+    with computed_once():
+        outer = doubled(x)
+        with computed_once():
+            assert doubled(x) is not outer
+        assert doubled(x) is outer
+
+
+def test_metrics_are_the_same_bits_and_share_their_logarithms(monkeypatch) -> None:
+    pattern = torch.rand(3, 6, 6, generator=torch.Generator().manual_seed(0)).tril() + 1e-3 * torch.eye(6)
+    pattern = pattern / pattern.sum(-1, keepdim=True)
+    span = torch.tensor([False, True, True, False, False, False])
+    asked: list[int] = []
+    xlogy = torch.xlogy
+    monkeypatch.setattr(torch, "xlogy", lambda *given: (asked.append(given[0].dim()), xlogy(*given))[1])
+
+    def numbers() -> list[torch.Tensor]:
+        chain = entropy.entropy_chain(pattern, span=span)
+        return [
+            entropy.attention_entropy(pattern),
+            entropy.normalised_entropy(pattern),
+            entropy.entropy_without_sink(pattern, sink=~span),
+            chain.outside,
+            entropy.entropy_chain(pattern, span=span).inside,
+        ]
+
+    apart = numbers()
+    n_apart = asked.count(3)
+    asked.clear()
+    with computed_once():
+        together = numbers()
+    assert asked.count(3) == 1 and n_apart == 5
+    assert all(map(torch.equal, [x.nan_to_num() for x in apart], [x.nan_to_num() for x in together]))

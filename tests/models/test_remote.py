@@ -1,0 +1,264 @@
+"""Models that run elsewhere: each path against a server without this package, equal to the same model here bit for bit."""
+
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import nnsight.ndif
+import pytest
+import torch
+from models_under_test import loaded, pairs_for, without_stepper
+from ndif_under_test import Server, elsewhere, hosting, strictly
+
+import mless_interp as mi
+from mless_interp.models import sent
+from mless_interp.models.info import LeanAttentionError, ModelError
+from mless_interp.models.inputs import Inputs
+
+TOKENS = torch.arange(5, 29)[None]
+MEGABYTE = 2**20
+
+
+@pytest.fixture(params=["qwen2", "gemma3"])
+def architecture(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def weightless(folder: Path, there: Path) -> str:
+    """The same folder without its weights: what a hub shows before they are fetched."""
+    shutil.copytree(folder, there, ignore=shutil.ignore_patterns("*.safetensors"))
+    return str(there)
+
+
+@pytest.fixture
+def both(
+    architecture: str, tiny_model_dir: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Any, Any, Server]:
+    """A model here, the same on a server, and the server; what is here of the second has no weights."""
+    here = loaded(tiny_model_dir(architecture), "nnsight")
+    server = strictly(monkeypatch, Server(here))
+    folder = weightless(tiny_model_dir(architecture), tmp_path / "elsewhere")
+    hosting(monkeypatch, folder)
+    there = mi.load_model(folder, remote=True)
+    assert all(weight.is_meta for weight in there.underlying._module.parameters())
+    assert server.requests and there.weights is None and there.info.weights_hash is None
+    return here, there, server
+
+
+def test_runs_records_scores_and_sweeps_are_equal_to_those_here(both: Any) -> None:
+    here, there, server = both
+    pairs = pairs_for(here, count=2)
+    n_loading = len(server.requests)
+
+    sites = [f"blocks.1.{name}" for name in ("hook_resid_pre", "attn.hook_pattern", "attn.hook_rot_k", "mlp.hook_post")]
+    capture = dict.fromkeys(sites) | {"blocks.2.attn.hook_z": lambda z: z.mean(1)}
+    for inputs in (Inputs(TOKENS), pairs[0].condition("masked"), pairs[0].condition("gap")):
+        ours, theirs = (model.run(inputs, capture=capture) for model in (here, there))
+        assert torch.equal(ours.logits, theirs.logits)
+        assert all(torch.equal(ours.captured[name], theirs.captured[name]) for name in capture)
+    assert len(server.requests) == n_loading + 3
+
+    first, second = (model.record(pairs[0].condition("masked"), start=20, logits_at="last") for model in (here, there))
+    for name in ("resid_pre", "q", "k", "v", "z", "masks"):
+        assert all(map(torch.equal, getattr(first, name), getattr(second, name))), name
+
+    ours, theirs = (mi.score_heads(model, pairs, progress=False) for model in (here, there))
+    assert ours.to_frame().equals(theirs.to_frame())
+
+    for edit in ("z", "knockout"):
+        whole = without_stepper(here)
+        whole.remote = False
+        before = len(server.requests)
+        heads = [mi.Head(layer, head) for layer in range(3) for head in range(8)]
+        options: dict[str, Any] = {"edit": edit, "heads": heads, "progress": False, "max_rows": 28}
+        ours, theirs = (mi.patch_heads(model, pairs[:1], **options) for model in (whole, there))
+        assert (ours.patched == theirs.patched).all() and ours.receiving == theirs.receiving
+        assert len(server.requests) == before + 3, "two runs, and one pass for all heads"
+
+    assert server.largest < MEGABYTE
+    known = {
+        "torch",
+        "nnsight",
+        "cloudpickle",
+        "transformers",
+        "collections",
+        "functools",
+        "_functools",
+        "typing",
+        "builtins",
+    }
+    assert {name.partition(".")[0] for name in server.modules} <= {*known, "operator", "_operator", "types"}
+
+
+def test_of_a_7b_shape_28_heads_go_in_one_request_of_less_than_a_megabyte(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model_dir: Any
+) -> None:
+    """28 layers of 28 heads of 128: what is sent grows with the tokens edited and the modules named, not with the width."""
+    here = loaded(tiny_model_dir("qwen2"), "nnsight")
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    config = Qwen2Config(
+        vocab_size=here.info.d_vocab,
+        hidden_size=128,
+        intermediate_size=32,
+        num_hidden_layers=28,
+        num_attention_heads=28,
+        num_key_value_heads=4,
+        head_dim=128,
+    )
+    torch.manual_seed(0)
+    made = type(
+        "Made", (), {"name": "wide", "tokenizer": here.tokenizer, "hf_model": AutoModelForCausalLM.from_config(config)}
+    )
+    model = mi.load_model(made(), backend="nnsight", remote="local")
+    server = strictly(monkeypatch, Server(model))
+    scores = mi.patch_heads(
+        model,
+        pairs_for(model, count=1),
+        edit="knockout",
+        heads=[mi.Head(9, head) for head in range(28)],
+        progress=False,
+    )
+    assert len(server.requests) == 3 and server.largest < MEGABYTE
+    assert scores.noise.shape[1] == 28
+
+
+def test_an_answer_holds_nothing_but_what_was_saved(both: Any) -> None:
+    """What a trace changes beside it is changed elsewhere: the rehearsal shows that, nnsight's own does not."""
+    traced, changed = both[1].underlying, []
+    with traced.trace({"input_ids": TOKENS, "attention_mask": torch.ones_like(TOKENS)}, remote="local"):
+        changed.append(1)
+        kept = nnsight.save(traced.lm_head.output.shape)
+    assert changed == [] and kept[1] == TOKENS.shape[1]
+
+
+def test_there_nothing_of_this_package_can_be_imported() -> None:
+    with elsewhere(), pytest.raises(ModuleNotFoundError):
+        __import__("mless_interp.heads")
+    __import__("mless_interp.heads")
+
+
+def test_what_is_sent_imports_torch_alone() -> None:
+    import ast
+
+    tree = ast.parse(Path(sent.__file__).read_text(encoding="utf-8"))
+    roots = {node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
+    roots |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    assert roots == {"torch", "collections", "functools", "typing"}
+
+
+def test_what_can_be_sent_is_plain() -> None:
+    scale = torch.ones(2)
+    assert sent.can_be_sent(partial(sent.tail, start=3)) and sent.can_be_sent(torch.zeros_like)
+    assert sent.can_be_sent(partial(sent.replaced, start=1, rows=[0], heads=[1], new=scale))
+    for other in (lambda x: x * scale, partial(sent.tail, start=object()), mi.Head(0, 1), partial(max, 1)):
+        assert not sent.can_be_sent(other)
+
+
+@pytest.mark.parametrize("shape", [(3, 1, 5, 7), (4, 2, 3, 3), (1, 1, 8, 8)])
+def test_masks_are_packed_to_bits_and_equal_neighbours_to_one(shape: tuple[int, ...]) -> None:
+    mask = torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 0.5
+    mask = torch.cat([mask, mask[-1:], mask[-1:]])
+    bits, *rest = sent.packed(mask)
+    assert torch.equal(sent.unpacked(bits, *rest), mask)
+    assert len(bits) == -(-mask[: shape[0]].numel() // 8)
+
+
+# ----------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_an_edit_that_cannot_be_written_down_is_refused(both: Any) -> None:
+    _, there, _ = both
+    name = "blocks.0.attn.hook_z"
+    with pytest.raises(ModelError, match=rf"the edit of {name} is a function of this process, which cannot be sent"):
+        there.run(TOKENS, edits={name: lambda z: z * 2})
+
+
+def test_weights_and_gradients_are_refused(both: Any) -> None:
+    _, there, _ = both
+    with pytest.raises(ModelError, match="runs remotely, so its output weights are not here"):
+        there.output_weights(0)
+    with pytest.raises(ModelError, match="runs remotely, where its gradients cannot be fetched"):
+        there.run(TOKENS, grad=True)
+    assert there.identity["weights"].startswith("not read here") and there.identity["computed_on"] == "elsewhere"
+
+
+def test_without_a_key_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosting(monkeypatch, key=None)
+    with pytest.raises(ModelError, match="needs an API key: .* NDIF_API_KEY"):
+        mi.load_model("some/model", remote=True)
+
+
+def test_a_model_that_ndif_does_not_run_is_refused_with_those_that_it_does(
+    tiny_model_dir: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = weightless(tiny_model_dir("qwen2"), tmp_path / "elsewhere")
+    hosting(monkeypatch, folder)
+    hosting(monkeypatch, "one/model", "two/model")
+    with pytest.raises(ModelError, match="NDIF does not run .*elsewhere now; it runs one/model, two/model"):
+        mi.load_model(folder, remote=True)
+    monkeypatch.setattr(nnsight.ndif, "status", lambda raw=False: {})
+    with pytest.raises(ModelError, match="NDIF cannot be reached at https://"):
+        mi.load_model(folder, remote=True)
+
+
+def test_a_name_that_the_hub_does_not_know_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosting(monkeypatch, "one/model")
+    with pytest.raises(
+        ModelError, match="cannot look up 'no/such-model' for remote=True, which takes a model's id on the hub"
+    ):
+        mi.load_model("no/such-model", remote=True)
+
+
+def test_fused_attention_has_no_patterns_there_either(
+    tiny_model_dir: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = loaded(tiny_model_dir("qwen2"), "nnsight", attention="sdpa")
+    strictly(monkeypatch, Server(here))
+    folder = weightless(tiny_model_dir("qwen2"), tmp_path / "elsewhere")
+    hosting(monkeypatch, folder)
+    there = mi.load_model(folder, remote=True, attn_implementation="sdpa")
+    with pytest.raises(LeanAttentionError, match="does not exist under 'sdpa' attention"):
+        there.run(TOKENS, capture={"blocks.0.attn.hook_pattern": None})
+    ours, theirs = (mi.score_heads(model, pairs_for(here, count=1), progress=False) for model in (here, there))
+    assert ours.to_frame().equals(theirs.to_frame())
+
+
+def test_an_answer_that_does_not_come_is_not_waited_for_longer_than_said(
+    both: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, there, server = both
+    server.late, there.timeout = True, 0.0
+    with pytest.raises(ModelError, match=r"gave no answer within 0 s \(job job .*, last said: QUEUED\): try again"):
+        there.run(TOKENS)
+
+
+def test_what_a_server_says_is_told(both: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from nnsight.intervention.backends.remote import RemoteBackend, RemoteError
+
+    _, there, _ = both
+
+    def fails(self: Any, request: Any, blob: bytes) -> Any:
+        raise RemoteError("Failed to send request: the queue is full")
+
+    monkeypatch.setattr(RemoteBackend, "_post", fails)
+    with pytest.raises(ModelError, match="NDIF says: Failed to send request: the queue is full"):
+        there.run(TOKENS)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "words"),
+    [
+        ("some/model", {"remote": "there"}, 'remote must be False, True or "local", got'),
+        (
+            "some/model",
+            {"remote": True, "device": "cpu"},
+            "remote=True takes a hub id, whose weights lie elsewhere: device",
+        ),
+        (Path("folder"), {"remote": True}, "remote=True takes a hub id, whose weights lie elsewhere: .* is not one"),
+    ],
+)
+def test_what_goes_with_no_server_is_refused(name: Any, options: Any, words: str, untyped: None) -> None:
+    with pytest.raises(ValueError, match=words):
+        mi.load_model(name, **options)
