@@ -65,6 +65,8 @@ PUBLIC = {
     "locating.locate": ["locate_heads"],
     "locating.located": ["LocatedHeads"],
     "circuits.direct": ["DirectEffects", "direct_effects"],
+    "circuits.head_sets": ["HeadSet", "MinimalSets"],
+    "circuits.minimal_sets": ["minimal_sets"],
     "circuits.paths": ["Edge", "PathEffects", "trace_paths"],
     "circuits.site_patches": ["PositionMap", "SitePatches", "map_positions", "patch_sites"],
     "grading": ["grade_lenient", "grade_paper", "grade_strict"],
