@@ -458,6 +458,27 @@ def sets_found(n: int = 12) -> mi.MinimalSets:
     return mi.MinimalSets(problems(n), HEADS, np.ones((n, 3)) + spread(n)[:, None], whole, none, "nats", settings)
 
 
+def transferred(n: int = 12) -> mi.Transfer:
+    """Two heads' means bring back 0.9 of a total effect of 1; random heads 0.1, another insertion's means 0.3."""
+    part = 1 + spread(n)
+    return mi.Transfer(
+        problem_ids=tuple(f"fresh {at}" for at in range(n)),
+        measured_ids=problems(n),
+        heads=HEADS[:2],
+        lam=np.array([0.4, 0.9]),
+        sigma=np.array([[3.0, 4.0], [0.0, 1.0]]),
+        base=-2 * np.ones(n),
+        inserted=-2 + part,
+        given=0.9 * part,
+        sets=((HEADS[2], HEADS[1]), (mi.Head(0, 2), HEADS[1])),
+        random=part[:, None] * [0.2, 0.0],
+        n_possible=8,
+        other=part[:, None] * [0.4, 0.2],
+        unit="nats",
+        settings=SETTINGS | {"contrast": "total", "control": "random words", "place": {"before": "question"}},
+    )
+
+
 def studied(n: int = 8) -> mi.StudyResult:
     """Slashes lower the outcome by 1 and nothing else is shown; the other insertion does exactly nothing."""
     totals = {"slashes": -1 + spread(n), "he": np.zeros(n)}
@@ -502,6 +523,7 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "PositionMap": spots,
     "HeadSet": head_set,
     "MinimalSets": sets_found,
+    "Transfer": transferred,
     "Enrichment": enriched,
     "AccuracyResults": answered,
     "Comparison": lambda: answered(n=20).compare("none", "Mless"),

@@ -235,7 +235,8 @@ class HeadSet(Result):
         few = f"; no p below {smallest:.2g} can come out" if smallest >= self.alpha else ""
         return [
             f"{which[0].upper()}{which[1:]} sets of the same layers and size do {share_of(float(np.median(shares)))} "
-            f"(median; at most {share_of(float(shares.max()))}), {self.n_as_large or 'none'} of them as much (p = {self.p_random:.2g}{few})."
+            f"(median; at most {share_of(float(shares.max()))}), {self.n_as_large or 'none'} of them as much "
+            f"(p = {self.p_random:.2g}{few})."
         ]
 
     def _swap_words(self) -> list[str]:
@@ -333,7 +334,8 @@ class MinimalSets(Result):
     def sentences(self) -> list[str]:
         """Which heads suffice and which are needed, both on fresh problems, and what that says of heads that stand in for
         each other."""
-        found = [f"{'; '.join(self._in_short(each) for each in self.both)}."]
+        short = "; ".join(self._in_short(each) for each in self.both)
+        found = [f"{short[0].upper()}{short[1:]}."]
         if self.sufficient.found and self.necessary.found:
             found.append(self._structure_words())
         found += [words for each in self.both for words in each.sentences()]

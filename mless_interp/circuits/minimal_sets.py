@@ -197,8 +197,8 @@ def few_for_sets(search: Prepared, fresh: Prepared) -> None:
     ):
         if len(problems.ids) < needed:
             raise ValueError(
-                f"at least {needed} problems are needed to {what}, got {len(problems.ids)}: with fewer no test can pass (without "
-                "fresh=... one half of the problems is kept to confirm on)"
+                f"at least {needed} problems are needed to {what}, got {len(problems.ids)}: with fewer no test can pass "
+                "(without fresh=... one half of the problems is kept to confirm on)"
             )
 
 

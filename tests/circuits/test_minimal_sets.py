@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from architectures_under_test import folder_of
-from models_under_test import Gated, loaded, planted_here, planted_pairs, planted_problems, without_stepper
+from models_under_test import Gated, loaded, pairs_for, planted_here, planted_pairs, planted_problems, without_stepper
 from small_results import head_set, located, sets_found
 
 import mless_interp as mi
@@ -125,14 +125,16 @@ def test_pruning_leaves_out_what_a_later_head_makes_superfluous() -> None:
     a, b, c = Head(0, 1), Head(1, 0), Head(1, 1)
     does = {(a,): 5, (b,): 4, (c,): 4, (a, b): 6, (a, c): 6, (b, c): 9, (a, b, c): 10}
 
-    class Told:
+    class Told(_Measured):
+        def __init__(self) -> None: ...
+
         def effects(self, side: str, sets: Any) -> np.ndarray:
             return np.array([[float(does[tuple(sorted(each))]) for each in sets]] * 3)
 
     way = _Way(direction=1, target=8.0, little=0.5)
-    steps, chosen = way.found(Told(), "sufficient", (a, b, c), 3)  # type: ignore[arg-type]
+    steps, chosen = way.found(Told(), "sufficient", (a, b, c), 3)
     assert steps == [(a,), (a, b), (a, b, c), (b, c)] and chosen == (b, c)
-    assert way.swaps(Told(), "sufficient", chosen, (a, b, c)) == []  # type: ignore[arg-type]
+    assert way.swaps(Told(), "sufficient", chosen, (a, b, c)) == []
 
 
 def test_nothing_is_sought_where_no_effect_is_established() -> None:
@@ -245,7 +247,7 @@ def test_rows_and_steps_are_told() -> None:
     assert made.p_random == pytest.approx(1 / 4) and made.n_as_large == 0
     assert made.stand_ins == {Head(0, 1): (Head(0, 0),)}
     assert (
-        sets_found().describe().startswith("sufficient: L0H1, L1H0 (confirmed on fresh problems); necessary: no set.")
+        sets_found().describe().startswith("Sufficient: L0H1, L1H0 (confirmed on fresh problems); necessary: no set.")
     )
 
 
