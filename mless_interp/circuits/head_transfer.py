@@ -75,8 +75,13 @@ class HeadTransfer:
         return Insertion.meaningless(**self.place).places(prompt)[0]
 
     def check(self, model: Model) -> None:
-        """`ValueError` unless it was made of heads that this model has."""
+        """`ValueError` unless this model has these heads and any token can be moved alike."""
         model.info.chosen(self.heads, what="move")
+        if self.lam.shape[1] != 1:
+            raise ValueError(
+                f"lam and sigma have {self.lam.shape[1]} rows, one for each token of one prompt; what is answered has "
+                "more: give one row, their mean"
+            )
         if self.sigma.shape[-1] != model.info.d_head:
             raise ValueError(
                 f"the transfer is of heads of width {self.sigma.shape[-1]}, those of {model.info.name} have "

@@ -173,15 +173,19 @@ def _check(search: Prepared, fresh: Prepared, model: Model) -> None:
 
 
 def _controls(search: Prepared, control: str | Insertion | None, n_draws: int, seed: int) -> list[Prepared]:
-    """The problems of the search with another insertion, draw by draw."""
+    """The problems of the search with another insertion, draw by draw; `ValueError` where it is their own."""
     if control is None:
         return []
+    own = search.bare[0].insertion
     if isinstance(control, str):
         one_of(control, {"random_sentence": None}, "control")
-        n_tokens = search.bare[0].n_inserted
-        made = [Insertion.random_sentence(n_tokens, seed=seed, draw=draw) for draw in range(n_draws)]
+        drawn = own.kind == "random_sentence" and own.seed == seed
+        draws = [draw for draw in range(n_draws + 1) if not (drawn and draw == own.draw)][:n_draws]
+        made = [Insertion.random_sentence(search.bare[0].n_inserted, seed=seed, draw=draw) for draw in draws]
     else:
-        made = [control]
+        made = [control.placed_as(own)]
+    if own in made:
+        raise ValueError(f"control: {own.label} is the insertion under study; give another one, or None")
     return [prepare(search.model, pairs_like(search.model, search.bare, each), search.outcome) for each in made]
 
 

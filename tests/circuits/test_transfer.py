@@ -14,12 +14,13 @@ from small_results import transferred
 
 import mless_interp as mi
 from mless_interp.circuits.head_transfer import HeadTransfer
-from mless_interp.circuits.transfer import _moved, span_reads
+from mless_interp.circuits.transfer import _controls, _moved, span_reads
 from mless_interp.generation.complete import generate_completions
 from mless_interp.generation.decoding import Request
 from mless_interp.heads import Head
 from mless_interp.models.info import ModelError
 from mless_interp.models.sites import site
+from mless_interp.patching.prepared import prepare
 
 A, B = Head(0, 2), Head(0, 5)
 READERS: dict[str, Any] = {"readers": (A, B), "mediators": ()}
@@ -161,7 +162,13 @@ def test_accuracy_has_the_transfer_beside_insertion_and_arm() -> None:
     made, model = planted_here(1, **READERS)
     problems, pairs = planted_problems(made, 16), planted_pairs(made, model, 16, n_tokens=12)
     found = mi.transfer(model, pairs, [A, B], control=None, n_random_sets=0, **QUIET)
-    ways = [None, pairs[0].insertion, found.edit, mi.ARM(c=0.13), mi.Treatment(transfer=found.edit, arm=mi.ARM(c=0.13))]
+    ways = [
+        None,
+        pairs[0].insertion,
+        found.edit,
+        mi.ARM(c=0.13, p1=99.5),
+        mi.Treatment(transfer=found.edit, arm=mi.ARM(c=0.13, p1=99.5)),
+    ]
     answers = mi.evaluate_accuracy(model, problems[:3], ways, max_new_tokens=4, **QUIET)
     assert answers.treatments[2] == "L0H2, L0H5 moved as by Mless ' /' x12"
     record = answers.settings["treatments"]["L0H2, L0H5 moved as by Mless ' /' x12"]["transfer"]
@@ -180,6 +187,9 @@ def test_what_cannot_be_answered_so_is_refused() -> None:
     narrow = replace(edit, sigma=edit.sigma[..., :2])
     with pytest.raises(ValueError, match="heads of width 2"):
         mi.evaluate_accuracy(model, problems, narrow, max_new_tokens=2, **QUIET)
+    rows = replace(edit, lam=np.ones((2, 3)), sigma=np.zeros((2, 3, model.info.d_head)))
+    with pytest.raises(ValueError, match="lam and sigma have 3 rows"):
+        mi.evaluate_accuracy(model, problems, rows, max_new_tokens=2, **QUIET)
     with pytest.raises(ValueError, match="L9H9|out of range"):
         mi.evaluate_accuracy(model, problems, replace(edit, heads=(A, Head(9, 9))), max_new_tokens=2, **QUIET)
     with pytest.raises(ValueError, match="every request needs its start"):
@@ -221,6 +231,17 @@ def test_wrong_input_is_refused_before_anything_runs(
     heads = options.pop("heads", [A])
     with pytest.raises(ValueError, match=match):
         mi.transfer(model, pairs, heads, **{**QUIET, **options})
+
+
+def test_the_control_is_never_the_insertion_under_study() -> None:
+    made, model = planted_here(1, **READERS)
+    problems = planted_problems(made, 16)
+    own = mi.Insertion.meaningless(" /", 12)
+    with pytest.raises(ValueError, match="is the insertion under study"):
+        mi.transfer(model, mi.make_pairs(model, problems, own), [A], control=own, **QUIET)
+    prepared = prepare(model, mi.make_pairs(model, problems, mi.Insertion.random_sentence(12, seed=3, draw=1)))
+    draws = [each.bare[0].insertion.draw for each in _controls(prepared, "random_sentence", 3, seed=3)]
+    assert draws == [0, 2, 3]
 
 
 def test_too_few_used_and_bare_problems_are_refused() -> None:
