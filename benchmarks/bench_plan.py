@@ -1,10 +1,10 @@
 """Is what `mless-interp plan` predicts within a factor of 2 of what happens?
 
 Each analysis of each model is planned in one process and run in another, which is fresh: its time without loading (the plan's
-terms but the first), and its peak resident memory. Random models have the geometry of GPT-2 small and of Qwen2.5-0.5B, and
-are written into a temporary folder with the demo model's tokenizer and problems; "planted" is a model with planted circuits and
-its own problems. Of locating, what is done with named heads is
-counted only where heads were named, for as many as were; answers are taken to be as long as the longest one was.
+terms but the first, which has the libraries and loading), and its peak resident memory. Random models have the geometry of
+GPT-2 small and of Qwen2.5-0.5B, and are written into a temporary folder with the demo model's tokenizer and problems; "planted"
+is a model with planted circuits and its own problems. Of locating, what is done with named heads is counted only where heads were
+named, for as many as were; answers are taken to be as long as the longest one was.
 
     OMP_NUM_THREADS=1 python benchmarks/bench_plan.py --also path/to/model
 """
@@ -114,6 +114,7 @@ def measured(model: str, what: str, n: int) -> dict[str, Any]:
     import mless_interp as mi
 
     began = time.perf_counter()
+    _ = mi.patch_heads, mi.locate_heads, mi.score_heads, mi.evaluate_accuracy  # libraries, which the first term counts
     loaded = mi.load_model(model, backend="nnsight", attn_implementation="sdpa", device="cpu")
     loading = time.perf_counter() - began
     problems, filler = asked(model, what, n, loaded.tokenizer)
