@@ -2,9 +2,9 @@
 
 Every case is a process of its own, on a random model built from a config: by default Qwen2.5-Math-7B's 28 layers of 28 query
 heads over 4 key-value heads, at a quarter of its width (d_model 896, d_mlp 4736). Only ratios mean anything. `--ratio`:
-`score_heads` against plain forward passes, in one process. For Qwen2.5-0.5B's real shape: --layers 24 --heads 14 --kv-heads 2
---d-head 64 --d-mlp 4864; there the forward pass alone (its MLP) takes about 1/20 of what the cache takes. Both sides reduce with
-the same code: `score_cache` of everything that `run_with_cache` kept, `score_heads` while the model runs.
+`score_heads` against plain forward passes, in one process. For Qwen2.5-0.5B's real shape: --layers 24 --heads 14
+--kv-heads 2 --d-head 64 --d-mlp 4864; there the forward pass alone (its MLP) takes about 1/20 of what the cache takes. Both
+sides reduce with the same code: `score_cache` of everything that `run_with_cache` kept, `score_heads` while the model runs.
 
 How memory is measured: resident set size (Linux). The model is loaded and run once on a short prompt, freed memory is
 given back (`malloc_trim`), the kernel's high-water mark is reset (/proc/self/clear_refs) and read again after the run:

@@ -1,5 +1,6 @@
 """Logits are float32 whatever the model's precision: on every backend, in whole passes and in replay, with gradients too."""
 
+import copy
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -134,11 +135,10 @@ def test_a_replay_carries_its_stream_on_in_float32(
 
 def test_a_float32_stream_brings_effects_nearer_to_those_of_float32() -> None:
     """The demo model with weights that bfloat16 holds exactly: per cell, the error of every head's effect."""
-    plain = mi.load_model("demo", backend="bridge").hf_model
-    weights = {name: weight.bfloat16().float() for name, weight in plain.state_dict().items()}
-    exact = type(plain)(plain.config).eval()
-    exact.load_state_dict(weights)
-    held = SimpleNamespace(name="demo", hf_model=exact, tokenizer=mi.load_model("demo", backend="bridge").tokenizer)
+    demo = mi.load_model("demo", backend="nnsight")
+    exact = copy.deepcopy(demo.hf_model)
+    exact.load_state_dict({name: weight.bfloat16().float() for name, weight in exact.state_dict().items()})
+    held = SimpleNamespace(name="demo", hf_model=exact, tokenizer=demo.tokenizer)
     full, wide = (mi.load_model(held, backend="bridge", dtype=dtype) for dtype in ("float32", "bfloat16"))
     narrow = wide.checked(wide.checks)
     narrow.float32_stream = False
