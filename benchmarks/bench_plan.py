@@ -3,8 +3,8 @@
 Each analysis of each model is planned in one process and run in another, which is fresh: its time without loading (the plan's
 terms but the first, which has the libraries and loading), and its peak resident memory. Random models have the geometry of
 GPT-2 small and of Qwen2.5-0.5B, and are written into a temporary folder with the demo model's tokenizer and problems; "planted"
-is a model with planted circuits and its own problems. Of locating, what is done with named heads is counted only where heads were
-named, for as many as were; answers are taken to be as long as the longest one was.
+is a model with planted circuits and its own problems. Of locating, what is done with named heads is counted only where heads
+were named, for as many as were; answers are taken to be as long as the longest one was.
 
     OMP_NUM_THREADS=1 python benchmarks/bench_plan.py --also path/to/model
 """
