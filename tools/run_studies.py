@@ -76,10 +76,11 @@ kind = "random_sentence"
 
 All below is written by `python tools/run_studies.py` from results, never by hand. The models are the bundled demo model and
 the TinyStories model stories260K ([how it is made](real-models.md#55-slashes-in-stories260k)), whose problems are texts: go on
-with this story; the insertion stands within it, or after it, before the two last words of what is told. A slash is two of
-its tokens, so that 55 slashes are 110 tokens, as are the words beside them. Problems are few (the first 24 or 32), so that
-all of it takes about six minutes of one core. Both models are small, and neither is one of those that the sources speak of:
-agreement here establishes nothing about those, nor does disagreement.
+with this story; the insertion stands within it, or right before the answer, whose first token its last row then predicts (so
+that there content and shift need not sum to the total). A slash is two of its tokens, so that 55 slashes are 110 tokens, as
+are the words beside them. Problems are few (the first 24 or 32), so that all of it takes about six minutes of one core. Both
+models are small, and neither is one of those that the sources speak of: agreement here establishes nothing about those, nor
+does disagreement.
 
 A cell of a contrast: the median over problems of its effect on the answer's log-probability in nats with a 95 % interval, and
 in how many problems it has that sign; an asterisk: p < 0.05, sign test after Holm over the study. `attention`: the mean share
@@ -103,13 +104,12 @@ def main(
     parts = [BEGIN]
     for name, not_asked in NOT_ASKED.items():
         study = mi.read_study(ROOT / "studies" / f"{name}.toml")
-        texts = on_texts(study).with_changes(model=stories)
-        told = [last_words_apart(each) for each in mi.load_problems(problems, limit=texts.n_problems)]
+        texts = on_texts(study).with_changes(model=stories, problems=problems)
         parts += [
             f"## {study.title}\n\n`studies/{name}.toml`, after {study.source}.\n",
             f"- **Claimed there**: {study.claims}.\n- **Not asked here**: {not_asked}\n",
             section("the demo model", result(study, out / "demo" / name)),
-            section("stories260K", result(texts, out / "stories260K" / name, problems=told)),
+            section("stories260K", result(texts, out / "stories260K" / name)),
         ]
     PAGE.write_text("\n".join(parts), encoding="utf-8")
     typer.echo(f"written: {PAGE}")
@@ -122,17 +122,11 @@ def on_texts(study: Any) -> Any:
     return study.with_changes(**TEXTS, insertions=bare).with_changes(n_tokens=TWO_TOKENS if odd else None)
 
 
-def last_words_apart(problem: mi.Problem) -> mi.Problem:
-    """A story whose last words before the answer are its answer's prefix, as a question's "Answer:" is."""
-    *rest, one, other = problem.question.split(" ")
-    return replace(problem, question=" ".join(rest), answer_prefix=f"{one} {other}")
-
-
-def result(study: Any, folder: Path, **given: Any) -> Any:
+def result(study: Any, folder: Path) -> Any:
     """A study's result, from its folder where it was run before."""
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        mi.save(folder, mi.run_study(study, checkpoint=folder.with_name(f".{folder.name}.partial"), **given))
+        mi.save(folder, mi.run_study(study, checkpoint=folder.with_name(f".{folder.name}.partial")))
     return mi.load(folder)["StudyResult"]
 
 
