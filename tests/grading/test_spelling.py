@@ -296,6 +296,7 @@ def test_small_rules_of_reading() -> None:
     assert compare.compare(long + "..", long).by == "text" and not compare.compare(long + "..", long).equal
     assert split("(1,2),{3,4},[5,6]", [","]) == ["(1,2)", "{3,4}", "[5,6]"] and split("", [","]) == [""]
     assert split(r"\{1,2\},\,3,", [","]) == [r"\{1,2\}", r"\,3", ""] and split("1;2,3", [",", ";"]) == ["1", "2", "3"]
+    assert split(r"\{(1,2),3\},(\{4,5\},6)", [","]) == [r"\{(1,2),3\}", r"(\{4,5\},6)"]
     assert split(r"a \cup (b\cup c)", [r"\cup"]) == ["a", r"(b\cup c)"]
     assert [latex.compact(text) for text in ("7 7", "a  b", "7 a", "a 7", " 1 ,\t2 ")] == [
         "7 7",
@@ -362,7 +363,8 @@ def test_boxes_of_each_kind() -> None:
     assert list(boxes.balanced_boxes(text, commands=boxes.BOXED_OR_FBOX)) == [inner, outer, (25, 31, 32)]
     assert boxes.unboxed(text) == r"abcde{f}\fbox{g}"
     assert boxes.unboxed(text, commands=boxes.BOXED_OR_FBOX) == "abcde{f}g"
-    assert boxes.last_box(r"\fbox{\boxed{1}x}", commands=boxes.BOXED_OR_FBOX) == "1x"
+    for nested in (r"\fbox{\boxed{1}x}", r"\boxed{\fbox{1}x}"):
+        assert boxes.last_box(nested, commands=boxes.BOXED_OR_FBOX) == "1x"
 
 
 @pytest.mark.parametrize(
@@ -384,6 +386,8 @@ def test_boxes_of_each_kind() -> None:
         ("8" * 501, "8" * 501 + " ", True, "text"),
         ("8" * 501, "8" * 502, False, "text"),
         (" " * 501 + "14/2", "7", True, "number"),
+        ("0" * 499 + "7", "7", True, "number"),
+        ("0" * 500 + "7", "7", False, "text"),
         (r"\{5\}", "5", True, "text"),
         (r"\{1\}", "(1,2)", False, "parts"),
         ("(1,2)", "1", False, "parts"),
