@@ -6,14 +6,14 @@ from pathlib import Path
 
 import typer
 
-from .command_line import one_line_errors
+from .command_line import Group, one_line_errors
 from .commands import COMMANDS
 from .commands.certify import check
 from .commands.compare_runs import compare
 from .commands.merge_shards import merge
 from .commands.show_again import report
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
 @app.callback()
