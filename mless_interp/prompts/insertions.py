@@ -33,8 +33,8 @@ class Insertion:
 
     The place is `before=` or `after=` a segment of the prompt ("question", "system", "template", "bos": its first or last
     token), or `at=` a token index of the prompt without insertion. The paper's positions: `before="question"` (2, the default),
-    `before="system"` (1), `after="question"` (3). What is given is all that counts: `at=4` is there alone. Several places, as in `before="question", after="question"` or
-    `at=(4, 9)`, share the tokens in equal blocks, from the first place to the last.
+    `before="system"` (1), `after="question"` (3). Only what is given counts: `at=4` is there alone. Several places, as in
+    `before="question", after="question"` or `at=(4, 9)`, share the tokens in equal blocks, from the first place to the last.
     """
 
     kind: str
@@ -159,10 +159,10 @@ class Insertion:
         """A run of one token that no text of the model's training holds: a pause or reserved token of its vocabulary.
 
         `token`: its name or id; None takes the tokenizer's own: one named pause, else the first of its reserved or unused ones
-        (`<|reserved_special_token_0|>`, `<unused0>`). Where it has none, `span` refuses: no row is added to anybody's model.
-        Many models have rows beyond their tokenizer's last id, which may be given as an id (`token=151665` for Qwen2.5). Such
-        rows are untrained: their embeddings are whatever training left of the initial ones, unlike the trained pause tokens of
-        the source. Source: Goyal et al. 2023 (arXiv 2310.02226).
+        (`<|reserved_special_token_0|>`, `<unused0>`). Where it has none, `span` refuses: no row is added to anybody's model; so
+        it does for an ordinary word of the vocabulary. Many models have rows beyond their tokenizer's last id, which may be given
+        as an id (`token=151665` for Qwen2.5). Such rows are untrained: their embeddings are whatever training left of the
+        initial ones, unlike the trained pause tokens of the source. Source: Goyal et al. 2023 (arXiv 2310.02226).
         """
         name, ids = ("", (token,)) if isinstance(token, int) else (token or "", ())
         return cls("pause", name, n_tokens, token_ids=_ids_given(ids), **_place(place))
@@ -506,9 +506,12 @@ def _pause_token_of(tokenizer: Any, n_tokens: int) -> str | None:
 
 
 def _pause(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> InsertedSpan:
-    if insertion.token_ids:
-        return InsertedSpan(insertion.token_ids * insertion.length, _source_of_ids(insertion.token_ids, tokenizer))
     name = insertion.unit or _pause_token(tokenizer)
+    if insertion.token_ids:
+        (number,) = insertion.token_ids
+        if number >= len(tokenizer):
+            return InsertedSpan(insertion.token_ids * insertion.length, _source_of_ids(insertion.token_ids, tokenizer))
+        name = tokenizer.convert_ids_to_tokens(number)
     if name is None:
         raise ValueError(
             "this tokenizer has no reserved token to pause with, and none is added: name a token of its own (token='...'), or "
@@ -518,6 +521,11 @@ def _pause(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> Inse
     number = tokenizer.get_vocab().get(name)
     if number is None:
         raise ValueError(f"this tokenizer has no token {name!r} to pause with: leave it out for its reserved one")
+    if number not in tokenizer.added_tokens_decoder and not (name in PAUSE or RESERVED.fullmatch(name)):
+        raise ValueError(
+            f"{name!r} is an ordinary token of this tokenizer, which texts hold, and no reserved one to pause with: leave it "
+            "out for a reserved one, or insert it as such (Insertion.meaningless, --insertion meaningless)"
+        )
     return InsertedSpan((number,) * insertion.length, f"token {name!r}")
 
 

@@ -214,6 +214,16 @@ def test_a_trained_model_s_own_space_is_not_doubled(shared_dir: Path) -> None:
         assert encode(tokenizer, "Tom sat." + unit) == encode(tokenizer, "Tom sat.") + ids
 
 
+def test_an_ordinary_word_is_no_pause() -> None:
+    for token in ("apples", words().convert_tokens_to_ids("apples")):
+        with pytest.raises(ValueError, match="'apples' is an ordinary token of this tokenizer, which texts hold"):
+            Insertion.pause(2, token=token).span(words(), "p")
+    with pytest.raises(ValueError, match="no token 'two words' to pause with"):
+        Insertion.pause(2, token="two words").span(words(), "p")
+    special = words().convert_tokens_to_ids("<|im_end|>")
+    assert Insertion.pause(2, token=special).span(words(), "p").ids == (special,) * 2
+
+
 PAUSES = {"llama3_1": "<|reserved_special_token_0|>", "gemma3": "<unused0>", "qwen2_5": None}
 
 
