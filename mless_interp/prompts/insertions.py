@@ -159,10 +159,10 @@ class Insertion:
         """A run of one token that no text of the model's training holds: a pause or reserved token of its vocabulary.
 
         `token`: its name or id; None takes the tokenizer's own: one named pause, else the first of its reserved or unused ones
-        (`<|reserved_special_token_0|>`, `<unused0>`). Where it has none, `span` refuses: no row is added to anybody's model; so
-        it does for an ordinary word of the vocabulary. Many models have rows beyond their tokenizer's last id, which may be given
-        as an id (`token=151665` for Qwen2.5). Such rows are untrained: their embeddings are whatever training left of the
-        initial ones, unlike the trained pause tokens of the source. Source: Goyal et al. 2023 (arXiv 2310.02226).
+        (`<|reserved_special_token_0|>`, `<unused0>`). Where it has none, and for an ordinary word, `span` refuses: no row is
+        added to anybody's model. Many models have rows beyond their tokenizer's last id, which may be given as an id
+        (`token=151665` for Qwen2.5). Such rows are untrained: their embeddings are whatever training left of the initial ones,
+        unlike the trained pause tokens of the source. Source: Goyal et al. 2023 (arXiv 2310.02226).
         """
         name, ids = ("", (token,)) if isinstance(token, int) else (token or "", ())
         return cls("pause", name, n_tokens, token_ids=_ids_given(ids), **_place(place))
