@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from .command_line import one_line_errors
+from .command_line import Group, one_line_errors
 from .commands import COMMANDS
 from .commands.certify import check
 from .commands.compare_runs import compare
@@ -14,7 +14,7 @@ from .commands.merge_shards import merge
 from .commands.plan import plan
 from .commands.show_again import report
 
-app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
 @app.callback()

@@ -19,10 +19,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_type_hints
 
 import typer
+import typer.core
 from typer import Option
 
 from .given import checked
@@ -93,7 +95,13 @@ UnitOption = Annotated[
         "repeat_question how many times, of ids the token ids (5,6), of pause the token."
     ),
 ]
-NTokensOption = Annotated[int, Option(help="Length of the insertion in tokens, of kinds that are counted in tokens.")]
+NTokensOption = Annotated[int, Option(help="Length of the insertion in tokens.")]
+LengthOption = Annotated[
+    int | None,
+    Option(
+        help="Length of the insertion in tokens, of kinds that are counted in tokens. [default: 55; of text and ids as given]"
+    ),
+]
 PlaceOption = Annotated[
     str,
     Option(
@@ -287,7 +295,7 @@ class Inserting(Asking):
 
     insertion: InsertionOption = "meaningless"
     unit: UnitOption = None
-    n_tokens: NTokensOption = 55
+    n_tokens: LengthOption = None
     place: PlaceOption = "before-question"
 
     def begin(self) -> tuple[Any, tuple[Any, ...]]:
@@ -337,7 +345,7 @@ def analysis(main: Callable[[Any], None], *, options: type | None = None, name: 
 
     command.__signature__ = inspect.Signature(list(_parameters(made)))  # type: ignore[attr-defined]
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command()(one_line_errors(command))
+    app.command(cls=Command)(one_line_errors(command))
     return app
 
 
@@ -443,7 +451,7 @@ def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
             return command(*args, **kwargs)
-        except (ValueError, TypeError, OSError, MemoryError, KeyboardInterrupt) as error:
+        except (ValueError, TypeError, OSError, MemoryError, ModuleNotFoundError, KeyboardInterrupt) as error:
             if os.environ.get("MLESS_TRACEBACK"):
                 raise
             stopped = isinstance(error, KeyboardInterrupt)
@@ -452,6 +460,46 @@ def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
             raise SystemExit(130 if stopped else 2) from error
 
     return wrapped
+
+
+WrongUse: Any = typer.BadParameter.__base__
+"""What the options' parser raises of a command line that it cannot read."""
+
+
+class _OneLine:
+    """A command, or a group of them, that tells of a command line that cannot be read in one line, as of any wrong input."""
+
+    def main(
+        self, args: Any = None, prog_name: str | None = None, *, standalone_mode: bool = True, **given: Any
+    ) -> Any:
+        if not standalone_mode:
+            return super().main(args, prog_name, standalone_mode=False, **given)  # type: ignore[misc]
+        try:
+            code = super().main(args, prog_name, standalone_mode=False, **given)  # type: ignore[misc]
+        except WrongUse as error:
+            if type(error).__name__ == "NoArgsIsHelpError":
+                error.show()
+            else:
+                path = error.ctx.command_path if error.ctx is not None else prog_name or Path(sys.argv[0]).name
+                said = " ".join(error.format_message().split()).rstrip(".") + _came(error, args)
+                sys.stderr.write(f"error: {visible(said)}; {path} --help lists what it takes\n")
+            raise SystemExit(2) from None
+        raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _came(error: Any, args: Any) -> str:
+    """What was given to the option that an error is about, as far as it was."""
+    words, names = list(sys.argv[1:] if args is None else args), getattr(getattr(error, "param", None), "opts", ())
+    pairs = [*pairwise(words), *(tuple(word.split("=", 1)) for word in words if "=" in word)]
+    return next((f", got {value!r}" for name, value in pairs if name in names), "")
+
+
+class Command(_OneLine, typer.core.TyperCommand):
+    """A program of one command."""
+
+
+class Group(_OneLine, typer.core.TyperGroup):
+    """A program of several commands."""
 
 
 def read_heads(heads: str | None, layers: str | None) -> tuple[tuple[Head, ...] | None, tuple[int, ...] | None]:
@@ -519,9 +567,9 @@ def chosen_place(place: str) -> dict[str, Any]:
 
 
 def chosen_insertion(
-    kind: str, unit: str | None, *, n_tokens: int, seed: int, problems: Any = (), place: str = "before-question"
+    kind: str, unit: str | None, *, n_tokens: int | None, seed: int, problems: Any = (), place: str = "before-question"
 ) -> Any:
-    """The insertion of `--insertion`, `--unit` and `--place`."""
+    """The insertion of `--insertion`, `--unit`, `--n-tokens` and `--place`."""
     from .prompts.insertions import Insertion
 
     if unit == "":

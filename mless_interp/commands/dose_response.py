@@ -39,13 +39,14 @@ def compute(options: Options) -> Computed:
     A run that is stopped goes on from where it was when it is started again with the same settings.
     """
     from ..heads import Head
-    from ..patching.dose import checked_doses, dose_response
+    from ..patching.dose import check_has_doses, checked_doses, dose_response
     from ..patching.outcomes import outcome_named
     from ..prompts.pairs import make_pairs
     from ..views.pooling import read_attention
     from ..views.report import ShownPrompt
 
     doses = checked_doses(chosen_numbers(options.doses, name="--doses"))
+    check_has_doses(options.insertion)
     outcome_named(options.outcome, signed_for="dose-response")
     questions = options.questions()
     filler = chosen_insertion(

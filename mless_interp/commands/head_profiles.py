@@ -12,7 +12,7 @@ from ..command_line import (
     ConditionsOption,
     HeadsOption,
     LayersOption,
-    NTokensOption,
+    LengthOption,
     OutOption,
     PlaceOption,
     ProblemOption,
@@ -35,7 +35,7 @@ class Options(Asking):
             "--insertion 'meaningful=she'. [default: meaningless]"
         ),
     ] = None
-    n_tokens: NTokensOption = 55
+    n_tokens: LengthOption = None
     place: PlaceOption = "before-question"
     layers: LayersOption = None
     heads: HeadsOption = None
@@ -70,7 +70,7 @@ def compute(options: Options) -> Computed:
     from .answers import of_scores, told_heads
 
     questions = options.questions()
-    fillers = [_insertion(text, options, questions) for text in options.insertion or ["meaningless"]]
+    fillers = _insertions(options, questions)
     metrics = options.metrics if options.metrics in (None, "all", "sinks") else chosen_names(options.metrics or "")
     conditions = chosen_names(options.conditions)
     chosen_metrics(metrics)
@@ -157,12 +157,21 @@ def present(kept: Kept) -> Presented:
     return Presented(files, page)
 
 
-def _insertion(text: str, options: Options, questions: Any) -> Any:
-    kind, equals, unit = text.partition("=")
-    if equals and not unit:
-        raise ValueError(f"--insertion {text}: nothing stands after '='; give a unit, or leave the '=' out")
-    given = {"n_tokens": options.n_tokens, "seed": options.seed, "problems": questions, "place": options.place}
-    return chosen_insertion(kind, unit or None, **given)
+def _insertions(options: Options, questions: Any) -> list[Any]:
+    """Those asked for; `--n-tokens` is the length of those that are counted, and of the others where none is."""
+    from ..prompts.conditions import one_of
+    from ..prompts.insertions import KINDS as BY_NAME
+
+    asked = [text.partition("=") for text in options.insertion or ["meaningless"]]
+    empty = next((kind for kind, equals, unit in asked if equals and not unit), None)
+    if empty is not None:
+        raise ValueError(f"--insertion {empty}=: nothing stands after '='; give a unit, or leave the '=' out")
+    counted = [one_of(kind, BY_NAME, "insertion").counted for kind, _, _ in asked]
+    given: dict[str, Any] = {"seed": options.seed, "problems": questions, "place": options.place}
+    return [
+        chosen_insertion(kind, unit or None, n_tokens=options.n_tokens if counts or not any(counted) else None, **given)
+        for (kind, _, unit), counts in zip(asked, counted, strict=True)
+    ]
 
 
 def _sorted(found: Any) -> Any:

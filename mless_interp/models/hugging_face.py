@@ -64,6 +64,13 @@ def hugging_face_info(
             f"{name} ({type(hf_model).__name__}) clips its queries, keys and values (clip_qkv), and no backend shows values "
             "as they are mixed then: it is not taken"
         )
+    narrow = getattr(config, "word_embed_proj_dim", config.hidden_size)
+    if narrow != config.hidden_size:
+        raise ModelError(
+            f"{name} ({type(hf_model).__name__}) embeds its tokens in {narrow} dimensions and projects them to the stream's "
+            f"{config.hidden_size} and back (word_embed_proj_dim, as OPT-350m does), which no backend here does: it is not "
+            "taken; use an OPT of another size"
+        )
     modules = {path.rpartition(".")[2] for path, _ in hf_model.named_modules()}
     otherwise = next((what for part, what in OTHER_ATTENTION.items() if part in modules), None)
     if otherwise is not None:

@@ -16,7 +16,7 @@ from ..models.arithmetic import masked_scores, with_extra, with_sinks
 from ..models.base import Model
 from ..models.sites import site
 from ..prompts.conditions import CONDITIONS, CONTRASTS, one_of
-from ..prompts.insertions import Insertion
+from ..prompts.insertions import KINDS, Insertion
 from ..prompts.pairs import make_pairs, over_pairs
 from ..prompts.problems import Problem
 from ..prompts.prompt import Template
@@ -61,6 +61,12 @@ def checked_doses(doses: Sequence[int]) -> tuple[int, ...]:
     return found
 
 
+def check_has_doses(kind: str) -> None:
+    """`ValueError` where insertions of this kind have no length that could be chosen."""
+    if one_of(kind, KINDS, "insertion").own_length or kind == "text":
+        raise ValueError(f"an insertion of kind {kind!r} has one length only, so it has no dose")
+
+
 @checked
 def dose_response(
     model: Model,
@@ -95,8 +101,7 @@ def dose_response(
     """
     read_outcome = outcome_named(outcome, signed_for="dose-response")
     doses = checked_doses(doses)
-    if insertion.n_tokens is None or insertion.kind == "text":
-        raise ValueError(f"an insertion of kind {insertion.kind!r} has one length only, so it has no dose")
+    check_has_doses(insertion.kind)
     model.info.check_layer(layer)
     model.need_rotated("the log odds of reading the span")
     asked = tuple(problems)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ..given import check_count, checked
-from .problems import Problem
+from .problems import Problem, distinct
 from .prompt import ANSWER_PREFIX
 
 
@@ -22,7 +22,7 @@ def with_examples(
     """The problems with worked examples between system prompt and question, as plain text: the segment `examples`.
 
     `examples` is a text, the same for all, or problems whose questions and answers become one: all of them in their order, or
-    `n` drawn for each problem by seed and problem id. A problem that asks the same is never among its own examples.
+    `n` drawn for each problem by seed and problem id, never one that asks the same as the problem.
     `form` writes one example, with the fields {question}, {answer} and {solution}; default: the question, the text before its
     answer (the paper's, or its own), the answer, an empty line.
 
@@ -30,23 +30,36 @@ def with_examples(
     >>> with_examples([asked], [shown], form="Q: {question} A: {answer}. ")[0].examples
     'Q: 1+1? A: 2. '
 
-    Raises `ValueError` for an empty text, a text that holds the problem's own question, too few other problems, and a form
-    with unknown fields.
+    Raises `ValueError` for an empty text, examples that hold the problem's own question or come twice, too few other problems,
+    and a form that shows nothing of an example or has unknown fields.
     """
     asked = tuple(problems)
     if isinstance(examples, str):
+        if n is not None or form is not None:
+            raise ValueError(
+                "n and form write examples that are given as problems; these are a text already: leave them out"
+            )
         if not examples.strip():
             raise ValueError("the text of the examples is empty")
         for problem in asked:
-            if " ".join(problem.question.split()) in " ".join(examples.split()):
+            if problem.asked[1] in " ".join(examples.split()).casefold():
                 raise ValueError(f"problem {problem.id!r}: the examples hold its own question: give others")
         return tuple(replace(problem, examples=examples) for problem in asked)
-    pool = tuple(examples)
+    if form is not None and _filled(form, "1", "1", "1") == _filled(form, "2", "2", "2"):
+        raise ValueError(f"the form {form!r} shows nothing of an example: write {{question}} and {{answer}} into it")
+    try:
+        pool = distinct(examples)
+    except ValueError as error:
+        raise ValueError(f"among the examples, {error}") from error
     if n is not None:
         check_count(n, name="n")
     made = []
     for problem in asked:
         others = [other for other in pool if other.id != problem.id and other.asked[1] != problem.asked[1]]
+        if n is None and len(others) < len(pool):
+            raise ValueError(
+                f"problem {problem.id!r} is itself among the examples: give others, or n= to draw from the others for each"
+            )
         if len(others) < (n or 1):
             raise ValueError(
                 f"problem {problem.id!r}: {n or 1} examples are asked for, but only {len(others)} of the {len(pool)} given "
@@ -63,8 +76,12 @@ def _written(problem: Problem, form: str | None) -> str:
     if form is None:
         prefix = f"\n{ANSWER_PREFIX}" if problem.answer_prefix is None else problem.answer_prefix
         return f"{problem.question}{prefix}{problem.answer}{'}' if prefix.endswith('{') else ''}\n\n"
+    return _filled(form, problem.question, problem.answer, problem.solution or "")
+
+
+def _filled(form: str, question: str, answer: str, solution: str) -> str:
     try:
-        return form.format(question=problem.question, answer=problem.answer, solution=problem.solution or "")
+        return form.format(question=question, answer=answer, solution=solution)
     except (KeyError, IndexError, ValueError, AttributeError) as error:
         raise ValueError(
             f"cannot fill the form {form!r} ({error}): its fields are {{question}}, {{answer}} and {{solution}}"

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from ..given import check_count, checked
 from .conditions import one_of
 from .problems import Problem
-from .prompt import MAX_UNKNOWN, Prompt, encode, special_ids, spells_special
+from .prompt import MAX_UNKNOWN, Prompt, encode_within, special_ids, spells_special
 
 Segment = Literal["bos", "template", "system", "question"]
 PLACES: tuple[Segment, ...] = ("question", "system", "template", "bos")
@@ -33,14 +33,14 @@ class Insertion:
 
     The place is `before=` or `after=` a segment of the prompt ("question", "system", "template", "bos": its first or last
     token), or `at=` a token index of the prompt without insertion. The paper's positions: `before="question"` (2, the default),
-    `before="system"` (1), `after="question"` (3). Several places, as in `before="question", after="question"` or
-    `at=(4, 9)`, share the tokens in equal blocks, from the first place to the last.
+    `before="system"` (1), `after="question"` (3). Only what is given counts: `at=4` is there alone. Several places, as in
+    `before="question", after="question"` or `at=(4, 9)`, share the tokens in equal blocks, from the first place to the last.
     """
 
     kind: str
     unit: str
     n_tokens: int | None
-    before: Segment | tuple[Segment, ...] | None = "question"
+    before: Segment | tuple[Segment, ...] | None = None
     after: Segment | tuple[Segment, ...] | None = None
     at: int | tuple[int, ...] | None = None
     seed: int = 0
@@ -54,10 +54,10 @@ class Insertion:
         if self.n_tokens is not None or kind.counted:
             check_count(self.n_tokens, name="n_tokens")
         check_count(self.times, name="times")
+        if (self.before, self.after, self.at) == (None, None, None):
+            object.__setattr__(self, "before", "question")
         if not (self._before or self._after or self._at):
-            raise ValueError(
-                'give a place: before= or after= "question", "system", "template" or "bos", or at=<token index>'
-            )
+            raise ValueError(_NO_PLACE)
         if not {*self._before, *self._after} <= set(PLACES):
             raise ValueError(
                 f"unknown place before={self.before!r} after={self.after!r}; before and after take "
@@ -65,6 +65,8 @@ class Insertion:
             )
         if any(index < 0 for index in self._at):
             raise ValueError(f"at must be a token index, 0 or more, got {self.at}")
+        if any(len(set(places)) < len(places) for places in (self._before, self._after, self._at)):
+            raise ValueError(f"a place is given twice ({self.where}): give each once")
 
     @property
     def _before(self) -> tuple[Segment, ...]:
@@ -157,10 +159,10 @@ class Insertion:
         """A run of one token that no text of the model's training holds: a pause or reserved token of its vocabulary.
 
         `token`: its name or id; None takes the tokenizer's own: one named pause, else the first of its reserved or unused ones
-        (`<|reserved_special_token_0|>`, `<unused0>`). Where it has none, `span` refuses: no row is added to anybody's model.
-        Many models have rows beyond their tokenizer's last id, which may be given as an id (`token=151665` for Qwen2.5). Such
-        rows are untrained: their embeddings are whatever training left of the initial ones, unlike the trained pause tokens of
-        the source. Source: Goyal et al. 2023 (arXiv 2310.02226).
+        (`<|reserved_special_token_0|>`, `<unused0>`). Where it has none, and for an ordinary word, `span` refuses: no row is
+        added to anybody's model. Many models have rows beyond their tokenizer's last id, which may be given as an id
+        (`token=151665` for Qwen2.5). Such rows are untrained: their embeddings are whatever training left of the initial ones,
+        unlike the trained pause tokens of the source. Source: Goyal et al. 2023 (arXiv 2310.02226).
         """
         name, ids = ("", (token,)) if isinstance(token, int) else (token or "", ())
         return cls("pause", name, n_tokens, token_ids=_ids_given(ids), **_place(place))
@@ -201,7 +203,7 @@ class Insertion:
         kind: str,
         *,
         unit: str | None = None,
-        n_tokens: int = 55,
+        n_tokens: int | None = None,
         seed: int = 0,
         problems: Iterable[Problem] = (),
         **place: Any,
@@ -209,9 +211,20 @@ class Insertion:
         """The insertion of a kind's name, as command lines give it.
 
         `unit` is the unit, word or text; the key of `from_key`; how many times `repeat_question` repeats; the ids of `ids`,
-        "128002,128003"; the token of `pause`, by name or id. `problems`: those that `other_questions` draws from.
+        "128002,128003"; the token of `pause`, by name or id. `n_tokens` is 55 where a kind is counted in tokens and nothing
+        is given. `problems`: those that `other_questions` draws from. `ValueError` for a unit or a number of tokens that the
+        kind has no use for.
         """
-        one_of(kind, KINDS, "insertion")
+        asked = one_of(kind, KINDS, "insertion")
+        if unit is not None and not asked.has_unit:
+            raise ValueError(f"insertion {kind!r} has no unit, got {unit!r}: leave it out")
+        if n_tokens is not None and asked.own_length:
+            raise ValueError(
+                f"insertion {kind!r} is as long as each problem's own text, so it takes no number of tokens, got "
+                f"{n_tokens}: leave it out"
+            )
+        if n_tokens is None and asked.counted:
+            n_tokens = 55
         if kind in ("meaningless", "meaningful"):
             given = place if unit is None else {"unit" if kind == "meaningless" else "word": unit, **place}
             return (cls.meaningless if kind == "meaningless" else cls.meaningful)(n_tokens=n_tokens, **given)
@@ -230,7 +243,7 @@ class Insertion:
         if kind == "repeat_question":
             (times,) = _whole_numbers(unit or "1", "how many times, such as 2", one=True)
             return cls.repeat_question(times, **place)
-        return (cls.from_key if kind == "from_key" else cls.text)(unit or "", **place)
+        return cls.from_key(unit or "", **place) if kind == "from_key" else cls.text(unit or "", n_tokens, **place)
 
     @property
     def label(self) -> str:
@@ -332,7 +345,12 @@ def _place(place: dict[str, Any]) -> dict[str, Any]:
     if unknown:
         raise TypeError(f"unknown arguments {sorted(unknown)}; the place is given by before=, after= or at=")
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in place.items()}
-    return {"before": None, **given} if given else given
+    if given and all(value is None for value in given.values()):
+        raise ValueError(_NO_PLACE)
+    return given
+
+
+_NO_PLACE = 'give a place: before= or after= "question", "system", "template" or "bos", or at=<token index>'
 
 
 @dataclass(frozen=True)
@@ -353,7 +371,7 @@ def _encodable_words(tokenizer: Any) -> dict[int, tuple[tuple[int, ...], ...]]:
     """Token count -> the encodings of all common words of that many tokens that this tokenizer knows."""
     by_size: dict[int, list[tuple[int, ...]]] = {}
     for word in _common_words():
-        ids = encode(tokenizer, " " + word)
+        ids = encode_within(tokenizer, " " + word)
         if ids and tokenizer.unk_token_id not in ids and tokenizer.decode(list(ids)).strip() == word:
             by_size.setdefault(len(ids), []).append(ids)
     return {size: tuple(found) for size, found in by_size.items()}
@@ -382,7 +400,7 @@ def _other_questions(insertion: Insertion, tokenizer: Any, problem: Problem | st
     ids: tuple[int, ...] = ()
     for text in draw.sample(texts, len(texts)):
         try:
-            ids += encode(tokenizer, " " + text)
+            ids += encode_within(tokenizer, " " + text)
         except ValueError as error:
             raise ValueError(f"a question to insert: {error}") from error
         if len(ids) >= n_tokens:
@@ -419,7 +437,7 @@ def _random_sentence(insertion: Insertion, tokenizer: Any, problem: Problem | st
 
 def _encoded(insertion: Insertion, tokenizer: Any, unit: str | None = None) -> tuple[int, ...]:
     text = insertion.unit if unit is None else unit
-    ids = encode(tokenizer, text, markers=True)
+    ids = encode_within(tokenizer, text, markers=True)
     if not ids:
         raise ValueError(f"the insertion {text!r} encodes to no tokens with this tokenizer")
     if tokenizer.unk_token_id is not None and tokenizer.unk_token_id in ids:
@@ -488,9 +506,12 @@ def _pause_token_of(tokenizer: Any, n_tokens: int) -> str | None:
 
 
 def _pause(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> InsertedSpan:
-    if insertion.token_ids:
-        return InsertedSpan(insertion.token_ids * insertion.length, _source_of_ids(insertion.token_ids, tokenizer))
     name = insertion.unit or _pause_token(tokenizer)
+    if insertion.token_ids:
+        (number,) = insertion.token_ids
+        if number >= len(tokenizer):
+            return InsertedSpan(insertion.token_ids * insertion.length, _source_of_ids(insertion.token_ids, tokenizer))
+        name = tokenizer.convert_ids_to_tokens(number)
     if name is None:
         raise ValueError(
             "this tokenizer has no reserved token to pause with, and none is added: name a token of its own (token='...'), or "
@@ -500,6 +521,11 @@ def _pause(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> Inse
     number = tokenizer.get_vocab().get(name)
     if number is None:
         raise ValueError(f"this tokenizer has no token {name!r} to pause with: leave it out for its reserved one")
+    if number not in tokenizer.added_tokens_decoder and not (name in PAUSE or RESERVED.fullmatch(name)):
+        raise ValueError(
+            f"{name!r} is an ordinary token of this tokenizer, which texts hold, and no reserved one to pause with: leave it "
+            "out for a reserved one, or insert it as such (Insertion.meaningless, --insertion meaningless)"
+        )
     return InsertedSpan((number,) * insertion.length, f"token {name!r}")
 
 
@@ -527,7 +553,7 @@ def _own_text(tokenizer: Any, problem: Problem | str, key: str) -> InsertedSpan:
             f"{where}: there is no such text to insert (it has {known}); give it one or leave the problem out"
         )
     try:
-        ids = encode(tokenizer, f" {text}")
+        ids = encode_within(tokenizer, f" {text}")
         if not ids:
             raise ValueError("it encodes to no tokens with this tokenizer")
         _check_known(tokenizer, ids, "its", "leave the problem out, or give it words of the model's own")
@@ -550,26 +576,29 @@ def _own_key(insertion: Insertion, tokenizer: Any, problem: Problem | str) -> In
 class Kind:
     """One kind of insertion: its `short` name in tables, and the `ids` that it puts into a problem's prompt.
 
-    `counted`: its length is given in tokens, and the same in every problem. `is_text`: it can be put into a string too.
+    `counted`: its length is given in tokens, and the same in every problem. `own_length`: each problem's text decides it.
+    `has_unit`: what is repeated or looked up can be chosen. `is_text`: it can be put into a string too.
     """
 
     short: str
     ids: Callable[[Insertion, Any, Problem | str], InsertedSpan]
     counted: bool = True
+    own_length: bool = False
+    has_unit: bool = True
     is_text: bool = True
 
 
 KINDS: dict[str, Kind] = {
     "meaningless": Kind("Mless", _repeated),
     "meaningful": Kind("Mful", _repeated),
-    "random_sentence": Kind("random words", _random_sentence),
-    "other_questions": Kind("other questions", _other_questions),
-    "repeat_question": Kind("question again", _own_question, counted=False),
-    "from_key": Kind("its own", _own_key, counted=False),
-    "counting": Kind("counting", _counting),
+    "random_sentence": Kind("random words", _random_sentence, has_unit=False),
+    "other_questions": Kind("other questions", _other_questions, has_unit=False),
+    "repeat_question": Kind("question again", _own_question, counted=False, own_length=True),
+    "from_key": Kind("its own", _own_key, counted=False, own_length=True),
+    "counting": Kind("counting", _counting, has_unit=False),
     "whitespace": Kind("whitespace", _repeated),
     "pause": Kind("pause", _pause, is_text=False),
-    "repeated_bos": Kind("repeated_bos", _bos, is_text=False),
+    "repeated_bos": Kind("repeated_bos", _bos, has_unit=False, is_text=False),
     "ids": Kind("ids", _given_ids, counted=False, is_text=False),
     "text": Kind("text", _once, counted=False),
 }

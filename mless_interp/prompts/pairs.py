@@ -32,6 +32,7 @@ from .prompt import (
     check_known,
     encode,
     encode_part,
+    encode_within,
     prepends_bos,
     special_as_text,
     special_words,
@@ -451,7 +452,7 @@ def _make_text_pair(tokenizer: Any, problem: Problem, insertion: Insertion, temp
         )
     filler = tokenizer.decode(list(insertion.span(tokenizer, problem).ids)).strip()
     if insertion.repeats:
-        repeats = insertion.length // len(encode(tokenizer, insertion.unit))
+        repeats = insertion.length // len(encode_within(tokenizer, insertion.unit))
         filler = (insertion.unit * repeats).strip()
     if not filler:
         raise ValueError('template="paper" strips the inserted text and nothing is left; use template="raw"')

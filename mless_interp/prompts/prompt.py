@@ -138,6 +138,34 @@ def encode(tokenizer: Any, text: str, *, markers: bool = False) -> tuple[int, ..
     return ids if markers else _all_text(tokenizer, ids)
 
 
+LEADS = ("\n", ".", "a", "1", "/")
+"""Texts of which one has the same ids whatever follows it."""
+
+
+def encode_within(tokenizer: Any, text: str, *, markers: bool = False) -> tuple[int, ...]:
+    """The ids that a text has in the middle of another one: without the space that some tokenizers put before what they encode.
+
+    SentencePiece's (Llama 2) put `▁` there, which a text brings only where it begins with a space.
+    """
+    alone = encode(tokenizer, text, markers=markers)
+    if not _begins_with_space(tokenizer):
+        return alone
+    for lead in LEADS:
+        before, whole = (encode(tokenizer, part, markers=markers) for part in (lead, lead + text))
+        if before and whole[: len(before)] == before:
+            return whole[len(before) :]
+    raise ValueError(
+        f"{text[:60]!r} merges with whatever stands before it, so this tokenizer gives it no ids of its own"
+    )
+
+
+@lru_cache(maxsize=8)
+def _begins_with_space(tokenizer: Any) -> bool:
+    """Whether a tokenizer puts a space before what it encodes."""
+    first = tokenizer.convert_ids_to_tokens(list(encode(tokenizer, "a")))[:1]
+    return bool(first) and first[0][:1] in ("▁", "Ġ")
+
+
 def _all_text(tokenizer: Any, ids: tuple[int, ...]) -> tuple[int, ...]:
     """The ids; `ValueError` where one of them is a special token all the same."""
     found = special_ids(tokenizer).intersection(ids) - {tokenizer.unk_token_id}

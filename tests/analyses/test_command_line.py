@@ -1,6 +1,7 @@
 """What every analysis script shares: options, beginning and ending, one line for wrong input, a command to repeat."""
 
 import dataclasses
+import re
 import shlex
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from typing import Annotated, Any
 
 import pytest
 from conftest import ROOT
+from scripts_under_test import run_command, run_script
 from typer import Option
 from typer.testing import CliRunner
 
@@ -282,6 +284,63 @@ def test_every_command_that_loads_a_model_says_where_and_how() -> None:
         fields = {field.name for field in dataclasses.fields(getattr(mi.commands, name).Options)}
         placing = {"device", "device_map", "max_memory", "offload_folder", "quantization_config", "attention"}
         assert placing | {"dtype", "backend"} <= fields, name
+
+
+# -------------------------------------------------------------------------------------- command lines that are not read
+
+WRONG = {
+    "locate --n-tokens abc": "Invalid value for '--n-tokens': .* integer, got 'abc'; mless-interp locate --help",
+    "locate --seed=x": "Invalid value for '--seed': .*, got 'x'; mless-interp locate --help",
+    "accuracy --temperature hot": "Invalid value for '--temperature': .* number, got 'hot'; mless-interp accuracy --help",
+    "locate --alpha 2": "No such option: --alpha",
+    "locate --limt 2": "No such option: --limt .*--limit",
+    "locate extra": "Got unexpected extra argument",
+    "locate --out": "Option '--out' requires an argument",
+    "figures": "Missing option '--figure'; mless-interp figures --help",
+    "check": "Missing argument 'MODEL'; mless-interp check --help",
+    "check demo --n-prompts x": "Invalid value for '--n-prompts': .*, got 'x'",
+    "compare": "Missing argument 'DIR DIR ...'",
+    "report": "Missing argument 'DIR'",
+    "merge": "Missing argument 'OUT'",
+    "nonsense": "No such command 'nonsense'; mless-interp --help",
+    "--nonsense": "No such option: --nonsense; mless-interp --help",
+    "locate --limit -1": "limit must be 1 or more, got -1",
+    "locate --insertion repeat_question --n-tokens 9": "insertion 'repeat_question' is as long as .*, got 9: leave it out",
+    "profiles --insertion from_key=hint --n-tokens 9": "insertion 'from_key' is as long as .*, got 9: leave it out",
+    "locate --insertion counting --unit x": "insertion 'counting' has no unit, got 'x': leave it out",
+    "dose --insertion repeat_question": "an insertion of kind 'repeat_question' has one length only",
+    "locate --place at-4,at-4": "a place is given twice .at 4 and at 4.: give each once",
+    "locate --place at-x": "--place: 'at-x' is no place",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_a_command_line_that_cannot_be_read_is_one_plain_line(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    done = run_command(*line.split(), cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.match(f"error: {WRONG[line]}", done.stderr) and done.stderr.count("\n") == 1, done.stderr
+    assert "\x1b" not in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_a_script_says_it_in_one_line_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = ROOT / "analyses" / "dose_response.py"
+    done = run_script(script, ["--seed", "x"], cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith(
+        "error: Invalid value for '--seed'"
+    ) and "dose_response --help" in done.stderr.replace(".py", "")
+
+
+def test_without_a_command_the_program_explains_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = run_command(cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
+    assert done.returncode == 2 and "Commands:" in done.stdout + done.stderr
 
 
 # -------------------------------------------------------------------------------------------------------- heads, layers

@@ -12,7 +12,7 @@ import pytest
 import torch
 from architecture_features import FEATURES, model_of, pairs_of
 from architectures_under_test import CONFIGS, folder_of, random_model
-from conftest import word_tokenizer
+from conftest import BACKENDS, word_tokenizer
 from models_under_test import loaded, pairs_for
 
 from mless_interp.mechanism.decompose import decompose_attention
@@ -481,6 +481,13 @@ def test_an_opt_that_norms_after_is_refused_with_what_is_not_known_of_it(tmp_pat
     folder = saved(tmp_path, "OPT", do_layer_norm_before=False)
     with pytest.raises(ModelError, match=r'its norms go by names that are not known here.*backend="bridge"'):
         load_model(folder, backend="nnsight")
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
+def test_an_opt_whose_embedding_is_narrower_is_refused_with_what_to_do(backend: str, tmp_path: Path) -> None:
+    folder = saved(tmp_path, "OPT", word_embed_proj_dim=16)
+    with pytest.raises(ModelError, match="embeds its tokens in 16 dimensions .* use an OPT of another size"):
+        load_model(folder, backend=backend)
 
 
 @pytest.mark.parametrize("architecture", ["Llama", "GPT-2"])

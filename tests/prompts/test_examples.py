@@ -22,7 +22,7 @@ FORM = "{question} Answer {answer} . "
 
 def test_examples_stand_between_system_prompt_and_question() -> None:
     tokenizer = word_tokenizer()
-    (made,) = mi.with_examples(POOL[:1], POOL, form=FORM)
+    (made,) = mi.with_examples(POOL[:1], POOL[1:], form=FORM)
     prompt = build_prompt(tokenizer, made, "raw")
     assert "".join(dict.fromkeys(f"{name} " for name in prompt.segments)) == "bos system examples question "
     shown = tokenizer.decode([prompt.ids[at] for at in prompt.indices("examples")])
@@ -36,7 +36,7 @@ def test_examples_stand_between_system_prompt_and_question() -> None:
     ("place", "neighbours"), [("question", ("examples", "question")), ("system", ("bos", "system"))]
 )
 def test_an_insertion_keeps_its_place(place: Any, neighbours: tuple[str, str]) -> None:
-    shown = mi.with_examples(POOL[:1], POOL, form=FORM)
+    shown = mi.with_examples(POOL[:1], POOL[1:], form=FORM)
     (pair,) = make_pairs(word_tokenizer(), shown, Insertion.meaningless(" /", 4, before=place))
     a, b = pair.span
     assert (pair.inserted.segments[a - 1], pair.inserted.segments[b]) == neighbours
@@ -70,7 +70,7 @@ def test_which_examples_depends_on_seed_and_problem_never_on_the_list() -> None:
     for problem, made in zip(pool, drawn, strict=True):
         assert problem.question not in (made.examples or "") and replace(made, examples=None) == problem
     again = replace(pool[0], id="another name")
-    assert again.question not in (mi.with_examples([again], pool)[0].examples or "")
+    assert again.question not in (mi.with_examples([again], pool, n=8)[0].examples or "")
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,16 @@ def test_which_examples_depends_on_seed_and_problem_never_on_the_list() -> None:
     [
         (" ", {}, "the text of the examples is empty"),
         (f"Look :  {POOL[0].question} 3", {}, "problem 'p0': the examples hold its own question"),
-        (POOL[:1], {}, "problem 'p0': 1 examples are asked for, but only 0 of the 1 given ask another question"),
+        (f"LOOK : {POOL[0].question.upper()} 3", {}, "problem 'p0': the examples hold its own question"),
+        (POOL[:1], {}, "problem 'p0' is itself among the examples: give others, or n= to draw"),
+        ([replace(POOL[0], id="x"), POOL[1]], {}, "problem 'p0' is itself among the examples"),
+        (POOL[:1], {"n": 1}, "problem 'p0': 1 examples are asked for, but only 0 of the 1 given ask another question"),
+        ([*POOL[1:], POOL[1]], {"n": 1}, "among the examples, the problem id 'p1' is given twice"),
+        ([*POOL[1:], replace(POOL[1], id="x")], {}, "among the examples, problem 'x' asks the same as 'p1'"),
+        (POOL[1:], {"form": ""}, "the form '' shows nothing of an example: write {question}"),
+        (POOL[1:], {"form": "an example."}, "the form 'an example.' shows nothing of an example"),
+        ("Two is 2 .", {"form": FORM}, "n and form write examples that are given as problems"),
+        ("Two is 2 .", {"n": 2}, "n and form write examples that are given as problems"),
         (POOL, {"n": 3}, "problem 'p0': 3 examples are asked for, but only 2 of the 3 given"),
         (POOL, {"n": 0}, "n must be 1 or more, got 0"),
         (POOL, {"form": "{question} {hint}"}, "its fields are {question}, {answer} and {solution}"),

@@ -19,7 +19,7 @@ from mless_interp.prompts import pairs as prompt_pairs
 from mless_interp.prompts.insertions import KINDS, PLACES, Insertion
 from mless_interp.prompts.pairs import make_pairs
 from mless_interp.prompts.problems import Problem
-from mless_interp.prompts.prompt import encode
+from mless_interp.prompts.prompt import LEADS, encode
 
 Folder = Callable[[str], Path]
 words, bytewise = lru_cache(word_tokenizer), lru_cache(qwen2_tokenizer)
@@ -150,6 +150,81 @@ def test_a_pause_is_a_reserved_token_or_refused_with_the_remedy() -> None:
         Insertion.pause(1, token="<none>").span(words(), "p")
 
 
+def spaced(form: str) -> Any:
+    """A tokenizer that puts a space before whatever it encodes, as Llama 2's (`prepend`) or T5's (`metaspace`) does."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = ["<unk>", *"▁\n/.?:1234567890ab", "▁a", "▁/"]
+    tokenizer = Tokenizer(
+        models.BPE({piece: at for at, piece in enumerate(pieces)}, [("▁", "a"), ("▁", "/")], unk_token="<unk>")
+    )
+    if form == "prepend":
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always", split=False)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+
+
+TWICE = Problem("p", "a b?", "3", extra={"hint": "ab."})
+
+
+@pytest.mark.parametrize("form", ["prepend", "metaspace"])
+@pytest.mark.parametrize(
+    ("insertion", "pieces"),
+    [
+        (Insertion.whitespace(3), ["▁"] * 3),
+        (Insertion.whitespace(2, unit="\n"), ["\n"] * 2),
+        (Insertion.counting(5), ["▁", "1", "▁", "2", "▁"]),
+        (Insertion.repeat_question(2), ["▁a", "▁", "b", "?"] * 2),
+        (Insertion.from_key("hint"), ["▁a", "b", "."]),
+        (Insertion.meaningless(" /", 3), ["▁/"] * 3),
+        (Insertion.meaningless("/", 3), ["/"] * 3),
+        (Insertion.meaningful("a", 3), ["▁a"] * 3),
+        (Insertion.text("ab"), ["a", "b"]),
+    ],
+    ids=lambda made: made.label if isinstance(made, Insertion) else "",
+)
+def test_a_text_has_the_ids_that_it_has_in_the_middle_of_a_prompt(
+    form: str, insertion: Insertion, pieces: list[str]
+) -> None:
+    tokenizer = spaced(form)
+    assert tokenizer.convert_ids_to_tokens(list(insertion.span(tokenizer, TWICE).ids)) == pieces
+
+
+def test_a_text_that_merges_with_whatever_precedes_it_is_refused() -> None:
+    from tokenizers import Tokenizer, models, normalizers
+    from transformers import PreTrainedTokenizerFast
+
+    signs = ["<unk>", "▁", *(lead for lead in LEADS), "!"]
+    merges = [(lead, "!") for lead in LEADS]
+    vocabulary = {piece: at for at, piece in enumerate([*signs, *(lead + "!" for lead in LEADS)])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Prepend("▁")
+    with pytest.raises(ValueError, match="'!' merges with whatever stands before it"):
+        Insertion.meaningless("!", 2).span(PreTrainedTokenizerFast(tokenizer_object=tokenizer), "p")
+
+
+def test_a_trained_model_s_own_space_is_not_doubled(shared_dir: Path) -> None:
+    folder = shared_dir / "models" / "stories260K"
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is absent")
+    tokenizer = read_tokenizer(folder)
+    for unit, n_tokens in ((" /", 2), (" ", 1), ("\n", 1), (" Lily was sad", 4)):
+        ids = Insertion.text(unit, n_tokens).span(tokenizer, "p").ids
+        assert encode(tokenizer, "Tom sat." + unit) == encode(tokenizer, "Tom sat.") + ids
+
+
+def test_an_ordinary_word_is_no_pause() -> None:
+    for token in ("apples", words().convert_tokens_to_ids("apples")):
+        with pytest.raises(ValueError, match="'apples' is an ordinary token of this tokenizer, which texts hold"):
+            Insertion.pause(2, token=token).span(words(), "p")
+    with pytest.raises(ValueError, match="no token 'two words' to pause with"):
+        Insertion.pause(2, token="two words").span(words(), "p")
+    special = words().convert_tokens_to_ids("<|im_end|>")
+    assert Insertion.pause(2, token=special).span(words(), "p").ids == (special,) * 2
+
+
 PAUSES = {"llama3_1": "<|reserved_special_token_0|>", "gemma3": "<unused0>", "qwen2_5": None}
 
 
@@ -231,9 +306,6 @@ def test_all_places_at_once_and_no_others() -> None:
 @pytest.mark.parametrize(
     ("kind", "unit", "made"),
     [
-        ("repeat_question", None, Insertion.repeat_question()),
-        ("repeat_question", "2", Insertion.repeat_question(2)),
-        ("from_key", "hint", Insertion.from_key("hint")),
         ("counting", None, Insertion.counting(6)),
         ("whitespace", None, Insertion.whitespace(6)),
         ("whitespace", "\n", Insertion.whitespace(6, unit="\n")),
@@ -245,6 +317,12 @@ def test_all_places_at_once_and_no_others() -> None:
 )
 def test_a_command_line_names_the_kinds(kind: str, unit: str | None, made: Insertion) -> None:
     assert Insertion.named(kind, unit=unit, n_tokens=6) == made
+
+
+def test_a_command_line_names_the_kinds_that_are_not_counted() -> None:
+    assert Insertion.named("repeat_question") == Insertion.repeat_question()
+    assert Insertion.named("repeat_question", unit="2") == Insertion.repeat_question(2)
+    assert Insertion.named("from_key", unit="hint") == Insertion.from_key("hint")
 
 
 @pytest.mark.parametrize(

@@ -155,13 +155,42 @@ def test_inserting_nothing_is_refused() -> None:
         ("meaningful", "she", Insertion.meaningful("she", 7)),
         ("random_sentence", None, Insertion.random_sentence(7, seed=4)),
         ("repeated_bos", None, Insertion.repeated_bos(7)),
-        ("text", "Anna has", Insertion.text("Anna has")),
     ],
 )
 def test_a_command_line_names_every_kind(kind: str, unit: str | None, made: Insertion) -> None:
     assert Insertion.named(kind, unit=unit, n_tokens=7, seed=4) == made
     placed = Insertion.named(kind, unit=unit, n_tokens=7, seed=4, at=0)
     assert placed == replace(made, before=None, at=0)
+
+
+def test_a_length_is_taken_or_refused_never_dropped() -> None:
+    assert Insertion.named("text", unit="Anna has") == Insertion.text("Anna has")
+    assert Insertion.named("text", unit="Anna has", n_tokens=2) == Insertion.text("Anna has", 2)
+    assert Insertion.named("meaningless") == Insertion.meaningless() and Insertion.named("counting").n_tokens == 55
+    assert Insertion.named("ids", unit="5,6").n_tokens is None
+    for kind, unit in (("repeat_question", None), ("from_key", "hint")):
+        with pytest.raises(ValueError, match=f"insertion '{kind}' is as long as each problem's own text, .* got 9"):
+            Insertion.named(kind, unit=unit, n_tokens=9)
+
+
+@pytest.mark.parametrize("kind", ["random_sentence", "other_questions", "counting", "repeated_bos"])
+def test_a_unit_that_a_kind_has_no_use_for_is_refused(kind: str) -> None:
+    with pytest.raises(ValueError, match=f"insertion '{kind}' has no unit, got 'x': leave it out"):
+        Insertion.named(kind, unit="x")
+
+
+def test_a_place_that_is_given_is_the_only_one() -> None:
+    alone = Insertion("meaningless", " /", 3, at=4)
+    assert alone == Insertion.meaningless(" /", 3, at=4) and alone.where == "at 4"
+    assert Insertion("meaningless", " /", 3).where == "before question"
+    assert Insertion("meaningless", " /", 3, after="question").where == "after question"
+    assert Insertion("meaningless", " /", 3, before="system", at=4).where == "before system and at 4", "both were given"
+
+
+@pytest.mark.parametrize("place", [{"at": (4, 4)}, {"before": ("question", "question")}, {"after": ["bos", "bos"]}])
+def test_a_place_that_is_given_twice_is_refused_before_any_prompt(place: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="a place is given twice"):
+        Insertion.meaningless(" /", 4, **place)
 
 
 def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
