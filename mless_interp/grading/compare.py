@@ -105,14 +105,14 @@ def split(text: str, separators: Sequence[str]) -> list[str]:
 def _enclosed(text: str) -> tuple[str, str] | None:
     r"""The two brackets round a whole answer, as "(]", and what they hold; None where none enclose it."""
     opens = "{" if text.startswith("\\{") else text[:1]
-    closes = "}" if text.endswith("\\}") else text[-1:]
+    closes = text[-1:]
     if (opens == "{") != text.startswith("\\{") or (closes == "}") != text.endswith("\\}"):
         return None
     if opens not in _CLOSES or closes not in _CLOSES.values() or (opens == "{") != (closes == "}"):
         return None
     inner = text[1 + (opens == "{") : -1 - (closes == "}")]
     depth = 0
-    for c in inner.replace("\\{", "(").replace("\\}", ")"):
+    for c in inner:
         depth += (c in "([{") - (c in ")]}")
         if depth < 0:
             return None
