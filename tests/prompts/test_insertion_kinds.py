@@ -259,7 +259,7 @@ def test_every_kind_says_where_its_tokens_come_from() -> None:
         "questions of other problems": Insertion.other_questions(problems(), 2),
         "bos token": Insertion.repeated_bos(2),
         "ids": Insertion.ids([9]),
-        "ids, with special tokens": Insertion.pause(2, token=special),
+        "ids, with special tokens": Insertion.ids([special] * 2),
         "ids, with special tokens, with rows that no token names": Insertion.ids([special, len(words())]),
         "token '<|im_end|>'": Insertion.pause(2, token="<|im_end|>"),
         "the problem's question": Insertion.repeat_question(2),
