@@ -119,6 +119,7 @@ FREE = {
     ("wrap_model", "tokenizer"),
     ("evaluate_accuracy", "treatments"),
     ("with_examples", "examples"),  # a text, or problems
+    ("plan_run", "problems"),  # or pairs; asked of wrong ones beside the other tests of plans
 }
 """Parameters that take anything, or say what they take in a test of their own."""
 OUTSIDE = {"one_line_errors", "repeat_command"}

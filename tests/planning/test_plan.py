@@ -191,6 +191,12 @@ def test_wrong_input_is_told_before_anything_is_timed(wrong: dict[str, Any], wor
         mi.plan_run("demo", problems(1), FILLER, **wrong)
 
 
+@pytest.mark.parametrize("wrong", ["demo", 3, [None], ["pairs"]])
+def test_problems_are_problems_or_pairs(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="problems must be several"):
+        mi.plan_run("demo", wrong, FILLER)
+
+
 def test_a_config_of_no_decoder_is_refused(without_weights: Path) -> None:
     (without_weights / "config.json").write_text('{"model_type": "nothing"}')
     with pytest.raises(mi.ModelError, match="cannot plan"):
