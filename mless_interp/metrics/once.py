@@ -33,6 +33,6 @@ def once(function: Callable[P, R]) -> Callable[P, R]:
         key = function, tuple(kwargs), tuple(map(id, given))
         if key not in known:
             known[key] = given, function(*args, **kwargs)  # what was given stays alive, so that its id is nobody else's
-        return known[key][1]  # type: ignore[no-any-return]
+        return known[key][1]
 
     return wrapped
