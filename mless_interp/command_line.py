@@ -494,11 +494,11 @@ def _came(error: Any, args: Any) -> str:
     return next((f", got {value!r}" for name, value in pairs if name in names), "")
 
 
-class Command(_OneLine, typer.core.TyperCommand):
+class Command(_OneLine, typer.core.TyperCommand):  # type: ignore[misc]
     """A program of one command."""
 
 
-class Group(_OneLine, typer.core.TyperGroup):
+class Group(_OneLine, typer.core.TyperGroup):  # type: ignore[misc]
     """A program of several commands."""
 
 

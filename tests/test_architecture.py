@@ -15,7 +15,8 @@ from conftest import ROOT
 PACKAGE = "mless_interp"
 
 ORDER = """
-    data given shapes heads metrics statistics grading running models generation prompts ground_truth patching scores mechanism
+    data given shapes once heads metrics statistics grading running models generation prompts ground_truth patching scores
+    mechanism
     identities locating circuits accuracy studies planning paper views command_line commands
 """.split()
 """A module may import those before it. `__init__` and `__main__` stand outside: they hand on what the others make."""

@@ -380,6 +380,8 @@ REPLICATIONS: dict[str, dict[str, Any]] = {
     "direct_effects": {},
     "trace_paths": {"heads": ["L0H1", "L1H2"]},
     "patch_sites": {},
+    "minimal_sets": {"heads": ["L0H1", "L1H2"]},
+    "transfer": {},
     "map_positions": {},
     "run_study": {"study": {"title": "t", "limit": 3, "insertions": [{"name": "slashes", "kind": "meaningless"}]}},
 }

@@ -98,6 +98,8 @@ def transfer(
     check_smallest_effect(smallest_effect)
     check_count(n_random_sets, name="n_random_sets", at_least=0)
     check_count(n_control_draws, name="n_control_draws (control=None leaves it out)")
+    if isinstance(control, str):
+        one_of(control, {"random_sentence": None}, "control")
     derive_generator(seed)
     model.need_rotated("lambda and Sigma")
     prepared = prepare(model, pairs, outcome, signed_for="a transfer")
@@ -178,7 +180,6 @@ def _controls(search: Prepared, control: str | Insertion | None, n_draws: int, s
         return []
     own = search.bare[0].insertion
     if isinstance(control, str):
-        one_of(control, {"random_sentence": None}, "control")
         drawn = own.kind == "random_sentence" and own.seed == seed
         draws = [draw for draw in range(n_draws + 1) if not (drawn and draw == own.draw)][:n_draws]
         made = [Insertion.random_sentence(search.bare[0].n_inserted, seed=seed, draw=draw) for draw in draws]

@@ -4,8 +4,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from mless_interp.metrics.once import once
 from mless_interp.metrics.segments import check_segment, widened
+from mless_interp.once import once
 from mless_interp.shapes import DestPositions, Pattern, PerRow, Segment, Visible
 
 ROW_SUM_TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}

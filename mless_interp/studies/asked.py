@@ -21,12 +21,6 @@ HEADS = ("none", "all")
 """Which heads a study names: none at all, or all are tested."""
 DRAWN = ("random_sentence", "other_questions")
 """Kinds of insertion that a seed draws: one row for each seed of a study."""
-UNITLESS = ("random_sentence", "other_questions", "repeated_bos", "counting")
-"""Kinds that take no unit."""
-UNCOUNTED = ("repeat_question", "from_key", "text")
-"""Kinds whose length follows from what they repeat."""
-LENGTH = 55
-"""Tokens, unless a study says how many."""
 ANY_PROBLEMS = (Problem("a", "one", "1"), Problem("b", "two", "2"))
 """Where problems are not known yet and an insertion that draws from them is to be checked."""
 SPAN_MASS = "span_mass"
@@ -56,28 +50,17 @@ class InsertionAsked:
         one_of(self.kind, KINDS, "insertion")
         if not slug(self.name):
             raise ValueError(f"name must hold a letter or a digit, got {self.name!r}")
-        for key, without in (("unit", UNITLESS), ("n_tokens", UNCOUNTED)):
-            if getattr(self, key) is not None and self.kind in without:
-                raise ValueError(f"{key} means nothing to {self.kind}: leave it out")
         if self.unit == "":
             raise ValueError("unit is empty: give what is inserted, such as ' /', or leave it out")
         self.made(0, ANY_PROBLEMS)
 
-    @property
-    def length(self) -> int:
-        """Tokens of a kind that is counted in tokens."""
-        return LENGTH if self.n_tokens is None else self.n_tokens
-
     def made(self, seed: int, problems: Iterable[Problem]) -> Insertion:
         """The insertion; `problems` are those that `other_questions` draws from."""
         place = {name: getattr(self, name) for name in ("before", "after", "at") if getattr(self, name) is not None}
-        named: dict[str, Any] = {
-            "unit": self.unit,
-            "n_tokens": LENGTH if self.n_tokens is None else self.n_tokens,
-            "seed": seed,
-            "problems": problems,
-        }
-        return Insertion.named(self.kind, **named, **(place or {"before": "question"}))
+        options: dict[str, Any] = place or {"before": "question"}
+        return Insertion.named(
+            self.kind, unit=self.unit, n_tokens=self.n_tokens, seed=seed, problems=problems, **options
+        )
 
 
 @checked
@@ -175,7 +158,7 @@ class Study:
         given = {name: value for name, value in changes.items() if value is not None}
         if n_tokens is not None:
             given["insertions"] = tuple(
-                each if each.kind in UNCOUNTED else dataclasses.replace(each, n_tokens=n_tokens)
+                dataclasses.replace(each, n_tokens=n_tokens) if KINDS[each.kind].counted else each
                 for each in self.insertions
             )
         return dataclasses.replace(self, **given)

@@ -236,10 +236,13 @@ ROW = {"name": "slashes", "kind": "meaningless"}
         ({"insertions": [{**ROW, "n_tokens": "5"}]}, "insertion 'slashes': n_tokens must be a whole number"),
         ({"insertions": [{**ROW, "at": -1}]}, "insertion 'slashes': .*at"),
         ({"insertions": [{**ROW, "unit": ""}]}, "insertion 'slashes': unit is empty"),
-        ({"insertions": [{"name": "x", "kind": "counting", "unit": "1"}]}, "'x': unit means nothing to counting"),
+        (
+            {"insertions": [{"name": "x", "kind": "counting", "unit": "1"}]},
+            "'x': insertion 'counting' has no unit, got '1'",
+        ),
         (
             {"insertions": [{"name": "x", "kind": "repeat_question", "n_tokens": 9}]},
-            "'x': n_tokens means nothing to repeat_question",
+            "'x': insertion 'repeat_question' is as long as each problem's own text",
         ),
     ],
 )

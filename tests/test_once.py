@@ -3,7 +3,7 @@
 import torch
 
 from mless_interp.metrics import entropy
-from mless_interp.metrics.once import computed_once, once
+from mless_interp.once import computed_once, once
 
 CALLS: list[int] = []
 
