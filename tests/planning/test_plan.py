@@ -111,7 +111,8 @@ def test_twice_the_problems_take_twice_as_long_elsewhere() -> None:
     assert two.terms[1].seconds == pytest.approx(2 * one.terms[1].seconds)
 
 
-def test_it_comes_true_within_a_factor() -> None:
+def test_it_comes_true_within_a_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "perf_counter", time.process_time)  # other programs run beside tests
     asked = problems(12)
     plan = mi.plan_run(
         "demo", asked, FILLER, what="sweep", backend="nnsight", attention="sdpa", device="cpu", seconds=8
@@ -123,7 +124,7 @@ def test_it_comes_true_within_a_factor() -> None:
     mi.patch_heads(model, pairs, progress=False)
     spent = time.perf_counter() - began
     predicted = sum(term.seconds for term in plan.terms[1:])
-    assert 1 / 4 < predicted / spent < 4, (predicted, spent)  # other programs run beside tests
+    assert 1 / 4 < predicted / spent < 4, (predicted, spent)
 
 
 def test_answers_are_as_long_as_was_said() -> None:
