@@ -83,3 +83,19 @@ def test_a_map_of_sites_has_a_panel_each_and_grey_where_nothing_is() -> None:
 )
 def test_they_can_be_saved(draw: object, tmp_path: Path) -> None:
     assert draw().save(tmp_path / "x.png").stat().st_size > 5000  # type: ignore[operator]
+
+
+def test_of_many_edges_the_widest_bear_their_number() -> None:
+    found = traced()
+    chain = [mi.Head(layer, 0) for layer in range(9)]
+    edges = tuple(mi.Edge(str(a), str(b)) for at, a in enumerate(chain) for b in chain[at + 1 :])
+    sizes = 0.5 - 0.01 * np.arange(len(edges))
+    values = np.tile(sizes, (len(found.total), 1)) * found.total[:, None]
+    picture = mi.views.path_graph(replace(found, edges=edges, values=values))
+    names = set(map(str, chain))
+    assert len(arrows(picture)) == len(edges) == 36
+    numbers = [text for text in written(picture) if text not in names]
+    assert len(numbers) == 20 and float(min(numbers)[:4]) == pytest.approx(0.5 - 0.01 * 19)
+    texts = {text.get_text(): text.get_position() for text in picture.axes[0].texts}
+    first, second, third = (np.array(texts[str(head)]) for head in chain[:3])
+    assert abs(np.linalg.det([second - first, third - first])) > 0.1  # an edge past a node does not run through it
