@@ -374,7 +374,7 @@ def planted_variants(planted: PlantedModel, n_problems: int, **options: Any) -> 
 
 
 def story_variants(folder: Path, n_problems: int) -> list[Variant]:
-    """stories260K on texts of its own: `/` is two tokens, so lengths are twice as many."""
+    """stories260K on texts of its own: ` /` is two tokens, so lengths are twice as many."""
     model = mi.load_model(folder)
     kept: dict[int, Sequence[Any]] = {}
 
@@ -388,7 +388,7 @@ def story_variants(folder: Path, n_problems: int) -> list[Variant]:
         return kept[seed]
 
     lengths = tuple(2 * n for n in LENGTHS)
-    return variants(model, problems, unit="/", lengths=lengths, templates=("text", "raw", "chat"), seeds=(0, 1))
+    return variants(model, problems, unit=" /", lengths=lengths, templates=("text", "raw", "chat"), seeds=(0, 1))
 
 
 # ----------------------------------------------------------------------------------------------------------- backends

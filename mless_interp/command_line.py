@@ -466,25 +466,28 @@ WrongUse: Any = typer.BadParameter.__base__
 """What the options' parser raises of a command line that it cannot read."""
 
 
-class _OneLine:
-    """A command, or a group of them, that tells of a command line that cannot be read in one line, as of any wrong input."""
-
-    def main(
-        self, args: Any = None, prog_name: str | None = None, *, standalone_mode: bool = True, **given: Any
-    ) -> Any:
-        if not standalone_mode:
-            return super().main(args, prog_name, standalone_mode=False, **given)  # type: ignore[misc]
-        try:
-            code = super().main(args, prog_name, standalone_mode=False, **given)  # type: ignore[misc]
-        except WrongUse as error:
-            if type(error).__name__ == "NoArgsIsHelpError":
-                error.show()
-            else:
-                path = error.ctx.command_path if error.ctx is not None else prog_name or Path(sys.argv[0]).name
-                said = " ".join(error.format_message().split()).rstrip(".") + _came(error, args)
-                sys.stderr.write(f"error: {visible(said)}; {path} --help lists what it takes\n")
-            raise SystemExit(2) from None
-        raise SystemExit(code if isinstance(code, int) else 0)
+def _in_one_line(
+    main: Callable[..., Any],
+    args: Any = None,
+    prog_name: str | None = None,
+    *,
+    standalone_mode: bool = True,
+    **given: Any,
+) -> Any:
+    """A program whose command line cannot be read says so in one line, as of any wrong input."""
+    if not standalone_mode:
+        return main(args, prog_name, standalone_mode=False, **given)
+    try:
+        code = main(args, prog_name, standalone_mode=False, **given)
+    except WrongUse as error:
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()
+        else:
+            path = error.ctx.command_path if error.ctx is not None else prog_name or Path(sys.argv[0]).name
+            said = " ".join(error.format_message().split()).rstrip(".") + _came(error, args)
+            sys.stderr.write(f"error: {visible(said)}; {path} --help lists what it takes\n")
+        raise SystemExit(2) from None
+    raise SystemExit(code if isinstance(code, int) else 0)
 
 
 def _came(error: Any, args: Any) -> str:
@@ -494,12 +497,18 @@ def _came(error: Any, args: Any) -> str:
     return next((f", got {value!r}" for name, value in pairs if name in names), "")
 
 
-class Command(_OneLine, typer.core.TyperCommand):  # type: ignore[misc]
+class Command(typer.core.TyperCommand):
     """A program of one command."""
 
+    def main(self, *args: Any, **given: Any) -> Any:
+        return _in_one_line(super().main, *args, **given)
 
-class Group(_OneLine, typer.core.TyperGroup):  # type: ignore[misc]
+
+class Group(typer.core.TyperGroup):
     """A program of several commands."""
+
+    def main(self, *args: Any, **given: Any) -> Any:
+        return _in_one_line(super().main, *args, **given)
 
 
 def read_heads(heads: str | None, layers: str | None) -> tuple[tuple[Head, ...] | None, tuple[int, ...] | None]:

@@ -84,6 +84,7 @@ def compute(options: Options) -> Computed:
     agrees / disagrees / cannot tell), the results themselves in results/ (mi.load) and run.json; with --report also
     report.html. A run that is stopped goes on from where it was when it is started again with the same settings.
     """
+    from ..models.load import BACKENDS, tokenizer_of_model
     from ..paper.figures import figure_named, title_of
     from ..prompts.prompt import template_named
     from ..scores.score import check_rows
@@ -96,6 +97,11 @@ def compute(options: Options) -> Computed:
     template_named(options.template)
     check_rows(options.rows)
     placement_of(options)
+    if options.backend not in BACKENDS:
+        raise ValueError(f"unknown backend {options.backend!r}; choose one of {', '.join(BACKENDS)}")
+    if len(shown.models) == 1 and not tiny:  # of several, one that fails keeps the others
+        for directory in given.values():
+            tokenizer_of_model(directory)
     questions = {key: _questions(options, given.get(key)) for key in shown.models}
     results: dict[str, Any] = {}
     beside: dict[str, Any] = {}

@@ -223,26 +223,26 @@ class Insertion:
                 f"insertion {kind!r} is as long as each problem's own text, so it takes no number of tokens, got "
                 f"{n_tokens}: leave it out"
             )
-        length = 55 if n_tokens is None else n_tokens  # of what is counted
-        if kind in ("meaningless", "meaningful"):
-            given = place if unit is None else {"unit" if kind == "meaningless" else "word": unit, **place}
-            return (cls.meaningless if kind == "meaningless" else cls.meaningful)(n_tokens=length, **given)
-        if kind == "random_sentence":
-            return cls.random_sentence(length, seed=seed, **place)
-        if kind == "other_questions":
-            return cls.other_questions(problems, length, seed=seed, **place)
-        if kind in ("repeated_bos", "counting"):
-            return (cls.repeated_bos if kind == "repeated_bos" else cls.counting)(length, **place)
-        if kind == "whitespace":
-            return cls.whitespace(length, unit=" " if unit is None else unit, **place)
-        if kind == "pause":
-            return cls.pause(length, token=int(unit) if unit and unit.isdecimal() else unit, **place)
         if kind == "ids":
             return cls.ids(_whole_numbers(unit or "", "token ids such as 128002,128003"), n_tokens, **place)
         if kind == "repeat_question":
             (times,) = _whole_numbers(unit or "1", "how many times, such as 2", one=True)
             return cls.repeat_question(times, **place)
-        return cls.from_key(unit or "", **place) if kind == "from_key" else cls.text(unit or "", n_tokens, **place)
+        if not asked.counted:
+            return cls.from_key(unit or "", **place) if kind == "from_key" else cls.text(unit or "", n_tokens, **place)
+        n_tokens = 55 if n_tokens is None else n_tokens
+        if kind in ("meaningless", "meaningful"):
+            given = place if unit is None else {"unit" if kind == "meaningless" else "word": unit, **place}
+            return (cls.meaningless if kind == "meaningless" else cls.meaningful)(n_tokens=n_tokens, **given)
+        if kind == "random_sentence":
+            return cls.random_sentence(n_tokens, seed=seed, **place)
+        if kind == "other_questions":
+            return cls.other_questions(problems, n_tokens, seed=seed, **place)
+        if kind in ("repeated_bos", "counting"):
+            return (cls.repeated_bos if kind == "repeated_bos" else cls.counting)(n_tokens, **place)
+        if kind == "whitespace":
+            return cls.whitespace(n_tokens, unit=" " if unit is None else unit, **place)
+        return cls.pause(n_tokens, token=int(unit) if unit and unit.isdecimal() else unit, **place)
 
     @property
     def label(self) -> str:

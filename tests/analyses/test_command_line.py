@@ -310,6 +310,9 @@ WRONG = {
     "locate --insertion counting --unit x": "insertion 'counting' has no unit, got 'x': leave it out",
     "dose --insertion repeat_question": "an insertion of kind 'repeat_question' has one length only",
     "locate --place at-4,at-4": "a place is given twice .at 4 and at 4.: give each once",
+    "figures --figure 13 --model nope": "cannot load the tokenizer of 'nope'",
+    "figures --figure 13 --model ./nope": "unknown model './nope': there is no such directory",
+    "figures --figure 13 --model nope --backend x": "unknown backend 'x'",
     "locate --place at-x": "--place: 'at-x' is no place",
 }
 
