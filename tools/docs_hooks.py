@@ -31,6 +31,7 @@ BOOST = {
     "concepts": 4.0,
     "glossary": 4.0,
     "tutorials/": 3.0,
+    "api/paper": 1.0,
     "api/": 3.0,
     "architecture": 0.2,
     "benchmarks": 0.2,
