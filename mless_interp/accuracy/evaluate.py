@@ -4,7 +4,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -252,11 +252,7 @@ def _answer(
 
     done = {key: kept for key in places if (kept := saved.get(line(key))) is not None}
     take(done)
-    requests = [
-        Request(request.prompt, _key(request.key, n), request.span)
-        for request in run.requests
-        for n in range(n_samples)
-    ]
+    requests = [replace(request, key=_key(request.key, n)) for request in run.requests for n in range(n_samples)]
     complete_all(model, requests, run.decoding, engine, batch_size=batch_size, skip=done, on_finished=keep)
     return rows
 

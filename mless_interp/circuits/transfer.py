@@ -16,12 +16,10 @@ from ..heads import Head
 from ..locating.located import LocatedHeads
 from ..locating.measure import kept_file
 from ..mechanism.decomposition import AttentionDecomposition
-from ..mechanism.runs import DECOMPOSED, read_span
+from ..mechanism.runs import DECOMPOSED, span_reads
 from ..models.base import Model
-from ..models.held import Held
-from ..models.inputs import Reducer
 from ..models.memory import rows_per_pass
-from ..models.sites import attention_sites, site
+from ..models.sites import site
 from ..patching.joint import count_sets, random_sets
 from ..patching.outcomes import Outcome
 from ..patching.parts import SMALLEST_EFFECT, WHOLE, Parts, check_smallest_effect
@@ -218,35 +216,6 @@ def _means(problems: Prepared, layers: list[int], contrast: Contrast, *, folder:
     return _Means(layers, lam, sigma, problems.bare[0].insertion)
 
 
-def span_reads(
-    model: Model, pair: PromptPair, layers: Sequence[int], condition: str = "inserted", *, rows: bool = False
-) -> dict[str, np.ndarray]:
-    """Lambda `[layer, head]` and Sigma `[layer, head, d_head]` of one problem, means over the rows after the span.
-
-    `rows`: each of them instead, `[layer, head, row]` and `[layer, head, row, d_head]`.
-    """
-    inputs = pair.condition(condition).to(model.info.device)
-    visible, held = model.visible(inputs), Held()
-    kept: dict[int, tuple[Tensor, Tensor]] = {}
-
-    def reduce(layer: int) -> Reducer:
-        def take(k: Tensor) -> None:
-            q, v = held.take(*attention_sites(layer, "rot_q", "v"))
-            rule = model.attention_rule(layer)
-            read = read_span(q, k, v, visible[layer].to(k.device), rule, span=pair.span_mask)
-            kept[layer] = (read.lam, read.sigma) if rows else (read.lam.mean(1), read.sigma.mean(1))
-
-        return take
-
-    capture: dict[str, Reducer] = {}
-    for layer in layers:
-        capture |= held.captures(*attention_sites(layer, "rot_q", "v"))
-        capture[site(layer, "attn.hook_rot_k")] = reduce(layer)
-    model.run(inputs, capture=capture, logits_at="none")
-    lam, sigma = (np.stack([kept[layer][at].double().cpu().numpy() for layer in layers]) for at in (0, 1))
-    return {"lam": lam, "sigma": sigma}
-
-
 def _given(problems: Prepared, at: int, contrast: Contrast, edits: Sequence[HeadTransfer]) -> dict[str, np.ndarray]:
     """What each edit brings to one problem's clean run, against a row of the same pass that is not edited, and both ends."""
     model, runs = problems.model, problems.runs((at,))
@@ -417,10 +386,11 @@ class Transfer(Parts, Result):
     def _control_words(self) -> list[str]:
         table = self.summary().set_index("label")
         of = {
-            "random heads": f"{len(self.sets)} sets of random heads of the same layers, with their own means,",
+            "random heads": f"{len(self.sets)} random sets of heads of the same layers, with their own means,",
             "other insertion": f"These heads' means under {self.settings.get('control')}",
         }
-        rank = f" ({self.n_as_large or 'none'} of the sets as much, p = {self.p_random:.2g})"
+        shared = sum(not set(self.heads).isdisjoint(members) for members in self.sets)
+        rank = f" ({shared} hold some of these heads; {self.n_as_large or 'none'} as much, p = {self.p_random:.2g})"
         return [
             f"{of[name]} bring back {100 * row['median_fraction']:.0f} %{rank if name == CELLS[1] else ''}; the named heads "
             f"bring more in {int(row['exceeded'])} of {len(self.problem_ids)} problems (p = {row['p_exceeded']:.2g})."
