@@ -65,6 +65,7 @@ PUBLIC = {
     "locating.locate": ["locate_heads"],
     "locating.located": ["LocatedHeads"],
     "circuits.direct": ["DirectEffects", "direct_effects"],
+    "circuits.head_writes": ["HeadWrites", "what_it_writes"],
     "circuits.paths": ["Edge", "PathEffects", "trace_paths"],
     "circuits.site_patches": ["PositionMap", "SitePatches", "map_positions", "patch_sites"],
     "grading": ["grade_lenient", "grade_paper", "grade_strict"],
