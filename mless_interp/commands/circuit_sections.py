@@ -106,16 +106,17 @@ def _share(row: Mapping[str, Any]) -> str:
     return f"{row['label']} ({100 * row['median_fraction']:.0f} %)"
 
 
-def _of_parts(found: Any, table: pd.DataFrame, doing: str) -> str:
+def _of_parts(found: Any, table: pd.DataFrame) -> str:
     """Which of a result's cells are shown, of those in the table, with their median shares of the median effect."""
     one, several = found.what
     n, share = len(found.problem_ids), f"{100 * found.smallest_effect:.3g} %"
     if not found.established:
         return f"Nothing is claimed: that most of {n} problems show an effect of one sign is not established."
     if table.empty:
-        return f"No {one} is shown to {doing} more than {share} of the effect in most of {n} problems."
+        return f"No {one} is shown to carry more than {share} of the effect in most of {n} problems."
     rows = table.to_dict("records")
-    words = f"{len(rows)} {one if len(rows) == 1 else several} {doing}{'s' * (len(rows) == 1)} more than {share} of the effect"
+    does = f"{one} carries" if len(rows) == 1 else f"{several} carry"
+    words = f"{len(rows)} {does} more than {share} of the effect"
     return f"{words} in most of {n} problems (median share): {listed(_share(row) for row in rows)}."
 
 
@@ -123,7 +124,7 @@ def _of_direct(results: Results) -> str:
     found = results["DirectEffects"]
     table = _passed(found)
     if table.empty:
-        return _of_parts(found, table, "carry")
+        return _of_parts(found, table)
     ways = {
         way: [_share({**row, "label": row["of"]}) for row in rows.to_dict("records")]
         for way, rows in table.groupby("way")
@@ -145,7 +146,7 @@ def _entries(found: Any) -> pd.DataFrame:
 def _of_edges(results: Results) -> str:
     needed, enough = results["PathEffects"], results[NOISING]
     table = _entries(needed)
-    said = _of_parts(needed, table, "carry")
+    said = _of_parts(needed, table)
     others = _entries(enough)
     others = others[~others["label"].isin(set(table["label"]))]
     if others.empty:
@@ -154,14 +155,14 @@ def _of_edges(results: Results) -> str:
 
 
 def _of_sites(results: Results) -> str:
-    return _of_parts(results["SitePatches"], _passed(results["SitePatches"]), "carry")
+    return _of_parts(results["SitePatches"], _passed(results["SitePatches"]))
 
 
 def _of_positions(results: Results) -> str:
     found = results["PositionMap"]
     table = _passed(found)
     if table.empty:
-        return _of_parts(found, table, "carry")
+        return _of_parts(found, table)
     words = []
     for head, rows in table.groupby("of", sort=False):
         places = [place for place in rows["place"] if not place.endswith("all")]

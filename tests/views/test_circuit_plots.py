@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.patches import FancyArrowPatch
 from small_results import directed, placed, spots, traced
+from small_results import written as written_tokens
 
 import mless_interp as mi
 
@@ -83,3 +84,21 @@ def test_a_map_of_sites_has_a_panel_each_and_grey_where_nothing_is() -> None:
 )
 def test_they_can_be_saved(draw: object, tmp_path: Path) -> None:
     assert draw().save(tmp_path / "x.png").stat().st_size > 5000  # type: ignore[operator]
+
+
+def test_tokens_stand_at_their_bars_and_rounding_is_left_out(tmp_path: Path) -> None:
+    found = written_tokens()
+    picture = mi.views.token_bars(found)
+    assert len(picture.axes) == 6
+    sigma, _, query = picture.axes[:3]
+    assert [tick.get_text() for tick in sigma.get_yticklabels()] == ["' a'", "' c'", "' d'", "' b'"]
+    widths = [patch.get_width() for patch in sigma.patches]
+    np.testing.assert_allclose(widths, [0.5, 0.1, -0.1, -0.4], atol=1e-9)
+    assert len({patch.get_hatch() for patch in sigma.patches}) == 2  # the ends, without colour
+    assert [tick.get_text() for tick in query.get_yticklabels()] == ["' /' (inserted)", "' a'"]
+    assert not picture.axes[3].patches and "nothing above rounding" in [t.get_text() for t in picture.axes[3].texts]
+    hostile = "$\\frac \x1b[31m"
+    tokens = (((hostile, *found.tokens[0][0][1:]), *found.tokens[0][1:]), *found.tokens[1:])
+    assert mi.views.token_bars(replace(found, tokens=tokens)).save(tmp_path / "x.png").stat().st_size > 1000
+    with pytest.raises(ValueError, match="no head 'L9H9' here"):
+        mi.views.token_bars(found, heads=["L9H9"])
