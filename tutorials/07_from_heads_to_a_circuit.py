@@ -40,7 +40,7 @@ mi.views.direct_bars(split)
 #
 # ## Edges
 #
-# One head's change is shown to one reader alone, to its queries, its keys or its values, everything else frozen. What the reader
+# One head's change is shown to one reader alone, to its queries, its keys or its values, all else frozen. What the reader
 # then writes more goes on through the model. Every pair, every input, each tested over problems and corrected for all that
 # were asked.
 
@@ -87,7 +87,7 @@ wrote
 
 # %% [markdown]
 # Where they look is plain: readers at the inserted slash, the mediator at numbers. What they *promote* is next to nothing,
-# some thousandths of a logit: these heads write on channels that the unembedding does not read. A table of promoted tokens would
+# some thousandths of a logit: these heads write on channels that the unembedding does not read. A table of such tokens would
 # still have a first row. So it **describes**; the direct effect above, which is an edit, has already said that this way
 # carries nothing.
 #

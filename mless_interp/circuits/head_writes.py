@@ -20,7 +20,7 @@ from ..patching.interventions import LayerState
 from ..patching.prepared import Prepared, prepare
 from ..patching.sweep import Sweep
 from ..prompts.conditions import one_of
-from ..prompts.pairs import PromptPair
+from ..prompts.pairs import PromptPair, over_pairs
 from ..running.results import Quantity, Result, Shown, ShownTable, tidy
 from ..running.visible import one_line
 from ..running.work import Tick, Unit
@@ -97,16 +97,21 @@ def what_it_writes(
         tick(len(unit))
         return found
 
-    found = prepared.each(
+    found = over_pairs(
+        model,
+        prepared.pairs,
         of_unit,
+        settings={"writes of": list(map(str, chosen)), "positions": positions, **prepared.settings},
+        units=prepared.units,
         label="reading what heads write",
-        settings={"writes of": list(map(str, chosen)), "positions": positions},
         checkpoint=checkpoint,
         progress=progress,
+        ragged=True,  # prompts differ in how many tokens they have
     )
+    top = min(top, _n_known(model) // 2)
     wrote = np.array([each["wrote"] for each in found], dtype=np.float32)  # [problem, head, written, d_model]
     ids, logits = _promoted(model, np.array([each["stream"] for each in found], dtype=np.float32), wrote, top)
-    keys, scores = _looked_at([each["keys"] for each in found], [np.array(each["scores"]) for each in found], top)
+    keys, scores = _looked_at(prepared.pairs, [np.array(each["scores"], dtype=float) for each in found], top)
     texts = _texts(model, {*ids.ravel().tolist(), *(key for row in keys for key, _ in row if key >= 0)})
     written = [[tuple(texts[token] for token in row) for row in of_head] for of_head in ids.tolist()]
     looked = [tuple(texts[key] + INSERTED * inside if key >= 0 else "" for key, inside in row) for row in keys]
@@ -152,9 +157,9 @@ def _of_unit(flow: Flow, heads: Sequence[Head], positions: str) -> list[dict[str
     by_head = torch.stack(scores, 1)
     told = []
     for at, pair in enumerate(runs.pairs):
-        labels, means = _by_token(pair, by_head[at])
-        told.append({"stream": stream[at].float().cpu().numpy(), "wrote": wrote[at].numpy(), "keys": labels})
-        told[-1] |= {"scores": means, "rows_alike": rows_alike[at].numpy()}
+        means = [defined_mean(by_head[at][:, on].double().numpy(), axis=1) for on in _places(pair).values()]
+        found = {"stream": stream[at].float().cpu().numpy(), "wrote": wrote[at].numpy(), "scores": np.stack(means, -1)}
+        told.append({**found, "rows_alike": rows_alike[at].numpy()})
     return told
 
 
@@ -187,20 +192,24 @@ def _relative(scores: Tensor, visible: Tensor, rows: Tensor, base: Tensor) -> Te
     return relative.sum(2) / count.where(count > 0, torch.nan)
 
 
-def _by_token(pair: PromptPair, scores: Tensor) -> tuple[list[list[int]], np.ndarray]:
-    """The prompt's tokens, apart in the span and outside, and the mean `[head, token]` of `scores` `[head, src]` at each."""
+def _places(pair: PromptPair) -> dict[tuple[int, int], list[int]]:
+    """Where each token of the prompt stands, apart in the span (1) and outside it (0)."""
     places: dict[tuple[int, int], list[int]] = {}
     for at, token in enumerate(pair.inserted.ids):
         places.setdefault((token, int(pair.span_mask[at])), []).append(at)
-    means = [defined_mean(scores[:, at].double().numpy(), axis=1) for at in places.values()]
-    return [list(key) for key in places], np.stack(means, -1)
+    return places
+
+
+def _n_known(model: Model) -> int:
+    """Tokens that the tokenizer has; a vocabulary may be padded with rows that are none."""
+    return min(len(model.tokenizer), model.info.d_vocab)
 
 
 def _promoted(model: Model, stream: np.ndarray, wrote: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
     """Tokens of the largest and of the smallest mean `[head, written, 2 top]`, and each problem's changes of their logits."""
     layers = need_layers(model, "what_it_writes").layers
     like = model.attention_output(layers.n_layers - 1).weights
-    known = min(len(model.tokenizer), model.info.d_vocab)
+    known = _n_known(model)
 
     def changes(at: int) -> Tensor:
         """Of one problem, `[head, written, token]`."""
@@ -210,8 +219,9 @@ def _promoted(model: Model, stream: np.ndarray, wrote: np.ndarray, top: int) -> 
         lost = (logits[:1] - logits[1:]).unflatten(0, written.shape[:2])
         return lost - lost.mean(-1, keepdim=True)
 
-    mean = sum(changes(at) for at in range(len(stream))) / len(stream)  # type: ignore[operator]
-    top = min(top, known // 2)
+    mean = changes(0)
+    for at in range(1, len(stream)):
+        mean = mean + changes(at)
     order = mean.argsort(dim=-1, descending=True, stable=True)
     chosen = torch.cat([order[..., :top], order[..., -top:]], -1)
     values = [changes(at).gather(-1, chosen).cpu().numpy() for at in range(len(stream))]
@@ -219,17 +229,17 @@ def _promoted(model: Model, stream: np.ndarray, wrote: np.ndarray, top: int) -> 
 
 
 def _looked_at(
-    keys: Sequence[Any], scores: Sequence[np.ndarray], top: int
+    pairs: Sequence[PromptPair], scores: Sequence[np.ndarray], top: int
 ) -> tuple[list[list[tuple[int, int]]], np.ndarray]:
     """The keys of the largest and of the smallest mean score, for each head, and each problem's scores `[problem, head, 2 top]`
     (NaN where it has no such token); -1 where there are too few."""
     found: dict[tuple[int, int], dict[int, np.ndarray]] = {}
-    for problem, (labels, values) in enumerate(zip(keys, scores, strict=True)):
-        for place, (token, inside) in enumerate(labels):
-            found.setdefault((token, inside), {})[problem] = values[:, place]
-    least = min(len(keys), max(FEWEST_PROBLEMS, SHARE_THAT_HAS_IT * len(keys)))
+    for problem, (pair, values) in enumerate(zip(pairs, scores, strict=True)):
+        for place, key in enumerate(_places(pair)):
+            found.setdefault(key, {})[problem] = values[:, place]
+    least = min(len(pairs), max(FEWEST_PROBLEMS, SHARE_THAT_HAS_IT * len(pairs)))
     usual = [key for key, of in found.items() if len(of) >= least]
-    table = np.full((len(keys), scores[0].shape[0], len(usual)), np.nan)
+    table = np.full((len(pairs), scores[0].shape[0], len(usual)), np.nan)
     for place, key in enumerate(usual):
         for problem, values in found[key].items():
             table[problem, :, place] = values
@@ -238,7 +248,7 @@ def _looked_at(
     order = np.argsort(-mean, axis=-1, kind="stable")  # undefined ones come last
     n_known = np.isfinite(mean).sum(-1)
     chosen: list[list[tuple[int, int]]] = []
-    values = np.full((len(keys), len(mean), 2 * top), np.nan)
+    values = np.full((len(pairs), len(mean), 2 * top), np.nan)
     for head, ranks in enumerate(order):
         known = ranks[: n_known[head]]
         for slot, rank in [*enumerate(known[:each]), *enumerate(known[len(known) - each :], 2 * top - each)]:
@@ -323,8 +333,8 @@ class HeadWrites(Result):
                 told = {*self._told(at, which, 1), *self._told(at, which, -1)}
                 texts = self.tokens[at][which]
                 rows += [(at, which, place, head, kind, texts[place]) for place in sorted(told)]
-        places = tuple(np.array([row[:3] for row in rows], dtype=int).reshape(-1, 3).T)
-        values = self.values[(slice(None), *places)]
+        places = np.array([row[:3] for row in rows], dtype=int).reshape(-1, 3).T
+        values = self.values[:, places[0], places[1], places[2]]
         mean = defined_mean(values, axis=0)
         spread = np.sqrt(defined_mean((values - mean) ** 2, axis=0))
         return pd.DataFrame(

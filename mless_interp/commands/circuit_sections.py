@@ -4,8 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from ..running.results import Shown, ShownTable
 from .answers import listed
 
 Results = Mapping[str, Any]
@@ -165,18 +167,21 @@ def _of_positions(results: Results) -> str:
         return _of_parts(found, table)
     words = []
     for head, rows in table.groupby("of", sort=False):
-        places = [place for place in rows["place"] if not place.endswith("all")]
+        places = [place.replace("row", "token") for place in rows["place"] if not place.endswith("all")]
         words.append(f"{head} through {listed(places, 4)}" if places else f"{head} through no single token")
     return f"In most of {len(found.problem_ids)} problems: {'; '.join(words)}."
 
 
 def _of_writes(results: Results) -> str:
-    from ..circuits.head_writes import LOOKS, quoted
+    from ..circuits.head_writes import KINDS, LOOKS, quoted
 
     found, words = results["HeadWrites"], []
     for head in found.heads[:3]:
         up, looks = found.of(head, "change")[0], found.of(head, LOOKS)[0]
-        wrote = f"promotes {', '.join(map(quoted, up[:3]))}" if up else "promotes nothing above rounding"
+        size = np.nanmax(np.abs(found.means[found.heads.index(head), KINDS.index("change")]))
+        wrote = (
+            f"promotes {', '.join(map(quoted, up[:3]))} (by {size:.1g} logits at most)" if up else "promotes nothing"
+        )
         words.append(f"{head} {wrote} and looks at {', '.join(map(quoted, looks[:2])) or 'nothing'}")
     more = f"; {len(found.heads) - 3} more below" if len(found.heads) > 3 else ""
     return f"A description, not evidence: {'; '.join(words)}{more}."
@@ -232,7 +237,7 @@ SECTIONS: dict[str, Section] = {
             "DirectEffects",
             "What each head writes straight to the logits, and what goes through later parts.",
         ),
-        {"label": "head", "way": "", **CLAIMS},
+        {"of": "label", "way": "", **CLAIMS},
         "Both ways of every head.",
     ),
     "edges": Section(
@@ -308,21 +313,26 @@ MOST_ROWS = 100
 
 def shown_section(page: Any, section: Section, results: Results, pictures: Mapping[str, Any]) -> Any:
     """The page with this part: its answer, its pictures, its table; what it says besides is folded."""
-    from dataclasses import replace
-
-    from ..running.results import Shown, ShownTable
+    from ..views.report import Report
 
     found = results[section.key]
-    shown = found.shown()
-    if section.columns:
-        table = found.summary()
-        table = table.loc[table["median"].abs().sort_values(ascending=False, kind="stable").index].head(MOST_ROWS)
-        columns = [name for name in section.columns if name in table]
-        ends = [f"{name}{end}" for name in columns for end in ("_ci_low", "_ci_high")]
-        more = [name for name in (*ends, "ci_low", "ci_high") if name in table]
-        names = {old: new for old, new in section.columns.items() if new}
-        frame = table[[*columns, *more]].rename(columns=names)
-        shown = Shown((ShownTable(frame, f"{section.caption} Effects are parts of the insertion's, in {found.unit}."),))
+    shown = Shown((_table(section, found),)) if section.columns else found.shown()
     page = page.heading(section.heading).answered(section.answer(results))
-    told = found.told()
-    return page.result(replace(found), heading=None, pictures=pictures, shown=shown, first=told[:1])
+    page = page.result(found, heading=None, pictures=pictures, shown=shown, first=found.told()[:1])
+    if section.key != "PathEffects":
+        return page
+    table = _table(section, results[NOISING])
+    enough = Report("", question="").table(table.frame, table.caption.replace("are needed", "suffice"))
+    return page.folded("Edges that suffice", enough.sentence(*results[NOISING].told()))
+
+
+def _table(section: Section, found: Any) -> ShownTable:
+    """A part's cells, the largest median first, under its own column names."""
+    table = found.summary()
+    table = table.loc[table["median"].abs().sort_values(ascending=False, kind="stable").index].head(MOST_ROWS)
+    columns = [name for name in section.columns if name in table]
+    ends = [f"{name}{end}" for name in columns for end in ("_ci_low", "_ci_high")]
+    more = [name for name in (*ends, "ci_low", "ci_high") if name in table]
+    names = {old: new for old, new in section.columns.items() if new}
+    caption = f"{section.caption} Effects are parts of the insertion's, in {found.unit}."
+    return ShownTable(table[[*columns, *more]].rename(columns=names), caption)

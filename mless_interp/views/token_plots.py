@@ -60,7 +60,7 @@ def _panel(axes: Any, up: Any, down: Any) -> None:
     axes.axvline(0, color="0.4", linewidth=0.8)
     axes.set_yticks(places, tokens)
     axes.set_ylim(-0.7, max(len(tokens), 1) - 0.3)
-    axes.locator_params(axis="x", nbins=5)
+    axes.locator_params(axis="x", nbins=3)
     if not tokens:
         axes.set_xticks([])
         axes.text(0.5, 0.5, "nothing above rounding", transform=axes.transAxes, ha="center", va="center", fontsize=8)
