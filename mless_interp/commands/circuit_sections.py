@@ -142,7 +142,7 @@ def _entries(found: Any) -> pd.DataFrame:
     table = _passed(found)
     single = {(row["sender"], row["receiver"]) for row in table.to_dict("records") if row["part"] in ("q", "k", "v")}
     double = [(row["sender"], row["receiver"]) in single and row["part"] == "qkv" for row in table.to_dict("records")]
-    return table[[not each for each in double]]
+    return table[~np.array(double, dtype=bool)]
 
 
 def _of_edges(results: Results) -> str:

@@ -11,7 +11,7 @@ from browser import browser
 from scripts_under_test import Done, run_command
 
 import mless_interp as mi
-from mless_interp.commands.circuit_sections import SECTIONS
+from mless_interp.commands.circuit_sections import SECTIONS, answer_of
 from mless_interp.ground_truth.planted import planted_model
 
 SMALL = ["--n-tokens", 6, "--n-rows", 2, "--no-progress", "--backend", "bridge"]
@@ -58,6 +58,20 @@ def test_the_planted_circuit_is_told_in_order(run: Any, tmp_path: Path) -> None:
     for name in SECTIONS:
         assert len(pd.read_csv(out / f"{name}.csv")) and (out / f"{name}.png").is_file()
     assert set(edges.problem_ids).isdisjoint(kept["LocatedHeads"].problem_ids), "measured where nothing was named"
+
+
+@pytest.mark.parametrize("n", [1, 2, 16])
+def test_every_part_has_an_answer_also_where_nothing_is_shown(n: int) -> None:
+    from small_results import directed, placed, spots, traced, written
+
+    made = {"DirectEffects": directed, "SitePatches": placed, "PositionMap": spots, "HeadWrites": written}
+    results: dict[str, Any] = {key: make(n) for key, make in made.items()}
+    results |= {"PathEffects": traced(n), "PathEffects, noising": traced(n)}
+    for section in SECTIONS.values():
+        answer = section.answer(results)
+        assert answer.endswith(".") and "nan" not in answer and answer.count(".") < 6
+        assert n == 16 or section.key == "HeadWrites" or "Nothing is claimed" in answer or "No " in answer
+    assert answer_of(results, [mi.Head(0, 1)], False).startswith("L0H1 (named and measured): ")
 
 
 def test_given_heads_are_not_located(run: Any, tmp_path: Path) -> None:
