@@ -87,7 +87,7 @@ wrote
 
 # %% [markdown]
 # Where they look is plain: readers at the inserted slash, the mediator at numbers. What they *promote* is next to nothing,
-# some thousandths of a logit: these heads write on channels that the unembedding does not read. A table of such tokens would
+# a thousandth of a logit: these heads write on channels that the unembedding does not read. A table of such tokens would
 # still have a first row. So it **describes**; the direct effect above, which is an edit, has already said that this way
 # carries nothing.
 #

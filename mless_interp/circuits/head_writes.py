@@ -38,6 +38,8 @@ INSERTED = " (inserted)"
 """Behind a token of the span, which is another key than the same token in the question."""
 FEWEST_PROBLEMS, SHARE_THAT_HAS_IT = 3, 0.1
 """A key is told of where at least so many of the problems, and this share of them, have its token."""
+LEAST_LOOK = 0.01
+"""Scores nearer to 0 than this, one per cent of attention, are no preference."""
 NAMED = 3
 """Tokens that a sentence names on each side."""
 
@@ -310,10 +312,11 @@ class HeadWrites(Result):
         return defined_mean(self.values, axis=0)
 
     def _rounding(self, kind: str) -> float:
-        return 0.0 if kind == LOOKS else float(self.settings.get("resolution", 0.0))
+        return LEAST_LOOK if kind == LOOKS else float(self.settings.get("resolution", 0.0))
 
     def of(self, head: Head | str, kind: str = "change") -> tuple[list[str], list[str]]:
-        """Tokens promoted (preferred), the largest first, and suppressed (avoided), the smallest first; without rounding's."""
+        """Tokens promoted (preferred), the largest first, and suppressed (avoided), the smallest first;
+        without rounding's and, of scores, those within 0.01 nats of 0."""
         at, which = self.heads.index(Head.parse(str(head))), KINDS.index(kind)
         up, down = ([self.tokens[at][which][place] for place in self._told(at, which, sign)] for sign in (1, -1))
         return up, down

@@ -12,6 +12,8 @@ from ..heads import Head
 from .head_plots import MADE_WITH
 from .plots import HATCHES, LINES, Picture, draw_cells, key, key_below, name_axes, panel, words_of
 
+ASIDE = 0.9
+"""How far an MLP of a graph stands from the middle."""
 WIDEST = 6.0
 """Points of the widest edge of a graph."""
 WAY_WORDS = dict(zip(WAYS, ("straight to the logits", "through later parts of the model"), strict=True))
@@ -72,7 +74,8 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
     nodes = list(dict.fromkeys([*table["sender"], *table["receiver"]]))
     places = _places(nodes)
     levels = sorted({y for _, y in places.values()})
-    width = max(sum(y == level for _, y in places.values()) for level in levels)
+    across = [x for x, _ in places.values()]
+    width = max(across) - min(across) + 1
     picture, axes = panel(max(4.6, 1.0 * width + 1.6), max(3.0, 0.75 * len(levels) + 1.4))
     largest = float(rows[column].abs().max()) if len(rows) else 1.0
     for row in rows.to_dict("records"):
@@ -132,7 +135,8 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
 
 
 def _places(nodes: list[str]) -> dict[str, tuple[float, float]]:
-    """Where nodes stand: heads of a layer side by side, its MLP half a step above them to the right, the logits on top."""
+    """Where nodes stand: heads of a layer side by side, its MLP half a step above them, left and right by turns, so that what
+    passes one by does not cross it; the logits on top."""
 
     def level(node: str) -> float:
         if node == LOGITS:
@@ -147,7 +151,10 @@ def _places(nodes: list[str]) -> dict[str, tuple[float, float]]:
             key=lambda n: n if n[0] != "L" else f"{Head.parse(n).head:06d}",
         )
         for x, node in enumerate(beside):
-            found[node] = (x - (len(beside) - 1) / 2 + (0.35 if y % 2 else 0.0) * (len(beside) > 1), float(y))
+            aside = (0.35 if y % 2 else 0.0) * (len(beside) > 1)
+            if node.startswith("MLP"):
+                aside = ASIDE if int(node[3:]) % 2 else -ASIDE
+            found[node] = (x - (len(beside) - 1) / 2 + aside, float(y))
     return found
 
 
