@@ -91,6 +91,7 @@ def test_one_head_has_no_edges_and_the_page_says_why(run: Any, tmp_path: Path) -
     assert answers[SECTIONS["edges"].heading].startswith("Not measured: an edge needs two parts, and L0H2 is alone")
 
 
+@pytest.mark.filterwarnings("ignore:2 problems are too few")
 def test_where_nothing_is_named_it_says_so_and_ends(run: Any, tmp_path: Path) -> None:
     done = run(*SMALL, "--limit", 2, "--confirm", 2, "--report", "--out", "x")
     assert done.returncode == 0, done.stderr
