@@ -69,6 +69,7 @@ PUBLIC = {
     "circuits.head_transfer": ["HeadTransfer"],
     "circuits.minimal_sets": ["minimal_sets"],
     "circuits.transfer": ["Transfer", "transfer"],
+    "circuits.head_writes": ["HeadWrites", "what_it_writes"],
     "circuits.paths": ["Edge", "PathEffects", "trace_paths"],
     "circuits.site_patches": ["PositionMap", "SitePatches", "map_positions", "patch_sites"],
     "grading": ["grade_lenient", "grade_paper", "grade_strict"],

@@ -479,6 +479,20 @@ def transferred(n: int = 12) -> mi.Transfer:
     )
 
 
+def written(n: int = 6) -> mi.HeadWrites:
+    """L0H1 promotes a, suppresses b and looks at the span; L1H0 writes nothing that could be told from rounding."""
+    texts = (" a", " c", " d", " b")
+    looks = (" / (inserted)", "", "", " a")
+    values = np.zeros((n, 2, 3, 4)) + 0.01 * spread(n)[:, None, None, None]
+    values[:, 0, :2] += np.array([0.5, 0.1, -0.1, -0.4])
+    values[:, :, 2] += np.array([1.0, np.nan, np.nan, -1.0])
+    alike = np.ones((n, 2, 2))
+    alike[:, 1] = np.nan
+    tokens = ((texts, texts, looks), (texts, texts, looks))
+    heads = (mi.Head(0, 1), mi.Head(1, 0))
+    return mi.HeadWrites(problems(n), heads, tokens, values, alike, alike, SETTINGS | {"resolution": 1e-3})
+
+
 def studied(n: int = 8) -> mi.StudyResult:
     """Slashes lower the outcome by 1 and nothing else is shown; the other insertion does exactly nothing."""
     totals = {"slashes": -1 + spread(n), "he": np.zeros(n)}
@@ -524,6 +538,7 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "HeadSet": head_set,
     "MinimalSets": sets_found,
     "Transfer": transferred,
+    "HeadWrites": written,
     "Enrichment": enriched,
     "AccuracyResults": answered,
     "Comparison": lambda: answered(n=20).compare("none", "Mless"),

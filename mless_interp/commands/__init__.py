@@ -14,6 +14,7 @@ COMMANDS = {
     "figures": "reproduce_figures",
     "dose": "dose_response",
     "study": "study",
+    "circuit": "circuit",
 }
 """What follows `mless-interp` -> the file of this folder, and the script of `analyses/`, that holds it."""
 

@@ -160,6 +160,32 @@ COLUMNS = {
     "status": ("status", "pass, fail, or why it does not apply"),
     "error": ("largest error", "as a share of the largest value compared"),
     "tolerance": ("allowed", "the error up to which it holds"),
+    "way": ("way", "direct: straight to the logits; indirect: through later parts of the model"),
+    "edge": (
+        "edge",
+        "sender -> receiver and, of a head that receives, by its queries (q), keys (k), values (v) or all",
+    ),
+    "site and token": (
+        "site and token",
+        "what is patched, in which layer (zero-based), at which token of the question",
+    ),
+    "head and place": (
+        "head and place",
+        "which head; row: a token of the question; span: a part of the inserted tokens",
+    ),
+    "of": (
+        "of",
+        "Sigma: what is taken from the span; change: all that the insertion changes; query: where the head looks",
+    ),
+    "side": ("side", "which end: promoted or suppressed logits, keys that are preferred or avoided"),
+    "token": ("token", "as it stands in a text; inserted ones are marked"),
+    "promoted": ("promoted, preferred", "tokens of the largest means, the largest first"),
+    "suppressed": ("suppressed, avoided", "tokens of the smallest means, the smallest first"),
+    "largest": ("largest", "the largest mean: change of a logit; of the query, score in nats"),
+    "alike": ("alike over problems", "mean cosine of a problem's vector with the mean over problems; 1: one direction"),
+    "rows_alike": ("alike over rows", "length of the mean of the rows' unit vectors; 1: one direction"),
+    "amount": ("amount", "mean over problems: change of the token's logit; of the query, score in nats"),
+    "spread": ("spread", "standard deviation over problems"),
 }
 """Column names of result tables as people read them, and what they mean."""
 NAMES = {"effect": ("part", "which part acts: scale, bias, both, interaction, rest, or all of it (total)")}

@@ -57,6 +57,14 @@ class Text:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """What a section found, in one sentence, in bold."""
+
+    kind: ClassVar[str] = "answer"
+    text: str
+
+
+@dataclass(frozen=True)
 class Still:
     """A still picture as PNG, base64, and its width in pixels."""
 
@@ -121,7 +129,7 @@ class Folded:
     parts: tuple["Part", ...]
 
 
-Part = Heading | Text | Table | HeadMap | Still | Interactive | ShownPrompt | Provenance | Folded
+Part = Heading | Text | Answer | Table | HeadMap | Still | Interactive | ShownPrompt | Provenance | Folded
 
 OPEN_TABLES, OPEN_SENTENCES, FIRST_SENTENCES = 2, 6, 2
 """A result with more tables shows the first and folds the others; one with more sentences shows so many first ones."""
@@ -150,6 +158,10 @@ class Report:
     def sentence(self, *texts: str) -> "Report":
         """Paragraphs of plain text."""
         return self._with(*(Text(text) for text in texts))
+
+    def answered(self, text: str) -> "Report":
+        """What a section found, in one sentence, in bold."""
+        return self._with(Answer(text))
 
     def table(
         self, frame: pd.DataFrame, caption: str, *, columns: Sequence[str] | Mapping[str, str] | None = None

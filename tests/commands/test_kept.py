@@ -28,6 +28,7 @@ RUNS: dict[str, list[Any]] = {
     "accuracy": [*QUICK, "--treatments", "none,mless", "--max-new-tokens", 2, "--report"],
     "figures": ["--figure", "000", "--tiny", "--limit", 2, "--no-progress", "--report"],
     "dose": ["--doses", "1,4", "--limit", 3, "--no-progress", "--backend", "bridge", "--report"],
+    "circuit": [*QUICK, "--heads", "0:2,1:4", "--n-rows", 1, "--mlps", "none", "--report"],
     "study": [SMALL_STUDY, "--limit", 3, "--n-tokens", 6, "--confirm", 0, "--answers", 0, "--no-progress", "--report"],
 }
 
@@ -45,7 +46,9 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     """`mless-interp` in this process, in an empty folder, on the planted model."""
 
     def call(name: str, *arguments: Any) -> Done:
-        model = ["--model", planted] if name in COMMANDS and name != "figures" else []
+        model = (
+            [planted] if name == "circuit" else ["--model", planted] if name in COMMANDS and name != "figures" else []
+        )
         return run_command(name, *model, *arguments, cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
 
     return call

@@ -17,8 +17,8 @@ def code(notebook) -> list[tuple[str, str]]:
     return [(cell.cell_type, cell.source.strip()) for cell in notebook.cells]
 
 
-def test_there_are_six_tutorials_after_the_start() -> None:
-    assert [path.name[:2] for path in SOURCES] == ["00", "01", "02", "03", "04", "05", "06"]
+def test_there_are_seven_tutorials_after_the_start() -> None:
+    assert [path.name[:2] for path in SOURCES] == ["00", "01", "02", "03", "04", "05", "06", "07"]
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from matplotlib.patches import FancyArrowPatch
 from small_results import directed, placed, spots, traced
+from small_results import written as written_tokens
 
 import mless_interp as mi
 
@@ -99,3 +100,21 @@ def test_of_many_edges_the_widest_bear_their_number() -> None:
     texts = {text.get_text(): text.get_position() for text in picture.axes[0].texts}
     first, second, third = (np.array(texts[str(head)]) for head in chain[:3])
     assert abs(np.linalg.det([second - first, third - first])) > 0.1  # an edge past a node does not run through it
+
+
+def test_tokens_stand_at_their_bars_and_rounding_is_left_out(tmp_path: Path) -> None:
+    found = written_tokens()
+    picture = mi.views.token_bars(found)
+    assert len(picture.axes) == 6
+    sigma, _, query = picture.axes[:3]
+    assert [tick.get_text() for tick in sigma.get_yticklabels()] == ["' a'", "' c'", "' d'", "' b'"]
+    widths = [patch.get_width() for patch in sigma.patches]
+    np.testing.assert_allclose(widths, [0.5, 0.1, -0.1, -0.4], atol=1e-9)
+    assert len({patch.get_hatch() for patch in sigma.patches}) == 2  # the ends, without colour
+    assert [tick.get_text() for tick in query.get_yticklabels()] == ["' /' (inserted)", "' a'"]
+    assert not picture.axes[3].patches and "nothing above rounding" in [t.get_text() for t in picture.axes[3].texts]
+    hostile = "$\\frac \x1b[31m"
+    tokens = (((hostile, *found.tokens[0][0][1:]), *found.tokens[0][1:]), *found.tokens[1:])
+    assert mi.views.token_bars(replace(found, tokens=tokens)).save(tmp_path / "x.png").stat().st_size > 1000
+    with pytest.raises(ValueError, match="no head 'L9H9' here"):
+        mi.views.token_bars(found, heads=["L9H9"])

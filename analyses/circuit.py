@@ -1,0 +1,14 @@
+"""Which heads carry the effect of inserted tokens, on whom do they act, where, and by what?
+
+Names the heads and tests them on fresh problems, then takes their circuit apart there: direct and indirect effects, edges
+between heads, sites and tokens, and what the heads write. One page tells it in this order.
+
+The same as `mless-interp circuit`. Options, what is computed and what is shown of it: `mless_interp/commands/circuit.py`.
+"""
+
+import mless_interp as mi
+
+app = mi.commands.circuit.app
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,444 @@
+"""What heads write, as tokens, and which tokens' keys their queries prefer: a description, no evidence."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from ..given import check_count, checked
+from ..heads import Head
+from ..locating.located import LocatedHeads
+from ..metrics.token_classes import token_texts
+from ..models.arithmetic import masked_scores
+from ..models.base import Model
+from ..patching.interventions import LayerState
+from ..patching.prepared import Prepared, prepare
+from ..patching.sweep import Sweep
+from ..prompts.conditions import one_of
+from ..prompts.pairs import PromptPair, over_pairs
+from ..running.results import Quantity, Result, Shown, ShownTable, tidy
+from ..running.visible import one_line
+from ..running.work import Tick, Unit
+from ..statistics import defined_mean
+from .stream_changes import Flow, heads_of, named_on, named_words, need_layers, need_weights
+
+WRITTEN = ("Sigma", "change")
+LOOKS = "query"
+KINDS = (*WRITTEN, LOOKS)
+"""What is read from the span, all that the insertion changes, where the head looks."""
+UNITS = {"Sigma": "logits", "change": "logits", LOOKS: "nats"}
+SIDES = {"Sigma": ("promotes", "suppresses"), "change": ("promotes", "suppresses"), LOOKS: ("prefers", "avoids")}
+WHERE = ("question", "last")
+INSERTED = " (inserted)"
+"""Behind a token of the span, which is another key than the same token in the question."""
+FEWEST_PROBLEMS, SHARE_THAT_HAS_IT = 3, 0.1
+"""A key is told of where at least so many of the problems, and this share of them, have its token."""
+LEAST_LOOK = 0.01
+"""Scores nearer to 0 than this, one per cent of attention, are no preference."""
+NAMED = 3
+"""Tokens that a sentence names on each side."""
+
+
+@checked
+def what_it_writes(
+    model: Model,
+    pairs: Iterable[PromptPair] | Prepared,
+    heads: LocatedHeads | Iterable[Head | str] | None = None,
+    *,
+    positions: str = "question",
+    top: int = 8,
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+) -> "HeadWrites":
+    r"""Which tokens a head's output promotes and suppresses, and which tokens' keys its query prefers. A description only.
+
+    Three things, each a mean over problems, of the run with the insertion:
+
+    - *Sigma*: what the head takes from the span, $\Sigma_i = \sum_{k \in I} A_{ik} v_k$, written as $\Sigma W_O$. In layer 0
+      and for identical tokens it has one direction per head.
+    - *change*: all that the insertion changes of what it writes, $\Delta z\, W_O$ (inserted - masked, as `patch_heads`' "z").
+    - *query*: scores $q_i \cdot k_j$ less their mean over what row $i$ sees outside the span, by the token at $j$, in nats: a
+      token at +1 gets $e$ times the attention of one at 0.
+
+    The first two, averaged over rows, are read as the unembedding would read them if the head wrote straight to it, at the row
+    that predicts the answer with the stream $x$ there (Gemma 2: through the norm after attention):
+
+    $$ \Delta\ell = \ell(x) - \ell(x - \Delta), \qquad \ell(x) = W_U\, n(x) $$
+
+    less its mean over all tokens, which no softmax sees. What later heads and MLPs make of it is not in there: a head that
+    writes for others may promote nothing that is of use. `direct_effects` says how much of its effect is direct.
+
+    Parameters
+    ----------
+    heads : zero-based heads, or what `locate_heads` gave (its named heads). Default all.
+    positions : rows whose outputs and queries are averaged: "question" (all after the insertion, with the answer's) or "last"
+        (the one that predicts the answer).
+    top : tokens kept on each side.
+    checkpoint : as in `patch_heads`.
+
+    Returns `HeadWrites` with values `[problem, head, kind, token]`. Raises `ModelError` before anything runs for models whose
+    weights cannot be read (quantised, run elsewhere) or whose layers are not known one by one.
+
+    Source: nostalgebraist's logit lens (2020), of heads Elhage et al. (2021), Wang et al. (2211.00593); methods §8.1.
+    """
+    check_count(top, name="top")
+    one_of(positions, dict.fromkeys(WHERE), "positions")
+    chosen = heads_of(model, heads, "describe")
+    need_weights(model, [head.layer for head in chosen], "what_it_writes")
+    model.need_rotated("what heads take from the span, and where they look,")
+    sweep, prepared = Sweep.named("content", "denoising", "z"), prepare(model, pairs)
+
+    def of_unit(unit: Unit, tick: Tick) -> list[Any]:
+        with torch.no_grad():
+            found = _of_unit(Flow(prepared.runs(unit), sweep), chosen, positions)
+        tick(len(unit))
+        return found
+
+    found = over_pairs(
+        model,
+        prepared.pairs,
+        of_unit,
+        settings={"writes of": list(map(str, chosen)), "positions": positions, **prepared.settings},
+        units=prepared.units,
+        label="reading what heads write",
+        checkpoint=checkpoint,
+        progress=progress,
+        ragged=True,  # prompts differ in how many tokens they have
+    )
+    top = min(top, _n_known(model) // 2)
+    wrote = np.array([each["wrote"] for each in found], dtype=np.float32)  # [problem, head, written, d_model]
+    ids, logits = _promoted(model, np.array([each["stream"] for each in found], dtype=np.float32), wrote, top)
+    keys, scores = _looked_at(prepared.pairs, [np.array(each["scores"], dtype=float) for each in found], top)
+    texts = _texts(model, {*ids.ravel().tolist(), *(key for row in keys for key, _ in row if key >= 0)})
+    written = [[tuple(texts[token] for token in row) for row in of_head] for of_head in ids.tolist()]
+    looked = [tuple(texts[key] + INSERTED * inside if key >= 0 else "" for key, inside in row) for row in keys]
+    return HeadWrites(
+        problem_ids=prepared.ids,
+        heads=chosen,
+        tokens=tuple((*wrote_, looked_) for wrote_, looked_ in zip(written, looked, strict=True)),
+        values=np.concatenate([logits, scores[:, :, None]], 2),
+        alike=_alike(wrote),
+        rows_alike=np.array([each["rows_alike"] for each in found], dtype=float),
+        settings={
+            **sweep.settings,
+            **prepared.settings,
+            **named_on(heads, prepared.ids),
+            "positions": positions,
+            "resolution": model.resolution,
+        },
+    )
+
+
+def _of_unit(flow: Flow, heads: Sequence[Head], positions: str) -> list[dict[str, Any]]:
+    """Of each problem of a unit: mean vectors and how alike they are row by row, the stream that is read, scores by key."""
+    runs, run, sweep = flow.runs, flow.receiving, flow.sweep
+    predicts = runs.read(sweep.receiving)[0] - run.start
+    rows = ~runs.first.span_mask[run.start :] if positions == "question" else torch.zeros(flow.n_changed).bool()
+    rows[predicts] = True
+    stream = flow.stepper.stream(run, 2 * flow.layers.n_layers)[:, predicts]
+    cut = runs.cut(sweep.contrast)
+    wrote = torch.zeros(len(runs.pairs), len(heads), len(WRITTEN), stream.shape[-1])
+    rows_alike = torch.full(wrote.shape[:-1], torch.nan)
+    scores: list[Tensor] = [torch.empty(0)] * len(heads)
+    for layer in sorted({head.layer for head in heads}):
+        state = LayerState.of(flow.model, run, layer, span=cut.keys, rows=cut.rows)
+        sigma = state.mixed(state.pattern() * state.span_keys)
+        scores_here = masked_scores(state.q, state.k, state.visible, state.rule).float()
+        looks = _relative(scores_here, state.visible, rows, ~state.span)
+        for at, head in ((at, head) for at, head in enumerate(heads) if head.layer == layer):
+            without = flow.output(layer).change(run.z[layer], head.head, -sigma[:, :, head.head])
+            for place, lost in enumerate((without, flow.head_writes(head))):
+                vectors = -lost[:, rows.to(lost.device)].float().cpu()
+                wrote[:, at, place], rows_alike[:, at, place] = vectors.mean(1), _one_way(vectors)
+            scores[at] = looks[:, head.head].cpu()
+    by_head = torch.stack(scores, 1)
+    told = []
+    for at, pair in enumerate(runs.pairs):
+        means = [defined_mean(by_head[at][:, on].double().numpy(), axis=1) for on in _places(pair).values()]
+        found = {"stream": stream[at].float().cpu().numpy(), "wrote": wrote[at].numpy(), "scores": np.stack(means, -1)}
+        told.append({**found, "rows_alike": rows_alike[at].numpy()})
+    return told
+
+
+def _one_way(vectors: Tensor) -> Tensor:
+    """Length of the mean of unit vectors over rows, `[problem]`: 1 where all point one way; NaN where all are 0."""
+    lengths = vectors.norm(dim=-1, keepdim=True)
+    some = lengths > 0
+    return (vectors / lengths.where(some, torch.ones(()))).sum(1).norm(dim=-1) / some.sum((1, 2)).where(
+        some.any(1)[:, 0], torch.nan
+    )
+
+
+def _alike(wrote: np.ndarray) -> np.ndarray:
+    """Cosine of each problem's vector with the mean over problems, `[problem, head, written]`; NaN where one of them is 0."""
+    middle = wrote.mean(0, dtype=float)
+    lengths = np.linalg.norm(wrote, axis=-1) * np.linalg.norm(middle, axis=-1)
+    return (wrote * middle).sum(-1) / np.where(lengths > 0, lengths, np.nan)
+
+
+def _relative(scores: Tensor, visible: Tensor, rows: Tensor, base: Tensor) -> Tensor:
+    """Scores less their mean over the `base` keys `[b, src]` that each row sees, mean over these rows, `[b, H, src]`; NaN for
+    keys that none of them sees."""
+    seen = visible[:, :, rows.to(visible.device)]
+    scores = scores[:, :, rows.to(scores.device)].where(seen, 0)
+    among = seen & base[:, None, None]
+    n_base = among.sum(-1, keepdim=True)
+    seen = seen & (n_base > 0)
+    relative = (scores - scores.where(among, 0).sum(-1, keepdim=True) / n_base.clamp(min=1)).where(seen, 0)
+    count = seen.sum(2)
+    return relative.sum(2) / count.where(count > 0, torch.nan)
+
+
+def _places(pair: PromptPair) -> dict[tuple[int, int], list[int]]:
+    """Where each token of the prompt stands, apart in the span (1) and outside it (0)."""
+    places: dict[tuple[int, int], list[int]] = {}
+    for at, token in enumerate(pair.inserted.ids):
+        places.setdefault((token, int(pair.span_mask[at])), []).append(at)
+    return places
+
+
+def _n_known(model: Model) -> int:
+    """Tokens that the tokenizer has; a vocabulary may be padded with rows that are none."""
+    return min(len(model.tokenizer), model.info.d_vocab)
+
+
+def _promoted(model: Model, stream: np.ndarray, wrote: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens of the largest and of the smallest mean `[head, written, 2 top]`, and each problem's changes of their logits."""
+    layers = need_layers(model, "what_it_writes").layers
+    like = model.attention_output(layers.n_layers - 1).weights
+    known = _n_known(model)
+
+    def changes(at: int) -> Tensor:
+        """Of one problem, `[head, written, token]`."""
+        x, written = (torch.from_numpy(each[at]).to(like) for each in (stream, wrote))
+        with model.lock, torch.no_grad():
+            logits = layers.unembed(torch.cat([x[None], x - written.flatten(0, 1)]))[:, :known].double()
+        lost = (logits[:1] - logits[1:]).unflatten(0, written.shape[:2])
+        return lost - lost.mean(-1, keepdim=True)
+
+    mean = changes(0)
+    for at in range(1, len(stream)):
+        mean = mean + changes(at)
+    order = mean.argsort(dim=-1, descending=True, stable=True)
+    chosen = torch.cat([order[..., :top], order[..., -top:]], -1)
+    values = [changes(at).gather(-1, chosen).cpu().numpy() for at in range(len(stream))]
+    return chosen.cpu().numpy(), np.stack(values)
+
+
+def _looked_at(
+    pairs: Sequence[PromptPair], scores: Sequence[np.ndarray], top: int
+) -> tuple[list[list[tuple[int, int]]], np.ndarray]:
+    """The keys of the largest and of the smallest mean score, for each head, and each problem's scores `[problem, head, 2 top]`
+    (NaN where it has no such token); -1 where there are too few."""
+    found: dict[tuple[int, int], dict[int, np.ndarray]] = {}
+    for problem, (pair, values) in enumerate(zip(pairs, scores, strict=True)):
+        for place, key in enumerate(_places(pair)):
+            found.setdefault(key, {})[problem] = values[:, place]
+    least = min(len(pairs), max(FEWEST_PROBLEMS, SHARE_THAT_HAS_IT * len(pairs)))
+    usual = [key for key, of in found.items() if len(of) >= least]
+    table = np.full((len(pairs), scores[0].shape[0], len(usual)), np.nan)
+    for place, key in enumerate(usual):
+        for problem, values in found[key].items():
+            table[problem, :, place] = values
+    mean = defined_mean(table, axis=0)
+    each = min(top, len(usual) // 2)
+    order = np.argsort(-mean, axis=-1, kind="stable")  # undefined ones come last
+    n_known = np.isfinite(mean).sum(-1)
+    chosen: list[list[tuple[int, int]]] = []
+    values = np.full((len(pairs), len(mean), 2 * top), np.nan)
+    for head, ranks in enumerate(order):
+        known = ranks[: n_known[head]]
+        for slot, rank in [*enumerate(known[:each]), *enumerate(known[len(known) - each :], 2 * top - each)]:
+            values[:, head, slot] = table[:, head, rank]
+        gap = [(-1, 0)] * (top - each)
+        chosen.append(
+            [*(usual[at] for at in known[:each]), *gap, *gap, *(usual[at] for at in known[len(known) - each :])]
+        )
+    return chosen, values
+
+
+def _texts(model: Model, ids: Iterable[int]) -> Mapping[int, str]:
+    """Each token as it stands in a text (with its space); where its bytes are no text, as the vocabulary spells it."""
+    tokenizer = model.tokenizer
+
+    def shown(token: int) -> str:
+        text = token_texts([token, token], tokenizer.decode)[1]
+        return text if text and "\ufffd" not in text else f"<{tokenizer.convert_ids_to_tokens(token)}>"
+
+    return {token: shown(token) for token in ids}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class HeadWrites(Result):
+    """Tokens that heads promote and suppress, and whose keys they prefer: `values` `[problem, head, kind, token]`.
+
+    `tokens[head][kind]` are the texts: first the largest means, falling, then the smallest, in their order (the last is the
+    smallest). Kinds: "Sigma", "change" (changes of logits, less their mean over the vocabulary), "query" (scores in nats; NaN
+    where a problem lacks the token). `alike` `[problem, head, written]`: cosine of a problem's vector with the mean over
+    problems; `rows_alike`: length of the mean of its rows' unit vectors. Both 1: one direction.
+
+    All of it describes. Whether a head matters, and how, is shown by edits alone.
+    """
+
+    problem_ids: tuple[str, ...]
+    heads: tuple[Head, ...]
+    tokens: tuple[tuple[tuple[str, ...], ...], ...]
+    values: np.ndarray
+    alike: np.ndarray
+    rows_alike: np.ndarray
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    signed = True
+    drawn = ("amount",)
+    axes = (
+        ("values", "problem head kind place"),
+        ("alike", "problem head written"),
+        ("rows_alike", "problem head written"),
+    )
+
+    @property
+    def top(self) -> int:
+        """Tokens on each side, at most."""
+        return self.values.shape[-1] // 2
+
+    @property
+    def means(self) -> np.ndarray:
+        """Means over the problems that have the token, `[head, kind, token]`."""
+        return defined_mean(self.values, axis=0)
+
+    def _rounding(self, kind: str) -> float:
+        return LEAST_LOOK if kind == LOOKS else float(self.settings.get("resolution", 0.0))
+
+    def of(self, head: Head | str, kind: str = "change") -> tuple[list[str], list[str]]:
+        """Tokens promoted (preferred), the largest first, and suppressed (avoided), the smallest first;
+        without rounding's and, of scores, those within 0.01 nats of 0."""
+        at, which = self.heads.index(Head.parse(str(head))), KINDS.index(kind)
+        up, down = ([self.tokens[at][which][place] for place in self._told(at, which, sign)] for sign in (1, -1))
+        return up, down
+
+    def _told(self, at: int, which: int, sign: int) -> list[int]:
+        """Places of tokens whose mean has this sign and is more than rounding, the largest first."""
+        mean, places = self.means[at, which], range(self.values.shape[-1])[::sign]
+        return [place for place in places if sign * mean[place] > self._rounding(KINDS[which])]
+
+    def summary(self) -> pd.DataFrame:
+        """A row per head, kind and token: its mean (`amount`) and standard deviation (`spread`) over the `n` problems that have
+        it, and in how many (`k`) it has the mean's sign. Tokens were chosen by these means, so no interval stands beside them.
+        """
+        rows = []
+        for at, head in enumerate(self.heads):
+            for which, kind in enumerate(KINDS):
+                told = {*self._told(at, which, 1), *self._told(at, which, -1)}
+                texts = self.tokens[at][which]
+                rows += [(at, which, place, head, kind, texts[place]) for place in sorted(told)]
+        places = np.array([row[:3] for row in rows], dtype=int).reshape(-1, 3).T
+        values = self.values[:, places[0], places[1], places[2]]
+        mean = defined_mean(values, axis=0)
+        spread = np.sqrt(defined_mean((values - mean) ** 2, axis=0))
+        return pd.DataFrame(
+            {
+                "label": [str(row[3]) for row in rows],
+                "of": [row[4] for row in rows],
+                "side": [SIDES[row[4]][row[2] >= self.top] for row in rows],
+                "token": [quoted(row[5]) for row in rows],
+                "amount": mean,
+                "spread": spread,
+                "k": (np.sign(values) == np.sign(mean)).sum(0),
+                "n": np.isfinite(values).sum(0),
+                "unit": [UNITS[row[4]] for row in rows],
+            }
+        )
+
+    def quantity(self, column: str) -> Quantity:
+        """Logits or nats, 0 in the middle."""
+        return Quantity("logits; nats of queries", True)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One tidy row per problem, head, kind and token."""
+        places = range(self.values.shape[-1])
+        axes = {"problem": self.problem_ids, "label": list(map(str, self.heads)), "of": KINDS, "place": places}
+        table = tidy(axes, value=self.values)
+        texts = [quoted(token) if token else "" for of_head in self.tokens for row in of_head for token in row]
+        table.insert(4, "token", texts * len(self.problem_ids))
+        return table[table["token"] != ""].reset_index(drop=True)
+
+    def sentences(self) -> list[str]:
+        """That it describes; of each head, the tokens."""
+        s = self.settings
+        return [
+            f"What {len(self.heads)} heads write and where they look under {s.get('insertion')}, {len(self.problem_ids)} "
+            "problems: a description, not evidence that any of it matters.",
+            *(self._head_words(head) for head in self.heads),
+            *named_words(s),
+        ]
+
+    def _head_words(self, head: Head) -> str:
+        return f"{head}: {'; '.join(self._kind_words(head, kind) for kind in KINDS)}."
+
+    def _kind_words(self, head: Head, kind: str) -> str:
+        at, (up, down) = self.heads.index(head), self.of(head, kind)
+        name, (promotes, suppresses) = (
+            {"Sigma": "its Sigma", "change": "its change", LOOKS: "its query"}[kind],
+            SIDES[kind],
+        )
+        mean = self.means[at, KINDS.index(kind)]
+        size = np.nanmax(np.abs(mean)) if np.isfinite(mean).any() else np.nan
+        if not up and not down:
+            nothing = "is 0" if size == 0 else f"{promotes} nothing that can be told from rounding"
+            return f"{name} {nothing} (largest mean {size:.1e} {UNITS[kind]})"
+        sides = [f"{word} {_few(names)}" for word, names in ((promotes, up), (suppresses, down)) if names]
+        told = f"{name} {' and '.join(sides)} (up to {size:.2g} {UNITS[kind]}"
+        if kind == LOOKS:
+            return f"{told})"
+        cosine, rows = (_middle(each[:, at, WRITTEN.index(kind)]) for each in (self.alike, self.rows_alike))
+        return f"{told}; cosine with the mean over problems {cosine}, among rows {rows})"
+
+    def printed(self) -> pd.DataFrame:
+        """A row per head and kind: the tokens on both sides, and how alike the vectors are over problems."""
+        rows = []
+        for at, head in enumerate(self.heads):
+            for which, kind in enumerate(KINDS):
+                up, down = self.of(head, kind)
+                alike, by_row = (
+                    (np.nan, np.nan)
+                    if kind == LOOKS
+                    else (float(defined_mean(each[:, at, which], axis=0)) for each in (self.alike, self.rows_alike))
+                )
+                mean = self.means[at, which]
+                size = float(np.nanmax(np.abs(mean))) if np.isfinite(mean).any() else np.nan
+                rows.append((str(head), kind, _few(up, 5), _few(down, 5), size, alike, by_row))
+        names = ["label", "of", "promoted", "suppressed", "largest", "alike", "rows_alike"]
+        return pd.DataFrame(rows, columns=names)
+
+    def shown(self) -> Shown:
+        """A row per head and kind; every token with its limits behind."""
+        short = f"Tokens that heads promote and suppress; of the query, whose keys it prefers and avoids. {DESCRIBES}"
+        whole = f"Every token with the mean over problems by which it was chosen; rounding is left out. {DESCRIBES}"
+        return Shown((ShownTable(self.printed(), short), ShownTable(self.summary().drop(columns="unit"), whole)))
+
+
+DESCRIBES = "A description, not evidence."
+
+
+def quoted(token: str) -> str:
+    r"""A token in quotation marks, on one line.
+
+    >>> print(quoted(" /"), quoted("\n"))
+    ' /' '\n'
+    """
+    text, inserted = token.removesuffix(INSERTED), INSERTED * token.endswith(INSERTED)
+    return f"'{one_line(text)}'{inserted}"
+
+
+def _few(names: Sequence[str], at_most: int = NAMED) -> str:
+    return ", ".join(map(quoted, names[:at_most]))
+
+
+def _middle(values: np.ndarray) -> str:
+    mean = float(defined_mean(values, axis=0))
+    return "undefined" if np.isnan(mean) else f"{mean:.3f}"

@@ -1,0 +1,338 @@
+"""The parts of a circuit's page: how each is measured, and what it says, draws and lists, in the order of the story."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..running.results import Shown, ShownTable
+from .answers import listed
+
+Results = Mapping[str, Any]
+NOISING = "PathEffects, noising"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the story: `key` is its result's name, `measure` gives it (and others that go with it) by name.
+
+    `why_not` says what speaks against measuring it, "" where nothing does; `answer` is its first sentence, `pictures` stand
+    under it by caption, `columns` are those of its table, in order, old name to new.
+    """
+
+    key: str
+    heading: str
+    measure: Callable[[Any], dict[str, Any]]
+    answer: Callable[[Results], str]
+    pictures: Callable[[Results], dict[str, Any]]
+    columns: Mapping[str, str]
+    caption: str = ""
+    why_not: Callable[[Any], str] = lambda asking: ""
+
+
+# ----------------------------------------------------------------------------------------------------------- measuring
+
+
+def _direct(asking: Any) -> dict[str, Any]:
+    from ..circuits.direct import direct_effects
+
+    common = {**asking.common, "contrast": asking.options.contrast}
+    checkpoint = asking.checkpoint("direct.jsonl")
+    return {"DirectEffects": direct_effects(asking.model, asking.pairs, asking.heads, checkpoint=checkpoint, **common)}
+
+
+def _edges(asking: Any) -> dict[str, Any]:
+    from ..circuits.paths import trace_paths
+
+    common = {**asking.common, "contrast": asking.options.contrast, "mlps": asking.mlps}
+    return {
+        key: trace_paths(
+            asking.model,
+            asking.pairs,
+            asking.heads,
+            direction=direction,
+            checkpoint=asking.checkpoint(f"edges-{direction}.jsonl"),
+            **common,
+        )
+        for key, direction in (("PathEffects", "denoising"), (NOISING, "noising"))
+    }
+
+
+def _one_alone(asking: Any) -> str:
+    if len(asking.heads) > 1 or asking.mlps:
+        return ""
+    return f"an edge needs two parts, and {asking.heads[0]} is alone (--mlps all adds the MLPs)"
+
+
+def _sites(asking: Any) -> dict[str, Any]:
+    from ..circuits.site_patches import patch_sites
+
+    common = {**asking.common, "contrast": asking.options.contrast, "n_rows": asking.options.n_rows}
+    return {
+        "SitePatches": patch_sites(asking.model, asking.pairs, checkpoint=asking.checkpoint("sites.jsonl"), **common)
+    }
+
+
+def _positions(asking: Any) -> dict[str, Any]:
+    from ..circuits.site_patches import map_positions
+
+    common = {**asking.common, "n_rows": asking.options.n_rows}
+    checkpoint = asking.checkpoint("positions.jsonl")
+    return {"PositionMap": map_positions(asking.model, asking.pairs, asking.heads, checkpoint=checkpoint, **common)}
+
+
+def _writes(asking: Any) -> dict[str, Any]:
+    from ..circuits.head_writes import what_it_writes
+
+    options = {"checkpoint": asking.checkpoint("writes.jsonl"), "progress": asking.common["progress"]}
+    return {"HeadWrites": what_it_writes(asking.model, asking.pairs, asking.heads, **options)}
+
+
+def _content_alone(asking: Any) -> str:
+    return "" if asking.options.contrast == "content" else "known of the content contrast alone"
+
+
+# -------------------------------------------------------------------------------------------------------------- saying
+
+
+def _passed(found: Any) -> pd.DataFrame:
+    """Cells that most problems show, the largest median first."""
+    table = found.summary()
+    table = table[table["p_prevalence"] < found.alpha]
+    return table.loc[table["median_fraction"].abs().sort_values(ascending=False, kind="stable").index]
+
+
+def _share(row: Mapping[str, Any]) -> str:
+    return f"{row['label']} ({100 * row['median_fraction']:.0f} %)"
+
+
+def _of_parts(found: Any, table: pd.DataFrame) -> str:
+    """Which of a result's cells are shown, of those in the table, with their median shares of the median effect."""
+    one, several = found.what
+    n, share = len(found.problem_ids), f"{100 * found.smallest_effect:.3g} %"
+    if not found.established:
+        return f"Nothing is claimed: that most of {n} problems show an effect of one sign is not established."
+    if table.empty:
+        return f"No {one} is shown to carry more than {share} of the effect in most of {n} problems."
+    rows = table.to_dict("records")
+    does = f"{one} carries" if len(rows) == 1 else f"{several} carry"
+    words = f"{len(rows)} {does} more than {share} of the effect"
+    return f"{words} in most of {n} problems (median share): {listed(_share(row) for row in rows)}."
+
+
+def _of_direct(results: Results) -> str:
+    found = results["DirectEffects"]
+    table = _passed(found)
+    if table.empty:
+        return _of_parts(found, table)
+    ways = {
+        way: [_share({**row, "label": row["of"]}) for row in rows.to_dict("records")]
+        for way, rows in table.groupby("way")
+    }
+    direct, indirect = (listed(ways[way]) if way in ways else "none" for way in ("direct", "indirect"))
+    return (
+        f"Straight to the logits: {direct}; through later parts of the model: {indirect} (median shares of the effect)."
+    )
+
+
+def _entries(found: Any) -> pd.DataFrame:
+    """Edges that most problems show; into a head by the single inputs where one is shown, else by all three together."""
+    table = _passed(found)
+    single = {(row["sender"], row["receiver"]) for row in table.to_dict("records") if row["part"] in ("q", "k", "v")}
+    double = [(row["sender"], row["receiver"]) in single and row["part"] == "qkv" for row in table.to_dict("records")]
+    return table[~np.array(double, dtype=bool)]
+
+
+def _of_edges(results: Results) -> str:
+    needed, enough = results["PathEffects"], results[NOISING]
+    table = _entries(needed)
+    said = _of_parts(needed, table)
+    others = _entries(enough)
+    others = others[~others["label"].isin(set(table["label"]))]
+    if others.empty:
+        return said
+    return f"{said} Not needed but sufficient: {listed(_share(row) for row in others.to_dict('records'))}."
+
+
+def _of_sites(results: Results) -> str:
+    return _of_parts(results["SitePatches"], _passed(results["SitePatches"]))
+
+
+def _of_positions(results: Results) -> str:
+    found = results["PositionMap"]
+    table = _passed(found)
+    if table.empty:
+        return _of_parts(found, table)
+    words = []
+    for head, rows in table.groupby("of", sort=False):
+        places = [place.replace("row", "token") for place in rows["place"] if not place.endswith("all")]
+        words.append(f"{head} through {listed(places, 4)}" if places else f"{head} through no single token")
+    return f"In most of {len(found.problem_ids)} problems: {'; '.join(words)}."
+
+
+def _of_writes(results: Results) -> str:
+    from ..circuits.head_writes import KINDS, LOOKS, quoted
+
+    found, words = results["HeadWrites"], []
+    for head in found.heads[:3]:
+        up, looks = found.of(head, "change")[0], found.of(head, LOOKS)[0]
+        size = np.nanmax(np.abs(found.means[found.heads.index(head), KINDS.index("change")]))
+        wrote = (
+            f"promotes {', '.join(map(quoted, up[:3]))} (by {size:.1g} logits at most)" if up else "promotes nothing"
+        )
+        words.append(f"{head} {wrote} and looks at {', '.join(map(quoted, looks[:2])) or 'nothing'}")
+    more = f"; {len(found.heads) - 3} more below" if len(found.heads) > 3 else ""
+    return f"A description, not evidence: {'; '.join(words)}{more}."
+
+
+def _first(key: str) -> Callable[[Results], str]:
+    return lambda results: str(results[key].sentences()[0])
+
+
+# ------------------------------------------------------------------------------------------------------------- showing
+
+
+def _drawn(name: str, key: str, caption: str, **options: Any) -> Callable[[Results], dict[str, Any]]:
+    def made(results: Results) -> dict[str, Any]:
+        from .. import views
+
+        return {caption: getattr(views, name)(results[key], **options)}
+
+    return made
+
+
+def _graphs(results: Results) -> dict[str, Any]:
+    from .. import views
+
+    words = {
+        "PathEffects": "Edges that are needed (denoising).",
+        NOISING: "Edges that suffice (noising): alone they bring their part back.",
+    }
+    return {caption: views.path_graph(results[key]) for key, caption in words.items()}
+
+
+CLAIMS = {
+    "median_fraction": "",
+    "k": "",
+    "p_prevalence": "",
+    "effect": "",
+    "effect_fraction": "",
+    "n": "",
+    "prevalence": "",
+    "sense": "",
+    "median": "",
+}
+"""Columns that results of parts have, those that matter first."""
+
+SECTIONS: dict[str, Section] = {
+    "direct": Section(
+        "DirectEffects",
+        "Straight to the answer, or through others",
+        _direct,
+        _of_direct,
+        _drawn(
+            "direct_bars",
+            "DirectEffects",
+            "What each head writes straight to the logits, and what goes through later parts.",
+        ),
+        {"of": "label", "way": "", **CLAIMS},
+        "Both ways of every head.",
+    ),
+    "edges": Section(
+        "PathEffects",
+        "Who reads whom",
+        _edges,
+        _of_edges,
+        _graphs,
+        {"label": "edge", **CLAIMS},
+        "Edges that are needed, the largest first; q: where the receiver looks from, k: what it looks for, v: what it takes.",
+        _one_alone,
+    ),
+    "sites": Section(
+        "SitePatches",
+        "At which site and token",
+        _sites,
+        _of_sites,
+        _drawn(
+            "site_map",
+            "SitePatches",
+            "Layers and tokens where the effect passes; resid_pre is the stream before a layer.",
+        ),
+        {"label": "site and token", **CLAIMS},
+        "Sites, the largest first, a hundred at most.",
+    ),
+    "positions": Section(
+        "PositionMap",
+        "Through which tokens heads act",
+        _positions,
+        _of_positions,
+        _drawn(
+            "site_map",
+            "PositionMap",
+            "Tokens of the question through which a head acts, and parts of the span that it reads.",
+        ),
+        {"label": "head and place", **CLAIMS},
+        "Places, the largest first.",
+        _content_alone,
+    ),
+    "writes": Section(
+        "HeadWrites",
+        "What they write, and where they look",
+        _writes,
+        _of_writes,
+        _drawn(
+            "token_bars",
+            "HeadWrites",
+            "Tokens promoted and suppressed, and those whose keys are preferred and avoided.",
+        ),
+        {},
+        why_not=_content_alone,
+    ),
+}
+"""The parts of a circuit, in the order of the story."""
+
+
+def answer_of(results: Results, heads: Sequence[Any], given: bool) -> str:
+    """The whole in one sentence: which heads, and what passes between them."""
+    from .answers import of_located
+
+    if not heads:
+        return str(of_located(results["LocatedHeads"])) + " So there is no circuit to take apart."
+    which = f"{listed(heads)} ({'given' if given else 'named and measured'})"
+    if "PathEffects" in results:
+        return f"{which}: {_of_edges(results)}"
+    if "DirectEffects" in results:
+        return f"{which}: {_of_direct(results)}"
+    return f"{which}."
+
+
+MOST_ROWS = 100
+
+
+def shown_section(page: Any, section: Section, results: Results, pictures: Mapping[str, Any]) -> Any:
+    """The page with this part: its answer, its pictures, its table; what it says besides is folded."""
+    from ..views.report import Report
+
+    found = results[section.key]
+    shown = Shown((_table(section, found),)) if section.columns else found.shown()
+    page = page.heading(section.heading).answered(section.answer(results))
+    page = page.result(found, heading=None, pictures=pictures, shown=shown, first=found.told()[:1])
+    if section.key != "PathEffects":
+        return page
+    table = _table(section, results[NOISING])
+    enough = Report("", question="").table(table.frame, table.caption.replace("are needed", "suffice"))
+    return page.folded("Edges that suffice", enough.sentence(*results[NOISING].told()))
+
+
+def _table(section: Section, found: Any) -> ShownTable:
+    """A part's cells, the largest median first, under its own column names."""
+    table = found.summary()
+    table = table.loc[table["median"].abs().sort_values(ascending=False, kind="stable").index].head(MOST_ROWS)
+    columns = [name for name in section.columns if name in table]
+    ends = [f"{name}{end}" for name in columns for end in ("_ci_low", "_ci_high")]
+    more = [name for name in (*ends, "ci_low", "ci_high") if name in table]
+    names = {old: new for old, new in section.columns.items() if new}
+    caption = f"{section.caption} Effects are parts of the insertion's, in {found.unit}."
+    return ShownTable(table[[*columns, *more]].rename(columns=names), caption)
