@@ -32,7 +32,7 @@ SHARE = 0.8
 """How much of the median effect a set must bring, or take away."""
 MAX_HEADS = 16
 """How far a set is grown."""
-N_CANDIDATES = 64
+N_CANDIDATES = 32
 """Of all heads, the best by gate gradient are tried."""
 
 
@@ -76,7 +76,7 @@ def minimal_sets(
 
     Parameters
     ----------
-    heads : candidates: zero-based heads, or what `locate_heads` gave (its named heads). Default: the 64 best of all heads by
+    heads : candidates: zero-based heads, or what `locate_heads` gave (its named heads). Default: the 32 best of all heads by
         gate gradient. Only heads that read the span can be in a set; mediators are not, having no sight of it.
     fresh : problems to confirm on, none of them among `pairs`. Default: every second one of `pairs` is kept for that.
     contrast : "content", or "computed": what is opened and closed is then the span's sight of the question.

@@ -34,7 +34,7 @@ from .head_transfer import AT, HeadTransfer
 from .minimal_sets import halves
 from .stream_changes import heads_of, named_on, named_words
 
-CELLS = ("transfer", "random heads", "other insertion")
+CELLS = ("Transfer", "Random heads", "Other insertion")
 """What is given: the named heads' means, those of random heads of the same layers, those heads' under another insertion."""
 
 
@@ -386,8 +386,8 @@ class Transfer(Parts, Result):
     def _control_words(self) -> list[str]:
         table = self.summary().set_index("label")
         of = {
-            "random heads": f"{len(self.sets)} random sets of heads of the same layers, with their own means,",
-            "other insertion": f"These heads' means under {self.settings.get('control')}",
+            "Random heads": f"{len(self.sets)} random sets of heads of the same layers, with their own means,",
+            "Other insertion": f"These heads' means under {self.settings.get('control')}",
         }
         shared = sum(not set(self.heads).isdisjoint(members) for members in self.sets)
         rank = f" ({shared} hold some of these heads; {self.n_as_large or 'none'} as much, p = {self.p_random:.2g})"

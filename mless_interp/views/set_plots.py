@@ -62,7 +62,7 @@ def transfer_bars(found: Transfer) -> Picture:
     problems; the test of what comes back is paired, and a star stands where most problems show it (corrected p).
     """
     values = {"base": found.base, "inserted": found.inserted}
-    values |= {f"base + {name}": found.base + found.per_cell[:, at] for at, name in enumerate(found.cells)}
+    values |= {f"base + {name.lower()}": found.base + found.per_cell[:, at] for at, name in enumerate(found.cells)}
     made = median_interval(np.stack(list(values.values()), 1), confidence=found.confidence)
     picture, axes = panel(0.8 * len(values) + 2.0, 3.4)
     middle, low, high = (np.asarray(each, dtype=float) for each in (made.estimate, made.low, made.high))

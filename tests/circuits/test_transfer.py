@@ -71,11 +71,11 @@ def test_planted_readers_bring_the_whole_effect_back(seed: int) -> None:
     share = np.median(found.given) / np.median(found.total_effect)
     assert 0.85 < share < 1.15
     table = found.summary().set_index("label")
-    assert table.loc["transfer", "p_prevalence"] < 0.05
+    assert table.loc["Transfer", "p_prevalence"] < 0.05
     without = [at for at, heads in enumerate(found.sets) if not {A, B} & set(heads)]
     assert np.abs(np.median(found.random[:, without], axis=0)).max() < 0.05 * abs(np.median(found.total_effect))
     assert len(without) < len(found.sets) and "hold some of these heads" in found.describe()
-    assert abs(table.loc["other insertion", "median_fraction"]) < 0.1  # what the readers read is the slash
+    assert abs(table.loc["Other insertion", "median_fraction"]) < 0.1  # what the readers read is the slash
     assert (table["p_exceeded"].dropna() < 0.05).all()
     assert found.p_random == pytest.approx(1 / (1 + len(found.sets)))
 
@@ -85,7 +85,7 @@ def test_a_reader_alone_brings_its_part_and_idle_heads_nothing() -> None:
     pairs = planted_pairs(made, model, 16, n_tokens=12)
     options: dict[str, Any] = {"control": None, "n_random_sets": 0, **QUIET}
     one, idle = (mi.transfer(model, pairs, [head], **options) for head in (A, Head(1, 3)))
-    assert one.cells == ("transfer",)
+    assert one.cells == ("Transfer",)
     assert 0.2 < np.median(one.given) / np.median(one.total_effect) < 0.8
     assert abs(np.median(idle.given)) < 0.02 * abs(np.median(idle.total_effect))
     content = mi.transfer(model, pairs, [A], contrast="content", **options)
