@@ -77,10 +77,10 @@ kind = "random_sentence"
 All below is written by `python tools/run_studies.py` from results, never by hand. The models are the bundled demo model and
 the TinyStories model stories260K ([how it is made](real-models.md#55-slashes-in-stories260k)), whose problems are texts: go on
 with this story; the insertion stands within it, or right before the answer, whose first token its last row then predicts (so
-that what it does to that token is in shift, not in content). A slash is two of its tokens, so that 55 slashes are 110 tokens, as
-are the words beside them. Problems are few (the first 24 or 32), so that all of it takes about six minutes of one core. Both
-models are small, and neither is one of those that the sources speak of: agreement here establishes nothing about those, nor
-does disagreement.
+that what it does to that token is in shift, not in content). A slash is two of its tokens, so that 55 slashes are 110 tokens,
+as are the words beside them. Problems are few (the first 24 or 32), so that all of it takes about six minutes of one core.
+Both models are small, and neither is one of those that the sources speak of: agreement here establishes nothing about those,
+nor does disagreement.
 
 A cell of a contrast: the median over problems of its effect on the answer's log-probability in nats with a 95 % interval, and
 in how many problems it has that sign; an asterisk: p < 0.05, sign test after Holm over the study. `attention`: the mean share

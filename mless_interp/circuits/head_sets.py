@@ -223,7 +223,7 @@ class HeadSet(Result):
         count = int(self.test.count[0, 0])
         return (
             f"{estimate:.0f} % [{low:.0f}, {high:.0f}] on {n} fresh problems, with more than {share_of(self.share)} of the "
-            f"problem's own effect in {count} of them (p = {self.p:.2g})."
+            f"problem's own effect in {count} of them (p = {self.p:.2g}, for this set alone)."
         )
 
     def _random_words(self) -> list[str]:

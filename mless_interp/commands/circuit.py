@@ -100,7 +100,8 @@ def compute(options: Options) -> Computed:
 
     Heads are named on the first problems and tested again on fresh ones (or given, --heads L0H13,L1H2); all that follows is
     measured on the fresh ones: what is direct and indirect, edges between heads by q, k and v (needed, and sufficient), sites
-    by layer and token, the tokens through which heads act, and what they write. Where no head is named it ends there and
+    by layer and token, the tokens through which heads act, what they write, the fewest heads that suffice and are needed, and
+    how much of the effect comes back without the tokens. Where no head is named it ends there and
     says so. What a model's weights do not allow (quantised, run elsewhere) is left out with its reason.
 
     Writes a table (.csv) and a picture (.png) of each part, edges.parquet (a row per problem and edge), the results themselves
@@ -188,6 +189,11 @@ class _Asking:
         return (
             every if fewest_problems(nodes * (nodes + 1) // 2 + 3 * nodes * len(self.heads)) <= len(self.pairs) else ()
         )
+
+    @property
+    def fresh(self) -> Any:
+        """Problems to confirm on; None where all are measured on those that named the heads."""
+        return None if self.pairs is self.named_on else self.pairs
 
     def checkpoint(self, name: str) -> Path:
         return self.options.partial / name

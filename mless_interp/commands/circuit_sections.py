@@ -90,6 +90,29 @@ def _writes(asking: Any) -> dict[str, Any]:
     return {"HeadWrites": what_it_writes(asking.model, asking.pairs, asking.heads, **options)}
 
 
+def _sets(asking: Any) -> dict[str, Any]:
+    from ..circuits.minimal_sets import minimal_sets
+
+    options = {**asking.common, "contrast": asking.options.contrast, "fresh": asking.fresh}
+    return {"MinimalSets": minimal_sets(asking.model, asking.named_on, checkpoint=asking.checkpoint("sets"), **options)}
+
+
+def _transfer(asking: Any) -> dict[str, Any]:
+    from ..circuits.transfer import transfer
+
+    options = {**asking.common, "fresh": asking.fresh, "checkpoint": asking.checkpoint("transfer")}
+    return {"Transfer": transfer(asking.model, asking.named_on, asking.heads, **options)}
+
+
+def _too_few(asking: Any) -> str:
+    """Sets and means are found on some problems and tested on others."""
+    n = len(asking.named_on)
+    search, test = ((n + 1) // 2, n // 2) if asking.fresh is None else (n, len(asking.fresh))
+    if search >= 6 and test >= 7:
+        return ""
+    return f"at least 6 problems to find it and 7 others to test it are needed, there are {search} and {test}"
+
+
 def _content_alone(asking: Any) -> str:
     return "" if asking.options.contrast == "content" else "known of the content contrast alone"
 
@@ -191,6 +214,20 @@ def _first(key: str) -> Callable[[Results], str]:
     return lambda results: str(results[key].sentences()[0])
 
 
+def _of_transfer(results: Results) -> str:
+    found = results["Transfer"]
+    moved, *others = found.summary().to_dict("records")
+    n, share = len(found.problem_ids), f"{100 * found.smallest_effect:.3g} %"
+    if not found.established:
+        return f"Nothing is claimed: that most of {n} problems show an effect of one sign is not established."
+    if not moved["p_prevalence"] < found.alpha:
+        return f"No more than {share} of the effect is shown to come back without the tokens in most of {n} problems."
+    beside = listed(f"{100 * each['median_fraction']:.0f} % from {each['label'].lower()}" for each in others)
+    held = f" (controls: {beside})" if others else ""
+    back = f"{100 * moved['median_fraction']:.0f} % of the effect"
+    return f"Without the tokens, what they do to these heads on average brings back {back} in the median problem{held}."
+
+
 # ------------------------------------------------------------------------------------------------------------- showing
 
 
@@ -247,7 +284,7 @@ SECTIONS: dict[str, Section] = {
         _of_edges,
         _graphs,
         {"label": "edge", **CLAIMS},
-        "Edges that are needed, the largest first; q: where the receiver looks from, k: what it looks for, v: what it takes.",
+        "Edges that are needed, the largest first; q: what the receiver looks for, k: where it finds it, v: what it takes.",
         _one_alone,
     ),
     "sites": Section(
@@ -290,6 +327,24 @@ SECTIONS: dict[str, Section] = {
         {},
         why_not=_content_alone,
     ),
+    "sets": Section(
+        "MinimalSets",
+        "Which heads suffice, and which are needed",
+        _sets,
+        _first("MinimalSets"),
+        _drawn("set_growth", "MinimalSets", "Sets of heads that see the span alone, or alone do not, head by head."),
+        {},
+        why_not=_too_few,
+    ),
+    "transfer": Section(
+        "Transfer",
+        "The effect without the tokens",
+        _transfer,
+        _of_transfer,
+        _drawn("transfer_bars", "Transfer", "Prompts without the insertion whose heads are moved as it moves them."),
+        {},
+        why_not=lambda asking: _content_alone(asking) or _too_few(asking),
+    ),
 }
 """The parts of a circuit, in the order of the story."""
 
@@ -317,8 +372,10 @@ def shown_section(page: Any, section: Section, results: Results, pictures: Mappi
 
     found = results[section.key]
     shown = Shown((_table(section, found),)) if section.columns else found.shown()
-    page = page.heading(section.heading).answered(section.answer(results))
-    page = page.result(found, heading=None, pictures=pictures, shown=shown, first=found.told()[:1])
+    answer = section.answer(results)
+    page = page.heading(section.heading).answered(answer)
+    first = tuple(words for words in found.told()[:1] if words != answer)
+    page = page.result(found, heading=None, pictures=pictures, shown=shown, first=first)
     if section.key != "PathEffects":
         return page
     table = _table(section, results[NOISING])

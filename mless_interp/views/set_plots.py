@@ -1,5 +1,6 @@
 """Pictures of sets of heads: how they were grown, what they do on fresh problems, what they bring without the tokens."""
 
+import textwrap
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ def set_growth(found: MinimalSets | HeadSet) -> Picture:
     """
     both = found.both if isinstance(found, MinimalSets) else (found,)
     longest = max(1, *(len(each.steps) for each in both))
-    picture = Picture(figsize=((0.32 * longest + 2.2) * len(both), 3.4), layout="constrained")
+    picture = Picture(figsize=((0.32 * longest + 2.8) * len(both), 4.4), layout="constrained")
     axes: Any = picture.subplots(1, len(both), squeeze=False, sharey=True)
     for place, each in zip(axes[0], both, strict=True):
         _one_set(place, each)
@@ -52,7 +53,7 @@ def _one_set(axes: Any, each: HeadSet) -> None:
     axes.set_xticks(x, table["changed"], rotation=90)
     axes.set_xlim(-0.5, max(len(table), 1))
     outcome = f"{len(each.heads)} heads" if each.found else "none found"
-    name_axes(axes, x="head that comes or goes", y=WHAT[each.side], title=f"{each.side}: {outcome}")
+    name_axes(axes, x="head that comes or goes", y=textwrap.fill(WHAT[each.side], 34), title=f"{each.side}: {outcome}")
 
 
 def transfer_bars(found: Transfer) -> Picture:
