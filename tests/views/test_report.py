@@ -544,6 +544,23 @@ def test_a_maps_layers_stay_in_sight_where_its_heads_scroll(chrome: Browser, tmp
     assert page.run("parseFloat(getComputedStyle(document.querySelector('.layers text')).fontSize)") >= 12
 
 
+def test_a_wide_picture_keeps_its_size_on_a_phone_and_scrolls_in_its_box(chrome: Browser, tmp_path: Path) -> None:
+    import matplotlib.pyplot as plt
+
+    made = mi.Report("Wide", question="")
+    for inches in (8, 16):
+        picture, axes = plt.subplots(figsize=(inches, 2))
+        axes.plot([1, 2])
+        made = made.figure(picture, "wide")
+        plt.close(picture)
+    page = chrome.open(made.save(tmp_path / "wide.html"), width=390)
+    shown = page.run(
+        "[...document.querySelectorAll('.picture img')].map(i => [i.clientWidth, Number(i.getAttribute('width'))])"
+    )
+    assert len(shown) == 2 and all(is_wide == drawn > 390 for is_wide, drawn in shown)
+    assert page.run("document.documentElement.scrollWidth") == 390
+
+
 @pytest.mark.parametrize("width", [360, 1200])
 def test_nothing_sticks_out_of_the_window(width: int, chrome: Browser, hostile: Path) -> None:
     page = chrome.open(hostile, width=width)
