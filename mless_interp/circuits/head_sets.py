@@ -358,13 +358,10 @@ class MinimalSets(Result):
         if s == n:
             return "What suffices is what is needed."
         if s < n:
-            rest = list(map(str, self.stand_in))
-            return (
-                f"More heads must be closed than suffice: {listed(rest)} {'stands' if len(rest) == 1 else 'stand'} in for the "
-                "others (OR)."
-            )
+            rest = listed(list(map(str, self.stand_in)))
+            return f"More heads must be closed than suffice ({rest} too), as where heads stand in for each other (OR)."
         if n < s:
-            return "Fewer heads must be closed than opened: they act only together (AND)."
+            return "Fewer heads must be closed than opened, as where heads act only together (AND)."
         return "The two sets differ: some heads stand in for others, some act only together."
 
     def shown(self) -> Shown:

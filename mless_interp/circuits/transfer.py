@@ -296,9 +296,18 @@ class Transfer(Parts, Result):
 
     @property
     def per_cell(self) -> np.ndarray:
-        """What each of `cells` brings, `[problem, cell]`: of several sets or draws their mean."""
-        groups = dict(zip(CELLS, (self.given[:, None], self.random, self.other), strict=True))
+        """What each of `cells` brings, `[problem, cell]`: of several sets or draws their mean.
+
+        Of random sets, those that hold none of the heads, if there are any; the rank (`p_random`) is among all.
+        """
+        random = self.random[:, self.apart] if self.apart.any() else self.random
+        groups = dict(zip(CELLS, (self.given[:, None], random, self.other), strict=True))
         return np.stack([groups[name].mean(1) for name in self.cells], 1)
+
+    @property
+    def apart(self) -> np.ndarray:
+        """Which random sets hold none of the heads, `[set]`."""
+        return np.array([set(self.heads).isdisjoint(members) for members in self.sets], dtype=bool)
 
     @property
     def cells(self) -> tuple[str, ...]:
@@ -385,15 +394,17 @@ class Transfer(Parts, Result):
 
     def _control_words(self) -> list[str]:
         table = self.summary().set_index("label")
+        n, apart = len(self.sets), int(self.apart.sum())
+        which = f"{apart} of {n} random sets" if apart else f"{n} random sets"
+        shared = "none of these heads" if apart else "some of these heads each"
         of = {
-            "Random heads": f"{len(self.sets)} random sets of heads of the same layers, with their own means,",
-            "Other insertion": f"These heads' means under {self.settings.get('control')}",
+            "Random heads": f"{which} of the same layers, which hold {shared}, bring back",
+            "Other insertion": f"These heads' means under {self.settings.get('control')} bring back",
         }
-        shared = sum(not set(self.heads).isdisjoint(members) for members in self.sets)
-        rank = f" ({shared} hold some of these heads; {self.n_as_large or 'none'} as much, p = {self.p_random:.2g})"
+        rank = f" (of all {n} sets, {self.n_as_large or 'none'} as much as the heads, p = {self.p_random:.2g})"
         return [
-            f"{of[name]} bring back {100 * row['median_fraction']:.0f} %{rank if name == CELLS[1] else ''}; the named heads "
-            f"bring more in {int(row['exceeded'])} of {len(self.problem_ids)} problems (p = {row['p_exceeded']:.2g})."
+            f"{of[name]} {100 * row['median_fraction']:.0f} %{rank if name == CELLS[1] else ''}; the named heads bring more in "
+            f"{int(row['exceeded'])} of {len(self.problem_ids)} problems (p = {row['p_exceeded']:.2g})."
             for name, row in ((name, table.loc[name]) for name in self.cells[1:])
         ]
 

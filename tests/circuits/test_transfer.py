@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from architectures_under_test import folder_of
-from models_under_test import loaded, pairs_for, planted_here, planted_pairs, planted_problems
+from models_under_test import Gated, loaded, pairs_for, planted_here, planted_pairs, planted_problems
 from small_results import transferred
 
 import mless_interp as mi
@@ -53,6 +53,27 @@ def test_a_problems_own_rows_give_its_patched_output(name: str) -> None:
         np.testing.assert_allclose(means["sigma"], own["sigma"].mean(-2), atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["Llama", "GPT-2", "GPT-NeoX (Pythia)", "Gemma 2"])
+def test_a_problems_own_rows_bring_what_opening_the_heads_brings(name: str) -> None:
+    """Of heads of layer 0, to the answer: the edit beside the gates of `minimal_sets`."""
+    model = loaded(folder_of(name), "bridge")
+    heads = (Head(0, 1), Head(0, 6))
+    for pair in pairs_for(model, 9):
+        gated = Gated(model, pair)
+        own = span_reads(model, gated.pair, [0], rows=True)
+        edit = HeadTransfer(heads, own["lam"][0, [1, 6]], own["sigma"][0, [1, 6]])
+        start, length = gated.pair.span[1], len(gated.pair.inserted)
+        read = [length - back for back in gated.outcome.reads(gated.pair)]
+        logits = _moved(model, gated.pair.condition("masked").repeated(2), [edit], start, read)
+        base, moved = gated.outcome.value(logits, gated.pair, None).tolist()
+        closed = torch.zeros_like(gated.open())
+        opened = closed.clone()
+        opened[:, 0, [1, 6]] = 1.0
+        with torch.no_grad():
+            expected = float(gated(opened) - gated(closed))
+        assert moved - base == pytest.approx(expected, abs=2e-5) and abs(expected) > 1e-4
+
+
 def test_no_heads_and_no_change_leave_everything_as_it_is() -> None:
     model = loaded(folder_of("Llama"), "bridge")
     inputs = pairs_for(model)[0].condition("base").repeated(3)
@@ -74,7 +95,8 @@ def test_planted_readers_bring_the_whole_effect_back(seed: int) -> None:
     assert table.loc["Transfer", "p_prevalence"] < 0.05
     without = [at for at, heads in enumerate(found.sets) if not {A, B} & set(heads)]
     assert np.abs(np.median(found.random[:, without], axis=0)).max() < 0.05 * abs(np.median(found.total_effect))
-    assert len(without) < len(found.sets) and "hold some of these heads" in found.describe()
+    assert 0 < len(without) < len(found.sets) and f"{len(without)} of {len(found.sets)} random sets" in found.describe()
+    assert abs(table.loc["Random heads", "median_fraction"]) < 0.05
     assert abs(table.loc["Other insertion", "median_fraction"]) < 0.1  # what the readers read is the slash
     assert (table["p_exceeded"].dropna() < 0.05).all()
     assert found.p_random == pytest.approx(1 / (1 + len(found.sets)))
