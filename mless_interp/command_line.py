@@ -415,7 +415,8 @@ def _what_is_kept(asked: Saving) -> str:
     done = _finished(asked)
     if not done:
         return "nothing had finished yet; the same command starts again"
-    return f"{done} finished steps are kept in {asked.partial}; the same command, started again, goes on from there"
+    steps = "1 finished step is" if done == 1 else f"{done} finished steps are"
+    return f"{steps} kept in {asked.partial}; the same command, started again, goes on from there"
 
 
 def _sweep(asked: Saving) -> None:

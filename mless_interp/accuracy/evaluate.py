@@ -99,35 +99,21 @@ def evaluate_accuracy(
         engine=engine,
     )
     made = template_named(template)
-    if model.tokenizer is None:
-        raise ModelError(f"{model.info.name} has no tokenizer, which answers need: give one when wrapping the model")
-    check_known(model.tokenizer, asked)
+    running, runs = _ready(
+        model,
+        asked,
+        chosen,
+        made,
+        engine=engine,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        complete=has_closed_box if stop_after_box else None,
+    )
     spelt = [(problem.id, special_as_text(model.tokenizer, problem)) for problem in asked]
     if special_words(spelt) and all(treatment.insertion is None for treatment in chosen):  # make_pairs says it too
         warnings.warn(visible(special_words(spelt)), stacklevel=3)
-    prompts = [_prompts(model, asked, treatment, made) for treatment in chosen]
-    if max_new_tokens is None:
-        max_new_tokens = _room(model, [prompt for requests in prompts for prompt in requests])
-    runs = []
-    for treatment, requests in zip(chosen, prompts, strict=True):
-        decoding = decoding_for(
-            model,
-            max_new_tokens=max_new_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            seed=seed,
-            complete=has_closed_box if stop_after_box else None,
-            knockout=treatment.knockout,
-            redistribution=treatment.arm,
-            movement=treatment.transfer,
-        )
-        if treatment.transfer is not None:
-            treatment.transfer.check(model)
-        check_requests(model, requests, decoding)
-        runs.append(_Run(treatment.name, requests, decoding))
-    running = engine_for(model, engine)
-    for run in runs:
-        check_engine(running, model, run.decoding)
     settings = {
         **model.identity,
         "engine": running.name,
@@ -137,7 +123,7 @@ def evaluate_accuracy(
         "n_samples": n_samples,
         "temperature": temperature,
         "top_p": top_p,
-        "max_new_tokens": max_new_tokens,
+        "max_new_tokens": runs[0].decoding.max_new_tokens,
         "stop_after_box": stop_after_box,
         "stop_ids": sorted(runs[0].decoding.stop_ids),
         "tokenizer": key_of(sorted(model.tokenizer.get_vocab().items())),
@@ -291,6 +277,58 @@ def _checked_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
         if not problem.answer.strip():
             raise ValueError(f"problem {problem.id!r} has no answer to grade against: leave it out or give it one")
     return asked
+
+
+def check_answers(
+    model: Model,
+    problems: Iterable[Problem],
+    treatments: Any,
+    *,
+    template: str | Template = "raw",
+    max_new_tokens: int | None = None,
+) -> None:
+    """Errors for all that `evaluate_accuracy`, asked the same, can refuse with a model, before anything is measured."""
+    numbers: dict[str, Any] = {"max_new_tokens": max_new_tokens, "temperature": 0.0, "top_p": 1.0}
+    chosen = check_asked(treatments, n_samples=1, batch_size=None, engine="auto", **numbers)
+    asked = _checked_problems(problems)
+    _ready(model, asked, chosen, template_named(template), engine="auto", complete=has_closed_box, seed=0, **numbers)
+
+
+def _ready(
+    model: Model,
+    problems: tuple[Problem, ...],
+    treatments: Sequence[Treatment],
+    template: Template,
+    *,
+    engine: str | Vllm,
+    max_new_tokens: int | None,
+    **decoding: Any,
+) -> tuple[CompletionEngine, list[_Run]]:
+    """What answers, and every treatment's requests, all of them checked."""
+    if model.tokenizer is None:
+        raise ModelError(f"{model.info.name} has no tokenizer, which answers need: give one when wrapping the model")
+    check_known(model.tokenizer, problems)
+    prompts = [_prompts(model, problems, treatment, template) for treatment in treatments]
+    if max_new_tokens is None:
+        max_new_tokens = _room(model, [prompt for requests in prompts for prompt in requests])
+    runs = []
+    for treatment, requests in zip(treatments, prompts, strict=True):
+        how = decoding_for(
+            model,
+            max_new_tokens=max_new_tokens,
+            knockout=treatment.knockout,
+            redistribution=treatment.arm,
+            movement=treatment.transfer,
+            **decoding,
+        )
+        if treatment.transfer is not None:
+            treatment.transfer.check(model)
+        check_requests(model, requests, how)
+        runs.append(_Run(treatment.name, requests, how))
+    running = engine_for(model, engine)
+    for run in runs:
+        check_engine(running, model, run.decoding)
+    return running, runs
 
 
 def _prompts(

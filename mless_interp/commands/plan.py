@@ -1,6 +1,7 @@
 """`mless-interp plan`: what a run takes on this machine or another, before any weight is here."""
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,10 +13,10 @@ from ..command_line import (
     BACKENDS,
     DeviceOption,
     InsertionOption,
+    LengthOption,
     NAnswerOption,
     NBeforeOption,
     NContextOption,
-    NTokensOption,
     OutcomeOption,
     PlaceOption,
     ProblemsOption,
@@ -47,7 +48,7 @@ def plan(
     template: TemplateOption = "raw",
     insertion: InsertionOption = "meaningless",
     unit: UnitOption = None,
-    n_tokens: NTokensOption = 55,
+    n_tokens: LengthOption = None,
     place: PlaceOption = "before-question",
     outcome: OutcomeOption = "answer_logprob",
     backend: Annotated[str | None, Option(help=f"{BACKENDS}. [default: what suits the size]")] = None,
@@ -60,9 +61,13 @@ def plan(
     tflops: Annotated[
         float | None, Option(help="Of a GPU that is not here: 10^12 operations a second in the chosen precision.")
     ] = None,
-    treatments: Annotated[int, Option(help="accuracy: how often the problems are answered.")] = 2,
+    treatments: Annotated[
+        int | None, Option(help="accuracy: how often the problems are answered. [default: 2]")
+    ] = None,
     max_new_tokens: Annotated[int | None, Option(help="accuracy: longest answer.")] = None,
-    named: Annotated[int, Option(help="locate: heads that are supposed to be named, which controls are of.")] = 5,
+    named: Annotated[
+        int | None, Option(help="locate: heads that are supposed to be named, which controls are of. [default: 5]")
+    ] = None,
     price: Annotated[float | None, Option(help="Of an hour on the machine, to say what the run costs.")] = None,
     seconds: Annotated[float, Option(help="How long real code may be timed, about.")] = 20.0,
     seed: SeedOption = 0,
@@ -77,14 +82,17 @@ def plan(
     """
     from ..planning import plan_run
     from ..planning.needed import parsed_bytes
+    from ..planning.planned import N_NAMED
 
     if what not in LIMITS:
         raise ValueError(f"unknown analysis {what!r}; choose one of {PLANNED}")
     printed = json_file is not None and str(json_file) == "-"
-    if json_file is not None and not printed and not json_file.resolve().parent.is_dir():
-        raise FileNotFoundError(f"--json {json_file}: there is no folder {str(json_file.resolve().parent)!r}")
-    if json_file is not None and json_file.is_dir():
-        raise IsADirectoryError(f"--json {json_file}: it is a folder; name a file")
+    if json_file is not None and not printed:
+        _check_writable(json_file)
+    of_one = {"treatments": ("accuracy", treatments), "max-new-tokens": ("accuracy", max_new_tokens)}
+    for option, (analysis, given) in (of_one | {"named": ("locate", named)}).items():
+        if given is not None and what != analysis:
+            raise ValueError(f"--{option} is for {analysis}, and {what} has no use for it: leave it out")
     sizes = {"n_before": n_before, "n_context": n_context, "n_answer": n_answer}
     questions = chosen_problems(problems, model, limit=LIMITS[what] if limit is None else limit, **sizes)
     filler = chosen_insertion(insertion, unit, n_tokens=n_tokens, seed=seed, problems=questions, place=place)
@@ -99,9 +107,9 @@ def plan(
         outcome=outcome,
         memory=None if memory is None else parsed_bytes(memory),
         tflops=tflops,
-        n_treatments=treatments,
+        n_treatments=2 if treatments is None else treatments,
         max_new_tokens=max_new_tokens,
-        n_named=named,
+        n_named=N_NAMED if named is None else named,
         price=price,
         seconds=seconds,
         source={"problems": problems, **(sizes if texts else {})},
@@ -116,3 +124,14 @@ def plan(
     typer.echo(rest)
     if json_file is not None:
         json_file.write_text(as_json, encoding="utf-8")
+
+
+def _check_writable(file: Path) -> None:
+    """`OSError` where a file of that name could not be written, before anything is timed."""
+    folder = file.resolve().parent
+    if not folder.is_dir():
+        raise FileNotFoundError(f"--json {file}: there is no folder {str(folder)!r}")
+    if file.is_dir():
+        raise IsADirectoryError(f"--json {file}: it is a folder; name a file")
+    if not os.access(file if file.exists() else folder, os.W_OK):
+        raise PermissionError(f"--json {file}: it may not be written there; name another file")

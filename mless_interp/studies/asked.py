@@ -93,6 +93,8 @@ class Study:
     max_new_tokens: int | None = None
 
     def __post_init__(self) -> None:
+        if not self.title.strip():
+            raise ValueError("title is empty: say what is asked")
         several_of(self.contrasts, CONTRASTS, "contrast")
         if not self.outcomes or len(set(self.outcomes)) < len(self.outcomes):
             raise ValueError(f"outcomes must be one or more different names, got {list(self.outcomes)}")

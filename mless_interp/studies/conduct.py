@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..accuracy import Treatment, evaluate_accuracy
+from ..accuracy.evaluate import check_answers
 from ..given import checked
 from ..heads import Head
 from ..locating.locate import locate_heads
@@ -44,7 +45,7 @@ def run_study(
 
     Each number is that of `patch_heads` (effects of the whole insertion), `score_heads` (attention), `locate_heads` (named
     heads) or `evaluate_accuracy` (answers). Raises `ValueError` before anything is computed where the study makes no sense,
-    the problems are too few, or an insertion cannot be put into one of them.
+    the problems are too few, an insertion cannot be put into one of them, or answers do not fit the context.
     """
     asked = read_study(study)
     if problems is None:
@@ -61,6 +62,10 @@ def run_study(
         name: {outcome: _of(name, prepare, model, here, outcome, signed_for="a study") for outcome in asked.outcomes}
         for name, here in measured.items()
     }
+    treatments = [Treatment(name=NONE), *(Treatment(made[0].insertion, name=name) for name, made in pairs.items())]
+    answering: dict[str, Any] = {"max_new_tokens": asked.max_new_tokens, "template": asked.template}
+    if asked.answers:
+        check_answers(model, given[: asked.answers], treatments, **answering)
     effects: dict[str, Any] = {}
     attention: dict[str, Any] = {}
     located: dict[str, Any] = {}
@@ -93,15 +98,13 @@ def run_study(
             located[name] = steps.done(locate_heads, f"{slug(name)}/heads", model, here, confirm=fresh, **how)
     answers = None
     if asked.answers:
-        treatments = [Treatment(name=NONE), *(Treatment(made[0].insertion, name=name) for name, made in pairs.items())]
         answers = steps.done(
             evaluate_accuracy,
             "answers.jsonl",
             model,
             given[: asked.answers],
             treatments,
-            max_new_tokens=asked.max_new_tokens,
-            template=asked.template,
+            **answering,
             progress=progress,
             seed=seed,
         )

@@ -192,15 +192,16 @@ def finished(options: Saving, n: int = 2) -> None:
     (options.partial / "sweep.jsonl").write_text('{"settings": {}}\n' + '{"id": "a", "value": 1}\n' * n)
 
 
-def test_a_stopped_run_says_what_it_kept_and_how_to_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("n", "steps"), [(1, "1 finished step is"), (2, "2 finished steps are")])
+def test_a_stopped_run_says_what_it_kept_and_how_to_go_on(n: int, steps: str, tmp_path: Path) -> None:
     def main(options: Saving) -> None:
-        finished(options)
+        finished(options, n)
         raise KeyboardInterrupt
 
     done = run(main, "--out", str(tmp_path / "x"))
     assert done.exit_code == 130
     assert done.stderr == (
-        f"stopped: 2 finished steps are kept in {tmp_path}/.x.partial; the same command, started again, goes on from there\n"
+        f"stopped: {steps} kept in {tmp_path}/.x.partial; the same command, started again, goes on from there\n"
     )
 
 

@@ -369,3 +369,14 @@ def test_shipped_studies_say_whom_they_follow_and_can_be_made(path: Path, demo: 
     problems = mi.load_problems("demo", limit=study.n_problems)
     for name, insertion in study.rows(problems):
         assert mi.make_pairs(demo, problems[:2], insertion, template=study.template)[0].n_inserted > 0, name
+
+
+def test_answers_that_do_not_fit_are_told_before_anything_is_measured(demo: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a prompt of .* tokens and 5000 new ones do not fit demo's context of 512"):
+        mi.run_study(told(max_new_tokens=5000), model=demo, checkpoint=tmp_path, progress=False)
+    assert not list(tmp_path.rglob("*.jsonl"))
+
+
+def test_a_study_needs_a_title() -> None:
+    with pytest.raises(ValueError, match="title is empty"):
+        read_study(told(title=" "))

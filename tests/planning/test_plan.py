@@ -368,10 +368,23 @@ def refused(command: list[str], words: str) -> None:
         (["demo", "--place", "nowhere"], "is no place"),
         (["demo", "--json", "."], "it is a folder"),
         (["demo", "--memory", "80GB", "--tflops", "10", "--device", "cpu"], "leave out the device"),
+        (["demo", "--max-new-tokens", "5"], "--max-new-tokens is for accuracy, and locate has no use for it"),
+        (["demo", "--treatments", "3"], "--treatments is for accuracy"),
+        (["demo", "sweep", "--named", "3"], "--named is for locate, and sweep has no use for it"),
     ],
 )
 def test_a_wrong_option_is_one_line(asked: list[str], words: str) -> None:
     refused(["plan", *asked], words)
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit", "told_as"),
+    [("ids", "5,6", "--n-tokens 2"), ("text", " / /", "--unit ' / /'"), ("repeat_question", "2", "--unit 2")],
+)
+def test_an_insertion_that_needs_no_length_needs_none_here(kind: str, unit: str, told_as: str) -> None:
+    elsewhere = ["--limit", "2", "--memory", "80GB", "--tflops", "100"]
+    done = CliRunner().invoke(app, ["plan", "demo", "--insertion", kind, "--unit", unit, *elsewhere])
+    assert done.exit_code == 0 and f"--insertion {kind}" in done.output and told_as in done.output, done.output
 
 
 def test_a_folder_without_tokenizer_is_one_line(without_weights: Path) -> None:
