@@ -62,10 +62,9 @@ def patch_heads(
     outcome : "answer_logprob", "answer_prob" (bounded: no tails), "solution_logprob", "logit_diff", "kl" (from the clean run,
         over the question), "kl_last".
     heads : zero-based `Head`s; default all.
-    positions : where z is edited: "question" (everything after the insertion point, under "computed" with the span's own
-        rows: all that can change), "last" (from
-        the position that predicts the answer on), or "prefix", "span", "all" (equal-length contrasts; prefix and span
-        are no-ops, for checking).
+    positions : where z is edited: "question" (everything after the insertion point but inserted tokens; under "computed" the
+        span's own rows too: all that can change), "last" (from the position that predicts the answer on), or "prefix", "span",
+        "all" (equal-length contrasts; prefix is a no-op, and so is the span of one block, for checking).
     checkpoint : a file that receives each finished problem at once; a run started again with the same settings goes on
         from there. `max_rows` limits the rows of one batch (default: sized to memory, halved when memory runs out).
     smallest_effect : the smallest effect of interest as a share of the median total effect; heads are told by the number of
@@ -161,6 +160,8 @@ class Sweep:
             return Places(here[both]), Places(there[both])
         every = torch.arange(receiving.start, receiving.n_tokens)
         chosen = torch.ones(len(every), dtype=torch.bool)
+        if self.positions == "question" and self.contrast.changes_from == "after" and self.contrast.conditions[0].has_span:
+            chosen = ~pair.span_mask[every]  # later blocks keep what they hold: the donor's may have read what it should not
         if self.positions == "prefix":
             chosen = every < pair.span[0]
         if self.positions == "span":

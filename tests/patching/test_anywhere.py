@@ -70,6 +70,33 @@ def test_a_sweep_anywhere_is_one_whole_forward_pass_per_head(
     assert np.abs(fast.per_head).max() > 1e-4
 
 
+@PLACE
+@pytest.mark.parametrize("contrast", ["content", "presence"])
+def test_no_inserted_token_is_patched_where_it_changes_nothing(contrast: str, place: str, tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    (pair,), heads = pairs_at(model, place, count=1), [Head(0, 1), Head(1, 6)]
+    between, answered = CONTRASTS[contrast], pair.answered()
+    for direction in ("denoising", "noising"):
+        found = patch_heads(model, [pair], contrast=contrast, direction=direction, heads=heads, **QUIET)
+        ends = (between.clean, between.corrupted)
+        donor, receiving = ends if direction == "denoising" else ends[::-1]
+        for head in heads:
+            name = f"blocks.{head.layer}.attn.hook_z"
+            given = model.run(answered.condition(donor), capture={name: lambda z: z.clone()}).captured[name]
+
+            def put(z: Any, given: Any = given, head: Head = head) -> Any:
+                new = z.clone()
+                new[:, answered.shared, head.head] = given[:, answered.shared, head.head]
+                return new
+
+            logits = model.run(answered.condition(receiving), edits={name: put}).logits
+            assert logits is not None
+            n = len(answered.answer_ids)
+            ids = torch.tensor(answered.answer_ids)
+            value = logits[0, -n - 1 : -1].log_softmax(-1)[torch.arange(n), ids].sum()
+            assert found.patched[0, head.layer, head.head] == pytest.approx(float(value), abs=1e-5)
+
+
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("edit", ["z", "knockout"])
