@@ -178,10 +178,9 @@ class Result:
 
     def _repr_html_(self) -> str:
         """In a notebook: the sentences, wrapped, and the table under them."""
-        said = "".join(f"<p>{escape(visible(sentence))}</p>" for sentence in self.told())
         table = self.printed()
         below = "" if table.empty else as_html(table, signed=self.signed, number=self.number)
-        return f'<div style="max-width:60rem;overflow-wrap:anywhere">{said}</div>{below}'
+        return told_as_html(self.told(), below)
 
 
 def _then(after: Callable[[Any], Any], method: Any) -> Any:
@@ -230,6 +229,12 @@ def as_html(table: pd.DataFrame, *, signed: bool = False, number: str = ".4f") -
         index=False, na_rep="-", float_format=_shown(signed, number), border=0, escape=True
     )
     return f'<div style="overflow-x:auto">{made}</div>'
+
+
+def told_as_html(sentences: Iterable[str], below: str) -> str:
+    """Sentences as HTML, each a paragraph, escaped and wrapped, and what stands below them."""
+    said = "".join(f"<p>{escape(visible(sentence))}</p>" for sentence in sentences)
+    return f'<div style="max-width:60rem;overflow-wrap:anywhere">{said}</div>{below}'
 
 
 def _shown(signed: bool, number: str) -> Callable[[float], str]:
