@@ -246,14 +246,14 @@ def _shown(signed: bool, number: str) -> Callable[[float], str]:
 
 
 def _one_lined(table: pd.DataFrame) -> pd.DataFrame:
-    """A table whose texts are on one line each."""
+    """A table whose texts are on one line each, with a dash where there is nothing."""
 
     def shown(cell: Any) -> Any:
-        return one_line(cell) if isinstance(cell, str) else cell
+        return one_line(cell) if isinstance(cell, str) else "-" if cell is None or cell is pd.NA else cell
 
     made = pd.DataFrame(table, copy=True).rename(columns=shown)
     for place, kind in enumerate(made.dtypes):
-        if kind.kind not in "fiub":
+        if kind.kind not in "fiub" or pd.api.types.is_extension_array_dtype(kind):
             made.isetitem(place, made.iloc[:, place].astype(object).map(shown))
     return made
 
