@@ -6,7 +6,6 @@ stories260K is made by tools/convert_llama2c.py, its problems by tools/text_prob
 already is not run again; a run that is stopped goes on. All of it takes about six minutes of one core.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -116,10 +115,9 @@ def main(
 
 
 def on_texts(study: Any) -> Any:
-    """The study as stories260K can be asked: no answers, units without their space, and a length that they divide."""
-    bare = tuple(replace(each, unit=each.unit and each.unit.strip()) for each in study.insertions)
-    odd = any(each.kind == "meaningless" and each.length % 2 for each in bare)
-    return study.with_changes(**TEXTS, insertions=bare).with_changes(n_tokens=TWO_TOKENS if odd else None)
+    """The study as stories260K can be asked: no answers, and a length that its slashes, of two tokens, divide."""
+    odd = any((made.n_tokens or 0) % 2 for _, made in study.rows(()) if made.kind == "meaningless")
+    return study.with_changes(**TEXTS).with_changes(n_tokens=TWO_TOKENS if odd else None)
 
 
 def result(study: Any, folder: Path) -> Any:

@@ -390,7 +390,7 @@ class Transfer(Parts, Result):
         made = self.median_fraction
         share, low, high = (100 * float(np.asarray(each)[0]) for each in (made.estimate, made.low, made.high))
         outcome = self.settings.get("outcome")
-        return f"bring back {share:.0f} % [{low:.0f}, {high:.0f}] of the median effect (outcome {outcome})"
+        return f"bring back {share:z.0f} % [{low:z.0f}, {high:z.0f}] of the median effect (outcome {outcome})"
 
     def _control_words(self) -> list[str]:
         table = self.summary().set_index("label")
@@ -403,7 +403,7 @@ class Transfer(Parts, Result):
         }
         rank = f" (of all {n} sets, {self.n_as_large or 'none'} as much as the heads, p = {self.p_random:.2g})"
         return [
-            f"{of[name]} {100 * row['median_fraction']:.0f} %{rank if name == CELLS[1] else ''}; the named heads bring more in "
+            f"{of[name]} {100 * row['median_fraction']:z.0f} %{rank if name == CELLS[1] else ''}; the named heads bring more in "
             f"{int(row['exceeded'])} of {len(self.problem_ids)} problems (p = {row['p_exceeded']:.2g})."
             for name, row in ((name, table.loc[name]) for name in self.cells[1:])
         ]
@@ -411,7 +411,7 @@ class Transfer(Parts, Result):
     def printed(self) -> pd.DataFrame:
         """The heads and their controls."""
         columns = ["label", "k", "n", "median", "median_fraction", "median_fraction_ci_low", "median_fraction_ci_high"]
-        return self.summary()[[*columns, "p_prevalence", "exceeded"]]
+        return self.summary()[[*columns, "p_prevalence", "exceeded"]].astype({"exceeded": "Int64"})
 
     def shown(self) -> Shown:
         """The heads and their controls; the means that were given."""

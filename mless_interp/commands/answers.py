@@ -194,7 +194,7 @@ def of_study(found: Any) -> str:
     if sure:
         sizes = (f"{row['insertion']!r} {_each(row, 'median', 'median_ci_low', 'median_ci_high')}" for row in sure)
         told += f" (median, {sure[0]['unit']}): {listed(sizes)}"
-    told += "."
+    told = " ".join([f"{told}.", *found.too_few()])
     if found.attention and (more := next(iter(found.attention.values())).metrics[1:2]):
         rows = found.summary().to_dict("records")
         sizes = (

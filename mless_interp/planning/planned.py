@@ -22,7 +22,7 @@ from ..prompts.conditions import one_of
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, make_pairs
 from ..prompts.problems import Problem
-from ..running.results import as_text
+from ..running.results import as_html, as_text, told_as_html
 from ..running.visible import visible
 from . import needed as needs
 from .command import command_of
@@ -184,6 +184,10 @@ class Plan:
 
     def __repr__(self) -> str:
         return visible("\n".join([*self.sentences(), "", as_text(self.summary())]))
+
+    def _repr_html_(self) -> str:
+        """In a notebook: the same, wrapped."""
+        return told_as_html(self.sentences(), as_html(self.summary()))
 
 
 @checked

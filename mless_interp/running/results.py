@@ -178,10 +178,9 @@ class Result:
 
     def _repr_html_(self) -> str:
         """In a notebook: the sentences, wrapped, and the table under them."""
-        said = "".join(f"<p>{escape(visible(sentence))}</p>" for sentence in self.told())
         table = self.printed()
         below = "" if table.empty else as_html(table, signed=self.signed, number=self.number)
-        return f'<div style="max-width:60rem;overflow-wrap:anywhere">{said}</div>{below}'
+        return told_as_html(self.told(), below)
 
 
 def _then(after: Callable[[Any], Any], method: Any) -> Any:
@@ -232,6 +231,12 @@ def as_html(table: pd.DataFrame, *, signed: bool = False, number: str = ".4f") -
     return f'<div style="overflow-x:auto">{made}</div>'
 
 
+def told_as_html(sentences: Iterable[str], below: str) -> str:
+    """Sentences as HTML, each a paragraph, escaped and wrapped, and what stands below them."""
+    said = "".join(f"<p>{escape(visible(sentence))}</p>" for sentence in sentences)
+    return f'<div style="max-width:60rem;overflow-wrap:anywhere">{said}</div>{below}'
+
+
 def _shown(signed: bool, number: str) -> Callable[[float], str]:
     def shown(x: float) -> str:
         text = f"{x:{'+' if signed else ''}{number}}"
@@ -241,14 +246,14 @@ def _shown(signed: bool, number: str) -> Callable[[float], str]:
 
 
 def _one_lined(table: pd.DataFrame) -> pd.DataFrame:
-    """A table whose texts are on one line each."""
+    """A table whose texts are on one line each, with a dash where there is nothing."""
 
     def shown(cell: Any) -> Any:
-        return one_line(cell) if isinstance(cell, str) else cell
+        return one_line(cell) if isinstance(cell, str) else "-" if cell is None or cell is pd.NA else cell
 
     made = pd.DataFrame(table, copy=True).rename(columns=shown)
     for place, kind in enumerate(made.dtypes):
-        if kind.kind not in "fiub":
+        if kind.kind not in "fiub" or pd.api.types.is_extension_array_dtype(kind):
             made.isetitem(place, made.iloc[:, place].astype(object).map(shown))
     return made
 

@@ -16,7 +16,7 @@ from ..patching.scores import PatchScores
 from ..running.results import Quantity, Result, Shown, ShownTable, of_heads, place_of, tidy, with_limits
 from ..scores.catalogue import metric_named
 from ..scores.scored import HeadScores
-from ..statistics import Interval, defined_mean, mean_interval, prevalence_test
+from ..statistics import Interval, defined_mean, fewest_problems, mean_interval, prevalence_test
 from ..statistics.multiplicity import holm
 from .asked import NONE
 
@@ -189,6 +189,17 @@ class StudyResult(Result):
         sure = table[table["p_holm"] < ALPHA]
         return list(zip(sure["insertion"], sure["contrast"], sure["outcome"], strict=True))
 
+    def too_few(self) -> list[str]:
+        """A sentence where no effect could be established with so few problems, whatever they show; else none."""
+        table = self._effects[self._effects["p"].notna()]
+        n, m = table["n"].max(), len(table)
+        if not m or n >= (needed := fewest_problems(m, alpha=ALPHA)):
+            return []
+        return [
+            f"{n} problems are too few to establish any of {m} effects: not even one of the same sign in all of them would "
+            f"pass. {needed} problems are needed, more where some show the other sign."
+        ]
+
     def sentences(self) -> list[str]:
         """What was asked, what each insertion does, and what the source claims."""
         n = len(self.problem_ids)
@@ -198,6 +209,7 @@ class StudyResult(Result):
             f"{', '.join(self.contrasts)}, outcomes {', '.join(self.outcomes)}; effects are medians over problems, with p of "
             f"sign tests after Holm over all {many}."
         ]
+        found += self.too_few()
         if self.answers is not None:
             first = self.answers.summary().iloc[0]
             found.append(f"Without insertion {100 * first['accuracy']:.1f} % of {int(first['n'])} problems are right.")

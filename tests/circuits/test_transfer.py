@@ -294,6 +294,8 @@ def test_levels_shares_and_controls_are_told() -> None:
     assert table["exceeded"].tolist()[1:] == [12, 12] and np.isnan(table["exceeded"].iloc[0])
     assert found.describe().startswith("Mean lambda and Sigma of 2 heads, measured on 12 problems with Mless")
     assert "bring back 90 % [" in found.describe()
+    assert "+12.0000" not in repr(found) and repr(found).splitlines()[-1].endswith(" 12")
+    assert repr(found).splitlines()[-3].endswith(" -")
     assert found.edit.place == {"before": "question"} and found.edit.sigma.shape == (2, 1, 2)
     flat = replace(found, inserted=found.base)
     assert "no effect of one sign" in flat.describe() and np.isnan(flat.p_random)

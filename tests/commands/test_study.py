@@ -15,6 +15,7 @@ from models_under_test import planted_problems
 from scripts_under_test import run_command
 
 import mless_interp as mi
+from mless_interp.commands.answers import of_study
 from mless_interp.heads import Head
 from mless_interp.models.transformer_lens import bridge_from
 from mless_interp.prompts.conditions import CONTRASTS
@@ -380,3 +381,11 @@ def test_answers_that_do_not_fit_are_told_before_anything_is_measured(demo: Any,
 def test_a_study_needs_a_title() -> None:
     with pytest.raises(ValueError, match="title is empty"):
         read_study(told(title=" "))
+
+
+def test_too_few_problems_to_establish_anything_are_told(whole: mi.StudyResult) -> None:
+    few = (
+        "6 problems are too few to establish any of 4 effects: not even one of the same sign in all of them would pass."
+    )
+    assert few in whole.describe() and few in of_study(whole) and "8 problems are needed" in whole.describe()
+    assert (whole.effect_table()["p"].min() * 4 >= 0.05) and 4 * 2 * 0.5**8 < 0.05

@@ -402,3 +402,10 @@ def test_layers_like_others_have_their_windows() -> None:
     assert made.hf_model.config.num_hidden_layers == 2 and made.hf_model.config.vocab_size == 64
     assert all(torch.isfinite(weight).all() for weight in made.hf_model.parameters())
     assert replace(shape.info, n_layers=2).n_heads == made.hf_model.config.num_attention_heads
+
+
+def test_a_notebook_shows_a_plan_as_sentences_and_a_table() -> None:
+    plan = mi.plan_run("demo", problems(2), FILLER, what="sweep", memory=int(80e9), tflops=100)
+    shown = replace(plan, model="<b>bold</b>\x1b")._repr_html_()
+    assert shown.startswith("<div") and f"<p>{plan.answer()}</p>" in shown and "<table" in shown
+    assert "&lt;b&gt;bold" in shown and "<b>bold" not in shown and "\x1b" not in shown
