@@ -436,6 +436,63 @@ def written(n: int = 6) -> mi.HeadWrites:
     return mi.HeadWrites(problems(n), heads, tokens, values, alike, alike, SETTINGS | {"resolution": 1e-3})
 
 
+def head_set(n: int = 12, side: str = "sufficient") -> mi.HeadSet:
+    """L0H1 and then L1H0 bring everything; L0H0 does as well in the place of L0H1; three other sets do nothing."""
+    part = 1 + spread(n)[:, None]
+    return mi.HeadSet(
+        problem_ids=problems(n),
+        fresh_ids=tuple(f"fresh {at}" for at in range(n)),
+        side=side,
+        candidates=HEADS,
+        heads=HEADS[:2],
+        steps=(HEADS[:1], HEADS[:2]),
+        effects=part * [0.5, 0.95],
+        fresh=part * [0.45, 0.92],
+        total=1 + spread(n),
+        fresh_total=1 + spread(n),
+        swaps=((HEADS[2], HEADS[1]),),
+        swap_effects=0.9 * part,
+        swap_fresh=0.85 * part,
+        sets=((HEADS[2], HEADS[1]), (mi.Head(0, 2), HEADS[1]), (mi.Head(0, 2), mi.Head(1, 1))),
+        random=part * [0.85, 0.1, 0.0],
+        n_possible=8,
+        unit="nats",
+        share=0.8,
+        settings=SETTINGS | {"contrast": "content", "resolution": 1e-6},
+    )
+
+
+def sets_found(n: int = 12) -> mi.MinimalSets:
+    """A sufficient set, and no necessary one."""
+    whole = head_set(n)
+    nothing = {"heads": (), "swaps": (), "sets": (), "n_possible": 0}
+    empty = {name: getattr(whole, name)[:, :0] for name in ("swap_effects", "swap_fresh", "random")}
+    none = replace(whole, side="necessary", effects=0.5 * whole.effects, **nothing, **empty)
+    settings = SETTINGS | {"contrast": "content"}
+    return mi.MinimalSets(problems(n), HEADS, np.ones((n, 3)) + spread(n)[:, None], whole, none, "nats", settings)
+
+
+def transferred(n: int = 12) -> mi.Transfer:
+    """Two heads' means bring back 0.9 of a total effect of 1; random heads 0.1, another insertion's means 0.3."""
+    part = 1 + spread(n)
+    return mi.Transfer(
+        problem_ids=tuple(f"fresh {at}" for at in range(n)),
+        measured_ids=problems(n),
+        heads=HEADS[:2],
+        lam=np.array([0.4, 0.9]),
+        sigma=np.array([[3.0, 4.0], [0.0, 1.0]]),
+        base=-2 * np.ones(n),
+        inserted=-2 + part,
+        given=0.9 * part,
+        sets=((HEADS[2], HEADS[1]), (mi.Head(0, 2), HEADS[1])),
+        random=part[:, None] * [0.2, 0.0],
+        n_possible=8,
+        other=part[:, None] * [0.4, 0.2],
+        unit="nats",
+        settings=SETTINGS | {"contrast": "total", "control": "random words", "place": {"before": "question"}},
+    )
+
+
 def studied(n: int = 8) -> mi.StudyResult:
     """Slashes lower the outcome by 1 and nothing else is shown; the other insertion does exactly nothing."""
     totals = {"slashes": -1 + spread(n), "he": np.zeros(n)}
@@ -479,6 +536,9 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "SitePatches": placed,
     "PositionMap": spots,
     "HeadWrites": written,
+    "HeadSet": head_set,
+    "MinimalSets": sets_found,
+    "Transfer": transferred,
     "Enrichment": enriched,
     "AccuracyResults": answered,
     "Comparison": lambda: answered(n=20).compare("none", "Mless"),

@@ -4,7 +4,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +66,9 @@ def evaluate_accuracy(
 
     Parameters
     ----------
-    treatments : one or several, each None (the plain prompt), an `Insertion`, an `ARM`, or a `Treatment`, which names any
-        of these together, with heads knocked out. The prompts are those of `make_pairs`, without the answer prefix: the
-        model writes its answer itself.
+    treatments : one or several, each None (the plain prompt), an `Insertion`, an `ARM`, a `HeadTransfer` (`Transfer.edit`), or
+        a `Treatment`, which names any of these together, with heads knocked out. The prompts are those of `make_pairs`,
+        without the answer prefix: the model writes its answer itself.
     n_samples : answers to each problem; above 1 with a `temperature`. A problem's draws are the same under every
         treatment and in every batch: they depend on the seed, the problem's id and the number of the sample.
     temperature, top_p : 0 is greedy. The paper's best-of-5 uses 0.5 and 0.95.
@@ -119,7 +119,10 @@ def evaluate_accuracy(
             complete=has_closed_box if stop_after_box else None,
             knockout=treatment.knockout,
             redistribution=treatment.arm,
+            movement=treatment.transfer,
         )
+        if treatment.transfer is not None:
+            treatment.transfer.check(model)
         check_requests(model, requests, decoding)
         runs.append(_Run(treatment.name, requests, decoding))
     running = engine_for(model, engine)
@@ -249,11 +252,7 @@ def _answer(
 
     done = {key: kept for key in places if (kept := saved.get(line(key))) is not None}
     take(done)
-    requests = [
-        Request(request.prompt, _key(request.key, n), request.span)
-        for request in run.requests
-        for n in range(n_samples)
-    ]
+    requests = [replace(request, key=_key(request.key, n)) for request in run.requests for n in range(n_samples)]
     complete_all(model, requests, run.decoding, engine, batch_size=batch_size, skip=done, on_finished=keep)
     return rows
 
@@ -298,6 +297,14 @@ def _prompts(
     model: Model, problems: tuple[Problem, ...], treatment: Treatment, template: Template
 ) -> tuple[Request, ...]:
     """One request per problem, keyed by its id."""
+    if treatment.transfer is not None:
+        if template.as_text:
+            raise ValueError(
+                f"treatment {treatment.name!r}: a transfer begins at a token, which text that is encoded in one piece does not "
+                'have: use template="raw"'
+            )
+        prompts = [(problem.id, build_prompt(model.tokenizer, problem, template)) for problem in problems]
+        return tuple(Request(made.ids, each, start=treatment.transfer.start(made)) for each, made in prompts)
     if treatment.insertion is None:
         bare = ((problem.id, _bare(model.tokenizer, problem, template)) for problem in problems)
         return tuple(Request(prompt.ids, problem_id) for problem_id, prompt in bare)

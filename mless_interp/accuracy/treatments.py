@@ -1,10 +1,11 @@
-"""What a problem is answered under: an insertion, ARM, heads knocked out, alone or together."""
+"""What a problem is answered under: an insertion, ARM, heads knocked out or moved, alone or together."""
 
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..circuits.head_transfer import HeadTransfer
 from ..given import checked
 from ..heads import Head, as_heads
 from ..mechanism.arm import ARM
@@ -14,10 +15,12 @@ from ..prompts.insertions import Insertion
 @checked
 @dataclass(frozen=True)
 class Treatment:
-    """One way to answer: with an insertion, with ARM, with heads that cannot see the insertion, or any of these together.
+    """One way to answer: with an insertion, with ARM, with heads that cannot see the insertion, or any of these together; or
+    without the insertion, heads moved as if it were there.
 
     `knockout`: heads (zero-based) that cannot see the inserted span from any later position, their attention
-    renormalised, at the prompt and at every generated token; it needs an insertion. `name` stands in every table
+    renormalised, at the prompt and at every generated token; it needs an insertion. `transfer` (`Transfer.edit`): outputs of
+    heads moved from the place of the insertion on, in its stead. `name` stands in every table
     (default: `label`).
     """
 
@@ -25,6 +28,7 @@ class Treatment:
     arm: ARM | None = None
     knockout: Sequence[Head | str] = ()
     name: str = ""
+    transfer: HeadTransfer | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "knockout", as_heads(self.knockout))
@@ -33,13 +37,18 @@ class Treatment:
                 f"treatment {self.name or self.label!r}: a knockout hides the inserted tokens from heads, so it needs an "
                 "insertion"
             )
+        if self.transfer is not None and self.insertion is not None:
+            raise ValueError(
+                f"treatment {self.name or self.label!r}: a transfer takes the place of the inserted tokens, so it is for "
+                "prompts without an insertion"
+            )
         if not self.name:
             object.__setattr__(self, "name", self.label)
 
     @property
     def label(self) -> str:
         """A short name made of what is done: `Mless ' /' x55 without L0H13`; `none` where nothing is."""
-        parts = [part.label for part in (self.insertion, self.arm) if part is not None]
+        parts = [part.label for part in (self.insertion, self.transfer, self.arm) if part is not None]
         if self.knockout:
             shown = ", ".join(map(str, self.knockout[:4]))
             more = f" and {len(self.knockout) - 4} more heads" if len(self.knockout) > 4 else ""
@@ -48,7 +57,8 @@ class Treatment:
 
     def record(self) -> dict[str, Any]:
         """Everything that identifies the treatment, ready for JSON."""
-        return {
+        moved = {} if self.transfer is None else {"transfer": self.transfer.record()}
+        return moved | {
             "insertion": None if self.insertion is None else dataclasses.asdict(self.insertion),
             "arm": None if self.arm is None else dataclasses.asdict(self.arm),
             "knockout": [str(head) for head in self.knockout],
@@ -65,15 +75,17 @@ def as_treatment(thing: Any) -> Treatment:
         return Treatment(insertion=thing)
     if isinstance(thing, ARM):
         return Treatment(arm=thing)
+    if isinstance(thing, HeadTransfer):
+        return Treatment(transfer=thing)
     raise TypeError(
-        f"a treatment is None, an Insertion, an ARM or a Treatment, got {thing!r}; heads are knocked out with "
+        f"a treatment is None, an Insertion, an ARM, a HeadTransfer or a Treatment, got {thing!r}; heads are knocked out with "
         "Treatment(insertion=..., knockout=[Head(...)])"
     )
 
 
 def as_treatments(things: Any) -> tuple[Treatment, ...]:
     """Treatments with different names, at least one; `things` is one of what `as_treatment` takes, or several."""
-    if isinstance(things, Insertion | ARM | Treatment) or things is None:
+    if isinstance(things, Insertion | ARM | HeadTransfer | Treatment) or things is None:
         things = (things,)
     found = tuple(as_treatment(thing) for thing in things)
     if not found:

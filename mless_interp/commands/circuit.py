@@ -100,8 +100,9 @@ def compute(options: Options) -> Computed:
 
     Heads are named on the first problems and tested again on fresh ones (or given, --heads L0H13,L1H2); all that follows is
     measured on the fresh ones: what is direct and indirect, edges between heads by q, k and v (needed, and sufficient), sites
-    by layer and token, the tokens through which heads act, and what they write. Where no head is named it ends there and
-    says so. What a model's weights do not allow (quantised, run elsewhere) is left out with its reason.
+    by layer and token, the tokens through which heads act, minimal sets of heads, what they write, and the effect without
+    the tokens. Where no head is named it ends there and says so. What a model's weights do not allow (quantised, run
+    elsewhere) is left out with its reason.
 
     Writes a table (.csv) and a picture (.png) of each part, edges.parquet (a row per problem and edge), the results themselves
     in results/ (mi.load) and run.json; with --report also report.html, which tells it in this order. A run that is stopped goes
@@ -215,7 +216,7 @@ def present(kept: Kept) -> Presented:
         n, name = kept.run["n_fresh"] or kept.run["n_problems"], model_name(kept.run["model"]["name"])
         question = (
             f"Which heads of {name} carry the effect of {kept.run['insertion']}, on whom do they "
-            f"act, where, and by what ({n} problems)?"
+            f"act, where, by what, and what is enough ({n} problems)?"
         )
         made = Report("From heads to a circuit", question=question, answer=kept.run["conclusion"])
         if located is not None:

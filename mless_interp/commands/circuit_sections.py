@@ -12,6 +12,8 @@ from .answers import listed
 
 Results = Mapping[str, Any]
 NOISING = "PathEffects, noising"
+FEWEST = 7
+"""Problems with fewer of which no test of most problems can pass."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,34 @@ def _positions(asking: Any) -> dict[str, Any]:
     common = {**asking.common, "n_rows": asking.options.n_rows}
     checkpoint = asking.checkpoint("positions.jsonl")
     return {"PositionMap": map_positions(asking.model, asking.pairs, asking.heads, checkpoint=checkpoint, **common)}
+
+
+def _halves(asking: Any) -> dict[str, Any]:
+    """Problems to look on, and fresh ones where they are others."""
+    same = asking.named_on is asking.pairs
+    return {"pairs": asking.named_on, **({} if same else {"fresh": asking.pairs})}
+
+
+def _sets(asking: Any) -> dict[str, Any]:
+    from ..circuits.minimal_sets import minimal_sets
+
+    options = {**asking.common, **_halves(asking), "contrast": asking.options.contrast}
+    found = minimal_sets(asking.model, heads=asking.heads, checkpoint=asking.checkpoint("sets"), **options)
+    return {"MinimalSets": found}
+
+
+def _transfer(asking: Any) -> dict[str, Any]:
+    from ..circuits.transfer import transfer
+
+    options = {**asking.common, **_halves(asking)}
+    return {"Transfer": transfer(asking.model, heads=asking.heads, checkpoint=asking.checkpoint("transfer"), **options)}
+
+
+def _too_few(asking: Any) -> str:
+    halves, n = _halves(asking), len(asking.pairs)
+    if ("fresh" not in halves and n < 2 * FEWEST) or min(n, len(asking.named_on)) < FEWEST:
+        return f"{FEWEST} problems are needed to look on and {FEWEST} fresh ones (without fresh ones twice as many)"
+    return ""
 
 
 def _writes(asking: Any) -> dict[str, Any]:
@@ -277,6 +307,15 @@ SECTIONS: dict[str, Section] = {
         "Places, the largest first.",
         _content_alone,
     ),
+    "sets": Section(
+        "MinimalSets",
+        "Which heads are enough, and which are needed",
+        _sets,
+        _first("MinimalSets"),
+        _drawn("set_growth", "MinimalSets", "How each set grew, on the problems of the search and on fresh ones."),
+        {},
+        why_not=_too_few,
+    ),
     "writes": Section(
         "HeadWrites",
         "What they write, and where they look",
@@ -289,6 +328,18 @@ SECTIONS: dict[str, Section] = {
         ),
         {},
         why_not=_content_alone,
+    ),
+    "transfer": Section(
+        "Transfer",
+        "The effect without the tokens",
+        _transfer,
+        _first("Transfer"),
+        _drawn(
+            "transfer_bars", "Transfer", "Outcomes without the tokens, with them, and without them but heads moved."
+        ),
+        {"label": "what is given", **CLAIMS, "exceeded": "", "p_exceeded": ""},
+        "What is brought back without the tokens, beside controls.",
+        why_not=lambda asking: _content_alone(asking) or _too_few(asking),
     ),
 }
 """The parts of a circuit, in the order of the story."""

@@ -15,7 +15,7 @@ from ..models.base import Model
 from ..models.info import ModelError
 from ..models.memory import halved, smallest_gpu
 from ..running.work import Tick, Unit, shard_of
-from .decoding import Completion, CompletionEngine, Decoding, Redistribution, Request, Row
+from .decoding import Completion, CompletionEngine, Decoding, Movement, Redistribution, Request, Row
 from .engines import engine_for
 from .vllm import Vllm
 
@@ -31,6 +31,7 @@ def generate_completions(
     complete: Callable[[str], bool] | None = None,
     knockout: Iterable[Head | str] = (),
     redistribution: Redistribution | None = None,
+    movement: Movement | None = None,
     batch_size: int | None = None,
     engine: str | Vllm = "auto",
     skip: Container[str] = frozenset(),
@@ -48,6 +49,7 @@ def generate_completions(
     knockout : heads (zero-based) that cannot see a row's span from any position after it, their attention renormalised,
         at the prompt and at every generated token (methods §6). Every request needs its span.
     redistribution : redraws activations of the first MLPs (ARM), of a row's own tokens, padding excluded.
+    movement : moves outputs of heads (a transfer), from each request's `start` on and at every generated token.
     batch_size : rows at once (default: sized to memory); halved when memory runs out, rows that had ended are kept.
     engine : "hugging_face" (`generate` with its key-value cache), "forward" (one whole `Model.run` per token: the slow
         definition, and what HookedTransformer has), "vllm" or a `Vllm` (a process of its own; no edits); "auto": the first
@@ -68,6 +70,7 @@ def generate_completions(
         complete=complete,
         knockout=as_heads(knockout),
         redistribution=redistribution,
+        movement=movement,
         keep_logits=keep_logits,
     )
     check_requests(model, asked, decoding)
@@ -174,6 +177,7 @@ def check_engine(engine: CompletionEngine, model: Model, decoding: Decoding) -> 
     """Raise `ModelError` if the engine cannot decode this model in this way."""
     asked = {
         "heads": (bool(decoding.knockout), bool(engine.hides_under)),
+        "outputs of heads": (decoding.movement is not None, engine.moves),
         "activations": (decoding.redistribution is not None, engine.redraws),
         "logits": (decoding.keep_logits, engine.shows_logits),
     }
@@ -205,6 +209,12 @@ def check_requests(model: Model, requests: Iterable[Request], decoding: Decoding
             raise ValueError(
                 f"{request.key!r}: a prompt of {len(request.prompt)} tokens and {decoding.max_new_tokens} new ones do not "
                 f"fit {model.info.name}'s context of {model.info.context_length}"
+            )
+        start = -1 if request.start is None else request.start
+        if decoding.movement is not None and not 0 <= start <= len(request.prompt):
+            raise ValueError(
+                f"{request.key!r}: heads are moved from a token of the prompt on, so every request needs its start, 0 to "
+                f"{len(request.prompt)}, got {request.start}"
             )
         if decoding.knockout and request.span is None:
             raise ValueError(f"{request.key!r}: heads are knocked out from a span, so every request needs its span")

@@ -34,16 +34,29 @@ class Redistribution(Protocol):
         """The activations `[token, d_mlp]` of one row (no padding) that take the given ones' place."""
 
 
+@runtime_checkable
+class Movement(Protocol):
+    """What a transfer of heads is here: the layers whose heads' outputs are moved, and how, from a row's `start` on."""
+
+    @property
+    def layers(self) -> Sequence[int]: ...
+
+    def moved(self, z: Tensor, layer: int) -> Tensor:
+        """The head outputs `[..., token, head, d_head]` that take the given ones' place."""
+
+
 @dataclass(frozen=True)
 class Request:
     """One completion to make: the prompt's ids, a key that is unique in the run, and the inserted span if there is one.
 
-    `key` names the row's random numbers: equal keys draw equal numbers, in every condition and every batch.
+    `key` names the row's random numbers: equal keys draw equal numbers, in every condition and every batch. `start`: from which
+    token on heads are moved, where they are.
     """
 
     prompt: tuple[int, ...]
     key: str
     span: tuple[int, int] | None = None
+    start: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +95,7 @@ class Decoding:
     knockout: tuple[Head, ...] = ()
     redistribution: Redistribution | None = None
     keep_logits: bool = False
+    movement: Movement | None = None
 
 
 class Row:
@@ -153,6 +167,8 @@ class CompletionEngine(Protocol):
     """The kinds of attention under which it can keep heads from seeing a span."""
     redraws: bool
     """Whether it can redraw MLP activations (ARM)."""
+    moves: bool
+    """Whether it can move the outputs of heads (a transfer)."""
     shows_logits: bool
 
     def run(self, rows: list[Row], decoding: Decoding, finished: Finished) -> None:

@@ -15,7 +15,7 @@ from ..models.hugging_face import additive_mask, reference_logits
 from ..models.info import ModelError
 from ..models.inputs import Edit
 from ..models.sites import site
-from .decoding import CompletionEngine, Decoding, Finished, Row, accept_all, check_numbers, next_tokens
+from .decoding import CompletionEngine, Decoding, Finished, Movement, Row, accept_all, check_numbers, next_tokens
 from .vllm import Vllm, VllmEngine
 
 ENGINES = ("auto", "hugging_face", "forward", "vllm")
@@ -53,6 +53,7 @@ class HuggingFaceEngine:
     rows_at_once: int | None = None
     hides_under: tuple[str, ...] = ("eager", "sdpa")
     redraws = True
+    moves = True
     shows_logits = True
 
     def __init__(self, model: Model) -> None:
@@ -71,6 +72,8 @@ class HuggingFaceEngine:
             )
         if len(attentions_of(model)) < model.info.n_layers:
             self.hides_under = ()
+        parts = getattr(self.model, "parts", ())
+        self.moves = len(parts) == model.info.n_layers and all(part.output is not None for part in parts)
 
     @property
     def module(self) -> Any:
@@ -113,6 +116,9 @@ class HuggingFaceEngine:
                 stack.enter_context(hidden_spans(self.model, decoding, torch.tensor(spans, device=device)))
             if decoding.redistribution is not None:
                 stack.enter_context(redistributed(self.model, decoding, rows, pads))
+            if decoding.movement is not None:
+                begins = [_start_of(row) + pad - shared for row, pad in zip(rows, pads, strict=True)]
+                stack.enter_context(moved_heads(self.model, decoding, rows, begins))
             self.module.generate(
                 input_ids=tokens.to(device),
                 attention_mask=real.to(device),
@@ -163,6 +169,8 @@ def shared_prefix(model: Model, rows: list[Row], decoding: Decoding) -> int:
         spans = {row.request.span for row in rows}
         if len(spans) > 1:
             common = min(common, *(span[0] for span in spans if span is not None))
+    if decoding.movement is not None:  # what is moved is no row of the prefix
+        common = min(common, *(_start_of(row) for row in rows))
     return common if common >= LEAST_SHARED else 0
 
 
@@ -202,6 +210,12 @@ def _span_of(row: Row, shared: int, pad: int) -> tuple[int, int]:
     assert row.request.span is not None
     start, last = row.request.span[0], row.request.span[1] - 1
     return start + pad * (start >= shared), last + pad * (last >= shared) + 1
+
+
+def _start_of(row: Row) -> int:
+    """The first token of the prompt at which heads are moved."""
+    assert row.request.start is not None
+    return row.request.start
 
 
 CACHES = ("past_key_values", "layer_past")
@@ -318,6 +332,34 @@ def redistributed(model: Model, decoding: Decoding, rows: list[Row], pads: list[
         yield
 
 
+@contextmanager
+def moved_heads(model: Model, decoding: Decoding, rows: list[Row], begins: list[int]) -> Iterator[None]:
+    """Move the outputs of heads: of a prompt's tokens from the row's `begins` on (counted in this pass), and of each later one.
+
+    What enters the output projection of a layer is what its heads give, in every library.
+    """
+    movement, info = decoding.movement, model.info
+    assert movement is not None
+
+    def move(layer: int) -> Any:
+        def hook(module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            z = args[0].reshape(len(rows), -1, info.n_heads, info.d_head)
+            new = z.clone()
+            for at, row in enumerate(rows):
+                if row.stop is None:
+                    own = slice(0 if row.tokens else begins[at], None)
+                    new[at, own] = movement.moved(z[at, own], layer)
+            return new.reshape(args[0].shape), *args[1:]
+
+        return hook
+
+    with ExitStack() as stack:
+        for layer in sorted(set(movement.layers)):
+            output = model.parts[layer].output  # type: ignore[attr-defined]
+            stack.enter_context(output.register_forward_pre_hook(move(layer)))
+        yield
+
+
 class ForwardEngine:
     """One whole `Model.run` per token, for rows of equal length: the slow definition, on every backend.
 
@@ -328,6 +370,7 @@ class ForwardEngine:
     rows_at_once: int | None = None
     hides_under: tuple[str, ...] = ("eager",)  # where there are scores to edit
     redraws = True
+    moves = True
     shows_logits = True
 
     def __init__(self, model: Model) -> None:
@@ -352,6 +395,9 @@ class ForwardEngine:
         if decoding.redistribution is not None:
             for layer in sorted(set(decoding.redistribution.layers)):
                 edits |= self._redrawn(layer, rows)
+        if decoding.movement is not None:
+            for layer in sorted(set(decoding.movement.layers)):
+                edits[site(layer, "attn.hook_z")] = _moved(rows, decoding.movement, layer)
         return edits
 
     def _redrawn(self, layer: int, rows: list[Row]) -> dict[str, Edit]:
@@ -375,6 +421,16 @@ def _without_spans(rows: list[Row], knocked: list[int]) -> Edit:
             start, stop = _span_of(row, 0, 0)
             for head in knocked:
                 new[at, head, stop:, start:stop] = torch.finfo(scores.dtype).min
+        return new
+
+    return edit
+
+
+def _moved(rows: list[Row], movement: Movement, layer: int) -> Edit:
+    def edit(z: Tensor) -> Tensor:
+        new = z.clone()
+        for at, row in enumerate(rows):
+            new[at, _start_of(row) :] = movement.moved(z[at, _start_of(row) :], layer)
         return new
 
     return edit

@@ -62,6 +62,7 @@ class VllmEngine:
     rows_at_once: int | None = 1024  # it batches by itself
     hides_under: tuple[str, ...] = ()
     redraws = False
+    moves = False
     shows_logits = False
 
     def __init__(self, model: Model, how: Vllm | None = None) -> None:

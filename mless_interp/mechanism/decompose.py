@@ -13,9 +13,6 @@ from torch import Tensor
 from ..given import checked
 from ..heads import Head
 from ..models.base import Model
-from ..models.held import Held
-from ..models.inputs import Reducer
-from ..models.sites import attention_sites, site
 from ..patching.prepared import single
 from ..prompts.conditions import CONTRASTS, HELD_POSITIONS, one_of, several_of
 from ..prompts.insertions import Insertion
@@ -23,7 +20,7 @@ from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, pairs_l
 from ..running.results import Found, Result, head_columns, put, stacked, tidy
 from .decomposition import METRICS, AttentionDecomposition
 from .reduction import HeadNumbers, LayerNumbers, LayerRuns, PairReduction, layer_numbers
-from .runs import DECOMPOSED, read_span, readable_pairs
+from .runs import DECOMPOSED, readable_pairs, span_reads
 
 
 @checked
@@ -265,25 +262,8 @@ class _OnePair:
 
     def _lam(self, pair: PromptPair) -> np.ndarray:
         grid = np.full(self.asked.shape, np.nan)
-        inputs = pair.condition("inserted").to(self.model.info.device)
-        visible = self.model.visible(inputs)
-        held = Held()
-
-        def reduce(layer: int) -> Reducer:
-            def take(k: Tensor) -> None:
-                q, v = held.take(*attention_sites(layer, "rot_q", "v"))
-                shown = visible[layer].to(k.device)
-                read = read_span(q, k, v, shown, self.model.attention_rule(layer), span=pair.span_mask)
-                grid[layer] = np.where(self.asked[layer], _numbers(read.lam.mean(-1)), np.nan)
-
-            return take
-
-        capture: dict[str, Reducer] = {}
-        for layer in self.layers:
-            capture |= held.captures(*attention_sites(layer, "rot_q", "v"))
-            capture[site(layer, "attn.hook_rot_k")] = reduce(layer)
-        self.model.run(inputs, capture=capture, logits_at="none")
-        return grid
+        grid[self.layers] = span_reads(self.model, pair, self.layers)["lam"]
+        return np.where(self.asked, grid, np.nan)
 
 
 def _control_pairs(

@@ -1,8 +1,9 @@
 """The runs of a contrast side by side in one forward pass (`PromptPair.side_by_side`), reduced in the layer that made them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,7 +11,10 @@ from ..metrics.attention import retained_mass, span_mass
 from ..metrics.outputs import span_output
 from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
+from ..models.held import Held
 from ..models.info import AttentionRule
+from ..models.inputs import Reducer
+from ..models.sites import attention_sites, site
 from ..patching.prepared import fit_pairs
 from ..prompts.conditions import CONTRASTS, Contrast
 from ..prompts.pairs import PromptPair, followed, own_pairs
@@ -81,6 +85,35 @@ def read_span(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, rule: AttentionR
         )
     lam, drop, sigma = (torch.cat(blocks, 1) for blocks in zip(*parts, strict=True))
     return Read(lam, drop, sigma)
+
+
+def span_reads(
+    model: Model, pair: PromptPair, layers: Sequence[int], condition: str = "inserted", *, rows: bool = False
+) -> dict[str, np.ndarray]:
+    """Lambda `[layer, head]` and Sigma `[layer, head, d_head]` of one problem, means over the rows after the span.
+
+    `rows`: each of them instead, `[layer, head, row]` and `[layer, head, row, d_head]`.
+    """
+    inputs = pair.condition(condition).to(model.info.device)
+    visible, held = model.visible(inputs), Held()
+    kept: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def reduce(layer: int, parts: tuple[str, ...]) -> Reducer:
+        def take(z: Tensor) -> None:  # by then queries, keys and values have come, in whatever order
+            q, k, v = held.take(*parts)
+            rule = model.attention_rule(layer)
+            read = read_span(q, k, v, visible[layer].to(k.device), rule, span=pair.span_mask)
+            kept[layer] = (read.lam, read.sigma) if rows else (read.lam.mean(1), read.sigma.mean(1))
+
+        return take
+
+    capture: dict[str, Reducer] = {}
+    for layer in layers:
+        parts = attention_sites(layer, "rot_q", "rot_k", "v")
+        capture |= {**held.captures(*parts), site(layer, "attn.hook_z"): reduce(layer, parts)}
+    model.run(inputs, capture=capture, logits_at="none")
+    lam, sigma = (np.stack([kept[layer][at].double().cpu().numpy() for layer in layers]) for at in (0, 1))
+    return {"lam": lam, "sigma": sigma}
 
 
 def readable_pairs(model: Model, pairs: Iterable[PromptPair], *, what: str) -> tuple[PromptPair, ...]:

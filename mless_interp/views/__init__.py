@@ -6,6 +6,7 @@ PUBLIC = {
     "head_plots": ["forest", "head_map", "head_patterns", "lambda_map"],
     "circuit_plots": ["direct_bars", "path_graph", "site_map"],
     "token_plots": ["token_bars"],
+    "set_plots": ["set_growth", "transfer_bars"],
     "curve_plots": ["circuit_curve", "compare_profiles", "dose_response", "profile", "profiles"],
     "outcome_plots": ["accuracy_bars", "activation_histograms", "bars_and_profiles", "study_effects"],
     "mechanism_plots": ["affine_layers", "lambda_heads", "mediation", "near_zero", "read_effects", "shares"],

@@ -15,7 +15,7 @@ from mless_interp.commands.circuit_sections import SECTIONS, answer_of
 from mless_interp.ground_truth.planted import planted_model
 
 SMALL = ["--n-tokens", 6, "--n-rows", 2, "--no-progress", "--backend", "bridge"]
-HEADS = ["--heads", "L0H2,L1H4", "--limit", 12]
+HEADS = ["--heads", "L0H2,L1H4", "--limit", 14]
 
 
 @pytest.fixture(scope="module")
@@ -62,15 +62,21 @@ def test_the_planted_circuit_is_told_in_order(run: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 16])
 def test_every_part_has_an_answer_also_where_nothing_is_shown(n: int) -> None:
-    from small_results import directed, placed, spots, traced, written
+    from small_results import directed, placed, sets_found, spots, traced, transferred, written
 
     made = {"DirectEffects": directed, "SitePatches": placed, "PositionMap": spots, "HeadWrites": written}
+    made |= {"MinimalSets": sets_found, "Transfer": transferred}
     results: dict[str, Any] = {key: make(n) for key, make in made.items()}
     results |= {"PathEffects": traced(n), "PathEffects, noising": traced(n)}
     for section in SECTIONS.values():
         answer = section.answer(results)
         assert answer.endswith(".") and "nan" not in answer and answer.count(".") < 6
-        assert n == 16 or section.key == "HeadWrites" or "Nothing is claimed" in answer or "No " in answer
+        assert (
+            n == 16
+            or section.key in ("HeadWrites", "MinimalSets", "Transfer")
+            or "Nothing is claimed" in answer
+            or "No " in answer
+        )
     assert answer_of(results, [mi.Head(0, 1)], False).startswith("L0H1 (named and measured): ")
 
 

@@ -440,6 +440,7 @@ class StopsHalfway:
     rows_at_once = None
     hides_under = ()
     redraws = False
+    moves = False
     shows_logits = False
 
     def __init__(self) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from architectures_under_test import folder_of
 from conftest import ARCHITECTURES, needs_hooked_transformer
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs, problems
 
@@ -428,3 +429,15 @@ def test_bad_pairs_and_models_are_refused_before_anything_runs(tiny: Any) -> Non
     blind = model.checked(replace(model.checks, shows_rotated=False))
     with pytest.raises(ModelError, match=r"shows no queries and keys as they enter the scores on backend 'bridge'"):
         decompose_attention(blind, pairs, progress=False)
+
+
+@pytest.mark.parametrize("name", ["GPT-2", "GPT-NeoX (Pythia)"])
+def test_controls_are_measured_in_whatever_order_queries_keys_and_values_come(name: str) -> None:
+    model = loaded(folder_of(name), "bridge")
+    pairs = pairs_for(model, 9, 2)
+    found = decompose_attention(
+        model, pairs, heads=["L0H1"], control=Insertion.meaningless(" /", 9), contrasts=("content",), progress=False
+    )
+    assert found.control is not None
+    np.testing.assert_allclose(found.control[:, 0, 1], found.of("lam")[:, 0, 1], atol=1e-6)
+    assert np.isnan(found.control[:, 0, 0]).all() and np.isnan(found.control[:, 1]).all()

@@ -1,0 +1,404 @@
+"""What looking for a set of heads gives: how it was grown, what it does on fresh problems, what stands in for its members."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ..heads import Head
+from ..locating.judge import established
+from ..patching.parts import NAMED_AT_MOST, WHOLE, listed
+from ..running.results import Quantity, Result, Shown, ShownTable, interval_columns
+from ..statistics import CONFIDENCE, Interval, Prevalence, holm, median_interval, prevalence_test
+from .stream_changes import named_words
+
+SIDES = {
+    "sufficient": ("alone bring", "alone brings"),
+    "necessary": ("closed together take away", "closed takes away"),
+}
+"""The two kinds of sets, and what their sight of the span does: of several heads, of one."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class HeadSet(Result):
+    """One set of heads that `minimal_sets` looked for, `side` "sufficient" or "necessary".
+
+    `heads` is the set, empty where none was found. `steps` are the sets on the way to it: grown head by head, then with heads
+    left out again; the last is the set, or the largest that was tried. `effects` `[problem, step]` is what each does on the
+    problems that it was found on, `fresh` `[fresh, step]` on others, parts of `total` `[problem]` and `fresh_total` `[fresh]`:
+    what its heads' sight of the span brings where no other head sees it, or what closing it takes away where all others do.
+    `swaps` are sets with one member replaced that do as well on the problems of the search (`swap_effects`, `swap_fresh`);
+    `random` `[fresh, set]` is what `sets`, other ones of the same size and layers, do, of which there are `n_possible`.
+    """
+
+    problem_ids: tuple[str, ...]
+    fresh_ids: tuple[str, ...]
+    side: str
+    candidates: tuple[Head, ...]
+    heads: tuple[Head, ...]
+    steps: tuple[tuple[Head, ...], ...]
+    effects: np.ndarray
+    fresh: np.ndarray
+    total: np.ndarray
+    fresh_total: np.ndarray
+    swaps: tuple[tuple[Head, ...], ...]
+    swap_effects: np.ndarray
+    swap_fresh: np.ndarray
+    sets: tuple[tuple[Head, ...], ...]
+    random: np.ndarray
+    n_possible: int
+    unit: str
+    share: float
+    settings: dict[str, Any] = field(default_factory=dict)
+    confidence: float = CONFIDENCE
+
+    drawn = ("fresh_share", "share")
+    axes = (
+        ("effects", "problem step"),
+        ("fresh", "fresh step"),
+        ("total", "problem"),
+        ("fresh_total", "fresh"),
+        ("swap_effects", "problem swap"),
+        ("swap_fresh", "fresh swap"),
+        ("random", "fresh set"),
+    )
+
+    @property
+    def found(self) -> bool:
+        """Whether there is such a set."""
+        return bool(self.heads)
+
+    @property
+    def alpha(self) -> float:
+        """The level of every test: 1 - `confidence`."""
+        return 1 - self.confidence
+
+    @property
+    def direction(self) -> int:
+        """The sign of the median total effect on the problems of the search."""
+        return -1 if float(np.median(self.total)) < 0 else 1
+
+    @cached_property
+    def established(self) -> tuple[bool, bool]:
+        """Whether most problems show a total effect of this sign: where the set was sought, and on the fresh ones."""
+        here, there = (
+            established(total, resolution=self.settings.get("resolution", 0.0), alpha=self.alpha)
+            for total in (self.total, self.fresh_total)
+        )
+        return here, there and self.direction * float(np.median(self.fresh_total)) > 0
+
+    def shares(self, effects: np.ndarray, *, fresh: bool) -> Interval:
+        """The median of effects `[problem, cell]` as a share of the median total, with the interval of its order statistics.
+
+        NaN where the total effect of these problems is not established.
+        """
+        total = self.fresh_total if fresh else self.total
+        if not effects.shape[1]:
+            nothing = np.zeros(0)
+            return Interval(nothing, nothing, nothing, nothing, nothing, nothing, self.confidence, "order statistics")
+        whole = abs(float(np.median(total))) if self.established[fresh] else np.nan
+        return median_interval(self.direction * effects / whole, confidence=self.confidence)
+
+    @cached_property
+    def test(self) -> Prevalence:
+        """In how many fresh problems the set does more than `share` of that problem's own effect, and p: most of them?
+
+        A problem whose own effect is none, or of the other sign, does not count.
+        """
+        own = self.direction * self.fresh_total
+        more = self.direction * self.fresh[:, -1:] - self.share * own[:, None]
+        tested = np.array([self.found and self.established[1]])
+        rounding = self.settings.get("resolution", 0.0)
+        return prevalence_test(np.minimum(more, own[:, None]), rounding, senses=(1,), tested=tested)
+
+    @property
+    def p(self) -> float:
+        """The set's own p (one test); NaN where there is no set, or no total effect on the fresh problems."""
+        return float(self.test.p[0, 0]) if self.found else float("nan")
+
+    @property
+    def n_as_large(self) -> int:
+        """Random sets whose median effect on the fresh problems is as large as the set's."""
+        own, others = (np.median(self.direction * each, axis=0) for each in (self.fresh[:, -1], self.random))
+        return int((others >= own - self.settings.get("resolution", 0.0)).sum())
+
+    @property
+    def p_random(self) -> float:
+        """Rank of the set's median effect among those of sets of the same size and layers, itself included."""
+        return (1 + self.n_as_large) / (1 + len(self.sets)) if self.found and self.sets else float("nan")
+
+    @property
+    def stand_ins(self) -> dict[Head, tuple[Head, ...]]:
+        """Member -> the heads of which each does as well in its place."""
+        swapped = [
+            (next(iter(set(self.heads) - set(one))), next(iter(set(one) - set(self.heads)))) for one in self.swaps
+        ]
+        return {
+            head: tuple(other for member, other in swapped if member == head)
+            for head in self.heads
+            if any(member == head for member, _ in swapped)
+        }
+
+    def summary(self) -> pd.DataFrame:
+        """One row per set: the steps in order, then the swaps.
+
+        `share` is the median effect as a share of the median total on the problems of the search, `fresh_share` with limits on
+        the others; `changed` says which head came or went.
+        """
+        rows = [*self.steps, *self.swaps]
+        here = self.shares(np.column_stack([self.effects, self.swap_effects]), fresh=False)
+        there = self.shares(np.column_stack([self.fresh, self.swap_fresh]), fresh=True)
+        return pd.DataFrame(
+            {
+                "set": [*("step" for _ in self.steps), *("swap" for _ in self.swaps)],
+                "changed": [*changes(self.steps), *(changed(self.heads, each) for each in self.swaps)],
+                "n_heads": [len(each) for each in rows],
+                "heads": [named(each) for each in rows],
+                **interval_columns("share", here),
+                **interval_columns("fresh_share", there),
+            }
+        )
+
+    def quantity(self, column: str) -> Quantity:
+        """Shares of the median effect."""
+        return Quantity(WHOLE, True, (f"{column}_ci_low", f"{column}_ci_high"))
+
+    def to_frame(self) -> pd.DataFrame:
+        """One tidy row per problem and set, of both halves (`half`: "search" or "fresh")."""
+        parts = []
+        for half, ids, total, *groups in (
+            ("search", self.problem_ids, self.total, self.effects, self.swap_effects, None),
+            ("fresh", self.fresh_ids, self.fresh_total, self.fresh, self.swap_fresh, self.random),
+        ):
+            for name, sets, effects in zip(
+                ("step", "swap", "random"), (self.steps, self.swaps, self.sets), groups, strict=True
+            ):
+                if effects is None or not sets:
+                    continue
+                problem, at = (each.ravel() for each in np.indices(effects.shape))
+                parts.append(
+                    pd.DataFrame(
+                        {
+                            "half": half,
+                            "problem": np.asarray(ids)[problem],
+                            "set": name,
+                            "number": at,
+                            "heads": np.array([named(each) for each in sets])[at],
+                            "effect": effects.ravel(),
+                            "total": total[problem],
+                        }
+                    )
+                )
+        return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame({"half": [], "problem": [], "effect": []})
+
+    def sentences(self) -> list[str]:
+        """Which set, how much it does where it was found and on fresh problems, against others, and what stands in for it."""
+        one, asked = self.side, share_of(self.share)
+        if not self.established[0]:
+            return [f"No {one} set: that most problems show an effect of one sign is not established."]
+        if not self.found:
+            at = int(np.argmax(np.median(self.direction * self.effects, axis=0)))
+            reached = share_of(float(np.asarray(self.shares(self.effects, fresh=False).estimate)[at]))
+            return [
+                f"No {one} set: none of up to {max(map(len, self.steps))} of these {len(self.candidates)} heads reaches "
+                f"{asked} of the median effect; the most is {reached} ({listed(list(map(str, self.steps[at])))})."
+            ]
+        here = share_of(float(np.asarray(self.shares(self.effects, fresh=False).estimate)[-1]))
+        does = SIDES[one][len(self.heads) == 1]
+        words = (
+            f"{one.capitalize()}: {listed(list(map(str, self.heads)))} {does} {here} of the median effect where "
+            f"{'it was' if len(self.heads) == 1 else 'they were'} found"
+        )
+        return [f"{words}, {self._fresh_words()}", *self._random_words(), *self._swap_words()]
+
+    def _fresh_words(self) -> str:
+        n = len(self.fresh_ids)
+        if not self.established[1]:
+            return f"but on {n} fresh problems such an effect is not established, so nothing is tested there."
+        made = self.shares(self.fresh[:, -1:], fresh=True)
+        estimate, low, high = (100 * float(np.asarray(each)[0]) for each in (made.estimate, made.low, made.high))
+        count = int(self.test.count[0, 0])
+        return (
+            f"{estimate:.0f} % [{low:.0f}, {high:.0f}] on {n} fresh problems, with more than {share_of(self.share)} of the "
+            f"problem's own effect in {count} of them (p = {self.p:.2g})."
+        )
+
+    def _random_words(self) -> list[str]:
+        if not self.sets or not self.established[1]:
+            return []
+        shares = np.asarray(self.shares(self.random, fresh=True).estimate)
+        which = f"all {len(self.sets)} other" if len(self.sets) == self.n_possible else f"{len(self.sets)} random"
+        smallest = 1 / (1 + len(self.sets))
+        few = f"; no p below {smallest:.2g} can come out" if smallest >= self.alpha else ""
+        return [
+            f"{which[0].upper()}{which[1:]} sets of the same layers and size do {share_of(float(np.median(shares)))} "
+            f"(median; at most {share_of(float(shares.max()))}), {self.n_as_large or 'none'} of them as much "
+            f"(p = {self.p_random:.2g}{few})."
+        ]
+
+    def _swap_words(self) -> list[str]:
+        return [
+            f"In the place of {head}, {listed(list(map(str, others)))} {'does' if len(others) == 1 else 'do each'} as well."
+            for head, others in list(self.stand_ins.items())[:NAMED_AT_MOST]
+        ]
+
+    def printed(self) -> pd.DataFrame:
+        """The steps, with the share reached on either half."""
+        table = self.summary()
+        columns = ["changed", "n_heads", "share", "fresh_share", "fresh_share_ci_low", "fresh_share_ci_high"]
+        return table.loc[table["set"] == "step", columns].reset_index(drop=True)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MinimalSets(Result):
+    """A sufficient and a necessary set of heads (`HeadSet`), from the same candidates.
+
+    `scores` `[problem, candidate]` are the candidates' gate gradients (`HeadAttribution.scores`).
+    """
+
+    problem_ids: tuple[str, ...]
+    candidates: tuple[Head, ...]
+    scores: np.ndarray
+    sufficient: HeadSet
+    necessary: HeadSet
+    unit: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    axes = (("scores", "problem candidate"),)
+    drawn = ("fresh_share", "share")
+
+    @property
+    def both(self) -> tuple[HeadSet, HeadSet]:
+        return self.sufficient, self.necessary
+
+    @property
+    def p(self) -> np.ndarray:
+        """Corrected p of both sets, `[side]`: do they reach the share of the problem's own effect in most fresh problems?"""
+        p = np.array([each.p for each in self.both])
+        return holm(p) if np.isfinite(p).any() else p
+
+    @property
+    def confirmed(self) -> dict[str, bool]:
+        """Whether each set is shown to do its share in most fresh problems."""
+        return {
+            each.side: bool(p < each.alpha) for each, p in zip(self.both, np.nan_to_num(self.p, nan=1.0), strict=True)
+        }
+
+    @property
+    def stand_in(self) -> tuple[Head, ...]:
+        """Heads of the necessary set that the sufficient one does without: the others do their work."""
+        return tuple(
+            head for head in self.necessary.heads if self.sufficient.found and head not in self.sufficient.heads
+        )
+
+    def summary(self) -> pd.DataFrame:
+        """One row per set: its heads, the share reached on either half with limits, k of n fresh problems with corrected p,
+        and the rank among random sets; NaN where there is no such set."""
+        rows = []
+        for each, p, sure in zip(self.both, self.p, self.confirmed.values(), strict=True):
+            last = each.summary()[lambda table: table["set"] == "step"].tail(1) if each.found else None
+            numbers = [f"{name}{end}" for name in ("share", "fresh_share") for end in ("", "_ci_low", "_ci_high")]
+            rows.append(
+                {
+                    "side": each.side,
+                    "heads": named(each.heads),
+                    "n_heads": len(each.heads),
+                    **{name: np.nan if last is None else float(last[name].iloc[0]) for name in numbers},
+                    "k": int(each.test.count[0, 0]) if each.found else 0,
+                    "n": len(each.fresh_ids) if each.found else 0,
+                    "p_prevalence": float(p),
+                    "confirmed": sure,
+                    "p_random": each.p_random,
+                    "random_share": float(np.median(np.asarray(each.shares(each.random, fresh=True).estimate)))
+                    if each.found and each.sets
+                    else np.nan,
+                }
+            )
+        return pd.DataFrame(rows)
+
+    def quantity(self, column: str) -> Quantity:
+        """Shares of the median effect."""
+        return Quantity(WHOLE, True, (f"{column}_ci_low", f"{column}_ci_high"), "p_prevalence")
+
+    def to_frame(self) -> pd.DataFrame:
+        """One tidy row per problem and set, of both sides and both halves."""
+        frames = [each.to_frame() for each in self.both]
+        for frame, each in zip(frames, self.both, strict=True):
+            frame.insert(0, "side", each.side)
+        return pd.concat(frames, ignore_index=True)
+
+    def sentences(self) -> list[str]:
+        """Which heads suffice and which are needed, both on fresh problems, and what that says of heads that stand in for
+        each other."""
+        short = "; ".join(self._in_short(each) for each in self.both)
+        found = [f"{short[0].upper()}{short[1:]}."]
+        if self.sufficient.found and self.necessary.found:
+            found.append(self._structure_words())
+        found += [words for each in self.both for words in each.sentences()]
+        if any(each.found for each in self.both):
+            found.append(
+                f"Grown from {len(self.candidates)} heads, then pruned: no member can be left out, but a smaller set may "
+                "lie elsewhere."
+            )
+        found.append("Heads that only pass on what others read have no sight of the span and are in no set.")
+        return [*found, *named_words(self.settings)]
+
+    def _in_short(self, each: HeadSet) -> str:
+        if not each.found:
+            return f"{each.side}: no set"
+        sure = "confirmed" if self.confirmed[each.side] else "not confirmed"
+        return f"{each.side}: {listed(list(map(str, each.heads)))} ({sure} on fresh problems)"
+
+    def _structure_words(self) -> str:
+        s, n = set(self.sufficient.heads), set(self.necessary.heads)
+        if s == n:
+            return "What suffices is what is needed."
+        if s < n:
+            rest = list(map(str, self.stand_in))
+            return (
+                f"More heads must be closed than suffice: {listed(rest)} {'stands' if len(rest) == 1 else 'stand'} in for the "
+                "others (OR)."
+            )
+        if n < s:
+            return "Fewer heads must be closed than opened: they act only together (AND)."
+        return "The two sets differ: some heads stand in for others, some act only together."
+
+    def shown(self) -> Shown:
+        """Both sets, and the steps of each."""
+        tables = [ShownTable(self.summary(), "The sets; shares are of the median effect.")]
+        for each in self.both:
+            if each.steps:
+                tables.append(
+                    ShownTable(each.summary(), f"How the {each.side} set was found, and what would do as well.")
+                )
+        return Shown(tuple(tables))
+
+    def printed(self) -> pd.DataFrame:
+        """Both sets in a row each."""
+        columns = ["side", "n_heads", "share", "fresh_share", "k", "n", "p_prevalence", "p_random", "heads"]
+        return self.summary()[columns]
+
+
+def named(heads: Sequence[Head]) -> str:
+    """A set as a table has it."""
+    return " ".join(map(str, heads))
+
+
+def share_of(share: float) -> str:
+    """A share as words: `80 %`."""
+    return f"{100 * share:.0f} %"
+
+
+def changed(before: Sequence[Head], after: Sequence[Head]) -> str:
+    """What came (+) and went (-) from one set to another: `+L0H2 -L0H5`."""
+    came, went = ([head for head in one if head not in other] for one, other in ((after, before), (before, after)))
+    return " ".join([*(f"+{head}" for head in came), *(f"-{head}" for head in went)])
+
+
+def changes(steps: Sequence[Sequence[Head]]) -> list[str]:
+    """What changed at each step, from the empty set on."""
+    return [changed(before, after) for before, after in zip([(), *steps[:-1]], steps, strict=True)]

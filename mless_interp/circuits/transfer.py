@@ -1,0 +1,414 @@
+"""The effect without the tokens: what a span does to some heads on average, given to prompts that lack it."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from ..given import checked
+from ..heads import Head
+from ..locating.located import LocatedHeads
+from ..locating.measure import kept_file
+from ..mechanism.decomposition import AttentionDecomposition
+from ..mechanism.runs import DECOMPOSED, span_reads
+from ..models.base import Model
+from ..models.memory import rows_per_pass
+from ..models.sites import site
+from ..patching.joint import count_sets, random_sets
+from ..patching.outcomes import Outcome
+from ..patching.parts import SMALLEST_EFFECT, WHOLE, Parts, check_smallest_effect
+from ..patching.prepared import Prepared, prepare, single
+from ..prompts.conditions import CONDITIONS, Contrast, one_of
+from ..prompts.insertions import Insertion
+from ..prompts.pairs import PromptPair, digest_of, pairs_like
+from ..running.results import Quantity, Result, Shown, ShownTable, tidy
+from ..statistics import CONFIDENCE, Prevalence, fewest_problems, holm, prevalence_test
+from ..statistics.arguments import check_count, derive_generator
+from .head_transfer import AT, HeadTransfer
+from .minimal_sets import halves
+from .stream_changes import heads_of, named_on, named_words
+
+CELLS = ("Transfer", "Random heads", "Other insertion")
+"""What is given: the named heads' means, those of random heads of the same layers, those heads' under another insertion."""
+
+
+@checked
+def transfer(
+    model: Model,
+    pairs: Iterable[PromptPair] | Prepared,
+    heads: LocatedHeads | AttentionDecomposition | Iterable[Head | str],
+    *,
+    fresh: Iterable[PromptPair] | Prepared | None = None,
+    contrast: str = "total",
+    outcome: str | Outcome = "answer_logprob",
+    control: str | Insertion | None = "random_sentence",
+    n_control_draws: int = 5,
+    n_random_sets: int = 20,
+    smallest_effect: float = SMALLEST_EFFECT,
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    seed: int = 0,
+) -> "Transfer":
+    r"""Give prompts without the insertion what it does to the named heads on average: how much of the effect comes back?
+
+    On some problems each head's retained mass and what it reads of the span are measured, means over the rows after the span,
+    then over problems,
+
+    $$ \bar\lambda = \overline{1 - \textstyle\sum_{k \in I} A'_{ik}}, \qquad
+       \bar\Sigma = \overline{\textstyle\sum_{k \in I} A'_{ik} v_k} $$
+
+    and given to other problems' prompts that lack the span, at every token from its place on, all heads together:
+
+    $$ z_i \leftarrow \bar\lambda z_i + \bar\Sigma, \qquad
+       \text{transfer}_p = Y_p(z \leftarrow \bar\lambda z + \bar\Sigma) - Y_p $$
+
+    One number and one vector per head: nothing of it depends on the question. If that brings the effect back, no token was
+    needed, and what the heads read of it is a constant bias (of identical tokens in the first layer it is one vector, methods
+    §3). Later layers compute with what the earlier ones were given.
+
+    Controls: the same with random sets of heads of the same layers, each with its own means, and with these heads' means
+    under another insertion of the same length and place. A `HeadTransfer` (`Transfer.edit`) is a treatment of
+    `evaluate_accuracy`, beside an insertion and ARM: how much comes back in answers.
+
+    Parameters
+    ----------
+    heads : zero-based heads, what `locate_heads` gave (its named heads), or what `decompose_attention` gave (its heads).
+    fresh : problems that are given the means, none of them among `pairs`. Default: every second one of `pairs`.
+    contrast : "total" (base -> inserted): given to the plain prompt. "content" (masked -> inserted): to the inserted prompt
+        whose span cannot be seen, so that positions are the same. "held" (base -> held): span in place, positions unmoved.
+    control : another insertion, "random_sentence" (means over `n_control_draws` draws), an `Insertion`, or None.
+    smallest_effect : of interest, as a share of the median total effect.
+    checkpoint : a folder that receives each finished problem; started again with the same settings the run goes on there.
+
+    Needs no gradients and no weights. Raises `ValueError` before anything runs for too few problems, fresh ones among the
+    others, heads that are not there or given twice, insertions in several blocks; `ModelError` where queries and keys cannot
+    be had as they enter the scores.
+
+    Source: methods §3 (the identity, per query), §8.1 | differs in: one mean for all queries and problems.
+    """
+    between = one_of(contrast, DECOMPOSED, "contrast")
+    check_smallest_effect(smallest_effect)
+    check_count(n_random_sets, name="n_random_sets", at_least=0)
+    check_count(n_control_draws, name="n_control_draws (control=None leaves it out)")
+    derive_generator(seed)
+    model.need_rotated("lambda and Sigma")
+    prepared = prepare(model, pairs, outcome, signed_for="a transfer")
+    chosen = heads_of(model, heads.heads if isinstance(heads, AttentionDecomposition) else heads, "transfer")
+    search, other = halves(prepared, fresh)
+    _check(search, other, model)
+    controls = _controls(search, control, n_control_draws, seed)
+    sets = random_sets(chosen, model.info, n_random_sets, seed=seed)
+    layers = sorted({head.layer for head in chosen})
+    folder = None if checkpoint is None else Path(checkpoint)
+
+    def means(problems: Prepared) -> "_Means":
+        return _means(problems, layers, between, folder=folder, progress=progress)
+
+    own, others = means(search), [means(each) for each in controls]
+    edits = [own.of(chosen), *(own.of(each) for each in sets), *(each.of(chosen) for each in others)]
+    settings = {
+        "contrast": contrast,
+        "heads": [str(head) for head in chosen],
+        "control": None if not controls else controls[0].insertion,
+        "n_control_draws": len(controls),
+        "n_random_sets": n_random_sets,
+        "measured_on": digest_of(search.pairs),
+        "seed": seed,
+    }
+    found = other.each(
+        single(lambda at: _given(other, at, between, edits)),
+        label="transferring heads",
+        settings={**settings, "control_prompts": [digest_of(each.pairs) for each in controls]},
+        checkpoint=kept_file(folder, "transfer", chosen, settings["measured_on"]),
+        progress=progress,
+        alone=True,
+    )
+    values = np.array([each["given"] for each in found], dtype=float)
+    ends = np.array([each["ends"] for each in found], dtype=float)
+    first = 1 + len(sets)
+    return Transfer(
+        problem_ids=other.ids,
+        measured_ids=search.ids,
+        heads=chosen,
+        lam=edits[0].lam[:, 0],
+        sigma=edits[0].sigma[:, 0],
+        base=ends[:, 0],
+        inserted=ends[:, 1],
+        given=values[:, 0],
+        sets=sets,
+        random=values[:, 1:first],
+        n_possible=count_sets(chosen, model.info),
+        other=values[:, first:],
+        unit=other.outcome.unit,
+        settings={
+            **settings,
+            **other.settings,
+            **named_on(heads, other.ids),
+            "place": edits[0].place,
+            "resolution": model.resolution,
+        },
+        seed=seed,
+        smallest_effect=smallest_effect,
+    )
+
+
+def _check(search: Prepared, fresh: Prepared, model: Model) -> None:
+    """`ValueError` for problems that are too few, or whose span has several blocks."""
+    needed = fewest_problems(len(CELLS))
+    if len(search.ids) < 2 or len(fresh.ids) < needed:
+        raise ValueError(
+            f"a transfer is measured on at least 2 problems and tested on at least {needed} others, got {len(search.ids)} and "
+            f"{len(fresh.ids)} (without fresh=... one half of the problems is kept to test on)"
+        )
+    for pair in (*search.pairs, *fresh.pairs):
+        pair.one_block("a transfer of heads")
+
+
+def _controls(search: Prepared, control: str | Insertion | None, n_draws: int, seed: int) -> list[Prepared]:
+    """The problems of the search with another insertion, draw by draw; `ValueError` where it is their own."""
+    if control is None:
+        return []
+    own = search.bare[0].insertion
+    if isinstance(control, str):
+        one_of(control, {"random_sentence": None}, "control")
+        drawn = own.kind == "random_sentence" and own.seed == seed
+        draws = [draw for draw in range(n_draws + 1) if not (drawn and draw == own.draw)][:n_draws]
+        made = [Insertion.random_sentence(search.bare[0].n_inserted, seed=seed, draw=draw) for draw in draws]
+    else:
+        made = [control.placed_as(own)]
+    if own in made:
+        raise ValueError(f"control: {own.label} is the insertion under study; give another one, or None")
+    return [prepare(search.model, pairs_like(search.model, search.bare, each), search.outcome) for each in made]
+
+
+@dataclass(frozen=True, eq=False)
+class _Means:
+    """Mean lambda `[layer, head]` and Sigma `[layer, head, d_head]` of all heads of some layers."""
+
+    layers: list[int]
+    lam: np.ndarray
+    sigma: np.ndarray
+    insertion: Insertion
+
+    def of(self, heads: Sequence[Head]) -> HeadTransfer:
+        at = [self.layers.index(head.layer) for head in heads], [head.head for head in heads]
+        place = {name: getattr(self.insertion, name) for name in AT}
+        return HeadTransfer(tuple(heads), self.lam[at][:, None], self.sigma[at][:, None], self.insertion.label, place)
+
+
+def _means(problems: Prepared, layers: list[int], contrast: Contrast, *, folder: Path | None, progress: bool) -> _Means:
+    found = problems.each(
+        single(lambda at: span_reads(problems.model, problems.pairs[at], layers, contrast.corrupted)),
+        label=f"measuring lambda and Sigma ({problems.insertion})",
+        settings={"layers": layers, "contrast": contrast.name},
+        checkpoint=kept_file(folder, "means", layers, problems.insertion, digest_of(problems.pairs)),
+        progress=progress,
+        alone=True,
+    )
+    lam, sigma = (np.mean([np.asarray(each[name], dtype=float) for each in found], axis=0) for name in ("lam", "sigma"))
+    return _Means(layers, lam, sigma, problems.bare[0].insertion)
+
+
+def _given(problems: Prepared, at: int, contrast: Contrast, edits: Sequence[HeadTransfer]) -> dict[str, np.ndarray]:
+    """What each edit brings to one problem's clean run, against a row of the same pass that is not edited, and both ends."""
+    model, runs = problems.model, problems.runs((at,))
+    inputs, start = runs.inputs(contrast.clean), contrast.start(runs.first, CONDITIONS[contrast.clean])
+    read, length = runs.read(contrast.clean), runs.length(contrast.clean)
+    sizes = {"changed": length, "length": length, "read": len(read)}
+    most = max(1, rows_per_pass(model.info, batch=1, **sizes, devices=model.devices) - 1)
+    brought, base = [], np.nan
+    for first in range(0, len(edits), most):
+        part = edits[first : first + most]
+        values = runs.outcomes(_moved(model, inputs.repeated(1 + len(part)), part, start, read))[0]
+        base = float(values[0]) if first == 0 else base
+        brought.append(values[1:] - values[0])
+    there = model.run(runs.inputs(contrast.corrupted), logits_at=runs.read(contrast.corrupted)).logits
+    ends = np.array([base, float(runs.outcomes(there)[0, 0])])
+    return {"given": np.concatenate(brought), "ends": ends}
+
+
+def _moved(model: Model, inputs: Any, edits: Sequence[HeadTransfer], start: int, read: Sequence[int]) -> Tensor | None:
+    """Logits of a run whose first row is left alone, each other one edited, from `start` on."""
+
+    def edit(layer: int) -> Any:
+        def move(z: Tensor) -> Tensor:
+            rows = [each.moved(z[row, start:], layer) for row, each in enumerate(edits, start=1)]
+            return torch.cat([z[:1], torch.cat([z[1:, :start], torch.stack(rows)], 1)])
+
+        return move
+
+    layers = sorted({layer for each in edits for layer in each.layers})
+    return model.run(inputs, edits={site(layer, "attn.hook_z"): edit(layer) for layer in layers}, logits_at=read).logits
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Transfer(Parts, Result):
+    """How much of an insertion's effect comes back without its tokens: `given` `[problem]`, of `inserted` - `base`.
+
+    `lam` `[head]` and `sigma` `[head, d_head]` are the means that the `heads` were given, measured on `measured_ids`. `random`
+    `[problem, set]`: what `sets` of heads of the same layers bring with their own means (`n_possible` exist); `other`
+    `[problem, draw]`: what these heads bring with means under another insertion. The prevalence test is of the three `CELLS`
+    (Holm over them and both senses); controls count as their means within the problem.
+    """
+
+    problem_ids: tuple[str, ...]
+    measured_ids: tuple[str, ...]
+    heads: tuple[Head, ...]
+    lam: np.ndarray
+    sigma: np.ndarray
+    base: np.ndarray
+    inserted: np.ndarray
+    given: np.ndarray
+    sets: tuple[tuple[Head, ...], ...]
+    random: np.ndarray
+    n_possible: int
+    other: np.ndarray
+    unit: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    confidence: float = CONFIDENCE
+    smallest_effect: float = SMALLEST_EFFECT
+
+    signed = True
+    drawn = ("median_fraction", "median")
+    what = ("edit", "edits")
+    axes = (
+        ("lam", "head"),
+        ("sigma", "head d_head"),
+        ("base", "problem"),
+        ("inserted", "problem"),
+        ("given", "problem"),
+        ("random", "problem set"),
+        ("other", "problem draw"),
+    )
+
+    @property
+    def total_effect(self) -> np.ndarray:
+        """inserted - base, `[problem]`."""
+        return self.inserted - self.base
+
+    @property
+    def per_cell(self) -> np.ndarray:
+        """What each of `cells` brings, `[problem, cell]`: of several sets or draws their mean."""
+        groups = dict(zip(CELLS, (self.given[:, None], self.random, self.other), strict=True))
+        return np.stack([groups[name].mean(1) for name in self.cells], 1)
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """Those of `CELLS` that were run."""
+        sizes = (1, self.random.shape[1], self.other.shape[1])
+        return tuple(name for name, size in zip(CELLS, sizes, strict=True) if size)
+
+    @property
+    def edit(self) -> HeadTransfer:
+        """The edit itself, a treatment of `evaluate_accuracy`."""
+        insertion, place = str(self.settings.get("insertion", "")), self.settings.get("place") or {}
+        return HeadTransfer(self.heads, self.lam[:, None], self.sigma[:, None], insertion, dict(place))
+
+    @cached_property
+    def exceeds(self) -> Prevalence:
+        """In how many problems the heads bring more than each control, paired, `[1, control]`; Holm over the controls."""
+        margin = self.direction * (self.per_cell[:, :1] - self.per_cell[:, 1:])
+        rounding = self.settings.get("resolution", 0.0)
+        tested = np.full(margin.shape[1], self.established)
+        return prevalence_test(margin, rounding, senses=(1,), tested=tested, confidence=self.confidence)
+
+    @property
+    def n_as_large(self) -> int:
+        """Random sets whose median is as large as the heads'."""
+        own, others = (np.median(self.direction * each, axis=0) for each in (self.given, self.random))
+        return int((others >= own - self.settings.get("resolution", 0.0)).sum())
+
+    @property
+    def p_random(self) -> float:
+        """Rank of the heads' median among the random sets', itself included; NaN where there are none, or no effect."""
+        return (1 + self.n_as_large) / (1 + len(self.sets)) if self.sets and self.established else float("nan")
+
+    def summary(self) -> pd.DataFrame:
+        """One row per cell: `k` of `n` problems with more than the smallest effect in `sense`, corrected p, the median and its
+        share of the median total, the mean, each with limits; of controls `exceeded` problems in which the heads bring more,
+        and its corrected p."""
+        nothing = [np.nan]
+        n_controls = len(self.cells) - 1
+        p = self.exceeds.p[0] if n_controls else np.zeros(0)
+        p = holm(p) if np.isfinite(p).any() else p
+        fraction = self.effect_fraction
+        return pd.DataFrame(
+            {
+                "label": list(self.cells),
+                **self.claim_columns(),
+                "effect_fraction": fraction.estimate,
+                "ci_low": fraction.low,
+                "ci_high": fraction.high,
+                "exceeded": [*nothing, *(self.exceeds.count[0] if n_controls else [])],
+                "p_exceeded": [*nothing, *p],
+            }
+        )
+
+    def quantity(self, column: str) -> Quantity:
+        """Parts of the effect, or shares of it or of the problems."""
+        return self.part_quantity(column)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One tidy row per problem and cell, with both ends."""
+        frame = tidy({"problem": self.problem_ids, "label": self.cells}, effect=self.per_cell)
+        for name in ("base", "inserted"):
+            frame[name] = np.repeat(getattr(self, name), len(self.cells))
+        return frame
+
+    def sentences(self) -> list[str]:
+        """How much comes back, in how many problems, and how much with random heads and with another insertion."""
+        s, n = self.settings, len(self.problem_ids)
+        label = f"{len(self.heads)} heads" if len(self.heads) > 1 else str(self.heads[0])
+        found = [
+            f"Mean lambda and Sigma of {label}, measured on {len(self.measured_ids)} problems with {s.get('insertion')}, "
+            f"given to {n} others without it, {self._share_words()}.",
+            *self._total_words(),
+            *self._claim_words(),
+        ]
+        return [*found, *(self._control_words() if self.established else []), *named_words(s)]
+
+    def _share_words(self) -> str:
+        if not self.established:
+            return "where most problems show no effect of one sign, so that there is none to bring back"
+        made = self.median_fraction
+        share, low, high = (100 * float(np.asarray(each)[0]) for each in (made.estimate, made.low, made.high))
+        outcome = self.settings.get("outcome")
+        return f"bring back {share:.0f} % [{low:.0f}, {high:.0f}] of the median effect (outcome {outcome})"
+
+    def _control_words(self) -> list[str]:
+        table = self.summary().set_index("label")
+        of = {
+            "Random heads": f"{len(self.sets)} random sets of heads of the same layers, with their own means,",
+            "Other insertion": f"These heads' means under {self.settings.get('control')}",
+        }
+        shared = sum(not set(self.heads).isdisjoint(members) for members in self.sets)
+        rank = f" ({shared} hold some of these heads; {self.n_as_large or 'none'} as much, p = {self.p_random:.2g})"
+        return [
+            f"{of[name]} bring back {100 * row['median_fraction']:.0f} %{rank if name == CELLS[1] else ''}; the named heads "
+            f"bring more in {int(row['exceeded'])} of {len(self.problem_ids)} problems (p = {row['p_exceeded']:.2g})."
+            for name, row in ((name, table.loc[name]) for name in self.cells[1:])
+        ]
+
+    def printed(self) -> pd.DataFrame:
+        """The heads and their controls."""
+        columns = ["label", "k", "n", "median", "median_fraction", "median_fraction_ci_low", "median_fraction_ci_high"]
+        return self.summary()[[*columns, "p_prevalence", "exceeded"]]
+
+    def shown(self) -> Shown:
+        """The heads and their controls; the means that were given."""
+        given = pd.DataFrame(
+            {
+                "label": [str(head) for head in self.heads],
+                "lambda": self.lam,
+                "norm of Sigma": np.linalg.norm(self.sigma, axis=1),
+            }
+        )
+        caption = f"What is brought back ({WHOLE}), in {self.unit}, beside its controls."
+        return Shown((ShownTable(self.summary(), caption), ShownTable(given, "Mean lambda and Sigma that were given.")))

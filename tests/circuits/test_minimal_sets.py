@@ -1,0 +1,261 @@
+"""Sets that suffice and sets that are needed: planted truth, by hand, split runs, what is not found, refusals."""
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from architectures_under_test import folder_of
+from models_under_test import Gated, loaded, pairs_for, planted_here, planted_pairs, planted_problems, without_stepper
+from small_results import head_set, located, sets_found
+
+import mless_interp as mi
+from mless_interp.circuits.head_sets import SIDES, HeadSet
+from mless_interp.circuits.minimal_sets import _Measured, _Way
+from mless_interp.heads import Head
+from mless_interp.models.info import ModelError
+from mless_interp.patching.prepared import prepare
+from mless_interp.prompts.conditions import CONTRASTS
+
+A, B = Head(0, 2), Head(0, 5)
+EITHER: dict[str, Any] = {"readers": (A, B), "mediators": (), "combine": "any"}
+BOTH: dict[str, Any] = {"readers": (A, B), "mediators": (), "combine": "all"}
+SUM: dict[str, Any] = {"readers": (A, B), "mediators": ()}
+QUIET: dict[str, Any] = {"progress": False}
+
+
+def sought(settings: dict[str, Any], seed: int, n: int = 12, **options: Any) -> mi.MinimalSets:
+    made, model = planted_here(seed, **settings)
+    return mi.minimal_sets(model, planted_pairs(made, model, n, n_tokens=12), **{**QUIET, **options})
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+@pytest.mark.parametrize("circuit", ["any", "all", "sum"])
+def test_the_planted_sets_and_no_others_are_found(circuit: str, seed: int) -> None:
+    found = sought({"any": EITHER, "all": BOTH, "sum": SUM}[circuit], seed)
+    one, other = found.sufficient, found.necessary
+    assert found.confirmed == {"sufficient": True, "necessary": True}
+    if circuit == "sum":
+        assert set(one.heads) == set(other.heads) == {A, B} and not one.swaps and not other.swaps
+        return
+    single, pair = (one, other) if circuit == "any" else (other, one)
+    assert set(pair.heads) == {A, B} and not pair.swaps
+    (head,) = single.heads
+    assert single.stand_ins == {head: tuple({A, B} - {head})}
+    assert min(np.median(each.fresh[:, -1] / each.fresh_total) for each in found.both) > 0.9
+    assert ("(OR)" if circuit == "any" else "(AND)") in found.describe()
+
+
+@pytest.mark.parametrize("circuit", ["any", "all"])
+def test_three_heads_of_which_any_or_all_are_needed(circuit: str) -> None:
+    heads = (Head(0, 1), Head(0, 4), Head(0, 6))
+    found = sought({"readers": heads, "mediators": (), "combine": circuit}, 3)
+    sizes = len(found.sufficient.heads), len(found.necessary.heads)
+    assert sizes == ((1, 3) if circuit == "any" else (3, 1))
+    assert {*found.sufficient.heads, *found.necessary.heads} == set(heads)
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT-2", "GPT-NeoX (Pythia)", "Gemma 2"])
+def test_what_sets_do_is_what_gates_do(name: str) -> None:
+    model = loaded(folder_of(name), "bridge")
+    pairs = pairs_for(model, 8)
+    hand = [Gated(model, pair) for pair in pairs]
+    sets = ((Head(0, 1),), (Head(0, 1), Head(1, 2)), (Head(2, 3), Head(0, 6)))
+    for side in SIDES:
+        for way in (model, without_stepper(model)):
+            prepared = prepare(way, pairs)
+            found = _Measured(prepared, CONTRASTS["content"], None, False).effects(side, sets)
+            expected = [[_by_hand(one, side, heads) for heads in sets] for one in hand]
+            np.testing.assert_allclose(found, expected, atol=2e-5)
+            assert np.abs(expected).max() > 1e-4
+
+
+def test_either_half_is_measured_alike() -> None:
+    made, model = planted_here(1, **SUM)
+    pairs = planted_pairs(made, model, 12, n_tokens=12)
+    found = mi.minimal_sets(model, pairs, n_random_sets=3, **QUIET)
+    hand = [Gated(model, pair) for pair in pairs]
+    search, fresh = hand[::2], hand[1::2]
+    assert found.problem_ids == tuple(pair.id for pair in pairs[::2])
+    assert found.sufficient.fresh_ids == tuple(pair.id for pair in pairs[1::2])
+    for each in found.both:
+        assert each.steps
+        for sets, problems, effects in (
+            (each.steps, search, each.effects),
+            (each.steps, fresh, each.fresh),
+            (each.sets, fresh, each.random),
+            (each.swaps, fresh, each.swap_fresh),
+        ):
+            for at, heads in enumerate(sets):
+                expected = [_by_hand(one, each.side, heads) for one in problems]
+                np.testing.assert_allclose(effects[:, at], expected, atol=2e-5)
+
+
+def _by_hand(gated: Gated, side: str, heads: tuple[Head, ...]) -> float:
+    every, nobody = gated.open(), torch.zeros_like(gated.open())
+    gates = (nobody if side == "sufficient" else every).clone()
+    for head in heads:
+        gates[:, head.layer, head.head] = float(side == "sufficient")
+    with torch.no_grad():
+        return float(gated(gates) - gated(nobody) if side == "sufficient" else gated(every) - gated(gates))
+
+
+def test_the_candidates_alone_can_be_in_a_set_and_what_is_not_reached_is_said() -> None:
+    found = sought(BOTH, 1, heads=[A, "L0H0", "L1H3"])
+    one = found.sufficient
+    assert one.heads == () and not one.found and found.confirmed["sufficient"] is False
+    assert len(one.steps[-1]) == 3 and one.sets == ()
+    row = found.summary().set_index("side").loc["sufficient"]
+    assert np.isnan(row["share"]) and np.isnan(row["p_prevalence"]) and row["heads"] == ""
+    assert "No sufficient set: none of up to 3 of these 3 heads reaches 80 %" in found.describe()
+    assert found.necessary.heads == (A,)
+
+
+def test_a_set_is_grown_no_further_than_asked() -> None:
+    found = sought(BOTH, 2, max_heads=1)
+    assert [len(step) for step in found.sufficient.steps] == [1] and not found.sufficient.found
+    assert found.necessary.found
+
+
+def test_pruning_leaves_out_what_a_later_head_makes_superfluous() -> None:
+    """L0H1 does most alone; L1H0 and L1H1 do all without it."""
+    a, b, c = Head(0, 1), Head(1, 0), Head(1, 1)
+    does = {(a,): 5, (b,): 4, (c,): 4, (a, b): 6, (a, c): 6, (b, c): 9, (a, b, c): 10}
+
+    class Told(_Measured):
+        def __init__(self) -> None: ...
+
+        def effects(self, side: str, sets: Any) -> np.ndarray:
+            return np.array([[float(does[tuple(sorted(each))]) for each in sets]] * 3)
+
+    way = _Way(direction=1, target=8.0, little=0.5)
+    steps, chosen = way.found(Told(), "sufficient", (a, b, c), 3)
+    assert steps == [(a,), (a, b), (a, b, c), (b, c)] and chosen == (b, c)
+    assert way.swaps(Told(), "sufficient", chosen, (a, b, c)) == []
+
+
+def test_nothing_is_sought_where_no_effect_is_established() -> None:
+    made, model = planted_here(1, null=True, noise=0.0)
+    found = mi.minimal_sets(model, planted_pairs(made, model, 12, n_tokens=12), **QUIET)
+    assert not found.sufficient.steps and not found.necessary.found
+    assert "No sufficient set: that most problems show an effect of one sign is not established." in found.describe()
+
+
+def test_split_stopped_and_whole_runs_have_the_same_bits(tmp_path: Path) -> None:
+    made, model = planted_here(1, **EITHER)
+    pairs = planted_pairs(made, model, 12, n_tokens=12)
+    whole = mi.minimal_sets(model, pairs, n_random_sets=5, **QUIET)
+    for _ in range(12):
+        for part in (0, 1):
+            with suppress(mi.ShardDone):
+                mi.minimal_sets(
+                    model.on(mi.Shard(part, 2)), pairs, n_random_sets=5, checkpoint=tmp_path / "kept", **QUIET
+                )
+    merged = mi.minimal_sets(model, pairs, n_random_sets=5, checkpoint=tmp_path / "kept", **QUIET)
+    for one, other in zip(whole.both, merged.both, strict=True):
+        assert one.heads == other.heads and one.steps == other.steps
+        for name in ("effects", "fresh", "total", "fresh_total", "swap_fresh", "random"):
+            assert np.array_equal(getattr(one, name), getattr(other, name)), name
+
+
+def test_models_that_run_elsewhere_or_have_no_gradients_are_refused_first() -> None:
+    made, model = planted_here(1, **EITHER)
+    with pytest.raises(ModelError, match="minimal_sets needs gradients"):
+        mi.minimal_sets(without_stepper(model), planted_pairs(made, model, 12), **QUIET)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"heads": ["L0H2", "L0H2"]}, "L0H2"),
+        ({"heads": ["L7H0"]}, "L7H0|out of range"),
+        ({"heads": []}, "no heads"),
+        ({"share": 0.0}, "share is a part of the median effect"),
+        ({"share": 1.5}, "share is a part of the median effect"),
+        ({"max_heads": 0}, "max_heads"),
+        ({"n_random_sets": -1}, "n_random_sets"),
+        ({"contrast": "shift"}, "use one of"),
+        ({"outcome": "kl"}, "needs a signed outcome"),
+    ],
+)
+def test_wrong_input_is_refused_before_anything_runs(
+    options: dict[str, Any], match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, model = planted_here(1, **EITHER)
+    pairs = planted_pairs(made, model, 12)
+    monkeypatch.setattr(type(model), "_forward", lambda *a, **k: pytest.fail("it ran"))
+    with pytest.raises(ValueError, match=match):
+        mi.minimal_sets(model, pairs, **{**QUIET, **options})
+
+
+def test_too_few_used_and_bare_problems_are_refused() -> None:
+    made, model = planted_here(1, **EITHER)
+    pairs = planted_pairs(made, model, 14)
+    with pytest.raises(ValueError, match="at least 6 problems are needed to find sets, got 5"):
+        mi.minimal_sets(model, pairs[:10], **QUIET)
+    with pytest.raises(ValueError, match="at least 6 problems are needed to confirm them, got 2"):
+        mi.minimal_sets(model, pairs[:8], fresh=pairs[8:10], **QUIET)
+    with pytest.raises(ValueError, match="one half of the problems is kept"):
+        mi.minimal_sets(model, pairs[:1], **QUIET)
+    with pytest.raises(ValueError, match="are among those"):
+        mi.minimal_sets(model, pairs[:8], fresh=pairs[6:], **QUIET)
+    with pytest.raises(TypeError, match="PromptPair"):
+        mi.minimal_sets(model, planted_problems(made, 12), **QUIET)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="locating named no head"):
+        mi.minimal_sets(model, pairs, replace(located(0.0), total=0 * located().total), **QUIET)
+
+
+# ------------------------------------------------------------------------------------------------------ what it says
+
+
+def test_a_set_that_just_reaches_its_share_is_not_confirmed() -> None:
+    assert head_set().p == pytest.approx(2.0**-12)
+    edge = replace(head_set(), fresh=0.8 * head_set().fresh_total[:, None] * np.ones((1, 2)))
+    assert int(edge.test.count[0, 0]) == 0  # exactly its share is not more than its share
+    other = replace(head_set(), fresh_total=-head_set().fresh_total)
+    assert np.isnan(other.p) and "such an effect is not established" in other.describe()
+
+
+def test_problems_without_an_effect_of_their_own_do_not_speak_for_a_set() -> None:
+    made = head_set()
+    total = made.fresh_total.copy()
+    total[:2] = -0.01
+    assert int(replace(made, fresh_total=total).test.count[0, 0]) == 10
+
+
+def test_signs_are_turned_where_the_span_lowers_the_outcome() -> None:
+    made = head_set()
+    flipped = replace(
+        made,
+        **{
+            name: -getattr(made, name)
+            for name in ("effects", "fresh", "total", "fresh_total", "swap_effects", "swap_fresh", "random")
+        },
+    )
+    assert flipped.p == made.p and flipped.p_random == made.p_random
+    np.testing.assert_allclose(flipped.summary()["fresh_share"], made.summary()["fresh_share"])
+
+
+def test_rows_and_steps_are_told() -> None:
+    made: HeadSet = head_set()
+    assert made.summary()["changed"].tolist() == ["+L0H1", "+L1H0", "+L0H0 -L0H1"]
+    frame = sets_found().to_frame()
+    assert set(frame["side"]) == {"sufficient", "necessary"} and set(frame["half"]) == {"search", "fresh"}
+    assert made.p_random == pytest.approx(1 / 4) and made.n_as_large == 0
+    assert made.stand_ins == {Head(0, 1): (Head(0, 0),)}
+    assert (
+        sets_found().describe().startswith("Sufficient: L0H1, L1H0 (confirmed on fresh problems); necessary: no set.")
+    )
+
+
+def test_the_picture_shows_every_step_and_the_random_sets() -> None:
+    axes = mi.views.set_growth(sets_found()).axes
+    assert [tick.get_text() for tick in axes[0].get_xticklabels()] == ["+L0H1", "+L1H0"]
+    lines = {line.get_label(): line.get_ydata() for line in axes[0].lines}
+    np.testing.assert_allclose(lines["fresh problems (band: interval of the median)"], [0.45, 0.92], atol=1e-9)
+    np.testing.assert_allclose(lines["random sets, fresh problems: range"], [0.0, 0.85], atol=1e-9)
+    assert axes[0].get_title() == "sufficient: 2 heads" and axes[1].get_title() == "necessary: none found"
+    assert mi.views.set_growth(head_set()).axes[0].get_ylabel()

@@ -1,0 +1,279 @@
+"""The effect without the tokens: the identity per query, planted truth, controls, answers, refusals."""
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from architectures_under_test import folder_of
+from models_under_test import loaded, pairs_for, planted_here, planted_pairs, planted_problems
+from small_results import transferred
+
+import mless_interp as mi
+from mless_interp.circuits.head_transfer import HeadTransfer
+from mless_interp.circuits.transfer import _controls, _moved
+from mless_interp.generation.complete import generate_completions
+from mless_interp.generation.decoding import Request
+from mless_interp.heads import Head
+from mless_interp.mechanism.runs import span_reads
+from mless_interp.models.info import ModelError
+from mless_interp.models.sites import site
+from mless_interp.patching.prepared import prepare
+
+A, B = Head(0, 2), Head(0, 5)
+READERS: dict[str, Any] = {"readers": (A, B), "mediators": ()}
+QUIET: dict[str, Any] = {"progress": False}
+NOTHING = HeadTransfer((), np.zeros((0, 1)), np.zeros((0, 1, 4)))
+
+
+@pytest.mark.parametrize("name", ["Llama", "GPT-2", "GPT-NeoX (Pythia)", "Gemma 2"])
+def test_a_problems_own_rows_give_its_patched_output(name: str) -> None:
+    """Layer 0 of the run that cannot see the span, moved row by row, is the run with it (methods, I1)."""
+    model = loaded(folder_of(name), "bridge")
+    for pair in pairs_for(model, 9):
+        answered = pair.answered()
+        heads, start = (Head(0, 1), Head(0, 6)), answered.span[1]
+        own = span_reads(model, answered, [0], rows=True)
+        edit = HeadTransfer(heads, own["lam"][0, [1, 6]], own["sigma"][0, [1, 6]])
+        z = {
+            run: model.run(answered.condition(run), capture={site(0, "attn.hook_z"): None}, logits_at="none").captured[
+                site(0, "attn.hook_z")
+            ][0]
+            for run in ("masked", "inserted")
+        }
+        moved = edit.moved(z["masked"][start:], 0)
+        torch.testing.assert_close(moved[:, [1, 6]], z["inserted"][start:, [1, 6]], atol=2e-6, rtol=1e-5)
+        assert torch.equal(moved[:, [0, 2, 7]], z["masked"][start:, [0, 2, 7]])
+        assert (z["masked"] - z["inserted"])[start:, [1, 6]].abs().max() > 1e-3
+        means = span_reads(model, answered, [0])
+        np.testing.assert_allclose(means["lam"], own["lam"].mean(-1), atol=1e-6)
+        np.testing.assert_allclose(means["sigma"], own["sigma"].mean(-2), atol=1e-6)
+
+
+def test_no_heads_and_no_change_leave_everything_as_it_is() -> None:
+    model = loaded(folder_of("Llama"), "bridge")
+    inputs = pairs_for(model)[0].condition("base").repeated(3)
+    same = HeadTransfer((Head(0, 1),), np.ones((1, 1)), np.zeros((1, 1, model.info.d_head)))
+    read = [inputs.n_tokens - 1]
+    logits = _moved(model, inputs, [NOTHING, same], 4, read)
+    assert logits is not None and torch.equal(logits[0], logits[1]) and torch.equal(logits[0], logits[2])
+    plain = model.run(inputs, logits_at=read).logits
+    assert plain is not None and torch.equal(plain, logits)
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_planted_readers_bring_the_whole_effect_back(seed: int) -> None:
+    made, model = planted_here(seed, **READERS)
+    found = mi.transfer(model, planted_pairs(made, model, 16, n_tokens=12), [A, B], n_control_draws=2, **QUIET)
+    share = np.median(found.given) / np.median(found.total_effect)
+    assert 0.85 < share < 1.15
+    table = found.summary().set_index("label")
+    assert table.loc["Transfer", "p_prevalence"] < 0.05
+    without = [at for at, heads in enumerate(found.sets) if not {A, B} & set(heads)]
+    assert np.abs(np.median(found.random[:, without], axis=0)).max() < 0.05 * abs(np.median(found.total_effect))
+    assert len(without) < len(found.sets) and "hold some of these heads" in found.describe()
+    assert abs(table.loc["Other insertion", "median_fraction"]) < 0.1  # what the readers read is the slash
+    assert (table["p_exceeded"].dropna() < 0.05).all()
+    assert found.p_random == pytest.approx(1 / (1 + len(found.sets)))
+
+
+def test_a_reader_alone_brings_its_part_and_idle_heads_nothing() -> None:
+    made, model = planted_here(1, **READERS)
+    pairs = planted_pairs(made, model, 16, n_tokens=12)
+    options: dict[str, Any] = {"control": None, "n_random_sets": 0, **QUIET}
+    one, idle = (mi.transfer(model, pairs, [head], **options) for head in (A, Head(1, 3)))
+    assert one.cells == ("Transfer",)
+    assert 0.2 < np.median(one.given) / np.median(one.total_effect) < 0.8
+    assert abs(np.median(idle.given)) < 0.02 * abs(np.median(idle.total_effect))
+    content = mi.transfer(model, pairs, [A], contrast="content", **options)
+    assert content.settings["contrast"] == "content"
+    np.testing.assert_allclose(content.given.mean(), one.given.mean(), rtol=0.15)
+
+
+def test_split_stopped_and_whole_runs_have_the_same_bits(tmp_path: Path) -> None:
+    made, model = planted_here(1, **READERS)
+    pairs = planted_pairs(made, model, 14, n_tokens=12)
+    options: dict[str, Any] = {"n_control_draws": 1, "n_random_sets": 3, **QUIET}
+    whole = mi.transfer(model, pairs, [A], **options)
+    for _ in range(4):
+        for part in (0, 1):
+            with suppress(mi.ShardDone):
+                mi.transfer(model.on(mi.Shard(part, 2)), pairs, [A], checkpoint=tmp_path / "kept", **options)
+    merged = mi.transfer(model, pairs, [A], checkpoint=tmp_path / "kept", **options)
+    for name in ("lam", "sigma", "given", "random", "other", "base", "inserted"):
+        assert np.array_equal(getattr(whole, name), getattr(merged, name)), name
+
+
+# ----------------------------------------------------------------------------------------------------------- answering
+
+
+def edit_for(model: Any, layer: int = 0, size: float = 3.0) -> HeadTransfer:
+    generator = np.random.default_rng(0)
+    sigma = size * generator.standard_normal((2, 1, model.info.d_head))
+    return HeadTransfer((Head(layer, 1), Head(layer, 6)), np.full((2, 1), 0.3), sigma, "test", {"before": "question"})
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("Llama", "bridge"),
+        ("GPT-2", "bridge"),
+        ("GPT-NeoX (Pythia)", "bridge"),
+        ("Gemma 2", "bridge"),
+        ("Llama", "nnsight"),
+    ],
+)
+def test_every_engine_moves_the_same_heads_at_the_same_tokens(name: str, backend: str) -> None:
+    model = loaded(folder_of(name), backend)
+    prompts = [pair.base.ids for pair in pairs_for(model)]
+    starts = (4, 9, len(prompts[2]))  # the last: what is generated alone
+    requests = [
+        Request(ids, f"r{at}", start=start) for at, (ids, start) in enumerate(zip(prompts, starts, strict=True))
+    ]
+    for edit in (edit_for(model), edit_for(model, 2)):
+        made = {
+            engine: generate_completions(
+                model, requests, max_new_tokens=4, movement=edit, engine=engine, keep_logits=True, batch_size=size
+            )
+            for engine, size in (("hugging_face", 3), ("forward", 1))
+        }
+        plain = generate_completions(model, requests, max_new_tokens=4, keep_logits=True, engine="forward")
+        for request in requests:
+            one, other = (found[request.key] for found in made.values())
+            assert one.tokens == other.tokens
+            torch.testing.assert_close(one.logits, other.logits, atol=2e-4, rtol=1e-3)
+            untouched = plain[request.key].logits
+            assert torch.allclose(untouched[0], other.logits[0], atol=1e-6) == (request.start == len(request.prompt))  # type: ignore[index]
+
+
+def test_rows_that_share_their_first_tokens_are_moved_alike() -> None:
+    model = loaded(folder_of("Llama"), "bridge")
+    prompts = [pair.base.ids for pair in pairs_for(model)]
+    shared = (*prompts[0][:12],)
+    requests = [Request((*shared, *ids[-5 - at :]), f"r{at}", start=10) for at, ids in enumerate(prompts)]
+    options: dict[str, Any] = {"max_new_tokens": 3, "movement": edit_for(model), "keep_logits": True}
+    batch = generate_completions(model, requests, engine="hugging_face", **options)
+    alone = generate_completions(model, requests, engine="forward", **options)
+    for request in requests:
+        torch.testing.assert_close(batch[request.key].logits, alone[request.key].logits, atol=2e-4, rtol=1e-3)
+
+
+def test_accuracy_has_the_transfer_beside_insertion_and_arm() -> None:
+    made, model = planted_here(1, **READERS)
+    problems, pairs = planted_problems(made, 16), planted_pairs(made, model, 16, n_tokens=12)
+    found = mi.transfer(model, pairs, [A, B], control=None, n_random_sets=0, **QUIET)
+    ways = [
+        None,
+        pairs[0].insertion,
+        found.edit,
+        mi.ARM(c=0.13, p1=99.5),
+        mi.Treatment(transfer=found.edit, arm=mi.ARM(c=0.13, p1=99.5)),
+    ]
+    answers = mi.evaluate_accuracy(model, problems[:3], ways, max_new_tokens=4, **QUIET)
+    assert answers.treatments[2] == "L0H2, L0H5 moved as by Mless ' /' x12"
+    record = answers.settings["treatments"]["L0H2, L0H5 moved as by Mless ' /' x12"]["transfer"]
+    assert record["heads"] == ["L0H2", "L0H5"] and record["before"] == "question"
+    assert "transfer" not in answers.settings["treatments"]["none"]
+
+
+def test_what_cannot_be_answered_so_is_refused() -> None:
+    made, model = planted_here(1, **READERS)
+    problems, edit = planted_problems(made, 2), edit_for(model)
+    insertion = mi.Insertion.meaningless(" /", 12)
+    with pytest.raises(ValueError, match="takes the place of the inserted tokens"):
+        mi.Treatment(insertion=insertion, transfer=edit)
+    with pytest.raises(ValueError, match="text that is encoded in one piece"):
+        mi.evaluate_accuracy(model, problems, edit, template="paper", max_new_tokens=2, **QUIET)
+    narrow = replace(edit, sigma=edit.sigma[..., :2])
+    with pytest.raises(ValueError, match="heads of width 2"):
+        mi.evaluate_accuracy(model, problems, narrow, max_new_tokens=2, **QUIET)
+    rows = replace(edit, lam=np.ones((2, 3)), sigma=np.zeros((2, 3, model.info.d_head)))
+    with pytest.raises(ValueError, match="lam and sigma have 3 rows"):
+        mi.evaluate_accuracy(model, problems, rows, max_new_tokens=2, **QUIET)
+    with pytest.raises(ValueError, match="L9H9|out of range"):
+        mi.evaluate_accuracy(model, problems, replace(edit, heads=(A, Head(9, 9))), max_new_tokens=2, **QUIET)
+    with pytest.raises(ValueError, match="every request needs its start"):
+        generate_completions(model, [Request((3, 4), "r")], max_new_tokens=1, movement=edit)
+    with pytest.raises(ValueError, match="given twice"):
+        replace(edit, heads=(A, A))
+    with pytest.raises(ValueError, match=r"lam must be \[head, row\]"):
+        replace(edit, lam=edit.lam[:1])
+
+    class Deaf:
+        name, rows_at_once, hides_under, redraws, moves, shows_logits = "deaf", None, (), False, False, False
+
+        def run(self, rows: Any, decoding: Any, finished: Any) -> None: ...
+
+    from mless_interp.generation.complete import check_engine, decoding_for
+
+    with pytest.raises(ModelError, match="shows no outputs of heads"):
+        check_engine(Deaf(), model, decoding_for(model, max_new_tokens=1, movement=edit))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"heads": ["L0H2", "L0H2"]}, "L0H2"),
+        ({"heads": ["L7H0"]}, "L7H0|out of range"),
+        ({"heads": []}, "no heads"),
+        ({"contrast": "shift"}, "contrast"),
+        ({"control": "nothing"}, "control"),
+        ({"smallest_effect": 1.0}, "smallest_effect"),
+        ({"n_random_sets": -1}, "n_random_sets"),
+        ({"n_control_draws": 0}, "n_control_draws"),
+        ({"outcome": "kl"}, "needs a signed outcome"),
+    ],
+)
+def test_wrong_input_is_refused_before_anything_runs(
+    options: dict[str, Any], match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, model = planted_here(1, **READERS)
+    pairs = planted_pairs(made, model, 16)
+    monkeypatch.setattr(type(model), "_forward", lambda *a, **k: pytest.fail("it ran"))
+    heads = options.pop("heads", [A])
+    with pytest.raises(ValueError, match=match):
+        mi.transfer(model, pairs, heads, **{**QUIET, **options})
+
+
+def test_the_control_is_never_the_insertion_under_study() -> None:
+    made, model = planted_here(1, **READERS)
+    problems = planted_problems(made, 16)
+    own = mi.Insertion.meaningless(" /", 12)
+    with pytest.raises(ValueError, match="is the insertion under study"):
+        mi.transfer(model, mi.make_pairs(model, problems, own), [A], control=own, **QUIET)
+    prepared = prepare(model, mi.make_pairs(model, problems, mi.Insertion.random_sentence(12, seed=3, draw=1)))
+    draws = [each.bare[0].insertion.draw for each in _controls(prepared, "random_sentence", 3, seed=3)]
+    assert draws == [0, 2, 3]
+
+
+def test_too_few_used_and_bare_problems_are_refused() -> None:
+    made, model = planted_here(1, **READERS)
+    pairs = planted_pairs(made, model, 12)
+    with pytest.raises(ValueError, match="at least 2 problems and tested on at least 7 others, got 6 and 6"):
+        mi.transfer(model, pairs, [A], **QUIET)
+    with pytest.raises(ValueError, match="got 1 and 8"):
+        mi.transfer(model, pairs[:1], [A], fresh=pairs[1:9], **QUIET)
+    with pytest.raises(ValueError, match="are among those"):
+        mi.transfer(model, pairs[:4], [A], fresh=pairs[3:], **QUIET)
+    with pytest.raises(TypeError, match="PromptPair"):
+        mi.transfer(model, planted_problems(made, 12), [A], **QUIET)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------------------------------------------------------ what it says
+
+
+def test_levels_shares_and_controls_are_told() -> None:
+    found = transferred()
+    table = found.summary().set_index("label")
+    np.testing.assert_allclose(table["median_fraction"], [0.9, 0.1, 0.3], atol=1e-9)
+    assert table["exceeded"].tolist()[1:] == [12, 12] and np.isnan(table["exceeded"].iloc[0])
+    assert found.describe().startswith("Mean lambda and Sigma of 2 heads, measured on 12 problems with Mless")
+    assert "bring back 90 % [" in found.describe()
+    assert found.edit.place == {"before": "question"} and found.edit.sigma.shape == (2, 1, 2)
+    flat = replace(found, inserted=found.base)
+    assert "no effect of one sign" in flat.describe() and np.isnan(flat.p_random)
+    bars = mi.views.transfer_bars(found).axes[0]
+    np.testing.assert_allclose([bar.get_height() for bar in bars.patches], [-2, -1, -1.1, -1.9, -1.7], atol=1e-9)
