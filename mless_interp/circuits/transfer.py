@@ -403,8 +403,8 @@ class Transfer(Parts, Result):
         }
         rank = f" (of all {n} sets, {self.n_as_large or 'none'} as much as the heads, p = {self.p_random:.2g})"
         return [
-            f"{of[name]} {100 * row['median_fraction']:z.0f} %{rank if name == CELLS[1] else ''}; the named heads bring more in "
-            f"{int(row['exceeded'])} of {len(self.problem_ids)} problems (p = {row['p_exceeded']:.2g})."
+            f"{of[name]} {100 * row['median_fraction']:z.0f} %{rank if name == CELLS[1] else ''}; the named heads bring more "
+            f"in {int(row['exceeded'])} of {len(self.problem_ids)} problems (p = {row['p_exceeded']:.2g})."
             for name, row in ((name, table.loc[name]) for name in self.cells[1:])
         ]
 
