@@ -255,7 +255,8 @@ def test_the_command_that_is_told_has_the_same_insertion(what: str, insertion: m
     if what == "accuracy":
         asked = options["treatments"].split(",")
         assert len(asked) == 2 and TREATED[asked[1]] == insertion.kind
-        kind, unit = insertion.kind, options["word"] if insertion.kind == "meaningful" else options["unit"]
+        kind = insertion.kind
+        unit = {"meaningful": options["word"], "meaningless": options["unit"]}.get(kind)
     elif what == "profiles":
         kind, _, unit = options["insertion"][0].partition("=")
     given = {"n_tokens": options["n_tokens"], "seed": options["seed"], "place": options["place"]}

@@ -178,6 +178,8 @@ def test_no_map_of_one_head_nor_of_several_rows_of_a_head() -> None:
 def test_numbers_are_printed_alike() -> None:
     table = pd.DataFrame({"n": [1, 20], "x": [0.5, np.nan]})
     assert as_text(table) == " n      x\n 1 0.5000\n20      -"
+    some = pd.DataFrame({"who": ["a", None], "count": pd.array([None, 14], dtype="Int64")})
+    assert as_text(some, signed=True) == "who count\n  a     -\n  -    14"
     assert as_text(table, signed=True, number=".1f") == " n    x\n 1 +0.5\n20    -"
 
 
