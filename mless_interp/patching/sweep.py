@@ -160,8 +160,14 @@ class Sweep:
             return Places(here[both]), Places(there[both])
         every = torch.arange(receiving.start, receiving.n_tokens)
         chosen = torch.ones(len(every), dtype=torch.bool)
-        if self.positions == "question" and self.contrast.changes_from == "after" and self.contrast.conditions[0].has_span:
-            chosen = ~pair.span_mask[every]  # later blocks keep what they hold: the donor's may have read what it should not
+        if (
+            self.positions == "question"
+            and self.contrast.changes_from == "after"
+            and self.contrast.conditions[0].has_span
+        ):
+            chosen = ~pair.span_mask[
+                every
+            ]  # later blocks keep what they hold: the donor's may have read what it should not
         if self.positions == "prefix":
             chosen = every < pair.span[0]
         if self.positions == "span":
