@@ -165,9 +165,8 @@ class Sweep:
             and self.contrast.changes_from == "after"
             and self.contrast.conditions[0].has_span
         ):
-            chosen = ~pair.span_mask[
-                every
-            ]  # later blocks keep what they hold: the donor's may have read what it should not
+            # later blocks keep what they hold: the donor's may have read what it should not
+            chosen = ~pair.span_mask[every]
         if self.positions == "prefix":
             chosen = every < pair.span[0]
         if self.positions == "span":

@@ -52,8 +52,8 @@ def transplant_span(
        \text{lost}_p = Y_p(p, p) - \frac{1}{|B|} \sum_{b \in B} Y_p(p, b) $$
 
     `carried` above 0 in most problems: the span holds something of its own problem that the answer reads. What a span
-    holds is what stands before it: before the question, behind the same system prompt, both are exactly 0. Partners insert
-    the very same tokens, or the text of the span itself would be what is carried.
+    holds is what stands before it: before the question, behind the same system prompt, both are exactly 0; where problems have
+    several, a sentence says so. Partners insert the very same tokens, or the text of the span itself would be what is carried.
 
     Parameters
     ----------
@@ -80,7 +80,8 @@ def transplant_span(
             f"a transplant reads the answers of other problems: outcome {read.name!r} has none; use {known}"
         )
     partners = partners_of(prepared.bare, n_partners, seed=seed)
-    settings = {"n_partners": n_partners, "seed": seed, "alpha": alpha, **prepared.settings}
+    before = {pair.base.ids[: pair.base.indices("question")[0]] for pair in prepared.bare}
+    settings = {"n_partners": n_partners, "seed": seed, "alpha": alpha, "n_prompts": len(before), **prepared.settings}
     prompts = [[prepared.bare[k].fingerprint() for k in (at, *partners[at])] for at in range(len(prepared.ids))]
     found = over_pairs(
         model,
@@ -246,6 +247,11 @@ class Transplant(Result):
                 f"{'Established' if sure else 'Not established'} that {words}{_against(sure, self.interval(name))}: median "
                 f"{with_limits(self.interval(name), self.unit)}, above 0 in {above} of {n} problems (sign test, p = "
                 f"{self.p(name):.2g})."
+            )
+        if s.get("n_prompts", 1) > 1:
+            found.append(
+                f"Before their questions these problems have {s['n_prompts']} different prompts, which a span holds too: what "
+                "is carried may be theirs. Problems with one system prompt and the same examples tell."
             )
         return found
 

@@ -30,7 +30,6 @@ from .prompt import (
     Template,
     build_prompt,
     check_known,
-    encode,
     encode_part,
     encode_within,
     prepends_bos,
@@ -426,14 +425,23 @@ def _make_pair(tokenizer: Any, problem: Problem, insertion: Insertion, template:
 
 
 def _endings(tokenizer: Any, problem: Problem, template: Template) -> dict[str, Any]:
-    """What may follow the prompts of a pair: the answer with its prefix, a wrong answer, the solution."""
+    """What may follow the prompts of a pair: the answer with its prefix, a wrong answer, the solution.
+
+    Behind a prefix (`\\boxed{`) an answer goes on with its text; without one it is encoded on its own, as the question is.
+    """
     own = problem.answer_prefix is not None
-    part = lambda name: () if getattr(problem, name) is None else encode_part(tokenizer, problem, name)  # noqa: E731
+    prefix = problem.answer_prefix if own else template.answer_prefix
+
+    def part(name: str, *, within: bool = False) -> tuple[int, ...]:
+        return () if getattr(problem, name) is None else encode_part(tokenizer, problem, name, within=within)
+
     return {
-        "answer_prefix": problem.answer_prefix if own else template.answer_prefix,
-        "answer_prefix_ids": part("answer_prefix") if own else encode(tokenizer, template.answer_prefix, markers=True),
-        "answer_ids": part("answer"),
-        "distractor_ids": part("distractor"),
+        "answer_prefix": prefix,
+        "answer_prefix_ids": part("answer_prefix")
+        if own
+        else encode_within(tokenizer, template.answer_prefix, markers=True),
+        "answer_ids": part("answer", within=bool(prefix)),
+        "distractor_ids": part("distractor", within=bool(prefix)),
         "solution_ids": part("solution"),
     }
 

@@ -188,10 +188,15 @@ def _special_ids(tokenizer: Any, n_tokens: int) -> frozenset[int]:
     return frozenset(at for at, token in tokenizer.added_tokens_decoder.items() if token.special)
 
 
-def encode_part(tokenizer: Any, problem: Problem, part: str, text: str | None = None) -> tuple[int, ...]:
-    """The ids of a part of a problem, as text (`text` where a template changed it); errors name the problem and the part."""
+def encode_part(
+    tokenizer: Any, problem: Problem, part: str, text: str | None = None, *, within: bool = False
+) -> tuple[int, ...]:
+    """The ids of a part of a problem, as text (`text` where a template changed it); errors name the problem and the part.
+
+    `within`: it goes on with the text before it, so that no tokenizer puts a space there.
+    """
     try:
-        return encode(tokenizer, getattr(problem, part) if text is None else text)
+        return (encode_within if within else encode)(tokenizer, getattr(problem, part) if text is None else text)
     except ValueError as error:
         raise ValueError(f"problem {problem.id!r}, its {part}: {error}") from error
 

@@ -57,6 +57,23 @@ def test_before_the_question_it_is_exactly_nothing() -> None:
     assert "Nothing changes in any problem" in found.describe()
 
 
+def test_several_system_prompts_are_told_of_as_a_span_holds_them_too() -> None:
+    made, model = planted_here(readers=COMPUTES["readers"], recalls=_Frozen(COMPUTES["recalls"]))
+    asked = planted_problems(made, 12)
+    n_systems = len({problem.system for problem in asked})
+    assert n_systems > 1
+    before, behind = (
+        transplant_span(
+            model, make_pairs(model, asked, Insertion.meaningless(" /", 12, **place)), n_partners=3, **QUIET
+        )
+        for place in (dict[str, Any](), {"after": "question"})
+    )
+    assert before.carried.any()  # and of the question nothing can be held there
+    assert f"these problems have {n_systems} different prompts, which a span holds too" in behind.describe()
+    one = transplant_span(model, planted(12, after="question")[1], n_partners=3, **QUIET)
+    assert "different prompts" not in one.describe()
+
+
 def test_a_span_that_is_only_read_carries_nothing() -> None:
     made, model = planted_here(readers=(Head(0, 3),), mediators=())
     asked = [replace(problem, system=planted_problems(made, 12)[0].system) for problem in planted_problems(made, 12)]

@@ -19,7 +19,7 @@ from mless_interp.prompts import pairs as prompt_pairs
 from mless_interp.prompts.insertions import KINDS, PLACES, Insertion
 from mless_interp.prompts.pairs import make_pairs
 from mless_interp.prompts.problems import Problem
-from mless_interp.prompts.prompt import LEADS, encode
+from mless_interp.prompts.prompt import LEADS, Template, encode
 
 Folder = Callable[[str], Path]
 words, bytewise = lru_cache(word_tokenizer), lru_cache(qwen2_tokenizer)
@@ -190,6 +190,22 @@ def test_a_text_has_the_ids_that_it_has_in_the_middle_of_a_prompt(
 ) -> None:
     tokenizer = spaced(form)
     assert tokenizer.convert_ids_to_tokens(list(insertion.span(tokenizer, TWICE).ids)) == pieces
+
+
+@pytest.mark.parametrize("form", ["prepend", "metaspace"])
+def test_an_answer_goes_on_with_its_prefix_and_no_space_comes_between(form: str) -> None:
+    tokenizer = spaced(form)
+    asked = [Problem("p", "a b?", "3", distractor="ab", answer_prefix=prefix) for prefix in (None, "a:", "")]
+    asked = [replace(problem, id=str(at), system="a") for at, problem in enumerate(asked)]
+    template = Template("raw", "", answer_prefix="\na:")
+    first, second, alone = make_pairs(tokenizer, asked, Insertion.meaningless("/", 2), template=template)
+    pieces = [tokenizer.convert_ids_to_tokens(list(pair.answered().base.ids)) for pair in (first, second, alone)]
+    assert pieces[0][-4:] == ["\n", "a", ":", "3"] and "".join(pieces[0]).endswith("?\na:3")
+    assert pieces[1][-3:] == ["▁a", ":", "3"] and pieces[2][-2:] == [
+        "▁",
+        "3",
+    ]  # with nothing before it, a word of its own
+    assert tokenizer.convert_ids_to_tokens(list(first.distractor_ids)) == ["a", "b"]
 
 
 def test_a_text_that_merges_with_whatever_precedes_it_is_refused() -> None:
