@@ -14,7 +14,8 @@ from mless_interp.prompts.pairs import PromptPair
 
 
 class ByHand:
-    """One problem, two runs of one length, the donor's activations in the receiving one, by `Model.run` and nothing else."""
+    """One problem, two runs of one length, the donor's activations in the receiving one, by `Model.run` and nothing else;
+    rows `kept` `[token]` keep what they hold."""
 
     def __init__(
         self,
@@ -25,12 +26,15 @@ class ByHand:
         donor: str = "masked",
         receiving: str = "inserted",
         start: int | None = None,
+        kept: Tensor | None = None,
     ) -> None:
         self.model, self.outcome = model, OUTCOMES[outcome]
         self.pair = bare.answered(self.outcome.appended)
         self.inputs, self.receiving = self.pair.condition(receiving), receiving
         length = len(self.pair.inserted)
         self.donor, self.start = donor, length - self.pair.n_after if start is None else start
+        kept = torch.zeros(length, dtype=torch.bool) if kept is None else kept
+        self.kept = torch.nn.functional.pad(kept, (0, length - len(kept)))[self.start :]
         self.read = [length - back for back in self.outcome.reads(self.pair)]
 
     @cached_property
@@ -66,11 +70,12 @@ class ByHand:
         """What the stream gets more from the donor's output of one head."""
         z_site, out = site(head.layer, "attn.hook_z"), site(head.layer, "hook_attn_out")
         z = self.tail(z_site).clone()
-        z[:, :, head.head] = self.tail(z_site, self.donor)[:, :, head.head]
+        z[:, ~self.kept, head.head] = self.tail(z_site, self.donor)[:, ~self.kept, head.head]
         return self.tail(out, **{z_site: z}) - self.tail(out)
 
     def mlp_writes(self, layer: int) -> Tensor:
-        return self.tail(site(layer, "hook_mlp_out"), self.donor) - self.tail(site(layer, "hook_mlp_out"))
+        change = self.tail(site(layer, "hook_mlp_out"), self.donor) - self.tail(site(layer, "hook_mlp_out"))
+        return torch.where(self.kept[:, None], 0, change)
 
     def edge(self, edge: Edge, *, parallel: bool) -> float:
         """What goes along an edge: the receiving run's outcome less that with the donor's."""

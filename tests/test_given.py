@@ -380,6 +380,7 @@ REPLICATIONS: dict[str, dict[str, Any]] = {
     "direct_effects": {},
     "trace_paths": {"heads": ["L0H1", "L1H2"]},
     "patch_sites": {},
+    "what_it_writes": {},
     "minimal_sets": {"heads": ["L0H1", "L1H2"]},
     "transfer": {},
     "map_positions": {},

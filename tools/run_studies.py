@@ -148,6 +148,8 @@ def cell(row: dict[str, Any], name: str, found: Any) -> str:
         mass = limits(row, "span_mass", scale=100, form=".0f", unit=" %")
         return f"{mass}, uniform {100 * row['span_mass_null']:.0f} %"
     if name == "heads":
+        if row["heads"] != row["heads"]:
+            return "not asked"
         return row["heads"] + (
             f"; confirmed: {row['shown_again']}" if row["heads"] != "none" and "shown_again" in row else ""
         )

@@ -15,13 +15,14 @@ from ..command_line import (
     chosen_names,
     read_heads,
 )
-from .circuit_sections import SECTIONS, answer_of, shown_section
 from .kept import Computed, Kept, Presented, program
 
 CONTRASTS = ("content", "computed")
 N_CONFIRM = 64
 """Fresh problems where nothing else is asked for."""
 NODES = ("auto", "all", "none")
+PARTS = ("direct", "edges", "sites", "positions", "writes", "sets", "transfer")
+"""Of a circuit, in the order of the story; `circuit_sections.py` says how each is measured and told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ class Options(Inserting):
     n_rows: Annotated[
         int, Option(help="Tokens from each end of the question at which sites and heads are patched.")
     ] = 8
-    without: Annotated[str, Option(help=f"Leave out, with commas: {', '.join(SECTIONS)}.")] = ""
+    without: Annotated[str, Option(help=f"Leave out, with commas: {', '.join(PARTS)}.")] = ""
     outcome: OutcomeOption = "answer_logprob"
     out: OutOption = Path("results/circuit")
 
@@ -73,7 +74,7 @@ class Options(Inserting):
         outcome_named(self.outcome, signed_for="circuits")
         given, _ = read_heads(self.heads, None)
         for name in chosen_names(self.without):
-            one_of(name, dict.fromkeys(SECTIONS), "part to leave out")
+            one_of(name, dict.fromkeys(PARTS), "part to leave out")
         for name, count, least in (
             ("limit", self.limit, 1),
             ("most-heads", self.most_heads, 1),
@@ -111,6 +112,7 @@ def compute(options: Options) -> Computed:
     from ..locating.locate import locate_heads
     from ..models.info import ModelError
     from ..views.report import ShownPrompt
+    from .circuit_sections import SECTIONS, answer_of
 
     asked, limit = options.checked()
     given, _ = read_heads(options.heads, None)
@@ -204,6 +206,7 @@ def present(kept: Kept) -> Presented:
     from .. import views
     from ..views.report import Report
     from .answers import model_name, of_located
+    from .circuit_sections import SECTIONS, shown_section
 
     located, heads = kept.results.get("LocatedHeads"), kept.run["heads"]
     shown = {name: section for name, section in SECTIONS.items() if section.key in kept.results}

@@ -11,6 +11,7 @@ from browser import browser
 from scripts_under_test import Done, run_command
 
 import mless_interp as mi
+from mless_interp.commands.circuit import PARTS
 from mless_interp.commands.circuit_sections import SECTIONS, answer_of
 from mless_interp.ground_truth.planted import planted_model
 
@@ -40,6 +41,7 @@ def sections(page: str) -> list[tuple[str, str]]:
 
 
 def test_the_planted_circuit_is_told_in_order(run: Any, tmp_path: Path) -> None:
+    assert tuple(SECTIONS) == PARTS
     done = run(*SMALL, "--limit", 14, "--confirm", 14, "--report", "--out", "x")
     assert done.returncode == 0, done.stderr
     out, kept = tmp_path / "x", mi.load(tmp_path / "x" / "results")

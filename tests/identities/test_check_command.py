@@ -173,6 +173,9 @@ def test_pairs_that_cannot_be_certified_on_are_refused(tiny_model_dir: Callable[
         def encode(self, text: str, **options: Any) -> list[int]:
             return [1, 2]
 
+        def convert_ids_to_tokens(self, ids: list[int]) -> list[str]:
+            return ["a"] * len(ids)
+
         def __len__(self) -> int:
             return 3
 

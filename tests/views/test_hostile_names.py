@@ -17,14 +17,20 @@ from small_results import (
     attributed,
     curve,
     decomposed,
+    directed,
     doses,
     located,
     mediated,
     patched,
+    placed,
     profiled,
     read_apart,
     scored,
+    sets_found,
     studied,
+    traced,
+    transferred,
+    written,
 )
 
 import mless_interp as mi
@@ -76,6 +82,12 @@ PICTURES: dict[str, Callable[[], Any]] = {
     "near_zero": lambda: mi.views.near_zero(named(activations())),
     "read_effects": lambda: mi.views.read_effects(named(read_apart())),
     "shares": lambda: mi.views.shares(named(decomposed())),
+    "direct_bars": lambda: mi.views.direct_bars(named(directed())),
+    "path_graph": lambda: mi.views.path_graph(named(traced())),
+    "site_map": lambda: mi.views.site_map(named(placed())),
+    "token_bars": lambda: mi.views.token_bars(named(written())),
+    "set_growth": lambda: mi.views.set_growth(named(sets_found())),
+    "transfer_bars": lambda: mi.views.transfer_bars(named(transferred())),
     "study_effects": lambda: mi.views.study_effects(asked()),
 }
 
