@@ -419,7 +419,7 @@ def test_treatments_that_differ_in_nothing_but_a_seed_are_told_apart_by_name() -
 @pytest.mark.parametrize(
     ("thing", "kind", "message"),
     [
-        ("mless", TypeError, "a treatment is None, an Insertion, an ARM or a Treatment, got 'mless'"),
+        ("mless", TypeError, "a treatment is None, an Insertion, an ARM, a HeadTransfer or a Treatment, got 'mless'"),
         ([], ValueError, "there are no treatments; [None] answers the plain problems"),
         ([Head(0, 1)], TypeError, "heads are knocked out with Treatment(insertion=..., knockout=[Head(...)])"),
     ],
