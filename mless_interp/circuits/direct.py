@@ -15,15 +15,15 @@ from ..locating.located import LocatedHeads
 from ..models.base import Model
 from ..patching.interventions import Intervention
 from ..patching.outcomes import Outcome
-from ..patching.parts import SMALLEST_EFFECT, WHOLE, Parts
+from ..patching.parts import SMALLEST_EFFECT, WHOLE
 from ..patching.prepared import Prepared
-from ..prompts.conditions import DIRECTIONS
 from ..prompts.pairs import PromptPair
-from ..running.results import Quantity, Result, Shown, ShownTable, tidy
+from ..running.results import Result, Shown, ShownTable, largest_first, tidy
 from ..running.work import Tick, Unit
 from ..statistics import CONFIDENCE
+from .cells import PRINTED, Cells, effects_of, made_with
 from .controls import prepared_with, sweep_of
-from .stream_changes import Flow, check_options, heads_of, named_on, named_words, need_weights, writes
+from .stream_changes import Flow, check_options, heads_of, named_words, need_weights, writes
 
 WAYS = ("direct", "indirect")
 """The parts of a head's effect: straight to the logits, and through later parts of the model."""
@@ -100,25 +100,15 @@ def direct_effects(
         progress=progress,
         steps=2 * len(chosen),
     )
-    sign = DIRECTIONS[direction]
-    ends = np.array([each["ends"] for each in found], dtype=float)
-    whole, direct = (
-        sign * (np.array([each[name] for each in found], dtype=float) - ends[:, :1]) + 0.0
-        for name in ("whole", "direct")
-    )
+    (whole, total), (direct, _) = (effects_of(found, direction, name) for name in ("whole", "direct"))
     return DirectEffects(
         problem_ids=prepared.ids,
         heads=chosen,
         effect=whole,
         direct=direct,
-        total=sign * (ends[:, 1] - ends[:, 0]) + 0.0,
+        total=total,
         unit=prepared.outcome.unit,
-        settings={
-            **sweep.settings,
-            **prepared.settings,
-            **named_on(heads, prepared.ids),
-            "resolution": model.resolution,
-        },
+        settings=made_with(prepared, sweep, heads),
         seed=seed,
         smallest_effect=smallest_effect,
     )
@@ -133,7 +123,7 @@ def _halves(n: int) -> np.ndarray:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class DirectEffects(Parts, Result):
+class DirectEffects(Cells, Result):
     """How much of each head's effect goes straight to the logits: `effect` and `direct` `[problem, head]`.
 
     `effect` is the part of the insertion's effect (`total` `[problem]`, corrupted - clean) that the head carries, `direct`
@@ -152,8 +142,6 @@ class DirectEffects(Parts, Result):
     confidence: float = CONFIDENCE
     smallest_effect: float = SMALLEST_EFFECT
 
-    signed = True
-    drawn = ("effect_fraction", "effect")
     what = ("part", "parts")
     axes = (("effect", "problem head"), ("direct", "problem head"), ("total", "problem"))
 
@@ -167,10 +155,6 @@ class DirectEffects(Parts, Result):
         """Both ways of every head, `[problem, head x way]`."""
         return np.stack([self.direct, self.indirect], -1).reshape(len(self.direct), -1)
 
-    @property
-    def total_effect(self) -> np.ndarray:
-        return self.total
-
     def summary(self) -> pd.DataFrame:
         """Two rows per head, its direct and its indirect way.
 
@@ -178,22 +162,15 @@ class DirectEffects(Parts, Result):
         (Holm over heads, ways and senses), `median` and its share of the median total, mean `effect`, each with limits, and
         `effect_fraction`, the mean as a share of the mean total: direct and indirect add up to the head's.
         """
-        fraction = self.effect_fraction
         return pd.DataFrame(
             {
                 "label": [f"{head} {way}" for head in self.heads for way in WAYS],
                 "of": [str(head) for head in self.heads for _ in WAYS],
                 "way": list(WAYS) * len(self.heads),
                 **self.claim_columns(),
-                "effect_fraction": fraction.estimate,
-                "ci_low": fraction.low,
-                "ci_high": fraction.high,
+                **self.share_columns(),
             }
         )
-
-    def quantity(self, column: str) -> Quantity:
-        """Parts of the effect, or shares of it or of the problems."""
-        return self.part_quantity(column)
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem and head."""
@@ -213,10 +190,8 @@ class DirectEffects(Parts, Result):
 
     def printed(self) -> pd.DataFrame:
         """The heads' shares, the largest first."""
-        columns = ["label", "k", "n", "median_fraction", "effect", "effect_fraction", "ci_low", "ci_high"]
-        table = self.summary()
-        size = np.repeat(np.abs(self.effect.mean(0)), len(WAYS))
-        return table.loc[np.argsort(-size, kind="stable"), columns].head(2 * 8).reset_index(drop=True)
+        size = np.repeat(self.effect.mean(0), len(WAYS))
+        return largest_first(self.summary().assign(size=size), "size")[list(PRINTED)].head(2 * 8)
 
     def shown(self) -> Shown:
         """Both ways of every head."""

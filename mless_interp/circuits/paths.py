@@ -17,15 +17,15 @@ from ..models.base import Model
 from ..models.replay import Layers
 from ..patching.interventions import Intervention
 from ..patching.outcomes import Outcome
-from ..patching.parts import SMALLEST_EFFECT, Parts
+from ..patching.parts import SMALLEST_EFFECT
 from ..patching.prepared import Prepared
 from ..patching.sweep import Sweep
-from ..prompts.conditions import DIRECTIONS
 from ..prompts.pairs import PromptPair
 from ..running.registry import savable
-from ..running.results import Quantity, Result, Shown, ShownTable, tidy
+from ..running.results import Result, Shown, ShownTable, largest_first, tidy
 from ..running.work import Tick, Unit
 from ..statistics import CONFIDENCE
+from .cells import PRINTED, Cells, effects_of, made_with
 from .controls import prepared_with, sweep_of
 from .stream_changes import (
     INPUTS,
@@ -33,7 +33,6 @@ from .stream_changes import (
     check_options,
     heads_of,
     mlp_reads,
-    named_on,
     named_words,
     need_layers,
     need_weights,
@@ -174,9 +173,7 @@ def trace_paths(
     edges : exactly these in place of all edges among `heads` and `mlps`, such as "L0H13 -> L1H4 v" or `Edge(...)`.
     contrast, direction, edit, outcome, checkpoint, max_rows, smallest_effect : as in `patch_heads`. Denoising finds edges that
         are needed, noising those that suffice. MLPs send what the donor run has more, so they need edit="z".
-    control : the same problems with another insertion of as many tokens at the same place, from `make_pairs`. Clean is then the
-        run with the control, corrupted that with the insertion, and the span's own rows change too: what heads write there
-        for later ones to read is seen. Leave contrast and edit out.
+    control : as in `direct_effects`.
 
     Returns `PathEffects` with values `[problem, edge]`. Raises `ValueError` before anything runs for an edge whose sender does
     not stand before its receiver, and for a single head without MLPs; `ModelError` for models whose weights cannot be read
@@ -211,21 +208,14 @@ def trace_paths(
         progress=progress,
         steps=len(chosen),
     )
-    sign = DIRECTIONS[direction]
-    ends = np.array([each["ends"] for each in found], dtype=float)
-    patched = np.array([each["patched"] for each in found], dtype=float)
+    values, total = effects_of(found, direction)
     return PathEffects(
         problem_ids=prepared.ids,
         edges=chosen,
-        values=sign * (patched - ends[:, :1]) + 0.0,
-        total=sign * (ends[:, 1] - ends[:, 0]) + 0.0,
+        values=values,
+        total=total,
         unit=prepared.outcome.unit,
-        settings={
-            **sweep.settings,
-            **prepared.settings,
-            **named_on(heads, prepared.ids),
-            "resolution": model.resolution,
-        },
+        settings=made_with(prepared, sweep, heads),
         seed=seed,
         smallest_effect=smallest_effect,
     )
@@ -329,7 +319,7 @@ def _cells(flow: Flow, edges: Sequence[Edge]) -> Iterator[tuple[int, Tensor]]:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PathEffects(Parts, Result):
+class PathEffects(Cells, Result):
     """What goes along each edge: `values` `[problem, edge]`, parts of the insertion's effect `total` `[problem]`.
 
     Positive is with the effect (in denoising: what the edge takes out of it, in noising what it brings in). What is claimed of
@@ -347,18 +337,8 @@ class PathEffects(Parts, Result):
     confidence: float = CONFIDENCE
     smallest_effect: float = SMALLEST_EFFECT
 
-    signed = True
-    drawn = ("effect_fraction", "effect")
     what = ("edge", "edges")
     axes = (("values", "problem edge"), ("total", "problem"))
-
-    @property
-    def per_cell(self) -> np.ndarray:
-        return self.values
-
-    @property
-    def total_effect(self) -> np.ndarray:
-        return self.total
 
     @property
     def found(self) -> tuple[Edge, ...]:
@@ -372,7 +352,6 @@ class PathEffects(Parts, Result):
         exact limits, `p_prevalence` (Holm over edges and senses), `median` and its share of the median total, mean `effect`,
         each with limits; `effect_fraction`, the mean as a share of the mean total.
         """
-        fraction = self.effect_fraction
         return pd.DataFrame(
             {
                 "label": list(map(str, self.edges)),
@@ -380,15 +359,9 @@ class PathEffects(Parts, Result):
                 "receiver": [edge.receiver for edge in self.edges],
                 "part": [edge.part for edge in self.edges],
                 **self.claim_columns(),
-                "effect_fraction": fraction.estimate,
-                "ci_low": fraction.low,
-                "ci_high": fraction.high,
+                **self.share_columns(),
             }
         )
-
-    def quantity(self, column: str) -> Quantity:
-        """Parts of the effect, or shares of it or of the problems."""
-        return self.part_quantity(column)
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem and edge."""
@@ -407,25 +380,11 @@ class PathEffects(Parts, Result):
 
     def printed(self) -> pd.DataFrame:
         """The ten edges of the largest median."""
-        columns = [
-            "label",
-            "k",
-            "n",
-            "p_prevalence",
-            "median_fraction",
-            "effect",
-            "effect_fraction",
-            "ci_low",
-            "ci_high",
-        ]
-        table = self.summary()
-        return table.loc[table["median"].abs().sort_values(ascending=False, kind="stable").index, columns].head(10)
+        columns = [*PRINTED[:3], "p_prevalence", *PRINTED[3:]]
+        return largest_first(self.summary(), "median")[columns].head(10)
 
     def shown(self) -> Shown:
         """Every edge, the largest median first."""
-        table = self.summary()
-        table = table.loc[table["median"].abs().sort_values(ascending=False, kind="stable").index].reset_index(
-            drop=True
-        )
+        table = largest_first(self.summary(), "median")
         caption = f"Edges, the largest first. Effects are the parts of the insertion's, in {self.unit}."
         return Shown((ShownTable(table.drop(columns=["sender", "receiver", "part"]), caption),))

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,16 @@ from ..locating.located import LocatedHeads
 from ..models.base import Model
 from ..patching.interventions import Knockout, LayerState
 from ..patching.outcomes import Outcome
-from ..patching.parts import SMALLEST_EFFECT, Parts
+from ..patching.parts import SMALLEST_EFFECT
 from ..patching.prepared import Prepared
-from ..prompts.conditions import DIRECTIONS, several_of
+from ..prompts.conditions import several_of
 from ..prompts.pairs import PromptPair
-from ..running.results import Quantity, Result, Shown, ShownTable, tidy
+from ..running.results import Result, Shown, ShownTable, largest_first, tidy
 from ..running.work import Tick, Unit
 from ..statistics import CONFIDENCE
+from .cells import PRINTED, Cells, effects_of, made_with
 from .controls import prepared_with, sweep_of
-from .stream_changes import Flow, check_options, heads_of, named_on, named_words, need_layers, need_weights, writes
+from .stream_changes import Flow, check_options, heads_of, named_words, need_layers, need_weights, writes
 
 SITES_OF_A_LAYER = {
     "resid_pre": "the residual stream before the layer",
@@ -79,9 +81,7 @@ def patch_sites(
     sites : of "resid_pre", "attn_out", "mlp_out", "resid_post".
     n_rows : how many tokens from each end; shorter questions have them NaN, and leave those cells' n.
     contrast, direction, outcome, checkpoint, max_rows, smallest_effect : as in `patch_heads`.
-    control : the same problems with another insertion of as many tokens at the same place, from `make_pairs`. Clean is then the
-        run with the control, corrupted that with the insertion, and the span's own rows change too: what heads write there
-        for later ones to read is seen. Leave contrast and edit out.
+    control : as in `direct_effects`.
 
     Returns `SitePatches` with values `[problem, site, layer, position]`. Raises `ModelError` before anything runs for models
     whose layers are not known one by one, or that run elsewhere; quantised ones are taken.
@@ -124,7 +124,7 @@ def patch_sites(
         progress=progress,
         steps=len(chosen) * n_layers * len(positions),
     )
-    values, total = _effects(found, direction)
+    values, total = effects_of(found, direction)
     return SitePatches(
         problem_ids=prepared.ids,
         sites=chosen,
@@ -132,7 +132,7 @@ def patch_sites(
         values=values,
         total=total,
         unit=prepared.outcome.unit,
-        settings={**sweep.settings, **prepared.settings, "resolution": model.resolution},
+        settings=made_with(prepared, sweep),
         seed=seed,
         smallest_effect=smallest_effect,
     )
@@ -215,7 +215,7 @@ def map_positions(
         progress=progress,
         steps=len(chosen) * len(places),
     )
-    values, total = _effects(found, "denoising")
+    values, total = effects_of(found, "denoising")
     return PositionMap(
         problem_ids=prepared.ids,
         heads=chosen,
@@ -223,23 +223,10 @@ def map_positions(
         values=values,
         total=total,
         unit=prepared.outcome.unit,
-        settings={
-            **sweep.settings,
-            **prepared.settings,
-            **named_on(heads, prepared.ids),
-            "resolution": model.resolution,
-        },
+        settings=made_with(prepared, sweep, heads),
         seed=seed,
         smallest_effect=smallest_effect,
     )
-
-
-def _effects(found: Sequence[Any], direction: str) -> tuple[np.ndarray, np.ndarray]:
-    """Parts of the insertion's effect `[problem, ...]`, and all of it `[problem]`."""
-    sign, ends = DIRECTIONS[direction], np.array([each["ends"] for each in found], dtype=float)
-    patched = np.array([each["patched"] for each in found], dtype=float)
-    receiving = ends[:, 0].reshape(-1, *[1] * (patched.ndim - 1))
-    return sign * (patched - receiving) + 0.0, sign * (ends[:, 1] - ends[:, 0]) + 0.0
 
 
 def _labels(n_rows: int, *, span: bool = False) -> tuple[str, ...]:
@@ -331,7 +318,7 @@ def _only(change: Tensor, rows: Tensor | None) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SitePatches(Parts, Result):
+class SitePatches(Cells, Result):
     """What each site carries: `values` `[problem, site, layer, position]`, parts of the insertion's effect `total`.
 
     NaN where a problem's question has no such token. What is claimed of a cell is in how many problems it carries more than
@@ -349,36 +336,17 @@ class SitePatches(Parts, Result):
     confidence: float = CONFIDENCE
     smallest_effect: float = SMALLEST_EFFECT
 
-    signed = True
-    drawn = ("effect_fraction", "effect")
     what = ("cell", "cells")
     axes = (("values", "problem site layer_of_model position"), ("total", "problem"))
-
-    @property
-    def per_cell(self) -> np.ndarray:
-        return self.values.reshape(len(self.values), -1)
-
-    @property
-    def total_effect(self) -> np.ndarray:
-        return self.total
 
     def _cells(self) -> dict[str, Any]:
         return {"site": self.sites, "layer": range(self.values.shape[2]), "position": self.positions}
 
     def summary(self) -> pd.DataFrame:
         """One row per site, layer and position: `k` of `n` problems that have that token, all else as in `PathEffects`."""
-        fraction = self.effect_fraction
-        table = tidy(self._cells(), effect_fraction=fraction.estimate, ci_low=fraction.low, ci_high=fraction.high)
-        labels = [f"Layer {row.layer} {row.site}, {_token(row.position)}" for row in table.itertuples()]
-        at_layer = table.rename(columns={"layer": "of_layer"})
-        return pd.DataFrame(
-            {"label": labels, **at_layer[["site", "of_layer", "position"]], **self.claim_columns()}
-            | dict(at_layer[["effect_fraction", "ci_low", "ci_high"]])
-        )
-
-    def quantity(self, column: str) -> Quantity:
-        """Parts of the effect, or shares of it or of the problems."""
-        return self.part_quantity(column)
+        cells = pd.DataFrame(product(*self._cells().values()), columns=["site", "of_layer", "position"])
+        labels = [f"Layer {row.of_layer} {row.site}, {_token(row.position)}" for row in cells.itertuples()]
+        return pd.DataFrame({"label": labels, **cells, **self.claim_columns(), **self.share_columns()})
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, site, layer and position."""
@@ -399,16 +367,12 @@ class SitePatches(Parts, Result):
     def _span_words(self) -> str:
         return ", and likewise in the span's own rows" if SPAN + ALL in self.positions else ""
 
-    def printed(self) -> pd.DataFrame:
-        """The ten cells of the largest median."""
-        return _largest(self.summary()).head(10)
-
     def shown(self) -> Shown:
         """The hundred cells of the largest median."""
         caption = (
             f"Sites, the largest first, a hundred at most. Effects are the parts of the insertion's, in {self.unit}."
         )
-        return Shown((ShownTable(_largest(self.summary()).head(100), caption),))
+        return Shown((ShownTable(largest_first(self.summary(), "median")[list(PRINTED)].head(100), caption),))
 
 
 def _token(position: str) -> str:
@@ -416,14 +380,8 @@ def _token(position: str) -> str:
     return f"all tokens{where}" if label == ALL else f"token {label}{where}"
 
 
-def _largest(table: pd.DataFrame) -> pd.DataFrame:
-    columns = ["label", "k", "n", "median_fraction", "effect", "effect_fraction", "ci_low", "ci_high"]
-    order = table["median"].abs().sort_values(ascending=False, kind="stable").index
-    return table.loc[order, columns].reset_index(drop=True)
-
-
 @dataclass(frozen=True, eq=False, repr=False)
-class PositionMap(Parts, Result):
+class PositionMap(Cells, Result):
     """Through which tokens heads act: `values` `[problem, head, place]`, parts of the insertion's effect `total`.
 
     A place is a token of the question at which alone the head's output is patched ("row 0", "row -1", "row all"), or a part of
@@ -442,22 +400,11 @@ class PositionMap(Parts, Result):
     confidence: float = CONFIDENCE
     smallest_effect: float = SMALLEST_EFFECT
 
-    signed = True
-    drawn = ("effect_fraction", "effect")
     what = ("place", "places")
     axes = (("values", "problem head place"), ("total", "problem"))
 
-    @property
-    def per_cell(self) -> np.ndarray:
-        return self.values.reshape(len(self.values), -1)
-
-    @property
-    def total_effect(self) -> np.ndarray:
-        return self.total
-
     def summary(self) -> pd.DataFrame:
         """One row per head and place; `k` of `n` problems that have it, and the rest as in `PathEffects`."""
-        fraction = self.effect_fraction
         of = [(str(head), place) for head in self.heads for place in self.places]
         return pd.DataFrame(
             {
@@ -465,15 +412,9 @@ class PositionMap(Parts, Result):
                 "of": [head for head, _ in of],
                 "place": [place for _, place in of],
                 **self.claim_columns(),
-                "effect_fraction": fraction.estimate,
-                "ci_low": fraction.low,
-                "ci_high": fraction.high,
+                **self.share_columns(),
             }
         )
-
-    def quantity(self, column: str) -> Quantity:
-        """Parts of the effect, or shares of it or of the problems."""
-        return self.part_quantity(column)
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, head and place."""
@@ -507,11 +448,7 @@ class PositionMap(Parts, Result):
             for head, every, each in zip(self.heads, whole, summed, strict=True)
         ]
 
-    def printed(self) -> pd.DataFrame:
-        """The ten places of the largest median."""
-        return _largest(self.summary()).head(10)
-
     def shown(self) -> Shown:
         """Every place, the largest median first."""
         caption = f"Places, the largest first. Effects are the parts of the insertion's, in {self.unit}."
-        return Shown((ShownTable(_largest(self.summary()), caption),))
+        return Shown((ShownTable(largest_first(self.summary(), "median")[list(PRINTED)], caption),))

@@ -27,7 +27,7 @@ from ..patching.prepared import Prepared, prepare, single
 from ..prompts.conditions import CONDITIONS, Contrast, one_of
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, digest_of, pairs_like
-from ..running.results import Quantity, Result, Shown, ShownTable, tidy
+from ..running.results import Result, Shown, ShownTable, tidy
 from ..statistics import CONFIDENCE, Prevalence, fewest_problems, holm, prevalence_test
 from ..statistics.arguments import check_count, derive_generator
 from .head_transfer import AT, HeadTransfer
@@ -276,7 +276,6 @@ class Transfer(Parts, Result):
     confidence: float = CONFIDENCE
     smallest_effect: float = SMALLEST_EFFECT
 
-    signed = True
     drawn = ("median_fraction", "median")
     what = ("edit", "edits")
     axes = (
@@ -348,22 +347,15 @@ class Transfer(Parts, Result):
         n_controls = len(self.cells) - 1
         p = self.exceeds.p[0] if n_controls else np.zeros(0)
         p = holm(p) if np.isfinite(p).any() else p
-        fraction = self.effect_fraction
         return pd.DataFrame(
             {
                 "label": list(self.cells),
                 **self.claim_columns(),
-                "effect_fraction": fraction.estimate,
-                "ci_low": fraction.low,
-                "ci_high": fraction.high,
+                **self.share_columns(),
                 "exceeded": [*nothing, *(self.exceeds.count[0] if n_controls else [])],
                 "p_exceeded": [*nothing, *p],
             }
         )
-
-    def quantity(self, column: str) -> Quantity:
-        """Parts of the effect, or shares of it or of the problems."""
-        return self.part_quantity(column)
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem and cell, with both ends."""

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..running.results import Shown, ShownTable
+from ..running.results import Shown, ShownTable, largest_first
 from .answers import listed
 
 Results = Mapping[str, Any]
@@ -124,7 +124,7 @@ def _passed(found: Any) -> pd.DataFrame:
     """Cells that most problems show, the largest median first."""
     table = found.summary()
     table = table[table["p_prevalence"] < found.alpha]
-    return table.loc[table["median_fraction"].abs().sort_values(ascending=False, kind="stable").index]
+    return largest_first(table, "median_fraction")
 
 
 def _share(row: Mapping[str, Any]) -> str:
@@ -385,8 +385,7 @@ def shown_section(page: Any, section: Section, results: Results, pictures: Mappi
 
 def _table(section: Section, found: Any) -> ShownTable:
     """A part's cells, the largest median first, under its own column names."""
-    table = found.summary()
-    table = table.loc[table["median"].abs().sort_values(ascending=False, kind="stable").index].head(MOST_ROWS)
+    table = largest_first(found.summary(), "median").head(MOST_ROWS)
     columns = [name for name in section.columns if name in table]
     ends = [f"{name}{end}" for name in columns for end in ("_ci_low", "_ci_high")]
     more = [name for name in (*ends, "ci_low", "ci_high") if name in table]

@@ -17,6 +17,7 @@ from ..running.results import (
     head_columns,
     head_map,
     interval_columns,
+    largest_first,
     of_heads,
     place_of,
     rows_of,
@@ -236,7 +237,7 @@ class AttentionDecomposition(Result):
 
     def top(self, k: int = 10, contrast: str | None = None) -> pd.DataFrame:
         """The `k` heads with the largest share (by magnitude) in the residual change, as rows of `summary`."""
-        return _largest_shares(self.summary(contrast), k).reset_index(drop=True)
+        return largest_first(self.summary(contrast), "share").head(k)
 
     def quantity(self, column: str) -> Quantity:
         """A metric in its unit; lambda is tested against uniform attention."""
@@ -356,7 +357,7 @@ class AttentionDecomposition(Result):
             table[name] = of_heads(self.mean(name, contrast), self.heads)
         null = self.layer_values["lam_null"][contrast].mean(0)
         table.insert(3, "lam_null", null[[head.layer for head in self.heads]])
-        return _largest_shares(table, 10).rename(columns={"fit_slope": "fit_slope(not_lam)"})
+        return largest_first(table, "share").head(10).rename(columns={"fit_slope": "fit_slope(not_lam)"})
 
     def shown(self) -> Shown:
         """Lambda against uniform attention as a map, with what each head adds to its layer's change; further measures."""
@@ -374,8 +375,3 @@ class AttentionDecomposition(Result):
         marked = (table["lam_p"] < self.alpha).tolist()
         means = f"outlined: {CLAIM}, p < {self.alpha:.3g} corrected for testing many heads"
         return Shown(tuple(tables), head_map(table, ["lam_minus_uniform"], told, marked=marked, means=means))
-
-
-def _largest_shares(table: pd.DataFrame, k: int) -> pd.DataFrame:
-    """The `k` rows with the largest share, by magnitude."""
-    return table.loc[table["share"].abs().sort_values(ascending=False, kind="stable").index].head(k)

@@ -56,6 +56,8 @@ class Parts:
     seed: int
     confidence: float
     smallest_effect: float
+    signed: ClassVar[bool] = True
+    drawn: ClassVar[tuple[str, ...]] = ("effect_fraction", "effect")
     what: ClassVar[tuple[str, str]] = ("head", "heads")
     """What a cell is called, one and several."""
 
@@ -165,8 +167,13 @@ class Parts:
             **interval_columns("effect", self.effect_interval),
         }
 
-    def part_quantity(self, column: str) -> Quantity:
-        """What a column of `claim_columns`, or the share of means, is."""
+    def share_columns(self) -> dict[str, Any]:
+        """The columns of a summary that describe: the mean as a share of the mean total, with its limits."""
+        share = self.effect_fraction
+        return {"effect_fraction": share.estimate, "ci_low": share.low, "ci_high": share.high}
+
+    def quantity(self, column: str) -> Quantity:
+        """Parts of the effect, or shares of it or of the problems; all rest on the same test."""
         limits = ("ci_low", "ci_high") if column == "effect_fraction" else (f"{column}_ci_low", f"{column}_ci_high")
         if column == "prevalence":
             return Quantity("share of problems", False, limits, "p_prevalence", self._claim())

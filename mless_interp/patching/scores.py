@@ -16,6 +16,7 @@ from ..running.results import (
     ShownTable,
     head_columns,
     head_map,
+    largest_first,
     of_heads,
 )
 from ..statistics import CONFIDENCE
@@ -54,8 +55,6 @@ class PatchScores(Parts, Result):
     smallest_effect: float = SMALLEST_EFFECT
     noise: np.ndarray | None = None
 
-    signed = True
-    drawn = ("effect_fraction", "effect")
     axes = (
         ("patched", "problem layer head_of_layer"),
         ("receiving", "problem"),
@@ -170,7 +169,7 @@ class PatchScores(Parts, Result):
         """An effect in the outcome's unit, or a share of the whole one or of the problems; all rest on the same test."""
         if column in ("noise", "rank"):
             return Quantity(self.unit if column == "noise" else "")
-        made = self.part_quantity(column)
+        made = super().quantity(column)
         if column == "recovered":
             return replace(made, unit=WHOLE, below="")
         return replace(made, below="patching lowers the outcome") if column == "patching_changes" else made
@@ -197,8 +196,7 @@ class PatchScores(Parts, Result):
         rank come last."""
         table = self.summary()
         key = self.default_column(table)
-        order = table[key].abs().sort_values(ascending=False, kind="stable").index
-        ranked = table.loc[order].sort_values("rank", key=np.isnan, kind="stable")
+        ranked = largest_first(table, key).sort_values("rank", key=np.isnan, kind="stable")
         return ranked.head(k).reset_index(drop=True)
 
     def sentences(self) -> list[str]:

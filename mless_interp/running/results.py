@@ -285,6 +285,11 @@ def interval_columns(name: str, interval: Interval) -> dict[str, np.ndarray]:
     return {name: interval.estimate, f"{name}_ci_low": interval.low, f"{name}_ci_high": interval.high}
 
 
+def largest_first(table: pd.DataFrame, column: str) -> pd.DataFrame:
+    """Its rows by the magnitude of a column, ties in their order, undefined ones last; numbered anew."""
+    return table.sort_values(column, key=np.abs, ascending=False, kind="stable", ignore_index=True)
+
+
 def place_of(name: str, known: Iterable[str], what: str) -> int:
     """Where a name stands among those of a result; `ValueError` lists them."""
     names = list(known)

@@ -9,6 +9,7 @@ from ..circuits.direct import WAYS, DirectEffects
 from ..circuits.paths import LOGITS, TOGETHER, PathEffects
 from ..circuits.site_patches import ALL, PositionMap, SitePatches
 from ..heads import Head
+from ..running.results import largest_first
 from .head_plots import MADE_WITH
 from .plots import HATCHES, LINES, Picture, draw_cells, key, key_below, name_axes, panel, words_of
 
@@ -36,8 +37,8 @@ def direct_bars(found: DirectEffects, *, top: int = 12) -> Picture:
     """
     column, words = _column(found.summary())
     table = found.summary().set_index("of")
-    order = pd.Series(np.abs(found.effect.mean(0)), [str(head) for head in found.heads])
-    heads = list(order.sort_values(ascending=False, kind="stable").index[:top])
+    size = np.abs(found.effect.mean(0))
+    heads = [str(found.heads[at]) for at in np.argsort(-size, kind="stable")[:top]]
     picture, axes = panel(max(4.6, 0.5 * len(heads) + 2.0), 3.4)
     at, above, below = np.arange(len(heads)), np.zeros(len(heads)), np.zeros(len(heads))
     for number, way in enumerate(WAYS):
@@ -81,7 +82,7 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
     levels = sorted({y for _, y in places.values()})
     width = max(x for x, _ in places.values()) - min(x for x, _ in places.values())
     picture, axes = panel(max(4.6, 1.1 * width + 2.0), max(3.0, 0.75 * len(levels) + 1.4))
-    rows = rows.loc[rows[column].abs().sort_values(ascending=False, kind="stable").index]
+    rows = largest_first(rows, column)
     largest = float(rows[column].abs().max()) if len(rows) else 1.0
     shown = table[sure].groupby(["sender", "receiver"])["part"].agg(set).to_dict()
     for rank, row in enumerate(rows.to_dict("records")):

@@ -12,7 +12,7 @@ from ..locating.located import LocatedHeads
 from ..mechanism import AttentionDecomposition
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
-from ..running.results import Quantity, Result
+from ..running.results import Quantity, Result, largest_first
 from .packing import scale_of
 from .plots import DIVERGING, LINES, Picture, draw_forest, draw_map, key, key_below, negative_cells, panel, words_of
 from .pooling import both_names, read_patterns
@@ -54,7 +54,7 @@ def head_map(
     cells = [(int(layer), int(head)) for layer, head in zip(table["layer"], table["head"], strict=True)]
     hatched = _significant(table, quantity, level)
     named = _named(table, cells)
-    ranked = table.loc[table[value].abs().sort_values(ascending=False, kind="stable").index].dropna(subset=[value])
+    ranked = largest_first(table, value).dropna(subset=[value])
     largest = [(int(row.layer), int(row.head)) for row in ranked.head(top).itertuples()]
     texts = {cell: str(cell[1]) for cell in largest} | {
         cell: f"{cell[1]}{letters}" for cell, (letters, _) in named.items()
@@ -190,7 +190,7 @@ def forest(
         order, label = table, f"part of the insertion's effect ({located.unit})"
     else:
         measures = [(value, value.replace("_", " "), {"fmt": "o", "color": LINES[0][0]})]
-        order = table.loc[table[value].abs().sort_values(ascending=False, kind="stable").index]
+        order = largest_first(table, value)
         label = _label(value, quantity)
     if heads is None:
         shown = order.head(max(top, int(table["kind"].isin(NAMED).sum()) if "kind" in table else 0))
