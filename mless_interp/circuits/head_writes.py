@@ -25,7 +25,8 @@ from ..running.results import Quantity, Result, Shown, ShownTable, tidy
 from ..running.visible import one_line
 from ..running.work import Tick, Unit
 from ..statistics import defined_mean
-from .stream_changes import Flow, heads_of, named_on, named_words, need_layers, need_weights
+from .cells import made_with
+from .stream_changes import Flow, heads_of, named_words, need_layers, need_weights
 
 WRITTEN = ("Sigma", "change")
 LOOKS = "query"
@@ -124,13 +125,7 @@ def what_it_writes(
         values=np.concatenate([logits, scores[:, :, None]], 2),
         alike=_alike(wrote),
         rows_alike=np.array([each["rows_alike"] for each in found], dtype=float),
-        settings={
-            **sweep.settings,
-            **prepared.settings,
-            **named_on(heads, prepared.ids),
-            "positions": positions,
-            "resolution": model.resolution,
-        },
+        settings={**made_with(prepared, sweep, heads), "positions": positions},
     )
 
 
