@@ -24,6 +24,8 @@ from typing import Any
 import torch
 
 import mless_interp as mi
+from mless_interp.patching.outcomes import outcome_named
+from mless_interp.planning.steps import sweeping
 
 BEFORE, INSERTED, AFTER, ANSWER = 14, 55, 43, 4
 N_SHARDS = 10
@@ -164,6 +166,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--vocab", type=int, default=152_064)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--locate", action="store_true", help="the four sweeps of locating too")
     parser.add_argument("--delete", action="store_true", help="delete the weights afterwards")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -175,17 +178,18 @@ def main() -> None:
     if not (options.folder / "config.json").exists():
         write_weights(options.folder, config_of(options.layers, options.vocab))
     try:
-        compare(options.folder, options.vocab)
+        compare(options.folder, options.vocab, locate=options.locate)
     finally:
         if options.delete:
             shutil.rmtree(options.folder)
 
 
-def compare(folder: Path, vocabulary: int) -> None:
+def compare(folder: Path, vocabulary: int, *, locate: bool) -> None:
     """Plan, then run; print both."""
+    whats = ("sweep", "profiles", *(("locate",) if locate else ()))
     pair = pair_of(vocabulary)
     how: dict[str, Any] = {"backend": "nnsight", "dtype": "bfloat16", "device": "cpu", "attention": "sdpa"}
-    plans = {what: mi.plan_run(str(folder), [pair], what=what, **how) for what in ("sweep", "profiles")}
+    plans = {what: mi.plan_run(str(folder), [pair], what=what, **how) for what in whats}
     terms = {what: {term.name: term.seconds for term in plan.terms} for what, plan in plans.items()}
     speed = product_speed()
     peaks: dict[str, float] = {}
@@ -201,12 +205,16 @@ def compare(folder: Path, vocabulary: int) -> None:
         one, _ = seconds(lambda: model.run(ids, logits_at="last"))
         scores, _ = seconds(lambda: mi.score_heads(model, [pair], progress=False))
         sweep, found = seconds(lambda: mi.patch_heads(model, [pair], progress=False))
+        if locate:
+            four = sweeping(outcome_named("answer_logprob"), 4)
+            sweeps, _ = seconds(lambda: four.run(model, [pair]))
     predicted = sum(terms["sweep"].values()) - terms["sweep"]["loading and self-check"]
     rows = [
         ("load with self-check, s", terms["sweep"]["loading and self-check"], loading),
         ("one forward pass, s", None, one),
         ("scores of all heads, s", terms["profiles"]["scores of all heads"], scores),
         ("exact question sweep of all heads, s", predicted, sweep),
+        *([(f"{four.name}, s", terms["locate"][four.name], sweeps)] if locate else []),
         ("peak resident memory, GB", plans["sweep"].peak / 1e9, peaks["VmRSS"]),
         ("of it anonymous, GB", None, peaks["RssAnon"]),
     ]
@@ -227,6 +235,10 @@ def compare(folder: Path, vocabulary: int) -> None:
         f"({speed / 1e12:.2f}); {info.n_layers * info.n_heads} whole forward passes would take "
         f"{info.n_layers * info.n_heads * one / 60:.0f} min. The sweep's own noise: {found.noise_floor:.1e} nats."
     )
+    if locate:
+        print(
+            f"The four sweeps of locating take {sweeps / sweep:.2f} times one, {24 * sweeps / 3600:.1f} h for 24 problems."
+        )
 
 
 if __name__ == "__main__":

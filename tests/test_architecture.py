@@ -299,6 +299,7 @@ PACKAGE_LAWS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("law", PACKAGE_LAWS, ids=lambda law: law.__name__)
 def test_the_package_keeps_the_law(law: Callable[[Path], list[str]]) -> None:
     assert law(ROOT / PACKAGE) == []
@@ -328,6 +329,7 @@ def test_public_names_exist_and_are_listed_once() -> None:
     assert [name for name in names if not hasattr(mless_interp, name)] == []
 
 
+@pytest.mark.slow
 def test_every_result_is_whole_and_public() -> None:
     import mless_interp
 
@@ -352,6 +354,7 @@ def file_names_that_mean_two_things(package: Path) -> list[str]:
     return sorted({name for name in names if names.count(name) > 1})
 
 
+@pytest.mark.slow
 def test_every_file_name_means_one_thing() -> None:
     assert file_names_that_mean_two_things(ROOT / PACKAGE) == []
 

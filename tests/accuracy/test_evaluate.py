@@ -78,6 +78,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 # ------------------------------------------------------------------------------------------------------------- answers
 
 
+@pytest.mark.slow
 def test_every_treatment_answers_its_own_prompts(
     demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults
 ) -> None:
@@ -119,6 +120,7 @@ def test_answers_run_to_the_end_of_sequence_where_boxes_do_not_stop_them(
     assert (found.n_tokens == 6).all() and found.correct["strict"].all() and not found.cut_off.any()
 
 
+@pytest.mark.slow
 @needs_hooked_transformer
 def test_hooked_transformer_gives_the_same_answers_without_a_cache(
     problems: tuple[Problem, ...], whole: AccuracyResults
@@ -231,6 +233,7 @@ def test_each_answer_is_one_line_as_soon_as_it_ends(
     assert demo.tokenizer.decode(line["value"]["tokens"]) == line["value"]["completion"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [0, 1, 3, 7, 23, 24])
 def test_a_stopped_run_goes_on_and_repeats_nothing(
     kept: int, demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults, tmp_path: Path, made: list[str]
@@ -283,6 +286,7 @@ def test_a_line_that_was_cut_off_is_repaired_and_said(
     assert same(found, whole) and len(made) == 1 and len(lines(path)) == 25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("garbage", [b"{garbage\n", b'{"id": "\xff\xfe"}\n', b"\0\0\0\n"])
 def test_a_damaged_line_in_the_middle_is_named_and_made_again(
     garbage: bytes,

@@ -61,6 +61,7 @@ def test_it_answers_under_every_treatment_and_writes_everything(run: Any, tmp_pa
     assert answers[0]["completion"] in page and "--knockout 0:1,0:2" in page
 
 
+@pytest.mark.slow
 def test_same_seed_same_answers_and_one_treatment_has_nothing_to_compare(run: Any, tmp_path: Path) -> None:
     sampled = [*QUICK, "--treatments", "random_sentence", "--temperature", "2", "--top-p", "0.95", "--n-samples", "2"]
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):

@@ -42,6 +42,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     return call
 
 
+@pytest.mark.slow
 def test_the_script_writes_everything(planted_folder: Path, tmp_path: Path, run: Any) -> None:
     common = ["--model", planted_folder, "--backend", "bridge", "--n-tokens", 20, "--no-progress"]
     code, shown, error = run(*common, "--out", "mechanism", "--report")
@@ -78,6 +79,7 @@ def test_the_script_writes_everything(planted_folder: Path, tmp_path: Path, run:
     assert not list(tmp_path.glob(".mechanism*"))
 
 
+@pytest.mark.slow
 def test_chosen_layers_and_denoising(planted_folder: Path, tmp_path: Path, run: Any) -> None:
     code, shown, error = run(
         *(
@@ -124,6 +126,7 @@ def test_wrong_input_is_one_line_and_exit_code_two(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["qwen2", "gemma3"])
 def test_pictures_show_the_numbers(architecture: str, tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir(architecture), "bridge")

@@ -107,6 +107,7 @@ def test_it_runs_as_a_program_and_explains_itself(planted: Path, tmp_path: Path)
     assert wrong.returncode == 2 and wrong.stderr == "error: limit must be 1 or more, got 0\n"
 
 
+@pytest.mark.slow
 def test_a_single_sweep_in_the_other_direction(planted: Path, tmp_path: Path, run: Any) -> None:
     options = [
         "--mode",
@@ -291,6 +292,7 @@ def test_problems_that_cannot_be_graded_are_told_before_the_model_is_loaded(
     assert said in done.stderr and records[6]["unique_id"] in done.stderr
 
 
+@pytest.mark.slow
 def test_an_existing_folder_is_kept_unless_overwriting_is_allowed(planted: Path, tmp_path: Path, run: Any) -> None:
     out = tmp_path / "results"
     out.mkdir()
@@ -330,6 +332,7 @@ def lines(records: list[dict[str, Any]]) -> str:
 GOOD = {"problem": "Sam has 3 books ?", "answer": "3", "unique_id": "a"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "file", "message"),
     [

@@ -80,6 +80,7 @@ def test_every_figure_is_drawn_and_its_claims_are_checked(figure: str, run: Any,
     assert page.count('class="mless-circuitsvis"') == 1 and "random stand-ins" in page and page.count("<img") == 1
 
 
+@pytest.mark.slow
 def test_another_model_can_take_the_papers_place(run: Any, planted: Path, tmp_path: Path) -> None:
     done = run(
         "reproduce_figures.py",
@@ -116,6 +117,7 @@ def test_wrong_input_is_one_line(arguments: list[str], message: str, run: Any) -
     assert done.returncode == 2 and message in done.stderr and done.stderr.strip().count("\n") == 0
 
 
+@pytest.mark.slow
 def test_the_papers_number_names_its_figure_and_the_page_begins_with_the_answer_and_the_figure(
     run: Any, planted: Path, tmp_path: Path
 ) -> None:
@@ -131,6 +133,7 @@ def test_the_papers_number_names_its_figure_and_the_page_begins_with_the_answer_
     assert "mean over 3 problems" in page, "the attention of all of them"
 
 
+@pytest.mark.slow
 def test_one_model_that_fails_keeps_the_others(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     load = paper.load_panel_model
 
@@ -167,6 +170,7 @@ def test_one_model_that_fails_keeps_the_others(run: Any, tmp_path: Path, monkeyp
     assert done.returncode == 2 and not (tmp_path / "none").exists()
 
 
+@pytest.mark.slow
 def test_ones_own_bars_stand_beside_the_published_ones(run: Any, tmp_path: Path) -> None:
     quick = ["reproduce_figures.py", "--figure", "10", "--model", "demo", "--limit", 2, "--draws", 1, "--no-progress"]
     done = run(*quick, "--max-new-tokens", 8, "--out", "out")
@@ -211,6 +215,7 @@ def test_head_profiles_writes_tables_curves_and_pictures(run: Any, planted: Path
     assert again.returncode == 2 and "exists" in again.stderr
 
 
+@pytest.mark.slow
 def test_head_profiles_runs_fused_attention(run: Any, planted: Path, tmp_path: Path) -> None:
     common = ["head_profiles.py", "--model", planted, "--limit", 2, "--n-tokens", 10, "--layers", 0, "--no-progress"]
     common += ["--metrics", "span_mass,entropy", "--show", 1]

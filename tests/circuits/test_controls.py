@@ -52,6 +52,7 @@ def both(model: mi.Model, count: int = 2, **place: Any) -> tuple[tuple[PromptPai
     return one, other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", [{}, {"after": "question"}])
 @pytest.mark.parametrize("name", ["Llama", "GPT-2", "Gemma 2"])
 def test_edges_are_those_of_two_whole_passes_each(name: str, place: dict[str, Any]) -> None:
@@ -89,6 +90,7 @@ def test_the_tokens_themselves_carry_everything_and_the_question_nothing(directi
     assert np.abs(found.total).min() > 1e-3 and found.settings["contrast"] == "control"
 
 
+@pytest.mark.slow
 def test_a_writer_in_the_rows_of_the_span_is_found() -> None:
     writer, relay, idle = mi.Head(0, 5), mi.Head(1, 2), mi.Head(0, 7)
     made = planted_model([], [], relayed={relay: writer}, n_heads=8, n_key_value_heads=2, seed=1)

@@ -16,6 +16,7 @@ from mless_interp.prompts.conditions import CONTRASTS
 HEADS = ["L0H1", "L1H2", "L2H3", "L2H6"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Llama", "GPT-2", "GPT-NeoX (Pythia)", "OLMo 2", "Gemma 2"])
 def test_both_ways_are_those_of_whole_passes(name: str) -> None:
     model = loaded(folder_of(name), "bridge")
@@ -33,6 +34,7 @@ def test_both_ways_are_those_of_whole_passes(name: str) -> None:
     assert (last < 1e-5) == (name == "GPT-NeoX (Pythia)")  # else the layer's own MLP still reads it
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["denoising", "noising"])
 @pytest.mark.parametrize("place", [{"after": "question"}, {"before": "question", "after": "question", "at": 12}])
 def test_spans_anywhere_under_every_contrast(place: dict[str, Any], direction: str) -> None:
@@ -48,6 +50,7 @@ def test_spans_anywhere_under_every_contrast(place: dict[str, Any], direction: s
             assert np.abs(split.effect).max() > 1e-4, (contrast, edit)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("direction", ["denoising", "noising"])
 @pytest.mark.parametrize("edit", ["z", "knockout"])
 def test_other_edits_and_the_other_direction(direction: str, edit: str) -> None:
@@ -67,6 +70,7 @@ def test_planted_heads_act_through_the_last_mlp() -> None:
     assert np.abs(found.direct).max() < 0.01 * np.abs(found.effect).min()
 
 
+@pytest.mark.slow
 def test_half_precision_takes_common_rounding_out() -> None:
     model = loaded(folder_of("Llama"), "bridge", "bfloat16")
     exact = loaded(folder_of("Llama"), "bridge")

@@ -70,6 +70,7 @@ def test_sigma_of_identical_tokens_has_one_direction_in_the_first_layer_alone() 
     assert found.rows_alike[:, 1:, 0].max() < 0.9999 and found.rows_alike[:, 0, 1].max() < 0.9999
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["Llama", "GPT-2", "Gemma 2"])
 def test_logits_are_those_of_whole_passes(name: str, backend: str) -> None:

@@ -32,6 +32,7 @@ def sought(settings: dict[str, Any], seed: int, n: int = 12, **options: Any) -> 
     return mi.minimal_sets(model, planted_pairs(made, model, n, n_tokens=12), **{**QUIET, **options})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 6))
 @pytest.mark.parametrize("circuit", ["any", "all", "sum"])
 def test_the_planted_sets_and_no_others_are_found(circuit: str, seed: int) -> None:
@@ -49,6 +50,7 @@ def test_the_planted_sets_and_no_others_are_found(circuit: str, seed: int) -> No
     assert ("(OR)" if circuit == "any" else "(AND)") in found.describe()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("circuit", ["any", "all"])
 def test_three_heads_of_which_any_or_all_are_needed(circuit: str) -> None:
     heads = (Head(0, 1), Head(0, 4), Head(0, 6))
@@ -58,6 +60,7 @@ def test_three_heads_of_which_any_or_all_are_needed(circuit: str) -> None:
     assert {*found.sufficient.heads, *found.necessary.heads} == set(heads)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Llama", "GPT-2", "GPT-NeoX (Pythia)", "Gemma 2"])
 def test_what_sets_do_is_what_gates_do(name: str) -> None:
     model = loaded(folder_of(name), "bridge")
@@ -73,6 +76,7 @@ def test_what_sets_do_is_what_gates_do(name: str) -> None:
             assert np.abs(expected).max() > 1e-4
 
 
+@pytest.mark.slow
 def test_either_half_is_measured_alike() -> None:
     made, model = planted_here(1, **SUM)
     pairs = planted_pairs(made, model, 12, n_tokens=12)
@@ -144,6 +148,7 @@ def test_nothing_is_sought_where_no_effect_is_established() -> None:
     assert "No sufficient set: that most problems show an effect of one sign is not established." in found.describe()
 
 
+@pytest.mark.slow
 def test_split_stopped_and_whole_runs_have_the_same_bits(tmp_path: Path) -> None:
     made, model = planted_here(1, **EITHER)
     pairs = planted_pairs(made, model, 12, n_tokens=12)

@@ -69,6 +69,7 @@ PLACES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "backend"), BUILDS)
 def test_edges_are_those_of_two_whole_passes_each(name: str, backend: str) -> None:
     if backend == "hooked_transformer" and not has_hooked_transformer():
@@ -87,6 +88,7 @@ def test_edges_are_those_of_two_whole_passes_each(name: str, backend: str) -> No
         assert (np.abs(expected) > 1e-5).sum() > len(edges) // 2  # it is no comparison of zeros
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contrast", ["content", "computed", "presence"])
 @pytest.mark.parametrize("place", PLACES)
 def test_edges_of_spans_anywhere_are_those_of_two_whole_passes_each(place: str, contrast: str) -> None:
@@ -169,6 +171,7 @@ def planted(settings: dict[str, Any]) -> Any:
     return made, bridge_from(made.hf_model, made.tokenizer, name="planted")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLANTED)
 def test_exactly_the_planted_edges_come_back(name: str) -> None:
     settings, directions = PLANTED[name]
@@ -202,6 +205,7 @@ def test_exactly_the_edges_of_a_span_that_computes_come_back(contrast: str) -> N
         assert planted_here(1)[0].edges_under(contrast) == {}
 
 
+@pytest.mark.slow
 def test_located_heads_are_taken_as_they_are() -> None:
     made, model = planted_here(1)
     pairs = planted_pairs(made, model, 14)

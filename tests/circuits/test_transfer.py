@@ -85,6 +85,7 @@ def test_no_heads_and_no_change_leave_everything_as_it_is() -> None:
     assert plain is not None and torch.equal(plain, logits)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_planted_readers_bring_the_whole_effect_back(seed: int) -> None:
     made, model = planted_here(seed, **READERS)
@@ -115,6 +116,7 @@ def test_a_reader_alone_brings_its_part_and_idle_heads_nothing() -> None:
     np.testing.assert_allclose(content.given.mean(), one.given.mean(), rtol=0.15)
 
 
+@pytest.mark.slow
 def test_split_stopped_and_whole_runs_have_the_same_bits(tmp_path: Path) -> None:
     made, model = planted_here(1, **READERS)
     pairs = planted_pairs(made, model, 14, n_tokens=12)

@@ -40,6 +40,7 @@ def sections(page: str) -> list[tuple[str, str]]:
     return re.findall(r'<h2 id="section-\d+">([^<]*)</h2>\s*<p class="found"><strong>([^<]*)</strong></p>', page)
 
 
+@pytest.mark.slow
 def test_the_planted_circuit_is_told_in_order(run: Any, tmp_path: Path) -> None:
     assert tuple(SECTIONS) == PARTS
     done = run(*SMALL, "--limit", 14, "--confirm", 14, "--report", "--out", "x")
@@ -81,6 +82,7 @@ def test_every_part_has_an_answer_also_where_nothing_is_shown(n: int) -> None:
     assert answer_of(results, [mi.Head(0, 1)], False).startswith("L0H1 (named and measured): ")
 
 
+@pytest.mark.slow
 def test_given_heads_are_not_located(run: Any, tmp_path: Path) -> None:
     done = run(*SMALL, *HEADS, "--without", "sites,positions", "--mlps", "none", "--report", "--out", "x")
     assert done.returncode == 0, done.stderr
@@ -91,6 +93,7 @@ def test_given_heads_are_not_located(run: Any, tmp_path: Path) -> None:
     assert SECTIONS["sites"].heading not in page and "given" in page
 
 
+@pytest.mark.slow
 def test_one_head_has_no_edges_and_the_page_says_why(run: Any, tmp_path: Path) -> None:
     asked = ["--heads", "L0H2", "--limit", 12, "--mlps", "none", "--without", "sites", "--report", "--out", "x"]
     assert run(*SMALL, *asked).returncode == 0
@@ -98,6 +101,7 @@ def test_one_head_has_no_edges_and_the_page_says_why(run: Any, tmp_path: Path) -
     assert answers[SECTIONS["edges"].heading].startswith("Not measured: an edge needs two parts, and L0H2 is alone")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:2 problems are too few")
 def test_where_nothing_is_named_it_says_so_and_ends(run: Any, tmp_path: Path) -> None:
     done = run(*SMALL, "--limit", 2, "--confirm", 2, "--report", "--out", "x")
@@ -108,6 +112,7 @@ def test_where_nothing_is_named_it_says_so_and_ends(run: Any, tmp_path: Path) ->
     assert "No head, no circuit" in page and [heading for heading, _ in sections(page)] == ["Which heads"]
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mless_interp.running.checkpoint import Checkpoint
 
@@ -153,6 +158,7 @@ def test_wrong_input_is_one_line(asked: list[Any], words: str, run: Any, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_the_page_fits_a_phone(run: Any, tmp_path: Path) -> None:
     assert run(*SMALL, *HEADS, "--report", "--out", "x").returncode == 0
     with browser(tmp_path / "profile") as running:

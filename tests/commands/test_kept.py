@@ -65,6 +65,7 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Model, "run", lambda *_, **__: pytest.fail("a model ran"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_a_report_made_again_is_what_the_run_wrote(
     name: str, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -94,6 +95,7 @@ def test_a_report_made_again_is_what_the_run_wrote(
     assert refused.returncode == 2 and "mine.txt" in refused.stderr, "what is not ours is never replaced"
 
 
+@pytest.mark.slow
 def test_an_error_in_a_picture_loses_nothing(run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise ValueError("ParseException: Expected end of text, found '$'")
@@ -137,6 +139,7 @@ def test_a_full_disk_at_the_end_loses_nothing(run: Any, tmp_path: Path, monkeypa
     assert run("report", "x").returncode == 0 and (tmp_path / "x" / "slopes.csv").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "stage"),
     [("profiles", "scores-0"), ("profiles", "profile-0"), ("dose", "doses"), ("figures", "mless")],
@@ -187,6 +190,7 @@ def test_what_cannot_be_shown_again_is_one_line(run: Any, tmp_path: Path) -> Non
     assert done.returncode == 2 and done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_report_is_never_made_of_another_runs_results(run: Any, tmp_path: Path) -> None:
     for name, direction in (("one", "denoising"), ("two", "noising")):
         assert run("locate", *RUNS["locate"], "--direction", direction, "--out", name).returncode == 0

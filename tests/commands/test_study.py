@@ -61,6 +61,7 @@ def whole(demo: Any) -> mi.StudyResult:
 # ------------------------------------------------------------------------------------------------------- what is measured
 
 
+@pytest.mark.slow
 def test_every_number_is_that_of_the_function_that_measures_it(demo: Any, whole: mi.StudyResult) -> None:
     problems = mi.load_problems("demo", limit=6)
     pairs = mi.make_pairs(demo, problems, mi.Insertion.random_sentence(4, after="question"))
@@ -94,6 +95,7 @@ def test_drawn_insertions_have_a_row_for_each_seed() -> None:
     assert [made.seed for name, made in rows.items() if "seed" in name] == [3, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_span_that_computes_is_shown_behind_the_question_alone(sign: int) -> None:
     thinker = Head(0, 6)
@@ -116,6 +118,7 @@ def test_a_span_that_computes_is_shown_behind_the_question_alone(sign: int) -> N
     assert not found.effect_of("before").total_effect.any() and "exactly 0 in every problem" in found.describe()
 
 
+@pytest.mark.slow
 def test_heads_are_those_that_locating_names() -> None:
     readers = [Head(0, 2)]
     made = mi.planted_model(readers, [], n_heads=8, n_key_value_heads=2, seed=5)
@@ -162,6 +165,7 @@ def same(first: mi.StudyResult, second: mi.StudyResult) -> None:
     pd.testing.assert_frame_equal(first.to_frame(), second.to_frame())
 
 
+@pytest.mark.slow
 def test_a_stopped_study_goes_on_and_ends_with_the_same_bits(
     demo: Any, whole: mi.StudyResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +196,7 @@ def test_a_stopped_study_goes_on_and_ends_with_the_same_bits(
     assert {path: path.read_bytes() for path in finished} == finished, "what is done is not computed again"
 
 
+@pytest.mark.slow
 def test_shards_do_their_part_of_every_measurement(demo: Any, whole: mi.StudyResult, tmp_path: Path) -> None:
     for index in (0, 1):
         with pytest.raises(mi.ShardDone) if index == 0 else pytest.MonkeyPatch.context():
@@ -292,6 +297,7 @@ def test_problems_and_insertions_that_do_not_fit_are_told_of_before_anything_run
 # ----------------------------------------------------------------------------------------------- the command, the files
 
 
+@pytest.mark.slow
 def test_options_take_the_place_of_the_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ insertions = st.one_of(  # how one is made, and of what: made inside the test, a
 templates = st.sampled_from(("raw", "raw_as_sent", "text", "chat"))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.* spell special tokens:UserWarning")
 @fuzz(
     "alignment of prompt pairs",

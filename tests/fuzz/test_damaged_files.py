@@ -108,6 +108,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*damaged, taken out:UserWarning")
 @fuzz("damaged checkpoints", few=60, share=10, **damages)
 def test_a_damaged_checkpoint_never_changes_a_number(
@@ -132,6 +133,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Calla
     return folder
 
 
+@pytest.mark.slow
 @fuzz("damaged weights, configs and tokenizers", few=25, share=1, **damages)
 def test_a_damaged_model_is_refused_or_is_another_model(
     model_folder: Path, tmp_path_factory: pytest.TempPathFactory, which: int, where: float, how: str

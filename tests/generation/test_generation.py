@@ -171,6 +171,7 @@ def test_arm_acts_on_each_rows_own_tokens_at_the_prompt_and_at_every_step(
         assert float((expected - unedited).abs().max()) > 1e-2, "ARM does something here"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["bridge", "nnsight"])
 def test_whole_forward_passes_give_what_the_cache_gives(backend: str, tiny_model_dir: Callable[[str], Path]) -> None:
     model = loaded(tiny_model_dir("gemma3"), backend)

@@ -46,6 +46,7 @@ def test_the_solutions_of_the_data_set_are_right(math500_path: Path) -> None:
     assert [r["unique_id"] for r in records if not mi.grade_strict(r["solution"], r["answer"])] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "strict", "paper"), [("", 0, 500), ("1", 12, 200), ("2", 18, 165), ("3", 19, 110), ("0", 7, 103)]
 )
@@ -156,6 +157,7 @@ HUGE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HUGE)
 def test_the_longest_and_deepest_texts_are_graded_in_time_in_proportion(name: str) -> None:
     """Compared with the work on a plain text of the same length, so that a slow machine does not matter."""
@@ -172,6 +174,7 @@ def test_the_longest_and_deepest_texts_are_graded_in_time_in_proportion(name: st
     assert seconds(text) < 50 * plain + 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "answer", ["9**9**9", "9^{9^{9}}", "1e9999", "10^{99999999}", r"\sqrt{9^{9^{9^9}}}", "8!!!!!!!!"]
 )
@@ -182,6 +185,7 @@ def test_giant_numbers_are_wrong_and_the_next_answer_is_right(answer: str, monke
     assert mi.grade_strict(r"\boxed{1 + x}", "x + 1")
 
 
+@pytest.mark.slow
 @given(
     texts.sampled_from(
         [r"\sqrt{", r"\frac{", "{", "(", "[", r"\left(", r"\{", r"\text{", "^{", "_{", r"\begin{pmatrix}"]

@@ -76,6 +76,7 @@ def small(name: str) -> tuple[PlantedModel, Judged]:
 # ------------------------------------------------------------------------------------------- what is declared is found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_every_head_gets_the_declared_verdict(name: str) -> None:
     made, found = small(name)
@@ -191,6 +192,7 @@ def test_a_reader_looks_at_the_span_only_from_the_rows_it_is_told() -> None:
 # ------------------------------------------------------------------------------------------------------- nothing planted
 
 
+@pytest.mark.slow
 def test_where_nothing_is_planted_no_head_is_named() -> None:
     silent = planted_model(null=True, noise=0.0, n_heads=8)
     assert {each.verdict for each in silent.expected.values()} == {"undecided"}
@@ -205,6 +207,7 @@ def test_where_nothing_is_planted_no_head_is_named() -> None:
 # ------------------------------------------------------------------------------------------------------- many at random
 
 
+@pytest.mark.slow
 def test_examples_go_round_all_circuits_and_depend_on_their_seed_only() -> None:
     first = list(planted_examples(len(CIRCUITS), seed=22))
     assert [each.settings["seed"] for each in first] == list(range(22, 22 + len(CIRCUITS)))

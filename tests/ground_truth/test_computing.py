@@ -32,6 +32,7 @@ def carrying(model: Any, pairs: Any, **options: Any) -> set[Head]:
     return {head for head, share in zip(found.heads, shares, strict=True) if abs(share) > 0.05}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [1, -1])
 def test_the_planted_heads_and_no_others_compute(sign: int) -> None:
     made, model, asked = computing(sign)
@@ -45,6 +46,7 @@ def test_the_planted_heads_and_no_others_compute(sign: int) -> None:
         assert carrying(model, pairs, contrast="presence", **options) == {READER}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_span_computes_behind_the_question_and_nothing_before_it(sign: int) -> None:
     _, model, asked = computing(sign)
@@ -56,6 +58,7 @@ def test_a_span_computes_behind_the_question_and_nothing_before_it(sign: int) ->
     assert not found.total_effect.any() and not found.effect.any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contrast", ["content", "computed"])
 def test_locating_gives_every_head_the_verdict_that_it_declares(contrast: str) -> None:
     made, model, asked = computing()
@@ -72,6 +75,7 @@ def test_locating_gives_every_head_the_verdict_that_it_declares(contrast: str) -
     )
 
 
+@pytest.mark.slow
 def test_shift_and_total_name_carriers_alone() -> None:
     _, model, asked = computing()
     pairs = make_pairs(model, asked, Insertion.meaningless(" /", 20, after="question"))

@@ -167,12 +167,14 @@ def assert_truth(planted: PlantedModel, *, n_tokens: int, n_problems: int = 2) -
         assert -NOTHING < low <= high < NOTHING, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_tokens", [8, 55])
 @pytest.mark.parametrize("seed", RANDOM_SEEDS)
 def test_only_planted_readers_and_mediators_carry_the_span(seed: int, n_tokens: int) -> None:
     assert_truth(random_planted(seed), n_tokens=n_tokens)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_key_value_heads", [4, 28])
 def test_the_truth_holds_for_the_papers_head_counts(n_key_value_heads: int) -> None:
     assert_truth(planted_model(n_key_value_heads=n_key_value_heads), n_tokens=30)
@@ -189,6 +191,7 @@ def test_the_truth_holds_in_float64_and_for_few_tokens() -> None:
     assert_truth(planted_model(n_heads=8, dtype=torch.float64), n_tokens=5)
 
 
+@pytest.mark.slow
 def test_the_truth_holds_in_long_prompts() -> None:
     planted = planted_model(n_heads=8)
     long = planted.problems(2, seed=3, n_clauses=(40, 42))
@@ -279,6 +282,7 @@ def test_reads_names_the_tokens_that_are_read_and_how_strongly() -> None:
     assert_truth(planted, n_tokens=30)
 
 
+@pytest.mark.slow
 def test_without_readers_the_span_does_next_to_nothing() -> None:
     assert planted_model(null=True, n_heads=8).readers == ()
     assert mean_effects(planted_model(null=True, n_heads=8), n_tokens=55)["total"].abs() < 0.02
@@ -313,6 +317,7 @@ def test_the_model_answers_and_stops() -> None:
     assert right >= 7
 
 
+@pytest.mark.slow
 def test_the_baseline_leaves_room_in_both_directions() -> None:
     for sign in (1, -1):
         planted = planted_model(n_heads=8, sign=sign)
@@ -412,6 +417,7 @@ def test_a_saved_model_loads_with_equal_logits(tmp_path) -> None:
         planted.save(directory)
 
 
+@pytest.mark.slow
 def test_random_planted_covers_the_stated_range() -> None:
     drawn = [random_planted(seed) for seed in range(16)]
     assert {p.settings["sign"] for p in drawn} == {1, -1}

@@ -11,6 +11,7 @@ from mless_interp.ground_truth.stand_ins import Architecture, stand_in, stand_in
 CLASSES = {"qwen2": "Qwen2ForCausalLM", "llama": "LlamaForCausalLM", "gemma3": "Gemma3ForCausalLM"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", CLASSES)
 def test_it_has_the_shape_that_is_asked_for_and_its_seed_decides_the_weights(architecture: Architecture) -> None:
     def made(seed: int):

@@ -51,6 +51,7 @@ def test_a_tiny_model_is_certified_on_every_backend(
     )
 
 
+@pytest.mark.slow
 def test_the_bundled_model_is_certified_under_fused_attention() -> None:
     done = check("demo", "--backend", "nnsight", "--attention", "sdpa")
     assert done.exit_code == 0, done.output
@@ -72,6 +73,7 @@ def test_the_tolerance_follows_the_dtype(dtype: str, tiny_model_dir: Callable[[s
 # ------------------------------------------------------------------------------------------------- lying backends fail
 
 
+@pytest.mark.slow
 @needs_hooked_transformer
 def test_a_wrapped_model_whose_pattern_is_perturbed_fails(tiny_model_dir: Callable[[str], Path]) -> None:
     """Every row still sums to 1 and an edit still acts, so the self-check alone does not see it."""
@@ -129,6 +131,7 @@ def test_each_way_of_lying_is_named(
     assert not certificate.passed
 
 
+@pytest.mark.slow
 def test_a_failed_self_check_is_a_line_and_not_an_error(tiny_model_dir: Callable[[str], Path]) -> None:
     model = lying(loaded(tiny_model_dir("qwen2"), "bridge"), ignores_positions).checked(None)
     certificate = certify_model(model, progress=False)
@@ -139,6 +142,7 @@ def test_a_failed_self_check_is_a_line_and_not_an_error(tiny_model_dir: Callable
 # ----------------------------------------------------------------------------------------------------- the certificate
 
 
+@pytest.mark.slow
 def test_the_certificate_says_what_it_was_made_of(tiny_model_dir: Callable[[str], Path], tmp_path: Path) -> None:
     model = loaded(tiny_model_dir("gemma3"), "bridge")
     certificate = certify_model(model, progress=False)
@@ -243,6 +247,7 @@ def test_own_problems_can_be_asked(tiny_model_dir: Callable[[str], Path], tmp_pa
     assert [record["problem"] for record in json.loads(out.read_text(encoding="utf-8"))["prompts"]] == ["q1", "q1"]
 
 
+@pytest.mark.slow
 def test_a_failure_ends_with_exit_code_1(
     tiny_model_dir: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -118,6 +118,7 @@ def test_the_ranking_is_by_size_in_each_head_s_own_sense_the_named_first() -> No
 # -------------------------------------------------------------------------------------------------- on a planted model
 
 
+@pytest.mark.slow
 def test_planted_heads_are_confirmed_on_fresh_problems_and_nothing_else_is_tested() -> None:
     found, (planted, _) = confirmed_here(), planted_here()
     again = found.confirmation

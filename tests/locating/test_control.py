@@ -221,6 +221,7 @@ def test_specific_where_only_slashes_are_read() -> None:
     assert f"Confirmed and specific to this insertion: {', '.join(table['label'])}." in found.describe()
 
 
+@pytest.mark.slow
 def test_not_specific_where_any_inserted_text_is_read() -> None:
     made, _ = planted_here()
     words = [token for token in made.vocabulary.tokens if not made.vocabulary.in_prompts(token)]
@@ -242,6 +243,7 @@ def test_without_an_effect_the_gap_is_still_told() -> None:
     assert result.control_table().empty and "undecided" in repr(result)
 
 
+@pytest.mark.slow
 def test_a_control_is_left_out_where_it_is_the_insertion_itself() -> None:
     made, model = planted_here(reads=(("he", 1.0),))
     pairs = make_pairs(model, planted_problems(made, 10), Insertion.meaningful("he", 20))
@@ -267,6 +269,7 @@ def under(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Insertion, set[tuple[in
     return seen
 
 
+@pytest.mark.slow
 def test_random_words_under_study_are_held_against_other_draws(under: list[Any]) -> None:
     made, _ = planted_here()
     words = [token for token in made.vocabulary.tokens if not made.vocabulary.in_prompts(token)]
@@ -278,6 +281,7 @@ def test_random_words_under_study_are_held_against_other_draws(under: list[Any])
     assert [made.draw for made, _ in under if made.kind == "random_sentence"] == [0, 2]
 
 
+@pytest.mark.slow
 def test_controls_keep_place_and_length(under: list[Any]) -> None:
     made, model = planted_here()
     pairs = make_pairs(model, planted_problems(made, 10), Insertion.meaningless(" /", 12, at=1))
@@ -288,6 +292,7 @@ def test_controls_keep_place_and_length(under: list[Any]) -> None:
     assert all(spans == {(1, 13)} for _, spans in under)
 
 
+@pytest.mark.slow
 def test_control_sentences_depend_on_the_seed() -> None:
     made, model = planted_here()
     found = located_here()

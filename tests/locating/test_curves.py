@@ -54,6 +54,7 @@ def test_areas_are_trapezoids_over_the_shares(curve: CircuitCurve) -> None:
     assert curve.cmd[0] == pytest.approx(np.trapezoid(np.abs(1 - restored), shares))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_no_head_is_the_masked_run_and_all_are_the_inserted_one(architecture: str, tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir(architecture), "bridge")

@@ -178,6 +178,7 @@ def test_measures_are_parts_of_the_effect_from_the_four_sweeps(found: LocatedHea
 # -------------------------------------------------------------------------------------------------- screening, auto mode
 
 
+@pytest.mark.slow
 def test_screening_finds_the_planted_heads_of_a_model_with_more_heads_than_it_tests() -> None:
     made, model = planted_here(n_layers=3, n_heads=28, n_key_value_heads=4)
     result = located(made, model, 24, mode="auto", budget_seconds=0.0)
@@ -415,6 +416,7 @@ def stage_of(path: Path) -> str:
     return re.sub("-[0-9a-f]{8}$", "", str(path.with_suffix("")))
 
 
+@pytest.mark.slow
 def test_more_problems_are_added_to_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where other heads are named then, and other questions are drawn: nothing that is shared is computed again."""
     from mless_interp.running.checkpoint import Checkpoint
@@ -444,6 +446,7 @@ def test_more_problems_are_added_to_a_finished_run(tmp_path: Path, monkeypatch: 
     assert computed == {}, "all of it is kept"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["mless", "random-1", "confirm/mless", "confirm/matched-mass", "confirm/curve"])
 def test_a_run_that_was_stopped_goes_on_and_gives_the_same(stage: str, tmp_path: Any, monkeypatch: Any) -> None:
     from mless_interp.running.checkpoint import Checkpoint
@@ -558,6 +561,7 @@ def test_what_counts_as_rounding_follows_the_precision() -> None:
     assert 1e-9 <= result.settings["resolution"] < 1e-6 and set(result.found) == {*made.readers, *made.mediators}
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*problems are too few")
 def test_a_run_started_again_goes_the_way_of_its_first_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made, model = planted_here(n_layers=2, n_heads=40, n_key_value_heads=8, readers=(Head(0, 2),))

@@ -47,6 +47,7 @@ def located_on_all(found: mi.LocatedHeads, take: Any) -> np.ndarray:
     return np.concatenate([take(found), take(found.confirmation)])
 
 
+@pytest.mark.slow
 def test_every_total_is_the_outcome_with_the_insertion_minus_that_without(every: SimpleNamespace) -> None:
     doses = every.doses.outcomes
     total = doses["inserted"][:, -1] - doses["masked"][:, -1]

@@ -340,6 +340,7 @@ def test_a_run_goes_on_where_it_stopped(bridge: Model, tmp_path: Path) -> None:
         activation_shift(bridge, pairs, c=0.2, checkpoint=path, progress=False)
 
 
+@pytest.mark.slow
 def test_no_activation_outlives_its_pair(bridge: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     import gc
 

@@ -271,6 +271,7 @@ def test_every_query_of_one_pair(tiny_model_dir: Any) -> None:
 # ----------------------------------------------------------------------------------------------------------- planted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", [{"seed": 1}, {"seed": 5, "random": True}, {"seed": 6, "random": True}], ids=str)
 def test_planted_heads_show_what_each_kind_does(case: dict[str, Any]) -> None:
     """Readers write Sigma, mediators only what came from upstream, a silent decoy attends and writes nothing; a share is
@@ -343,6 +344,7 @@ def test_chosen_heads_and_layers_are_the_same_numbers(tiny: Any) -> None:
     assert layer.of("residual")[:, 2] == pytest.approx(whole.of("residual")[:, 2], nan_ok=True)
 
 
+@pytest.mark.slow
 def test_a_control_of_the_same_tokens_does_not_differ(tiny: Any) -> None:
     model, pairs = tiny
     own = decompose_attention(model, pairs, control=Insertion.meaningless(" /", 9), progress=False)

@@ -88,6 +88,7 @@ def test_precisions(architecture: str, dtype: str) -> None:
             assert model.checks.entering_error < {"float64": 1e-6, "bfloat16": 2e-2, "float16": 2e-3}[dtype]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("architecture", "options"),
     [
@@ -155,6 +156,7 @@ def test_attention_that_sees_later_tokens_is_refused(tmp_path: Path) -> None:
     assert "BertLMHeadModel) is an encoder" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", COLUMNS)
 def test_gpt_neos_own_windows_are_lifted_where_positions_are_set(backend: str, tmp_path: Path) -> None:
     """It hides by index, whatever mask it is given: where positions lie closer than indices, too much."""
@@ -490,6 +492,7 @@ def test_an_opt_whose_embedding_is_narrower_is_refused_with_what_to_do(backend: 
         load_model(folder, backend=backend)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["Llama", "GPT-2"])
 def test_weights_offloaded_to_disk_give_the_same_numbers_to_the_last_digit(architecture: str) -> None:
     """They are brought for each product: what reads them by itself would get memory that holds anything."""

@@ -23,6 +23,7 @@ def in_memory(architecture: str) -> SimpleNamespace:
     return SimpleNamespace(name="mine", hf_model=tiny_model(architecture, tokenizer), tokenizer=tokenizer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -40,6 +41,7 @@ def test_it_gives_the_same_numbers_bit_for_bit_as_from_a_folder(
     assert held.tokenizer(text)["input_ids"] == saved.tokenizer(text)["input_ids"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_numbers_do_not_depend_on_where_a_file_has_the_weights(backend: str, tmp_path: Path) -> None:
     """A weight that lies across cache lines is multiplied by another kernel, which rounds otherwise."""
@@ -85,6 +87,7 @@ def test_what_is_not_in_memory_is_a_name(tmp_path: Path) -> None:
         mi.load_model(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_planted_model_is_one(backend: str, tmp_path: Path) -> None:
     planted = mi.planted_model(readers=[mi.Head(0, 3)], mediators=[], n_layers=2, n_heads=8, seed=3)

@@ -287,6 +287,7 @@ def test_inputs_move_together() -> None:
     assert not inputs.tokens.is_meta and inputs.position_ids.tolist() == [[0, 1]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ["qwen2", "llama"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_model_taken_out_and_wrapped_again_keeps_its_tokenizer(
@@ -313,6 +314,7 @@ print("the same")
 """
 
 
+@pytest.mark.slow
 def test_nnsights_remote_path_here_gives_the_same() -> None:
     """`remote="local"`: the trace is written down and read again as for a server, then run here. In a process of its own,
     as the types that tests check make functions that cannot be written down."""

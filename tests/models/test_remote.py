@@ -46,6 +46,7 @@ def both(
     return here, there, server
 
 
+@pytest.mark.slow
 def test_runs_records_scores_and_sweeps_are_equal_to_those_here(both: Any) -> None:
     here, there, server = both
     pairs = pairs_for(here, count=2)
@@ -91,6 +92,7 @@ def test_runs_records_scores_and_sweeps_are_equal_to_those_here(both: Any) -> No
     assert {name.partition(".")[0] for name in server.modules} <= {*known, "operator", "_operator", "types"}
 
 
+@pytest.mark.slow
 def test_of_a_7b_shape_28_heads_go_in_one_request_of_less_than_a_megabyte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model_dir: Any
 ) -> None:
@@ -211,6 +213,7 @@ def test_a_name_that_the_hub_does_not_know_is_refused(monkeypatch: pytest.Monkey
         mi.load_model("no/such-model", remote=True)
 
 
+@pytest.mark.slow
 def test_fused_attention_has_no_patterns_there_either(
     tiny_model_dir: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -355,6 +355,7 @@ def test_a_broken_folder_is_refused_on_one_line(
     assert str(folder) in one_line(error) and capfd.readouterr().err == ""
 
 
+@pytest.mark.slow
 def test_split_weights_and_a_hub_s_snapshot_of_links_to_blobs_are_read(tiny_model_dir: Any, tmp_path: Path) -> None:
     repository = tmp_path / "models--a--b"
     blobs, snapshot = repository / "blobs", repository / "snapshots" / "0123"
@@ -372,6 +373,7 @@ def test_split_weights_and_a_hub_s_snapshot_of_links_to_blobs_are_read(tiny_mode
     mi.load_model(tmp_path / "link", backend="bridge")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shard", [None, "other.bin"])
 def test_a_hub_s_id_is_read_from_its_cache_without_a_network(
     shard: str | None, tiny_model_dir: Any, tmp_path: Path
@@ -450,6 +452,7 @@ def in_memory(architecture: str) -> SimpleNamespace:
     return SimpleNamespace(name="mine", hf_model=tiny_model(architecture, tokenizer), tokenizer=tokenizer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_same_weights_have_one_hash_on_every_backend_and_in_memory(architecture: str, tiny_model_dir: Any) -> None:
     backends = ["bridge", "nnsight", *(["hooked_transformer"] if has_hooked_transformer() else [])]
@@ -469,6 +472,7 @@ def test_a_planted_model_has_the_hash_of_its_folder(tmp_path: Path) -> None:
     assert mi.load_model(planted).weights_hash == saved.weights_hash
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 def test_one_bit_of_any_weight_changes_the_hash(place: str, rewritten: Any, tiny_model_dir: Any) -> None:
     def turn(state: State) -> None:
@@ -570,6 +574,7 @@ def test_a_checkpoint_of_other_weights_is_refused(tiny_model_dir: Any, rewritten
         mi.score_heads(other, pairs_for(other, count=2), checkpoint=checkpoint, progress=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change", [{"rms_norm_eps": 0.1}, {"hidden_act": "gelu"}, {"rope_parameters": {"rope_theta": 9.0}}]
 )
@@ -653,6 +658,7 @@ def in_threads(*works: Callable[[], Any], rounds: int = 8) -> list[list[Any]]:
     return gave
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_threads_may_use_one_model(backend: str, tiny_model_dir: Any) -> None:
     """One edits a layer and hides keys, the other runs plainly, replays, and completes."""
@@ -704,6 +710,7 @@ def test_nobody_sees_a_pass_of_another_in_the_middle_of_an_edit(tiny_model_dir: 
 # --------------------------------------------------------------------------------------------------------- half precision
 
 
+@pytest.mark.slow
 def test_a_result_of_half_precision_says_so_once(tiny_model_dir: Any) -> None:
     from models_under_test import loaded, pairs_for
 

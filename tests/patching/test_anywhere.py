@@ -124,6 +124,7 @@ def test_before_the_question_nothing_is_computed_at_all(backend: str, tiny_model
     assert np.array_equal(presence.total_effect, content.total_effect) and np.abs(content.total_effect).min() > 1e-4
 
 
+@pytest.mark.slow
 @PLACE
 def test_content_is_presence_and_computed(place: str, tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
@@ -165,6 +166,7 @@ def test_closing_all_heads_is_the_clean_run(way: str, contrast: str, place: str,
     assert np.abs(values[:, 0] - values[:, 1]).min() > 1e-4
 
 
+@pytest.mark.slow
 @PLACE
 def test_gate_gradients_of_computed_add_up(place: str, tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge", "float64")
@@ -249,6 +251,7 @@ def test_attention_is_described_anywhere(place: str, tiny_model_dir: Any) -> Non
     assert mi.views.tokens(profile, ["L0H0"]).data["elements"] and profile.sentences()
 
 
+@pytest.mark.slow
 @PLACE
 def test_the_mechanism_holds_anywhere(place: str, tiny_model_dir: Any) -> None:
     model, pairs = described(tiny_model_dir("qwen2"), place)

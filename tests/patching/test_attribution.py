@@ -35,6 +35,7 @@ def test_gate_gradients_add_up_to_the_total_effect(
     assert f"{np.abs(found.completeness).max():.2e}" in repr(found)
 
 
+@pytest.mark.slow
 def test_more_steps_bring_the_sum_closer_and_smooth_models_need_few(tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge", "float64")
     errors = [
@@ -244,6 +245,7 @@ def test_estimates_never_stand_before_heads_that_were_verified() -> None:
     )
 
 
+@pytest.mark.slow
 def test_verified_gate_gradients_find_the_twenty_largest_knockouts(tiny_model_dir: Any) -> None:
     made, model = planted_here(2, random=True)
     pairs = planted_pairs(made, model, 4)

@@ -75,6 +75,7 @@ def test_outcomes_are_those_of_the_conditions(tiny_model_dir: Any) -> None:
     assert table.loc[9, "total"] == pytest.approx((content.receiving - total.donor).mean(), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_a_planted_model_s_effect_grows_with_the_dose() -> None:
     made, model = planted_here()
     found = dose_response(model, planted_problems(made, 6), SLASHES, doses=DOSES, progress=False)
@@ -224,6 +225,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp
     return call
 
 
+@pytest.mark.slow
 def test_the_script_writes_everything(planted_folder: Path, tmp_path: Path, run: Any) -> None:
     common = ["--model", planted_folder, "--backend", "bridge", "--doses", "1,4,16", "--no-progress"]
     code, shown, error = run(*common, "--out", "doses", "--report")

@@ -101,6 +101,7 @@ def test_planted_readers_do_what_random_sets_do_not(readers: JointKnockout) -> N
 # ---------------------------------------------------------------------------------------------------------- random sets
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 7])
 def test_sets_drawn_blindly_get_small_p_values_as_often_as_they_may(size: int) -> None:
     """One head of a layer does everything: a random set that happens to hold it must not look special for that."""

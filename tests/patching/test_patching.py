@@ -109,6 +109,7 @@ def planted_directory(planted: Any, tmp_path_factory: pytest.TempPathFactory) ->
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_planted_heads_and_no_others_carry_the_effect(planted: Any, planted_directory: Any, backend: str) -> None:
     model = loaded(planted_directory, backend)

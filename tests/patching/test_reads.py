@@ -126,6 +126,7 @@ def test_bias_and_scale_add_up_to_the_knockout_in_layer_0_and_only_there(backend
         assert float(change["knockout"].abs().max()) > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_each_edit_is_its_own_sweep_and_a_sink_out_of_sight_is_undefined(
     architecture: str, tiny_model_dir: Any

@@ -57,6 +57,7 @@ def test_before_the_question_it_is_exactly_nothing() -> None:
     assert "Nothing changes in any problem" in found.describe()
 
 
+@pytest.mark.slow
 def test_several_system_prompts_are_told_of_as_a_span_holds_them_too() -> None:
     made, model = planted_here(readers=COMPUTES["readers"], recalls=_Frozen(COMPUTES["recalls"]))
     asked = planted_problems(made, 12)
@@ -82,6 +83,7 @@ def test_a_span_that_is_only_read_carries_nothing() -> None:
     assert np.abs(found.carried).max() < 0.02
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("architecture", ["qwen2", "gemma3"])
 def test_it_is_the_donor_s_rotated_keys_and_values_at_the_receiver_s_positions(

@@ -88,6 +88,7 @@ def test_a_sweep_of_rows_that_all_join_first_is_a_pass_of_what_changes() -> None
     assert many == pytest.approx(3 * few)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", WHAT)
 def test_every_analysis_is_planned_without_weights(what: str, without_weights: Path) -> None:
     plan = mi.plan_run(str(without_weights), problems(3), FILLER, what=what, device="cpu", seconds=0.5)
@@ -111,6 +112,7 @@ def test_twice_the_problems_take_twice_as_long_elsewhere() -> None:
     assert two.terms[1].seconds == pytest.approx(2 * one.terms[1].seconds)
 
 
+@pytest.mark.slow
 def test_it_comes_true_within_a_factor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "perf_counter", time.process_time)  # other programs run beside tests
     asked = problems(12)
@@ -265,6 +267,7 @@ def test_the_command_that_is_told_has_the_same_insertion(what: str, insertion: m
     assert [pair.inserted for pair in pairs[0]] == [pair.inserted for pair in pairs[1]]
 
 
+@pytest.mark.slow
 def test_the_command_that_is_told_runs_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     plan = mi.plan_run(

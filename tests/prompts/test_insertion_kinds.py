@@ -394,6 +394,7 @@ UNEVEN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "insertion", [Insertion.repeat_question(), Insertion.from_key("hint")], ids=lambda made: made.kind
 )

@@ -975,6 +975,7 @@ def test_55_slashes_are_55_tokens_and_unspaced_ones_are_not(name: str, tokenizer
     assert len(Insertion.meaningful("he", 55).span(tokenizer, "p").ids) == 55
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", ["raw", "chat"])
 @pytest.mark.parametrize("name", REAL)
 def test_in_all_of_math500_the_span_is_where_it_says_and_drops_out(
@@ -997,6 +998,7 @@ def test_in_all_of_math500_the_span_is_where_it_says_and_drops_out(
         assert tokenizer.decode(list(ids[stop : stop + len(pair.base.indices("question"))])) == pair.problem.question
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_every_other_insertion_drops_out_of_a_published_prompt_too(
     name: str, tokenizer_dir: Folder, math500_path: Path
@@ -1021,6 +1023,7 @@ def test_every_other_insertion_drops_out_of_a_published_prompt_too(
                 assert pair.sink_moved == (first or insertion.at == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REAL)
 def test_the_papers_text_merges_at_a_border_in_all_of_math500(
     name: str, tokenizer_dir: Folder, math500_path: Path

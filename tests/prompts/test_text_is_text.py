@@ -52,6 +52,7 @@ def tokenizer(request: pytest.FixtureRequest, tokenizer_dir: Folder) -> Any:
 # -------------------------------------------------------------------------------------------------------- text is text
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:1 of 1 problems spell special tokens")
 @pytest.mark.parametrize("template", list(TEMPLATES))
 def test_no_text_of_a_problem_becomes_a_control_token(tokenizer: Any, template: str) -> None:
@@ -91,6 +92,7 @@ def test_what_is_made_text_is_said_once_per_call_with_the_count(tokenizer: Any, 
         make_pairs(tokenizer, plain, SLASHES, template=template)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", ["raw", "raw_as_sent", "text", "chat", "paper"])
 @pytest.mark.parametrize("name", REAL)
 def test_ordinary_problems_keep_exactly_the_ids_that_they_had(

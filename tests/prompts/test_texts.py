@@ -92,6 +92,7 @@ STORY = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "unit"), [("stories260K", "/"), ("tinystories3M-gpt2", "/")])
 def test_a_trained_model_goes_on_with_plain_texts(name: str, unit: str, shared_dir: Path, tmp_path: Path) -> None:
     folder = shared_dir / "models" / name

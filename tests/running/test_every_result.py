@@ -105,6 +105,7 @@ def test_it_is_the_same_after_saving(name: str, kept: Path) -> None:
     pd.testing.assert_frame_equal(back.to_frame(), result.to_frame())
 
 
+@pytest.mark.slow
 def test_a_fresh_process_reads_all_of_them(kept: Path) -> None:
     """A class is found by its public name, whatever has been imported before."""
     code = (

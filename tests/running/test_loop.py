@@ -128,6 +128,7 @@ def resumed(file: Path, compute: Batched) -> list[Any] | str:
         return str(error)
 
 
+@pytest.mark.slow
 @given(at=st.integers(0, len(KEPT) - 1), byte=st.integers(0, 255))
 @example(at=len(KEPT) - 1, byte=0)
 @example(at=KEPT.index(b"\n"), byte=32)

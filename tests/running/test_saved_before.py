@@ -175,6 +175,7 @@ def every_result(kind: type) -> set[str]:
     return {kind.__name__}.union(*(every_result(inner) for inner in kind.__subclasses__()))
 
 
+@pytest.mark.slow
 def test_every_result_is_public_so_that_a_new_process_finds_it(tmp_path: Path) -> None:
     for name in (*mi.__all__, "paper"):
         getattr(mi, name)  # every room is imported

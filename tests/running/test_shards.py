@@ -122,6 +122,7 @@ def test_what_is_no_shard_is_told(text: str) -> None:
         Shard.parse(text)
 
 
+@pytest.mark.slow
 def test_the_whole_run_waits_for_no_shard_and_no_shard_for_the_whole_run(file: Path) -> None:
     holding = """
         import sys, time
@@ -147,6 +148,7 @@ def test_the_whole_run_waits_for_no_shard_and_no_shard_for_the_whole_run(file: P
             other.stdout.close()
 
 
+@pytest.mark.slow
 def test_shards_that_wait_all_have_the_whole(file: Path) -> None:
     """Two at once, as threads: what each gives is the whole."""
     with ThreadPoolExecutor(2) as pool:
@@ -163,6 +165,7 @@ def test_shards_that_wait_all_have_the_whole(file: Path) -> None:
 # ------------------------------------------------------------------------------------------------------- whole analyses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_an_analysis_in_parts_has_the_same_bits(tmp_path: Path, dtype: str) -> None:
     model = mi.load_model("demo", dtype=dtype)
@@ -212,6 +215,7 @@ def results_of(folder: Path) -> Any:
     return {name: each.to_frame() for name, each in found.items() if name != "provenance"}
 
 
+@pytest.mark.slow
 def test_commands_in_parts_are_merged_also_from_elsewhere(tmp_path: Path) -> None:
     whole, here, there = (str(tmp_path / name) for name in ("whole", "here", "there"))
     command(*SWEEP, "--out", whole)
@@ -229,6 +233,7 @@ def test_commands_in_parts_are_merged_also_from_elsewhere(tmp_path: Path) -> Non
     assert repeat == shlex.join(["mless-interp", *SWEEP, "--out", here]), "neither the merging nor a shard"
 
 
+@pytest.mark.slow
 def test_damaged_options_are_told_and_nothing_is_lost(tmp_path: Path) -> None:
     here, there = (str(tmp_path / name) for name in ("here", "there"))
     command(*SWEEP, "--out", here, "--shard", "0/2")
@@ -245,6 +250,7 @@ def test_damaged_options_are_told_and_nothing_is_lost(tmp_path: Path) -> None:
     assert "Results:" in command("merge", here, "--from", there)
 
 
+@pytest.mark.slow
 def test_merging_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     here, there = (str(tmp_path / name) for name in ("here", "there"))
     assert "holds no shards" in command("merge", here, code=2)

@@ -229,6 +229,7 @@ def test_recomputed_patterns_give_every_metric_of_eager_ones(
     close(score_heads(model, pairs, metrics="all", source="recomputed", progress=False), eager)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_a_fused_model_gives_every_metric_of_an_eager_one(architecture: str, tiny_model_dir: Any) -> None:
     folder = tiny_model_dir(architecture)

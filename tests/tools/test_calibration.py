@@ -22,6 +22,7 @@ def test_a_planted_strength_is_about_the_share_that_is_removed() -> None:
     assert all(0.75 * strength < share < 1.35 * strength for strength, share in shares.items()), shares
 
 
+@pytest.mark.slow
 def test_rates_of_a_tiny_run_are_as_they_must_be() -> None:
     rates, again = bench.strength_part(2, (8, 16), (0.02, 0.3))
     assert rates[0.3, 16].right == bench.Tally(2, 2) and rates[0.02, 16].named == bench.Tally(0, 2)
@@ -30,6 +31,7 @@ def test_rates_of_a_tiny_run_are_as_they_must_be() -> None:
     assert again[0.0, 0].right == bench.Tally(64, 64) and max(again.measured[0.0]) < 1e-3
 
 
+@pytest.mark.slow
 def test_a_head_that_acts_in_some_problems_is_named_where_these_are_most() -> None:
     rates = bench.share_part(2, (16,), (0.0, 1.0))
     assert rates[1.0, 16].right == bench.Tally(2, 2) and rates[0.0, 16].named == bench.Tally(0, 2)
@@ -53,6 +55,7 @@ def test_the_promise_is_the_inverse_of_the_detectable_prevalence(n: int, cells: 
     assert bench.promised(8, cells, 1.0) == 0
 
 
+@pytest.mark.slow
 def test_variants_and_backends_of_a_tiny_model() -> None:
     planted = bench.small_planted("plain")
     made = bench.planted_variants(planted, 12, lengths=(5, 8), templates=("raw", "text", "chat"))
@@ -91,6 +94,7 @@ def test_overlap_counts_heads() -> None:
     assert bench.overlap("ab", "bc") == pytest.approx(1 / 3) and np.isnan(bench.overlap("", ""))
 
 
+@pytest.mark.slow
 def test_the_page_s_tables_and_pictures_are_those_that_the_run_writes(tmp_path: Path) -> None:
     page = bench.with_table(PAGE, "strength", "| new |")
     assert "<!-- calibration strength -->\n\n| new |\n\n<!-- end -->" in page

@@ -332,6 +332,7 @@ def test_criteria_can_be_missed(figures: dict[str, Any], where: tuple[str, ...],
     assert [name for name, found in measure.criteria(changed).items() if not found["met"]] == [missed]
 
 
+@pytest.mark.slow
 def test_stored_weights_answer_as_the_criteria_say(demo: Loaded, problems: list[dict[str, Any]]) -> None:
     chosen = problems[measure.N_EFFECTS : measure.N_EFFECTS + 100]
     assert measure.answers(*demo, chosen).all_right.double().mean() >= 0.95

@@ -75,6 +75,7 @@ def lower(panel: dict[str, Any]) -> np.ndarray:
 # ------------------------------------------------------------------------------------------------------- in a browser
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_is_drawn_is_the_pattern_without_with_and_their_difference(
     backend: str, tiny_model_dir: Any, chrome: Browser, tmp_path: Path
@@ -152,6 +153,7 @@ def test_the_same_view_twice_in_a_notebook_is_drawn_twice(tiny_model_dir: Any, c
     assert len(panels_of(opened(chrome, path, n_views=2))) == 2
 
 
+@pytest.mark.slow
 def test_charts_keep_the_width_of_their_panel_in_other_windows_in_screenshots_and_in_print(
     tiny_model_dir: Any, chrome: Browser, tmp_path: Path
 ) -> None:
@@ -206,6 +208,7 @@ def read_span() -> tuple[mi.Model, tuple[mi.PromptPair, ...]]:
     return model, mi.make_pairs(model, mi.load_problems(planted, limit=4), slashes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [1400, 390])
 @pytest.mark.parametrize("several", [False, True])
 def test_the_column_of_a_span_that_is_read_is_dark_and_framed_at_its_true_position(
@@ -380,6 +383,7 @@ def test_random_rows_fit_too_and_are_as_exact_as_the_page_says(
 # ---------------------------------------------------------------------------------------------------- without a browser
 
 
+@pytest.mark.slow
 def test_pages_grow_coarser_and_then_pooled_before_they_grow_large(long_prompt: tuple[mi.Model, mi.PromptPair]) -> None:
     model, pair = long_prompt
     heads = [mi.Head(0, head) for head in range(4)]

@@ -63,6 +63,7 @@ def difference(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.sqrt(np.mean((one.astype(float) - other) ** 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DRAWN)
 def test_a_picture_looks_as_it_did_and_another_number_shows(name: str) -> None:
     draw, number, other = DRAWN[name]

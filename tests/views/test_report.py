@@ -406,6 +406,7 @@ def own(requests: list[str]) -> list[str]:
     return [url for url in requests if not url.startswith(("data:", "blob:"))]
 
 
+@pytest.mark.slow
 def test_the_page_loads_complains_of_nothing_and_asks_nobody(page: Page, hostile: Path) -> None:
     page.until("document.querySelectorAll('.mless-view canvas').length >= 6")
     page.run("new Promise((done) => setTimeout(done, 300))")
@@ -561,6 +562,7 @@ def test_a_wide_picture_keeps_its_size_on_a_phone_and_scrolls_in_its_box(chrome:
     assert page.run("document.documentElement.scrollWidth") == 390
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [360, 1200])
 def test_nothing_sticks_out_of_the_window(width: int, chrome: Browser, hostile: Path) -> None:
     page = chrome.open(hostile, width=width)

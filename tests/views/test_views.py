@@ -335,6 +335,7 @@ def test_shares_are_stacked_to_the_head_s_own() -> None:
         mi.views.shares(found, after_norm=True)
 
 
+@pytest.mark.slow
 def test_layers_show_means_over_heads_with_their_bands() -> None:
     found = decomposed()
     axes = mi.views.affine_layers(found).axes[0]
