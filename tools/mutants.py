@@ -97,7 +97,7 @@ ROOMS = {
             "mless_interp/patching/sweep.py",
             "mless_interp/scores/streaming.py",
         ),
-        ("tests/models/test_devices.py",),
+        ("tests/models/test_devices.py", "tests/scores/test_streaming.py"),
         speaks_of=r"device|\.to\(|\.cpu\(|is_meta",  # where something lies
     ),
 }
