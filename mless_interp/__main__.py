@@ -6,9 +6,8 @@ from pathlib import Path
 
 import typer
 
-from .command_line import Group, one_line_errors
-from .commands import COMMANDS
-from .commands.certify import check
+from .command_line import Group, of_options, one_line_errors
+from .commands import COMMANDS, certify
 from .commands.compare_runs import compare
 from .commands.merge_shards import merge
 from .commands.plan import plan
@@ -25,7 +24,7 @@ def about() -> None:
 for _name, _file in COMMANDS.items():
     (_command,) = import_module(f"mless_interp.commands.{_file}").app.registered_commands
     app.command(_name)(_command.callback)
-app.command()(one_line_errors(check))
+app.command()(one_line_errors(of_options(certify.check, certify.Options)))
 app.command()(one_line_errors(report))
 app.command()(one_line_errors(compare))
 app.command()(one_line_errors(merge))

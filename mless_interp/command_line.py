@@ -1,9 +1,9 @@
 """What every command shares: options, how it begins and is stopped, one line for wrong input, a command to repeat.
 
 A command is a dataclass of options and a function of it, `app = analysis(main)`. The options that most of them take are
-fields of `Saving`, `Asking` and `Inserting`, to be inherited from; a field that is declared again has another default or
-another explanation. What single commands share is an annotation: `heads: HeadsOption = None`. What is computed, kept and
-shown: `commands/`.
+fields of `Saving`, `Loading`, `Asking` and `Inserting`, to be inherited from; a field that is declared again has another
+default or another explanation. What single commands share is an annotation: `heads: HeadsOption = None`. What is computed,
+kept and shown: `commands/`.
 """
 
 import dataclasses
@@ -80,10 +80,18 @@ ProblemsOption = Annotated[
         "blank lines that the model is to go on with (then with --template text). [default: the model's own]"
     ),
 ]
-NBeforeOption = Annotated[int, Option(help="Of a .txt file's texts: tokens before the place of insertion.")]
-NContextOption = Annotated[int, Option(help="Of a .txt file's texts: tokens of the context in all.")]
-NAnswerOption = Annotated[int, Option(help="Of a .txt file's texts: tokens of the continuation, at least.")]
-LimitOption = Annotated[int, Option(help="How many problems, from the first (the unit of replication is the problem).")]
+NBeforeOption = Annotated[
+    int | None, Option(min=1, help="Of a .txt file's texts: tokens before the place of insertion. [default: 16]")
+]
+NContextOption = Annotated[
+    int | None, Option(min=2, help="Of a .txt file's texts: tokens of the context in all. [default: 64]")
+]
+NAnswerOption = Annotated[
+    int | None, Option(min=1, help="Of a .txt file's texts: tokens of the continuation, at least. [default: 1]")
+]
+LimitOption = Annotated[
+    int, Option(min=1, help="How many problems, from the first (the unit of replication is the problem).")
+]
 TemplateOption = Annotated[
     str, Option(help="raw, raw_as_sent (the paper's doubled braces), text (for base models: adds nothing) or chat.")
 ]
@@ -95,11 +103,12 @@ UnitOption = Annotated[
         "repeat_question how many times, of ids the token ids (5,6), of pause the token."
     ),
 ]
-NTokensOption = Annotated[int, Option(help="Length of the insertion in tokens.")]
+NTokensOption = Annotated[int, Option(min=1, help="Length of the insertion in tokens.")]
 LengthOption = Annotated[
     int | None,
     Option(
-        help="Length of the insertion in tokens, of kinds that are counted in tokens. [default: 55; of text and ids as given]"
+        min=1,
+        help="Length of the insertion in tokens, of kinds that are counted in tokens. [default: 55; of text and ids as given]",
     ),
 ]
 PlaceOption = Annotated[
@@ -126,10 +135,12 @@ ProblemOption = Annotated[
     Option(help="The problem whose attention is shown, by id or place. [default: the mean over the first 32]"),
 ]
 ConditionsOption = Annotated[str, Option(help=f"{as_words(CONDITIONS)}. All are compared with the first.")]
-SeedOption = Annotated[int, Option(help="Seed of all that is drawn: random insertions, permutations, the bootstrap.")]
+SeedOption = Annotated[
+    int, Option(min=0, help="Seed of all that is drawn: random insertions, permutations, the bootstrap.")
+]
 EngineOption = Annotated[str, Option(help="serial, or ray: several workers, each with a model of its own (an extra).")]
-WorkersOption = Annotated[int, Option(help="ray: how many workers.")]
-GpusOption = Annotated[float, Option(help="ray: GPUs that each worker reserves.")]
+WorkersOption = Annotated[int, Option(min=1, help="ray: how many workers.")]
+GpusOption = Annotated[float, Option(min=0, help="ray: GPUs that each worker reserves.")]
 AddressOption = Annotated[
     str | None, Option(help="ray: a running cluster (auto: this machine's). [default: Ray is started here]")
 ]
@@ -138,7 +149,7 @@ ShardOption = Annotated[
     Option(help="Only this part of the work, zero-based: 0/4 to 3/4, each on a machine; then mless-interp merge OUT."),
 ]
 WaitOption = Annotated[
-    float, Option(help="A shard waits for the other ones' parts until nothing new came for so many seconds.")
+    float, Option(min=0, help="A shard waits for the other ones' parts until nothing new came for so many seconds.")
 ]
 OutOption = Annotated[Path, Option(help="Folder for the results; it appears only when they are whole.")]
 OverwriteOption = Annotated[
@@ -241,17 +252,10 @@ class Computing(Saving):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asking(Computing):
-    """The options of an analysis that asks one model about problems, and how it begins."""
+class Loading:
+    """The options of every command that loads a model."""
 
-    model: ModelOption = "demo"
     backend: BackendOption = "auto"
-    problems: ProblemsOption = None
-    limit: LimitOption = 32
-    n_before: NBeforeOption = 16
-    n_context: NContextOption = 64
-    n_answer: NAnswerOption = 1
-    template: TemplateOption = "raw"
     dtype: DtypeOption = "float32"
     tf32: Tf32Option = True
     device: DeviceOption = None
@@ -260,6 +264,40 @@ class Asking(Computing):
     offload_folder: OffloadFolderOption = None
     quantization_config: QuantizationOption = None
     attention: AttentionOption = "eager"
+
+    def loading(self) -> dict[str, Any]:
+        """All of them as `load_model` takes them; `ValueError` for what cannot be read."""
+        placed: Any = self.device_map
+        if placed is not None and placed.lstrip().startswith("{"):
+            placed = _json_object("--device-map", placed, """auto, or '{"": "cuda:0"}'""")
+        elif placed is not None and not placed.strip():
+            raise ValueError("--device-map is empty: write auto, or leave it out")
+        if self.attention not in ATTENTIONS:
+            raise ValueError(f"unknown attention {self.attention!r}; choose one of {', '.join(ATTENTIONS)}")
+        made: dict[str, Any] = {"backend": self.backend, "dtype": self.dtype, "tf32": self.tf32}
+        made |= {"device": self.device, "device_map": placed, "attn_implementation": self.attention}
+        if self.max_memory is not None:
+            most = _json_object("--max-memory", self.max_memory, """'{"0": "20GiB", "cpu": "60GiB"}'""")
+            made["max_memory"] = {int(name) if name.isdecimal() else name: size for name, size in most.items()}
+        if self.offload_folder is not None:
+            made["offload_folder"] = self.offload_folder
+        if self.quantization_config is not None:
+            form = """'{"quant_method": "bitsandbytes", "load_in_4bit": true}'"""
+            made["quantization_config"] = _json_object("--quantization-config", self.quantization_config, form)
+        return made
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking(Loading, Computing):
+    """The options of an analysis that asks one model about problems, and how it begins."""
+
+    model: ModelOption = "demo"
+    problems: ProblemsOption = None
+    limit: LimitOption = 32
+    n_before: NBeforeOption = None
+    n_context: NContextOption = None
+    n_answer: NAnswerOption = None
+    template: TemplateOption = "raw"
 
     def questions(self) -> tuple[Problem, ...]:
         """The problems that were asked for."""
@@ -277,8 +315,7 @@ class Asking(Computing):
         from .prompts.prompt import template_named
 
         template_named(self.template)
-        placed = placement_of(self)
-        engine = self.computing()
+        options, engine = self.loading(), self.computing()
         context = context_of(self.model)
         if context is not None and at_least >= context:
             raise ValueError(
@@ -286,7 +323,7 @@ class Asking(Computing):
                 f"{context}: ask for fewer"
             )
         self.say(f"loading {self.model} ...")
-        return load_model(self.model, backend=self.backend, dtype=self.dtype, tf32=self.tf32, **placed).on(engine)
+        return load_model(self.model, **options).on(engine)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,13 +355,12 @@ def analysis(main: Callable[[Any], None], *, options: type | None = None, name: 
     """
     if options is None:
         (options,) = (hint for name, hint in get_type_hints(main).items() if name != "return")
-    made, program = options, name or getattr(main, "__module__", None) or "analysis"
+    program = name or getattr(main, "__module__", None) or "analysis"
 
     @functools.wraps(main)
-    def command(**given: Any) -> None:
+    def command(asked: Any) -> None:
         from .running.folders import claimed
 
-        asked = made(**given)
         missing = [folder for folder in asked.folder.absolute().parents if not folder.exists()]
         try:
             with plain_warnings(), claimed(asked.folder, overwrite=asked.overwrite, analysis=program, shard=asked.part):
@@ -343,10 +379,20 @@ def analysis(main: Callable[[Any], None], *, options: type | None = None, name: 
                 for folder in missing:
                     folder.rmdir()
 
-    command.__signature__ = inspect.Signature(list(_parameters(made)))  # type: ignore[attr-defined]
     app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(cls=Command)(one_line_errors(command))
+    app.command(cls=Command)(one_line_errors(of_options(command, options)))
     return app
+
+
+def of_options(main: Callable[[Any], None], options: type) -> Callable[..., None]:
+    """A function of one dataclass of `options` as one of a keyword for each field."""
+
+    @functools.wraps(main)
+    def command(**given: Any) -> None:
+        main(options(**given))
+
+    command.__signature__ = inspect.Signature(_parameters(options))  # type: ignore[attr-defined]
+    return command
 
 
 @contextmanager
@@ -605,41 +651,6 @@ def context_of(model: str) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def placement(
-    device: str | None,
-    device_map: str | None,
-    attention: str,
-    *,
-    max_memory: str | None = None,
-    offload_folder: str | None = None,
-    quantization_config: str | None = None,
-) -> dict[str, Any]:
-    """Where and how a model is to run, as `load_model` takes it; `ValueError` for what cannot be read."""
-    placed: Any = device_map
-    if device_map is not None and device_map.lstrip().startswith("{"):
-        placed = _json_object("--device-map", device_map, """auto, or '{"": "cuda:0"}'""")
-    elif device_map is not None and not device_map.strip():
-        raise ValueError("--device-map is empty: write auto, or leave it out")
-    if attention not in ATTENTIONS:
-        raise ValueError(f"unknown attention {attention!r}; choose one of {', '.join(ATTENTIONS)}")
-    made: dict[str, Any] = {"device": device, "device_map": placed, "attn_implementation": attention}
-    if max_memory is not None:
-        most = _json_object("--max-memory", max_memory, """'{"0": "20GiB", "cpu": "60GiB"}'""")
-        made["max_memory"] = {int(name) if name.isdecimal() else name: size for name, size in most.items()}
-    if offload_folder is not None:
-        made["offload_folder"] = offload_folder
-    if quantization_config is not None:
-        form = """'{"quant_method": "bitsandbytes", "load_in_4bit": true}'"""
-        made["quantization_config"] = _json_object("--quantization-config", quantization_config, form)
-    return made
-
-
-def placement_of(options: Any) -> dict[str, Any]:
-    """`placement` of a command's options."""
-    more = {name: getattr(options, name) for name in ("max_memory", "offload_folder", "quantization_config")}
-    return placement(options.device, options.device_map, options.attention, **more)
-
-
 def _json_object(option: str, text: str, form: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
@@ -689,17 +700,22 @@ def place_of_problem(problem: str | None, questions: Any) -> str | int | None:
 
 
 @checked
-def chosen_problems(
-    problems: str | None, model: str, *, limit: int, n_before: int = 16, n_context: int = 64, n_answer: int = 1
-) -> tuple[Problem, ...]:
+def chosen_problems(problems: str | None, model: str, *, limit: int, **sizes: int | None) -> tuple[Problem, ...]:
     """The first `limit` problems of `--problems`; without it those that a model's directory brings along, or the demo's.
 
     A .txt file's texts are cut into problems by the model's tokenizer, which alone is loaded for it; the sizes are those of
-    `problems_from_texts`.
+    `problems_from_texts` (None: its own), and `ValueError` where there are no texts to cut.
     """
     from .prompts.texts import problems_of
 
-    return problems_of(model, problems, limit=limit, n_before=n_before, n_context=n_context, n_answer=n_answer)
+    given = {name: size for name, size in sizes.items() if size is not None}
+    if given and Path(problems or "").suffix != ".txt":
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise ValueError(
+            f"{options}: only the texts of a .txt file are cut to size, not the problems of {problems or 'the model'}: leave it "
+            "out, or give --problems FILE.txt"
+        )
+    return problems_of(model, problems, limit=limit, **given)
 
 
 @contextmanager

@@ -59,13 +59,13 @@ class Options(Asking):
     arm_c: Annotated[float, Option(help="ARM's c; the paper tunes it per model and benchmark.")] = 0.13
     arm_p1: Annotated[float, Option(help="ARM's p1, a percentile.")] = 99.5
     arm_reading: Annotated[str, Option(help="paper_add or code_replace.")] = "paper_add"
-    n_samples: Annotated[int, Option(help="Answers to each problem; above 1 with a temperature.")] = 1
-    temperature: Annotated[float, Option(help="0 is greedy.")] = 0.0
+    n_samples: Annotated[int, Option(min=1, help="Answers to each problem; above 1 with a temperature.")] = 1
+    temperature: Annotated[float, Option(min=0, help="0 is greedy.")] = 0.0
     top_p: Annotated[float, Option(help="Nucleus of the sampling.")] = 1.0
     max_new_tokens: Annotated[
-        int | None, Option(help="Longest answer. [default: 2048, or what the context leaves]")
+        int | None, Option(min=1, help="Longest answer. [default: 2048, or what the context leaves]")
     ] = None
-    batch_size: Annotated[int | None, Option(help="Prompts at once. [default: sized to memory]")] = None
+    batch_size: Annotated[int | None, Option(min=1, help="Prompts at once. [default: sized to memory]")] = None
     engine: Annotated[
         str,
         Option(
@@ -76,7 +76,7 @@ class Options(Asking):
     vllm_python: Annotated[
         str | None, Option(help="vllm: the interpreter of its environment. [default: what MLESS_VLLM_PYTHON names]")
     ] = None
-    tensor_parallel_size: Annotated[int, Option(help="vllm: how many GPUs hold the model together.")] = 1
+    tensor_parallel_size: Annotated[int, Option(min=1, help="vllm: how many GPUs hold the model together.")] = 1
     engines: ClassVar[tuple[str, ...]] = ("auto", "hugging_face", "forward", "vllm")
     published: Annotated[
         str | None, Option(help="A model of the paper's tables, whose bars stand beside yours: Qwen2.5-Math-7B.")

@@ -34,16 +34,17 @@ class Options(Inserting):
     ] = "demo"
     heads: HeadsOption = None
     limit: Annotated[
-        int, Option(help="How many problems name the heads, from the first; with --heads all there are.")
+        int, Option(min=1, help="How many problems name the heads, from the first; with --heads all there are.")
     ] = 64
     confirm: Annotated[
         int | None,
         Option(
+            min=0,
             help="So many fresh problems, those after the first: named heads are tested again there, and the circuit is "
-            f"measured there. 0: all on the same problems. [default: {N_CONFIRM}; with --heads 0]"
+            f"measured there. 0: all on the same problems. [default: {N_CONFIRM}; with --heads 0]",
         ),
     ] = None
-    most_heads: Annotated[int, Option(help="The circuit of so many named heads at most, the largest first.")] = 8
+    most_heads: Annotated[int, Option(min=1, help="The circuit of so many named heads at most, the largest first.")] = 8
     contrast: Annotated[
         str,
         Option(
@@ -58,7 +59,7 @@ class Options(Inserting):
         ),
     ] = "auto"
     n_rows: Annotated[
-        int, Option(help="Tokens from each end of the question at which sites and heads are patched.")
+        int, Option(min=1, help="Tokens from each end of the question at which sites and heads are patched.")
     ] = 8
     without: Annotated[str, Option(help=f"Leave out, with commas: {', '.join(PARTS)}.")] = ""
     outcome: OutcomeOption = "answer_logprob"
@@ -75,15 +76,8 @@ class Options(Inserting):
         given, _ = read_heads(self.heads, None)
         for name in chosen_names(self.without):
             one_of(name, dict.fromkeys(PARTS), "part to leave out")
-        for name, count, least in (
-            ("limit", self.limit, 1),
-            ("most-heads", self.most_heads, 1),
-            ("n-rows", self.n_rows, 1),
-        ):
-            if count < least:
-                raise ValueError(f"--{name} must be {least} or more, got {count}")
         confirm = (0 if given else N_CONFIRM) if self.confirm is None else self.confirm
-        if confirm < 0 or confirm == 1 or (given and confirm):
+        if confirm == 1 or (given and confirm):
             raise ValueError(f"--confirm takes 2 or more problems, or 0, and only goes without --heads, got {confirm}")
         asked = replace(self, limit=self.limit + confirm, confirm=confirm)
         there = len(asked.questions())

@@ -26,7 +26,7 @@ class Options(Asking):
     unit: Annotated[str | None, Option(help="The repeated unit or word. [default: ' /' or 'he']")] = None
     place: PlaceOption = "before-question"
     doses: Annotated[str, Option(help="Numbers of inserted tokens, increasing.")] = "1,2,4,8,16,32,55,70,110"
-    layer: Annotated[int, Option(help="The layer whose heads are read, zero-based.")] = 0
+    layer: Annotated[int, Option(min=0, help="The layer whose heads are read, zero-based.")] = 0
     outcome: OutcomeOption = "answer_logprob"
     out: OutOption = Path("results/dose_response")
 

@@ -47,7 +47,8 @@ class Options(Asking):
         "shared"
     )
     show: Annotated[
-        int, Option(help="How many heads to draw (those chosen, or the most collapsed and the one that reads most).")
+        int,
+        Option(min=1, help="How many heads to draw (those chosen, or the most collapsed and the one that reads most)."),
     ] = 3
     problem: ProblemOption = None
     out: OutOption = Path("results/head_profiles")
@@ -77,8 +78,6 @@ def compute(options: Options) -> Computed:
     several_of(conditions, CONDITIONS, "condition")
     check_rows(options.rows)
     read_heads(options.heads, options.layers)
-    if options.show < 1:
-        raise ValueError(f"--show must be 1 or more, got {options.show}")
     problem = options.shown_problem(options.problem)
     model = options.load()
     heads = chosen_heads(options.heads, options.layers, n_layers=model.info.n_layers, n_heads=model.info.n_heads)

@@ -26,7 +26,7 @@ class Options(Inserting):
 
     layers: LayersOption = None
     layer: Annotated[
-        int, Option(help="The layer of MLP and mediation, zero-based (the paper speaks of the first).")
+        int, Option(min=0, help="The layer of MLP and mediation, zero-based (the paper speaks of the first).")
     ] = 0
     contrast: Annotated[str, Option(help=f"What is drawn and said: {contrasts(*CONTRASTS)}. For the MLP: content.")] = (
         "content"

@@ -37,18 +37,22 @@ class Options(Inserting):
     ] = "locate"
     confirm: Annotated[
         int,
-        Option(help="locate: test the named heads again on so many fresh problems, those after the first. 0: do not."),
+        Option(
+            min=0,
+            help="locate: test the named heads again on so many fresh problems, those after the first. 0: do not.",
+        ),
     ] = 0
     answers: Annotated[
         int,
         Option(
+            min=0,
             help="locate: answer so many other problems, those after all of these: without insertion, with it, and with the "
             f"named heads that read, or each of {N_RANDOM_SETS} random sets like them, cut off from it: so many times "
-            f"{3 + N_RANDOM_SETS} answers at most. 0: do not."
+            f"{3 + N_RANDOM_SETS} answers at most. 0: do not.",
         ),
     ] = 0
     limit: Annotated[
-        int | None, Option(help="How many problems, from the first. [default: 64 to locate, 32 to sweep]")
+        int | None, Option(min=1, help="How many problems, from the first. [default: 64 to locate, 32 to sweep]")
     ] = None  # type: ignore[assignment]
     layers: LayersOption = None
     heads: HeadsOption = None
@@ -88,13 +92,11 @@ class Options(Inserting):
                 f"--answers cuts heads off from the span, so it goes with --contrast content, not {self.contrast}"
             )
         for name, count in (("confirm", self.confirm), ("answers", self.answers)):
-            if count < 0 or count == 1 or (self.mode == "sweep" and count):
+            if count == 1 or (self.mode == "sweep" and count):
                 raise ValueError(
                     f"--{name} takes 2 or more problems, or 0, and only goes with --mode locate, got {count}"
                 )
         limit: int = PROBLEMS[self.mode] if self.limit is None else self.limit
-        if limit < 1:
-            raise ValueError(f"limit must be 1 or more, got {limit}")
         outcome_named(self.outcome, signed_for="locating heads" if self.mode == "locate" else "")
         Sweep.named(**self.sweep)
         read_heads(self.heads, self.layers)

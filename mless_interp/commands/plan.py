@@ -41,10 +41,12 @@ def plan(
     ],
     what: Annotated[str, Argument(metavar="[WHAT]", help=f"{PLANNED}.")] = "locate",
     problems: ProblemsOption = None,
-    limit: Annotated[int | None, Option(help="How many problems, from the first. [default: the analysis' own]")] = None,
-    n_before: NBeforeOption = 16,
-    n_context: NContextOption = 64,
-    n_answer: NAnswerOption = 1,
+    limit: Annotated[
+        int | None, Option(min=1, help="How many problems, from the first. [default: the analysis' own]")
+    ] = None,
+    n_before: NBeforeOption = None,
+    n_context: NContextOption = None,
+    n_answer: NAnswerOption = None,
     template: TemplateOption = "raw",
     insertion: InsertionOption = "meaningless",
     unit: UnitOption = None,
@@ -62,11 +64,12 @@ def plan(
         float | None, Option(help="Of a GPU that is not here: 10^12 operations a second in the chosen precision.")
     ] = None,
     treatments: Annotated[
-        int | None, Option(help="accuracy: how often the problems are answered. [default: 2]")
+        int | None, Option(min=1, help="accuracy: how often the problems are answered. [default: 2]")
     ] = None,
-    max_new_tokens: Annotated[int | None, Option(help="accuracy: longest answer.")] = None,
+    max_new_tokens: Annotated[int | None, Option(min=1, help="accuracy: longest answer.")] = None,
     named: Annotated[
-        int | None, Option(help="locate: heads that are supposed to be named, which controls are of. [default: 5]")
+        int | None,
+        Option(min=1, help="locate: heads that are supposed to be named, which controls are of. [default: 5]"),
     ] = None,
     price: Annotated[float | None, Option(help="Of an hour on the machine, to say what the run costs.")] = None,
     seconds: Annotated[float, Option(help="How long real code may be timed, about.")] = 20.0,
@@ -96,7 +99,6 @@ def plan(
     sizes = {"n_before": n_before, "n_context": n_context, "n_answer": n_answer}
     questions = chosen_problems(problems, model, limit=LIMITS[what] if limit is None else limit, **sizes)
     filler = chosen_insertion(insertion, unit, n_tokens=n_tokens, seed=seed, problems=questions, place=place)
-    texts = problems is not None and Path(problems).suffix == ".txt"
     options: dict[str, Any] = {"backend": backend, "dtype": dtype, "device": device, "attention": attention}
     found = plan_run(
         model,
@@ -112,7 +114,7 @@ def plan(
         n_named=N_NAMED if named is None else named,
         price=price,
         seconds=seconds,
-        source={"problems": problems, **(sizes if texts else {})},
+        source={"problems": problems, **sizes},
         **options,
     )
     as_json = json.dumps(found.to_dict(), indent=1)

@@ -7,21 +7,13 @@ from typing import Annotated, Any
 from typer import Option
 
 from ..command_line import (
-    AttentionOption,
-    BackendOption,
-    DeviceMapOption,
-    DeviceOption,
-    DtypeOption,
-    MaxMemoryOption,
+    Loading,
     NTokensOption,
-    OffloadFolderOption,
     ProblemOption,
-    QuantizationOption,
     Saving,
     TemplateOption,
     chosen_problems,
     place_of_problem,
-    placement_of,
 )
 from .kept import Computed, Kept, Presented, program, shown_attention
 
@@ -29,7 +21,7 @@ Profiles = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Saving):
+class Options(Loading, Saving):
     """What can be asked."""
 
     figure: Annotated[str, Option(help="The paper's number: 13 (000), 11 (001), 9 (002), 18 (003) or 10 (004).")]
@@ -45,7 +37,7 @@ class Options(Saving):
         str | None,
         Option(help="'demo', 'math500' (from the hub), or a .jsonl file. [default: the model's own, else math500]"),
     ] = None
-    limit: Annotated[int, Option(help="How many problems; the paper's figures probably show one.")] = 32
+    limit: Annotated[int, Option(min=1, help="How many problems; the paper's figures probably show one.")] = 32
     template: TemplateOption = "raw"
     n_tokens: NTokensOption = 55
     rows: Annotated[str, Option(help="Rows averaged over: shared, or all (probably the paper's).")] = "shared"
@@ -57,18 +49,10 @@ class Options(Saving):
         ),
     ] = None
     max_new_tokens: Annotated[
-        int | None, Option(help="Figure 10: longest answer. [default: 2048, or what the context leaves]")
+        int | None, Option(min=1, help="Figure 10: longest answer. [default: 2048, or what the context leaves]")
     ] = None
     problem: ProblemOption = None
-    draws: Annotated[int, Option(help="Draws of random words per problem, averaged.")] = 3
-    backend: BackendOption = "auto"
-    dtype: DtypeOption = "float32"
-    device: DeviceOption = None
-    device_map: DeviceMapOption = None
-    max_memory: MaxMemoryOption = None
-    offload_folder: OffloadFolderOption = None
-    quantization_config: QuantizationOption = None
-    attention: AttentionOption = "eager"
+    draws: Annotated[int, Option(min=1, help="Draws of random words per problem, averaged.")] = 3
     out: Annotated[Path | None, Option(help="Folder for the results. [default: results/figure_<figure>]")] = None  # type: ignore[assignment]
 
     @property
@@ -92,11 +76,9 @@ def compute(options: Options) -> Computed:
 
     shown, tiny = figure_named(options.figure), options.tiny
     given = _directories(shown, options.model)
-    if options.draws < 1:
-        raise ValueError(f"--draws must be 1 or more, got {options.draws}")
     template_named(options.template)
     check_rows(options.rows)
-    placement_of(options)
+    options.loading()
     if options.backend not in BACKENDS:
         raise ValueError(f"unknown backend {options.backend!r}; choose one of {', '.join(BACKENDS)}")
     if len(shown.models) == 1 and not tiny:  # of several, one that fails keeps the others
@@ -159,13 +141,11 @@ def _of_one_model(
     from ..views.report import ShownPrompt
 
     problem = place_of_problem(options.problem, questions)
-    placed = placement_of(options)
+    loading = options.loading()
     if options.tiny:
-        placed = {"attn_implementation": options.attention}
-    else:
-        placed["dtype"] = options.dtype
+        loading = {name: loading[name] for name in ("backend", "attn_implementation")}
     options.say(f"loading {directory or title_of(key)} ...")
-    model = paper.load_panel_model(key, tiny=options.tiny, directory=directory, backend=options.backend, **placed)
+    model = paper.load_panel_model(key, tiny=options.tiny, directory=directory, **loading)
     made = _profiles(model, figure, key, questions, options)
     heads = figure.heads(key)
     checks = paper.check_claims(

@@ -25,20 +25,23 @@ class Options(Asking):
         str | None, Option(help="'demo', 'math500', a .jsonl or .txt file, as of other commands. [default: the file's]")
     ] = None
     limit: Annotated[
-        int | None, Option(help="How many problems are measured, from the first. [default: the file's]")
+        int | None, Option(min=2, help="How many problems are measured, from the first. [default: the file's]")
     ] = None  # type: ignore[assignment]
     template: Annotated[str | None, Option(help="raw, raw_as_sent, text or chat. [default: the file's]")] = None  # type: ignore[assignment]
     confirm: Annotated[
-        int | None, Option(help="Fresh problems that named heads are tested on. [default: the file's]")
+        int | None, Option(min=0, help="Fresh problems that named heads are tested on. [default: the file's]")
     ] = None
-    answers: Annotated[int | None, Option(help="How many problems are answered; 0: none. [default: the file's]")] = None
+    answers: Annotated[
+        int | None, Option(min=0, help="How many problems are answered; 0: none. [default: the file's]")
+    ] = None
     n_tokens: Annotated[
         int | None,
         Option(
-            help="Length of every insertion that is counted in tokens, where a unit is several. [default: the file's]"
+            min=1,
+            help="Length of every insertion that is counted in tokens, where a unit is several. [default: the file's]",
         ),
     ] = None
-    seed: Annotated[int | None, Option(help="In place of the seeds of the file.")] = None  # type: ignore[assignment]
+    seed: Annotated[int | None, Option(min=0, help="In place of the seeds of the file.")] = None  # type: ignore[assignment]
     out: OutOption = Path("results/study")
 
 

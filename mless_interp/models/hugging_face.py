@@ -245,14 +245,14 @@ class Placement:
                 **options,
             )
         refuse_strange_keys(loading, name=name, architecture=type(model).__name__)
+        # left where a file has them, products would round by the length of its header; read before this, all files would stay
+        # in memory beside their copies, now one at a time does
+        for weight in model.parameters():
+            if weight.data_ptr() % CACHE_LINE:
+                weight.data = weight.data.clone()
         refuse_not_finite(model, name=name)
         if self.dtype == torch.float64 and model._can_set_experts_implementation():
             model.set_experts_implementation("eager")  # grouped products have no float64
-        for (
-            weight
-        ) in model.parameters():  # left where a file has them, products would round by the length of its header
-            if weight.data_ptr() % CACHE_LINE:
-                weight.data = weight.data.clone()
         if model.config.architectures is None:
             model.config.architectures = [type(model).__name__]
         return (model if places is not None else model.to(self.device)).eval()

@@ -131,8 +131,9 @@ def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: 
             f"{name!r} ({architecture}) cannot be converted to a HookedTransformer here: {first_line(error)}; use "
             'backend="bridge" or "nnsight"'
         ) from error
-    state = {key: value.detach().clone().to(hf_model.dtype) for key, value in state.items()}
-    missing, unexpected = hooked.load_state_dict(state, strict=False)
+    for key, value in state.items():  # one by one, so that what a converter made of a weight goes as its copy comes
+        state[key] = value.detach().to(hf_model.dtype).clone(memory_format=torch.contiguous_format)
+    missing, unexpected = hooked.load_state_dict(state, strict=False, assign=True)
     buffers = ("mask", "IGNORE", "rotary_sin", "rotary_cos")
     missing = [key for key in missing if not key.endswith(buffers)]
     absent = [key for key in missing if key.rpartition(".")[2].startswith("b_")]  # as in the model: a bias of 0

@@ -2,16 +2,17 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from ..models.info import ModelInfo
+from ..models.load import CONVERTED_AT_MOST, source_of
+from ..models.transformer_lens import has_hooked_transformer
 from .free import available_memory
 from .shape import Shape
 from .timing import Chosen
 
-LOADING = {"hooked_transformer": 3.1, "bridge": 1.0, "nnsight": 1.0}
-"""Resident memory at the peak of loading, in weights: HookedTransformer converts them, the others map their files."""
 SHARE_OF_GPU = 0.9
 CONTEXT_BYTES = 0.8e9
 """What a GPU's libraries take of it."""
@@ -19,32 +20,63 @@ CONTEXT_BYTES = 0.8e9
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes: of the weights, of the two recorded runs of a unit, of one pass, and of libraries in this process."""
+    """Bytes: of the weights, of the two recorded runs of a unit, of one pass, and of libraries in this process.
+
+    `loading`: of weights while they are converted. `mapped`: of files that weights are copied out of, at once; they count as
+    resident beside the copies, and the system takes them back where memory is short.
+    """
 
     weights: float
     recordings: float
     one_pass: float
     libraries: float
     loading: float
+    mapped: float
 
     @property
     def device(self) -> float:
         """At the peak, on a GPU."""
-        return self.weights + self.recordings + self.one_pass + CONTEXT_BYTES
+        return CONTEXT_BYTES + max(self.loading, self.weights + self.recordings + self.one_pass)
 
     @property
     def host(self) -> float:
-        """At the peak, where the model runs on the CPU."""
+        """What must be there at the peak, where the model runs on the CPU."""
         return self.libraries + max(self.loading, self.weights + self.recordings + self.one_pass)
 
     @property
+    def resident(self) -> float:
+        """Resident at the peak, where the model runs on the CPU: with files that are mapped."""
+        return max(self.host, self.host_beside)
+
+    @property
     def host_beside(self) -> float:
-        """At the peak on the host, where the model runs on a GPU: its weights pass through."""
-        return self.libraries + self.weights
+        """Resident at the peak on the host, where the model runs on a GPU: its weights pass through."""
+        return self.libraries + self.weights + self.mapped
 
 
 def weights_bytes(shape: Shape, chosen: Chosen) -> float:
     return shape.bytes_of_weights(chosen.bytes_each)
+
+
+def mapped_bytes(shape: Shape, chosen: Chosen) -> float:
+    """Of the files of weights those that are mapped at once: converted to another dtype all of them, else one at a time."""
+    said = getattr(shape.config, "dtype", None)
+    stored = said if isinstance(said, torch.dtype) else chosen.torch_dtype
+    files = [float(file.stat().st_size) for file in Path(source_of(shape.info.name)).glob("*.safetensors")]
+    sizes = files or [shape.bytes_of_weights(stored.itemsize)]
+    return max(sizes) if stored == chosen.torch_dtype or shape.quantised else sum(sizes)
+
+
+def loading_bytes(shape: Shape, chosen: Chosen) -> float:
+    """Weights, where HookedTransformer converts them twice: its output layer is never tied."""
+    weights = weights_bytes(shape, chosen)
+    converts = chosen.backend == "hooked_transformer" or (
+        chosen.backend == "auto" and has_hooked_transformer() and weights <= CONVERTED_AT_MOST
+    )
+    if not converts:
+        return weights
+    tied = shape.config.get_text_config().tie_word_embeddings
+    return 2 * weights + tied * shape.info.d_vocab * shape.info.d_model * chosen.bytes_each
 
 
 def recordings_bytes(info: ModelInfo, chosen: Chosen, *, problems: int, length: int, changed: int) -> float:
@@ -69,8 +101,8 @@ def here() -> dict[str, int]:
     return found
 
 
-LIBRARIES = {"nnsight": 0.53e9}
-MOST_LIBRARIES = 0.9e9
+LIBRARIES = {"nnsight": 0.55e9}
+MOST_LIBRARIES = 0.65e9
 """Resident bytes of Python and the libraries of a backend; TransformerLens brings more."""
 
 

@@ -1,6 +1,7 @@
 """`plan_run`: what a run takes, before any weight is here: tokens, memory, operations, time, and how to run it."""
 
 import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
@@ -8,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 
 from ..generation.complete import rows_at_once
 from ..given import checked
@@ -111,8 +111,8 @@ class Plan:
 
     @property
     def peak(self) -> float:
-        """Bytes on the device at the peak."""
-        return self.memory.host if self.chosen.device == "cpu" else self.memory.device
+        """Bytes on the device at the peak, those of mapped files included (`own_fit.needs`: what must be there)."""
+        return self.memory.resident if self.chosen.device == "cpu" else self.memory.device
 
     @property
     def own_fit(self) -> Fit:
@@ -162,8 +162,9 @@ class Plan:
             "recorded runs of a unit": m.recordings,
             "one pass": m.one_pass,
             "libraries": m.libraries,
+            "files, mapped while weights are copied": m.mapped,
             "peak on the device": self.peak,
-            "peak on the host": m.host if self.chosen.device == "cpu" else m.host_beside,
+            "peak on the host": m.resident if self.chosen.device == "cpu" else m.host_beside,
         }
         rows += [("memory", name, f"{value / GB:.3g} GB") for name, value in parts.items()]
         rows += [
@@ -462,12 +463,9 @@ class _Work:
             one_pass = needs.pass_bytes(info, chosen, rows=1, changed=length, length=length, read=1)
             one_pass += 12.0 * info.n_heads * length**2
             recordings = 12.0 * info.n_layers * length * info.n_heads * info.d_head * (self.what == "mechanism")
-        loading = weights * needs.LOADING.get(chosen.backend, max(needs.LOADING.values()))
-        stored = getattr(shape.config, "dtype", None)
-        if isinstance(stored, torch.dtype) and stored != chosen.torch_dtype and shape.quantised is None:
-            loading += shape.n_parameters * stored.itemsize
         libraries = needs.LIBRARIES.get(chosen.backend, needs.MOST_LIBRARIES)
-        return needs.Memory(weights, recordings, one_pass, libraries, loading)
+        loading, mapped = needs.loading_bytes(shape, chosen), needs.mapped_bytes(shape, chosen)
+        return needs.Memory(weights, recordings, one_pass, libraries, loading, mapped)
 
     # ------------------------------------------------------------------------------------------------------ how long it takes
 
@@ -486,12 +484,17 @@ class _Work:
         if n_layers < self.shape.info.n_layers:  # rather one problem through more layers
             n_layers = layers_to_time(self.shape, chosen, lambda at: counted(at, largest[:1]), seconds=seconds)
         timed = Timed.of(self.shape, chosen, n_layers=n_layers, n_words=n_different(self.pairs))
-        terms = [self._loading(chosen, timed)]
+        terms, began, rate = [self._loading(chosen, timed)], time.perf_counter(), 0.0
         for number, step in enumerate(steps):
-            spent = timed.step(step, self.units, seconds=seconds / (2 * len(steps)))
-            terms.append(
-                Term(step.name, spent, step.beside, f"if {self.n_named} heads are named" if step.beside else "")
-            )
+            how = [f"if {self.n_named} heads are named"] if step.beside else []
+            operations = timed.counted(step, self.units)
+            if number and time.perf_counter() - began > seconds:  # nothing is left for it
+                spent = rate * operations
+                how.append("by its operations")
+            else:
+                spent = timed.step(step, self.units, seconds=seconds / (2 * len(steps)))
+                rate = rate or spent / operations
+            terms.append(Term(step.name, spent, bool(how), ", ".join(how)))
             read = sum(step.times * step.logits(self.all, unit) for unit in self.units)
             if read and not number:
                 rows = self.rows(chosen, largest) * len(largest) * n_read(largest, self.outcome)
@@ -505,7 +508,7 @@ class _Work:
         longest = sorted(self.pairs, key=lambda pair: -len(pair.inserted))[:rows]
         n_layers = layers_to_time(self.shape, chosen, lambda at: at.whole(5 * rows, length + 20), seconds=seconds)
         timed = Timed.of(self.shape, chosen, n_layers=n_layers, n_words=n_different(longest))
-        prompts, token, begun = timed.decoding(longest)
+        prompts, token, begun = timed.decoding(longest, seconds=seconds)
         token += timed.logits(rows, per_pass=rows)
         batches = self.n_treatments * math.ceil(len(self.pairs) / rows)
         share = len(self.pairs) / (math.ceil(len(self.pairs) / rows) * rows)

@@ -31,7 +31,9 @@ MOST_BYTES = 1.6e9
 LOADED_AT_ONCE, SHARE_WHILE_TIMED = 3, 0.5
 """Loading holds so many times what layers weigh for a moment, in so much of the memory that is free."""
 OFTEN, LONG = 3, 1.0
-"""A step shorter than so many seconds is timed so often; the median counts."""
+"""What takes less than so many seconds is timed so often; the median counts."""
+MOST_POSITIONS = 1024
+"""Logits are timed at so many positions at once, at most: a product of more is no faster."""
 FEWEST_WORDS = 256
 N_DECODED = 4
 
@@ -87,12 +89,20 @@ def n_different(pairs: Sequence[PromptPair]) -> int:
     )
 
 
-def seconds_of(run: Callable[[], Any]) -> float:
-    """The median of a few runs, or one long one."""
+def seconds_of(run: Callable[[], Any], *, most: float = LONG) -> float:
+    """The median of a few runs that take no more than `most` seconds together, or one long one."""
     spent: list[float] = []
-    while not spent or (len(spent) < OFTEN and max(spent) < LONG):
+    while not spent or (len(spent) < OFTEN and sum(spent) < most):
         spent.append(once_of(run))
     return statistics.median(spent)
+
+
+def begun_and_again(run: Callable[[], Any], *, most: float) -> tuple[float, float]:
+    """Seconds that a first call takes more than later ones, as it loads what it needs, and those of a later one; a first call
+    of more than `most` seconds is the only one."""
+    first = once_of(run)
+    again = first if first >= most else seconds_of(run, most=most - first)
+    return max(0.0, first - again), again
 
 
 def once_of(run: Callable[[], Any]) -> float:
@@ -156,28 +166,32 @@ class Timed:
         """Seconds of a step for all units, without logits, from what it takes for one of them and for some.
 
         Where all layers are here the line through both times has what is done once and what grows with the operations; where
-        they are not, everything is taken to grow. About `seconds` are spent on it.
+        they are not, everything is taken to grow. About `seconds` are spent on it, at least one call.
         """
         by_size = sorted(units, key=lambda unit: step.operations(self.few, unit))
         whole = self.n_layers == self.shape.info.n_layers
         one = by_size[len(units) // 2][: None if whole else 1]
 
-        def timed(some: Sequence[Sequence[PromptPair]]) -> tuple[float, float]:
+        def work(some: Sequence[Sequence[PromptPair]]) -> tuple[float, Callable[[], Any]]:
             pairs = own_ids([pair for unit in some for pair in unit])
             counted = sum((step.sampled or step.operations)(self.few, unit) for unit in some)
-            return counted, seconds_of(lambda: step.run(self.model, pairs))
+            return counted, lambda: step.run(self.model, pairs)
 
-        first = once_of(lambda: step.run(self.model, own_ids(one)))
-        few, short = timed([one])
-        begun = max(0.0, first - short)  # a first call loads what it needs
+        few, run = work([one])
+        begun, short = begun_and_again(run, most=seconds)
         each, once = short / few, 0.0
         n = min(len(units), int(seconds / short))
         if whole and n > 1:
-            many, long = timed(by_size[:: -(-len(units) // n)])
+            many, run = work(by_size[:: -(-len(units) // n)])
+            long = seconds_of(run, most=seconds)
             if many > few and long > short:
                 each = min(long / many, (long - short) / (many - few))
                 once = max(0.0, long - each * many)
-        return begun + step.times * (once + each * sum(step.operations(self.all, unit) for unit in units))
+        return begun + step.times * once + each * self.counted(step, units)
+
+    def counted(self, step: Step, units: Sequence[Sequence[PromptPair]]) -> float:
+        """Operations of a step for all units through all layers."""
+        return step.times * sum(step.operations(self.all, unit) for unit in units)
 
     @torch.no_grad()
     def logits(self, positions: Number, *, per_pass: Number) -> float:
@@ -185,7 +199,7 @@ class Timed:
         if not positions:
             return 0.0
         info, device = self.shape.info, self.chosen.device
-        rows = max(1, min(round(per_pass), 4096))
+        rows = max(1, min(round(per_pass), MOST_POSITIONS))
         words = min(info.d_vocab, max(1024, 2**25 // info.d_model))
         linear = nn.Linear(info.d_model, words, bias=False).to(device, self.chosen.torch_dtype)
         x = torch.randn(rows, info.d_model).to(device, self.chosen.torch_dtype)
@@ -198,22 +212,19 @@ class Timed:
         run()
         return seconds_of(run) * info.d_vocab / words * positions / rows
 
-    def decoding(self, pairs: Sequence[PromptPair]) -> tuple[float, float, float]:
+    def decoding(self, pairs: Sequence[PromptPair], *, seconds: float) -> tuple[float, float, float]:
         """Seconds of these prompts as one batch and of one new token of each, with all layers, without logits; and of what a
-        first call loads."""
+        first call loads. About `seconds` are spent on it, at least two calls."""
         requests = [Request(pair.inserted.ids, f"{at}") for at, pair in enumerate(own_ids(pairs))]
 
-        def answer(new: int) -> Any:
-            return generate_completions(self.model, requests, max_new_tokens=new)
+        def answer(new: int) -> Callable[[], Any]:
+            return lambda: generate_completions(self.model, requests, max_new_tokens=new)
 
-        def seconds(new: int) -> float:
-            return seconds_of(lambda: answer(new))
-
-        first = once_of(lambda: answer(N_DECODED))
-        short, long = seconds(N_DECODED), seconds(3 * N_DECODED)
+        begun, short = begun_and_again(answer(N_DECODED), most=seconds / 2)
+        long = seconds_of(answer(3 * N_DECODED), most=seconds / 2)
         each = max(0.0, long - short) / (2 * N_DECODED)
         deeper = self.shape.info.n_layers / self.n_layers
-        return deeper * max(0.0, short - N_DECODED * each), deeper * each, max(0.0, first - short)
+        return deeper * max(0.0, short - N_DECODED * each), deeper * each, begun
 
 
 def layers_to_time(shape: Shape, chosen: Chosen, operations: Callable[[Arithmetic], float], *, seconds: float) -> int:

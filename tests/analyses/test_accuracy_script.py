@@ -86,7 +86,6 @@ def test_same_seed_same_answers_and_one_treatment_has_nothing_to_compare(run: An
         (["--engine", "vllm"], "It needs an environment of its own"),
         (["--arm-p1", "101"], "p1 is a percentile from 0 to 100"),
         (["--unit", "zzqx"], "becomes the unknown token"),
-        (["--n-tokens", "0"], "n_tokens must be 1 or more"),
         (["--attention", "sdpa"], "attn_implementation need backend='nnsight'"),
         (["--model", "/no/such"], "unknown model '/no/such'"),
     ],

@@ -1,6 +1,7 @@
 """What every analysis script shares: options, beginning and ending, one line for wrong input, a command to repeat."""
 
 import dataclasses
+import inspect
 import re
 import shlex
 import subprocess
@@ -9,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import pytest
 from conftest import ROOT
@@ -18,10 +19,12 @@ from typer import Option
 from typer.testing import CliRunner
 
 import mless_interp as mi
+from mless_interp.__main__ import app
 from mless_interp.command_line import (
     Asking,
     Inserting,
     LimitOption,
+    Loading,
     OutOption,
     Saving,
     analysis,
@@ -29,7 +32,6 @@ from mless_interp.command_line import (
     context_of,
     contrasts,
     one_line_errors,
-    placement,
     plain_warnings,
     repeat_command,
 )
@@ -65,7 +67,7 @@ def test_every_field_is_an_option_with_its_default_and_its_explanation() -> None
     assert asked == [Options(question="why", seed=3, report=True, device="cpu")]
     assert (asked[0].limit, asked[0].backend, asked[0].out) == (7, "auto", Path("results/own"))
     text = " ".join(run(main, "--help").output.split())
-    assert "What it does." in text and "What is asked." in text and "[default: 7]" in text
+    assert "What it does." in text and "What is asked." in text and "[default: 7" in text
     names = [word for word in text.split() if word.startswith("--")]
     assert names[-6:] == ["--seed", "--out", "--report", "--overwrite", "--no-progress", "--help"], "how it ends, last"
 
@@ -251,40 +253,134 @@ def test_warnings_are_one_line_without_their_place_and_only_inside(tmp_path: Pat
     assert warnings.showwarning is before
 
 
-def test_where_a_model_is_to_run() -> None:
-    assert placement(None, "auto", "sdpa") == {"device": None, "device_map": "auto", "attn_implementation": "sdpa"}
-    assert placement("cpu", '{"": "cpu"}', "eager")["device_map"] == {"": "cpu"}
+def test_how_a_model_is_to_be_loaded() -> None:
+    usual = {"backend": "auto", "dtype": "float32", "tf32": True, "device": None, "device_map": None}
+    assert Loading().loading() == {**usual, "attn_implementation": "eager"}
+    assert Loading(device_map='{"": "cpu"}').loading()["device_map"] == {"": "cpu"}
     more = {
         "max_memory": '{"0": "1GiB", "cpu": 5}',
         "offload_folder": "x",
         "quantization_config": '{"load_in_4bit": true}',
     }
-    assert placement(None, "auto", "eager", **more) == {
-        "device": None,
+    assert Loading(device_map="auto", attention="sdpa", tf32=False, **more).loading() == usual | {
+        "tf32": False,
         "device_map": "auto",
-        "attn_implementation": "eager",
+        "attn_implementation": "sdpa",
         "max_memory": {0: "1GiB", "cpu": 5},
         "offload_folder": "x",
         "quantization_config": {"load_in_4bit": True},
     }
+    for option in ("device_map", "max_memory", "quantization_config"):
+        with pytest.raises(ValueError, match=f"--{option.replace('_', '-')}: no valid JSON"):
+            Loading(**{option: "{x"}).loading()
     for option in ("max_memory", "quantization_config"):
-        for text, words in (("{x", "no valid JSON"), ("[1]", "expected a JSON object")):
-            with pytest.raises(ValueError, match=f"--{option.replace('_', '-')}: {words}"):
-                placement(None, "auto", "eager", **{option: text})
-    for device_map, attention, words in (
-        ("{x", "eager", "--device-map: no valid JSON"),
-        (" ", "eager", "--device-map is empty"),
-        (None, "fused", "unknown attention 'fused'; choose one of eager, sdpa"),
+        with pytest.raises(ValueError, match=f"--{option.replace('_', '-')}: expected a JSON object"):
+            Loading(**{option: "[1]"}).loading()
+    with pytest.raises(ValueError, match="--device-map is empty"):
+        Loading(device_map=" ").loading()
+    with pytest.raises(ValueError, match="unknown attention 'fused'; choose one of eager, sdpa"):
+        Loading(attention="fused").loading()
+
+
+def parameters() -> dict[str, dict[str, inspect.Parameter]]:
+    """Of every command its options and arguments, by name."""
+    commands = {each.name or each.callback.__name__: each.callback for each in app.registered_commands if each.callback}
+    return {name: dict(inspect.signature(callback).parameters) for name, callback in commands.items()}
+
+
+LOAD_NOTHING = {"report", "compare", "merge", "plan"}
+"""Commands that show what is kept; `plan` times random layers and takes a part of these options."""
+
+
+def test_every_command_that_loads_a_model_takes_all_that_loading_takes() -> None:
+    how = {field.name for field in dataclasses.fields(Loading)}
+    found = parameters()
+    assert {"check", "figures", "locate"} <= set(found) - LOAD_NOTHING and set(found) > LOAD_NOTHING
+    assert {
+        name: how - set(taken) for name, taken in found.items() if name not in LOAD_NOTHING and how - set(taken)
+    } == {}
+    elsewhere = {"name", "trust_remote_code", "remote", "remote_timeout"}
+    assert set(Loading(max_memory="{}", offload_folder="x", quantization_config="{}").loading()) == (
+        set(inspect.signature(mi.load_model).parameters) - elsewhere
+    )
+
+
+@pytest.mark.parametrize("command", ["check demo", "figures --figure 13 --model demo --problems demo"])
+def test_products_in_full_are_asked_for_everywhere(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def load(name: Any, **options: Any) -> None:
+        asked.append(options)
+        raise ValueError("as far as this")
+
+    monkeypatch.setattr("mless_interp.models.load.load_model", load)
+    monkeypatch.setattr("mless_interp.paper.figures.load_model", load)
+    done = run_command(*command.split(), "--no-tf32", cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
+    assert done.stderr.endswith("error: as far as this\n") and [each["tf32"] for each in asked] == [False], done.stderr
+
+
+def whole_numbers() -> list[tuple[str, str, int]]:
+    """Every option of a whole number: its command, its name, and the least that it takes."""
+    found = []
+    for command, taken in parameters().items():
+        for name, each in taken.items():
+            kind, *rest = get_args(each.annotation) or (each.annotation,)
+            if int in (kind, *get_args(kind)):
+                (option,) = rest
+                found.append((command, f"--{name.replace('_', '-')}", option.min))
+    return found
+
+
+def test_every_number_says_what_is_the_least() -> None:
+    found = whole_numbers()
+    assert len(found) > 60 and {least for *_, least in found} == {0, 1, 2}
+    assert {option for _, option, least in found if least == 0} == {"--seed", "--layer", "--confirm", "--answers"}
+
+
+@pytest.mark.parametrize(("command", "option", "least"), whole_numbers())
+def test_a_number_that_is_too_small_is_told_by_its_option(
+    command: str,
+    option: str,
+    least: int,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    needed = {"check": ["demo"], "plan": ["demo"], "figures": ["--figure", "13"], "circuit": ["demo"]}.get(command, [])
+    for wrong in {least - 1, -1}:
+        words = [command, *needed, option, str(wrong)]
+        done = run_command(*words, cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
+        assert done.returncode == 2 and done.stderr.startswith(f"error: Invalid value for '{option}': "), done.stderr
+        assert f"got '{wrong}'; mless-interp {command} --help" in done.stderr and done.stderr.count("\n") == 1
+
+
+TAKES_TEXTS = [name for name, taken in parameters().items() if "n_before" in taken]
+
+
+@pytest.mark.parametrize("command", TAKES_TEXTS)
+def test_sizes_of_texts_are_refused_where_there_are_no_texts(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mless_interp.models.load.load_model", lambda *_, **__: pytest.fail("a model was loaded"))
+    study = next((ROOT / "studies").glob("*.toml"))
+    needed = {"plan": ["demo"], "circuit": ["demo"], "study": [str(study)]}.get(command, [])
+    for given, what in (
+        (["--n-before", "9"], "--n-before"),
+        (["--n-answer=1", "--n-context=64"], "--n-context, --n-answer"),
     ):
-        with pytest.raises(ValueError, match=words):
-            placement(None, device_map, attention)
+        words = [command, *needed, "--problems", "demo", *given]
+        done = run_command(*words, cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
+        said = (
+            f"error: {what} cuts the texts of a .txt file, and the problems are demo, which are not cut: leave it out"
+        )
+        assert done.returncode == 2 and done.stderr.startswith(said) and done.stderr.count("\n") == 1, done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_every_command_that_loads_a_model_says_where_and_how() -> None:
-    for name in mi.commands.COMMANDS.values():
-        fields = {field.name for field in dataclasses.fields(getattr(mi.commands, name).Options)}
-        placing = {"device", "device_map", "max_memory", "offload_folder", "quantization_config", "attention"}
-        assert placing | {"dtype", "backend"} <= fields, name
+def test_commands_that_ask_one_model_about_problems_take_texts() -> None:
+    assert set(TAKES_TEXTS) == {*mi.commands.COMMANDS, "plan"} - {"figures"}
 
 
 # -------------------------------------------------------------------------------------- command lines that are not read
@@ -305,7 +401,6 @@ WRONG = {
     "merge": "Missing argument 'OUT'",
     "nonsense": "No such command 'nonsense'; mless-interp --help",
     "--nonsense": "No such option: --nonsense; mless-interp --help",
-    "locate --limit -1": "limit must be 1 or more, got -1",
     "locate --insertion repeat_question --n-tokens 9": "insertion 'repeat_question' is as long as .*, got 9: leave it out",
     "profiles --insertion from_key=hint --n-tokens 9": "insertion 'from_key' is as long as .*, got 9: leave it out",
     "locate --insertion counting --unit x": "insertion 'counting' has no unit, got 'x': leave it out",

@@ -114,7 +114,6 @@ def test_chosen_layers_and_denoising(planted_folder: Path, tmp_path: Path, run: 
         (["--outcome", "kl"], "mediation needs a signed outcome"),
         (["--direction", "up"], "unknown direction 'up'"),
         (["--c", "0"], "and must be positive, got 0.0"),
-        (["--limit", "0"], "limit must be 1 or more"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_two(

@@ -104,7 +104,7 @@ def test_it_runs_as_a_program_and_explains_itself(planted: Path, tmp_path: Path)
     assert page.count('class="mless-view"') == 1 and page.count('class="mless-circuitsvis"') == 1
     assert str(run["checks"]["replay"]) in page and run["versions"]["torch"] in page
     wrong = subprocess.run([*program, "--limit", "0", "--out", "other"], **common)
-    assert wrong.returncode == 2 and wrong.stderr == "error: limit must be 1 or more, got 0\n"
+    assert wrong.returncode == 2 and wrong.stderr.startswith("error: Invalid value for '--limit'")
 
 
 @pytest.mark.slow
@@ -247,14 +247,11 @@ def test_a_run_stopped_while_it_confirms_goes_on_there(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--confirm", -1], "--confirm takes 2 or more problems, or 0, and only goes with --mode locate, got -1"),
         (["--confirm", 1], "--confirm takes 2 or more problems, or 0, and only goes with --mode locate, got 1"),
         (["--confirm", 4, "--mode", "sweep"], "only goes with --mode locate, got 4"),
-        (["--confirm", 5, "--limit", 0], "limit must be 1 or more, got 0"),
-        (["--confirm", 5, "--limit", -3], "limit must be 1 or more, got -3"),
         (["--confirm", 9, "--limit", 20], "--limit 20 and --confirm 9 need 29 problems, there are 28"),
         (["--confirm", 8], "--limit 64 and --confirm 8 need 72 problems, there are 28"),
-        (["--answers", -1], "--answers takes 2 or more problems, or 0, and only goes with --mode locate, got -1"),
+        (["--answers", 1], "--answers takes 2 or more problems, or 0, and only goes with --mode locate, got 1"),
         (
             ["--answers", 9, "--mode", "sweep"],
             "--answers takes 2 or more problems, or 0, and only goes with --mode locate",
@@ -339,7 +336,6 @@ GOOD = {"problem": "Sam has 3 books ?", "answer": "3", "unique_id": "a"}
         (["--model", "/no/such"], None, "unknown model '/no/such'"),
         (["--backend", "jax"], None, "unknown backend 'jax'"),
         (["--insertion", "mless"], None, "unknown insertion 'mless'"),
-        (["--n-tokens", "0"], None, "n_tokens must be 1 or more"),
         (["--n-tokens", "5000"], None, "leave no room for a question"),
         (["--unit", "zzqx"], None, "becomes the unknown token"),
         (["--heads", "2:0"], None, "layer 2 is out of range (zero-based)"),
@@ -362,7 +358,6 @@ GOOD = {"problem": "Sam has 3 books ?", "answer": "3", "unique_id": "a"}
         (["--template", "chat"], None, "this tokenizer has no chat template"),
         (["--template", "latex"], None, "unknown template 'latex'"),
         (["--dtype", "int3"], None, "unknown dtype 'int3'"),
-        (["--limit", "0"], None, "limit must be 1 or more"),
         ([], "", "holds no problems"),
         ([], "{broken", "line 1: not valid JSON"),
         ([], lines([GOOD, {"problem": "x ?", "unique_id": "b"}]), "line 2: missing answer"),

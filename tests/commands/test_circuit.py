@@ -148,7 +148,6 @@ def test_a_stopped_run_goes_on(run: Any, tmp_path: Path, monkeypatch: pytest.Mon
         (["--contrast", "shift"], "contrast of a circuit"),
         (["--without", "egdes"], "part to leave out"),
         (["--limit", 20, "--confirm", 20], "need 40 problems, there are 28"),
-        (["--most-heads", 0], "--most-heads must be 1 or more"),
         (["--heads", "L7H2", "--limit", 2], "L7H2"),
     ],
 )

@@ -2,8 +2,11 @@
 
 import json
 import math
+import os
 import shlex
 import shutil
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +22,7 @@ from mless_interp.__main__ import app
 from mless_interp.command_line import chosen_insertion
 from mless_interp.models.load import DEMO_DIRECTORY
 from mless_interp.planning.command import TREATED, command_of
-from mless_interp.planning.needed import parsed_bytes
+from mless_interp.planning.needed import loading_bytes, mapped_bytes, parsed_bytes, weights_bytes
 from mless_interp.planning.operations import Arithmetic
 from mless_interp.planning.planned import WHAT, duration
 from mless_interp.planning.shape import Shape
@@ -88,6 +91,59 @@ def test_a_sweep_of_rows_that_all_join_first_is_a_pass_of_what_changes() -> None
     assert many == pytest.approx(3 * few)
 
 
+FORMS = {"float32": "1GB", "bfloat16": "1GB", "shards": "40MB"}
+"""How a model is stored (float32 in several files), with the size of its largest file."""
+
+
+@pytest.fixture(scope="module")
+def heavy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each of these forms with a random tied model of 43 million weights."""
+    from transformers import AutoModelForCausalLM, Qwen2Config
+
+    sizes = {"hidden_size": 512, "intermediate_size": 2816, "num_attention_heads": 8, "num_key_value_heads": 2}
+    config = Qwen2Config(**sizes, num_hidden_layers=6, vocab_size=25_000, tie_word_embeddings=True)
+    folder = tmp_path_factory.mktemp("heavy")
+    for form, largest in FORMS.items():
+        made = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, form, torch.float32))
+        made.save_pretrained(folder / form, max_shard_size=largest)
+        Shape.of("demo").tokenizer.save_pretrained(folder / form)
+    return folder
+
+
+LOADED = """
+import gc, re, sys
+from pathlib import Path
+import mless_interp as mi
+
+def resident(which):
+    return 1024 * int(re.search(rf"^{which}:\\s+(\\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)[1])
+
+folder, backend, *forms = sys.argv[1:]
+mi.load_model("demo", backend=backend)
+for form in forms:
+    gc.collect()
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")
+    mi.load_model(f"{folder}/{form}", backend=backend)
+    print(resident("VmHWM") - before)
+"""
+"""What each of these takes in a process of its own, beyond libraries, at the peak of loading."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not os.access("/proc/self/clear_refs", os.W_OK), reason="no peak of memory can be set back here")
+def test_loading_takes_the_memory_that_was_planned(backend: str, heavy: Path) -> None:
+    freed_at_once = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    command = [sys.executable, "-c", LOADED, str(heavy), backend, *FORMS]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=freed_at_once)
+    shares = {}
+    for form, measured in zip(FORMS, done.stdout.split(), strict=True):
+        shape, chosen = Shape.of(str(heavy / form)), Chosen(backend, "float32", "cpu", "eager")
+        shares[form] = max(loading_bytes(shape, chosen), weights_bytes(shape, chosen) + mapped_bytes(shape, chosen))
+        shares[form] /= int(measured)
+    assert all(0.67 < share < 1.5 for share in shares.values()), shares
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("what", WHAT)
 def test_every_analysis_is_planned_without_weights(what: str, without_weights: Path) -> None:
@@ -147,9 +203,32 @@ def test_what_a_first_call_loads_counts_once() -> None:
 
     step = Step("sleeping", run, lambda at, pairs: 1.0 * len(pairs), lambda at, pairs: 0.0, times=3)
     shape, chosen = Shape.of("demo"), Chosen("nnsight", "float32", "cpu", "sdpa")
-    pairs = mi.make_pairs(shape.tokenizer, problems(2), FILLER)
+    units = [[pair] for pair in mi.make_pairs(shape.tokenizer, problems(2), FILLER)]
     timed = Timed(shape, chosen, mi.load_model("demo", backend="nnsight"), 2, 0.0)
-    assert 0.4 <= timed.step(step, [[pair] for pair in pairs], seconds=0.1) < 0.8
+    assert 0.4 <= timed.step(step, units, seconds=0.6) < 0.8
+    slept.clear()
+    timed.step(step, units, seconds=0.1)
+    assert slept == [0.4], "nothing is left for a second call"
+
+
+@pytest.mark.parametrize("what", ["locate", "profiles", "accuracy"])
+def test_no_longer_is_timed_than_was_asked(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "perf_counter", time.process_time)  # other programs run beside tests
+    built: list[float] = []
+    of = Timed.of
+
+    def made(*given: Any, **options: Any) -> Timed:
+        began = time.perf_counter()
+        found = of(*given, **options)
+        built.append(time.perf_counter() - began)
+        return found
+
+    monkeypatch.setattr(Timed, "of", made)
+    asked, began = problems(64), time.perf_counter()
+    plan = mi.plan_run("demo", asked, FILLER, what=what, device="cpu", seconds=1)
+    assert time.perf_counter() - began - built[0] < 3
+    late = [term for term in plan.terms if "by its operations" in term.how]
+    assert all(term.estimate and term.seconds > 0 for term in late) and bool(late) == (what == "locate")
 
 
 def test_timed_prompts_have_a_small_vocabulary_and_the_same_shape() -> None:
@@ -361,10 +440,8 @@ def refused(command: list[str], words: str) -> None:
     ("asked", "words"),
     [
         (["no/such/folder"], "there is no such directory"),
-        (["demo", "--n-tokens", "-3"], "n_tokens must be 1 or more"),
         (["demo", "--n-tokens", "5000"], "context"),
         (["demo", "--problems", "no/such.jsonl"], "no/such.jsonl"),
-        (["demo", "--limit", "0"], "limit must be"),
         (["demo", "walk"], "unknown analysis 'walk'"),
         (["demo", "--attention", "none"], "unknown attention 'none'"),
         (["demo", "--memory", "80GB"], "both its memory and its tflops"),
