@@ -228,7 +228,7 @@ def present(kept: Kept) -> Presented:
         )
         made = Report("From heads to a circuit", question=question, answer=kept.run["conclusion"])
         if located is not None:
-            effects = {"Effects with 95 % intervals over problems.": views.forest(located)}
+            effects = {"Median effects with 95 % intervals over problems.": views.forest(located)}
             made = made.heading("Which heads").answered(of_located(located))
             made = made.result(located, heading=None, pictures=effects, first=())
             if not heads:

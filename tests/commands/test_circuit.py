@@ -56,6 +56,13 @@ def test_the_planted_circuit_is_told_in_order(run: Any, tmp_path: Path) -> None:
     by_heading = {heading: answer.replace("&gt;", ">") for heading, answer in told}
     assert "L0H2 -> L1H4 v (" in by_heading[SECTIONS["edges"].heading]
     assert "Straight to the logits: none" in by_heading[SECTIONS["direct"].heading]
+    assert (
+        page.count("The picture shows means; the sentence above and &#39;median share&#39; medians.</figcaption>") == 5
+    )
+    for answer in set(by_heading.values()):
+        assert page.count(f"<p>{answer}</p>") == 0, "what stands in bold is not said again in the open"
+    edge = next(line for line in page.splitlines() if line.startswith('<tr><th scope="row">L0H2 -&gt; L1H4 v</th>'))
+    assert edge.count('class="limits"') == 6, "median, mean, both shares and the problems' share have their intervals"
     assert "looks at &#39; /&#39; (inserted)" in by_heading[SECTIONS["writes"].heading]
     for name in SECTIONS:
         assert len(pd.read_csv(out / f"{name}.csv")) and (out / f"{name}.png").is_file()
