@@ -147,8 +147,8 @@ for first, second, why in (
 
 # %% [markdown]
 # From the five conditions come the **contrasts**; three are used here: `content` = masked → inserted, `shift` = base →
-# gap, `total` = base → inserted. The first two join prompts of *equal length*, which is why every head patch of the next chapters
-# is exact: no activation is ever moved to a position where it does not belong, and `total = shift + content` holds by
+# gap, `total` = base → inserted. The first two join prompts of *equal length*, which is why every head patch of the next
+# chapters is exact: no activation is ever moved to a position where it does not belong, and `total = shift + content` holds by
 # construction.
 #
 # ## What else can be inserted

@@ -147,7 +147,7 @@ def compute(options: Options) -> Computed:
             results |= section.measure(asking)
         except ModelError as error:
             left_out[name] = str(error)
-    told = [repr(result) for result in results.values()]
+    told = [answer_of(results, heads, bool(given)), *map(repr, results.values())]
     return Computed(
         results=results,
         told="\n\n".join(
