@@ -146,9 +146,9 @@ for first, second, why in (
     print(f"{first} -> {second}: largest difference {(logits[first] - logits[second]).abs().max():.1e} nats ({why})")
 
 # %% [markdown]
-# From the five conditions come three **contrasts**: `content` = masked → inserted, `shift` = base → gap, `total` =
-# base → inserted. The first two join prompts of *equal length*, which is why every head patch of the next chapters is
-# exact: no activation is ever moved to a position where it does not belong, and `total = shift + content` holds by
+# From the five conditions come the **contrasts**; three are used here: `content` = masked → inserted, `shift` = base →
+# gap, `total` = base → inserted. The first two join prompts of *equal length*, which is why every head patch of the next
+# chapters is exact: no activation is ever moved to a position where it does not belong, and `total = shift + content` holds by
 # construction.
 #
 # ## What else can be inserted
@@ -169,7 +169,7 @@ for insertion in (
 
 # %%
 try:
-    mi.patch_heads(model, mi.make_pairs(model, problems, mi.Insertion.meaningless(" /", 55, after="question")))
+    mi.patch_heads(model, pairs, contrast="total", edit="knockout")  # nobody in `base` could look at a slash
 except ValueError as error:
     print(error)
 

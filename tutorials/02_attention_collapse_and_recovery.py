@@ -128,7 +128,7 @@ print(f"of {len(table)} heads {deeper} collapse more than an even spread, {above
 
 # %% [markdown]
 # The heads in the table are the exceptions: they like the slashes, so theirs collapse *less* than an even spread, and
-# five of them keep less for the question. Most heads do the reverse. Only the distance from the null speaks about
+# all of them keep less for the question. Most heads do the reverse. Only the distance from the null speaks about
 # the model.
 #
 # ## One head, seen token by token

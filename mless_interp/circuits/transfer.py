@@ -415,4 +415,9 @@ class Transfer(Parts, Result):
             }
         )
         caption = f"What is brought back ({WHOLE}), in {self.unit}, beside its controls."
-        return Shown((ShownTable(self.summary(), caption), ShownTable(given, "Mean lambda and Sigma that were given.")))
+        return Shown(
+            (
+                ShownTable(self.summary().rename(columns={"label": "what is given"}), caption),
+                ShownTable(given, "Mean lambda and Sigma that were given."),
+            )
+        )

@@ -141,7 +141,7 @@ def compute(options: Options) -> Computed:
             results |= section.measure(asking)
         except ModelError as error:
             left_out[name] = str(error)
-    told = [repr(result) for result in results.values()]
+    told = [answer_of(results, heads, bool(given)), *map(repr, results.values())]
     return Computed(
         results=results,
         told="\n\n".join(
@@ -222,7 +222,7 @@ def present(kept: Kept) -> Presented:
         )
         made = Report("From heads to a circuit", question=question, answer=kept.run["conclusion"])
         if located is not None:
-            effects = {"Effects with 95 % intervals over problems.": views.forest(located)}
+            effects = {"Median effects with 95 % intervals over problems.": views.forest(located)}
             made = made.heading("Which heads").answered(of_located(located))
             made = made.result(located, heading=None, pictures=effects, first=())
             if not heads:

@@ -230,6 +230,9 @@ def _of_transfer(results: Results) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- showing
 
+MEANS = "The picture shows means; the sentence above and 'median share' medians."
+COUNTED = "Tokens are counted from both ends: 0 comes first after the insertion, -1 predicts the answer."
+
 
 def _drawn(name: str, key: str, caption: str, **options: Any) -> Callable[[Results], dict[str, Any]]:
     def made(results: Results) -> dict[str, Any]:
@@ -244,8 +247,8 @@ def _graphs(results: Results) -> dict[str, Any]:
     from .. import views
 
     words = {
-        "PathEffects": "Edges that are needed (denoising).",
-        NOISING: "Edges that suffice (noising): alone they bring their part back.",
+        "PathEffects": f"Edges that are needed (denoising). {MEANS}",
+        NOISING: f"Edges that suffice (noising): alone they bring their part back. {MEANS}",
     }
     return {caption: views.path_graph(results[key]) for key, caption in words.items()}
 
@@ -254,8 +257,8 @@ CLAIMS = {
     "median_fraction": "",
     "k": "",
     "p_prevalence": "",
-    "effect": "",
-    "effect_fraction": "",
+    "effect": "mean effect",
+    "effect_fraction": "share of the mean effect",
     "n": "",
     "prevalence": "",
     "sense": "",
@@ -272,7 +275,7 @@ SECTIONS: dict[str, Section] = {
         _drawn(
             "direct_bars",
             "DirectEffects",
-            "What each head writes straight to the logits, and what goes through later parts.",
+            f"What each head writes straight to the logits, and what goes through later parts. {MEANS}",
         ),
         {"of": "label", "way": "", **CLAIMS},
         "Both ways of every head.",
@@ -295,7 +298,7 @@ SECTIONS: dict[str, Section] = {
         _drawn(
             "site_map",
             "SitePatches",
-            "Layers and tokens where the effect passes; resid_pre is the stream before a layer.",
+            f"Layers and tokens where the effect passes; resid_pre is the stream before a layer. {COUNTED} {MEANS}",
         ),
         {"label": "site and token", **CLAIMS},
         "Sites, the largest first, a hundred at most.",
@@ -308,7 +311,7 @@ SECTIONS: dict[str, Section] = {
         _drawn(
             "site_map",
             "PositionMap",
-            "Tokens of the question through which a head acts, and parts of the span that it reads.",
+            f"Tokens of the question through which a head acts, and parts of the span that it reads. {COUNTED} {MEANS}",
         ),
         {"label": "head and place", **CLAIMS},
         "Places, the largest first.",
@@ -364,6 +367,7 @@ def answer_of(results: Results, heads: Sequence[Any], given: bool) -> str:
 
 
 MOST_ROWS = 100
+ENDS = ("", "_ci_low", "_ci_high")
 
 
 def shown_section(page: Any, section: Section, results: Results, pictures: Mapping[str, Any]) -> Any:
@@ -374,7 +378,7 @@ def shown_section(page: Any, section: Section, results: Results, pictures: Mappi
     shown = Shown((_table(section, found),)) if section.columns else found.shown()
     answer = section.answer(results)
     page = page.heading(section.heading).answered(answer)
-    first = tuple(words for words in found.told()[:1] if words != answer)
+    first = tuple(words for words in found.told()[:2] if words != answer)[:1]
     page = page.result(found, heading=None, pictures=pictures, shown=shown, first=first)
     if section.key != "PathEffects":
         return page
@@ -386,9 +390,9 @@ def shown_section(page: Any, section: Section, results: Results, pictures: Mappi
 def _table(section: Section, found: Any) -> ShownTable:
     """A part's cells, the largest median first, under its own column names."""
     table = largest_first(found.summary(), "median").head(MOST_ROWS)
-    columns = [name for name in section.columns if name in table]
-    ends = [f"{name}{end}" for name in columns for end in ("_ci_low", "_ci_high")]
-    more = [name for name in (*ends, "ci_low", "ci_high") if name in table]
-    names = {old: new for old, new in section.columns.items() if new}
+    table = table.rename(columns={end: f"effect_fraction_{end}" for end in ("ci_low", "ci_high")})
+    columns = [f"{name}{end}" for name in section.columns for end in ENDS]
+    columns = [name for name in columns if name in table]
+    names = {f"{old}{end}": f"{new}{end}" for old, new in section.columns.items() if new for end in ENDS}
     caption = f"{section.caption} Effects are parts of the insertion's, in {found.unit}."
-    return ShownTable(table[[*columns, *more]].rename(columns=names), caption)
+    return ShownTable(table[columns].rename(columns=names), caption)

@@ -260,7 +260,7 @@ def present(kept: Kept) -> Presented:
         answer = of_located(found) if located else of_sweep(found)
         made = Report("Heads that carry the insertion's effect", question=question, answer=answer)
         heads = "the named ones and the largest others" if located and found.found else "the largest"
-        pictures = {f"Effects with 95 % intervals over problems: {heads}.": views.forest(found)}
+        pictures = {f"Median effects with 95 % intervals over problems: {heads}.": views.forest(found)}
         shown = found.shown()
         if not located:
             (table,) = shown.tables

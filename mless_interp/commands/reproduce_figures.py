@@ -226,7 +226,7 @@ def present(kept: Kept) -> Presented:
     def page() -> Report:
         stand_ins = " What holds of these random stand-ins of the models holds without any training." * run["tiny"]
         own = [name for key, name in names.items() if name != title_of(key)]
-        instead = f" {', '.join(own)} in {'its' if len(own) == 1 else 'their'} place." if own else ""
+        instead = f" Here with {', '.join(own)} in {'its' if len(own) == 1 else 'their'} place." if own else ""
         question = (
             f"Does what {shown.number} claims of {', '.join(map(title_of, shown.models))} hold on "
             f"{run['settings']['n_problems']} problems?{instead}{stand_ins}"

@@ -224,7 +224,7 @@ def sweep_heads(
 
     found = prepared.each(
         of_unit,
-        label="patching heads",
+        label=f"patching {len(chosen)} heads ({prepared.insertion})",
         settings={
             "sweeps": {name: sweep.settings for name, sweep in sweeps.items()},
             "heads": list(map(str, chosen)),

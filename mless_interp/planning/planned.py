@@ -589,9 +589,8 @@ def _advice(plan: Plan, places: dict[str, int], quantised: Quantised | None) -> 
 def duration(seconds: float) -> str:
     """Seconds as people say them.
 
-    >>> duration(3.14159), duration(600.0), duration(9000.0)
-    ('3.1 s', '10 min', '2.5 h')
+    >>> duration(3.14159), duration(118.0), duration(600.0), duration(6600.0), duration(9000.0), duration(432000.0)
+    ('3.1 s', '120 s', '10 min', '110 min', '2.5 h', '120 h')
     """
-    if seconds < 120:
-        return f"{seconds:.2g} s"
-    return f"{seconds / 60:.2g} min" if seconds < 7200 else f"{seconds / 3600:.2g} h"
+    size, unit = (1, "s") if seconds < 120 else (60, "min") if seconds < 7200 else (3600, "h")
+    return f"{float(f'{seconds / size:.2g}'):g} {unit}"

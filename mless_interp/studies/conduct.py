@@ -16,6 +16,8 @@ from ..patching.sweep import patch_heads
 from ..prompts.pairs import PromptPair, make_pairs
 from ..prompts.problems import Problem
 from ..prompts.texts import problems_of
+from ..running.progress import progress_bar
+from ..running.visible import one_line
 from ..running.work import ShardDone
 from ..scores.score import score_heads
 from .asked import NONE, Study, read_study, slug
@@ -56,7 +58,6 @@ def run_study(
         model = load_model(asked.model, backend="bridge")
     pairs = pairs_of(asked, model, given)
     folder = None if checkpoint is None else Path(checkpoint)
-    steps = _Steps(folder)
     measured = {name: made[: asked.limit] for name, made in pairs.items()}
     ready = {
         name: {outcome: _of(name, prepare, model, here, outcome, signed_for="a study") for outcome in asked.outcomes}
@@ -70,45 +71,50 @@ def run_study(
     attention: dict[str, Any] = {}
     located: dict[str, Any] = {}
     seed = asked.seed
-    for name, here in measured.items():
-        effects[name] = {
-            contrast: {
-                outcome: steps.done(
-                    patch_heads,
-                    f"{slug(name)}/{contrast}-{outcome}.jsonl",
-                    model,
-                    ready[name][outcome],
-                    contrast=contrast,
-                    outcome=outcome,
-                    heads=ANY_HEAD,
-                    progress=progress,
-                    seed=seed,
-                )
-                for outcome in asked.outcomes
-            }
-            for contrast in asked.contrasts
-        }
-        if asked.metrics:
-            file = f"{slug(name)}/attention.jsonl"
-            what: dict[str, Any] = {"metrics": asked.metrics, "conditions": ("inserted",), "progress": progress}
-            attention[name] = steps.done(score_heads, file, model, here, **what, seed=seed)
-        if asked.heads == "all":
-            fresh = pairs[name][asked.limit : asked.limit + asked.confirm] or None
-            how = {"contrast": asked.locate_by, "outcome": asked.outcomes[0], "progress": progress, "seed": seed}
-            located[name] = steps.done(locate_heads, f"{slug(name)}/heads", model, here, confirm=fresh, **how)
     answers = None
-    if asked.answers:
-        answers = steps.done(
-            evaluate_accuracy,
-            "answers.jsonl",
-            model,
-            given[: asked.answers],
-            treatments,
-            **answering,
-            progress=progress,
-            seed=seed,
-        )
-    steps.end()
+    each = len(asked.contrasts) * len(asked.outcomes) + bool(asked.metrics) + (asked.heads == "all")
+    with progress_bar(len(measured) * each + bool(asked.answers), "study", enabled=progress) as bar:
+        steps = _Steps(folder, bar)
+        for name, here in measured.items():
+            steps.begin(name)
+            effects[name] = {
+                contrast: {
+                    outcome: steps.done(
+                        patch_heads,
+                        f"{slug(name)}/{contrast}-{outcome}.jsonl",
+                        model,
+                        ready[name][outcome],
+                        contrast=contrast,
+                        outcome=outcome,
+                        heads=ANY_HEAD,
+                        progress=progress,
+                        seed=seed,
+                    )
+                    for outcome in asked.outcomes
+                }
+                for contrast in asked.contrasts
+            }
+            if asked.metrics:
+                file = f"{slug(name)}/attention.jsonl"
+                what: dict[str, Any] = {"metrics": asked.metrics, "conditions": ("inserted",), "progress": progress}
+                attention[name] = steps.done(score_heads, file, model, here, **what, seed=seed)
+            if asked.heads == "all":
+                fresh = pairs[name][asked.limit : asked.limit + asked.confirm] or None
+                how = {"contrast": asked.locate_by, "outcome": asked.outcomes[0], "progress": progress, "seed": seed}
+                located[name] = steps.done(locate_heads, f"{slug(name)}/heads", model, here, confirm=fresh, **how)
+        if asked.answers:
+            steps.begin("answers")
+            answers = steps.done(
+                evaluate_accuracy,
+                "answers.jsonl",
+                model,
+                given[: asked.answers],
+                treatments,
+                **answering,
+                progress=progress,
+                seed=seed,
+            )
+        steps.end()
     return StudyResult(
         title=asked.title,
         source=asked.source,
@@ -166,11 +172,15 @@ def _of(insertion: str, do: Callable[..., Found], *given: Any, **options: Any) -
 
 
 class _Steps:
-    """The measurements of a study in their order; a shard does its part of each before it ends."""
+    """The measurements of a study in their order; a shard does its part of each before it ends. The bar counts them."""
 
-    def __init__(self, folder: Path | None) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path | None, bar: Any) -> None:
+        self.folder, self.bar = folder, bar
         self.waiting: list[ShardDone] = []
+
+    def begin(self, what: str) -> None:
+        """Say beside the bar what is measured from now on."""
+        self.bar.set_description(one_line(f"study: {what}"))
 
     def done(self, measure: Callable[..., Found], file: str, *given: Any, **options: Any) -> Found | None:
         """What is measured, kept in a file of its own; None where other shards' parts are missing."""
@@ -182,6 +192,8 @@ class _Steps:
         except ShardDone as ended:
             self.waiting.append(ended)
             return None
+        finally:
+            self.bar.update(1)
 
     def end(self) -> None:
         """`ShardDone` where any of them waits."""

@@ -84,6 +84,7 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
     picture, axes = panel(max(4.6, 1.1 * width + 2.0), max(3.0, 0.75 * len(levels) + 1.4))
     rows = largest_first(rows, column)
     largest = float(rows[column].abs().max()) if len(rows) else 1.0
+    taken = list(places.values())
     shown = table[sure].groupby(["sender", "receiver"])["part"].agg(set).to_dict()
     for rank, row in enumerate(rows.to_dict("records")):
         start, end = (np.array(places[row[node]]) for node in ("sender", "receiver"))
@@ -103,7 +104,8 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
         letters = ", ".join(letter for letter in "qkv" if letter in shown.get((row["sender"], row["receiver"]), ()))
         text = f"{row[column]:.2f}" + (f" {letters}" if letters else "")
         box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6, "alpha": 0.85}
-        x, y = start + (0.3 + 0.3 * (rank * GOLDEN % 1)) * (end - start)
+        x, y = _free(start, end, taken)
+        taken.append((x, y))
         axes.text(x, y, text, fontsize=6.5, ha="center", va="center", bbox=box, zorder=2)
     for node, (x, y) in places.items():
         shape = "round,pad=0.3" if node.startswith("L") else "square,pad=0.3"
@@ -130,6 +132,18 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
     ]
     key_below(picture, handles=key(entries), ncols=1)
     return picture
+
+
+def _free(start: np.ndarray, end: np.ndarray, taken: list[tuple[float, float]]) -> tuple[float, float]:
+    """The point between two nodes that is farthest from every node and number; a number is wider than high.
+
+    >>> _free(np.array([0.0, 0.0]), np.array([0.0, 2.0]), [(0.0, 0.0), (0.0, 2.0), (0.0, 1.0)])
+    (0.0, 0.5)
+    """
+    at = start + np.linspace(0.15, 0.85, 15)[:, None] * (end - start)
+    away = np.abs(at[:, None] - np.array(taken)) / (1.0, 0.5)
+    x, y = at[np.argmax(np.linalg.norm(away, axis=-1).min(1))]
+    return float(x), float(y)
 
 
 def _places(nodes: list[str]) -> dict[str, tuple[float, float]]:

@@ -141,7 +141,7 @@ COLUMNS = {
     "flag": ("remark", "what is unusual about the interval"),
     "set": ("set", "which heads together"),
     "n": ("n", "problems where it is defined"),
-    "n_heads": ("heads", "how many heads"),
+    "n_heads": ("number of heads", "how many heads"),
     "inserts": ("inserts", "which tokens, how many, and where if not before the question"),
     "most_read_by": (
         "most read by",
@@ -196,6 +196,11 @@ COLUMNS = {
     "p_exceeded": ("p, more than", "that they bring more than this control in most problems, corrected"),
     "lambda": ("lambda", "share of attention left to the tokens that are not inserted, mean"),
     "norm of Sigma": ("norm of Sigma", "length of the mean of what the head takes from the span"),
+    "mean effect": ("mean effect", "the part of the insertion's effect, mean over problems, in the outcome's unit"),
+    "share of the mean effect": (
+        "share of the mean effect",
+        "mean effect / mean of the insertion's whole effect: 0 nothing, 1 everything, below 0 against it",
+    ),
     "amount": ("amount", "mean over problems: change of the token's logit; of the query, score in nats"),
     "spread": ("spread", "standard deviation over problems"),
 }
@@ -446,9 +451,9 @@ def _other(value: Any) -> Cell:
 
 
 def _decimals(known: Sequence[float]) -> int:
-    """Four significant digits of the column's largest number, but no more than four decimals (up to 1: four)."""
+    """Four decimals, as sentences and prints have; where the column's largest number is 100 or more, four digits of it."""
     largest = max((round(abs(value), 9) for value in known if math.isfinite(value)), default=0.0)
-    return 4 if largest <= 1 else max(0, 3 - math.floor(math.log10(largest)))
+    return 4 if largest < 100 else max(0, 3 - math.floor(math.log10(largest)))
 
 
 def _number(value: float, decimals: int, signed: bool) -> str:

@@ -347,4 +347,4 @@ def _told(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.6g}"
-    return "none" if value is None else str(value)
+    return "none" if value in (None, "") else str(value)

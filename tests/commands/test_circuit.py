@@ -45,6 +45,7 @@ def test_the_planted_circuit_is_told_in_order(run: Any, tmp_path: Path) -> None:
     assert tuple(SECTIONS) == PARTS
     done = run(*SMALL, "--limit", 14, "--confirm", 14, "--report", "--out", "x")
     assert done.returncode == 0, done.stderr
+    assert " (named and measured): " in done.stdout.splitlines()[0], "the answer comes first"
     out, kept = tmp_path / "x", mi.load(tmp_path / "x" / "results")
     facts = json.loads((out / "run.json").read_text())
     assert facts["heads"] == ["L0H2", "L1H4"] and facts["left_out"] == {} and facts["n_fresh"] == 14
@@ -57,6 +58,15 @@ def test_the_planted_circuit_is_told_in_order(run: Any, tmp_path: Path) -> None:
     by_heading = {heading: answer.replace("&gt;", ">") for heading, answer in told}
     assert "L0H2 -> L1H4 v (" in by_heading[SECTIONS["edges"].heading]
     assert "Straight to the logits: none" in by_heading[SECTIONS["direct"].heading]
+    assert (
+        page.count("The picture shows means; the sentence above and &#39;median share&#39; medians.</figcaption>") == 5
+    )
+    in_the_open = re.sub(r"(?s)<details.*?</details>", "", page)
+    for _, answer in told:
+        assert f"<strong>{answer}</strong>" in in_the_open and f"<p>{answer}</p>" not in in_the_open, "said once"
+    edge = next(line for line in page.splitlines() if line.startswith('<tr><th scope="row">L0H2 -&gt; L1H4 v</th>'))
+    assert edge.count('class="limits"') == 5, "median and mean, the share of each, and that of the problems"
+    assert ">95 % interval</button>" not in page, "no interval stands alone"
     assert "looks at &#39; /&#39; (inserted)" in by_heading[SECTIONS["writes"].heading]
     for name in SECTIONS:
         assert len(pd.read_csv(out / f"{name}.csv")) and (out / f"{name}.png").is_file()

@@ -89,6 +89,16 @@ def test_every_number_is_that_of_the_function_that_measures_it(demo: Any, whole:
     assert tidy[name].to_dict() == {"content": 6, "right": 3, "shift": 6, "span_mass": 6} and tidy["none"].sum() == 3
 
 
+def test_the_progress_says_which_insertion_runs(demo: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    mi.run_study(told(answers=2, limit=2, contrasts=["content"]), model=demo)
+    said = capsys.readouterr().err
+    at = [said.index(f"study: {name}: ") for name in ("slashes", "random words, behind", "answers")]
+    assert at == sorted(at)
+    assert [step for step in range(6) if f" {step}/5 " in said] == [0, 1, 2, 3, 4, 5], (
+        "two measures of each, and answers"
+    )
+
+
 def test_drawn_insertions_have_a_row_for_each_seed() -> None:
     rows = dict(read_study(told(seeds=[3, 4])).rows(mi.load_problems("demo", limit=2)))
     assert list(rows) == ["slashes", "random words, behind, seed 3", "random words, behind, seed 4"]

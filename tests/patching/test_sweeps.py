@@ -304,7 +304,12 @@ def test_several_sweeps_at_once_are_those_alone(model: Model, monkeypatch: pytes
     assert list(both) == ["one", "two"]
     labels = [str(head) for head in HEADS]
     (how,) = asked
-    assert (how["label"], how["steps"], how["progress"], how["checkpoint"]) == ("patching heads", 8, False, None)
+    assert (how["label"], how["steps"], how["progress"], how["checkpoint"]) == (
+        f"patching 4 heads ({ready.insertion})",
+        8,
+        False,
+        None,
+    )
     assert how["settings"]["heads"] == labels and how["settings"]["noise"] == "one unedited row per layer"
     assert how["settings"]["sweeps"] == {name: made.settings for name, made in sweeps.items()}
     for name, options in {"one": {}, "two": {"contrast": "shift", "direction": "noising"}}.items():

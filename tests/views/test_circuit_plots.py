@@ -102,6 +102,22 @@ def test_of_many_edges_the_widest_bear_their_number() -> None:
     assert abs(np.linalg.det([second - first, third - first])) > 0.1  # an edge past a node does not run through it
 
 
+def test_no_node_and_no_number_stands_on_the_number_of_an_edge() -> None:
+    found = traced()
+    places = ["L0H18 -> MLP0", "L0H20 -> MLP0", "L0H21 -> MLP0", "L0H27 -> MLP0", "L0H21 -> MLP2", "MLP0 -> MLP2"]
+    edges = tuple(map(mi.Edge.parse, [*places, "MLP1 -> MLP3", "MLP2 -> logits", "MLP3 -> logits"]))
+    values = np.tile(np.linspace(0.2, 0.1, len(edges)), (len(found.total), 1)) * found.total[:, None]
+    picture = mi.views.path_graph(replace(found, edges=edges, values=values))
+    picture.draw_without_rendering()
+    texts = [text for text in picture.axes[0].texts if text.get_text()]
+    boxes = {(text.get_text(), at): text.get_window_extent() for at, text in enumerate(texts)}
+    numbers = {key: box for key, box in boxes.items() if key[0][0] == "0"}
+    assert len(numbers) == len(edges)
+    assert not [
+        (one, other) for one in numbers for other in boxes if one != other and boxes[one].overlaps(boxes[other])
+    ]
+
+
 def test_tokens_stand_at_their_bars_and_rounding_is_left_out(tmp_path: Path) -> None:
     found = written_tokens()
     picture = mi.views.token_bars(found)

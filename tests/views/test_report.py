@@ -53,17 +53,20 @@ def keys(table: Table, column: int) -> list[str]:
 
 
 def test_a_column_has_one_number_of_decimals_and_signs_where_one_is_negative() -> None:
-    table = Table.of(pd.DataFrame({"a": [0.5, -0.25, 0.0], "b": [12.3456, 1.0, 0.001], "c": [1, 20, 3]}), "")
+    table = Table.of(pd.DataFrame({"a": [0.5, -0.25, 0.0], "b": [12.3456, 1.0, 1e-05], "c": [1, 20, 3]}), "")
     assert texts(table, 0) == ["+0.5000", "-0.2500", "0.0000"]
-    assert texts(table, 1) == ["12.35", "1.00", "0.001"], "what would round to nothing is shown as it is"
+    assert texts(table, 1) == ["12.3456", "1.0000", "1e-05"], (
+        "as a print shows them; what would round to nothing in full"
+    )
     assert texts(table, 2) == ["1", "20", "3"]
-    assert keys(table, 1) == ["12.3456", "1", "0.001"], "sorting uses the numbers, not what is shown"
+    assert texts(Table.of(pd.DataFrame({"x": [123.456, 1.0]}), ""), 0) == ["123.5", "1.0"], "large ones in four digits"
+    assert keys(table, 1) == ["12.3456", "1", "1e-05"], "sorting uses the numbers, not what is shown"
 
 
 def test_undefined_is_no_number_and_never_is_infinite() -> None:
     frame = pd.DataFrame({"x": [NAN, INF, -INF, 2.0], "yes": pd.array([None, True, False, True], dtype="boolean")})
     table = Table.of(frame, "")
-    assert texts(table, 0) == ["–", "∞", "-∞", "+2.000"] and keys(table, 0) == ["", "Infinity", "-Infinity", "2"]
+    assert texts(table, 0) == ["–", "∞", "-∞", "+2.0000"] and keys(table, 0) == ["", "Infinity", "-Infinity", "2"]
     assert texts(table, 1) == ["–", "yes", "no", "yes"] and keys(table, 1)[0] == ""
 
 
@@ -74,14 +77,14 @@ def test_an_interval_stands_in_its_estimates_cell_under_a_heading_that_names_bot
     assert labels(table) == ["x [95 % interval]", "95 % interval"]
     assert [str(row[0]) for row in table.rows] == ["+0.1000 [-0.5000, +0.7000]", "+0.2000"]
     assert keys(table, 0) == ["0.1", "0.2"], "sorted by the estimate"
-    assert texts(table, 1) == ["[1.000, 3.000]", "[2.000, 4.000]"] and keys(table, 1) == ["1", "2"]
+    assert texts(table, 1) == ["[1.0000, 3.0000]", "[2.0000, 4.0000]"] and keys(table, 1) == ["1", "2"]
     own = Table.of(pd.DataFrame({"a": ["p"], "m": [0.5], "ci_low": [0.1], "ci_high": [0.9]}), "")
     assert labels(own) == ["a", "m [95 % interval]"], "bare ends belong to the number before them"
     bare = Table.of(pd.DataFrame({"low": [1.0], "high": [2.0], "y_ci_low": [3.0], "z": 4, "z_low": 2, "z_high": 8}), "")
     assert [(column.label, cell.text) for column, cell in zip(bare.columns, bare.rows[0], strict=True)] == [
-        ("95 % interval", "[1.000, 2.000]"),
-        ("y ci low", "3.000"),
-        ("z [from, to]", "4.000"),
+        ("95 % interval", "[1.0000, 2.0000]"),
+        ("y ci low", "3.0000"),
+        ("z [from, to]", "4.0000"),
     ], "a lower end without an upper one is a column like any other"
     chosen = Table.of(frame, "", columns={"ci_low": "range", "x": "my x"})
     assert labels(chosen) == ["range", "my x [95 % interval]"]
@@ -472,7 +475,7 @@ def test_numbers_sort_as_numbers_both_ways_and_undefined_stays_last(tables: Page
     assert sorting(tables) == ["none"] * 3
     click(tables, 1)
     up = column(tables, 1)
-    assert up[:2] == ["-2.50", "+1e-07"] and up[-4:] == ["+9.00", "+10.00", "∞", "–"]
+    assert up[:2] == ["-2.5000", "+1e-07"] and up[-4:] == ["+9.0000", "+10.0000", "∞", "–"]
     assert sorting(tables) == ["none", "ascending", "none"]
     click(tables, 1)
     assert column(tables, 1) == [*up[-2::-1], "–"]
@@ -560,6 +563,29 @@ def test_a_wide_picture_keeps_its_size_on_a_phone_and_scrolls_in_its_box(chrome:
     )
     assert len(shown) == 2 and all(is_wide == drawn > 390 for is_wide, drawn in shown)
     assert page.run("document.documentElement.scrollWidth") == 390
+    assert hinted(page) == [(True, True)] * 2
+    page.resize(1000)
+    assert hinted(page) == [(False, False)] * 2
+
+
+def hinted(page: Page) -> list[tuple[bool, bool]]:
+    """Whether each picture scrolls in its box, and whether a word beside it says so."""
+    boxes = "[...document.querySelectorAll('div.picture, .box.rows')]"
+    told = "b.closest('figure').querySelector('.scrolls').offsetWidth > 20"
+    return [
+        (scrolls, says) for scrolls, says in page.run(f"{boxes}.map((b) => [b.scrollWidth > b.clientWidth, {told}])")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("n_heads", "width", "scrolls"), [(28, 390, True), (8, 390, False), (28, 1200, False), (64, 1200, True)]
+)
+def test_a_map_that_scrolls_says_so(n_heads: int, width: int, scrolls: bool, chrome: Browser, tmp_path: Path) -> None:
+    frame = pd.DataFrame({"layer": 0, "head": range(n_heads), "effect": np.linspace(-1, 1, n_heads)})
+    page = chrome.open(
+        mi.Report("M", question="").head_map(frame, "", value="effect").save(tmp_path / "m.html"), width=width
+    )
+    assert hinted(page) == [(scrolls, scrolls)]
 
 
 @pytest.mark.slow
