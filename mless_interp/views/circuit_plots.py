@@ -122,16 +122,12 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
     axes.set_axis_off()
     axes.set_title(words_of(found, *MADE_WITH), fontsize=9)
     line: dict[str, Any] = {"color": "0.25", "linewidth": 1.5}
-    drawn = (
-        f"edges that most problems show (p < {found.alpha:.3g}, corrected)"
-        if only_found
-        else f"edges of {smallest:g} or more"
-    )
+    drawn = f"that most problems show (p < {found.alpha:.3g}, corrected)" if only_found else f"of {smallest:g} or more"
     numbered = f"; numbers on the {NUMBERED} widest" if len(rows) > NUMBERED else ""
     entries: list[tuple[str, Any]] = [
         (f"with the effect; width and number: {words}", {"linestyle": "-", **line}),
         ("against the effect", {"linestyle": (0, (3, 1.5)), **line}),
-        (f"{len(rows)} {drawn}{numbered}", {"linestyle": "none"}),
+        (f"{len(rows)} edge{'s' * (len(rows) != 1)} {drawn}{numbered}", {"linestyle": "none"}),
     ]
     key_below(picture, handles=key(entries), ncols=1)
     return picture
