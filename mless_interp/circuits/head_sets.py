@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -132,7 +133,7 @@ class HeadSet(Result):
 
     @property
     def stand_ins(self) -> dict[Head, tuple[Head, ...]]:
-        """Member -> the heads of which each does as well in its place."""
+        """Member -> the heads of which each, in its place, reaches the share too on the problems of the search."""
         swapped = [
             (next(iter(set(self.heads) - set(one))), next(iter(set(one) - set(self.heads)))) for one in self.swaps
         ]
@@ -222,7 +223,7 @@ class HeadSet(Result):
         estimate, low, high = (100 * float(np.asarray(each)[0]) for each in (made.estimate, made.low, made.high))
         count = int(self.test.count[0, 0])
         return (
-            f"{estimate:.0f} % [{low:.0f}, {high:.0f}] on {n} fresh problems, with more than {share_of(self.share)} of the "
+            f"{estimate:z.0f} % [{low:z.0f}, {high:z.0f}] on {n} fresh problems, with more than {share_of(self.share)} of the "
             f"problem's own effect in {count} of them (p = {self.p:.2g}, for this set alone)."
         )
 
@@ -240,8 +241,14 @@ class HeadSet(Result):
         ]
 
     def _swap_words(self) -> list[str]:
+        shares = np.asarray(self.shares(self.swap_fresh, fresh=True).estimate)
+        told = {
+            frozenset(one): f" ({share_of(share)} on fresh problems)" * self.established[1]
+            for one, share in zip(self.swaps, shares, strict=True)
+        }
         return [
-            f"In the place of {head}, {listed(list(map(str, others)))} {'does' if len(others) == 1 else 'do each'} as well."
+            f"In the place of {head}, {share_of(self.share)} is reached there too by "
+            f"{listed([f'{other}{told[frozenset({*self.heads, other} - {head})]}' for other in others])}."
             for head, others in list(self.stand_ins.items())[:NAMED_AT_MOST]
         ]
 
@@ -336,7 +343,7 @@ class MinimalSets(Result):
         each other."""
         short = "; ".join(self._in_short(each) for each in self.both)
         found = [f"{short[0].upper()}{short[1:]}."]
-        if self.sufficient.found and self.necessary.found:
+        if all(self.confirmed.values()):
             found.append(self._structure_words())
         found += [words for each in self.both for words in each.sentences()]
         if any(each.found for each in self.both):
@@ -362,7 +369,7 @@ class MinimalSets(Result):
             return f"More heads must be closed than suffice ({rest} too), as where heads stand in for each other (OR)."
         if n < s:
             return "Fewer heads must be closed than opened, as where heads act only together (AND)."
-        return "The two sets differ: some heads stand in for others, some act only together."
+        return "The two sets differ, as where some heads stand in for others, or some act only together."
 
     def shown(self) -> Shown:
         """Both sets, and the steps of each."""
@@ -370,7 +377,7 @@ class MinimalSets(Result):
         for each in self.both:
             if each.steps:
                 tables.append(
-                    ShownTable(each.summary(), f"How the {each.side} set was found, and what would do as well.")
+                    ShownTable(each.summary(), f"How the {each.side} set was found, and what would do in its place.")
                 )
         return Shown(tuple(tables))
 
@@ -387,7 +394,7 @@ def named(heads: Sequence[Head]) -> str:
 
 def share_of(share: float) -> str:
     """A share as words: `80 %`."""
-    return f"{100 * share:.0f} %"
+    return f"{100 * share:z.0f} %"
 
 
 def changed(before: Sequence[Head], after: Sequence[Head]) -> str:
@@ -398,4 +405,4 @@ def changed(before: Sequence[Head], after: Sequence[Head]) -> str:
 
 def changes(steps: Sequence[Sequence[Head]]) -> list[str]:
     """What changed at each step, from the empty set on."""
-    return [changed(before, after) for before, after in zip([(), *steps[:-1]], steps, strict=True)]
+    return [changed(before, after) for before, after in pairwise([(), *steps])]

@@ -67,7 +67,7 @@ def minimal_sets(
     only together), the next one is taken by what each does alone, open or closed, and of those that do little by the gate
     gradient (`attribute_heads`). The set is then pruned: the head whose loss costs least is left out as long as the rest
     reaches the share. So no member can be left out, but a smaller set that lies elsewhere can be missed. The last look is for
-    stand-ins: which other candidate does as well in the place of a member.
+    stand-ins: which other candidate reaches the share too in the place of a member.
 
     All of this on the problems of the search alone. On fresh ones the set is measured again: the share with its interval,
     the test that it does more than `share` of the problem's own effect in most problems (prevalence, Holm over both sets), and

@@ -18,6 +18,10 @@ from ..command_line import (
 from .kept import Computed, Kept, Presented, program
 
 CONTRASTS = ("content", "computed")
+NAMED_HERE = (
+    "All that follows is measured on the problems that named the heads: whether they act was asked there, how they act is "
+    "asked here."
+)
 N_CONFIRM = 64
 """Fresh problems where nothing else is asked for."""
 NODES = ("auto", "all", "none")
@@ -74,8 +78,11 @@ class Options(Inserting):
         one_of(self.mlps, dict.fromkeys(NODES), "mlps")
         outcome_named(self.outcome, signed_for="circuits")
         given, _ = read_heads(self.heads, None)
-        for name in chosen_names(self.without):
+        without = chosen_names(self.without)
+        for name in without:
             one_of(name, dict.fromkeys(PARTS), "part to leave out")
+        if given and set(without) == set(PARTS):
+            raise ValueError("--without leaves out every part, and with --heads nothing else is measured: keep one")
         confirm = (0 if given else N_CONFIRM) if self.confirm is None else self.confirm
         if confirm == 1 or (given and confirm):
             raise ValueError(f"--confirm takes 2 or more problems, or 0, and only goes without --heads, got {confirm}")
@@ -94,10 +101,11 @@ def compute(options: Options) -> Computed:
     by what.
 
     Heads are named on the first problems and tested again on fresh ones (or given, --heads L0H13,L1H2); all that follows is
-    measured on the fresh ones: what is direct and indirect, edges between heads by q, k and v (needed, and sufficient), sites
-    by layer and token, the tokens through which heads act, what they write, the fewest heads that suffice and are needed, and
-    how much of the effect comes back without the tokens. Where no head is named it ends there and
-    says so. What a model's weights do not allow (quantised, run elsewhere) is left out with its reason.
+    measured on the fresh ones, of all named heads, since whoever is chosen there cannot be tested there: what is direct and
+    indirect, edges between heads by q, k and v (needed, and sufficient), sites by layer and token, the tokens through which
+    heads act, what they write, the fewest heads that suffice and are needed, and how much of the effect comes back without the
+    tokens. Where no head is named, or none confirmed, it ends there and says so. What a model's weights do not allow
+    (quantised, run elsewhere) is left out with its reason.
 
     Writes a table (.csv) and a picture (.png) of each part, edges.parquet (a row per problem and edge), the results themselves
     in results/ (mi.load) and run.json; with --report also report.html, which tells it in this order. A run that is stopped goes
@@ -127,8 +135,8 @@ def compute(options: Options) -> Computed:
         )
         results["LocatedHeads"] = found
         sure = found.confirmed if fresh else found.found
-        by_size = [head for label in found.summary()["label"] for head in sure if str(head) == label]
-        heads = tuple(by_size[: options.most_heads])
+        by_size = [head for label in found.summary()["label"] for head in found.found if str(head) == label]
+        heads = tuple(by_size[: options.most_heads]) if sure else ()  # the fresh problems test them, and choose none
     measured = fresh or pairs
     left_out: dict[str, str] = {}
     asking = _Asking(model, pairs, measured, tuple(heads), options, common)
@@ -141,7 +149,13 @@ def compute(options: Options) -> Computed:
             results |= section.measure(asking)
         except ModelError as error:
             left_out[name] = str(error)
-    told = [answer_of(results, heads, bool(given)), *map(repr, results.values())]
+    if not results:
+        whole = "; ".join(f"{name}: {why}" for name, why in left_out.items() if why != "not asked for")
+        raise ValueError(f"no part of the circuit of {', '.join(map(str, heads))} can be measured: {whole}")
+    conclusion = answer_of(results, heads, bool(given))
+    told = [conclusion, *map(repr, results.values())]
+    if heads and not given and not fresh:
+        told.insert(2, NAMED_HERE)
     return Computed(
         results=results,
         told="\n\n".join(
@@ -154,7 +168,7 @@ def compute(options: Options) -> Computed:
             "heads_given": bool(given),
             "left_out": left_out,
             "insertion": measured[0].insertion.label,
-            "conclusion": answer_of(results, heads, bool(given)),
+            "conclusion": conclusion,
             "n_problems": len(pairs),
             "n_fresh": len(fresh),
             "prompts": [pair.record() for pair in every],
@@ -228,7 +242,7 @@ def present(kept: Kept) -> Presented:
             if not heads:
                 made = made.sentence("No head, no circuit: nothing further was measured.")
             elif not kept.run["n_fresh"]:
-                made = made.sentence("All that follows is measured on the problems that named the heads.")
+                made = made.sentence(NAMED_HERE)
         for name, section in SECTIONS.items() if heads else ():
             why = kept.run["left_out"].get(name)
             if name in shown:

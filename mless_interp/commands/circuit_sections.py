@@ -113,6 +113,11 @@ def _too_few(asking: Any) -> str:
     return f"at least 6 problems to find it and 7 others to test it are needed, there are {search} and {test}"
 
 
+def _no_one_place(asking: Any) -> str:
+    n = max(len(pair.spans) for pair in (*asking.named_on, *asking.pairs))
+    return "" if n == 1 else f"known of an insertion in one place alone, and this one has {n} blocks"
+
+
 def _content_alone(asking: Any) -> str:
     return "" if asking.options.contrast == "content" else "known of the content contrast alone"
 
@@ -128,7 +133,12 @@ def _passed(found: Any) -> pd.DataFrame:
 
 
 def _share(row: Mapping[str, Any]) -> str:
-    return f"{row['label']} ({100 * row['median_fraction']:.0f} %)"
+    against = ", against it" if row["sense"] < 0 else ""
+    return f"{row['label']} ({100 * row['median_fraction']:.0f} %{against})"
+
+
+def _shares(table: pd.DataFrame) -> str:
+    return listed(_share(row) for row in table.to_dict("records"))
 
 
 def _of_parts(found: Any, table: pd.DataFrame) -> str:
@@ -139,10 +149,14 @@ def _of_parts(found: Any, table: pd.DataFrame) -> str:
         return f"Nothing is claimed: that most of {n} problems show an effect of one sign is not established."
     if table.empty:
         return f"No {one} is shown to carry more than {share} of the effect in most of {n} problems."
-    rows = table.to_dict("records")
-    does = f"{one} carries" if len(rows) == 1 else f"{several} carry"
-    words = f"{len(rows)} {does} more than {share} of the effect"
-    return f"{words} in most of {n} problems (median share): {listed(_share(row) for row in rows)}."
+    counts = int((table["sense"] > 0).sum()), int((table["sense"] < 0).sum())
+    first, *others = (
+        f"{count} {one if count == 1 else several} {does[count > 1]}"
+        for count, does in zip(counts, (("carries", "carry"), ("takes back", "take back")), strict=True)
+        if count
+    )
+    also = "".join(f", {words} as much" for words in others)
+    return f"{first} more than {share} of the effect in most of {n} problems{also} (median share): {_shares(table)}."
 
 
 def _of_direct(results: Results) -> str:
@@ -150,11 +164,8 @@ def _of_direct(results: Results) -> str:
     table = _passed(found)
     if table.empty:
         return _of_parts(found, table)
-    ways = {
-        way: [_share({**row, "label": row["of"]}) for row in rows.to_dict("records")]
-        for way, rows in table.groupby("way")
-    }
-    direct, indirect = (listed(ways[way]) if way in ways else "none" for way in ("direct", "indirect"))
+    ways = {way: _shares(rows.assign(label=rows["of"])) for way, rows in table.groupby("way")}
+    direct, indirect = (ways.get(way, "none") for way in ("direct", "indirect"))
     return (
         f"Straight to the logits: {direct}; through later parts of the model: {indirect} (median shares of the effect)."
     )
@@ -170,13 +181,9 @@ def _entries(found: Any) -> pd.DataFrame:
 
 def _of_edges(results: Results) -> str:
     needed, enough = results["PathEffects"], results[NOISING]
-    table = _entries(needed)
-    said = _of_parts(needed, table)
-    others = _entries(enough)
-    others = others[~others["label"].isin(set(table["label"]))]
-    if others.empty:
-        return said
-    return f"{said} Not needed but sufficient: {listed(_share(row) for row in others.to_dict('records'))}."
+    said, others = _of_parts(needed, _entries(needed)), _entries(enough)
+    others = others[~others["label"].isin(set(_passed(needed)["label"])) & (others["sense"] > 0)]
+    return said if others.empty else f"{said} Sufficient, and not shown to be needed: {_shares(others)}."
 
 
 def _of_sites(results: Results) -> str:
@@ -190,7 +197,11 @@ def _of_positions(results: Results) -> str:
         return _of_parts(found, table)
     words = []
     for head, rows in table.groupby("of", sort=False):
-        places = [place.replace("row", "token") for place in rows["place"] if not place.endswith("all")]
+        places = [
+            place.replace("row", "token") + " (against the effect)" * (sense < 0)
+            for place, sense in zip(rows["place"], rows["sense"], strict=True)
+            if not place.endswith("all")
+        ]
         words.append(f"{head} through {listed(places, 4)}" if places else f"{head} through no single token")
     return f"In most of {len(found.problem_ids)} problems: {'; '.join(words)}."
 
@@ -201,7 +212,7 @@ def _of_writes(results: Results) -> str:
     found, words = results["HeadWrites"], []
     for head in found.heads[:3]:
         up, looks = found.of(head, "change")[0], found.of(head, LOOKS)[0]
-        size = np.nanmax(np.abs(found.means[found.heads.index(head), KINDS.index("change")]))
+        size = np.nanmax(found.means[found.heads.index(head), KINDS.index("change")])
         wrote = (
             f"promotes {', '.join(map(quoted, up[:3]))} (by {size:.1g} logits at most)" if up else "promotes nothing"
         )
@@ -224,8 +235,9 @@ def _of_transfer(results: Results) -> str:
         return f"No more than {share} of the effect is shown to come back without the tokens in most of {n} problems."
     beside = listed(f"{100 * each['median_fraction']:.0f} % from {each['label'].lower()}" for each in others)
     held = f" (controls: {beside})" if others else ""
-    back = f"{100 * moved['median_fraction']:.0f} % of the effect"
-    return f"Without the tokens, what they do to these heads on average brings back {back} in the median problem{held}."
+    does, size = ("brings back", 100) if moved["sense"] > 0 else ("does the opposite of the effect, by", -100)
+    back = f"{size * moved['median_fraction']:.0f} % of {'the effect' if size > 0 else 'it'}"
+    return f"Without the tokens, what they do to these heads on average {does} {back} in the median problem{held}."
 
 
 # ------------------------------------------------------------------------------------------------------------- showing
@@ -346,7 +358,7 @@ SECTIONS: dict[str, Section] = {
         _of_transfer,
         _drawn("transfer_bars", "Transfer", "Prompts without the insertion whose heads are moved as it moves them."),
         {},
-        why_not=lambda asking: _content_alone(asking) or _too_few(asking),
+        why_not=lambda asking: _content_alone(asking) or _no_one_place(asking) or _too_few(asking),
     ),
 }
 """The parts of a circuit, in the order of the story."""
@@ -358,7 +370,10 @@ def answer_of(results: Results, heads: Sequence[Any], given: bool) -> str:
 
     if not heads:
         return str(of_located(results["LocatedHeads"])) + " So there is no circuit to take apart."
-    which = f"{listed(heads)} ({'given' if given else 'named and measured'})"
+    made = None if given or "LocatedHeads" not in results else results["LocatedHeads"].confirmation
+    unsure = [] if made is None else [head for head in heads if head not in results["LocatedHeads"].confirmed]
+    but = f"; not confirmed: {listed(unsure)}" if unsure else ""
+    which = f"{listed(heads)} ({'given' if given else 'named and measured'}{but})"
     if "PathEffects" in results:
         return f"{which}: {_of_edges(results)}"
     if "DirectEffects" in results:

@@ -61,7 +61,7 @@ def direct_bars(found: DirectEffects, *, top: int = 12) -> Picture:
 
 
 def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = True, smallest: float = 0.01) -> Picture:
-    """The edges as a graph: heads and MLPs by layer from below, the logits on top; the wider, the larger the share.
+    """The edges as a graph: heads and MLPs by layer from below, the logits on top; the wider, the larger the median share.
 
     Solid lines are with the insertion's effect, dashed ones against it; grey tones do not carry meaning. On the 20 widest
     edges stand their number and, into a head, those of q, k and v that most problems show. Where a node stands in its layer
@@ -69,14 +69,19 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
 
     Parameters
     ----------
-    part : through what edges enter heads: "qkv", "q", "k" or "v".
+    part : through what edges enter heads: "qkv" (where that is not among those to draw, the largest of the others), "q", "k"
+        or "v".
     only_found : draw the edges that most problems show (corrected p) alone; False draws all whose share is `smallest` or more.
     """
     table = found.summary()
-    column, words = _column(table)
+    column, words = "median_fraction", "median share of the insertion's effect"
+    if not found.established:  # there is nothing to have a share of
+        table[column], words = found.direction * table[EFFECT], "mean effect, with the median total effect"
     sure = table["p_prevalence"] < found.alpha
-    wanted = table["part"].isin(["", part]) & (sure if only_found else table[column].abs() >= smallest)
-    rows = table[wanted & table[column].notna()]
+    wanted = sure if only_found else table[column].abs() >= smallest
+    rows = largest_first(table[wanted & (table["part"].isin(["", part]) | (part == TOGETHER))], column)
+    other = ~rows["part"].isin(["", part])
+    rows = rows.iloc[np.argsort(other, kind="stable")].drop_duplicates(["sender", "receiver"])
     nodes = list(dict.fromkeys([*table["sender"], *table["receiver"]]))
     places = _places(nodes)
     levels = sorted({y for _, y in places.values()})
@@ -119,16 +124,12 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
     axes.set_axis_off()
     axes.set_title(words_of(found, *MADE_WITH), fontsize=9)
     line: dict[str, Any] = {"color": "0.25", "linewidth": 1.5}
-    drawn = (
-        f"edges that most problems show (p < {found.alpha:.3g}, corrected)"
-        if only_found
-        else f"edges of {smallest:g} or more"
-    )
+    drawn = f"that most problems show (p < {found.alpha:.3g}, corrected)" if only_found else f"of {smallest:g} or more"
     numbered = f"; numbers on the {NUMBERED} widest" if len(rows) > NUMBERED else ""
     entries: list[tuple[str, Any]] = [
         (f"with the effect; width and number: {words}", {"linestyle": "-", **line}),
         ("against the effect", {"linestyle": (0, (3, 1.5)), **line}),
-        (f"{len(rows)} {drawn}{numbered}", {"linestyle": "none"}),
+        (f"{len(rows)} edge{'s' * (len(rows) != 1)} {drawn}{numbered}", {"linestyle": "none"}),
     ]
     key_below(picture, handles=key(entries), ncols=1)
     return picture

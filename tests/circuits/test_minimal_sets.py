@@ -141,6 +141,35 @@ def test_pruning_leaves_out_what_a_later_head_makes_superfluous() -> None:
     assert way.swaps(Told(), "sufficient", chosen, (a, b, c)) == []
 
 
+def test_a_stand_in_is_said_to_reach_the_share_and_what_it_does_on_fresh_problems() -> None:
+    """The set does 95 %, the swap 90 %, on fresh problems 85 %: not as well."""
+    found = head_set()
+    assert found.stand_ins == {found.heads[0]: (mi.Head(0, 0),)}
+    words = found.describe()
+    assert "In the place of L0H1, 80 % is reached there too by L0H0 (85 % on fresh problems)." in words
+    assert "as well" not in words
+    silent = replace(found, fresh_total=np.zeros(12))
+    assert "80 % is reached there too by L0H0." in silent.describe()
+
+
+def test_of_sets_that_are_not_confirmed_no_structure_is_told() -> None:
+    one = head_set(12)
+    other = head_set(12, "necessary")
+    made = replace(sets_found(12), sufficient=one, necessary=other)
+    assert all(made.confirmed.values()) and "What suffices is what is needed" in made.describe()
+    weak = replace(other, fresh=0.7 * other.fresh)
+    assert "What suffices" not in replace(made, necessary=weak).describe()
+
+
+def test_sets_that_were_never_sought_have_empty_tables_and_a_picture(tmp_path: Path) -> None:
+    nothing = {"heads": (), "steps": (), "swaps": (), "sets": (), "n_possible": 0}
+    names = ("effects", "fresh", "swap_effects", "swap_fresh", "random")
+    one = head_set()
+    one = replace(one, **nothing, **{name: getattr(one, name)[:, :0] for name in names}, total=np.zeros(12))
+    assert len(one.summary()) == 0 and len(one.printed()) == 0
+    assert mi.views.set_growth(one).save(tmp_path / "x.png").stat().st_size > 5000
+
+
 def test_nothing_is_sought_where_no_effect_is_established() -> None:
     made, model = planted_here(1, null=True, noise=0.0)
     found = mi.minimal_sets(model, planted_pairs(made, model, 12, n_tokens=12), **QUIET)

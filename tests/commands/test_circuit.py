@@ -2,17 +2,20 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 from browser import browser
 from scripts_under_test import Done, run_command
+from small_results import directed, placed, sets_found, spots, traced, transferred, written
 
 import mless_interp as mi
-from mless_interp.commands.circuit import PARTS
-from mless_interp.commands.circuit_sections import SECTIONS, answer_of
+from mless_interp.commands.circuit import NAMED_HERE, PARTS
+from mless_interp.commands.circuit_sections import NOISING, SECTIONS, answer_of
 from mless_interp.ground_truth.planted import planted_model
 
 SMALL = ["--n-tokens", 6, "--n-rows", 2, "--no-progress", "--backend", "bridge"]
@@ -75,8 +78,6 @@ def test_the_planted_circuit_is_told_in_order(run: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("n", [1, 2, 16])
 def test_every_part_has_an_answer_also_where_nothing_is_shown(n: int) -> None:
-    from small_results import directed, placed, sets_found, spots, traced, transferred, written
-
     made = {"DirectEffects": directed, "SitePatches": placed, "PositionMap": spots, "HeadWrites": written}
     results: dict[str, Any] = {key: make(n) for key, make in made.items()}
     results |= {"MinimalSets": sets_found(n), "Transfer": transferred(n)}
@@ -90,6 +91,114 @@ def test_every_part_has_an_answer_also_where_nothing_is_shown(n: int) -> None:
             or any(words in answer for words in ("Nothing is claimed", "No ", "not confirmed"))
         )
     assert answer_of(results, [mi.Head(0, 1)], False).startswith("L0H1 (named and measured): ")
+
+
+def both_ways(needed: mi.PathEffects, enough: mi.PathEffects) -> dict[str, Any]:
+    return {"PathEffects": needed, NOISING: enough}
+
+
+def test_what_acts_against_the_effect_is_not_said_to_carry_it() -> None:
+    found = traced(16)
+    said = SECTIONS["edges"].answer(both_ways(found, found))
+    assert "4 edges carry more than 5 % of the effect in most of 16 problems, 1 edge takes back as much" in said
+    assert "L0H0 -> L1H0 qkv (-20 %, against it)" in said and "MLP1 -> logits (90 %)" in said
+    alone = replace(found, edges=found.edges[3:4], values=found.values[:, 3:4])
+    assert (
+        SECTIONS["edges"].answer(both_ways(alone, alone)).startswith("1 edge takes back more than 5 % of the effect in")
+    )
+    split = directed(16)
+    turned = replace(split, effect=-split.effect, direct=-split.direct)
+    assert "L1H0 (-40 %, against it)" in SECTIONS["direct"].answer({"DirectEffects": turned})
+    places = spots(16)
+    said = SECTIONS["positions"].answer({"PositionMap": replace(places, values=-places.values)})
+    assert "token -1 (against the effect)" in said
+    moved = transferred(16)
+    assert "brings back 90 % of the effect" in SECTIONS["transfer"].answer({"Transfer": moved})
+    said = SECTIONS["transfer"].answer({"Transfer": replace(moved, given=-moved.given)})
+    assert "does the opposite of the effect, by 90 % of it" in said and "brings back" not in said
+
+
+def test_what_is_shown_to_be_needed_is_not_said_to_be_sufficient_alone() -> None:
+    """Needed by `v` and by all three together; in noising only the latter is shown."""
+    needed = traced(16)
+    values = needed.values.copy()
+    values[:, 1] = 0
+    enough = replace(needed, values=values)
+    assert {"L0H1 -> L1H0 v", "L0H1 -> L1H0 qkv"} <= set(map(str, needed.found))
+    assert "ufficient" not in SECTIONS["edges"].answer(both_ways(needed, enough))
+    fewer = replace(needed, values=np.where(np.arange(7) == 5, 0, needed.values))
+    said = SECTIONS["edges"].answer(both_ways(fewer, needed))
+    assert said.endswith("Sufficient, and not shown to be needed: L1H0 -> MLP1 (50 %).")
+    assert "L0H0" not in SECTIONS["edges"].answer(
+        both_ways(replace(needed, values=np.where(np.arange(7) == 3, 0, needed.values)), needed)
+    )  # against the effect: it suffices for nothing
+
+
+def test_the_size_of_what_is_promoted_is_not_that_of_what_is_suppressed() -> None:
+    found = written(6)
+    values = found.values.copy()
+    values[:, 0, :2, -1] = -7.0
+    said = SECTIONS["writes"].answer({"HeadWrites": replace(found, values=values)})
+    assert "L0H1 promotes ' a', ' c' (by 0.5 logits at most)" in said
+
+
+def test_what_is_tested_on_fresh_problems_is_not_chosen_there(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = {mi.Head(0, 2): "reader"}
+    monkeypatch.setattr(mi.LocatedHeads, "confirmed", property(lambda self: reader if self.confirmation else {}))
+    asked = ["--limit", 14, "--mlps", "none", "--without", "sites,positions,writes,sets,transfer", "--report"]
+    assert run(*SMALL, *asked, "--confirm", 14, "--out", "x").returncode == 0
+    facts = json.loads((tmp_path / "x" / "run.json").read_text())
+    assert facts["heads"] == ["L0H2", "L1H4"]
+    assert facts["conclusion"].startswith("L0H2, L1H4 (named and measured; not confirmed: L1H4): ")
+    assert NAMED_HERE not in (tmp_path / "x" / "report.html").read_text()
+    done = run(*SMALL, *asked, "--confirm", 0, "--out", "y")
+    assert NAMED_HERE in " ".join(done.stdout.split()) and NAMED_HERE in (tmp_path / "y" / "report.html").read_text()
+    reader.clear()
+    assert run(*SMALL, *asked, "--confirm", 14, "--out", "z").returncode == 0
+    assert "no circuit to take apart" in json.loads((tmp_path / "z" / "run.json").read_text())["conclusion"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        (["--insertion", "ids", "--unit", "5,6,7"], {}),
+        (["--n-tokens", 6, "--place", "before-question,after-question"], {"transfer": "this one has 2 blocks"}),
+        (
+            ["--n-tokens", 6, "--place", "after-question", "--contrast", "computed"],
+            {"transfer": "known of the content contrast alone"},
+        ),
+    ],
+)
+def test_a_page_is_made_also_of_what_does_nothing_or_stands_in_several_places(
+    asked: list[Any], words: dict[str, str], run: Any, tmp_path: Path
+) -> None:
+    small = ["--heads", "L0H2,L1H4", "--limit", 14, "--mlps", "none", "--no-progress", "--backend", "bridge"]
+    done = run(*small, *asked, "--without", "direct,edges,sites,positions,writes", "--report", "--out", "x")
+    assert done.returncode == 0, done.stderr
+    left = json.loads((tmp_path / "x" / "run.json").read_text())["left_out"]
+    assert all(words[name] in left[name] for name in words) and "sets" not in left
+    assert (tmp_path / "x" / "sets.png").is_file() and len(pd.read_csv(tmp_path / "x" / "sets.csv")) == 2
+
+
+def test_where_no_part_can_be_measured_it_says_why(run: Any, tmp_path: Path) -> None:
+    done = run(
+        *SMALL,
+        "--heads",
+        "L0H2",
+        "--limit",
+        4,
+        "--mlps",
+        "none",
+        "--without",
+        "direct,sites,positions,writes",
+        "--out",
+        "x",
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "no part of the circuit of L0H2 can be measured: edges: an edge needs two parts" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
@@ -159,6 +268,7 @@ def test_a_stopped_run_goes_on(run: Any, tmp_path: Path, monkeypatch: pytest.Mon
         (["--without", "egdes"], "part to leave out"),
         (["--limit", 20, "--confirm", 20], "need 40 problems, there are 28"),
         (["--heads", "L7H2", "--limit", 2], "L7H2"),
+        (["--heads", "L0H2", "--without", ",".join(PARTS)], "--without leaves out every part"),
     ],
 )
 def test_wrong_input_is_one_line(asked: list[Any], words: str, run: Any, tmp_path: Path) -> None:

@@ -51,6 +51,36 @@ def test_the_graph_shows_the_edges_that_most_problems_show() -> None:
     assert len(arrows(every)) == 5 and not arrows(mi.views.path_graph(found, part="k", only_found=True))[5:]
 
 
+def test_the_graph_draws_what_is_claimed_however_skewed() -> None:
+    """An effect of -1 in most problems and +90 in one has a positive mean; what is claimed of edges is not of means."""
+    total = np.array([-1.0] * 15 + [90.0])
+    edges = tuple(map(mi.Edge.parse, ("L0H1 -> MLP1", "L0H0 -> MLP1", "MLP1 -> logits")))
+    found = replace(
+        traced(16),
+        edges=edges,
+        total=total,
+        values=np.array([0.4, -0.2, 0.9]) * np.where(total < 0, total, 90)[:, None],
+    )
+    assert found.established and found.summary()["effect_fraction"].isna().all()
+    lines, words = arrows(mi.views.path_graph(found)), written(mi.views.path_graph(found))
+    assert [line.get_linestyle() in ("-", "solid") for line in lines] == [
+        True,
+        True,
+        False,
+    ]  # the last: against the effect
+    assert {"0.90", "0.40", "-0.20"} <= set(words)
+
+
+def test_an_edge_that_is_shown_by_one_input_alone_is_drawn() -> None:
+    found = traced()
+    values = found.values.copy()
+    values[:, 2] = 0  # L0H1 -> L1H0: by v, and not by all three together
+    names = written(mi.views.path_graph(replace(found, values=values)))
+    assert "0.40 v" in names
+    by_value = replace(found, edges=found.edges[1:2], values=found.values[:, 1:2])
+    assert len(arrows(mi.views.path_graph(by_value))) == 1
+
+
 def test_the_logits_stand_on_top_and_layers_in_their_order() -> None:
     axes = mi.views.path_graph(traced()).axes[0]
     height = {text.get_text(): text.get_position()[1] for text in axes.texts if text.get_text()}
