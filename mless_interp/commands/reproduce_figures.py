@@ -87,6 +87,7 @@ def compute(options: Options) -> Computed:
     from ..models.load import BACKENDS, tokenizer_of_model
     from ..paper.figures import figure_named, title_of
     from ..prompts.prompt import template_named
+    from ..scores.layout import Thresholds
     from ..scores.score import check_rows
     from .answers import of_claims
 
@@ -95,7 +96,7 @@ def compute(options: Options) -> Computed:
     if options.draws < 1:
         raise ValueError(f"--draws must be 1 or more, got {options.draws}")
     template_named(options.template)
-    check_rows(options.rows)
+    check_rows(options.rows, min_rows=Thresholds().min_rows)
     placement_of(options)
     if options.backend not in BACKENDS:
         raise ValueError(f"unknown backend {options.backend!r}; choose one of {', '.join(BACKENDS)}")
