@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import beta
 
-from ..running.results import Result, Shown, ShownTable, as_text
+from ..running.results import Result, Shown, ShownTable, as_text, limits_of
 from ..statistics import (
     CONFIDENCE,
     Interval,
@@ -90,8 +90,8 @@ class Comparison(Result):
         words = (
             f"{self.second!r} against {self.first!r}: {_percent(self.accuracy_second)} against "
             f"{_percent(self.accuracy_first)} of {self.n} problems ({self.grader} grades), a difference of "
-            f"{_points(float(self.difference.estimate))} points [{_points(low)}, {_points(high)}]; {len(self.gained)} gained, "
-            f"{len(self.lost)} lost, p = {self.p:.3g} ({self.test})"
+            f"{_points(float(self.difference.estimate))} points{limits_of(low, high, '+.1f', scale=100)}; "
+            f"{len(self.gained)} gained, {len(self.lost)} lost, p = {self.p:.3g} ({self.test})"
         )
         p = self.p
         if p_corrected is not None:
@@ -100,8 +100,10 @@ class Comparison(Result):
         if p < self.alpha and low * high > 0:
             return [f"{words}."]
         found = [f"{words}: no difference is established."]
+        if np.isnan([low, high]).any():
+            return [*found, "A single problem has no interval."]
         if not np.isfinite(self.n_needed):
-            reach = 100 * max(abs(float(self.difference.low)), abs(float(self.difference.high)))
+            reach = 100 * max(abs(low), abs(high))
             fits = f"a true difference of up to {reach:.1f} points fits too"
             return [*found, f"With {self.n} problems, {fits}."]
         return [

@@ -9,7 +9,7 @@ import pandas as pd
 from ..accuracy.comparisons import compare_answers
 from ..heads import Head
 from ..locating.sentences import few_problems
-from ..running.results import with_limits
+from ..running.results import limits_of, with_limits
 from ..running.visible import short_name
 from ..statistics import defined_mean
 
@@ -42,12 +42,11 @@ def model_name(name: str) -> str:
 
 def _each(row: Any, estimate: str, low: str, high: str, *, percent: bool = False) -> str:
     """An estimate with its limits, from a row of a table; "of undefined size" where it is NaN."""
-    values = [float(row[name]) for name in (estimate, low, high)]
-    if np.isnan(values[0]):
+    value = float(row[estimate])
+    if np.isnan(value):
         return "undefined"
     scale, form = (100, ".0f") if percent else (1, ".2f")
-    limits = "" if np.isnan(values[1:]).any() else f" [{scale * values[1]:{form}}, {scale * values[2]:{form}}]"
-    return f"{scale * values[0]:{form}}{' %' if percent else ''}{limits}"
+    return f"{scale * value:{form}}{' %' if percent else ''}{limits_of(row[low], row[high], form, scale=scale)}"
 
 
 def of_located(found: Any) -> str:
@@ -151,7 +150,9 @@ def of_scores(found: Any) -> str:
     parts = []
     if (row := largest("collapse_relative")) is not None:
         drop = _each(row, "collapse_relative", "collapse_relative_ci_low", "collapse_relative_ci_high", percent=True)
-        parts.append(f"attention per token drops most inside the span in {row['label']}, by {drop} relative to uniform")
+        where = f"most inside the span in {row['label']}, by {drop} relative to uniform"
+        none = f"inside the span in no head (nearest to it {row['label']}, {drop} relative to uniform)"
+        parts.append(f"attention per token drops {where if row['collapse_relative'] > 0 else none}")
     if (row := largest("span_mass")) is not None:
         mass = _each(row, "span_mass", "span_mass_ci_low", "span_mass_ci_high", percent=True)
         null = row.get("span_mass_null", np.nan)
@@ -227,16 +228,16 @@ def of_accuracy(found: Any) -> str:
     first = found.summary().iloc[0]
     base = f"{100 * first['accuracy']:.1f} %"
     if len(found.treatments) == 1:
-        limits = f"[{100 * first['low']:.1f}, {100 * first['high']:.1f}]"
-        return f"{base} {limits} of {int(first['n'])} problems are answered right under {first['treatment']!r}."
+        limits = limits_of(first["low"], first["high"], ".1f", scale=100)
+        return f"{base}{limits} of {int(first['n'])} problems are answered right under {first['treatment']!r}."
     table = found.compare_all().summary()
     alpha = 1 - found.confidence
     sure = table[(table["p_holm"] < alpha) & (table["low"] * table["high"] > 0)]
 
     def words(row: Any) -> str:
-        change, low, high = (100 * float(row[name]) for name in ("difference", "low", "high"))
+        limits = limits_of(row["low"], row["high"], "+.1f", scale=100)
         return (
-            f"{row['second']!r} {100 * row['accuracy_second']:.1f} %, {change:+.1f} points [{low:+.1f}, {high:+.1f}], p = "
+            f"{row['second']!r} {100 * row['accuracy_second']:.1f} %, {100 * row['difference']:+.1f} points{limits}, p = "
             f"{row['p_holm']:.2g}" + " corrected" * (len(table) > 1)
         )
 
@@ -298,13 +299,12 @@ def _among(found: Any, named: str, random: list[str]) -> str:
     if len(random) > 1:
         as_well = sum(other >= own for other in others)
         told = f"{min(others):.1f} % to {max(others):.1f} %, {as_well or 'none'} of the {len(random)} at least as many"
-    low, change, high = (
-        100 * float(end) for end in (made.difference.low, made.difference.estimate, made.difference.high)
-    )
+    limits = limits_of(made.difference.low, made.difference.high, "+.1f", scale=100)
     return (
         f"With {'a random set' if len(random) == 1 else f'{len(random)} random sets'} of the same layers and size cut off "
-        f"likewise: {told}; with the named set {'more' if _more(made) else 'no more is shown'}, {change:+.1f} points "
-        f"[{low:+.1f}, {high:+.1f}] from {'it' if len(random) == 1 else 'their mean'} (p = {made.p:.2g})."
+        f"likewise: {told}; with the named set {'more' if _more(made) else 'no more is shown'}, "
+        f"{100 * float(made.difference.estimate):+.1f} points{limits} from {'it' if len(random) == 1 else 'their mean'} (p = "
+        f"{made.p:.2g})."
     )
 
 
@@ -313,11 +313,11 @@ def of_doses(found: Any) -> str:
     total = found.effects("total", together=True)
     most = int(np.nanargmax(np.abs(total.estimate)))
     low, high = float(total.low[most]), float(total.high[most])
-    moved = f"{float(total.estimate[most]):+.4f} {found.unit} [{low:+.4f}, {high:+.4f}]"
+    moved = f"{float(total.estimate[most]):+.4f} {found.unit}{limits_of(low, high)}"
     outcome, n = found.settings.get("outcome"), len(found.problem_ids)
     where = f"(interval for all {len(found.doses)} numbers of tokens together, {n} problems)"
     slopes = {name: found.mean_slope(name) for name in found.log_odds}
-    told = {name: f"{float(s.estimate):.2f} [{float(s.low):.2f}, {float(s.high):.2f}]" for name, s in slopes.items()}
+    told = {name: f"{float(s.estimate):.2f}{limits_of(s.low, s.high, '.2f')}" for name, s in slopes.items()}
     read = f"the log odds of reading the span grow with the logarithm of the number of tokens with slope {told['inserted']}"
     if found.layer == 0 and abs(float(slopes["held"].estimate) - 1) < 1e-3:
         read += f" (at held positions {told['held']}: arithmetic for identical tokens in the first layer, no finding)"
@@ -338,8 +338,7 @@ def of_mechanism(parts: Any, mediated: Any) -> str:
     here = {name: rows.loc[(reading, name)] for name in ("scale", "bias", "both", "interaction")}
     told = {}
     for name, row in here.items():
-        mean, low, high = (float(row[end]) for end in ("mean", "ci_low", "ci_high"))
-        told[name] = f"{mean:+.4f}" + ("" if np.isnan([low, high]).any() else f" [{low:+.4f}, {high:+.4f}]")
+        told[name] = f"{row['mean']:+.4f}{limits_of(row['ci_low'], row['ci_high'])}"
     sure = [name for name, row in here.items() if row["p_corrected"] < 1 - mediated.confidence]
     what = mediated.settings.get("outcome") if reading == "outcome" else reading.replace("_", " ")
     shown = ", ".join(name for name in sure if name != "interaction")

@@ -1,25 +1,33 @@
 """`mless-interp compare`: finished runs of one analysis side by side: other models, insertions, lengths."""
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
-from ..command_line import plain_warnings, repeat_command
+from ..command_line import of_numbers, plain_warnings, repeat_command
+from ..running.visible import one_line
 
+DEFAULTS = {"contrast": "content", "direction": "denoising", "edit": "z"}
+"""Of a sweep: what an option that was not given stands for."""
+COLUMNS = ("head", "named in", "option")
+"""Of tables that have a column for each run besides."""
 TOTAL = ("median_total", "median_total_ci_low", "median_total_ci_high")
 
 
 @dataclass(frozen=True, eq=False)
 class Compared:
-    """What runs say beside each other: the `answer` in one sentence, `tables` by caption, and a `picture`."""
+    """What runs say beside each other: the `answer` in one sentence, `tables` by caption, a `picture`, and the options in
+    which the runs `differ`, a row each (empty: in none)."""
 
     answer: str
     tables: dict[str, Any]
     picture: Any
+    differ: Any = None
 
 
 def compare(
@@ -43,15 +51,18 @@ def compare(
 
     if len(folders) < 2:
         raise ValueError("compare takes two or more folders of finished runs")
-    if len({folder.resolve() for folder in folders}) < len(folders):
+    there = [Path(os.path.realpath(folder)) for folder in folders]
+    if len(set(there)) < len(folders):
         raise ValueError("compare: a folder is named twice")
+    if out is not None and any(Path(os.path.realpath(out)).is_relative_to(folder) for folder in there):
+        raise ValueError(f"--out {str(out)!r} is one of the compared runs, or inside one: choose another folder")
     if report and out is None:
         raise ValueError("--report needs --out, the folder where the page goes")
     with plain_warnings():
         runs = [read(folder) for folder in folders]
         found = compared(dict(zip(_names(folders), runs, strict=True)))
-        typer.echo(found.answer)
-        for what, table in found.tables.items():
+        typer.echo(one_line(found.answer))
+        for what, table in [*found.tables.items(), *[(DIFFER, found.differ)] * (not found.differ.empty)]:
             typer.echo(f"\n{what}\n{as_text(table)}")
         if out is None:
             return
@@ -62,11 +73,42 @@ def compare(
             if report:
                 _page(found, folders).save(made / "report.html")
         written = [*("compare.csv", "heads.csv")[: len(found.tables)], "compare.png", *["report.html"] * report]
-        typer.echo(f"Results: {out}/{', '.join(written)}")
+        typer.echo(one_line(f"Results: {out}/{', '.join(written)}"))
 
 
 def compared(runs: dict[str, Any]) -> Compared:
     """Runs (name -> what `kept.read` gives) beside each other; `ValueError` where they cannot be compared."""
+    found = _compared(runs)
+    return replace(found, answer=f"{found.answer}{_of_problems(runs)}", differ=_differing(runs))
+
+
+DIFFER = "Options in which the runs differ (-: not given)."
+
+
+def _differing(runs: dict[str, Any]) -> Any:
+    """The options on which numbers depend and that are not the same in all runs: a row each, a column per run."""
+    import pandas as pd
+
+    given = {name: of_numbers(kept.options) for name, kept in runs.items()}
+    told = {
+        name: {option: str(value) for option, value in own.items() if value is not None} for name, own in given.items()
+    }
+    options = [option for option in dict.fromkeys(each for own in given.values() for each in own) if option != "report"]
+    differing = [option for option in options if len({own.get(option) for own in told.values()}) > 1]
+    columns = {name: [own.get(option) for option in differing] for name, own in told.items()}
+    return pd.DataFrame({"option": [f"--{option.replace('_', '-')}" for option in differing], **columns}, dtype=object)
+
+
+def _of_problems(runs: dict[str, Any]) -> str:
+    """How many problems the runs have in common, where they are not all the same."""
+    found = [set(next(iter(kept.results.values())).problem_ids) for kept in runs.values()]
+    every = set.intersection(*found)
+    if all(own == every for own in found):
+        return ""
+    return f" The runs are of other problems: {len(every)} of {len(set.union(*found))} (by id) are in all of them."
+
+
+def _compared(runs: dict[str, Any]) -> Compared:
     kinds = {name: _kind(kept) for name, kept in runs.items()}
     if len(set(kinds.values())) > 1:
         told = ", ".join(f"{name} is of {kind}" for name, kind in kinds.items())
@@ -90,16 +132,18 @@ def _kind(kept: Any) -> str:
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """What runs are called: the last part of their folders' names that tells all of them apart."""
-    parts = [folder.resolve().parts for folder in folders]
-    length = next(n for n in range(1, 1 + max(map(len, parts))) if len({part[-n:] for part in parts}) == len(parts))
-    return [Path(*part[-length:]).as_posix() for part in parts]
+    """What runs are called: the last part of their folders' names that tells all of them, and tables' own columns, apart."""
+    parts = [Path(os.path.realpath(folder)).parts for folder in folders]
+    for length in range(1, 1 + max(map(len, parts))):
+        names = [Path(*part[-length:]).as_posix() for part in parts]
+        if len({*names, *COLUMNS}) == len(names) + len(COLUMNS):
+            break
+    return names
 
 
 def _same(runs: dict[str, Any], what: str) -> None:
     """`ValueError` where a setting differs that makes numbers incomparable."""
-    default = {"contrast": "content"}.get(what)
-    values = {name: kept.options.get(what) or default for name, kept in runs.items()}
+    values = {name: kept.options.get(what) or DEFAULTS.get(what) for name, kept in runs.items()}
     if len(set(values.values())) > 1:
         told = ", ".join(f"{name} has {value}" for name, value in values.items())
         raise ValueError(f"these runs cannot be compared, they differ in --{what.replace('_', '-')}: {told}")
@@ -260,6 +304,8 @@ def _page(found: Compared, folders: Sequence[Path]) -> Any:
     page = page.figure(found.picture, "Each run with its 95 % interval over its own problems.")
     for caption, table in found.tables.items():
         page = page.table(table, caption)
+    if not found.differ.empty:
+        page = page.table(found.differ, DIFFER)
     page = page.sentence("Each run is judged by its own problems; no test is made between runs.")
     return page.provenance(
         provenance(None, repeat=repeat_command(), analysis="compare", folders=[str(f) for f in folders])

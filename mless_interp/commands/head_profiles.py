@@ -66,6 +66,7 @@ def compute(options: Options) -> Computed:
     from ..prompts.pairs import make_pairs
     from ..scores import attention_profile, score_heads
     from ..scores.catalogue import chosen_metrics
+    from ..scores.layout import Thresholds
     from ..scores.score import check_rows
     from ..views.report import ShownPrompt
     from .answers import of_scores, told_heads
@@ -76,7 +77,7 @@ def compute(options: Options) -> Computed:
     conditions = chosen_names(options.conditions)
     chosen_metrics(metrics)
     several_of(conditions, CONDITIONS, "condition")
-    check_rows(options.rows)
+    check_rows(options.rows, min_rows=Thresholds().min_rows)
     read_heads(options.heads, options.layers)
     problem = options.shown_problem(options.problem)
     model = options.load()

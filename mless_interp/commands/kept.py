@@ -14,6 +14,7 @@ import typer
 
 from ..command_line import Saving, analysis, repeat_command
 from ..running.folders import RUN, remove_partial
+from ..running.visible import one_line
 from ..running.work import ShardDone
 from . import COMMANDS
 
@@ -216,7 +217,7 @@ def present_again(folder: Path) -> None:
 
 
 def _tell(folder: Path, written: list[str]) -> None:
-    typer.echo(f"Results: {folder}/{', '.join(written)}")
+    typer.echo(one_line(f"Results: {folder}/{', '.join(written)}"))
 
 
 def _write(path: Path, content: Any) -> None:

@@ -71,13 +71,14 @@ def compute(options: Options) -> Computed:
     from ..models.load import BACKENDS, tokenizer_of_model
     from ..paper.figures import figure_named, title_of
     from ..prompts.prompt import template_named
+    from ..scores.layout import Thresholds
     from ..scores.score import check_rows
     from .answers import of_claims
 
     shown, tiny = figure_named(options.figure), options.tiny
     given = _directories(shown, options.model)
     template_named(options.template)
-    check_rows(options.rows)
+    check_rows(options.rows, min_rows=Thresholds().min_rows)
     options.loading()
     if options.backend not in BACKENDS:
         raise ValueError(f"unknown backend {options.backend!r}; choose one of {', '.join(BACKENDS)}")

@@ -192,7 +192,7 @@ class ActivationShift(Result):
         parts = []
         for i, contrast in enumerate(self.contrasts):
             for j, group in enumerate(self.groups):
-                density = [n / max(n.sum(), 1.0) / widths for n in self.counts[i, j]]
+                density = [n / (n.sum() or np.nan) / widths for n in self.counts[i, j]]
                 table = {
                     "contrast": contrast,
                     "token_class": group,

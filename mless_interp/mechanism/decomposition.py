@@ -288,12 +288,13 @@ class AttentionDecomposition(Result):
             f"Lambda runs from {np.nanmin(lam):.3f} to {np.nanmax(lam):.3f} over heads; uniform attention would keep "
         )
         words += f"{low:.3f}" if high - low < 5e-4 else f"{low:.3f} to {high:.3f}, by layer"
+        if len(self.problem_ids) < 2:
+            return f"{words}; a single problem tests nothing."
         for against in self._nulls(contrast):
             name = str(self.settings.get("control")) if against == "control" else against
             test = self.null_test(against, contrast)
             if test is None:
-                alone = len(self.problem_ids) < 2
-                words += "; a single problem tests nothing" if alone else f"; no head differs from {name}"
+                words += f"; no head differs from {name}"
                 continue
             above, below = (int((p < self.alpha).sum()) for p in test.p_corrected)
             words += f"; against {name} {above} heads keep more and {below} less in most problems (corrected p < "

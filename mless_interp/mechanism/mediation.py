@@ -68,7 +68,7 @@ def mediate(
     edit of attention reaches its own layer's activations: their effects are 0, and the outcome's is what there is.
 
     Raises `ModelError` for experts (which share no activation) and where queries and keys cannot be had as they enter the
-    scores, `ValueError` for heads of other layers.
+    scores, `ValueError` for heads of other layers and insertions in several blocks.
     Source: methods §5 (mediation); arXiv 2510.01032, section 3, whose claims are made of scale and bias together.
     """
     between = one_of(contrast, MEDIATED, "contrast")
@@ -83,6 +83,8 @@ def mediate(
     gate = model.gated_mlp(layer)
     model.need_rotated("lambda and Sigma")
     prepared = prepare(model, pairs, outcome, signed_for="mediation")
+    for pair in prepared.pairs:
+        pair.one_block("mediation, which edits the rows after the span,")
     settings = {
         "layer": layer,
         "gated": gate.gated,
@@ -138,7 +140,7 @@ class _OnePair:
         runs = (reference, new, "base", *(receiving,) * len(EDITED))
         inputs = answered.side_by_side(runs, held_positions=self.held_positions).to(self.model.info.device)
         visible = self.model.visible(inputs)[self.layer]
-        _, stop = answered.one_block("mediation, which edits the rows after the span,")
+        stop = answered.span[1]
         held, parts = Held(), attention_sites(self.layer, "rot_q", "rot_k", "v")
 
         def edit(z: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from ..models.gates import extension_of
-from ..running.results import Result, Shown, ShownTable, interval_columns, place_of, tidy
+from ..running.results import Result, Shown, ShownTable, interval_columns, limits_of, place_of, tidy
 from ..statistics import CONFIDENCE, holm, mean_interval, median_interval, sign_test
 
 EDITED = ("reference", "scale", "bias", "both", "patched")
@@ -119,10 +119,13 @@ class Mediation(Result):
             shown = [f"{effect} {_with_interval(row.loc[effect])}" for effect in ("scale", "bias", "both")]
             words = f"{name} ({row['before'].iloc[0]:.4f} without the span): {'; '.join(shown)}"
             apart = row.loc["interaction"]
-            if apart["ci_low"] * apart["ci_high"] > 0:
-                found.append(f"{words}; they do not add up (interaction {_with_interval(apart)}).")
-            else:
-                found.append(f"{words}; no interaction is shown ({_with_interval(apart)}).")
+            shown_apart = apart["p_corrected"] < 1 - self.confidence
+            told = (
+                "they do not add up (interaction "
+                if shown_apart
+                else "that they do not add up is not shown (interaction "
+            )
+            found.append(f"{words}; {told}{_with_interval(apart)}).")
         edits = table.query("reading != 'outcome' and effect in ['scale', 'bias', 'both']")
         if len(edits) and not edits[["n_up", "n_down"]].any(axis=None):
             found.append(
@@ -158,5 +161,4 @@ class Mediation(Result):
 
 def _with_interval(row: Any) -> str:
     """The mean with its interval; alone where there is none (a single problem)."""
-    mean, low, high = (float(row[name]) for name in ("mean", "ci_low", "ci_high"))
-    return f"{mean:+.4f}" if np.isnan([low, high]).any() else f"{mean:+.4f} [{low:+.4f}, {high:+.4f}]"
+    return f"{row['mean']:+.4f}{limits_of(row['ci_low'], row['ci_high'])}"

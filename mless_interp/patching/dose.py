@@ -20,7 +20,7 @@ from ..prompts.insertions import KINDS, Insertion
 from ..prompts.pairs import make_pairs, over_pairs
 from ..prompts.problems import Problem
 from ..prompts.prompt import Template
-from ..running.results import Result, Shown, ShownTable, head_columns, interval_columns, tidy
+from ..running.results import Result, Shown, ShownTable, head_columns, interval_columns, limits_of, tidy
 from ..running.work import Tick, Unit
 from ..statistics import CONFIDENCE, Interval, mean_interval
 from .outcomes import Outcome, outcome_named
@@ -262,7 +262,7 @@ class DoseResponse(Result):
         log_odds = self._read(condition)
         heads = log_odds.mean(0)
         above = heads - np.log(self.doses)[:, None]
-        middle = np.median(above[np.isfinite(above)]) if np.isfinite(above).any() else 0.0
+        middle = np.median(above[np.isfinite(above)]) if np.isfinite(above).any() else np.nan
         table: dict[str, Any] = {"n_tokens": self.doses}
         table |= {str(head): heads[:, at] for at, head in enumerate(self.heads)}
         table |= interval_columns("mean", mean_interval(log_odds.mean(2), seed=self.seed))
@@ -287,9 +287,9 @@ class DoseResponse(Result):
             f"{len(self.heads)} heads.",
             f"Slope of logit(1 - lambda) in log N: held positions {_range(held)}{known}; inserted {_range(inserted)}.",
             f"The outcome {self.settings.get('outcome')} moves most at {self.doses[most]} tokens: "
-            f"{float(total.estimate[most]):+.4f} {self.unit} against no insertion, 95 % interval [{low:+.4f}, {high:+.4f}] "
-            f"(for all {len(self.doses)} doses together: this one was picked by its effect)"
-            f"{'.' if low * high > 0 else ', which holds 0 or is undefined.'}",
+            f"{float(total.estimate[most]):+.4f} {self.unit} against no insertion, 95 % interval"
+            f"{limits_of(low, high) or ' undefined'} (for all {len(self.doses)} doses together: this one was picked by its "
+            f"effect){', which holds 0.' if low * high <= 0 else '.'}",
         ]
 
     signed = True

@@ -258,6 +258,8 @@ def _checked(path: str | Path) -> Path:
         folder, other = found.is_dir(), found.exists() and not found.is_file()
     except UnicodeEncodeError as error:
         raise ValueError(f"checkpoint {path!r} is no name that can be written; choose another") from error
+    except RuntimeError as error:  # from Python 3.13 on an OSError
+        raise ValueError(f"checkpoint {str(path)!r} is a link that leads to itself; choose another") from error
     except OSError as error:
         raise _unwritable(Path(path), error, "choose another name") from error
     if not above.is_dir():

@@ -218,6 +218,14 @@ def refuse_existing(path: str | Path, *, overwrite: bool) -> None:
         raise FileExistsError(
             f"the folder {str(target)!r} exists; choose another, or allow overwriting it (--overwrite)"
         )
+    whole = target.resolve()
+    with contextlib.suppress(ValueError):  # somebody else's manifest.json
+        around = manifest_of(whole.parent)
+        if around is not None and any(name.startswith(f"{whole.name}/") for name in around["files"]):
+            raise FileExistsError(
+                f"the folder {str(target)!r} is a part of the results in {str(whole.parent)!r} and is not replaced; choose "
+                "another name"
+            )
     foreign = foreign_in(target)
     if foreign:
         more = f" and {len(foreign) - NAMED} more" if len(foreign) > NAMED else ""
@@ -415,13 +423,16 @@ def _named(path: str | Path) -> Path:
     try:
         str(found).encode()
         file = found.exists() and not found.is_dir()
+        whole = found.resolve()
+    except RuntimeError as error:  # of a loop of links; from Python 3.13 on an OSError
+        raise FileExistsError(f"{str(found)!r} is a link that leads to itself; choose another name") from error
     except UnicodeEncodeError as error:
         raise ValueError(f"the name {str(path)!r} cannot be written; choose another") from error
     except OSError as error:
         raise _cannot_write(path, error) from error
     if file:
         raise FileExistsError(f"{str(found)!r} is a file, not a folder; choose another name")
-    if Path.cwd().resolve().is_relative_to(found.resolve()):
+    if Path.cwd().resolve().is_relative_to(whole):
         raise FileExistsError(f"{str(found)!r} holds the current directory and is never replaced; choose another name")
     above = next(folder for folder in (found, *found.absolute().parents) if folder.exists())
     if above != found and not above.is_dir():

@@ -260,9 +260,17 @@ def _one_lined(table: pd.DataFrame) -> pd.DataFrame:
 
 def with_limits(made: Interval, unit: str = "") -> str:
     """One estimate as sentences show it, with its limits where there are any: `+0.1000 nats [+0.0500, +0.2000]`."""
-    estimate, low, high = (float(x) for x in (made.estimate, made.low, made.high))
-    limits = "" if np.isnan([low, high]).any() else f" [{low:+.4f}, {high:+.4f}]"
-    return f"{estimate:+.4f} {unit}".rstrip() + limits
+    return f"{float(made.estimate):+.4f} {unit}".rstrip() + limits_of(made.low, made.high)
+
+
+def limits_of(low: Any, high: Any, form: str = "+.4f", *, scale: int = 1) -> str:
+    """An interval's limits behind its estimate; nothing where they are undefined.
+
+    >>> limits_of(0.05, 0.2, ".1f", scale=100), limits_of(np.nan, 0.2)
+    (' [5.0, 20.0]', '')
+    """
+    ends = [scale * float(end) for end in (low, high)]
+    return "" if np.isnan(ends).any() else f" [{ends[0]:{form}}, {ends[1]:{form}}]"
 
 
 def head_columns(heads: Sequence[Head], *, times: int = 1) -> dict[str, list[Any]]:

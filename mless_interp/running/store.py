@@ -81,7 +81,7 @@ def load(path: str | Path) -> dict[str, Any]:
     """
     folder = Path(path)
     if not folder.exists():
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, RuntimeError):  # a link that leads to itself is either
             finish_replacement(folder)
     damaged = damaged_files(folder, (DOCUMENT, ARRAYS)) if folder.is_dir() else {}
     if damaged:

@@ -56,11 +56,7 @@ class Layout:
     sink: Tensor
     rows: Tensor
     shared: Tensor
-
-    @property
-    def one_block(self) -> bool:
-        """The insertion lies in one place (or nowhere): where it begins and ends is one token each."""
-        return self.span is None or int((self.span[1:] & ~self.span[:-1]).sum() + self.span[0]) == 1
+    one_block: bool = True
 
     def reference(self, thresholds: Thresholds) -> Tensor:
         """The tokens whose level the span is compared with."""
@@ -82,10 +78,10 @@ def pair_layout(pair: PromptPair, condition: str, *, rows: RowChoice) -> Layout:
         if not after:
             raise _nothing_after(pair.id)
         first = min(after)
-        return _layout(len(pair.base), None, start, first, torch.tensor(kept), rows)
+        return _layout(len(pair.base), None, start, first, torch.tensor(kept), rows, n_blocks=len(pair.spans))
     if not pair.n_after:
         raise _nothing_after(pair.id)
-    return _layout(len(pair.inserted), pair.span_mask, start, stop, pair.shared, rows)
+    return _layout(len(pair.inserted), pair.span_mask, start, stop, pair.shared, rows, n_blocks=len(pair.spans))
 
 
 def prompt_layout(prompt: Prompt, *, rows: RowChoice) -> Layout:
@@ -105,10 +101,12 @@ def prompt_layout(prompt: Prompt, *, rows: RowChoice) -> Layout:
     if stop >= len(prompt) or len(prompt) - 1 in inserted:
         raise _nothing_after("(this prompt)")
     others = torch.arange(len(prompt)) if span is None else torch.arange(len(prompt))[~span]
-    return _layout(len(prompt), span, start, stop, others, rows)
+    return _layout(len(prompt), span, start, stop, others, rows, n_blocks=len(prompt.blocks("inserted")))
 
 
-def _layout(n: int, span: Tensor | None, start: int, stop: int, shared: Tensor, rows: RowChoice) -> Layout:
+def _layout(
+    n: int, span: Tensor | None, start: int, stop: int, shared: Tensor, rows: RowChoice, *, n_blocks: int
+) -> Layout:
     position = torch.arange(n)
     question = (position >= stop) if span is None else (position >= stop) & ~span
     sink = position == (stop if span is not None and start == 0 else 0)
@@ -120,6 +118,7 @@ def _layout(n: int, span: Tensor | None, start: int, stop: int, shared: Tensor, 
         sink=sink,
         rows=row_mask(rows, question=question, span=span),
         shared=shared,
+        one_block=n_blocks < 2,
     )
 
 

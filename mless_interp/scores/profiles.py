@@ -56,7 +56,7 @@ def attention_profile(
     Everything else is as in `score_heads`; the formula is `metrics.received.received_attention`, its null
     `uniform_received`.
     """
-    found = own_pairs(model, described_pairs(pairs, conditions, source, rows))
+    found = own_pairs(model, described_pairs(pairs, conditions, source, rows, min_rows=min_rows))
     chosen = model.info.chosen(heads, what="describe")
     layers = sorted({head.layer for head in chosen})
     settings = {
@@ -247,12 +247,18 @@ class AttentionProfile(Result):
                     parts.append(pd.DataFrame({**fixed, **vars(curve), "uniform": null.mean}))
         return pd.concat(parts, ignore_index=True)
 
-    def shaded(self, condition: str) -> tuple[int, int] | None:
-        """First and last-but-one position of the span on a curve's axis (None without inserted tokens)."""
+    def shaded(self, condition: str) -> tuple[tuple[int, int], ...]:
+        """Where on a curve's axis at least half of the problems have inserted tokens: (first, one past the last) of each
+        block; none in a condition without them."""
         if not CONDITIONS[condition].has_span:
-            return None
+            return ()
         first = max(start for start, _ in self.spans)
-        return first, first + max(stop - start for start, stop in self.spans)
+        counts = np.zeros(max(first - s + len(t) for (s, _), t in zip(self.spans, self.inserted_texts, strict=True)))
+        for index, (start, _) in enumerate(self.spans):
+            inside = self._tokens(condition, index)[1] == "inserted"
+            counts[first - start :][: len(inside)] += inside
+        edges = np.flatnonzero(np.diff(counts * 2 >= len(self.spans), prepend=False, append=False)).tolist()
+        return tuple(zip(edges[::2], edges[1::2], strict=True))
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem, condition, head and token: position, base_position (-1 inside the span), segment,

@@ -61,8 +61,8 @@ def score_heads(
     short for `min_rows` or has no tokens after the insertion, and for heads out of range (zero-based).
     """
     names = chosen_metrics(metrics)
-    found = own_pairs(model, described_pairs(pairs, conditions, source, rows))
     thresholds = thresholds or Thresholds()
+    found = own_pairs(model, described_pairs(pairs, conditions, source, rows, min_rows=thresholds.min_rows))
     chosen = model.info.chosen(heads, what="describe")
     settings = {
         "metrics": list(names),
@@ -102,18 +102,23 @@ def score_heads(
     )
 
 
-def check_rows(rows: str) -> None:
-    """`ValueError` for a choice of rows that there is not."""
+def check_rows(rows: str, *, min_rows: int = 1) -> None:
+    """`ValueError` for a choice of rows that there is not, or that has fewer rows than a token's mean takes."""
     one_of(rows, dict.fromkeys(get_args(RowChoice)), "rows")
+    if rows == "last" and min_rows > 1:
+        raise ValueError(
+            f"rows 'last' is one row, and a token that fewer than min_rows={min_rows} rows read is undefined: choose shared, "
+            "all or question, or (in Python) min_rows=1"
+        )
 
 
 def described_pairs(
-    pairs: Iterable[PromptPair], conditions: Sequence[str], source: str, rows: str
+    pairs: Iterable[PromptPair], conditions: Sequence[str], source: str, rows: str, *, min_rows: int = 1
 ) -> tuple[PromptPair, ...]:
     """The pairs, and errors for unknown conditions, sources or rows, for no pairs, or repeated problems."""
     several_of(conditions, CONDITIONS, "condition")
     one_of(source, dict.fromkeys(SOURCES), "source")
-    check_rows(rows)
+    check_rows(rows, min_rows=min_rows)
     found = followed(pairs)
     if not found:
         raise ValueError("there are no prompt pairs to describe")

@@ -30,6 +30,7 @@ import numpy as np
 
 from ..heads import Head, as_heads
 from ..models.base import Model
+from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair
 from ..running.visible import visible
 from ..scores import AttentionProfile
@@ -378,7 +379,7 @@ def _strip(
     values = profile.whole(condition, relative=relative)[index]
     if relative:
         values = np.log2(np.clip(values, 1 / 8, 8))
-    if profile.shaded(condition) is None:
+    if not CONDITIONS[condition].has_span:
         return [readable(text) for text in profile.base_texts[index]], values
     start, stop = profile.spans[index]
     texts = [readable(text) for text in profile.inserted_texts[index]]

@@ -41,7 +41,7 @@ def profiles(
     shown = profile.heads if heads is None else as_heads(heads)
     conditions = tuple(conditions or profile.conditions)
     last = conditions[-1]
-    whole = whole and profile.shaded(last) is not None
+    whole = whole and bool(profile.shaded(last))
     names = SERIES | dict(names or {})
     picture = _grid(len(shown), 2 if whole else 1)
     for column, head in enumerate(shown):
@@ -51,7 +51,7 @@ def profiles(
             draw_curve(axes, curve, names.get(condition, condition), number)
         if null and not relative:
             _draw_null(axes, profile.curve(head, conditions[0], aligned=True, null=True))
-        title = f"{profile.settings.get('model', '')}\n{both_names(head)}"
+        title = f"{words_of(profile, 'model')}\n{both_names(head)}"
         label_curve(axes, title, "token (without the span)", relative)
         if not whole:
             continue
@@ -157,7 +157,7 @@ def dose_response(found: DoseResponse) -> Picture:
         draw_series(axes, doses, table[contrast], limits, number, name)
     axes.axhline(0, color="0.5", linewidth=0.8)
     effect = f"insertion's effect on {found.settings.get('outcome', 'the outcome')} ({found.unit})"
-    name_axes(axes, y=effect, title=f"{found.settings.get('model', '')}, bands: 95 % intervals over problems")
+    name_axes(axes, y=effect, title=f"{words_of(found, 'model')}, bands: 95 % intervals over problems")
     axes.legend(fontsize=6.5)
     for axes in picture.axes:
         axes.set_xscale("log")
@@ -181,9 +181,9 @@ def _draw_null(axes: Any, curve: Curve) -> None:
 
 
 def shade_span(axes: Any, profile: AttentionProfile, condition: str) -> None:
-    span = profile.shaded(condition)
-    if span is not None:
-        axes.axvspan(span[0] - 0.5, span[1] - 0.5, color="0.85", zorder=0, label="inserted tokens")
+    for number, (start, stop) in enumerate(profile.shaded(condition)):
+        label = "inserted tokens" if number == 0 else None
+        axes.axvspan(start - 0.5, stop - 0.5, color="0.85", zorder=0, label=label)
 
 
 def label_curve(axes: Any, title: str, where: str, relative: bool) -> None:

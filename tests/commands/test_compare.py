@@ -1,5 +1,6 @@
 """`mless-interp compare`, and the sentences that pages begin with: made from results of a few numbers."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from files_under_test import contents
 from scripts_under_test import run_command
 from small_results import answered, checked, confirmed, decomposed, doses, located, mediated, patched, scored
 
@@ -14,6 +16,7 @@ import mless_interp as mi
 from mless_interp.commands import answers
 from mless_interp.commands.compare_runs import compared
 from mless_interp.commands.kept import Kept
+from mless_interp.running import folders
 
 
 def kept(result: Any, *, analysis: str = "patch_heads", mode: str | None = "locate", **options: Any) -> Kept:
@@ -62,15 +65,72 @@ def test_runs_that_cannot_be_compared_are_told_apart() -> None:
         compared({name: kept(doses(), analysis="dose_response", mode=None) for name in "ab"})
 
 
+def test_an_option_that_was_given_is_the_same_as_its_default() -> None:
+    given = kept(patched(12), mode="sweep", contrast="content", direction="denoising", edit="z")
+    assert compared({"a": given, "b": kept(patched(12), mode="sweep")}).tables
+    other = kept(patched(12), mode="sweep", direction="noising")
+    with pytest.raises(ValueError, match="differ in --direction: a has noising, b has denoising"):
+        compared({"a": other, "b": kept(patched(12), mode="sweep")})
+
+
+def test_what_differs_between_the_runs_is_told() -> None:
+    runs = {"a": kept(located(), n_tokens=55, out="a"), "b": kept(located(), n_tokens=8, limit=5, out="b")}
+    found = compared(runs)
+    rows = found.differ.astype(object).where(found.differ.notna(), None).to_dict("records")
+    assert rows == [{"option": "--n-tokens", "a": "55", "b": "8"}, {"option": "--limit", "a": None, "b": "5"}]
+    assert "other problems" not in found.answer
+    assert compared({"a": kept(located()), "b": kept(located())}).differ.empty
+    few = replace(answered(n=20), problem_ids=tuple(f"p{number}" for number in range(5, 25)))
+    told = compared(
+        {"a": kept(answered(n=20), analysis="accuracy", mode=None), "b": kept(few, analysis="accuracy", mode=None)}
+    )
+    assert told.answer.endswith(" The runs are of other problems: 15 of 25 (by id) are in all of them.")
+
+
+def saved(folder: Path, result: Any) -> Path:
+    mi.save(folder / "results", **{type(result).__name__: result})
+    (folder / "run.json").write_text(json.dumps(kept(result).run))
+    return folder
+
+
+def test_runs_are_named_as_no_column_is_and_their_names_act_nowhere(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = saved(tmp_path / "head", located()), saved(tmp_path / "a\n\u202eb", located())
+    done = run_command("compare", one, other, "--out", "c", cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
+    assert done.returncode == 0, done.stderr
+    assert pd.read_csv(tmp_path / "c" / "heads.csv")["head"].tolist() == ["L0H1", "L1H0"]
+    assert "\u202e" not in done.stdout and r"a\n\u202eb +" in done.stdout
+
+
+def test_a_compared_run_is_never_replaced_by_the_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path / "a", located())
+    with folders.new_folder(tmp_path / "b") as made:
+        saved(made, located())
+    (tmp_path / "link").symlink_to(tmp_path / "b")
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    before = contents(tmp_path / "b")
+    for out, words in (
+        ("b", "is one of the compared runs, or inside one"),
+        ("link", "is one of the compared runs, or inside one"),
+        ("b/inner", "is one of the compared runs, or inside one"),
+        ("loop", "is a link that leads to itself"),
+    ):
+        given = ("compare", "a", "b", "--out", out, "--overwrite")
+        done = run_command(*given, cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
+        assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1, out
+    assert contents(tmp_path / "b") == before
+    done = run_command("compare", "a", "loop", cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
+    assert done.returncode == 2 and "is no folder of a run" in done.stderr
+
+
 def test_the_command_writes_tables_picture_and_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import json
-
     for name in ("a", "b"):
-        mi.save(tmp_path / name / "results", LocatedHeads=located())
-        run = kept(located()).run
-        (tmp_path / name / "run.json").write_text(json.dumps(run))
+        saved(tmp_path / name, located())
 
     def call(*arguments: Any) -> Any:
         return run_command("compare", *arguments, cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
@@ -134,6 +194,37 @@ def test_answers_say_what_was_found_with_numbers_and_intervals() -> None:
     assert "; the two do not add up (interaction +" in told
     told = answers.of_mechanism(decomposed(), mediated(4))
     assert "none of these is shown to move it" in told, "4 problems: an interval without 0, no sign test"
+
+
+def test_where_there_is_no_interval_none_is_written() -> None:
+    few = mi.AccuracyResults(
+        ("p0",),
+        ("none", "Mless"),
+        {"strict": np.array([[[1.0, 0.0], [1.0, 1.0]]])},
+        *(np.ones((1, 2, 2)) for _ in range(3)),
+        ((("x", "x"), ("x", "x")),),
+        np.full((1, 2, 2), "text"),
+    )
+    told = answers.of_accuracy(few)
+    assert "'Mless' 100.0 %, +50.0 points, p = 1" in told and "nan" not in told
+    assert "A single problem has no interval." in repr(few) and "nan" not in repr(few)
+    one = mi.AccuracyResults(
+        ("p0",),
+        ("none",),
+        {"strict": np.array([[[1.0, 0.0]]])},
+        *(np.ones((1, 1, 2)) for _ in range(3)),
+        ((("x", "x"),),),
+        np.full((1, 1, 2), "text"),
+    )
+    assert answers.of_accuracy(one) == "50.0 % of 1 problems are answered right under 'none'."
+
+
+def test_a_drop_is_told_only_where_there_is_one() -> None:
+    found = scored()
+    assert "attention per token drops most inside the span in L0H0, by 3" in answers.of_scores(found)
+    rises = {**found.values, "collapse_relative": {"inserted": -1 - found.of("collapse_relative")}}
+    told = answers.of_scores(replace(found, values=rises))
+    assert "attention per token drops inside the span in no head (nearest to it L1H2, -" in told
 
 
 def under_four(*right: int, n: int = 40) -> mi.AccuracyResults:

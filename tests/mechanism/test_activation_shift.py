@@ -289,6 +289,16 @@ def test_tables_hold_every_cell_and_say_how_many(found: ActivationShift) -> None
     assert (whole["bin_low"].to_numpy()[1:] == whole["bin_high"].to_numpy()[:-1]).all()
 
 
+def test_a_class_without_tokens_has_no_density(found: ActivationShift) -> None:
+    at = found.groups.index("operator")
+    counts = found.counts.copy()
+    counts[:, at] = 0
+    table = replace(found, counts=counts).histograms()
+    columns = ["before_density", "after_density", "density_change"]
+    assert table.loc[table["token_class"] == "operator", columns].isna().all(axis=None)
+    assert table.loc[table["token_class"] != "operator", columns].notna().all(axis=None)
+
+
 def test_histograms_are_densities_too(found: ActivationShift) -> None:
     table = found.histograms().query("contrast == 'content' and token_class == 'all'")
     widths = table["bin_high"] - table["bin_low"]

@@ -1,5 +1,6 @@
 """Scale only, bias only, both: what each does to activations and outcome, against whole runs edited by interventions."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,9 @@ import pytest
 import torch
 from conftest import ARCHITECTURES, BACKENDS
 from models_under_test import loaded, pairs_for, planted_here, planted_pairs
+from small_results import decomposed, mediated
 
+from mless_interp.commands.answers import of_mechanism
 from mless_interp.heads import Head
 from mless_interp.mechanism import Mediation, activation_shift, mediate
 from mless_interp.mechanism.mediation_results import ARMS, EFFECTS
@@ -213,6 +216,32 @@ def test_bad_options_are_refused_with_the_remedy(options: dict[str, Any], messag
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     with pytest.raises(ValueError, match=message):
         mediate(model, pairs_for(model, n_tokens=9), progress=False, **options)
+
+
+def test_several_blocks_are_refused_before_anything_is_run(
+    tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    pairs = pairs_for(model, n_tokens=8, before=("question",), at=(2,))
+    monkeypatch.setattr(type(model), "run", lambda *_, **__: pytest.fail("the model ran"))
+    with pytest.raises(ValueError, match="pair 'p0': mediation, .* not defined for an insertion in 2 blocks") as caught:
+        mediate(model, pairs, progress=False)
+    assert not getattr(caught.value, "__notes__", []), "there is nothing to go on with"
+
+
+def test_the_sentence_and_the_answer_claim_an_interaction_by_the_same_test() -> None:
+    """Most problems have it, and one problem the other way round so much of it that the mean's interval holds 0."""
+    plain = mediated(12)
+    apart = plain.values.copy()
+    apart[:, :, ARMS.index("both")] += 0.1
+    apart[0, :, ARMS.index("both")] -= 40
+    for values, shown in ((apart, True), (plain.values, False)):
+        made = replace(plain, values=values)
+        row = made.summary().query("reading == 'outcome' and effect == 'interaction'").iloc[0]
+        assert row["ci_low"] <= 0 <= row["ci_high"] and (row["p_corrected"] < 0.05) == shown
+        assert ("the two do not add up" in of_mechanism(decomposed(), made)) == shown
+        assert ("; they do not add up (interaction" in made.describe()) == shown
+        assert ("; that they do not add up is not shown (interaction" in made.describe()) != shown
 
 
 def test_a_model_of_unknown_mlps_is_told_what_is_undefined(

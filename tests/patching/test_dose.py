@@ -14,6 +14,7 @@ from scipy import stats
 from scripts_under_test import Done, run_script
 from small_results import doses
 
+from mless_interp.commands.answers import of_doses
 from mless_interp.ground_truth.planted import planted_model
 from mless_interp.heads import Head
 from mless_interp.models.sites import site
@@ -91,6 +92,18 @@ def test_a_planted_model_s_effect_grows_with_the_dose() -> None:
     assert "held positions 1.0000 to 1.0000 (1 for identical tokens in layer 0)" in words
     assert f"moves most at 40 tokens: {total.estimate[-1]:+.4f} nats" in words and "n_tokens" in repr(found)
     assert len(found.to_frame()) == 6 * 4 * 8
+
+
+def test_a_single_problem_has_no_interval_and_none_is_written() -> None:
+    one = doses(n=1)
+    assert "95 % interval undefined (for all 4 doses together" in one.describe() and "nan" not in repr(one)
+    assert "nan" not in of_doses(one) and "with slope 1.10 (at held positions 1.00: arithmetic" in of_doses(one)
+    assert ", which holds 0" not in one.describe()
+
+
+def test_where_no_head_reads_there_is_no_line_to_compare_with() -> None:
+    blind = replace(doses(), log_odds={name: np.full_like(read, np.nan) for name, read in doses().log_odds.items()})
+    assert blind.reading_table()["slope_1"].isna().all()
 
 
 def test_unlike_tokens_have_another_slope(tiny_model_dir: Any) -> None:

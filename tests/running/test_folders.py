@@ -14,6 +14,7 @@ from conftest import ROOT
 from files_under_test import contents, everything_in
 
 from mless_interp.running import folders
+from mless_interp.running.checkpoint import Checkpoint
 from mless_interp.running.folders import (
     ANALYSIS,
     COMPUTED,
@@ -31,6 +32,7 @@ from mless_interp.running.folders import (
     renewed,
     write_manifest,
 )
+from mless_interp.running.store import load
 from mless_interp.running.work import Shard
 
 
@@ -143,6 +145,30 @@ def test_a_link_to_a_folder_stays_a_link(old: Path) -> None:
     written(link, new="new")
     assert link.is_symlink() and contents(old) == {"new": "new"}
     assert everything_in(old.parent) == ["link", "out"]
+
+
+def test_a_part_of_other_results_is_not_replaced(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "run") as made:
+        written(made / "results", inner="inner")
+    whole = contents(tmp_path)
+    with pytest.raises(FileExistsError, match=r"'.*results' is a part of the results in '.*run' and is not replaced"):
+        refuse_existing(tmp_path / "run" / "results", overwrite=True)
+    assert contents(tmp_path) == whole
+    refuse_existing(tmp_path / "run", overwrite=True)
+    written(tmp_path / "other" / "results", inner="inner")
+    (tmp_path / "other" / MANIFEST).write_text("somebody else's")
+    refuse_existing(tmp_path / "other" / "results", overwrite=True)
+
+
+def test_a_link_that_leads_to_itself_is_named(tmp_path: Path) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(OSError, match=r"loop' (is a link that leads to itself|.*symbolic links)"), new_folder(loop):
+        pytest.fail("the body ran")
+    with pytest.raises((OSError, ValueError), match=r"loop.*(leads to itself|symbolic links)"):
+        Checkpoint(loop, {})
+    with pytest.raises(FileNotFoundError, match=r"loop' holds no saved results"):
+        load(loop)
 
 
 @pytest.mark.parametrize("name", [".", "..", "../.."])

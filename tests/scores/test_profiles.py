@@ -59,7 +59,7 @@ def test_curves_put_insertion_points_on_each_other() -> None:
     np.testing.assert_allclose(curve.mean, [0.5, 0.25, 0.1, 0.15, 0.1, NAN])
     assert curve.n.tolist() == [1, 2, 2, 2, 2, 0]
     assert (curve.low[1:5] <= curve.mean[1:5]).all() and (curve.mean[1:5] <= curve.high[1:5]).all()
-    assert by_hand().shaded("inserted") == (2, 4) and by_hand().shaded("base") is None
+    assert by_hand().shaded("inserted") == ((2, 4),) and by_hand().shaded("base") == ()
     strict = by_hand().curve(Head(0, 13), "inserted", min_share=1.0)
     assert np.isnan(strict.mean[0]) and strict.mean[1] == pytest.approx(0.25)
     null = by_hand().curve(Head(0, 13), "inserted", null=True)
@@ -173,6 +173,23 @@ def test_profiles_are_drawn_with_both_ways_of_counting(tmp_path: Path) -> None:
     assert len(mi.views.compare_profiles(panels).axes) == 1
     with pytest.raises(ValueError, match="there is nothing to draw: no heads"):
         mi.views.profiles(made, [])
+
+
+def test_only_inserted_tokens_are_shaded_also_in_several_blocks(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    pairs = pairs_for(model, 8, before=("question",), at=(2,))
+    found = attention_profile(model, pairs, heads=[Head(0, 1)], progress=False)
+    assert found.shaded("inserted") == pairs[0].spans and len(pairs[0].spans) == 2
+    (start, stop), (again, end) = pairs[0].spans
+    axes = mi.views.profiles(found).axes[-1]
+    drawn = [tuple(patch.get_extents().transformed(axes.transData.inverted()).intervalx) for patch in axes.patches]
+    assert np.allclose(drawn, [(start - 0.5, stop - 0.5), (again - 0.5, end - 0.5)]), "nothing between the blocks"
+    assert [text.get_text() for text in axes.get_legend().get_texts()].count("inserted tokens") == 1
+
+
+def test_titles_name_a_model_from_a_folder_by_the_folder() -> None:
+    made = replace(by_hand(), settings={**by_hand().settings, "model": "/a/long/way/to/tiny"})
+    assert mi.views.profiles(made).axes[0].get_title().startswith("tiny\n")
 
 
 def test_what_is_not_there_is_named() -> None:

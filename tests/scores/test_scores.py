@@ -480,6 +480,21 @@ def test_a_span_at_the_start_moves_the_sink_and_says_so(tiny_model_dir: Any) -> 
     assert "On 1 the span holds the first token" in scores.describe()
 
 
+def test_what_is_counted_from_the_span_s_end_needs_one_block_in_conditions_without_it_too(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    counted = ["recovery_latency", "recovered", "recovery_tau", "onset_step", "retention"]
+    for place, blocks in (({}, 1), ({"before": ("question",), "at": (2,)}, 2)):
+        pairs = pairs_for(model, count=1, **place)
+        assert len(pairs[0].spans) == blocks
+        scores = score_heads(model, pairs, metrics=counted, conditions=("base", "inserted", "gap"), progress=False)
+        for condition in ("inserted", "gap"):
+            assert np.isnan(scores.of("recovery_latency", condition)).all() == (blocks == 2), condition
+            assert np.isnan(scores.of("recovered", condition)).all() == (blocks == 2), condition
+            assert np.isfinite(scores.of("retention", condition)).all(), condition
+        if blocks == 2:
+            assert np.isnan(scores.of("onset_step")).all() and np.isnan(scores.of("recovery_tau", "gap")).all()
+
+
 def test_one_problem_has_no_intervals(tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     table = score_heads(model, pairs_for(model, count=1), metrics="span_mass", progress=False).summary()
@@ -535,7 +550,10 @@ def test_a_run_goes_on_from_its_checkpoint(
         ({"conditions": ("base", "base")}, "one or more different names"),
         ({"rows": "some"}, "unknown rows 'some'; choose one of all, shared, question, last"),
         ({"source": "cache"}, "unknown source 'cache'; choose one of auto, pattern, recomputed"),
-        ({"rows": "last"}, "problem 'p0': condition base: no token is read by min_rows=3 rows"),
+        (
+            {"rows": "last"},
+            "^rows 'last' is one row, .* fewer than min_rows=3 rows .* choose shared, all or question, or",
+        ),
         ({"thresholds": Thresholds(min_rows=200)}, "condition base: no token is read by min_rows=200"),
     ],
 )
