@@ -31,23 +31,57 @@ import numpy as np
 import torch
 
 import mless_interp as mi
+from mless_interp.running.folders import MANIFEST, RUN, damaged_files
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "reliability.md"
 START, END = "<!-- faults -->\n", "<!-- end -->"
 
-COMMON = ("--n-tokens", "6", "--no-progress")
+MODEL, STUDY = "{model}", "study.toml"
+COMMON = ("--problems", MODEL, "--no-progress")
+ASKED = (*COMMON, "--model", MODEL, "--n-tokens", "6")
 ANALYSES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "locate": ("patch_heads", (*COMMON, "--limit", "16", "--confirm", "8")),
-    "sweep": ("patch_heads", (*COMMON, "--limit", "16", "--mode", "sweep", "--edit", "knockout")),
-    "profiles": ("head_profiles", (*COMMON, "--limit", "12")),
-    "dose": ("dose_response", ("--no-progress", "--limit", "8", "--doses", "1,2,4,8")),
-    "mechanism": ("mechanism", (*COMMON, "--limit", "8")),
+    "locate": ("patch_heads", (*ASKED, "--limit", "12", "--confirm", "8", "--answers", "3")),
+    "sweep": ("patch_heads", (*ASKED, "--limit", "16", "--mode", "sweep", "--edit", "knockout")),
+    "profiles": ("head_profiles", (*ASKED, "--limit", "12")),
+    "dose": ("dose_response", (*COMMON, "--model", MODEL, "--limit", "8", "--doses", "1,2,4,8")),
+    "mechanism": ("mechanism", (*ASKED, "--limit", "8")),
     "accuracy": (
         "accuracy",
-        (*COMMON, "--limit", "12", "--max-new-tokens", "6", "--treatments", "none,mless,random_sentence"),
+        (*ASKED, "--limit", "12", "--max-new-tokens", "6", "--treatments", "none,mless,random_sentence"),
+    ),
+    "figures": (
+        "reproduce_figures",
+        (*COMMON, "--model", MODEL, "--n-tokens", "6", "--figure", "13", "--limit", "8", "--draws", "2"),
+    ),
+    "study": ("study", (f"{MODEL}/{STUDY}", *COMMON, "--model", MODEL)),
+    "circuit": (
+        "circuit",
+        (MODEL, *COMMON, "--n-tokens", "6", "--limit", "12", "--confirm", "8", "--mlps", "none", "--n-rows", "2"),
     ),
 }
+"""The command of each and its arguments: as small as they can be with every part of it run, heads named and confirmed."""
+
+ASKED_OF_STUDY = """
+title = "Two insertions"
+limit = 12
+contrasts = ["content", "shift"]
+heads = "all"
+confirm = 8
+answers = 4
+max_new_tokens = 6
+
+[[insertions]]
+name = "slashes"
+kind = "meaningless"
+unit = " /"
+n_tokens = 6
+
+[[insertions]]
+name = "random words"
+kind = "random_sentence"
+n_tokens = 6
+"""
 
 
 class Ended(NamedTuple):
@@ -75,13 +109,27 @@ class Tally(NamedTuple):
 # ---------------------------------------------------------------------------------------------------------------- runs
 
 
+def _kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+
+
+def _interrupt(pid: int) -> None:
+    os.kill(pid, signal.SIGINT)
+
+
+def _no_more_memory(pid: int) -> None:
+    """From now on no page more than it has; what it has freed it may use again."""
+    has = int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.prlimit(pid, resource.RLIMIT_AS, (has, has))
+
+
 class Run:
     """One analysis into one folder, as a process of its own."""
 
     def __init__(self, analysis: str, folder: Path, model: Path) -> None:
         self.name, arguments = ANALYSES[analysis]
         self.out = folder / "out"
-        self.arguments = [*arguments, "--model", str(model), "--problems", str(model), "--out", str(self.out)]
+        self.arguments = [*(each.format(model=model) for each in arguments), "--out", str(self.out)]
 
     def start(self, *, before: Callable[[], None] = lambda: None, more: tuple[str, ...] = ()) -> int:
         """Its process id; its standard error goes beside the folder."""
@@ -107,8 +155,8 @@ class Run:
             sys.stderr.flush()
             os._exit(code)
 
-    def wait(self, pid: int, *, after: float | None = None, send: int = signal.SIGKILL) -> Ended:
-        """The end of a run, which gets a signal `after` so many seconds (if it still runs)."""
+    def wait(self, pid: int, *, after: float | None = None, do: Callable[[int], object] = _kill) -> Ended:
+        """The end of a run, to which something is done `after` so many seconds (if it still runs)."""
         began = time.monotonic()
         if after is not None:
             while time.monotonic() - began < after:
@@ -116,7 +164,7 @@ class Run:
                 if done:
                     return self._ended(status, began)
                 time.sleep(0.002)
-            os.kill(pid, send)
+            do(pid)
         _, status = os.waitpid(pid, 0)
         return self._ended(status, began)
 
@@ -131,21 +179,29 @@ class Run:
 
 
 def left(out: Path) -> dict[str, Any]:
-    """Everything that a run left: results bit for bit, tables as they are written, names of all else."""
+    """Everything that a run left, bit for bit, but what says when and where it ran."""
     if not out.is_dir():
         return {"nothing": sorted(path.name for path in out.parent.iterdir())}
     found: dict[str, Any] = {"beside it": sorted(path.name for path in out.parent.iterdir() if path != out)}
     for path in sorted(out.rglob("*")):
         name = str(path.relative_to(out))
-        if path.suffix in (".csv", ".jsonl", ".parquet"):
-            found[name] = path.read_bytes()
-        elif path.name == "arrays.npz":
+        if path.is_dir():
+            found[name] = None
+        elif path.name == "arrays.npz":  # an archive, with the time
             with np.load(path) as arrays:
                 found[name] = {key: (arrays[key].shape, arrays[key].tobytes()) for key in arrays.files}
         elif path.name == "results.json":
             found[name] = json.dumps(json.loads(path.read_text(encoding="utf-8"))["results"])
+        elif path.name == RUN:
+            run = json.loads(path.read_text(encoding="utf-8"))
+            del run["options"]["out"]
+            found[name] = json.dumps(
+                {key: value for key, value in run.items() if key not in ("made", "command", "repeat")}
+            )
+        elif path.name == MANIFEST:
+            found[name] = damaged_files(path.parent)
         else:
-            found[name] = None
+            found[name] = path.read_bytes()
     return found
 
 
@@ -196,7 +252,7 @@ def interrupted(bench: Bench, n: int, draw: random.Random) -> Iterator[str]:
     """Ctrl-C at random moments: one line that says how to go on, exit code 130."""
     for _ in range(n):
         run = bench.fresh()
-        ended = run.wait(run.start(), after=draw.uniform(0.1, 0.9) * bench.seconds, send=signal.SIGINT)
+        ended = run.wait(run.start(), after=draw.uniform(0.1, 0.9) * bench.seconds, do=_interrupt)
         if ended.code not in (0, 130) or "TRACEBACK" in ended.last_words:
             yield f"Ctrl-C: exit code {ended.code}, {ended.last_words}"
         else:
@@ -212,16 +268,11 @@ def out_of_disk(bench: Bench, n: int, draw: random.Random) -> Iterator[str]:
 
 
 def out_of_memory(bench: Bench, n: int, draw: random.Random) -> Iterator[str]:
-    """The address space ends in the middle of the run."""
+    """The address space ends at a random moment: one line that says so."""
     for _ in range(n):
-        run, room = bench.fresh(), int(2 ** draw.uniform(20, 27))
-
-        def narrow(room: int = room) -> None:
-            used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-            resource.setrlimit(resource.RLIMIT_AS, (used + room, used + room))
-
-        run.whole(before=narrow)
-        yield bench.outcome(run)
+        run = bench.fresh()
+        ended = run.wait(run.start(), after=draw.uniform(0, bench.seconds), do=_no_more_memory)
+        yield bench.outcome(run) if in_one_line(ended) or not ended.code else f"{ended}"
 
 
 def two_at_once(bench: Bench, n: int, draw: random.Random) -> Iterator[str]:
@@ -272,6 +323,26 @@ def damaged(bench: Bench, n: int, draw: random.Random) -> Iterator[str]:
         yield "refused" if in_one_line(ended) and not run.out.exists() else f"{ended}"
 
 
+def damaged_checkpoint(bench: Bench, n: int, draw: random.Random) -> Iterator[str]:
+    """A byte of one file that a killed run has left is another, or its end is missing: done again, or refused by its name."""
+    for _ in range(n):
+        run = bench.fresh()
+        run.wait(run.start(), after=draw.uniform(0.2, 0.9) * bench.seconds)
+        kept = [path for path in sorted(run.out.parent.rglob(".*/**/*")) if path.is_file() and path.stat().st_size]
+        if kept:
+            file = draw.choice(kept)
+            content = bytearray(file.read_bytes())
+            at = draw.randrange(len(content))
+            if draw.random() < 0.5:
+                del content[at:]
+            else:
+                content[at] ^= draw.randrange(1, 256)
+            file.write_bytes(content)
+        outcome = bench.outcome(run)
+        refused = "exit code 2" in outcome and f"{run.out.parent}/." in outcome and "TRACEBACK" not in outcome
+        yield "refused" if refused else f"{file.name}, {outcome}" if kept and outcome != "equal" else outcome
+
+
 def in_one_line(ended: Ended) -> bool:
     return ended.code == 2 and "TRACEBACK" not in ended.last_words and bool(ended.last_words)
 
@@ -280,10 +351,11 @@ FAULTS: dict[str, tuple[Callable[[Bench, int, random.Random], Iterator[str]], fl
     "SIGKILL at a random moment, half of them twice": (killed, 1.0),
     "Ctrl-C at a random moment": (interrupted, 0.2),
     "full disk (files may not grow beyond a random size)": (out_of_disk, 0.2),
-    "out of memory (the address space ends)": (out_of_memory, 0.1),
+    "out of memory (the address space ends at a random moment)": (out_of_memory, 0.1),
     "a second run with the same --out": (two_at_once, 0.06),
     "a folder that cannot be written": (unwritable, 0.02),
     "NaN or infinity in one number of one layer": (damaged, 0.1),
+    "one byte, or the end, of what a killed run has kept": (damaged_checkpoint, 0.2),
 }
 """Each with how many are tried for every kill."""
 
@@ -329,7 +401,7 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        model = mi.planted_model(n_heads=8, n_key_value_heads=2, seed=asked.seed).save(work / "model")
+        model = model_in(work, seed=asked.seed)
         for name, _ in ANALYSES.values():
             import_module(f"mless_interp.commands.{name}")
         warm(model, work)
@@ -358,6 +430,13 @@ def write_table(page: Path, found: list[Tally]) -> None:
     places = [(fault, analysis) for analysis in ANALYSES for fault in FAULTS]
     rows = sorted([*kept, *found], key=lambda tally: places.index((tally.fault, tally.analysis)))
     page.write_text(before + START + table(rows) + END + after, encoding="utf-8")
+
+
+def model_in(folder: Path, *, seed: int) -> Path:
+    """A small planted model, its problems, and the study that is asked of it."""
+    model = mi.planted_model(n_heads=8, n_key_value_heads=2, seed=seed).save(folder / "model")
+    (model / STUDY).write_text(ASKED_OF_STUDY, encoding="utf-8")
+    return model
 
 
 def warm(model: Path, work: Path) -> None:

@@ -1,13 +1,28 @@
-"""The faults that are tried: their table keeps what other runs counted; a run killed before it does anything counts too."""
+"""The faults that are tried: whom they meet, what counts as equal, whose counts the table keeps, that every run has an end."""
 
+import json
+import random
 import signal
+import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import faults
+import numpy as np
 import pytest
-from faults import FAULTS, Run, Tally, write_table
+from faults import ANALYSES, FAULTS, STUDY, Run, Tally, damaged_checkpoint, left, write_table
+
+import mless_interp as mi
+from mless_interp.commands import COMMANDS
+from mless_interp.commands.circuit_sections import SECTIONS
+from mless_interp.running.folders import new_folder
 
 KILLED, CTRL_C = list(FAULTS)[:2]
+
+
+def test_every_command_is_disturbed() -> None:
+    assert {command for command, _ in ANALYSES.values()} == set(COMMANDS.values())
 
 
 def test_a_run_of_one_analysis_leaves_the_counts_of_the_others(tmp_path: Path) -> None:
@@ -40,3 +55,95 @@ def test_a_run_killed_at_once_has_an_end(tmp_path: Path) -> None:
     run = Run("dose", folder, tmp_path / "model")
     ended = run.wait(run.start(), after=0)
     assert (ended.code, ended.last_words) == (-signal.SIGKILL, "") and not run.said.exists()
+
+
+def a_run(folder: Path, *, made: str = "2026-01-01", **changed: bytes) -> Path:
+    """What a run leaves, as `left` reads it, some files with other contents."""
+    out = folder / "out"
+    run = {"made": made, "command": [made], "repeat": made, "options": {"out": str(out), "limit": 8}, "heads": ["L0H1"]}
+    with new_folder(out) as new:
+        np.savez(new / "arrays.npz", a=np.arange(2.0))
+        (new / "results.json").write_text(json.dumps({"results": {"a": 1}, "provenance": {"made": made}}))
+        (new / "run.json").write_text(json.dumps(run))
+        for name in ("heads.csv", "map.png", "report.html"):
+            (new / name).write_bytes(b"as it is")
+        for name, content in changed.items():
+            (new / name.replace("_", ".")).write_bytes(content)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("results_json", b'{"results": {"a": 2}}'),
+        ("run_json", b'{"options": {"out": "", "limit": 8}, "heads": ["L0H2"]}'),
+        ("heads_csv", b"other"),
+        ("map_png", b"other"),
+        ("report_html", b"other"),
+        ("more_txt", b""),
+    ],
+)
+def test_equal_is_every_file_but_for_when_and_where_it_ran(tmp_path: Path, name: str, content: bytes) -> None:
+    folders = [tmp_path / each for each in ("first", "again", "other")]
+    for each in folders:
+        each.mkdir()
+    first = left(a_run(folders[0]))
+    assert left(a_run(folders[1], made="2026-02-02")) == first
+    other = left(a_run(folders[2], **{name: content}))
+    assert [key for key in {**first, **other} if first.get(key, 0) != other.get(key, 0)] == [name.replace("_", ".")]
+    (folders[1] / ".out.new").mkdir()
+    (folders[1] / "out" / "map.png").write_bytes(b"is not")  # of the same size
+    found = left(folders[1] / "out")
+    assert found["beside it"] == [".out.new"] and found["manifest.json"] == {
+        "map.png": "has other contents than when it was written"
+    }
+
+
+def test_one_file_that_a_killed_run_has_left_is_damaged(tmp_path: Path) -> None:
+    was, out = b"0123456789", tmp_path / "out"
+    file = tmp_path / ".out.partial" / "sweep.jsonl"
+    file.parent.mkdir()
+    seen: set[str] = set()
+
+    def outcome(run: Any) -> str:
+        now = file.read_bytes()
+        assert now != was
+        assert was.startswith(now) or (len(now) == len(was) and sum(a != b for a, b in zip(was, now, strict=True)) == 1)
+        seen.add("cut off" if len(now) < len(was) else "another byte")
+        file.write_bytes(was)
+        return answers[len(seen) - 1]
+
+    answers = [f"started again: exit code 2, error: {file} was made with other settings", "other: heads.csv"]
+    run = SimpleNamespace(out=out, start=lambda: 1, wait=lambda pid, after: file.write_bytes(was))
+    bench: Any = SimpleNamespace(fresh=lambda: run, outcome=outcome, seconds=1.0)
+    found = list(damaged_checkpoint(bench, 20, random.Random(0)))
+    assert seen == {"cut off", "another byte"} and set(found) == {"refused", "sweep.jsonl, other: heads.csv"}
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.parametrize("analysis", ["locate", "study", "circuit"])
+def test_runs_that_are_disturbed_have_all_their_parts(tmp_path: Path, analysis: str) -> None:
+    model = faults.model_in(tmp_path, seed=0)
+    (tmp_path / "run").mkdir()
+    run = Run(analysis, tmp_path / "run", model)
+    ended = run.whole()
+    assert ended.code == 0, ended.last_words
+    found = mi.load(run.out / "results")
+    if analysis == "study":
+        study = found["StudyResult"]
+        asked = tomllib.loads((model / STUDY).read_text())
+        located = study.located["slashes"]
+        assert len(study.insertions) == len(asked["insertions"]) and study.answers is not None and study.attention
+    else:
+        located = found["LocatedHeads"]
+    assert located.confirmed and located.controls and located.sinks is not None
+    confirmation = located.confirmation
+    assert confirmation.joint.random.shape[1] and confirmation.reads is not None and confirmation.curve is not None
+    if analysis == "locate":
+        assert len(found["AccuracyResults"].treatments) == 8
+    if analysis == "circuit":
+        assert {section.key for section in SECTIONS.values()} < set(found)
+        assert json.loads((run.out / "run.json").read_text())["left_out"] == {}
+        assert found["MinimalSets"].sufficient.heads and found["MinimalSets"].sufficient.random.shape[1]
+        assert found["Transfer"].random.shape[1] and found["Transfer"].other.shape[1]
