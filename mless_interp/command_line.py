@@ -712,8 +712,8 @@ def chosen_problems(problems: str | None, model: str, *, limit: int, **sizes: in
     if given and Path(problems or "").suffix != ".txt":
         options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise ValueError(
-            f"{options}: only the texts of a .txt file are cut to size, not the problems of {problems or 'the model'}: "
-            "leave it out, or give --problems FILE.txt"
+            f"{options}: only the texts of a .txt file are cut to size, not the problems of {problems or 'the model'}: leave "
+            "it out, or give --problems FILE.txt"
         )
     return problems_of(model, problems, limit=limit, **given)
 

@@ -372,9 +372,7 @@ def test_sizes_of_texts_are_refused_where_there_are_no_texts(
     ):
         words = [command, *needed, "--problems", "demo", *given]
         done = run_command(*words, cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
-        said = (
-            f"error: {what} cuts the texts of a .txt file, and the problems are demo, which are not cut: leave it out"
-        )
+        said = f"error: {what}: only the texts of a .txt file are cut to size, not the problems of demo: leave it out"
         assert done.returncode == 2 and done.stderr.startswith(said) and done.stderr.count("\n") == 1, done.stderr
     assert list(tmp_path.iterdir()) == []
 
