@@ -415,9 +415,12 @@ class Transfer(Parts, Result):
             }
         )
         caption = f"What is brought back ({WHOLE}), in {self.unit}, beside its controls."
+        names = {"label": "what is given"} | {
+            f"effect{end}": f"mean effect{end}" for end in ("", "_ci_low", "_ci_high")
+        }
         return Shown(
             (
-                ShownTable(self.summary().rename(columns={"label": "what is given"}), caption),
+                ShownTable(self.summary().rename(columns=names), caption),
                 ShownTable(given, "Mean lambda and Sigma that were given."),
             )
         )
