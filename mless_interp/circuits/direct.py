@@ -181,8 +181,9 @@ class DirectEffects(Cells, Result):
         """Of which heads, and which of their ways is shown in most problems."""
         s = self.settings
         return [
-            f"Direct and indirect effects of {len(self.heads)} heads ({s.get('edit', 'z')} patch), contrast "
-            f"{s.get('contrast')}, {s.get('direction')}, outcome {s.get('outcome')}, {len(self.problem_ids)} problems.",
+            f"Direct and indirect effects of {len(self.heads)} head{'s' * (len(self.heads) > 1)} "
+            f"({s.get('edit', 'z')} patch), contrast {s.get('contrast')}, {s.get('direction')}, outcome {s.get('outcome')}, "
+            f"{len(self.problem_ids)} problems.",
             *self._total_words(),
             *self._claim_words(),
             *named_words(s),

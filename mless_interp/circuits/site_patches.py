@@ -423,8 +423,9 @@ class PositionMap(Cells, Result):
 
     def sentences(self) -> list[str]:
         """Of which heads, which places are shown in most problems, and that they do not add up."""
+        who = f"{len(self.heads)} heads act" if len(self.heads) > 1 else f"{self.heads[0]} acts"
         return [
-            f"Where {len(self.heads)} heads act: patched at single tokens{self._place_words()}; "
+            f"Where {who}: patched at single tokens{self._place_words()}; "
             f"outcome {self.settings.get('outcome')}, {len(self.problem_ids)} problems.",
             *self._total_words(),
             *self._claim_words(),

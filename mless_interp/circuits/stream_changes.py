@@ -79,7 +79,7 @@ def named_on(heads: Any, problem_ids: Sequence[str]) -> dict[str, Any]:
 def named_words(settings: Any) -> list[str]:
     """Beside which control the insertion stood, and that the heads were named on the same problems, where that is so."""
     found = []
-    if settings.get("control"):
+    if settings.get("control_prompts"):  # the runs held it; the control of a transfer stands beside its effect
         found.append(f"Effects are those beside another insertion of as many tokens: {settings['control']}.")
     if settings.get("named_on_these"):
         found.append(

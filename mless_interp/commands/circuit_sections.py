@@ -134,7 +134,7 @@ def _passed(found: Any) -> pd.DataFrame:
 
 def _share(row: Mapping[str, Any]) -> str:
     against = ", against it" if row["sense"] < 0 else ""
-    return f"{row['label']} ({100 * row['median_fraction']:.0f} %{against})"
+    return f"{row['label']} ({100 * row['median_fraction']:z.0f} %{against})"
 
 
 def _shares(table: pd.DataFrame) -> str:
@@ -233,10 +233,10 @@ def _of_transfer(results: Results) -> str:
         return f"Nothing is claimed: that most of {n} problems show an effect of one sign is not established."
     if not moved["p_prevalence"] < found.alpha:
         return f"No more than {share} of the effect is shown to come back without the tokens in most of {n} problems."
-    beside = listed(f"{100 * each['median_fraction']:.0f} % from {each['label'].lower()}" for each in others)
+    beside = listed(f"{100 * each['median_fraction']:z.0f} % from {each['label'].lower()}" for each in others)
     held = f" (controls: {beside})" if others else ""
     does, size = ("brings back", 100) if moved["sense"] > 0 else ("does the opposite of the effect, by", -100)
-    back = f"{size * moved['median_fraction']:.0f} % of {'the effect' if size > 0 else 'it'}"
+    back = f"{size * moved['median_fraction']:z.0f} % of {'the effect' if size > 0 else 'it'}"
     return f"Without the tokens, what they do to these heads on average {does} {back} in the median problem{held}."
 
 
@@ -364,16 +364,23 @@ SECTIONS: dict[str, Section] = {
 """The parts of a circuit, in the order of the story."""
 
 
+def _of_named(results: Results, heads: Sequence[Any]) -> str:
+    """How many of the named heads these are, and which of them fresh problems do not confirm."""
+    found = results.get("LocatedHeads")
+    if found is None:
+        return ""
+    of = f", the largest of {len(found.found)}" if len(heads) < len(found.found) else ""
+    unsure = [head for head in heads if found.confirmation is not None and head not in found.confirmed]
+    return of + (f"; not confirmed: {listed(unsure)}" if unsure else "")
+
+
 def answer_of(results: Results, heads: Sequence[Any], given: bool) -> str:
     """The whole in one sentence: which heads, and what passes between them."""
     from .answers import of_located
 
     if not heads:
         return str(of_located(results["LocatedHeads"])) + " So there is no circuit to take apart."
-    made = None if given or "LocatedHeads" not in results else results["LocatedHeads"].confirmation
-    unsure = [] if made is None else [head for head in heads if head not in results["LocatedHeads"].confirmed]
-    but = f"; not confirmed: {listed(unsure)}" if unsure else ""
-    which = f"{listed(heads)} ({'given' if given else 'named and measured'}{but})"
+    which = f"{listed(heads)} ({'given' if given else f'named and measured{_of_named(results, heads)}'})"
     if "PathEffects" in results:
         return f"{which}: {_of_edges(results)}"
     if "DirectEffects" in results:

@@ -103,6 +103,11 @@ def test_planted_readers_bring_the_whole_effect_back(seed: int) -> None:
     assert found.p_random == pytest.approx(1 / (1 + len(found.sets)))
 
 
+def test_the_control_of_a_transfer_is_not_said_to_be_what_its_effect_is_beside() -> None:
+    words = transferred().describe()
+    assert "means under random words bring back" in words and "Effects are those beside" not in words
+
+
 def test_a_reader_alone_brings_its_part_and_idle_heads_nothing() -> None:
     made, model = planted_here(1, **READERS)
     pairs = planted_pairs(made, model, 16, n_tokens=12)

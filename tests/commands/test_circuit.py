@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from browser import browser
 from scripts_under_test import Done, run_command
-from small_results import directed, placed, sets_found, spots, traced, transferred, written
+from small_results import confirmed, directed, located, placed, sets_found, spots, traced, transferred, written
 
 import mless_interp as mi
 from mless_interp.commands.circuit import NAMED_HERE, PARTS
@@ -145,19 +145,32 @@ def test_the_size_of_what_is_promoted_is_not_that_of_what_is_suppressed() -> Non
 def test_what_is_tested_on_fresh_problems_is_not_chosen_there(
     run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader = {mi.Head(0, 2): "reader"}
-    monkeypatch.setattr(mi.LocatedHeads, "confirmed", property(lambda self: reader if self.confirmation else {}))
-    asked = ["--limit", 14, "--mlps", "none", "--without", "sites,positions,writes,sets,transfer", "--report"]
-    assert run(*SMALL, *asked, "--confirm", 14, "--out", "x").returncode == 0
-    facts = json.loads((tmp_path / "x" / "run.json").read_text())
-    assert facts["heads"] == ["L0H2", "L1H4"]
-    assert facts["conclusion"].startswith("L0H2, L1H4 (named and measured; not confirmed: L1H4): ")
-    assert NAMED_HERE not in (tmp_path / "x" / "report.html").read_text()
-    done = run(*SMALL, *asked, "--confirm", 0, "--out", "y")
-    assert NAMED_HERE in " ".join(done.stdout.split()) and NAMED_HERE in (tmp_path / "y" / "report.html").read_text()
-    reader.clear()
-    assert run(*SMALL, *asked, "--confirm", 14, "--out", "z").returncode == 0
-    assert "no circuit to take apart" in json.loads((tmp_path / "z" / "run.json").read_text())["conclusion"]
+    """Of two named heads fresh problems confirm the first, or none; or there are no fresh ones."""
+
+    def facts(acting: list[int] | None, out: str, *more: Any) -> tuple[dict[str, Any], str, str]:
+        made = None if acting is None else confirmed()
+        if made is not None:
+            made = replace(made, values={name: values * acting for name, values in made.values.items()})
+        found = replace(located(), confirmation=made)
+        monkeypatch.setattr("mless_interp.locating.locate.locate_heads", lambda *_, **__: found)
+        asked = ["--limit", 6, "--confirm", 0 if made is None else 6, "--without", ",".join(PARTS[1:]), "--report"]
+        done = run(*SMALL, *asked, *more, "--out", out)
+        assert done.returncode == 0, done.stderr
+        page = (tmp_path / out / "report.html").read_text()
+        return json.loads((tmp_path / out / "run.json").read_text()), " ".join(done.stdout.split()), page
+
+    one, told, page = facts([1, 0, 0], "one")
+    assert one["heads"] == ["L0H1", "L1H0"]
+    assert one["conclusion"].startswith("L0H1, L1H0 (named and measured; not confirmed: L1H0): ")
+    assert NAMED_HERE not in told and NAMED_HERE not in page
+    both, *_ = facts([1, 1, 0], "both")
+    assert both["conclusion"].startswith("L0H1, L1H0 (named and measured): ")
+    first, *_ = facts([1, 1, 0], "first", "--most-heads", 1)
+    assert first["conclusion"].startswith("L0H1 (named and measured, the largest of 2): ")
+    none, *_ = facts([0, 0, 0], "none")
+    assert none["heads"] == [] and none["conclusion"].endswith("So there is no circuit to take apart.")
+    here, told, page = facts(None, "here")
+    assert here["heads"] == ["L0H1", "L1H0"] and NAMED_HERE in told and NAMED_HERE in page
 
 
 @pytest.mark.parametrize(
