@@ -230,9 +230,8 @@ class _Measures:
     def variation(self, profile: AttentionProfile) -> np.ndarray:
         rows = self.rows(profile, self.heads)
         found = []
-        for values, (start, stop) in zip(profile.whole("inserted"), profile.spans, strict=True):
-            inside = torch.zeros(values.shape[1], dtype=torch.bool)
-            inside[start:stop] = True
+        for index, values in enumerate(profile.whole("inserted")):
+            inside = torch.from_numpy(profile.is_inserted(index))
             found.append(defined_mean(span_variation(torch.from_numpy(values[rows]), span=inside).numpy()))
         return np.array(found)
 
@@ -289,12 +288,16 @@ def _judged(
     if measured is None:
         return ClaimCheck(claim, nan, nan, nan, nan, nan, nan, 0, "cannot tell", why)
     measured = np.where(np.isfinite(measured), measured, nan)
-    mean, low, high, n = _interval(measured, seed, confidence)
     if null is None:
+        mean, low, high, n = _interval(measured, seed, confidence)
         return ClaimCheck(claim, mean, low, high, nan, nan, nan, n, "cannot tell", why)
     difference = measured - null
+    measured, null = (
+        np.where(np.isnan(difference), nan, values) for values in (measured, null)
+    )  # on the same problems
+    mean, low, high, _ = _interval(measured, seed, confidence)
     _, below, above, n = _interval(difference, seed, confidence)
-    reference = float(defined_mean(np.asarray(np.broadcast_to(null, measured.shape), dtype=float)))
+    reference = float(defined_mean(null))
     if n < 2:
         return ClaimCheck(claim, mean, low, high, reference, nan, nan, n, "cannot tell", "fewer than 2 problems")
     if claim.direction == 0:

@@ -175,7 +175,7 @@ class SegmentAttention(Result):
 
     def over_heads(self, condition: str | None = None) -> pd.DataFrame:
         """The table over all heads: a row per segment that reads, a column per segment that is read; mean over heads within
-        each problem, then over the problems that have both."""
+        each problem, then over the problems that have the one that reads."""
         table = defined_mean(self._cells(condition).mean(1))
         return pd.DataFrame(table, columns=list(self.segments)).assign(reads=self.segments)[["reads", *self.segments]]
 
@@ -231,7 +231,9 @@ class SegmentAttention(Result):
             "mean share of attention from the rows of a segment (left) to the keys of another, over heads and problems"
         )
         tables = [ShownTable(self.over_heads(name), f"Condition {name!r}: {over}.") for name in self.conditions]
-        each = f"The same for each head, condition {self.conditions[-1]!r}; n: problems that have both segments."
+        each = (
+            f"The same for each head, condition {self.conditions[-1]!r}; n: problems that have the segment that reads."
+        )
         return Shown((*tables, ShownTable(self.summary(), each)))
 
     def _condition(self, condition: str | None) -> str:

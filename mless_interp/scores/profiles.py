@@ -255,7 +255,7 @@ class AttentionProfile(Result):
         first = max(start for start, _ in self.spans)
         counts = np.zeros(max(first - s + len(t) for (s, _), t in zip(self.spans, self.inserted_texts, strict=True)))
         for index, (start, _) in enumerate(self.spans):
-            inside = self._tokens(condition, index)[1] == "inserted"
+            inside = self.is_inserted(index)
             counts[first - start :][: len(inside)] += inside
         edges = np.flatnonzero(np.diff(counts * 2 >= len(self.spans), prepend=False, append=False)).tolist()
         return tuple(zip(edges[::2], edges[1::2], strict=True))
@@ -303,6 +303,10 @@ class AttentionProfile(Result):
         at = np.arange(len(texts))
         segments = np.where(at < start, "before", np.where((at < stop) & (base < 0), "inserted", "question"))
         return base, segments, np.array(texts, dtype=object)
+
+    def is_inserted(self, index: int) -> np.ndarray:
+        """Which tokens of one problem's inserted prompt were inserted, boolean `[token]`."""
+        return self._tokens("inserted", index)[1] == "inserted"
 
     def level(self, condition: str, segment: str, *, relative: bool = False) -> np.ndarray:
         """Mean over a segment's tokens ("before", "inserted" or "question"), `[problem, head]`; NaN if it has none."""

@@ -105,6 +105,45 @@ def test_measured_numbers_are_those_that_were_put_in() -> None:
     assert "agrees" in repr(checks) and "made up" in repr(checks)
 
 
+def test_a_claim_and_its_null_are_of_the_same_problems() -> None:
+    made, random = profile(noise=0.3), profile(in_span=0.9, noise=0.5, seed=1)
+    received = [found.copy() for found in random.received["inserted"]]
+    received[0][:, N_BEFORE : N_BEFORE + N_SPAN] = np.nan  # nothing is defined inside this problem's span
+    holed = AttentionProfile(**{**vars(random), "received": {**random.received, "inserted": tuple(received)}})
+    check = paper.check_claims(made, heads=[Head(0, 1)], random_sentence=holed)["low_in_span_beyond_random"]
+    own, null = (found.level("inserted", "inserted", relative=True)[1:, 0].mean() for found in (made, random))
+    assert check.n == 5 and check.measured == pytest.approx(own) and check.null == pytest.approx(null)
+
+
+def test_what_stands_between_two_blocks_is_no_part_of_the_span() -> None:
+    """The third and fourth tokens of the span's place are the prompt's own, and read as nothing inserted is."""
+    plain = profile(noise=0.3)
+    between = np.array([N_BEFORE + 2, N_BEFORE + 3])
+    alignment = np.sort(np.concatenate([plain.alignment[0], between]))
+    longer = {
+        name: [np.insert(found, N_BEFORE, 0.5, axis=1) for found in plain.received[name]] for name in ("base", "gap")
+    }
+    longer = {name: tuple(np.insert(found, N_BEFORE, 0.5, axis=1) for found in each) for name, each in longer.items()}
+    inserted = tuple(found.copy() for found in plain.received["inserted"])
+    for found in inserted:
+        found[:, between] = 0.5
+    made = AttentionProfile(
+        **{
+            **vars(plain),
+            "received": {**longer, "inserted": inserted},
+            "uniform": {**{name: tuple(0 * found + 0.02 for found in each) for name, each in longer.items()},
+                        "inserted": plain.uniform["inserted"]},
+            "alignment": (alignment,) * 6,
+            "base_texts": (("x",) * (N_BEFORE + N_QUESTION + 2),) * 6,
+        }
+    )  # fmt: skip
+    assert made.shaded("inserted") == ((N_BEFORE, N_BEFORE + 2), (N_BEFORE + 4, N_BEFORE + N_SPAN))
+    check = paper.check_claims(made, heads=[Head(0, 1)], claims=["more_uniform"])["more_uniform"]
+    inside = [*range(N_BEFORE, N_BEFORE + 2), *range(N_BEFORE + 4, N_BEFORE + N_SPAN)]
+    own = np.mean([found[0, inside].std() / found[0, inside].mean() for found in inserted])
+    assert check.measured == pytest.approx(own)
+
+
 def test_a_missing_null_cannot_tell_and_says_why() -> None:
     checks = paper.check_claims(profile(), heads=[Head(0, 1)])
     assert checks["more_uniform"].verdict == "cannot tell"
