@@ -6,7 +6,7 @@ from pathlib import Path
 def contents(folder: Path) -> dict[str, str]:
     """Every file under a folder by its path, hidden ones and leftovers too, without the manifests."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "manifest.json")
-    return {str(path.relative_to(folder)): path.read_text() for path in files}
+    return {str(path.relative_to(folder)): path.read_bytes().decode("utf-8", "surrogateescape") for path in files}
 
 
 def everything_in(folder: Path) -> list[str]:
