@@ -257,7 +257,7 @@ WRONG = [
     ("accuracy", ["--unit", ""], "--unit is empty"),
     ("accuracy", ["--treatments", "none,none"], "the treatment 'none' is named twice"),
     ("accuracy", ["--n-samples", "2"], "needs a temperature above 0"),
-    ("accuracy", ["--temperature", "nan"], "greater than or equal to 0, got 'nan'"),
+    ("accuracy", ["--temperature", "nan"], "Invalid value for '--temperature'"),
     ("accuracy", ["--temperature", "-1"], "Invalid value for '--temperature'"),
     ("accuracy", ["--top-p", "0"], "top_p must lie above 0"),
     ("accuracy", ["--engine", "x"], "unknown engine 'x'"),
