@@ -363,7 +363,7 @@ def test_the_page_begins_with_the_answer_the_picture_and_six_columns(whole: mi.S
     )
     cells = dict(zip(labels, map(str, table.rows[0]), strict=False))
     low, high = whole.effect_table().loc[0, ["median_ci_low", "median_ci_high"]]
-    assert cells["content, problems"] == "6 of 6" and f"[{low:.3f}, {high:.3f}]" in cells[labels[1]]
+    assert cells["content, problems"] == "6 of 6" and f"[{low:.4f}, {high:.4f}]" in cells[labels[1]]
 
 
 def test_the_picture_has_a_row_for_each_insertion(whole: mi.StudyResult) -> None:
