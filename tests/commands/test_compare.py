@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from files_under_test import contents
 from scripts_under_test import run_command
 from small_results import answered, checked, confirmed, decomposed, doses, located, mediated, patched, scored
 
@@ -111,7 +110,8 @@ def test_a_compared_run_is_never_replaced_by_the_comparison(
         saved(made, located())
     (tmp_path / "link").symlink_to(tmp_path / "b")
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    before = contents(tmp_path / "b")
+    before = folders.damaged_files(tmp_path / "b"), sorted((tmp_path / "b").rglob("*"))
+    assert not before[0] and len(before[1]) > 3
     for out, words in (
         ("b", "is one of the compared runs, or inside one"),
         ("link", "is one of the compared runs, or inside one"),
@@ -121,7 +121,7 @@ def test_a_compared_run_is_never_replaced_by_the_comparison(
         given = ("compare", "a", "b", "--out", out, "--overwrite")
         done = run_command(*given, cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
         assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1, out
-    assert contents(tmp_path / "b") == before
+    assert (folders.damaged_files(tmp_path / "b"), sorted((tmp_path / "b").rglob("*"))) == before
     done = run_command("compare", "a", "loop", cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
     assert done.returncode == 2 and "is no folder of a run" in done.stderr
 
