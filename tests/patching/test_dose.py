@@ -281,7 +281,7 @@ def test_the_script_writes_everything(planted_folder: Path, tmp_path: Path, run:
         (["--layer", "7"], "layer 7 is out of range (zero-based)"),
         (["--insertion", "text", "--unit", " /"], "of kind 'text' has one length only"),
         (["--outcome", "kl"], "dose-response needs a signed outcome"),
-        (["--limit", "0"], "limit must be 1 or more"),
+        (["--limit", "0"], "Invalid value for '--limit'"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_two(
