@@ -32,6 +32,7 @@ from .heads import Head
 from .prompts.conditions import CONDITIONS, CONTRASTS, as_words
 from .prompts.problems import Problem
 from .running.folders import COMPUTED, RUN
+from .running.loop import out_of_memory
 from .running.visible import visible
 from .running.work import Engine, Shard, ShardDone, here
 
@@ -488,8 +489,12 @@ def _parameters(options: type) -> list[inspect.Parameter]:
 # ------------------------------------------------------------------------------------------------------- wrong input
 
 
+IN_ONE_LINE = (ValueError, TypeError, OSError, ModuleNotFoundError, KeyboardInterrupt)
+"""What a user can mend, or did."""
+
+
 def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrong input ends the program with one line on standard error and exit code 2.
+    """Wrong input, and memory that ran out, end the program with one line on standard error and exit code 2.
 
     Set MLESS_TRACEBACK=1 to see where it came from.
     """
@@ -498,8 +503,8 @@ def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
             return command(*args, **kwargs)
-        except (ValueError, TypeError, OSError, MemoryError, ModuleNotFoundError, KeyboardInterrupt) as error:
-            if os.environ.get("MLESS_TRACEBACK"):
+        except (Exception, KeyboardInterrupt) as error:
+            if os.environ.get("MLESS_TRACEBACK") or not (isinstance(error, IN_ONE_LINE) or out_of_memory(error)):
                 raise
             stopped = isinstance(error, KeyboardInterrupt)
             text = visible(" ".join(" ".join([str(error), *getattr(error, "__notes__", ())]).split()))

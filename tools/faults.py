@@ -2,6 +2,7 @@
 
     python tools/faults.py                        # every analysis, 50 kills each, as `make faults` does
     python tools/faults.py dose sweep --kills 5   # some
+    python tools/faults.py dose --only memory     # one kind of fault
 
 Every run is a fork of this process that has everything imported, on a small planted model; it is disturbed at a random moment
 and then started again without disturbance. What it leaves must be, number by number, what an undisturbed run leaves, and
@@ -85,7 +86,7 @@ n_tokens = 6
 
 
 class Ended(NamedTuple):
-    """How a run ended: its exit code (minus the signal that killed it), what it said at last, and how long it took."""
+    """How a run ended: its exit code (minus the signal that killed it), what it said at last, and how long it computed."""
 
     code: int
     last_words: str
@@ -109,6 +110,12 @@ class Tally(NamedTuple):
 # ---------------------------------------------------------------------------------------------------------------- runs
 
 
+def _computed(pid: int) -> float:
+    """Seconds of the processor that it has had, which do not depend on how busy the machine is."""
+    numbers = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(numbers[11]) + int(numbers[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def _kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
@@ -129,11 +136,11 @@ class Run:
     def __init__(self, analysis: str, folder: Path, model: Path) -> None:
         self.name, arguments = ANALYSES[analysis]
         self.out = folder / "out"
+        self.said = folder.with_name(f"{folder.name}.said")
         self.arguments = [*(each.format(model=model) for each in arguments), "--out", str(self.out)]
 
-    def start(self, *, before: Callable[[], None] = lambda: None, more: tuple[str, ...] = ()) -> int:
+    def start(self, *, before: Callable[[], None] = lambda: None) -> int:
         """Its process id; its standard error goes beside the folder."""
-        self.said = self.out.parent.with_name(f"{self.out.parent.name}.said")
         self.said.touch()  # here: a run may be killed before it does anything
         pid = os.fork()
         if pid:
@@ -143,9 +150,9 @@ class Run:
             os.dup2(nothing.fileno(), 1)
         code = 1
         try:
-            sys.argv = [self.name, *self.arguments, *more]
+            sys.argv = [self.name, *self.arguments]
             before()
-            import_module(f"mless_interp.commands.{self.name}").app([*self.arguments, *more], standalone_mode=True)
+            import_module(f"mless_interp.commands.{self.name}").app(self.arguments, standalone_mode=True)
             code = 0
         except SystemExit as end:
             code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
@@ -155,27 +162,32 @@ class Run:
             sys.stderr.flush()
             os._exit(code)
 
+    def until(self, pid: int, seconds: float) -> bool:
+        """Waits until it has computed so many seconds; whether it still runs then."""
+        while os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+            if _computed(pid) >= seconds:
+                return True
+            time.sleep(0.002)
+        return False
+
     def wait(self, pid: int, *, after: float | None = None, do: Callable[[int], object] = _kill) -> Ended:
         """The end of a run, to which something is done `after` so many seconds (if it still runs)."""
-        began = time.monotonic()
-        if after is not None:
-            while time.monotonic() - began < after:
-                done, status = os.waitpid(pid, os.WNOHANG)
-                if done:
-                    return self._ended(status, began)
-                time.sleep(0.002)
+        if after is not None and self.until(pid, after):
             do(pid)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        seconds = _computed(pid)
         _, status = os.waitpid(pid, 0)
-        return self._ended(status, began)
-
-    def _ended(self, status: int, began: float) -> Ended:
         lines = self.said.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         self.said.unlink()
-        return Ended(os.waitstatus_to_exitcode(status), lines[-1] if lines else "", time.monotonic() - began)
+        return Ended(os.waitstatus_to_exitcode(status), lines[-1] if lines else "", seconds)
 
     def whole(self, **options: Any) -> Ended:
         """Start and wait."""
         return self.wait(self.start(**options))
+
+
+WHEN_AND_WHERE = ("made", "command", "repeat", "commit")
+"""What of a `run.json` may differ, beside its folder."""
 
 
 def left(out: Path) -> dict[str, Any]:
@@ -195,9 +207,7 @@ def left(out: Path) -> dict[str, Any]:
         elif path.name == RUN:
             run = json.loads(path.read_text(encoding="utf-8"))
             del run["options"]["out"]
-            found[name] = json.dumps(
-                {key: value for key, value in run.items() if key not in ("made", "command", "repeat")}
-            )
+            found[name] = json.dumps({key: value for key, value in run.items() if key not in WHEN_AND_WHERE})
         elif path.name == MANIFEST:
             found[name] = damaged_files(path.parent)
         else:
@@ -280,20 +290,15 @@ def two_at_once(bench: Bench, n: int, draw: random.Random) -> Iterator[str]:
     for _ in range(n):
         run = bench.fresh()
         first = run.start()
-        time.sleep(draw.uniform(0.3, 0.6) * bench.seconds)
+        run.until(first, draw.uniform(0.3, 0.6) * bench.seconds)
         other = Run(bench.analysis, run.out.parent, bench.model)
         other.said = run.out.parent.with_name("other.said")
-        pid = other.start()
-        second = other.wait(pid)
-        ended = run.wait(first) if run.said.exists() else Ended(*_reaped(first), 0.0)
+        second = other.whole()
+        ended = run.wait(first)
         if ended.code or left(run.out) != bench.expected:
             yield f"the first: {ended}"
         else:
             yield "refused" if in_one_line(second) else f"the second: {second}"
-
-
-def _reaped(pid: int) -> tuple[int, str]:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), ""
 
 
 def unwritable(bench: Bench, n: int, draw: random.Random) -> Iterator[str]:
@@ -360,11 +365,12 @@ FAULTS: dict[str, tuple[Callable[[Bench, int, random.Random], Iterator[str]], fl
 """Each with how many are tried for every kill."""
 
 
-def tallies(analysis: str, model: Path, work: Path, *, kills: int, seed: int) -> Iterator[Tally]:
-    """Every fault on one analysis."""
+def tallies(analysis: str, model: Path, work: Path, *, kills: int, seed: int, only: str = "") -> Iterator[Tally]:
+    """Every fault whose name holds `only`, on one analysis."""
     bench = Bench(analysis, model, work)
-    print(f"{analysis}: {bench.seconds:.1f} s undisturbed", flush=True)
-    for fault, (disturb, share) in FAULTS.items():
+    print(f"{analysis}: {bench.seconds:.1f} s of computing, undisturbed", flush=True)
+    for fault in (each for each in FAULTS if only in each):
+        disturb, share = FAULTS[fault]
         outcomes = []
         for outcome in disturb(bench, max(1, round(share * kills)), random.Random(f"{seed}/{analysis}/{fault}")):
             outcomes.append(outcome)
@@ -392,12 +398,15 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("analyses", nargs="*", metavar="ANALYSIS", help=f"of {', '.join(ANALYSES)} [default: all]")
     parser.add_argument("--kills", type=int, default=50, help="SIGKILLs per analysis; the other faults in proportion")
+    parser.add_argument("--only", default="", help="the faults whose name holds this [default: all]")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--page", default=str(PAGE), help="where the table is written; - for nowhere")
     asked = parser.parse_args(argv)
     unknown = [name for name in asked.analyses if name not in ANALYSES]
     if unknown:
         parser.error(f"unknown analysis {unknown[0]!r}; choose of {', '.join(ANALYSES)}")
+    if not any(asked.only in fault for fault in FAULTS):
+        parser.error(f"no fault holds {asked.only!r} in its name; there are: {'; '.join(FAULTS)}")
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
@@ -407,25 +416,26 @@ def main(argv: list[str] | None = None) -> int:
         warm(model, work)
         found: list[Tally] = []
         for analysis in asked.analyses or ANALYSES:
-            found += tallies(analysis, model, work, kills=asked.kills, seed=asked.seed)
-            if asked.page != "-":
-                write_table(Path(asked.page), found)
+            for tally in tallies(analysis, model, work, kills=asked.kills, seed=asked.seed, only=asked.only):
+                found.append(tally)
+                if asked.page != "-":
+                    write_table(Path(asked.page), found)
     print(table(found))
     return int(any(tally.wrong for tally in found))
 
 
 def write_table(page: Path, found: list[Tally]) -> None:
-    """The table so far, into its place on a page; analyses that were not run this time keep their rows."""
+    """The table so far, into its place on a page; what was not run this time keeps its rows."""
     before, _, rest = page.read_text(encoding="utf-8").partition(START)
     old, closed, after = rest.partition(END)
     if not closed:
         raise SystemExit(f"{page} has no table between {START.strip()!r} and {END!r}")
-    made = {tally.analysis for tally in found}
+    made = {(tally.fault, tally.analysis) for tally in found}
     cells = [line.strip("| ").split(" | ") for line in old.splitlines()]
     kept = [
         Tally(fault, analysis, *map(int, numbers[:3]))
         for fault, analysis, *numbers in (row for row in cells if len(row) == 6)
-        if fault in FAULTS and analysis in ANALYSES and analysis not in made
+        if fault in FAULTS and analysis in ANALYSES and (fault, analysis) not in made
     ]
     places = [(fault, analysis) for analysis in ANALYSES for fault in FAULTS]
     rows = sorted([*kept, *found], key=lambda tally: places.index((tally.fault, tally.analysis)))

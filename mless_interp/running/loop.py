@@ -197,10 +197,22 @@ def _telling_of(ids: Sequence[str]) -> Iterator[None]:
         raise
 
 
+OUT_OF_MEMORY = (
+    "out of memory",
+    "can't allocate",
+    "cannot allocate memory",
+    "failed to map segment",
+    "alloc_failed",
+    "bad_alloc",
+    "could not create a primitive",
+)
+"""How torch, the system, the loader of libraries, CUDA's, C++ and oneDNN say it in an error of no kind of its own."""
+
+
 def out_of_memory(error: BaseException) -> bool:
     """Whether an error says that memory ran out, on whichever device: torch's own are told by their text."""
     text = str(error).lower()
-    return isinstance(error, MemoryError) or "out of memory" in text or "can't allocate" in text
+    return isinstance(error, MemoryError) or any(words in text for words in OUT_OF_MEMORY)
 
 
 def of_problems(ids: Sequence[str]) -> str:

@@ -508,6 +508,31 @@ def test_wrong_input_ends_with_one_line_and_exit_code_2(
     assert shown.out == ""
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("memory ran out"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("std::bad_alloc"),
+        RuntimeError("could not create a primitive"),
+        ImportError("/lib/x.so: failed to map segment from shared object"),
+    ],
+)
+def test_memory_that_ran_out_is_told_in_one_line(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MLESS_TRACEBACK", raising=False)
+
+    @one_line_errors
+    def command() -> None:
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        command()
+    assert ended.value.code == 2 and capsys.readouterr().err == f"error: {error}\n"
+
+
 def test_what_acts_on_a_terminal_is_shown_as_its_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -399,3 +399,21 @@ def test_a_forward_pass_without_a_backward_pass_says_so(tiny_model_dir: Any, mon
             ModelError, match="the outcome has no gradient with respect to its heads .* use exact sweeps"
         ):
             attribute_heads(model, pairs_for(model, count=1), method=method, progress=False)
+
+
+@pytest.mark.parametrize(
+    "said", ["CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`", "std::bad_alloc"]
+)
+def test_memory_that_runs_out_in_a_backward_pass_is_no_model_without_gradients(
+    said: str, tiny_model_dir: Any, monkeypatch: Any
+) -> None:
+    """A `ModelError` makes `mless-interp circuit` leave a part out and go on: the next run would give it."""
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+
+    def tail(self: Any, *given: Any, **options: Any) -> Any:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(type(model.stepper), "tail", tail)
+    for method in ("gate_ig", "atp"):
+        with pytest.raises(MemoryError, match="memory ran out"):
+            attribute_heads(model, pairs_for(model, count=1), method=method, progress=False)
