@@ -364,10 +364,11 @@ class HeadWrites(Result):
 
     def sentences(self) -> list[str]:
         """That it describes; of each head, the tokens."""
-        s = self.settings
+        s, n = self.settings, len(self.heads)
+        whose = f"{self.heads[0]} writes and where it looks" if n == 1 else f"{n} heads write and where they look"
         return [
-            f"What {len(self.heads)} heads write and where they look under {s.get('insertion')}, {len(self.problem_ids)} "
-            "problems: a description, not evidence that any of it matters.",
+            f"What {whose} under {s.get('insertion')}, {len(self.problem_ids)} problems: a description, not evidence that any "
+            "of it matters.",
             *(self._head_words(head) for head in self.heads),
             *named_words(s),
         ]

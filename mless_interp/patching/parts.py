@@ -225,7 +225,8 @@ class Parts:
         if len(passed):
             rest = len(passed) - NAMED_AT_MOST
             return [
-                f"{len(passed)} of {m} {several} do more than {share} of the effect in most problems ({test}).",
+                f"{len(passed)} of {m} {several} {'does' if len(passed) == 1 else 'do'} more than {share} of the effect in "
+                f"most problems ({test}).",
                 *(_cell_words(row, share) for row in passed.head(NAMED_AT_MOST).to_dict("records")),
                 *([f"{rest} more stand in the table."] if rest > 0 else []),
             ]

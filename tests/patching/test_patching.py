@@ -185,7 +185,7 @@ def test_a_head_is_told_by_the_problems_that_show_it() -> None:
     values = np.linspace(0.4, 0.6, 12)
     assert (row["median"], row["median_ci_low"], row["median_ci_high"]) == pytest.approx((-0.5, -values[9], -values[2]))
     assert row["median_fraction"] == pytest.approx(0.5)
-    assert "1 of 6 heads do more than 5 % of the effect in most problems" in made.describe()
+    assert "1 of 6 heads does more than 5 % of the effect in most problems" in made.describe()
     assert (
         "L1H2: more than 5 % of the effect in 12 of 12 problems; median 50 % [44, 56] of the total." in made.sentences()
     )
