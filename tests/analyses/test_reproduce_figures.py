@@ -108,7 +108,7 @@ def test_another_model_can_take_the_papers_place(run: Any, planted: Path, tmp_pa
         (["--figure", "000", "--model", "gemma-3-4b-it=x"], "Figure 13 does not show 'gemma-3-4b-it'"),
         (["--figure", "000", "--tiny", "--draws", "0"], "--draws must be 1 or more, got 0"),
         (["--figure", "000", "--tiny", "--problems", "none.jsonl"], "no problem file at 'none.jsonl'"),
-        (["--figure", "000", "--tiny", "--rows", "last", "--limit", "2"], "no token is read by min_rows=3 rows"),
+        (["--figure", "000", "--tiny", "--rows", "last", "--limit", "2"], "rows 'last' is one row"),
     ],
 )
 def test_wrong_input_is_one_line(arguments: list[str], message: str, run: Any) -> None:
