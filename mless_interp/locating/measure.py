@@ -50,7 +50,8 @@ def measure(
     progress: bool,
     seed: int,
 ) -> Measured:
-    """Four exact sweeps over runs that are made once; layer 0 mediates exactly nothing (methods §3, I7 and I14).
+    """Four exact sweeps over runs that are made once; layer 0, which mediates nothing, is swept by knockouts alone (methods
+    §3, I7 and I14).
 
     `knockout`: what cutting a head's sight of the span removes; `edge_noise`: what its sight alone adds to a run that cannot
     see the span; `mediated_removed`, `mediated_added`: z patch minus direct read, denoising and noising. Under "computed" it is
@@ -67,8 +68,7 @@ def measure(
     if not contrast.cuts:
         values = {"z_removed": effect["z-denoising"], "z_added": effect["z-noising"]}
     else:
-        first = np.array([head.layer == 0 for head in heads])
-        mediated = {d: np.where(first, 0.0, effect[f"z-{d}"] - effect[f"knockout-{d}"]) for d in DIRECTIONS}
+        mediated = {d: effect[f"z-{d}"] - effect[f"knockout-{d}"] for d in DIRECTIONS}
         values = {
             "knockout": effect["knockout-denoising"],
             "edge_noise": effect["knockout-noising"],
@@ -178,7 +178,7 @@ def estimated_seconds(
 
     The sweeps' arithmetic is rows times the layers that remain, so the sample has the same number of heads in each layer
     (first one, then four): the line through the two times has the cost of the two runs, which all four share, as its
-    intercept and that of a head as its slope. Problems count by their rows that can change.
+    intercept and that of a head in a middle layer as its slope. Problems count by their rows that can change.
     """
     now = clock or time.perf_counter
     first = prepared.only([0])
@@ -196,8 +196,11 @@ def estimated_seconds(
     timed(1)  # first calls are slow
     (few, short), (many, long) = timed(1), timed(4)
     each = max(long - short, 0.0) / (many - few) if many > few else short / few
-    sweeps = 4 if contrast.cuts else 2
-    one = max(short - each * few, 0.0) + sweeps * each * len(heads)  # with a single head in all there is no line
+    remaining = {layer: prepared.model.info.n_layers - layer for layer in layers}
+    middle = sum(remaining.values()) / len(remaining)
+    sweeps = [4 if contrast.cuts and head.layer else 2 for head in heads]  # in layer 0 z patches are knockouts
+    rows_by_layers = sum(n * remaining[head.layer] for n, head in zip(sweeps, heads, strict=True)) / middle
+    one = max(short - each * few, 0.0) + each * rows_by_layers  # with a single head in all there is no line
     rows = [len(pair.inserted) - contrast.start(pair, CONDITIONS["inserted"]) for pair in prepared.pairs]
     return one * sum(rows) / rows[0]
 

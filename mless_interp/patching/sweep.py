@@ -18,7 +18,7 @@ from ..models.sent import is_half
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast, one_of
 from ..prompts.pairs import PromptPair
 from ..running.work import Tick, Unit
-from .interventions import Intervention, LayerState, edit_named
+from .interventions import KNOCKOUTS, Intervention, LayerState, PatchZ, edit_named
 from .outcomes import Outcome
 from .parts import SMALLEST_EFFECT, check_smallest_effect
 from .prepared import Prepared, Runs, prepare
@@ -188,6 +188,12 @@ class Sweep:
             new = self.intervention.edited(state)
             return new[:, here.on(new)]
 
+    def enters_as(self, other: "Sweep") -> bool:
+        """Whether this sweep's edits in layer 0 are those of the other, a sweep of knockouts: nothing comes before that layer,
+        so all that a head answers to the contrast there is its own read (methods §3, I7 and I14)."""
+        knockouts = replace(self, intervention=KNOCKOUTS[self.direction])
+        return bool(self.contrast.cuts) and self.intervention == PatchZ() and other == knockouts
+
     @property
     def settings(self) -> dict[str, Any]:
         """What tells this sweep from others."""
@@ -209,14 +215,18 @@ def sweep_heads(
     progress: bool = True,
     seed: int = 0,
 ) -> dict[str, PatchScores]:
-    """Several sweeps of the same heads and problems, by name: every run that they share is made once."""
+    """Several sweeps of the same heads and problems, by name: every run that they share is made once, and what is one edit
+    in two of them (`Sweep.enters_as`)."""
     chosen = tuple(heads)
+    knockouts = {name: other for name in sweeps for other in sweeps if sweeps[name].enters_as(sweeps[other])}
     if max_rows is not None:
         check_count(max_rows, name="max_rows")
 
     def of_unit(unit: Unit, tick: Tick) -> list[Any]:
-        runs = prepared.runs(unit)
-        done = {name: _Swept(runs, sweep, max_rows).all_heads(chosen, tick) for name, sweep in sweeps.items()}
+        runs, done = prepared.runs(unit), {}  # type: tuple[Runs, dict[str, dict[str, np.ndarray]]]
+        for name in sorted(sweeps, key=knockouts.__contains__):  # what others enter as comes first
+            first = done[knockouts[name]] if name in knockouts else None
+            done[name] = _Swept(runs, sweeps[name], max_rows).all_heads(chosen, tick, first=first)
         return [
             {name: {key: values[place] for key, values in arrays.items()} for name, arrays in done.items()}
             for place in range(len(unit))
@@ -229,6 +239,7 @@ def sweep_heads(
             "sweeps": {name: sweep.settings for name, sweep in sweeps.items()},
             "heads": list(map(str, chosen)),
             "noise": "one unedited row per layer",
+            **({"layer 0 by": knockouts} if knockouts else {}),
         },
         checkpoint=checkpoint,
         progress=progress,
@@ -274,14 +285,21 @@ class _Swept:
             self.rows = max_rows or rows_per_pass(self.model.info, **sizes, read=len(self.read), devices=devices)
         self._newest: tuple[int, Tensor] | None = None
 
-    def all_heads(self, heads: Sequence[Head], tick: Tick) -> dict[str, np.ndarray]:
+    def all_heads(
+        self, heads: Sequence[Head], tick: Tick, *, first: "dict[str, np.ndarray] | None" = None
+    ) -> dict[str, np.ndarray]:
         """`patched` `[problem, layer, head]` (NaN where not asked), `ends` `[problem, (receiving, donor)]`, and `noise`
-        `[problem, layer]`: how far the outcome of a row is off that joins the same passes there unedited."""
+        `[problem, layer]`: how far the outcome of a row is off that joins the same passes there unedited.
+
+        `first`: what a sweep gave whose edits in layer 0 are the same ones; they are not made again.
+        """
         info, n = self.model.info, len(self.runs.pairs)
         values = np.full((n, info.n_layers, info.n_heads + 1), np.nan)  # the last cell of a layer is the unedited one
         same = np.zeros(values.shape, dtype=bool)
         ends = np.stack([self._outcomes(run.logits) for run in (self.receiving, self.donor)], -1)[:, 0]
-        cells = {(head.layer, head.head) for head in heads}
+        cells = {(head.layer, head.head) for head in heads if first is None or head.layer}
+        if len(cells) < len(heads):
+            tick((len(heads) - len(cells)) * n)
         ordered, at = sorted(cells | {(layer, UNEDITED) for layer in {0, *(layer for layer, _ in cells)}}), 0
         while at < len(ordered):
             some = ordered[at : at + self.rows]
@@ -299,6 +317,8 @@ class _Swept:
         if is_half(self.receiving.z[0]):  # much of the rounding is common to the rows of a layer
             values -= noise[..., None]
         patched = np.where(same, receiving[..., None], values)[..., :UNEDITED]
+        if first is not None:
+            patched[:, 0] = first["patched"][:, 0]
         return {"patched": patched, "ends": ends, "noise": noise}
 
     def _new_z(self, layer: int) -> Tensor:

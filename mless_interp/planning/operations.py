@@ -26,10 +26,11 @@ class Arithmetic:
         """
         return self.n_layers * rows * tokens * (2 * self.shape.active + self._attention * tokens)
 
-    def sweep(self, per_layer: Number, *, changed: int, read: int, length: int) -> float:
+    def sweep(self, per_layer: Number, *, changed: int, read: int, length: int, first: Number | None = None) -> float:
         """A sweep of so many rows for each layer: a row joins at its layer, which it finishes, and goes through those after.
 
-        `changed`: positions of a row, `read` those at which logits are read, to which the last layer's queries are cut.
+        `changed`: positions of a row, `read` those at which logits are read, to which the last layer's queries are cut;
+        `first`: rows of layer 0, where these are others.
         """
         s = self.shape
         finish = 2 * (s.active - s.projections)
@@ -39,7 +40,7 @@ class Arithmetic:
         for layer in range(self.n_layers):
             dest = read if layer == self.n_layers - 1 else changed
             total += joined * (dest * query + changed * kv)
-            joined += per_layer
+            joined += per_layer if layer or first is None else first
             total += joined * dest * finish
         return total
 

@@ -54,11 +54,12 @@ def sweeping(outcome: Outcome, n_sweeps: int) -> Step:
     def rows(at: Arithmetic) -> Number:
         return at.shape.info.n_heads + 1  # and one that is not edited
 
+    entering = n_sweeps // 2
     return Step(
         "exact sweep of all heads" if n_sweeps == 1 else "four exact sweeps of all heads",
         run,
-        lambda at, pairs: swept(at, pairs, outcome, per_layer=rows(at), n_sweeps=n_sweeps),
-        lambda at, pairs: len(pairs) * n_read(pairs, outcome) * (2 + n_sweeps * rows(at) * at.n_layers),
+        lambda at, pairs: swept(at, pairs, outcome, per_layer=rows(at), n_sweeps=n_sweeps, entering=entering),
+        lambda at, pairs: len(pairs) * n_read(pairs, outcome) * (2 + n_rows(at, rows(at), n_sweeps, entering)),
     )
 
 
@@ -77,11 +78,19 @@ def _answered(pairs: Pairs, outcome: Outcome) -> PromptPair:
     return pairs[0].answered(outcome.appended)
 
 
-def swept(at: Arithmetic, pairs: Pairs, outcome: Outcome, *, per_layer: Number, n_sweeps: Number) -> float:
-    """Two recorded runs, and sweeps of so many rows in each layer."""
+def swept(
+    at: Arithmetic, pairs: Pairs, outcome: Outcome, *, per_layer: Number, n_sweeps: int, entering: int = 0
+) -> float:
+    """Two recorded runs, and sweeps of so many rows in each layer; `entering` of them have no edits of their own in layer 0."""
     length, changed = geometry(pairs, outcome)
-    each = at.sweep(per_layer, changed=changed, read=n_read(pairs, outcome), length=length)
-    return at.whole(2 * len(pairs), length) + n_sweeps * len(pairs) * each
+    sizes = {"changed": changed, "read": n_read(pairs, outcome), "length": length}
+    each = (n_sweeps - entering) * at.sweep(per_layer, **sizes) + entering * at.sweep(per_layer, first=1, **sizes)
+    return at.whole(2 * len(pairs), length) + len(pairs) * each
+
+
+def n_rows(at: Arithmetic, per_layer: Number, n_sweeps: int, entering: int = 0) -> Number:
+    """Rows of such sweeps that end in logits."""
+    return n_sweeps * per_layer * at.n_layers - entering * (per_layer - 1)
 
 
 def controls(outcome: Outcome, n_named: int) -> tuple[Step, ...]:
@@ -117,8 +126,8 @@ def controls(outcome: Outcome, n_named: int) -> tuple[Step, ...]:
         Step(
             "controls: the named heads under other insertions",
             again,
-            lambda at, pairs: swept(at, pairs, outcome, per_layer=rows(at), n_sweeps=4),
-            lambda at, pairs: len(pairs) * n_read(pairs, outcome) * (2 + 4 * rows(at) * at.n_layers),
+            lambda at, pairs: swept(at, pairs, outcome, per_layer=rows(at), n_sweeps=4, entering=2),
+            lambda at, pairs: len(pairs) * n_read(pairs, outcome) * (2 + n_rows(at, rows(at), 4, entering=2)),
             times=OTHER_INSERTIONS,
             beside=True,
         ),
@@ -134,7 +143,7 @@ def controls(outcome: Outcome, n_named: int) -> tuple[Step, ...]:
             "controls: what the reads are",
             apart,
             lambda at, pairs: swept(at, pairs, outcome, per_layer=rows(at), n_sweeps=5),
-            lambda at, pairs: len(pairs) * n_read(pairs, outcome) * (2 + 5 * rows(at) * at.n_layers),
+            lambda at, pairs: len(pairs) * n_read(pairs, outcome) * (2 + n_rows(at, rows(at), 5)),
             beside=True,
         ),
     )

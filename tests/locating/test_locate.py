@@ -136,18 +136,13 @@ def test_layer_zero_mediates_exactly_nothing(found: LocatedHeads) -> None:
     assert np.isnan(found.judged.parts["mediated_removed"][first]).all()
 
 
-def test_what_rounding_leaves_in_layer_zero_is_not_mediated(monkeypatch: Any) -> None:
+def test_in_layer_zero_a_z_patch_is_the_knockout_and_is_not_swept_again(found: LocatedHeads) -> None:
+    """The patches' own sweep of all heads gives the same numbers up to rounding."""
     made, model = planted_here()
-    sweep = measuring.sweep_heads
-
-    def rounded(*arguments: Any, **options: Any) -> dict[str, PatchScores]:
-        runs = sweep(*arguments, **options)
-        return {name: replace(run, patched=run.patched + 1e-7 * name.startswith("z")) for name, run in runs.items()}
-
-    monkeypatch.setattr(measuring, "sweep_heads", rounded)
-    result = located(made, model, heads=[made.readers[0], made.mediators[0]])
-    for measure in ("mediated_removed", "mediated_added"):
-        assert not result.values[measure][:, 0].any() and result.values[measure][:, 1].any()
+    alone = patch_heads(model, pairs_of(made, model, len(found.problem_ids)), progress=False)
+    first = [i for i, head in enumerate(found.heads) if head.layer == 0]
+    assert (found.patches.per_head[:, first] == found.values["knockout"][:, first]).all()
+    assert found.patches.per_head == pytest.approx(alone.per_head, abs=1e-5)
 
 
 # ------------------------------------------------------------------------------------------------- the measures by hand
@@ -231,7 +226,8 @@ def test_the_estimate_is_a_line_through_two_small_sweeps(monkeypatch: Any) -> No
 
     monkeypatch.setattr(measuring, "patch_heads", sweep)
     seconds = estimated_seconds(prepare(model, pairs), model.info.heads, clock=lambda: clock[0])
-    assert seconds == pytest.approx(5 * (1 + 4 * 0.1 * 84))
+    of_layers = 2 * 1.5 + 4 * 1 + 4 * 0.5  # z patches of layer 0 are its knockouts; a row goes through 3, 2 or 1 layers
+    assert seconds == pytest.approx(5 * (1 + 0.1 * 28 * of_layers))
     assert all(count == 1 for count, _ in swept)
     assert [len(heads) for _, heads in swept] == [3, 3, 12]
     assert {head.layer for head in swept[0][1]} == {0, 1, 2}
@@ -256,7 +252,7 @@ def test_longer_problems_count_for_more_in_the_estimate(monkeypatch: Any) -> Non
     asked = prepare(model, pairs)
     rows = [pair.n_after for pair in asked.pairs]  # with the answer, whose rows are replayed as well
     seconds = estimated_seconds(asked, model.info.heads, clock=lambda: clock[0])
-    assert seconds == pytest.approx(4 * 16 * sum(rows) / rows[0])
+    assert seconds == pytest.approx(8 * (2 * 2 + 4 * 1) / 1.5 * sum(rows) / rows[0])  # two layers of 8 heads
 
 
 def test_a_model_without_gradients_is_not_screened_and_that_is_said_before_anything_long(monkeypatch: Any) -> None:

@@ -22,6 +22,7 @@ from mless_interp.patching.outcomes import OUTCOMES, Outcome, outcome_named
 from mless_interp.patching.prepared import Prepared, prepare
 from mless_interp.patching.sweep import Sweep, _Swept, patch_heads, sweep_heads
 from mless_interp.prompts import pairs as prompt_pairs
+from mless_interp.prompts.conditions import CONTRASTS, DIRECTIONS
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import PromptPair, make_pairs
 
@@ -33,13 +34,13 @@ def model(tiny_model_dir: Any) -> Model:
     return loaded(tiny_model_dir("qwen2"), "bridge")
 
 
-def alike(model: Model, outcome: str = "answer_logprob", count: int = 3) -> Prepared:
+def alike(model: Model, outcome: str = "answer_logprob", count: int = 3, **place: Any) -> Prepared:
     """Problems of one geometry, which share a unit."""
     asked = [
         replace(problems()[0], id=f"p{at}", question=problems()[0].question.replace("3", str(3 + at)))
         for at in range(count)
     ]
-    ready = prepare(model, make_pairs(model, asked, Insertion.meaningless(" /", 4)), outcome)
+    ready = prepare(model, make_pairs(model, asked, Insertion.meaningless(" /", 4, **place)), outcome)
     assert ready.units == (tuple(range(count)),)
     return ready
 
@@ -213,6 +214,57 @@ def test_what_passes_give_is_put_in_its_place(dtype: str, tiny_model_dir: Any, m
         wanted[:, layer, head] = of_cells([(layer, head)])[0][:, 0] - (noise[:, layer] if dtype == "bfloat16" else 0)
     wanted[1, 1, 6] = ends[0][1]
     assert found["patched"].shape == wanted.shape and np.allclose(found["patched"], wanted, rtol=1e-12, equal_nan=True)
+
+
+def test_what_another_sweep_edited_alike_in_layer_0_is_not_made_again(
+    swept: _Swept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its noise there is measured all the same, and steps not made are told, so that a bar ends full."""
+    passes, ticks = [], []
+    monkeypatch.setattr(_Swept, "_patched", lambda self, cells: (passes.append(cells), of_cells(cells))[1])
+    knocked_out = np.full((3, swept.model.info.n_layers, swept.model.info.n_heads), np.nan)
+    knocked_out[:, 0, 1] = [7.0, 8.0, 9.0]
+    found = swept.all_heads(HEADS, ticks.append, first={"patched": knocked_out})
+    assert passes == [[(0, -1), (1, -1)], [(1, 0), (1, 6)], [(2, -1), (2, 7)]] and sum(ticks) == 3 * len(HEADS)
+    assert found["patched"][:, 0, 1].tolist() == [7.0, 8.0, 9.0] and np.isnan(found["patched"][:, 0, 0]).all()
+    assert found["patched"][0, 1:, :][~np.isnan(found["patched"][0, 1:, :])].tolist() == [10.0, 16.0, 27.0]
+    assert np.isfinite(found["noise"][:, :3]).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "like", "entered"),
+    [
+        ("z", "knockout", True),
+        ("knockout", "z", False),
+        ("knockout", "knockout", False),
+        ("z", "z", False),
+        ("z", "knockout_zero", False),
+        ("z", "edge_noise", False),
+    ],
+)
+def test_in_layer_0_a_z_patch_is_its_own_directions_knockout_and_nothing_else(
+    name: str, like: str, entered: bool
+) -> None:
+    one, other = Sweep.named(edit=name), Sweep.named(edit=like)
+    assert one.enters_as(other) == entered
+    other_places = Sweep.named(edit=like, positions="all")
+    assert not one.enters_as(other_places) and not one.enters_as(Sweep.named("computed", edit=like))
+    assert not one.enters_as(Sweep.named(direction="noising", edit=like))
+    assert Sweep.named(direction="noising").enters_as(Sweep.named(direction="noising", edit="knockout"))
+
+
+@pytest.mark.parametrize("contrast", [name for name, made in CONTRASTS.items() if made.cuts])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_the_patches_of_a_joint_sweep_are_those_of_their_own(model: Model, contrast: str, direction: str) -> None:
+    """Whatever order they are given in; layer 0 has the knockouts' bits."""
+    ready = alike(model, **({"after": "question"} if contrast == "computed" else {}))
+    both = {edit: Sweep.named(contrast, direction, edit) for edit in ("z", "knockout")}
+    joint = sweep_heads(ready, both, model.info.heads, progress=False)
+    for edit, each in both.items():
+        alone = sweep_heads(ready, {edit: each}, model.info.heads, progress=False)[edit]
+        assert np.allclose(joint[edit].patched, alone.patched, atol=1e-5, rtol=0)
+    assert np.array_equal(joint["z"].patched[:, 0], joint["knockout"].patched[:, 0])
+    assert not np.array_equal(joint["z"].patched[:, 1], joint["knockout"].patched[:, 1])
 
 
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("pretended"), MemoryError()])
