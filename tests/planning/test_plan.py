@@ -156,7 +156,7 @@ def test_loading_takes_the_memory_that_was_planned(backend: str, heavy: Path) ->
         shape, chosen = Shape.of(str(heavy / form)), Chosen(backend, dtype, "cpu", "eager")
         weights, (kept, mapped) = weights_bytes(shape, chosen), kept_and_mapped(shape, chosen)
         shares[form] = max(loading_bytes(shape, chosen), weights + mapped) / peak
-        stays[form] = anonymous / weights < 0.2
+        stays[form] = anonymous < 0.6 * weights  # beside them a first pass leaves some
         assert stays[form] is (kept > 0.9 * weights), (form, anonymous, weights, kept)
     assert all(0.67 < share < 1.5 for share in shares.values()), shares
     if backend != "hooked_transformer":
