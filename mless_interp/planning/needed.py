@@ -9,6 +9,7 @@ import torch
 from ..models.info import ModelInfo
 from ..models.load import CONVERTED_AT_MOST, source_of
 from ..models.mapped import Stored, stored_in
+from ..models.sent import BLOCK
 from ..models.transformer_lens import has_hooked_transformer
 from .free import available_memory
 from .shape import Shape
@@ -129,10 +130,11 @@ def recordings_bytes(info: ModelInfo, chosen: Chosen, *, problems: int, length: 
 
 
 def pass_bytes(info: ModelInfo, chosen: Chosen, *, rows: int, changed: int, length: int, read: int) -> float:
-    """One pass of so many rows: the widest layer's numbers, its attention, logits where they are read."""
+    """One pass of so many rows: the widest layer's numbers, its attention, logits where they are read, W_U's block in float32."""
     wide = 6 * info.d_model + 3 * (info.d_mlp or 4 * info.d_model) + 2 * info.n_heads * info.d_head
     keys = length * 4 * info.n_heads * info.d_head
-    return float(rows * (changed * wide + keys) * chosen.bytes_each + 3 * rows * read * info.d_vocab * 4)
+    block = 4 * min(BLOCK, info.d_vocab * info.d_model) if chosen.bytes_each < 4 else 0
+    return float(rows * (changed * wide + keys) * chosen.bytes_each + 3 * rows * read * info.d_vocab * 4 + block)
 
 
 def here() -> dict[str, int]:
