@@ -130,7 +130,7 @@ def recordings_bytes(info: ModelInfo, chosen: Chosen, *, problems: int, length: 
 
 
 def pass_bytes(info: ModelInfo, chosen: Chosen, *, rows: int, changed: int, length: int, read: int) -> float:
-    """One pass of so many rows: the widest layer's numbers, its attention, logits where they are read, W_U's block in float32."""
+    """One pass of so many rows: the widest layer's numbers, its attention, logits that are read, W_U's block in float32."""
     wide = 6 * info.d_model + 3 * (info.d_mlp or 4 * info.d_model) + 2 * info.n_heads * info.d_head
     keys = length * 4 * info.n_heads * info.d_head
     block = 4 * min(BLOCK, info.d_vocab * info.d_model) if chosen.bytes_each < 4 else 0
