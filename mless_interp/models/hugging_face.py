@@ -20,6 +20,7 @@ from .entering import turned_taps
 from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
 from .inputs import Inputs, Taps
 from .loaded_weights import device_of, refuse_not_finite, refuse_strange_keys
+from .mapped import must_move
 from .saved import INDEX, check_saved, first_line, named_shards
 from .sent import additive_mask, unembedded
 
@@ -204,10 +205,6 @@ class HuggingFaceModel(Model):
         return self.parts[layer].attention_output(d_head=self.info.d_head) if self.parts else None
 
 
-CACHE_LINE = 64
-"""Bytes; what PyTorch allocates lies on one, and the kernel that a matrix product takes depends on whether its factors do."""
-
-
 @dataclass(frozen=True)
 class Placement:
     """How weights are loaded: their dtype, where they go, which attention runs on them."""
@@ -245,10 +242,10 @@ class Placement:
                 **options,
             )
         refuse_strange_keys(loading, name=name, architecture=type(model).__name__)
-        # left where a file has them, products would round by the length of its header; read before this, all files would stay
-        # in memory beside their copies, now one at a time does
+        # left where a file has them, products of these would round by the length of its header; read before this, all files
+        # would stay in memory beside the copies, now one at a time does
         for weight in model.parameters():
-            if weight.data_ptr() % CACHE_LINE:
+            if must_move(weight.dtype, weight.dim(), weight.data_ptr()):
                 weight.data = weight.data.clone()
         refuse_not_finite(model, name=name)
         if self.dtype == torch.float64 and model._can_set_experts_implementation():

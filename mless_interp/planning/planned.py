@@ -159,6 +159,7 @@ class Plan:
         ]
         parts = {
             "weights": m.weights,
+            "of them in their files, which the system can take back": m.kept,
             "recorded runs of a unit": m.recordings,
             "one pass": m.one_pass,
             "libraries": m.libraries,
@@ -464,8 +465,9 @@ class _Work:
             one_pass += 12.0 * info.n_heads * length**2
             recordings = 12.0 * info.n_layers * length * info.n_heads * info.d_head * (self.what == "mechanism")
         libraries = needs.LIBRARIES.get(chosen.backend, needs.MOST_LIBRARIES)
-        loading, mapped = needs.loading_bytes(shape, chosen), needs.mapped_bytes(shape, chosen)
-        return needs.Memory(weights, recordings, one_pass, libraries, loading, mapped)
+        kept, mapped = needs.kept_and_mapped(shape, chosen)
+        loading = needs.loading_bytes(shape, chosen)
+        return needs.Memory(weights, recordings, one_pass, libraries, loading, mapped, kept)
 
     # ------------------------------------------------------------------------------------------------------ how long it takes
 
@@ -565,6 +567,13 @@ def _advice(plan: Plan, places: dict[str, int], quantised: Quantised | None) -> 
         said.append(
             f"Weights are quantised ({quantised.method}, {bits}); times are of the same layers in {plan.chosen.dtype}, an "
             "estimate, and the library that reads such weights must be installed."
+        )
+    own = plan.own_fit
+    if own.device == "cpu" and not own.fits and plan.memory.anonymous <= own.has:
+        said.append(
+            f"It would run all the same: {plan.memory.kept / GB:.3g} GB of it are weights in their files, which the system "
+            f"can take back; the other {plan.memory.anonymous / GB:.3g} GB fit. But every pass would read from the disk what "
+            "did not stay, and no time here counts that."
         )
     if plan.chosen.dtype in ("bfloat16", "float16"):
         said.append(

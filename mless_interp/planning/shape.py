@@ -31,8 +31,8 @@ class Shape:
     """A model's geometry, config and tokenizer.
 
     `n_parameters`: of the whole model, tied ones once. `per_layer`: the mean of a layer, of which `projections` make queries,
-    keys and values. `active`: those of a layer that a token meets (of experts the chosen ones). `quantised`: how weights are
-    stored, where the config says that they are quantised.
+    keys and values. `active`: those of a layer that a token meets (of experts the chosen ones). `stacked`: of all, those of
+    three axes (experts). `quantised`: how weights are stored, where the config says that they are quantised.
     """
 
     info: ModelInfo
@@ -42,6 +42,7 @@ class Shape:
     per_layer: float
     projections: float
     active: float
+    stacked: int
     quantised: Quantised | None = None
 
     @classmethod
@@ -95,6 +96,7 @@ class Shape:
             per_layer=per_layer,
             projections=projections,
             active=per_layer - idle * experts / n,
+            stacked=sum(weight.numel() for weight in made.parameters() if weight.dim() > 2),
             quantised=Quantised.of(config, made, [layer.module for layer in layers]),
         )
 

@@ -1,0 +1,257 @@
+"""Weights that stay in their memory-mapped files: which do, that no bit depends on where, and what a changed file does."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from architectures_under_test import CONFIGS, folder_of
+from conftest import BACKENDS
+from files_under_test import save_at
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import mless_interp as mi
+from mless_interp.models.mapped import ANYWHERE, CACHE_LINE, stored_in
+from mless_interp.models.sent import unembedded
+from mless_interp.planning.needed import kept_and_mapped
+from mless_interp.planning.shape import Shape
+from mless_interp.planning.timing import Chosen
+
+TOKENS = torch.tensor([[5, 9, 7, 12, 6, 20, 11]])
+MAPS = Path("/proc/self/maps")
+linux = pytest.mark.skipif(not MAPS.is_file(), reason="what is mapped is told by Linux alone")
+half = pytest.mark.parametrize("dtype", sorted(ANYWHERE, key=str), ids=str)
+
+
+def mappings() -> list[tuple[int, int, int, str]]:
+    """(first address, last address, place in the file, file) of every mapped file of safetensors."""
+    form = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) \S+ ([0-9a-f]+) \S+ \S+ +(.*\.safetensors)$", re.MULTILINE)
+    found = form.findall(MAPS.read_text())
+    return [(int(first, 16), int(last, 16), int(place, 16), file) for first, last, place, file in found]
+
+
+def place_in(file: Path, tensor: Tensor) -> int | None:
+    """Where a tensor lies in a mapped file; None where it lies elsewhere."""
+    for first, last, place, name in mappings():
+        if first <= tensor.data_ptr() < last and Path(name) == file.resolve():
+            return tensor.data_ptr() - first + place
+    return None
+
+
+# ------------------------------------------------------------------------------------------------------------------- the bits
+
+
+def at(weight: Tensor, offset: int) -> Tensor:
+    """The same weight, so many bytes behind a cache line."""
+    room = torch.empty(weight.numel() + CACHE_LINE, dtype=weight.dtype)
+    begin = (offset - room.data_ptr()) % CACHE_LINE // weight.element_size()
+    placed = room[begin : begin + weight.numel()].view(weight.shape).copy_(weight)
+    assert placed.data_ptr() % CACHE_LINE == offset
+    return placed
+
+
+def products(x: Tensor, weight: Tensor, bias: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Every form in which models here multiply by a weight."""
+    back = x[:, :1] * bias
+    yield "linear", nn.functional.linear(x, weight)
+    yield "of a batch", nn.functional.linear(x[None], weight, bias)
+    yield "its gradient, Conv1D", back @ weight
+    yield "einsum", torch.einsum("ti,oi->to", x, weight)
+    yield "columns of a head", nn.functional.linear(x[:, : x.shape[1] // 2], weight[:, : x.shape[1] // 2])
+    yield "rows of a block", nn.functional.linear(x, weight[weight.shape[0] // 3 :])
+    if len(weight) % 2 == 0:
+        yield "of groups", torch.bmm(torch.stack([x, x.flip(0)]), weight.view(2, -1, x.shape[1]).transpose(1, 2))
+    yield "norm", nn.functional.layer_norm(x, x.shape[1:], weight[0], weight[-1])
+    yield "embedding", nn.functional.embedding(torch.tensor([0, len(weight) - 1]), weight)
+    head = nn.Linear(x.shape[1], len(weight), bias=False)
+    head.weight = nn.Parameter(weight, requires_grad=False)
+    yield "logits", unembedded(head, x[None])
+
+
+@half
+@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize(
+    ("shape", "rows"),
+    [
+        *[(shape, (1, 2, 3, 7, 47, 116)) for shape in [(64, 128), (33, 65), (7, 13), (1, 64), (127, 1001)]],
+        pytest.param((512, 3584), (1, 3, 47), marks=pytest.mark.slow),
+        pytest.param((4864, 896), (1, 3, 47), marks=pytest.mark.slow),
+    ],
+)
+def test_products_in_half_precision_have_the_same_bits_wherever_a_weight_lies(
+    dtype: torch.dtype, n_threads: int, shape: tuple[int, int], rows: tuple[int, ...]
+) -> None:
+    """What lets such weights stay in their files; where another torch or processor fails it, they must be copied there."""
+    random = torch.Generator().manual_seed(0)
+    weight, bias = (torch.randn(size, generator=random).to(dtype) for size in (shape, shape[:1]))
+    given = {n: torch.randn(n, shape[1], generator=random).to(dtype) for n in rows}
+    before = torch.get_num_threads()
+    torch.set_num_threads(n_threads)
+    try:
+        first = {(n, name): made for n, x in given.items() for name, made in products(x, weight, bias)}
+        for offset in range(2, CACHE_LINE, 2 if weight.numel() < 10_000 else 14):
+            for n, x in given.items():
+                for name, made in products(x, at(weight, offset), at(bias, offset)):
+                    assert torch.equal(made, first[n, name]), f"{name}, {n} rows, {offset} bytes behind a cache line"
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_results_do_not_depend_on_the_length_of_a_header(backend: str, dtype: str, tmp_path: Path) -> None:
+    planted = mi.planted_model(n_heads=8, n_key_value_heads=4)
+    folder = planted.save(tmp_path / "planted", n_problems=1)
+    file = folder / "model.safetensors"
+    weights = {name: weight.to(getattr(torch, dtype)) for name, weight in load_file(file).items()}
+    found: list[Any] = []
+    for offset in (0, 8, 40):
+        save_at(weights, file, offset)
+        model = mi.load_model(folder, backend=backend, dtype=dtype)
+        pairs = mi.make_pairs(model, planted.problems(2), mi.Insertion.meaningless(" /", 12))
+        patched = mi.patch_heads(model, pairs, edit="knockout", progress=False).patched
+        followed = mi.attribute_heads(model, pairs, progress=False).scores
+        logits = model.run(TOKENS, logits_at="all").logits
+        alone = model.run(TOKENS[:, :1]).logits
+        found.append([model.weights_hash, logits, alone, torch.from_numpy(patched), torch.from_numpy(followed)])
+    for other in found[1:]:
+        assert other[0] == found[0][0]
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(other[1:], found[0][1:], strict=True))
+
+
+# -------------------------------------------------------------------------------------------------------- what stays, and where
+
+
+@linux
+def test_a_header_says_where_tensors_lie(tmp_path: Path) -> None:
+    file = tmp_path / "some.safetensors"
+    made = {
+        "a": torch.ones(3, dtype=torch.uint8),
+        "b": torch.ones(5, 7, dtype=torch.bfloat16),
+        "c": torch.ones(2, 3, 5),
+        "d": torch.ones(1, dtype=torch.float16),
+    }
+    save_at(made, file, 24)
+    said = list(stored_in(file))
+    with safe_open(file, "pt") as opened:
+        there = {name: opened.get_tensor(name) for name in made}
+        assert {one.name: (one.start, one.n_bytes, one.n_axes, one.dtype) for one in said} == {
+            name: (place_in(file, tensor), tensor.nbytes, tensor.dim(), None if name == "a" else tensor.dtype)
+            for name, tensor in there.items()
+        }
+    assert min(one.start for one in said) % CACHE_LINE == 24
+
+
+@pytest.mark.parametrize("content", [b"", b"version https://git-lfs", bytes(7) + b"\1{}", b"\2" + bytes(7) + b"[]"])
+def test_a_header_that_cannot_be_read_is_refused(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(content)
+    with pytest.raises(mi.ModelError, match=r"model\.safetensors is damaged or was cut off .*: get the file again"):
+        list(stored_in(file))
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.parametrize("offset", [0, 8])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_plan_knows_which_weights_stay_in_their_file(name: str, dtype: str, offset: int, tmp_path: Path) -> None:
+    folder = tmp_path / "there"
+    shutil.copytree(folder_of(name), folder)
+    file = folder / "model.safetensors"
+    stored = {label: weight.to(getattr(torch, dtype)) for label, weight in load_file(file).items()}
+    save_at(stored, file, offset)
+    model = mi.load_model(folder, backend="nnsight", dtype=dtype)
+    held = list(model.weights.parameters())  # type: ignore[union-attr]
+    stays = [place_in(file, weight) is not None for weight in held]
+    kept, mapped = kept_and_mapped(Shape.of(str(folder)), Chosen("nnsight", dtype, "cpu", "eager"))
+    assert kept == sum(weight.nbytes for weight, there in zip(held, stays, strict=True) if there)
+    assert kept + mapped <= file.stat().st_size
+    two_axes = [there for weight, there in zip(held, stays, strict=True) if weight.dim() < 3]
+    if dtype == "bfloat16":
+        assert all(two_axes), "none is copied"
+    for weight, there in zip(held, stays, strict=True):
+        assert not there or weight.dtype in ANYWHERE or weight.data_ptr() % CACHE_LINE == 0
+
+
+@linux
+@half
+@pytest.mark.parametrize("backend", ["bridge", "nnsight"])
+def test_edits_never_reach_the_file(backend: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    folder = mi.planted_model(n_heads=8, n_key_value_heads=4).save(tmp_path / "planted", n_problems=1)
+    file = folder / "model.safetensors"
+    save_at({name: weight.to(dtype) for name, weight in load_file(file).items()}, file, 8)
+    before = file.read_bytes()
+    model = mi.load_model(folder, backend=backend, dtype=dtype)
+    mapped = [weight for weight in model.weights.parameters() if place_in(file, weight) is not None]  # type: ignore[union-attr]
+    assert mapped and (backend == "bridge" or len(mapped) == len(list(model.weights.parameters())))  # type: ignore[union-attr]
+    known, logits = model.weights_hash, model.run(TOKENS).logits
+    with torch.no_grad():
+        for weight in mapped:
+            weight.mul_(2)
+    assert model.weights_hash != known and not torch.equal(model.run(TOKENS).logits, logits)
+    assert file.read_bytes() == before
+    again = mi.load_model(folder, backend=backend, dtype=dtype)
+    assert again.weights_hash == known
+
+
+# ------------------------------------------------------------------------------------------------------------- a changed file
+
+CHANGED = """
+import json, os, sys
+from pathlib import Path
+import torch
+from safetensors.torch import load_file, save_file
+import mless_interp as mi
+
+folder, what = Path(sys.argv[1]), sys.argv[2]
+file = folder / "model.safetensors"
+model = mi.load_model(folder, backend="nnsight", dtype="bfloat16")
+tokens = torch.tensor([[5, 9, 7, 12, 6, 20, 11]])
+known, logits = model.weights_hash, model.run(tokens).logits
+doubled = {name: 2 * weight for name, weight in load_file(file).items()}
+match what:
+    case "saved again":
+        save_file(doubled, file, {"format": "pt"})
+    case "deleted":
+        file.unlink()
+    case "overwritten":
+        with file.open("r+b") as opened:
+            opened.seek(file.stat().st_size // 2)
+            opened.write(bytes(file.stat().st_size // 2))
+    case "cut off":
+        os.truncate(file, 4096)
+same = model.weights_hash == known, torch.equal(model.run(tokens).logits, logits)
+print(json.dumps(same))
+"""
+
+
+@linux
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["saved again", "deleted", "overwritten", "cut off"])
+def test_a_file_that_changes_under_a_loaded_model(what: str, tmp_path: Path) -> None:
+    """Replaced or deleted, the model stays as it was; overwritten, it has other weights, by their hash too."""
+    folder = mi.planted_model(n_heads=8, n_key_value_heads=4).save(tmp_path / "planted", n_problems=1)
+    file = folder / "model.safetensors"
+    save_at({name: weight.bfloat16() for name, weight in load_file(file).items()}, file, 8)
+    done = subprocess.run(
+        [sys.executable, "-c", CHANGED, str(folder), what], capture_output=True, text=True, check=False, env=os.environ
+    )
+    if what == "cut off":
+        assert done.returncode == -signal.SIGBUS
+        with pytest.raises(mi.ModelError, match="was cut off"):
+            mi.load_model(folder)
+    else:
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout) == [what != "overwritten"] * 2
