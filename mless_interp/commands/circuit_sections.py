@@ -237,7 +237,7 @@ def _of_transfer(results: Results) -> str:
     held = f" (controls: {beside})" if others else ""
     does, size = ("brings back", 100) if moved["sense"] > 0 else ("does the opposite of the effect, by", -100)
     back = f"{size * moved['median_fraction']:z.0f} % of {'the effect' if size > 0 else 'it'}"
-    return f"Without the tokens, what they do to these heads on average {does} {back} in the median problem{held}."
+    return f"Without the tokens, what they do to these heads on average {does} {back} (medians over problems){held}."
 
 
 # ------------------------------------------------------------------------------------------------------------- showing

@@ -8,7 +8,6 @@ from .checked_claims import ClaimCheck, ClaimChecks, check_claims
 from .claims import CLAIMS, Claim
 from .enriched import Enrichment, enrichment
 from .figures import (
-    CONTRADICTIONS,
     FIGURES,
     MODELS,
     SHOWN_HEADS,
@@ -19,7 +18,7 @@ from .figures import (
     load_panel_model,
     stand_in_problems,
 )
-from .published import PUBLISHED, Published, published
+from .published import CONTRADICTIONS, PUBLISHED, Published, published
 
 __all__ = [
     "CLAIMS",

@@ -110,7 +110,8 @@ class Contradiction:
     readings: tuple[tuple[str, str], ...]
 
 
-CONTRADICTIONS = tuple(Contradiction(**entry) for entry in _DATA["contradictions"])
+IN_WORDS = tuple(Contradiction(**entry) for entry in _DATA["contradictions"])
+"""Contradictions that are no accuracies."""
 
 
 def load_panel_model(key: str, *, tiny: bool = False, directory: str | None = None, **options: Any) -> Model:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from ..data import paper_table
+from .figures import IN_WORDS, Contradiction, title_of
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,36 @@ PUBLISHED: tuple[Published, ...] = tuple(
     for row in paper_table("published")
 )
 """Means of five runs where the paper says so (Table 1); no intervals are published."""
+
+
+HOW = {
+    "none": "without insertion",
+    "mless": "with meaningless tokens",
+    "mful": "with repeated words",
+    "arm": "with ARM",
+    "question_mark": "with question marks",
+}
+"""What the accuracies are of, in words."""
+
+
+def _printed_differently() -> tuple[Contradiction, ...]:
+    """Accuracies for which tables print different numbers, with everything that is printed of them."""
+    readings: dict[tuple[str, str, str], list[Published]] = {}
+    for one in PUBLISHED:
+        readings.setdefault((one.benchmark, one.model, one.treatment), []).append(one)
+    return tuple(
+        Contradiction(
+            f"{benchmark} accuracy of {title_of(model)} {HOW[treatment]}",
+            tuple((one.source, f"{'about ' * one.approximate}{one.percent:g}") for one in found),
+        )
+        for (benchmark, model, treatment), found in readings.items()
+        if len({one.percent for one in found if not one.approximate}) > 1
+    )
+
+
+CONTRADICTIONS = (*_printed_differently(), *IN_WORDS)
+"""Where the paper (or a description of its figures) says different things: every accuracy that its tables print differently,
+and what is no number."""
 
 
 def published(**wanted: str) -> pd.DataFrame:

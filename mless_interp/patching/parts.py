@@ -44,8 +44,8 @@ class Parts:
     """What results share that take an effect apart: into heads, edges or sites ("cells").
 
     A result gives `per_cell` `[problem, cell]` and `total_effect` `[problem]`, and has the fields below. What is claimed of a
-    cell is how many problems show it: more than `delta` = `smallest_effect` x |median total effect|, with the total effect or
-    against it, in more than half of all problems (`prevalence`). Means describe.
+    cell is how many problems show it: more than `delta` = `smallest_effect` x |median total effect| (and more than rounding),
+    with the total effect or against it, in more than half of all problems (`prevalence`). Means describe.
     """
 
     problem_ids: Any
@@ -89,7 +89,7 @@ class Parts:
     @cached_property
     def p_total(self) -> float:
         """Two-sided sign test of the total effect: do most problems show one, of one sign?"""
-        return float(sign_test(self.total_effect, rounding=self.settings.get("resolution", 0.0)))
+        return float(sign_test(self.total_effect, rounding=self.rounding))
 
     @property
     def established(self) -> bool:
@@ -102,8 +102,18 @@ class Parts:
         return -1 if float(self.median_total.estimate) < 0 else 1
 
     @property
+    def rounding(self) -> float:
+        """Effects up to this are taken for rounding, in `unit`."""
+        return float(self.settings.get("resolution", 0.0))
+
+    @property
     def delta(self) -> float:
-        """The smallest effect of interest, in `unit`."""
+        """The smallest effect of interest, in `unit`: a share of the median total, and more than rounding."""
+        return max(self._asked, self.rounding)
+
+    @property
+    def _asked(self) -> float:
+        """The share of the median total that is asked for, in `unit`."""
         return self.smallest_effect * abs(float(self.median_total.estimate))
 
     @cached_property
@@ -222,6 +232,8 @@ class Parts:
         table = self.summary().sort_values("p_prevalence", kind="stable")  # type: ignore[attr-defined]
         passed = table[table["p_prevalence"] < self.alpha]
         test = f"prevalence test, p < {self.alpha:.3g} after Holm over {m} {several} and both senses"
+        if self.delta > self._asked:
+            test += f"; effects up to {self.delta:.2g} {self.unit} are taken for rounding, which is more than that"
         if len(passed):
             rest = len(passed) - NAMED_AT_MOST
             return [

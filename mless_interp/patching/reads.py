@@ -236,8 +236,8 @@ class ReadEffects(Result):
 
     @property
     def delta(self) -> float:
-        """The smallest effect of interest, in `unit`; NaN where the total effect is not established."""
-        return self.smallest_effect * self._size if self.established else float("nan")
+        """The smallest effect of interest, in `unit`, and more than rounding; NaN where the total effect is not established."""
+        return max(self.smallest_effect * self._size, self.resolution) if self.established else float("nan")
 
     @cached_property
     def turned(self) -> np.ndarray:

@@ -35,8 +35,8 @@ class PatchScores(Parts, Result):
     where the denominator's own interval holds 0 they are NaN and flagged, and only the raw effect stands.
 
     Means describe; what is *claimed* of a head is how many problems show it: more than `delta` = `smallest_effect` x
-    |median total effect|, with the total effect or against it, in more than half of all problems (`prevalence`). On
-    log-probabilities a few problems often carry the mean (`concentration`).
+    |median total effect| (and more than `rounding`), with the total effect or against it, in more than half of all problems
+    (`prevalence`). On log-probabilities a few problems often carry the mean (`concentration`).
 
     `noise` `[problem, layer]` is how far the outcome of a row was off that continued the receiving run from that layer
     unedited (NaN for layers that were not swept but 0; None in results of versions that did not measure it): rounding.
@@ -119,6 +119,11 @@ class PatchScores(Parts, Result):
         that carry the mean.
         """
         return float("nan") if self.noise is None else float(np.nanmax(np.abs(self.noise), axis=1).mean())
+
+    @property
+    def rounding(self) -> float:
+        """Effects up to this are taken for rounding, in `unit`: what the model resolves, or the sweep's own noise."""
+        return float(np.fmax(super().rounding, self.noise_floor))
 
     @cached_property
     def rank(self) -> np.ndarray:

@@ -256,7 +256,12 @@ def sweep_heads(
             donor=ends[:, 1],
             heads=chosen,
             unit=prepared.outcome.unit,
-            settings={**sweep.settings, "heads": list(map(str, chosen)), **prepared.settings},
+            settings={
+                **sweep.settings,
+                "heads": list(map(str, chosen)),
+                **prepared.settings,
+                "resolution": prepared.model.resolution,
+            },
             seed=seed,
             noise=noise,
         )

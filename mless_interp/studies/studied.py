@@ -68,8 +68,7 @@ class StudyResult(Result):
         for insertion, contrast, outcome in self._cells():
             made = self.effects[insertion][contrast][outcome]
             total, middle = made.total_effect, made.median_total
-            size = made.settings.get("resolution", 0.0)
-            told = prevalence_test(made.direction * total, size, senses=(1,), confidence=made.confidence)
+            told = prevalence_test(made.direction * total, made.rounding, senses=(1,), confidence=made.confidence)
             rows.append(
                 {
                     "insertion": insertion,

@@ -113,7 +113,7 @@ def test_what_acts_against_the_effect_is_not_said_to_carry_it() -> None:
     said = SECTIONS["positions"].answer({"PositionMap": replace(places, values=-places.values)})
     assert "token -1 (against the effect)" in said
     moved = transferred(16)
-    assert "brings back 90 % of the effect" in SECTIONS["transfer"].answer({"Transfer": moved})
+    assert "brings back 90 % of the effect (medians over problems)" in SECTIONS["transfer"].answer({"Transfer": moved})
     said = SECTIONS["transfer"].answer({"Transfer": replace(moved, given=-moved.given)})
     assert "does the opposite of the effect, by 90 % of it" in said and "brings back" not in said
 

@@ -13,6 +13,7 @@ import torch
 from conftest import ROOT
 from models_under_test import planted_problems
 from scripts_under_test import run_command
+from small_results import studied
 
 import mless_interp as mi
 from mless_interp.commands.answers import of_study
@@ -405,3 +406,15 @@ def test_too_few_problems_to_establish_anything_are_told(whole: mi.StudyResult) 
     )
     assert few in whole.describe() and few in of_study(whole) and "8 problems are needed" in whole.describe()
     assert (whole.effect_table()["p"].min() * 4 >= 0.05) and 4 * 2 * 0.5**8 < 0.05
+
+
+def test_what_is_within_rounding_has_no_sign() -> None:
+    """-1 and about it on 8 problems, where unedited rows move by 1.01: of this sign beyond rounding is only what is more."""
+    made = studied(8)
+    for_one = made.effects["slashes"]["content"]["answer_logprob"]
+    rough = replace(for_one, noise=np.full(for_one.patched.shape[:2], 1.01))
+    coarse = replace(made, effects={**made.effects, "slashes": {"content": {"answer_logprob": rough}}}).effect_table()
+    row, fine = coarse.set_index("insertion").loc["slashes"], made.effect_table().set_index("insertion").loc["slashes"]
+    beyond = int((np.abs(for_one.total_effect) > 1.01).sum())
+    assert 0 < beyond < 8 and (row["k"], fine["k"]) == (beyond, 8)
+    assert row["p"] > fine["p"]

@@ -255,6 +255,22 @@ def test_the_smallest_effect_and_the_level_are_the_caller_s() -> None:
         replace(made, smallest_effect=5.0)
 
 
+def test_what_rounding_alone_may_do_is_no_effect() -> None:
+    """The head does 0.4 to 0.6 everywhere, of a total of 2: 20 to 30 %."""
+    made = patched(12, donor=np.full(12, 2.0))
+    assert made.delta == pytest.approx(0.1) and made.summary()["k"].max() == 12
+    coarse = replace(made, settings={**made.settings, "resolution": 0.55})
+    assert coarse.established and coarse.delta == 0.55
+    assert coarse.summary()["k"].max() == 3 and "No head is shown to do more than 5 %" in coarse.describe()
+    assert "effects up to 0.55 nats are taken for rounding, which is more than that" in coarse.describe()
+    assert "rounding" not in made.describe()
+    noise = np.zeros((12, 2))
+    noise[:, 0] = 0.55
+    assert replace(made, noise=noise).delta == pytest.approx(0.55), "a sweep's own noise counts as well"
+    blurred = replace(made, settings={**made.settings, "resolution": 2.5})
+    assert not blurred.established and blurred.summary()["p_prevalence"].isna().all()
+
+
 def test_a_head_that_is_undefined_on_some_problem_has_fewer_problems() -> None:
     made = patched(14)
     made.patched[:2, 1, 2] = np.nan
@@ -473,6 +489,13 @@ def test_noise_does_not_depend_on_how_rows_are_split(tiny_model_dir: Any) -> Non
     model = loaded(tiny_model_dir("qwen2"), "bridge", "bfloat16")
     whole, single = (patch_heads(model, pairs_for(model), max_rows=rows, progress=False) for rows in (None, 1))
     assert np.abs(whole.noise - single.noise).max() < 1e-5 < whole.noise_floor
+
+
+def test_a_sweep_says_what_its_model_resolves(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    found = patch_heads(model, pairs_for(model), heads=[Head(0, 1)], progress=False)
+    assert found.settings["resolution"] == model.resolution > 0
+    assert found.rounding == max(model.resolution, found.noise_floor)
 
 
 def test_heads_within_the_noise_have_no_rank() -> None:
