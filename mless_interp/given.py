@@ -86,6 +86,15 @@ def shown(value: Any) -> str:
     return f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
 
 
+def count_of(n: int, one: str, several: str = "") -> str:
+    """A count with its noun; `several` where the plural is more than an s.
+
+    >>> count_of(1, "fresh problem"), count_of(2, "head"), count_of(0, "entry", "entries")
+    ('1 fresh problem', '2 heads', '0 entries')
+    """
+    return f"{n} {one if n == 1 else several or one + 's'}"
+
+
 def check_count(value: Any, *, name: str, at_least: int = 1) -> int:
     """A whole number that is large enough, as an `int`."""
     number: int = as_annotated(value, int, name)

@@ -259,10 +259,13 @@ def _graphs(results: Results) -> dict[str, Any]:
     from .. import views
 
     words = {
-        "PathEffects": f"Edges that are needed (denoising). {MEANS}",
-        NOISING: f"Edges that suffice (noising): alone they bring their part back. {MEANS}",
+        "PathEffects": ("Edges that are needed (denoising)", ""),
+        NOISING: ("Edges that suffice (noising)", ": alone they bring their part back"),
     }
-    return {caption: views.path_graph(results[key]) for key, caption in words.items()}
+    return {
+        f"{name}: none. {why}" if (why := results[key].why_none()) else f"{name}{does}. {MEANS}": views.path_graph(results[key])
+        for key, (name, does) in words.items()
+    }
 
 
 CLAIMS = {

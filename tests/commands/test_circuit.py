@@ -134,6 +134,13 @@ def test_what_is_shown_to_be_needed_is_not_said_to_be_sufficient_alone() -> None
     )  # against the effect: it suffices for nothing
 
 
+def test_a_graph_without_edges_says_so_on_the_page() -> None:
+    found = traced(16)
+    captions = list(SECTIONS["edges"].pictures(both_ways(found, replace(found, values=0 * found.values))))
+    assert captions[0].startswith("Edges that are needed (denoising).") and "No edge" not in captions[0]
+    assert captions[1].startswith("Edges that suffice (noising): none. No edge is shown to do more than 5 % of")
+
+
 def test_the_size_of_what_is_promoted_is_not_that_of_what_is_suppressed() -> None:
     found = written(6)
     values = found.values.copy()
