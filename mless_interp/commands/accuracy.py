@@ -12,6 +12,7 @@ from ..command_line import (
     NTokensOption,
     OutOption,
     PlaceOption,
+    between,
     chosen_heads,
     chosen_insertion,
     chosen_names,
@@ -56,12 +57,14 @@ class Options(Asking):
         str | None,
         Option(help="Heads that cannot see mless' tokens, zero-based: 0:13,0:21. Adds the treatment knockout."),
     ] = None
-    arm_c: Annotated[float, Option(help="ARM's c; the paper tunes it per model and benchmark.")] = 0.13
-    arm_p1: Annotated[float, Option(help="ARM's p1, a percentile.")] = 99.5
+    arm_c: Annotated[
+        float, Option(callback=between(0), help="ARM's c; the paper tunes it per model and benchmark.")
+    ] = 0.13
+    arm_p1: Annotated[float, Option(min=0, max=100, help="ARM's p1, a percentile.")] = 99.5
     arm_reading: Annotated[str, Option(help="paper_add or code_replace.")] = "paper_add"
     n_samples: Annotated[int, Option(min=1, help="Answers to each problem; above 1 with a temperature.")] = 1
     temperature: Annotated[float, Option(min=0, help="0 is greedy.")] = 0.0
-    top_p: Annotated[float, Option(help="Nucleus of the sampling.")] = 1.0
+    top_p: Annotated[float, Option(callback=between(0, 1), help="Nucleus of the sampling: above 0, at most 1.")] = 1.0
     max_new_tokens: Annotated[
         int | None, Option(min=1, help="Longest answer. [default: 2048, or what the context leaves]")
     ] = None

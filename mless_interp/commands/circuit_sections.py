@@ -63,7 +63,8 @@ def _edges(asking: Any) -> dict[str, Any]:
 def _one_alone(asking: Any) -> str:
     if len(asking.heads) > 1 or asking.mlps:
         return ""
-    return f"an edge needs two parts, and {asking.heads[0]} is alone (--mlps all adds the MLPs)"
+    why = f". {asking.without_mlps[:-1]}" if asking.without_mlps else " (--mlps all adds the MLPs)"
+    return f"an edge needs two parts, and {asking.heads[0]} is alone{why}"
 
 
 def _sites(asking: Any) -> dict[str, Any]:
@@ -263,7 +264,9 @@ def _graphs(results: Results) -> dict[str, Any]:
         NOISING: ("Edges that suffice (noising)", ": alone they bring their part back"),
     }
     return {
-        f"{name}: none. {why}" if (why := results[key].why_none()) else f"{name}{does}. {MEANS}": views.path_graph(results[key])
+        f"{name}: none. {why}" if (why := results[key].why_none()) else f"{name}{does}. {MEANS}": views.path_graph(
+            results[key]
+        )
         for key, (name, does) in words.items()
     }
 

@@ -11,6 +11,7 @@ from ..command_line import (
     LayersOption,
     OutcomeOption,
     OutOption,
+    between,
     chosen_heads,
     contrasts,
     read_heads,
@@ -38,7 +39,9 @@ class Options(Inserting):
         str, Option(help="Mediation: noising (add the parts without the span) or denoising (take them away).")
     ] = "noising"
     outcome: OutcomeOption = "answer_logprob"
-    c: Annotated[float, Option(help="Near zero: |a| < 1.4826 MAD c. There is no rule for c; vary it.")] = 0.13
+    c: Annotated[
+        float, Option(callback=between(0), help="Near zero: |a| < 1.4826 MAD c. There is no rule for c; vary it.")
+    ] = 0.13
     out: OutOption = Path("results/mechanism")
 
 

@@ -16,6 +16,7 @@ from ..command_line import (
     ProblemOption,
     chosen_heads,
     contrasts,
+    fewer_than,
     read_heads,
 )
 from .kept import Computed, Kept, Presented, program, shown_attention
@@ -122,6 +123,10 @@ class Options(Inserting):
                 f"{keyless[0]!r}); leave them out, or give them one"
             )
         return asked, limit
+
+    def shortage(self) -> str:
+        asked, limit = self.checked()
+        return "" if asked.limit > limit else fewer_than(limit, len(asked.questions()))
 
 
 def compute(options: Options) -> Computed:

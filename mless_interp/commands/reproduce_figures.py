@@ -1,5 +1,6 @@
 """`mless-interp figures`: do the paper's attention figures, and what they claim, hold on a model."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ from ..command_line import (
     Saving,
     TemplateOption,
     chosen_problems,
+    fewer_than,
     place_of_problem,
 )
 from .kept import Computed, Kept, Presented, program, shown_attention
@@ -86,6 +88,10 @@ def compute(options: Options) -> Computed:
         for directory in given.values():
             tokenizer_of_model(directory)
     questions = {key: _questions(options, given.get(key)) for key in shown.models}
+    fewest = min(map(len, questions.values()))
+    few = fewer_than(options.limit, fewest)
+    if few:
+        sys.stderr.write(f"{few}\n")
     results: dict[str, Any] = {}
     beside: dict[str, Any] = {}
     models, told, failed, checks = {}, [], {}, {}
@@ -116,7 +122,7 @@ def compute(options: Options) -> Computed:
         "tiny": tiny,
         "models": models,
     }
-    return Computed(results, "\n".join(told), None, beside, facts, failed)
+    return Computed(results, "\n".join(told), None, beside, facts, failed, notes=[few] * bool(few))
 
 
 def _questions(options: Options, directory: str | None) -> Any:

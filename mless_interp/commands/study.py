@@ -44,6 +44,9 @@ class Options(Asking):
     seed: Annotated[int | None, Option(min=0, help="In place of the seeds of the file.")] = None  # type: ignore[assignment]
     out: OutOption = Path("results/study")
 
+    def shortage(self) -> str:
+        return ""  # a study of too few problems is refused
+
 
 def compute(options: Options) -> Computed:
     """Measure every insertion of a study alike, and lay them side by side.

@@ -254,9 +254,7 @@ class Parts:
         if not m:
             return f"{said}: none is defined on any problem."
         power = detectable_prevalence(n, m, alpha=self.alpha)
-        return (
-            f"{said} ({self._test_words()}); one that does in {100 * power:.0f} % of all problems would be found with 80 % power."
-        )
+        return f"{said} ({self._test_words()}); one that does in {100 * power:.0f} % of all problems would be found with 80 % power."
 
 
 def _cell_words(row: dict[str, Any], share: str) -> str:

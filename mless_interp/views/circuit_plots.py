@@ -130,7 +130,10 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
     drawn = f"that most problems show (p < {found.alpha:.3g}, corrected)" if only_found else f"of {smallest:g} or more"
     numbered = f"; numbers on the {NUMBERED} widest" if len(rows) > NUMBERED else ""
     if rows.empty:
-        which, size = f"that enters by {part} " * (part != TOGETHER), "median share" if found.established else "mean effect"
+        which, size = (
+            f"that enters by {part} " * (part != TOGETHER),
+            "median share" if found.established else "mean effect",
+        )
         why = found.why_none() or f"No edge {which}is among those that most problems show."
         said = why if only_found else f"No edge {which}has a {size} {drawn}."
         key_below(picture, handles=key([(said, {"linestyle": "none"})]), ncols=1)

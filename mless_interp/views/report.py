@@ -317,7 +317,17 @@ def _groups(run: Mapping[str, Any]) -> tuple[tuple[str, tuple[tuple[str, str], .
     return tuple(groups)
 
 
-_TOLD = ("repeat", "command", "conclusion", "comparisons", "options", "first_questions", "questions", "insertions")
+_TOLD = (
+    "repeat",
+    "command",
+    "conclusion",
+    "comparisons",
+    "notes",
+    "options",
+    "first_questions",
+    "questions",
+    "insertions",
+)
 """Facts that stand elsewhere on the page."""
 
 
