@@ -7,10 +7,12 @@ import numpy as np
 import pandas as pd
 
 from ..accuracy.comparisons import compare_answers
+from ..given import count_of
 from ..heads import Head
 from ..locating.sentences import few_problems
 from ..running.results import limits_of, with_limits
 from ..running.visible import short_name
+from ..scores.scored import OF_SINKS
 from ..statistics import defined_mean
 
 NAMED_AT_MOST = 6
@@ -159,13 +161,17 @@ def of_scores(found: Any) -> str:
         even = "" if np.isnan(null) else f" (uniform attention: {100 * null:.0f} %)"
         parts.append(f"{row['label']} reads the span most, with {mass} of its attention{even}")
     metric = next((name for name in found.metrics if largest(name) is not None), None)
+    if not parts and set(OF_SINKS) <= set(found.metrics):
+        counts, n = found.sinks()
+        to = f"to {int((2 * counts > n).sum()) or 'none'} of {count_of(len(counts), 'head')} in most problems"
+        parts.append(f"the span is an attention sink {to}" if n.any() else "whether the span is a sink is undefined")
     if not parts and metric is None:
         return f"Nothing is defined of the span of {found.settings.get('insertion')}."
     if not parts:
         row = largest(str(metric))
         value = _each(row, str(metric), f"{metric}_ci_low", f"{metric}_ci_high")
         parts.append(f"{str(metric).replace('_', ' ')} is largest in {row['label']}, {value}")
-    of = f"{len(found.heads)} heads, means over {len(found.problem_ids)} problems"
+    of = f"{count_of(len(found.heads), 'head')}, means over {count_of(len(found.problem_ids), 'problem')}"
     return f"{found.settings.get('insertion')} ({of}): {'; '.join(parts)}."
 
 

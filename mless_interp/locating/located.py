@@ -25,6 +25,7 @@ from ..running.results import (
     tidy,
 )
 from ..scores import HeadScores
+from ..scores.scored import is_sink
 from ..statistics import Interval, mean_interval, median_interval
 from .confirmation import Confirmation
 from .control import OTHERS, beside_controls
@@ -41,7 +42,7 @@ from .sentences import (
     total_words,
     verdict_words,
 )
-from .sinks_read import is_sink, sink_words
+from .sinks_read import sink_words
 
 NAMED_MARK = "outlined: named, by a test of most problems, corrected for testing many heads"
 OF_THE_PATCH = (
@@ -216,7 +217,7 @@ class LocatedHeads(
         return None if made is None or head not in made.heads else bool(made.confirmed[made.heads.index(head)])
 
     def reads_sink(self, head: Head | str) -> bool | None:
-        """Whether the span that a head reads is an attention sink in most problems (`sinks_read.is_sink`); None where it was
+        """Whether the span that a head reads is an attention sink in most problems (`scores.scored.is_sink`); None where it was
         not looked at: the head does not read, or controls were left out."""
         found, head = self.sinks, as_head(head)
         if found is None or head not in found.heads:
