@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, SupportsIndex, TypeVar, Union, get_args, get_origin
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -86,7 +86,7 @@ def shown(value: Any) -> str:
     return f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
 
 
-def count_of(n: int, one: str, several: str = "") -> str:
+def count_of(n: SupportsIndex, one: str, several: str = "") -> str:
     """A count with its noun; `several` where the plural is more than an s.
 
     >>> count_of(1, "fresh problem"), count_of(2, "head"), count_of(0, "entry", "entries")

@@ -235,7 +235,7 @@ def map_positions(
 
 
 def _counted(labels: tuple[str, ...], values: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
-    """The labels that stand for a token of some problem, and values `[problem, ..., label (and other places)]` of these alone."""
+    """The labels that stand for a token of some problem, and values `[problem, ..., label (or place)]` of these alone."""
     some = ~np.isnan(values).all(tuple(range(values.ndim - 1)))
     some[len(labels) :] = True
     return tuple(label for label, here in zip(labels, some, strict=False) if here), values[..., some]

@@ -16,6 +16,7 @@ from ..command_line import (
     fewer_than,
     read_heads,
 )
+from ..given import count_of
 from .kept import Computed, Kept, Presented, program
 
 CONTRASTS = ("content", "computed")
@@ -213,7 +214,8 @@ class _Asking:
         if self.options.mlps != "auto" or needed <= n:
             return ""
         return (
-            f"Edges are traced without MLPs: with them up to {edges} would be tested, which takes at least {needed} problems, and "
+            f"Edges are traced without MLPs: with them up to {edges} would be tested, which takes at least {needed} "
+            "problems, and "
             f"there {'is' if n == 1 else 'are'} {n} (--mlps all traces them nevertheless)."
         )
 
@@ -249,7 +251,7 @@ def present(kept: Kept) -> Presented:
         n, name = kept.run["n_fresh"] or kept.run["n_problems"], model_name(kept.run["model"]["name"])
         question = (
             f"Which heads of {name} carry the effect of {kept.run['insertion']}, on whom do they "
-            f"act, where, and by what ({n} problems)?"
+            f"act, where, and by what ({count_of(n, 'problem')})?"
         )
         made = Report("From heads to a circuit", question=question, answer=kept.run["conclusion"])
         if located is not None:

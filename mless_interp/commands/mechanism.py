@@ -16,6 +16,7 @@ from ..command_line import (
     contrasts,
     read_heads,
 )
+from ..given import count_of
 from .kept import Computed, Kept, Presented, program
 
 CONTRASTS = ("content", "held")
@@ -40,7 +41,7 @@ class Options(Inserting):
     ] = "noising"
     outcome: OutcomeOption = "answer_logprob"
     c: Annotated[
-        float, Option(callback=between(0), help="Near zero: |a| < 1.4826 MAD c. There is no rule for c; vary it.")
+        float, Option(callback=between(0.0), help="Near zero: |a| < 1.4826 MAD c. There is no rule for c; vary it.")
     ] = 0.13
     out: OutOption = Path("results/mechanism")
 
@@ -146,7 +147,7 @@ def present(kept: Kept) -> Presented:
     def page() -> Report:
         question = (
             f"Does {parts.settings['insertion']} act on {model_name(kept.run['model']['name'])} by scaling what attention "
-            f"wrote, or by adding to it, over {kept.run['n_problems']} problems?"
+            f"wrote, or by adding to it, over {count_of(kept.run['n_problems'], 'problem')}?"
         )
         made = Report("The mechanism", question=question, answer=of_mechanism(parts, mediated))
         first = {MEDIATED: pictures["mediation.png"]}

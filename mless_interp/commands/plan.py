@@ -65,7 +65,7 @@ def plan(
     tflops: Annotated[
         float | None,
         Option(
-            callback=between(0), help="Of a GPU that is not here: 10^12 operations a second in the chosen precision."
+            callback=between(0.0), help="Of a GPU that is not here: 10^12 operations a second in the chosen precision."
         ),
     ] = None,
     treatments: Annotated[
@@ -77,9 +77,9 @@ def plan(
         Option(min=1, help="locate: heads that are supposed to be named, which controls are of. [default: 5]"),
     ] = None,
     price: Annotated[
-        float | None, Option(callback=between(0), help="Of an hour on the machine, to say what the run costs.")
+        float | None, Option(callback=between(0.0), help="Of an hour on the machine, to say what the run costs.")
     ] = None,
-    seconds: Annotated[float, Option(callback=between(0), help="How long real code may be timed, about.")] = 20.0,
+    seconds: Annotated[float, Option(callback=between(0.0), help="How long real code may be timed, about.")] = 20.0,
     seed: SeedOption = 0,
     json_file: Annotated[
         Path | None, Option("--json", help="Also write everything to this file ('-': only that, here).")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..given import count_of
 from ..heads import Head, as_head
 from ..patching.joint import JointKnockout
 from ..patching.parts import WHOLE
@@ -256,7 +257,8 @@ class LocatedHeads(
         """What was found and in how many problems, what could not be told, what fresh problems say, what this cannot say."""
         s, n, judged = self.settings, len(self.problem_ids), self.judged
         found = [
-            f"{s['insertion']}, {n} problems, {len(self.heads)} heads tested ({s['swept']}), outcome {s['outcome']}.",
+            f"{s['insertion']}, {count_of(n, 'problem')}, {count_of(len(self.heads), 'head')} tested ({s['swept']}), outcome "
+            f"{s['outcome']}.",
             *total_words(judged, self.unit, self.contrast.name),
             *concentration_words(self.total, self.problem_ids, self.unit, s["outcome"]),
             *self._way_words(),
@@ -302,7 +304,7 @@ class LocatedHeads(
         left = self.settings["n_candidates"] - len(screened)
         return [
             f"Screened by gradients: {why}.",
-            f"{left} heads ranked below and were not tested: nothing is known of them.",
+            f"{count_of(left, 'head')} ranked below, not tested: nothing is known of {'it' if left == 1 else 'them'}.",
         ]
 
     def _named_words(self) -> list[str]:
@@ -321,7 +323,8 @@ class LocatedHeads(
             )
         others = [kind for kind, named in zip(judged.kinds, judged.named, strict=True) if not named]
         found.append(
-            f"Of the {'other ' if len(places) else ''}{len(others)} heads {others.count('negligible')} are shown to do less "
+            f"Of the {'other ' if len(places) else ''}{count_of(len(others), 'head')} {others.count('negligible')} are shown "
+            "to do less "
             f"than that in most problems, {others.count('undecided')} are undecided."
         )
         if any(judged.side[at] != "both" for at in places) and s["outcome"] != "logit_diff":

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..given import count_of
 from ..heads import Head
 from ..patching.prepared import Prepared
 from ..scores import HeadScores, score_heads
@@ -28,7 +29,7 @@ def sink_words(scores: HeadScores | None) -> list[str]:
         return []
     counts, n = is_sink(scores).sum(0), len(scores.problem_ids)
     flagged = [
-        f"{head} (in {count} of {n} problems)"
+        f"{head} (in {count} of {count_of(n, 'problem')})"
         for head, count in zip(scores.heads, counts, strict=True)
         if 2 * count > n
     ]

@@ -254,7 +254,8 @@ class Parts:
         if not m:
             return f"{said}: none is defined on any problem."
         power = detectable_prevalence(n, m, alpha=self.alpha)
-        return f"{said} ({self._test_words()}); one that does in {100 * power:.0f} % of all problems would be found with 80 % power."
+        found = f"one that does in {100 * power:.0f} % of all problems would be found with 80 % power"
+        return f"{said} ({self._test_words()}); {found}."
 
 
 def _cell_words(row: dict[str, Any], share: str) -> str:
@@ -262,7 +263,7 @@ def _cell_words(row: dict[str, Any], share: str) -> str:
     way = "of the effect" if row["sense"] > 0 else "against the effect"
     middle, low, high = (100 * row[f"median_fraction{end}"] for end in ("", "_ci_low", "_ci_high"))
     return (
-        f"{row['label']}: more than {share} {way} in {row['k']} of {row['n']} problems; median {middle:.0f} % "
+        f"{row['label']}: more than {share} {way} in {row['k']} of {count_of(row['n'], 'problem')}; median {middle:.0f} % "
         f"[{low:.0f}, {high:.0f}] of the total."
     )
 

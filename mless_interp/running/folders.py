@@ -274,7 +274,8 @@ def refuse_existing(path: str | Path, *, overwrite: bool) -> None:
     foreign = foreign_in(target)
     if foreign:
         raise FileExistsError(
-            f"the folder {str(target)!r} holds what this toolkit did not write there ({_few(foreign)}) and is not replaced; move "
+            f"the folder {str(target)!r} holds what this toolkit did not write there ({_few(foreign)}) and is not replaced; "
+            "move "
             "that away, or choose another name"
         )
 

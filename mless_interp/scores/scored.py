@@ -159,7 +159,8 @@ class HeadScores(Result):
         """What was measured, and how much of it is undefined."""
         s = self.settings
         found = [
-            f"{len(self.values)} attention metrics of {len(self.heads)} heads on {len(self.problem_ids)} problems, "
+            f"{count_of(len(self.values), 'attention metric')} of {count_of(len(self.heads), 'head')} on "
+            f"{count_of(len(self.problem_ids), 'problem')}, "
             f"{s.get('insertion', 'no insertion')}, conditions {', '.join(self.conditions)}, rows {s.get('rows')!r}."
         ]
         if s.get("sink_moved"):
@@ -245,7 +246,7 @@ def is_sink(scores: HeadScores) -> np.ndarray:
 
 
 def _sink_words(scores: HeadScores) -> str:
-    """To how many heads the span is a sink in most problems, and to which most of all, in how many of those where that is known."""
+    """To how many heads the span is a sink in most problems, and to which most of all, in how many of those that tell."""
     counts, n = scores.sinks()
     cells = len(scores.problem_ids) * len(n)
     lacking = f" Undefined in {cells - int(n.sum())} of {cells} cells (problem x head)." if n.sum() < cells else ""
@@ -253,11 +254,12 @@ def _sink_words(scores: HeadScores) -> str:
         return f"Is the span an attention sink? It is undefined for every head.{lacking}"
     shares = np.where(n > 0, counts / np.maximum(n, 1), -1.0)
     most, m = int(shares.argmax()), int((2 * counts > n).sum())
-    limits = wilson(counts[most], n[most], confidence=scores.confidence)
+    limits = wilson(int(counts[most]), int(n[most]), confidence=scores.confidence)
     said = f"yes, to {m} of {count_of(len(counts), 'head')}" if m else f"no, to none of {count_of(len(counts), 'head')}"
     return (
         f"Is the span an attention sink? In most problems {said}; most often to {scores.heads[most]}, in {counts[most]} of "
-        f"{count_of(n[most], 'problem')} ({100 * shares[most]:.0f} % [{100 * float(limits.low):.0f}, {100 * float(limits.high):.0f}])."
+        f"{count_of(n[most], 'problem')} ({100 * shares[most]:.0f} % [{100 * float(limits.low):.0f}, "
+        f"{100 * float(limits.high):.0f}])."
         f"{lacking}"
     )
 

@@ -436,7 +436,8 @@ def test_what_another_run_kept_is_told_by_the_options_that_differ(tmp_path: Path
         done = run("--n-tokens", "54", "--report")
         said = (
             f"error: '{tmp_path}/.x.partial' keeps what a run with other options had finished: --n-tokens was 55, now 54. Give "
-            "those again to go on, choose another --out, or clear it with --overwrite (treatments.mless.n_tokens was 55, now 54)\n"
+            "those again to go on, choose another --out, or clear it with --overwrite (treatments.mless.n_tokens was 55, now "
+            "54)\n"
         )
         assert done.exit_code == 2 and done.stderr == said
     assert run().exit_code == 130, "its own options go on"

@@ -424,7 +424,7 @@ def forged(tmp_path: Path) -> Callable[..., Path]:
             (folder / each).write_text("mine")
         write_manifest(folder, complete=complete, overwrite=True)
         facts = json.loads((folder / MANIFEST).read_text())
-        facts["files"] |= dict.fromkeys(listed, {"bytes": 4, "sha256": hashlib.sha256(b"mine").hexdigest()})
+        facts["files"] |= {name: {"bytes": 4, "sha256": hashlib.sha256(b"mine").hexdigest()} for name in listed}
         (folder / MANIFEST).write_text(json.dumps(facts | {"digest": folders._digest(facts)}))
         assert json.loads((folder / MANIFEST).read_text())["digest"] == folders._digest(facts)
         return folder

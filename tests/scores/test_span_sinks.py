@@ -109,18 +109,24 @@ def test_it_is_said_whether_the_span_is_a_sink() -> None:
 
     heads = (mi.Head(0, 1), mi.Head(1, 0))
     none = sinks_of(0.0, heads)
-    assert said(none) == "In most problems no, to none of 2 heads; most often to L0H1, in 0 of 12 problems (0 % [0, 24])."
+    assert (
+        said(none) == "In most problems no, to none of 2 heads; most often to L0H1, in 0 of 12 problems (0 % [0, 24])."
+    )
     rates = np.zeros((12, 2, 2))
     rates[:9, 1, 0] = 0.2
     some = replace(none, values={**none.values, "span_sink_rate": {"inserted": rates}})
-    assert said(some) == "In most problems yes, to 1 of 2 heads; most often to L1H0, in 9 of 12 problems (75 % [47, 91])."
+    assert (
+        said(some) == "In most problems yes, to 1 of 2 heads; most often to L1H0, in 9 of 12 problems (75 % [47, 91])."
+    )
     rates[6:, 1, 0] = np.nan  # 6 of the 6 that are defined
-    words = "In most problems yes, to 1 of 2 heads; most often to L1H0, in 6 of 6 problems (100 % [61, 100]). Undefined in 6 of 24"
-    assert said(some) == f"{words} cells (problem x head)."
+    words = "In most problems yes, to 1 of 2 heads; most often to L1H0, in 6 of 6 problems (100 % [61, 100])."
+    assert said(some) == f"{words} Undefined in 6 of 24 cells (problem x head)."
     rates[:] = np.nan
     assert said(some) == "It is undefined for every head. Undefined in 24 of 24 cells (problem x head)."
     long = {"span_residual_norm": {"inserted": np.full((12, 2, 2), MASSIVE)}}
-    assert said(replace(some, values={**some.values, **long})).startswith("In most problems yes, to 2 of 2 heads;"), "known"
+    assert said(replace(some, values={**some.values, **long})).startswith("In most problems yes, to 2 of 2 heads;"), (
+        "known"
+    )
     without = {name: values for name, values in none.values.items() if name != "span_residual_norm"}
     assert not any("sink?" in words for words in replace(none, values=without).sentences())
 
