@@ -127,7 +127,7 @@ class Options(Inserting):
 
     def shortage(self) -> str:
         asked, limit = self.checked()
-        return "" if asked.limit > limit else fewer_than(limit, len(asked.questions()))
+        return "" if asked.confirm or asked.answers else fewer_than(limit, len(asked.questions()))
 
 
 def compute(options: Options) -> Computed:

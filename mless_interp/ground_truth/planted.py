@@ -203,7 +203,7 @@ class PlantedModel:
 
     def __repr__(self) -> str:
         roles = ", ".join(f"{head} {kind}" for head, kind in self.truth.items())
-        s = self.settings
+        s: Any = self.settings
         shape = ", ".join(
             count_of(s[f"n_{what}"], one)
             for what, one in (("layers", "layer"), ("heads", "query head"), ("key_value_heads", "key-value head"))

@@ -485,7 +485,20 @@ def test_fewer_problems_than_asked_for_are_said_and_noted(
     assert done.stderr.splitlines().count(said) == 1 and said in done.stdout
     assert json.loads((tmp_path / "x" / "run.json").read_text())["notes"] == [said]
     assert (tmp_path / "x" / "report.html").read_text().count(said) == 1
-    done = run_command("plan", "demo", "sweep", "--limit", "9999", cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
+    done = run_command(
+        "plan",
+        "demo",
+        "sweep",
+        "--limit",
+        "9999",
+        "--memory",
+        "80GB",
+        "--tflops",
+        "400",
+        cwd=tmp_path,
+        capsys=capsys,
+        monkeypatch=monkeypatch,
+    )
     assert "--limit 9999: there are 564 problems, all are taken." in done.stderr.splitlines()
 
 
