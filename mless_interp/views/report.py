@@ -317,17 +317,8 @@ def _groups(run: Mapping[str, Any]) -> tuple[tuple[str, tuple[tuple[str, str], .
     return tuple(groups)
 
 
-_TOLD = (
-    "repeat",
-    "command",
-    "conclusion",
-    "comparisons",
-    "notes",
-    "options",
-    "first_questions",
-    "questions",
-    "insertions",
-)
+_TOLD = ("repeat", "command", "conclusion", "comparisons", "notes", "options", "first_questions", "questions", "insertions")
+_TOLD += ("without_mlps",)
 """Facts that stand elsewhere on the page."""
 
 
