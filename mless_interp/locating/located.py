@@ -304,7 +304,8 @@ class LocatedHeads(
         left = self.settings["n_candidates"] - len(screened)
         return [
             f"Screened by gradients: {why}.",
-            f"{count_of(left, 'head')} ranked below, not tested: nothing is known of {'it' if left == 1 else 'them'}.",
+            f"{count_of(left, 'head')} ranked below and {'was' if left == 1 else 'were'} not tested: nothing is known of "
+            f"{'it' if left == 1 else 'them'}.",
         ]
 
     def _named_words(self) -> list[str]:

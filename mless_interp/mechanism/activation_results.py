@@ -316,7 +316,7 @@ def _verdict(found: _Signs, p_corrected: float, made: Interval, claimed: int, al
     if not moved:
         return "undecided (no problem changed)"
     if mcnemar(moved, 0) * len(CLAIMS) >= alpha:
-        return f"undecided (too few to tell: {moved} that {'changes' if moved == 1 else 'change'})"
+        return f"undecided ({count_of(moved, 'problem')} that {'changes is' if moved == 1 else 'change are'} too few to tell)"
     if p_corrected >= alpha:
         return "undecided"
     most = 1 if found.n_up > found.n_down else -1

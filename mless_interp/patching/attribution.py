@@ -370,8 +370,8 @@ class HeadAttribution(Result):
         if n_exact:
             rest = self.verified.size - n_exact
             found.append(
-                f"The first {count_of(n_exact, 'head')} {'was' if n_exact == 1 else 'were'} verified by an exact sweep, for "
-                "the ranks"
+                f"The first {count_of(n_exact, 'head')} {'was' if n_exact == 1 else 'were'} verified by an exact sweep and "
+                f"{'is' if n_exact == 1 else 'are'} ranked by it"
                 f"{f'; the other {rest} follow, ranked by their estimates' if rest else ''}."
             )
         return [*found, "Estimates are for screening: name heads with exact sweeps of both directions (locate_heads)."]
