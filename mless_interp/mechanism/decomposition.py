@@ -315,7 +315,8 @@ class AttentionDecomposition(Result):
         outside = int(((slope < 0) | (slope > 1)).sum())
         return [
             "The slope of the best global affine fit is another number than lambda: median difference "
-            f"{np.nanmedian(apart):.3f}, largest {np.nanmax(apart):.3f}, {outside} heads outside [0, 1], where lambda "
+            f"{np.nanmedian(apart):.3f}, largest {np.nanmax(apart):.3f}, {count_of(outside, 'head')} outside [0, 1], where "
+            "lambda "
             f"always lies; its R squared has median {np.nanmedian(r2):.3f}."
         ]
 

@@ -193,8 +193,8 @@ class Parts:
         name = "" if contrast is None or contrast.name == "total" else f"{contrast.name} "
         ends = "" if contrast is None else f" ({contrast.corrupted} - {contrast.clean})"
         found = [
-            f"Total {name}effect{ends}: median {with_limits(self.median_total, self.unit)}, of this sign in {same} of {n} "
-            f"problems (sign test, p = {self.p_total:.2g}); mean {with_limits(mean, self.unit)}."
+            f"Total {name}effect{ends}: median {with_limits(self.median_total, self.unit)}, of this sign in {same} of "
+            f"{count_of(n, 'problem')} (sign test, p = {self.p_total:.2g}); mean {with_limits(mean, self.unit)}."
         ]
         if n == 1:
             found.append(
