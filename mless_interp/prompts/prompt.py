@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..given import checked, count_of, shown
+from ..given import checked, shown
 from .problems import Problem
 
 SEGMENTS = ("bos", "template", "system", "examples", "inserted", "question", "answer")
@@ -224,8 +224,7 @@ def special_words(found: Sequence[tuple[str, tuple[str, ...]]]) -> str:
     if first is None:
         return ""
     return (
-        f"{sum(bool(parts) for _, parts in found)} of {count_of(len(found), 'problem')} spell special tokens of this "
-        "tokenizer (first: "
+        f"{sum(bool(parts) for _, parts in found)} of {len(found)} problems spell special tokens of this tokenizer (first: "
         f"{first[0]!r}, its {' and '.join(first[1])}): they are encoded as the text that they are"
     )
 
@@ -251,8 +250,7 @@ def check_known(tokenizer: Any, problems: Sequence[Problem]) -> None:
         words = list(dict.fromkeys(f"{worst.system or ''} {worst.examples or ''} {worst.question}".split()))
         examples = [word for word in words if unknown in encode(tokenizer, word)][:5]
         raise ValueError(
-            f"{len(many)} of {count_of(len(problems), 'problem')} hold words that this tokenizer does not know: "
-            f"{100 * max(shares):.3g} % "
+            f"{len(many)} of {len(problems)} problems hold words that this tokenizer does not know: {100 * max(shares):.3g} % "
             f"of the tokens of problem {worst.id!r} are {tokenizer.unk_token!r} (for example "
             f"{', '.join(map(repr, examples))}), and more than {100 * MAX_UNKNOWN:.0f} % are not allowed. The model knows the "
             "words of its own texts only: use its own problems (--problems demo for the demo model, the problems.jsonl "

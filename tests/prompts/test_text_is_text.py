@@ -53,7 +53,7 @@ def tokenizer(request: pytest.FixtureRequest, tokenizer_dir: Folder) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:1 of 1 problem spell special tokens")
+@pytest.mark.filterwarnings("ignore:1 of 1 problems spell special tokens")
 @pytest.mark.parametrize("template", list(TEMPLATES))
 def test_no_text_of_a_problem_becomes_a_control_token(tokenizer: Any, template: str) -> None:
     special = special_ids(tokenizer)
@@ -169,7 +169,7 @@ def test_problems_made_of_texts_are_text(tokenizer: Any) -> None:
     text = f"one two {tokenizer.eos_token} three " + "four five six seven eight nine ten " * 4
     (made,) = mi.problems_from_texts(tokenizer, [text], n_context=20, n_before=4)
     assert made.system is not None and tokenizer.eos_token in made.system + made.question
-    with pytest.warns(UserWarning, match="1 of 1 problem spell special tokens"):
+    with pytest.warns(UserWarning, match="1 of 1 problems spell special tokens"):
         (pair,) = make_pairs(tokenizer, [made], mi.Insertion.meaningless(" /", 5), template="text")
     assert [at for at in pair.base.ids if at in special_ids(tokenizer)] == own_markers(tokenizer, "text")
 
@@ -218,7 +218,7 @@ def test_five_per_cent_of_a_problem_may_be_unknown(n_known: int, refused: bool) 
     if not refused:
         assert make_pairs(word_tokenizer(), asked, SLASHES)
         return
-    with pytest.raises(ValueError, match=r"1 of 1 problem hold words .* \(for example 'zebra'\)"):
+    with pytest.raises(ValueError, match=r"1 of 1 problems hold words .* \(for example 'zebra'\)"):
         make_pairs(word_tokenizer(), asked, SLASHES)
 
 
