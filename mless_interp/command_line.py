@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import inspect
 import json
+import math
 import os
 import shlex
 import shutil
@@ -46,6 +47,20 @@ EDITS = (
     "z, knockout, knockout_zero, edge_noise, restore_scale, reroute_to_sink, reroute_uniform, matched_mass, q, k or v"
 )
 """What help texts list of tables that load torch, which explaining a command does not need; tests hold them to the tables."""
+
+
+def between(above: float, most: float = math.inf) -> Callable[[float | None], float | None]:
+    """The check of an option that is a number above one and at most another, told by the option's name."""
+
+    def check(value: float | None) -> float | None:
+        if value is None or (above < value <= most and math.isfinite(value)):
+            return value
+        raise typer.BadParameter(
+            f"must be greater than {above:g}" + (f" and at most {most:g}" if math.isfinite(most) else "")
+        )
+
+    return check
+
 
 ModelOption = Annotated[str, Option(help="'demo' (bundled), a saved model's directory, or a hub id.")]
 BackendOption = Annotated[str, Option(help=f"{BACKENDS}.")]
@@ -213,6 +228,10 @@ class Saving:
     def progress(self) -> bool:
         return not self.no_progress
 
+    def shortage(self) -> str:
+        """That there are fewer problems than were asked for, in a sentence; "" where there are not."""
+        return ""
+
     def say(self, text: str) -> None:
         """What is being done where no bar moves, on standard error."""
         if self.progress:
@@ -305,6 +324,13 @@ class Asking(Loading, Computing):
         sizes = {"n_before": self.n_before, "n_context": self.n_context, "n_answer": self.n_answer}
         return chosen_problems(self.problems, self.model, limit=self.limit, **sizes)
 
+    def wanted(self) -> int:
+        """How many problems were asked for in all."""
+        return self.limit
+
+    def shortage(self) -> str:
+        return fewer_than(self.wanted(), len(self.questions()))
+
     def shown_problem(self, problem: str | None) -> str | int | None:
         """The problem of `--problem`, an id or a place; `ValueError` if it is none of those that were asked for."""
         return None if problem is None else place_of_problem(problem, self.questions())
@@ -360,14 +386,17 @@ def analysis(main: Callable[[Any], None], *, options: type | None = None, name: 
 
     @functools.wraps(main)
     def command(asked: Any) -> None:
+        from .running.checkpoint import CheckpointError
         from .running.folders import claimed
 
         missing = [folder for folder in asked.folder.absolute().parents if not folder.exists()]
         try:
             with plain_warnings(), claimed(asked.folder, overwrite=asked.overwrite, analysis=program, shard=asked.part):
-                _begin_partial(asked)
+                before = _begin_partial(asked)
                 try:
                     main(asked)
+                except CheckpointError as error:
+                    raise _by_options(asked, before, error) from error
                 finally:
                     _sweep(asked)
         except ShardDone as ended:
@@ -408,9 +437,12 @@ def plain_warnings() -> Iterator[None]:
         yield
 
 
-def _begin_partial(asked: Saving) -> None:
-    """With --overwrite, clear what a run of other options left; the very same command goes on from its own."""
-    from .running.folders import ANALYSIS, keep_begun, read_begun
+def _begin_partial(asked: Saving) -> bytes | None:
+    """With --overwrite, clear what a run of other options left; the very same command goes on from its own.
+
+    Gives what was written down of the options of the run that left it.
+    """
+    from .running.folders import ANALYSIS, keep_begun, read_begun, refuse_strange
 
     given = json.loads(json.dumps(dataclasses.asdict(asked), default=str))
     begun = asked.partial / BEGUN
@@ -421,12 +453,61 @@ def _begin_partial(asked: Saving) -> None:
             f"{str(asked.partial)!r} keeps what a run with other options had finished: finish that, choose another folder, "
             "or delete it"
         )
-    for path in asked.partial.iterdir() if asked.overwrite and not same else ():
+    clears = asked.overwrite and not same
+    if clears:
+        refuse_strange(asked.partial)
+    for path in asked.partial.iterdir() if clears else ():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         elif path.name != ANALYSIS:
             path.unlink()
+    written = begun.read_bytes() if before is not None and not clears else None
     keep_begun(begun, given, command=repeat_command())
+    return written
+
+
+def _by_options(asked: Saving, before: bytes | None, error: Exception) -> Exception:
+    """The error of a checkpoint that is of another run, told by the options in which the two differ, as far as that is why."""
+    if before is None or " was made with other " not in str(error):
+        return error
+    begun = asked.partial / BEGUN
+    given = of_numbers(json.loads(begun.read_text(encoding="utf-8"))["options"])
+    was = of_numbers(json.loads(before)["options"])
+    names = [name for name in {**was, **given} if name != "report" and was.get(name) != given.get(name)]
+    if not names:
+        return error
+    begun.write_bytes(before)  # so that it is told the next time too
+    differ = "; ".join(
+        f"{_option(type(asked), name)} was {_as_given(was.get(name))}, now {_as_given(given.get(name))}"
+        for name in names
+    )
+    why = str(error).partition(": ")[2].rpartition("; ")[0]
+    return type(error)(
+        f"{str(asked.partial)!r} keeps what a run with other options had finished: {differ}. Give those again to go on, choose "
+        f"another --out, or clear it with --overwrite ({why})"
+    )
+
+
+def _option(options: type, name: str) -> str:
+    """How a field of options is written on the command line.
+
+    >>> _option(Asking, "n_answer"), _option(Saving, "out")
+    ('--n-answer', '--out')
+    """
+    (asked,) = getattr(get_type_hints(options, include_extras=True)[name], "__metadata__", (None,))[:1]
+    argument = asked.metavar if isinstance(asked, typer.models.ArgumentInfo) else None
+    return argument or f"--{name.replace('_', '-')}"
+
+
+def _as_given(value: Any) -> str:
+    """An option's value as it is typed; "not given" where there is none."""
+    return (
+        "not given"
+        if value is None
+        else shlex.quote(str(value))
+        if isinstance(value, str | int | float)
+        else str(value)
+    )
 
 
 BEGUN = "options.json"
@@ -721,6 +802,16 @@ def chosen_problems(problems: str | None, model: str, *, limit: int, **sizes: in
             "it out, or give --problems FILE.txt"
         )
     return problems_of(model, problems, limit=limit, **given)
+
+
+def fewer_than(wanted: int, there: int) -> str:
+    """That there are fewer problems than `--limit` asks for, and that all are taken; "" where there are enough.
+
+    >>> fewer_than(100, 64), fewer_than(2, 1), fewer_than(64, 64)
+    ('--limit 100: there are 64 problems, all are taken.', '--limit 2: there is 1 problem, which is taken.', '')
+    """
+    taken = "there is 1 problem, which is taken" if there == 1 else f"there are {there} problems, all are taken"
+    return f"--limit {wanted}: {taken}." if there < wanted else ""
 
 
 @contextmanager

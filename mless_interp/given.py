@@ -10,7 +10,7 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import is_dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, SupportsIndex, TypeVar, Union, get_args, get_origin
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -84,6 +84,15 @@ def shown(value: Any) -> str:
         text = repr(value)
         return f"{text if len(text) <= 60 else text[:57] + '...'} ({kind})"
     return f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
+
+
+def count_of(n: SupportsIndex, one: str, several: str = "") -> str:
+    """A count with its noun; `several` where the plural is more than an s.
+
+    >>> count_of(1, "fresh problem"), count_of(2, "head"), count_of(0, "entry", "entries")
+    ('1 fresh problem', '2 heads', '0 entries')
+    """
+    return f"{n} {one if n == 1 else several or one + 's'}"
 
 
 def check_count(value: Any, *, name: str, at_least: int = 1) -> int:

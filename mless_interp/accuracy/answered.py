@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..given import count_of
 from ..grading.graders import GRADERS, OPEN
 from ..models.gates import extension_of
 from ..running.results import Result, Shown, ShownTable
@@ -287,13 +288,14 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
         table = self.summary()
         samples = f", {self.n_samples} samples each" if self.n_samples > 1 else ""
         found = [
-            f"Accuracy of {self.settings.get('model', 'a model')} on {len(self.problem_ids)} problems{samples}, strictly "
+            f"Accuracy of {self.settings.get('model', 'a model')} on {count_of(len(self.problem_ids), 'problem')}{samples}, "
+            "strictly "
             f"graded, with {100 * self.confidence:g} % intervals over problems."
         ]
         found += extension_of(self.settings)
         missing, gave_up = int(table["n_missing"].sum()), int(np.isin(self.decided, OPEN).sum())
         if missing:
-            found.append(f"{missing} answers were not run (left out).")
+            found.append(f"Left out, as not run: {count_of(missing, 'answer')}.")
         if gave_up:
             found.append(f"{gave_up} grades were not decided (out of time or memory) and count as wrong.")
         cut = table.loc[table["cut_off"] > 0.05, ["treatment", "cut_off"]]

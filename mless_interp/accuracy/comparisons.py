@@ -6,6 +6,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import beta
 
+from ..given import count_of
 from ..running.results import Result, Shown, ShownTable, as_text, limits_of
 from ..statistics import (
     CONFIDENCE,
@@ -89,7 +90,7 @@ class Comparison(Result):
         low, high = float(self.difference.low), float(self.difference.high)
         words = (
             f"{self.second!r} against {self.first!r}: {_percent(self.accuracy_second)} against "
-            f"{_percent(self.accuracy_first)} of {self.n} problems ({self.grader} grades), a difference of "
+            f"{_percent(self.accuracy_first)} of {count_of(self.n, 'problem')} ({self.grader} grades), a difference of "
             f"{_points(float(self.difference.estimate))} points{limits_of(low, high, '+.1f', scale=100)}; "
             f"{len(self.gained)} gained, {len(self.lost)} lost, p = {self.p:.3g} ({self.test})"
         )
@@ -105,7 +106,7 @@ class Comparison(Result):
         if not np.isfinite(self.n_needed):
             reach = 100 * max(abs(low), abs(high))
             fits = f"a true difference of up to {reach:.1f} points fits too"
-            return [*found, f"With {self.n} problems, {fits}."]
+            return [*found, f"With {count_of(self.n, 'problem')}, {fits}."]
         return [
             *found,
             f"To show a true difference of this size, about {self.n_needed:,.0f} problems would be needed; with {self.n}, "

@@ -149,6 +149,7 @@ def evaluate_accuracy(
             for n in range(n_samples)
         },
         shard=shard,
+        problem_of=_problem_of,
     )
     if saved.repaired:
         warnings.warn(
@@ -262,6 +263,19 @@ def _graded(completion: Completion, tokenizer: Any, gold: str) -> dict[str, Any]
 def _line(treatment: str, problem: str, sample: int) -> str:
     """The name of an answer on the disk."""
     return json.dumps([treatment, problem, sample], ensure_ascii=False)
+
+
+def _problem_of(name: str) -> str:
+    """The problem's id of such a name; the name itself where a damaged file has another.
+
+    >>> _problem_of(_line("none", "p1", 0)), _problem_of("[1")
+    ('p1', '[1')
+    """
+    try:
+        _, problem, _ = json.loads(name)
+    except (ValueError, TypeError):
+        return name
+    return str(problem)
 
 
 def _key(problem: str, sample: int) -> str:

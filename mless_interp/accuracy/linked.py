@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..given import count_of
 from ..heads import Head
 from ..locating.located import LocatedHeads
 from ..patching.attribution import HeadAttribution
@@ -126,7 +127,8 @@ class LinkedAccuracy(Result):
     def sentences(self) -> list[str]:
         """What stands beside what, and how many answers changed: an association, not a cause."""
         found = [
-            f"{', '.join(self.scores)} of {len(self.heads)} heads beside the answers to {len(self.problem_ids)} problems "
+            f"{', '.join(self.scores)} of {count_of(len(self.heads), 'head')} beside the answers to "
+            f"{count_of(len(self.problem_ids), 'problem')} "
             f"({self.grader} grades, reference {self.reference!r})."
         ]
         for treatment in self.treatments:
@@ -135,7 +137,7 @@ class LinkedAccuracy(Result):
             gained, lost = int((moved > 0).sum()), int((moved < 0).sum())
             found.append(f"{treatment!r}: {gained} gained, {lost} lost{few}.")
         if self.left_out:
-            found.append(f"{self.left_out} problems were scored or graded only, and are left out.")
+            found.append(f"Left out, as scored or graded only: {count_of(self.left_out, 'problem')}.")
         infinite = {metric: int(np.isinf(values).sum()) for metric, values in self.scores.items()}
         found += [
             f"{n} infinite values of {metric} have no mean and stay out of it." for metric, n in infinite.items() if n

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..circuits.head_transfer import HeadTransfer
-from ..given import checked
+from ..given import checked, count_of
 from ..heads import Head, as_heads
 from ..mechanism.arm import ARM
 from ..prompts.insertions import Insertion
@@ -51,7 +51,7 @@ class Treatment:
         parts = [part.label for part in (self.insertion, self.transfer, self.arm) if part is not None]
         if self.knockout:
             shown = ", ".join(map(str, self.knockout[:4]))
-            more = f" and {len(self.knockout) - 4} more heads" if len(self.knockout) > 4 else ""
+            more = f" and {count_of(len(self.knockout) - 4, 'more head')}" if len(self.knockout) > 4 else ""
             parts[:1] = [" ".join([*parts[:1], f"without {shown}{more}"])]
         return " + ".join(parts) or "none"
 

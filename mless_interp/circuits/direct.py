@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from ..given import checked
+from ..given import checked, count_of
 from ..heads import Head
 from ..locating.located import LocatedHeads
 from ..models.base import Model
@@ -181,9 +181,9 @@ class DirectEffects(Cells, Result):
         """Of which heads, and which of their ways is shown in most problems."""
         s = self.settings
         return [
-            f"Direct and indirect effects of {len(self.heads)} head{'s' * (len(self.heads) > 1)} "
+            f"Direct and indirect effects of {count_of(len(self.heads), 'head')} "
             f"({s.get('edit', 'z')} patch), contrast {s.get('contrast')}, {s.get('direction')}, outcome {s.get('outcome')}, "
-            f"{len(self.problem_ids)} problems.",
+            f"{count_of(len(self.problem_ids), 'problem')}.",
             *self._total_words(),
             *self._claim_words(),
             *named_words(s),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..given import count_of
 from ..heads import Head
 from ..locating.judge import established
 from ..patching.parts import NAMED_AT_MOST, WHOLE, listed
@@ -204,7 +205,8 @@ class HeadSet(Result):
             at = int(np.argmax(np.median(self.direction * self.effects, axis=0)))
             reached = share_of(float(np.asarray(self.shares(self.effects, fresh=False).estimate)[at]))
             return [
-                f"No {one} set: none of up to {max(map(len, self.steps))} of these {len(self.candidates)} heads reaches "
+                f"No {one} set: none of up to {max(map(len, self.steps))} of these {count_of(len(self.candidates), 'head')} "
+                "reaches "
                 f"{asked} of the median effect; the most is {reached} ({listed(list(map(str, self.steps[at])))})."
             ]
         here = share_of(float(np.asarray(self.shares(self.effects, fresh=False).estimate)[-1]))
@@ -218,12 +220,15 @@ class HeadSet(Result):
     def _fresh_words(self) -> str:
         n = len(self.fresh_ids)
         if not self.established[1]:
-            return f"but on {n} fresh problems such an effect is not established, so nothing is tested there."
+            return (
+                f"but on {count_of(n, 'fresh problem')} such an effect is not established, so nothing is tested there."
+            )
         made = self.shares(self.fresh[:, -1:], fresh=True)
         estimate, low, high = (100 * float(np.asarray(each)[0]) for each in (made.estimate, made.low, made.high))
         count = int(self.test.count[0, 0])
         return (
-            f"{estimate:z.0f} % [{low:z.0f}, {high:z.0f}] on {n} fresh problems, with more than {share_of(self.share)} of the "
+            f"{estimate:z.0f} % [{low:z.0f}, {high:z.0f}] on {count_of(n, 'fresh problem')}, with more than "
+            f"{share_of(self.share)} of the "
             f"problem's own effect in {count} of them (p = {self.p:.2g}, for this set alone)."
         )
 
@@ -348,7 +353,8 @@ class MinimalSets(Result):
         found += [words for each in self.both for words in each.sentences()]
         if any(each.found for each in self.both):
             found.append(
-                f"Grown from {len(self.candidates)} heads, then pruned: no member can be left out, but a smaller set may "
+                f"Grown from {count_of(len(self.candidates), 'head')}, then pruned: no member can be left out, but a smaller "
+                "set may "
                 "lie elsewhere."
             )
         found.append("Heads that only pass on what others read have no sight of the span and are in no set.")

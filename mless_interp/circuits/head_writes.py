@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..given import check_count, checked
+from ..given import check_count, checked, count_of
 from ..heads import Head
 from ..locating.located import LocatedHeads
 from ..metrics.token_classes import token_texts
@@ -367,7 +367,8 @@ class HeadWrites(Result):
         s, n = self.settings, len(self.heads)
         whose = f"{self.heads[0]} writes and where it looks" if n == 1 else f"{n} heads write and where they look"
         return [
-            f"What {whose} under {s.get('insertion')}, {len(self.problem_ids)} problems: a description, not evidence that any "
+            f"What {whose} under {s.get('insertion')}, {count_of(len(self.problem_ids), 'problem')}: a description, not "
+            "evidence that any "
             "of it matters.",
             *(self._head_words(head) for head in self.heads),
             *named_words(s),

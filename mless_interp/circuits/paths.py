@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from ..given import checked
+from ..given import checked, count_of
 from ..heads import Head
 from ..locating.located import LocatedHeads
 from ..models.base import Model
@@ -370,9 +370,12 @@ class PathEffects(Cells, Result):
     def sentences(self) -> list[str]:
         """What was traced, and which edges are shown in most problems."""
         s, nodes = self.settings, {node for edge in self.edges for node in (edge.sender, edge.receiver)} - {LOGITS}
+        heads = sum(isinstance(_place(node), Head) for node in nodes)
+        mlps = count_of(len(nodes) - heads, "MLP") if len(nodes) > heads else "no MLPs"
         return [
-            f"{len(self.edges)} edges among {len(nodes)} heads and MLPs ({s.get('edit', 'z')} patch), contrast "
-            f"{s.get('contrast')}, {s.get('direction')}, outcome {s.get('outcome')}, {len(self.problem_ids)} problems.",
+            f"{count_of(len(self.edges), 'edge')} among {count_of(heads, 'head')} and {mlps} ({s.get('edit', 'z')} patch), "
+            f"contrast {s.get('contrast')}, {s.get('direction')}, outcome {s.get('outcome')}, "
+            f"{count_of(len(self.problem_ids), 'problem')}.",
             *self._total_words(),
             *self._claim_words(),
             *named_words(s),

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..given import check_count, checked
+from ..given import check_count, checked, count_of
 from ..heads import Head
 from ..locating.located import LocatedHeads
 from ..models.base import Model
@@ -67,7 +67,8 @@ def patch_sites(
 
     The donor's activation replaces the receiving run's at that layer and token. Questions differ in length, so their tokens
     are counted from both ends: 0, 1, ... from the first token after the insertion (its first block), ..., -2, -1 up to the one
-    that predicts the first token of the answer; inserted tokens do not count. "all" is every token that can change at once,
+    that predicts the first token of the answer; inserted tokens do not count, and a token of a question that is too short for
+    all these names has one, counted from its nearer end. "all" is every token that can change at once,
     with those of the answer. Where the span's own rows change (contrast "computed"), its tokens are counted likewise: "span 0",
     ..., "span -1", "span all". After an insertion that stands behind the question come only the tokens that lead to the answer.
 
@@ -79,7 +80,8 @@ def patch_sites(
     Parameters
     ----------
     sites : of "resid_pre", "attn_out", "mlp_out", "resid_post".
-    n_rows : how many tokens from each end; shorter questions have them NaN, and leave those cells' n.
+    n_rows : how many tokens from each end; names that a shorter question has no token for are NaN there and leave those cells'
+        n, and those that none has are left out.
     contrast, direction, outcome, checkpoint, max_rows, smallest_effect : as in `patch_heads`.
     control : as in `direct_effects`.
 
@@ -125,6 +127,7 @@ def patch_sites(
         steps=len(chosen) * n_layers * len(positions),
     )
     values, total = effects_of(found, direction)
+    positions, values = _counted(positions, values)
     return SitePatches(
         problem_ids=prepared.ids,
         sites=chosen,
@@ -132,7 +135,7 @@ def patch_sites(
         values=values,
         total=total,
         unit=prepared.outcome.unit,
-        settings=made_with(prepared, sweep),
+        settings={**made_with(prepared, sweep), "n_rows": n_rows},
         seed=seed,
         smallest_effect=smallest_effect,
     )
@@ -216,6 +219,8 @@ def map_positions(
         steps=len(chosen) * len(places),
     )
     values, total = effects_of(found, "denoising")
+    labels, values = _counted(labels, values)
+    places = tuple(f"row {label}" for label in labels) + blocks
     return PositionMap(
         problem_ids=prepared.ids,
         heads=chosen,
@@ -223,10 +228,31 @@ def map_positions(
         values=values,
         total=total,
         unit=prepared.outcome.unit,
-        settings=made_with(prepared, sweep, heads),
+        settings={**made_with(prepared, sweep, heads), "n_rows": n_rows},
         seed=seed,
         smallest_effect=smallest_effect,
     )
+
+
+def _counted(labels: tuple[str, ...], values: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
+    """The labels that stand for a token of some problem, and values `[problem, ..., label (or place)]` of these alone."""
+    some = ~np.isnan(values).all(tuple(range(values.ndim - 1)))
+    some[len(labels) :] = True
+    return tuple(label for label, here in zip(labels, some, strict=False) if here), values[..., some]
+
+
+def _row_words(labels: Sequence[str], values: np.ndarray, asked: int | None) -> list[str]:
+    """What is said of `asked` tokens from each end where questions are too short for them; values `[problem, ..., label]`."""
+    at = [place for place, label in enumerate(labels) if label.lstrip("-").isdecimal()]
+    undefined = np.isnan(values[..., at]).reshape(len(values), -1, len(at)).any((1, 2))
+    short = len(values) if asked is not None and len(at) < 2 * asked else int(undefined.sum())
+    if asked is None or not short:
+        return []
+    where = "no question has" if short == len(values) else f"{short} of {len(values)} questions do not have"
+    return [
+        f"{asked} from each end were asked for, and {where} {2 * asked} tokens: each is counted once, from its nearer end, "
+        f"{count_of(len(at), 'place')} in all."
+    ]
 
 
 def _labels(n_rows: int, *, span: bool = False) -> tuple[str, ...]:
@@ -240,7 +266,11 @@ def _labels(n_rows: int, *, span: bool = False) -> tuple[str, ...]:
 
 
 def _rows(flow: Flow, label: str) -> Tensor | None:
-    """The changed rows that a label means, boolean `[changed]`; None where there are too few tokens for it."""
+    """The changed rows that a label means, boolean `[changed]`; None where there are too few tokens for it.
+
+    Every token has one label: where there are too few for all, each is counted from its nearer end (the middle one from the
+    last).
+    """
     pair, start = flow.runs.first, flow.receiving.start
     if label == ALL:
         return torch.ones(flow.n_changed, dtype=torch.bool)
@@ -253,7 +283,8 @@ def _rows(flow: Flow, label: str) -> Tensor | None:
     at = torch.arange(flow.n_changed)
     if label == ALL:
         return torch.isin(at, places)
-    return at == places[int(label)] if -len(places) <= int(label) < len(places) else None
+    first, n = int(label), len(places)
+    return at == places[first] if -((n + 1) // 2) <= first < n // 2 else None
 
 
 def _blocks(n_blocks: int) -> tuple[str, ...]:
@@ -356,9 +387,11 @@ class SitePatches(Cells, Result):
         """What was patched, and which cells are shown in most problems."""
         s = self.settings
         return [
-            f"Patched {', '.join(self.sites)} in {self.values.shape[2]} layers at {self.positions.index(ALL)} tokens of the "
-            f"question (from both ends) and at all{self._span_words()}, contrast {s.get('contrast')}, {s.get('direction')}, "
-            f"outcome {s.get('outcome')}, {len(self.problem_ids)} problems.",
+            f"Patched {', '.join(self.sites)} in {count_of(self.values.shape[2], 'layer')} at "
+            f"{count_of(self.positions.index(ALL), 'token')} of the question (from both ends) and at all{self._span_words()}, "
+            f"contrast {s.get('contrast')}, {s.get('direction')}, outcome {s.get('outcome')}, "
+            f"{count_of(len(self.problem_ids), 'problem')}.",
+            *_row_words(self.positions, self.values, s.get("n_rows")),
             *self._total_words(),
             *self._claim_words(),
             *named_words(s),
@@ -426,7 +459,10 @@ class PositionMap(Cells, Result):
         who = f"{len(self.heads)} heads act" if len(self.heads) > 1 else f"{self.heads[0]} acts"
         return [
             f"Where {who}: patched at single tokens{self._place_words()}; "
-            f"outcome {self.settings.get('outcome')}, {len(self.problem_ids)} problems.",
+            f"outcome {self.settings.get('outcome')}, {count_of(len(self.problem_ids), 'problem')}.",
+            *_row_words(
+                [place.removeprefix("row ") for place in self.places], self.values, self.settings.get("n_rows")
+            ),
             *self._total_words(),
             *self._claim_words(),
             *self._sum_words(),

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..given import checked
+from ..given import checked, count_of
 from ..heads import Head
 from ..locating.located import LocatedHeads
 from ..locating.measure import kept_file
@@ -369,7 +369,8 @@ class Transfer(Parts, Result):
         s, n = self.settings, len(self.problem_ids)
         label = f"{len(self.heads)} heads" if len(self.heads) > 1 else str(self.heads[0])
         found = [
-            f"Mean lambda and Sigma of {label}, measured on {len(self.measured_ids)} problems with {s.get('insertion')}, "
+            f"Mean lambda and Sigma of {label}, measured on {count_of(len(self.measured_ids), 'problem')} with "
+            f"{s.get('insertion')}, "
             f"given to {n} others without it, {self._share_words()}.",
             *self._total_words(),
             *self._claim_words(),
@@ -387,16 +388,18 @@ class Transfer(Parts, Result):
     def _control_words(self) -> list[str]:
         table = self.summary().set_index("label")
         n, apart = len(self.sets), int(self.apart.sum())
-        which = f"{apart} of {n} random sets" if apart else f"{n} random sets"
+        which = f"{apart} of {count_of(n, 'random set')}" if apart else count_of(n, "random set")
         shared = "none of these heads" if apart else "some of these heads each"
         of = {
             "Random heads": f"{which} of the same layers, which hold {shared}, bring back",
             "Other insertion": f"These heads' means under {self.settings.get('control')} bring back",
         }
-        rank = f" (of all {n} sets, {self.n_as_large or 'none'} as much as the heads, p = {self.p_random:.2g})"
+        rank = (
+            f" (of all {count_of(n, 'set')}, {self.n_as_large or 'none'} as much as the heads, p = {self.p_random:.2g})"
+        )
         return [
             f"{of[name]} {100 * row['median_fraction']:z.0f} %{rank if name == CELLS[1] else ''}; the named heads bring more "
-            f"in {int(row['exceeded'])} of {len(self.problem_ids)} problems (p = {row['p_exceeded']:.2g})."
+            f"in {int(row['exceeded'])} of {count_of(len(self.problem_ids), 'problem')} (p = {row['p_exceeded']:.2g})."
             for name, row in ((name, table.loc[name]) for name in self.cells[1:])
         ]
 

@@ -12,12 +12,14 @@ from ..command_line import (
     NTokensOption,
     OutOption,
     PlaceOption,
+    between,
     chosen_heads,
     chosen_insertion,
     chosen_names,
     chosen_place,
     read_heads,
 )
+from ..given import count_of
 from .kept import Computed, Kept, Presented, program
 
 N_READ = 3
@@ -56,12 +58,16 @@ class Options(Asking):
         str | None,
         Option(help="Heads that cannot see mless' tokens, zero-based: 0:13,0:21. Adds the treatment knockout."),
     ] = None
-    arm_c: Annotated[float, Option(help="ARM's c; the paper tunes it per model and benchmark.")] = 0.13
-    arm_p1: Annotated[float, Option(help="ARM's p1, a percentile.")] = 99.5
+    arm_c: Annotated[
+        float, Option(callback=between(0.0), help="ARM's c; the paper tunes it per model and benchmark.")
+    ] = 0.13
+    arm_p1: Annotated[float, Option(min=0, max=100, help="ARM's p1, a percentile.")] = 99.5
     arm_reading: Annotated[str, Option(help="paper_add or code_replace.")] = "paper_add"
     n_samples: Annotated[int, Option(min=1, help="Answers to each problem; above 1 with a temperature.")] = 1
     temperature: Annotated[float, Option(min=0, help="0 is greedy.")] = 0.0
-    top_p: Annotated[float, Option(help="Nucleus of the sampling.")] = 1.0
+    top_p: Annotated[float, Option(callback=between(0.0, 1.0), help="Nucleus of the sampling: above 0, at most 1.")] = (
+        1.0
+    )
     max_new_tokens: Annotated[
         int | None, Option(min=1, help="Longest answer. [default: 2048, or what the context leaves]")
     ] = None
@@ -173,7 +179,7 @@ def present(kept: Kept) -> Presented:
 
     def page() -> Report:
         question = (
-            f"How does {model_name(kept.run['model']['name'])} answer {kept.run['n_problems']} problems under "
+            f"How does {model_name(kept.run['model']['name'])} answer {count_of(kept.run['n_problems'], 'problem')} under "
             f"{told_treatments(found)}, and does any of these differ from {found.treatments[0]}?"
         )
         made = Report("Accuracy under insertions", question=question, answer=of_accuracy(found))
@@ -228,7 +234,7 @@ def _flip_words(found: Any, shown: int) -> str:
     if len(found.treatments) == 1 or not n:
         return f"No problem of {len(found.problem_ids)} is right under one treatment and wrong under another."
     which = {n: "; all of them are shown", 0: ""}.get(shown, f"; the first {shown} are shown")
-    return f"{n} of {len(found.problem_ids)} problems are right under one treatment and wrong under another{which}."
+    return f"{n} of {count_of(len(found.problem_ids), 'problem')} are right under one treatment and wrong under another{which}."
 
 
 def _answers(found: Any, answers: Any, problems: list[str], flipped: list[str]) -> Any:

@@ -7,10 +7,12 @@ import numpy as np
 import pandas as pd
 
 from ..accuracy.comparisons import compare_answers
+from ..given import count_of
 from ..heads import Head
 from ..locating.sentences import few_problems
 from ..running.results import limits_of, with_limits
 from ..running.visible import short_name
+from ..scores.scored import OF_SINKS
 from ..statistics import defined_mean
 
 NAMED_AT_MOST = 6
@@ -52,14 +54,15 @@ def _each(row: Any, estimate: str, low: str, high: str, *, percent: bool = False
 def of_located(found: Any) -> str:
     """Of `LocatedHeads`: which heads carry how much of what, in how many problems, and what fresh problems say."""
     s, n = found.settings, len(found.problem_ids)
-    total = f"median effect {with_limits(found.total_interval, found.unit)}, {n} problems"
+    total = f"median effect {with_limits(found.total_interval, found.unit)}, {count_of(n, 'problem')}"
     few = few_problems(n, len(found.heads), found.judged.alpha)
     if not found.established:
         return f"No head is named: {s['insertion']} has no established effect on {s['outcome']} ({total}).{few and ' ' + few}"
     share = f"{100 * found.judged.smallest_effect:.3g} %"
     if not found.found:
         return (
-            f"None of {len(found.heads)} heads is shown to carry more than {share} of the effect of {s['insertion']} on "
+            f"None of {count_of(len(found.heads), 'head')} is shown to carry more than {share} of the effect of "
+            f"{s['insertion']} on "
             f"{s['outcome']} in most problems ({total}).{few and ' ' + few}"
         )
     kinds: dict[str, list[Head]] = {}
@@ -76,7 +79,8 @@ def of_located(found: Any) -> str:
         tested = f"{listed(sure) or 'none of them'} confirmed on {len(made.problem_ids)} fresh ones"
     count = len(found.found)
     return (
-        f"{count} of {len(found.heads)} heads {'carries' if count == 1 else 'carry'} more than {share} of the effect of "
+        f"{count} of {count_of(len(found.heads), 'head')} {'carries' if count == 1 else 'carry'} more than {share} of the "
+        "effect of "
         f"{s['insertion']} on {s['outcome']} ({total}) in most problems, {tested}: {named}.{_specific(found)}"
     )
 
@@ -98,25 +102,26 @@ def of_sweep(found: Any) -> str:
     s, n, m = found.settings, len(found.problem_ids), len(found.heads)
     what = f"the effect of {s.get('insertion')} on {s.get('outcome')}"
     if not found.established:
-        return f"No head is tested: that most of {n} problems show {what} with one sign is not established."
+        return f"No head is tested: that most of {count_of(n, 'problem')} show {what} with one sign is not established."
     share = f"{100 * found.smallest_effect:.3g} %"
     table = in_order(found.summary())
     named = table[table["p_prevalence"] < found.alpha]
 
     def words(row: Any) -> str:
         fraction = _each(row, "median_fraction", "median_fraction_ci_low", "median_fraction_ci_high", percent=True)
-        return f"{row['label']} ({row['k']} of {row['n']} problems, median share {fraction})"
+        return f"{row['label']} ({row['k']} of {count_of(row['n'], 'problem')}, median share {fraction})"
 
     if len(named):
         told = listed(words(row) for row in named.to_dict("records"))
         return (
-            f"{len(named)} of {m} heads {'does' if len(named) == 1 else 'do'} more than {share} of {what} in most problems: "
+            f"{len(named)} of {count_of(m, 'head')} {'does' if len(named) == 1 else 'do'} more than {share} of {what} in "
+            "most problems: "
             f"{told}."
         )
     (first,) = table.head(1).to_dict("records")
     few = few_problems(n, m, found.alpha)
     return (
-        f"None of {m} heads is shown to do more than {share} of {what} in most problems; closest is {words(first)}."
+        f"None of {count_of(m, 'head')} is shown to do more than {share} of {what} in most problems; closest is {words(first)}."
         f"{few and ' ' + few}"
     )
 
@@ -159,13 +164,17 @@ def of_scores(found: Any) -> str:
         even = "" if np.isnan(null) else f" (uniform attention: {100 * null:.0f} %)"
         parts.append(f"{row['label']} reads the span most, with {mass} of its attention{even}")
     metric = next((name for name in found.metrics if largest(name) is not None), None)
+    if not parts and set(OF_SINKS) <= set(found.metrics):
+        counts, n = found.sinks()
+        to = f"to {int((2 * counts > n).sum()) or 'none'} of {count_of(len(counts), 'head')} in most problems"
+        parts.append(f"the span is an attention sink {to}" if n.any() else "whether the span is a sink is undefined")
     if not parts and metric is None:
         return f"Nothing is defined of the span of {found.settings.get('insertion')}."
     if not parts:
         row = largest(str(metric))
         value = _each(row, str(metric), f"{metric}_ci_low", f"{metric}_ci_high")
         parts.append(f"{str(metric).replace('_', ' ')} is largest in {row['label']}, {value}")
-    of = f"{len(found.heads)} heads, means over {len(found.problem_ids)} problems"
+    of = f"{count_of(len(found.heads), 'head')}, means over {count_of(len(found.problem_ids), 'problem')}"
     return f"{found.settings.get('insertion')} ({of}): {'; '.join(parts)}."
 
 
@@ -177,7 +186,7 @@ def told_treatments(found: Any) -> str:
         parts = []
         if insertion := made.get("insertion"):
             what = repr(insertion["unit"]) if insertion.get("unit") else insertion["kind"].replace("_", " ")
-            parts.append(f"{insertion['n_tokens']} tokens inserted: {what}")
+            parts.append(f"{count_of(insertion['n_tokens'], 'token')} inserted: {what}")
         if made.get("arm"):
             parts.append("the paper's ARM, which moves activations")
         if made.get("knockout"):
@@ -191,7 +200,8 @@ def of_study(found: Any) -> str:
     contrast, outcome = found.contrasts[0], found.outcomes[0]
     table = found.effect_table().query("contrast == @contrast and outcome == @outcome")
     sure = table[table["p_holm"] < 0.05].to_dict("records")
-    told = f"{len(sure)} of {len(table)} insertions have an established {contrast} effect on {outcome}"
+    have = "has" if len(sure) == 1 else "have"
+    told = f"{len(sure)} of {count_of(len(table), 'insertion')} {have} an established {contrast} effect on {outcome}"
     if sure:
         sizes = (f"{row['insertion']!r} {_each(row, 'median', 'median_ci_low', 'median_ci_high')}" for row in sure)
         told += f" (median, {sure[0]['unit']}): {listed(sizes)}"
@@ -229,7 +239,9 @@ def of_accuracy(found: Any) -> str:
     base = f"{100 * first['accuracy']:.1f} %"
     if len(found.treatments) == 1:
         limits = limits_of(first["low"], first["high"], ".1f", scale=100)
-        return f"{base}{limits} of {int(first['n'])} problems are answered right under {first['treatment']!r}."
+        return (
+            f"{base}{limits} of {count_of(int(first['n']), 'problem')} are answered right under {first['treatment']!r}."
+        )
     table = found.compare_all().summary()
     alpha = 1 - found.confidence
     sure = table[(table["p_holm"] < alpha) & (table["low"] * table["high"] > 0)]
@@ -241,7 +253,7 @@ def of_accuracy(found: Any) -> str:
             f"{row['p_holm']:.2g}" + " corrected" * (len(table) > 1)
         )
 
-    reference = f"{first['treatment']!r} ({base} of {int(first['n'])} problems right)"
+    reference = f"{first['treatment']!r} ({base} of {count_of(int(first['n']), 'problem')} right)"
     others = [repr(name) for name in table["second"] if name not in set(sure["second"])]
     if not len(sure):
         (row,) = table.loc[[table["difference"].abs().fillna(-1.0).idxmax()]].to_dict("records")
@@ -258,7 +270,7 @@ def of_cut_off(found: Any) -> str:
     base, inserted, *cut = found.treatments
     share = {name: f"{100 * table.loc[name, 'accuracy']:.1f} %" for name in found.treatments}
     told = (
-        f"Of {int(table['n'].iloc[0])} other problems {share[base]} are answered right without the insertion and "
+        f"Of {count_of(int(table['n'].iloc[0]), 'other problem')} {share[base]} are answered right without the insertion and "
         f"{share[inserted]} with it"
     )
     if not cut:
@@ -315,7 +327,7 @@ def of_doses(found: Any) -> str:
     low, high = float(total.low[most]), float(total.high[most])
     moved = f"{float(total.estimate[most]):+.4f} {found.unit}{limits_of(low, high)}"
     outcome, n = found.settings.get("outcome"), len(found.problem_ids)
-    where = f"(interval for all {len(found.doses)} numbers of tokens together, {n} problems)"
+    where = f"(interval for all {len(found.doses)} numbers of tokens together, {count_of(n, 'problem')})"
     slopes = {name: found.mean_slope(name) for name in found.log_odds}
     told = {name: f"{float(s.estimate):.2f}{limits_of(s.low, s.high, '.2f')}" for name, s in slopes.items()}
     read = f"the log odds of reading the span grow with the logarithm of the number of tokens with slope {told['inserted']}"
@@ -349,7 +361,7 @@ def of_mechanism(parts: Any, mediated: Any) -> str:
     return (
         f"Through layer {mediated.settings.get('layer')}, {parts.settings.get('insertion')} changes {what} by {told['scale']} "
         f"{here['both']['unit']} as it scales what attention wrote, by {told['bias']} as it adds to it, by {told['both']} as "
-        f"both (means over {len(mediated.problem_ids)} problems){apart}; {shown}."
+        f"both (means over {count_of(len(mediated.problem_ids), 'problem')}){apart}; {shown}."
     )
 
 
@@ -363,5 +375,5 @@ def of_claims(checks: Mapping[str, Any], figure: str) -> str:
         rest = [f"{n} {what}" for n, what in ((against, "disagree"), (unknown, "cannot be told")) if n]
         size = f", {found.settings.get('n_problems')} problems" * (len(sizes) > 1)
         parts.append(f"on {name}{size}, {', '.join([f'{agree} of {len(verdicts)} claims agree', *rest])}")
-    of = f" ({sizes.pop()} problems)" if len(sizes) == 1 else ""
+    of = f" ({count_of(sizes.pop(), 'problem')})" if len(sizes) == 1 else ""
     return f"{figure}{of}: {'; '.join(parts)}."

@@ -13,8 +13,10 @@ from ..command_line import (
     OutcomeOption,
     OutOption,
     chosen_names,
+    fewer_than,
     read_heads,
 )
+from ..given import count_of
 from .kept import Computed, Kept, Presented, program
 
 CONTRASTS = ("content", "computed")
@@ -95,6 +97,10 @@ class Options(Inserting):
             )
         return asked, self.limit
 
+    def shortage(self) -> str:
+        asked, limit = self.checked()
+        return "" if asked.confirm else fewer_than(limit, len(asked.questions()))
+
 
 def compute(options: Options) -> Computed:
     """Name the heads that carry an insertion's effect, and take their circuit apart: which way they act, on whom, where, and
@@ -140,6 +146,7 @@ def compute(options: Options) -> Computed:
     measured = fresh or pairs
     left_out: dict[str, str] = {}
     asking = _Asking(model, pairs, measured, tuple(heads), options, common)
+    without_mlps = asking.without_mlps if heads and "edges" not in chosen_names(options.without) else ""
     for name, section in SECTIONS.items() if heads else ():
         why = "not asked for" if name in chosen_names(options.without) else section.why_not(asking)
         if why:
@@ -169,10 +176,12 @@ def compute(options: Options) -> Computed:
             "left_out": left_out,
             "insertion": measured[0].insertion.label,
             "conclusion": conclusion,
+            "without_mlps": without_mlps,
             "n_problems": len(pairs),
             "n_fresh": len(fresh),
             "prompts": [pair.record() for pair in every],
         },
+        notes=[without_mlps] * bool(without_mlps),
     )
 
 
@@ -190,14 +199,24 @@ class _Asking:
     @property
     def mlps(self) -> tuple[int, ...]:
         """Layers whose MLPs are parts of edges: in "auto" all, where so many problems can show one of so many edges."""
+        if self.options.mlps == "none" or self.without_mlps:
+            return ()
+        return tuple(range(self.model.info.n_layers))
+
+    @property
+    def without_mlps(self) -> str:
+        """Why "auto" leaves MLPs out of the edges, in a sentence; "" where it does not."""
         from ..statistics import fewest_problems
 
-        every = tuple(range(self.model.info.n_layers))
-        if self.options.mlps != "auto":
-            return every if self.options.mlps == "all" else ()
-        nodes = len(self.heads) + len(every)
+        nodes, n = len(self.heads) + self.model.info.n_layers, len(self.pairs)
+        edges = nodes * (nodes + 1) // 2 + 3 * nodes * len(self.heads)
+        needed = fewest_problems(edges)
+        if self.options.mlps != "auto" or needed <= n:
+            return ""
         return (
-            every if fewest_problems(nodes * (nodes + 1) // 2 + 3 * nodes * len(self.heads)) <= len(self.pairs) else ()
+            f"Edges are traced without MLPs: with them up to {edges} would be tested, which takes at least {needed} "
+            "problems, and "
+            f"there {'is' if n == 1 else 'are'} {n} (--mlps all traces them nevertheless)."
         )
 
     @property
@@ -232,7 +251,7 @@ def present(kept: Kept) -> Presented:
         n, name = kept.run["n_fresh"] or kept.run["n_problems"], model_name(kept.run["model"]["name"])
         question = (
             f"Which heads of {name} carry the effect of {kept.run['insertion']}, on whom do they "
-            f"act, where, and by what ({n} problems)?"
+            f"act, where, and by what ({count_of(n, 'problem')})?"
         )
         made = Report("From heads to a circuit", question=question, answer=kept.run["conclusion"])
         if located is not None:
@@ -247,6 +266,8 @@ def present(kept: Kept) -> Presented:
             why = kept.run["left_out"].get(name)
             if name in shown:
                 made = shown_section(made, section, kept.results, pictures[name])
+                if name == "edges" and (without := kept.run.get("without_mlps")):
+                    made = made.sentence(without)
             elif why and why != "not asked for":
                 made = made.heading(section.heading).answered(f"Not measured: {why}.")
         return made.heading("What the model reads").shown_prompt(kept.shown["prompt"])

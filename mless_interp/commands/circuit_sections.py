@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..given import count_of
 from ..running.results import Shown, ShownTable, largest_first
 from .answers import listed
 
@@ -63,7 +64,8 @@ def _edges(asking: Any) -> dict[str, Any]:
 def _one_alone(asking: Any) -> str:
     if len(asking.heads) > 1 or asking.mlps:
         return ""
-    return f"an edge needs two parts, and {asking.heads[0]} is alone (--mlps all adds the MLPs)"
+    why = f". {asking.without_mlps[:-1]}" if asking.without_mlps else " (--mlps all adds the MLPs)"
+    return f"an edge needs two parts, and {asking.heads[0]} is alone{why}"
 
 
 def _sites(asking: Any) -> dict[str, Any]:
@@ -146,9 +148,11 @@ def _of_parts(found: Any, table: pd.DataFrame) -> str:
     one, several = found.what
     n, share = len(found.problem_ids), f"{100 * found.smallest_effect:.3g} %"
     if not found.established:
-        return f"Nothing is claimed: that most of {n} problems show an effect of one sign is not established."
+        return (
+            f"Nothing is claimed: that most of {count_of(n, 'problem')} show an effect of one sign is not established."
+        )
     if table.empty:
-        return f"No {one} is shown to carry more than {share} of the effect in most of {n} problems."
+        return f"No {one} is shown to carry more than {share} of the effect in most of {count_of(n, 'problem')}."
     counts = int((table["sense"] > 0).sum()), int((table["sense"] < 0).sum())
     first, *others = (
         f"{count} {one if count == 1 else several} {does[count > 1]}"
@@ -203,7 +207,7 @@ def _of_positions(results: Results) -> str:
             if not place.endswith("all")
         ]
         words.append(f"{head} through {listed(places, 4)}" if places else f"{head} through no single token")
-    return f"In most of {len(found.problem_ids)} problems: {'; '.join(words)}."
+    return f"In most of {count_of(len(found.problem_ids), 'problem')}: {'; '.join(words)}."
 
 
 def _of_writes(results: Results) -> str:
@@ -230,7 +234,9 @@ def _of_transfer(results: Results) -> str:
     moved, *others = found.summary().to_dict("records")
     n, share = len(found.problem_ids), f"{100 * found.smallest_effect:.3g} %"
     if not found.established:
-        return f"Nothing is claimed: that most of {n} problems show an effect of one sign is not established."
+        return (
+            f"Nothing is claimed: that most of {count_of(n, 'problem')} show an effect of one sign is not established."
+        )
     if not moved["p_prevalence"] < found.alpha:
         return f"No more than {share} of the effect is shown to come back without the tokens in most of {n} problems."
     beside = listed(f"{100 * each['median_fraction']:z.0f} % from {each['label'].lower()}" for each in others)
@@ -259,10 +265,15 @@ def _graphs(results: Results) -> dict[str, Any]:
     from .. import views
 
     words = {
-        "PathEffects": f"Edges that are needed (denoising). {MEANS}",
-        NOISING: f"Edges that suffice (noising): alone they bring their part back. {MEANS}",
+        "PathEffects": ("Edges that are needed (denoising)", ""),
+        NOISING: ("Edges that suffice (noising)", ": alone they bring their part back"),
     }
-    return {caption: views.path_graph(results[key]) for key, caption in words.items()}
+    return {
+        f"{name}: none. {why}" if (why := results[key].why_none()) else f"{name}{does}. {MEANS}": views.path_graph(
+            results[key]
+        )
+        for key, (name, does) in words.items()
+    }
 
 
 CLAIMS = {

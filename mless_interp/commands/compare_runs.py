@@ -10,6 +10,7 @@ import typer
 from typer import Argument, Option
 
 from ..command_line import of_numbers, plain_warnings, repeat_command
+from ..given import count_of
 from ..running.visible import one_line
 
 DEFAULTS = {"contrast": "content", "direction": "denoising", "edit": "z"}
@@ -206,7 +207,7 @@ def _of_heads(runs: dict[str, Any], *, located: bool) -> Compared:
         answer = f"{', '.join(every)} {'is' if len(every) == 1 else 'are'} named" if every else "No head is named"
         answer += f" in {'both runs' if len(runs) == 2 else f'all {len(runs)} runs'} ({len(union)} in any)"
     else:
-        answer = f"None of {len(runs)} runs names a head"
+        answer = f"None of {count_of(len(runs), 'run')} names a head"
     totals = "; ".join(f"{row['run']} {_limits(row)}" for row in rows)
     return Compared(
         f"{answer}; median total effect in {unit}: {totals}.",

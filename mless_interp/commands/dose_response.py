@@ -15,6 +15,7 @@ from ..command_line import (
     chosen_insertion,
     chosen_numbers,
 )
+from ..given import count_of
 from .kept import Computed, Kept, Presented, program
 
 
@@ -99,7 +100,7 @@ def present(kept: Kept) -> Presented:
         question = (
             f"How do attention to {kept.run['kind']} inserted tokens in layer {found.layer} (zero-based) of "
             f"{model_name(kept.run['model']['name'])}, and {kept.options['outcome']}, depend on how many there are "
-            f"({kept.options['doses']}), over {kept.run['n_problems']} problems?"
+            f"({kept.options['doses']}), over {count_of(kept.run['n_problems'], 'problem')}?"
         )
         made = Report("Dose and response", question=question, answer=of_doses(found))
         caption = "Left and middle: each head of the layer. Right: what it does to the outcome."

@@ -21,6 +21,7 @@ from ..command_line import (
     chosen_names,
     read_heads,
 )
+from ..given import count_of
 from .kept import Computed, Kept, Presented, program, shown_attention
 
 
@@ -130,7 +131,7 @@ def present(kept: Kept) -> Presented:
 
     def page() -> Report:
         question = (
-            f"How much attention does each token of {kept.run['n_problems']} problems receive from the heads of "
+            f"How much attention does each token of {count_of(kept.run['n_problems'], 'problem')} receive from the heads of "
             f"{model_name(kept.run['model']['name'])}, conditions {', '.join(scores[0].conditions)}, for {', '.join(labels)} "
             f"(template {kept.options['template']})?"
         )

@@ -26,7 +26,8 @@ RESULTS, SHOWN = "results", "shown"
 class Computed:
     """What a command computed: `results` and what is `shown` beside them, by name, both as `mi.save` takes them; what is
     `told` on the screen; the `model`; and `facts` for run.json. Everything that `present` needs is in one of them. `failed`:
-    what could not be computed, and why; the rest is kept and shown, and the command ends with exit code 1."""
+    what could not be computed, and why; the rest is kept and shown, and the command ends with exit code 1. `notes`: what its
+    settings came to where that is not what was asked for, in sentences, for the screen, run.json and the page."""
 
     results: Mapping[str, Any]
     told: str
@@ -34,6 +35,7 @@ class Computed:
     shown: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict)
     failed: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,11 +64,13 @@ def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Ke
     options = get_type_hints(compute)["options"]
 
     def main(asked: Saving) -> None:
+        few = _shortage(asked)
         computed = compute(asked)
+        computed = dataclasses.replace(computed, notes=[*[few] * bool(few), *computed.notes])
         if asked.part is not None:
             raise ShardDone("every part is computed; nothing is written by a shard")
         keep(asked, name, computed)
-        typer.echo(computed.told)
+        typer.echo("\n".join([computed.told, *computed.notes]))
         failed = dict(computed.failed)
         del computed  # the model goes before pictures are drawn
         asked.say("drawing pictures and writing tables ...")
@@ -89,6 +93,17 @@ def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Ke
     return analysis(main, options=options, name=name)
 
 
+def _shortage(asked: Saving) -> str:
+    """Said before anything long where there are fewer problems than were asked for; wrong input is told by the analysis."""
+    try:
+        few = asked.shortage()
+    except (ValueError, TypeError, OSError):
+        return ""
+    if few:
+        sys.stderr.write(f"{few}\n")
+    return few
+
+
 def keep(options: Saving, name: str, computed: Computed) -> None:
     """Write what was computed into the run's hidden folder, from which it is presented, now or later."""
     from ..running.folders import write_manifest
@@ -97,7 +112,8 @@ def keep(options: Saving, name: str, computed: Computed) -> None:
     folder = options.kept
     (folder / RUN).unlink(missing_ok=True)  # first, and written last: what has it is whole
     shutil.rmtree(folder, ignore_errors=True)
-    facts: dict[str, Any] = {"failed": dict(computed.failed)} if computed.failed else {}
+    told = {"failed": dict(computed.failed), "notes": list(computed.notes)}
+    facts: dict[str, Any] = {what: each for what, each in told.items() if each}
     run = provenance(
         computed.model,
         repeat=repeat_command(),
@@ -179,6 +195,8 @@ def write(
 
 def _draw(kept: Path, into: Path, present: Callable[[Kept], Presented], *, report: bool) -> list[str]:
     """What follows from the folder `kept`, drawn and written into another; the names written."""
+    from ..views.report import Text
+
     found = read(kept)
     try:
         presented = present(found)
@@ -188,7 +206,9 @@ def _draw(kept: Path, into: Path, present: Callable[[Kept], Presented], *, repor
     for name, content in presented.files.items():
         _write(into / name, content)
     if page is not None:
-        page.provenance(found.run).save(into / "report.html")
+        said = {part.text for part in page.parts if isinstance(part, Text)}
+        notes = [note for note in found.run.get("notes", ()) if note not in said]
+        page.sentence(*notes).provenance(found.run).save(into / "report.html")
     return [*presented.files, *["report.html"] * report]
 
 

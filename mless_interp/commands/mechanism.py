@@ -11,10 +11,12 @@ from ..command_line import (
     LayersOption,
     OutcomeOption,
     OutOption,
+    between,
     chosen_heads,
     contrasts,
     read_heads,
 )
+from ..given import count_of
 from .kept import Computed, Kept, Presented, program
 
 CONTRASTS = ("content", "held")
@@ -38,7 +40,9 @@ class Options(Inserting):
         str, Option(help="Mediation: noising (add the parts without the span) or denoising (take them away).")
     ] = "noising"
     outcome: OutcomeOption = "answer_logprob"
-    c: Annotated[float, Option(help="Near zero: |a| < 1.4826 MAD c. There is no rule for c; vary it.")] = 0.13
+    c: Annotated[
+        float, Option(callback=between(0.0), help="Near zero: |a| < 1.4826 MAD c. There is no rule for c; vary it.")
+    ] = 0.13
     out: OutOption = Path("results/mechanism")
 
 
@@ -143,7 +147,7 @@ def present(kept: Kept) -> Presented:
     def page() -> Report:
         question = (
             f"Does {parts.settings['insertion']} act on {model_name(kept.run['model']['name'])} by scaling what attention "
-            f"wrote, or by adding to it, over {kept.run['n_problems']} problems?"
+            f"wrote, or by adding to it, over {count_of(kept.run['n_problems'], 'problem')}?"
         )
         made = Report("The mechanism", question=question, answer=of_mechanism(parts, mediated))
         first = {MEDIATED: pictures["mediation.png"]}

@@ -16,8 +16,10 @@ from ..command_line import (
     ProblemOption,
     chosen_heads,
     contrasts,
+    fewer_than,
     read_heads,
 )
+from ..given import count_of
 from .kept import Computed, Kept, Presented, program, shown_attention
 
 PROBLEMS = {"locate": 64, "sweep": 32}
@@ -123,6 +125,10 @@ class Options(Inserting):
             )
         return asked, limit
 
+    def shortage(self) -> str:
+        asked, limit = self.checked()
+        return "" if asked.confirm or asked.answers else fewer_than(limit, len(asked.questions()))
+
 
 def compute(options: Options) -> Computed:
     """Patch attention heads, one at a time and exactly, and rank them by the share of the insertion's effect they carry.
@@ -205,7 +211,8 @@ def _answered(model: Any, pairs: Any, found: Any, options: Options) -> Any:
             for number, members in enumerate(random, 1)
         ]
     options.say(
-        f"answering {len(pairs)} other problems under {len(treatments)} treatments: {len(pairs) * len(treatments)} answers"
+        f"answering {count_of(len(pairs), 'other problem')} under {count_of(len(treatments), 'treatment')}: "
+        f"{count_of(len(pairs) * len(treatments), 'answer')}"
     )
     return evaluate_accuracy(
         model,
@@ -253,8 +260,9 @@ def present(kept: Kept) -> Presented:
 
     def page() -> Report:
         question = (
-            f"Which of {len(patches.heads)} heads of {model_name(kept.run['model']['name'])} carry the effect of "
-            f"{found.settings['insertion']} on {outcome}, patched one at a time on {kept.run['n_problems']} problems "
+            f"Which of {count_of(len(patches.heads), 'head')} of {model_name(kept.run['model']['name'])} carry the effect of "
+            f"{found.settings['insertion']} on {outcome}, patched one at a time on "
+            f"{count_of(kept.run['n_problems'], 'problem')} "
             f"(template {template}, mode {kept.run['mode']})?"
         )
         answer = of_located(found) if located else of_sweep(found)

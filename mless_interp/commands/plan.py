@@ -23,8 +23,10 @@ from ..command_line import (
     SeedOption,
     TemplateOption,
     UnitOption,
+    between,
     chosen_insertion,
     chosen_problems,
+    fewer_than,
 )
 
 LIMITS = {"sweep": 32, "locate": 64, "profiles": 32, "mechanism": 32, "accuracy": 500}
@@ -61,7 +63,10 @@ def plan(
     attention: Annotated[str | None, Option(help="eager or sdpa (nnsight). [default: what suits the size]")] = None,
     memory: Annotated[str | None, Option(help="Of a GPU that is not here, with --tflops: 80GB.")] = None,
     tflops: Annotated[
-        float | None, Option(help="Of a GPU that is not here: 10^12 operations a second in the chosen precision.")
+        float | None,
+        Option(
+            callback=between(0.0), help="Of a GPU that is not here: 10^12 operations a second in the chosen precision."
+        ),
     ] = None,
     treatments: Annotated[
         int | None, Option(min=1, help="accuracy: how often the problems are answered. [default: 2]")
@@ -71,8 +76,10 @@ def plan(
         int | None,
         Option(min=1, help="locate: heads that are supposed to be named, which controls are of. [default: 5]"),
     ] = None,
-    price: Annotated[float | None, Option(help="Of an hour on the machine, to say what the run costs.")] = None,
-    seconds: Annotated[float, Option(help="How long real code may be timed, about.")] = 20.0,
+    price: Annotated[
+        float | None, Option(callback=between(0.0), help="Of an hour on the machine, to say what the run costs.")
+    ] = None,
+    seconds: Annotated[float, Option(callback=between(0.0), help="How long real code may be timed, about.")] = 20.0,
     seed: SeedOption = 0,
     json_file: Annotated[
         Path | None, Option("--json", help="Also write everything to this file ('-': only that, here).")
@@ -97,7 +104,10 @@ def plan(
         if given is not None and what != analysis:
             raise ValueError(f"--{option} is for {analysis}, and {what} has no use for it: leave it out")
     sizes = {"n_before": n_before, "n_context": n_context, "n_answer": n_answer}
-    questions = chosen_problems(problems, model, limit=LIMITS[what] if limit is None else limit, **sizes)
+    wanted = LIMITS[what] if limit is None else limit
+    questions = chosen_problems(problems, model, limit=wanted, **sizes)
+    if few := fewer_than(wanted, len(questions)):
+        sys.stderr.write(f"{few}\n")
     filler = chosen_insertion(insertion, unit, n_tokens=n_tokens, seed=seed, problems=questions, place=place)
     options: dict[str, Any] = {"backend": backend, "dtype": dtype, "device": device, "attention": attention}
     found = plan_run(

@@ -1,5 +1,6 @@
 """`mless-interp figures`: do the paper's attention figures, and what they claim, hold on a model."""
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,8 +14,10 @@ from ..command_line import (
     Saving,
     TemplateOption,
     chosen_problems,
+    fewer_than,
     place_of_problem,
 )
+from ..given import count_of
 from .kept import Computed, Kept, Presented, program, shown_attention
 
 Profiles = dict[str, Any]
@@ -86,6 +89,10 @@ def compute(options: Options) -> Computed:
         for directory in given.values():
             tokenizer_of_model(directory)
     questions = {key: _questions(options, given.get(key)) for key in shown.models}
+    fewest = min(map(len, questions.values()))
+    few = fewer_than(options.limit, fewest)
+    if few:
+        sys.stderr.write(f"{few}\n")
     results: dict[str, Any] = {}
     beside: dict[str, Any] = {}
     models, told, failed, checks = {}, [], {}, {}
@@ -116,7 +123,7 @@ def compute(options: Options) -> Computed:
         "tiny": tiny,
         "models": models,
     }
-    return Computed(results, "\n".join(told), None, beside, facts, failed)
+    return Computed(results, "\n".join(told), None, beside, facts, failed, notes=[few] * bool(few))
 
 
 def _questions(options: Options, directory: str | None) -> Any:
@@ -230,7 +237,7 @@ def present(kept: Kept) -> Presented:
         instead = f" Here with {', '.join(own)} in {'its' if len(own) == 1 else 'their'} place." if own else ""
         question = (
             f"Does what {shown.number} claims of {', '.join(map(title_of, shown.models))} hold on "
-            f"{run['settings']['n_problems']} problems?{instead}{stand_ins}"
+            f"{count_of(run['settings']['n_problems'], 'problem')}?{instead}{stand_ins}"
         )
         answer = of_claims({names[key]: checks[key] for key in keys}, shown.number)
         made = Report(f"{shown.number} of arXiv 2510.01032 and its claims", question=question, answer=answer)
@@ -344,7 +351,7 @@ def _draw(figure: Any, found: dict[str, Profiles], names: dict[str, str], bars: 
     title = "accuracy (%): MATH-500 as published (read off the paper's bars)"
     measured = bars.loc[bars["source"] == "measured", "n"]
     if len(measured):
-        title += f",\nand measured on {int(measured.max())} problems (95 % intervals)"
+        title += f",\nand measured on {count_of(int(measured.max()), 'problem')} (95 % intervals)"
     return views.bars_and_profiles(bars, named, figure.panels[0].head, bars_title=title)
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from ..command_line import Asking, OutOption
+from ..given import count_of
 from .kept import Computed, Kept, Presented, program
 
 
@@ -43,6 +44,9 @@ class Options(Asking):
     ] = None
     seed: Annotated[int | None, Option(min=0, help="In place of the seeds of the file.")] = None  # type: ignore[assignment]
     out: OutOption = Path("results/study")
+
+    def shortage(self) -> str:
+        return ""  # a study of too few problems is refused
 
 
 def compute(options: Options) -> Computed:
@@ -103,8 +107,9 @@ def present(kept: Kept) -> Presented:
 
     def page() -> Report:
         question = (
-            f"What do {len(found.insertions)} insertions do in {model_name(kept.run['model']['name'])}, over "
-            f"{len(found.problem_ids)} problems?"
+            f"What {'does' if len(found.insertions) == 1 else 'do'} {count_of(len(found.insertions), 'insertion')} do in "
+            f"{model_name(kept.run['model']['name'])}, over "
+            f"{count_of(len(found.problem_ids), 'problem')}?"
         )
         if found.source:
             question += f" After {found.source}" + (

@@ -45,7 +45,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from ..given import checked
+from ..given import checked, count_of
 from ..heads import Head
 from ..prompts.conditions import one_of
 from ..prompts.problems import Problem
@@ -203,8 +203,11 @@ class PlantedModel:
 
     def __repr__(self) -> str:
         roles = ", ".join(f"{head} {kind}" for head, kind in self.truth.items())
-        s = self.settings
-        shape = f"{s['n_layers']} layers, {s['n_heads']} query heads, {s['n_key_value_heads']} key-value heads"
+        s: Any = self.settings
+        shape = ", ".join(
+            count_of(s[f"n_{what}"], one)
+            for what, one in (("layers", "layer"), ("heads", "query head"), ("key_value_heads", "key-value head"))
+        )
         return f"PlantedModel({shape}, seed {s['seed']}: {roles})"
 
 

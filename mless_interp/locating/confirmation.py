@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..given import count_of
 from ..heads import Head
 from ..patching.joint import JointKnockout
 from ..patching.reads import ReadEffects
@@ -116,7 +117,7 @@ class Confirmation(Result):
         """Which heads are confirmed, and as what; the set, the curve and specificity, tested on these problems."""
         s, n = self.settings, len(self.total)
         heads = f"{len(self.heads)} {'head' if len(self.heads) == 1 else 'heads'}"
-        found = [f"{n} fresh problems, none of them used to name the heads; {heads} tested again."]
+        found = [f"{count_of(n, 'fresh problem')}, none of them used to name the heads; {heads} tested again."]
         found += total_words(self.judged, self.unit, s.get("contrast", "content"))
         few = few_problems(n, len(self.heads), s["alpha"], again=True)
         if few:

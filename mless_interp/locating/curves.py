@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..given import checked
+from ..given import checked, count_of
 from ..heads import Head
 from ..metrics.rankings import circuit_distance, circuit_performance
 from ..models.base import Model
@@ -262,7 +262,7 @@ class CircuitCurve(Result):
         """What the first heads restore, against the reverse and random orders, and whether they add up."""
         s, total = self.settings, float(self.total.mean())
         words = [
-            f"{s.get('insertion')}, {len(self.problem_ids)} problems, outcome {s.get('outcome')}; ablation: "
+            f"{s.get('insertion')}, {count_of(len(self.problem_ids), 'problem')}, outcome {s.get('outcome')}; ablation: "
             f"{s.get('ablation')}.",
             f"Total effect {total:+.4f} {self.unit}.",
         ]
@@ -279,7 +279,7 @@ class CircuitCurve(Result):
             if self.sizes[at] - self.sizes[at - 1] > 1
             else self.sizes[at]
         )
-        words.append(f"Half of it is back with {size} of {len(self.ranking)} heads.")
+        words.append(f"Half of it is back with {size} of {count_of(len(self.ranking), 'head')}.")
         words.append(f"CPR {cpr[0]:.3f}, CMD {cmd[0]:.3f}; reversed {cpr[1]:.3f}, {cmd[1]:.3f}.")
         if len(self.orders) > 2:
             words.append(

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..given import count_of
 from ..heads import Head, as_head
 from ..patching.joint import JointKnockout
 from ..patching.parts import WHOLE
@@ -25,6 +26,7 @@ from ..running.results import (
     tidy,
 )
 from ..scores import HeadScores
+from ..scores.scored import is_sink
 from ..statistics import Interval, mean_interval, median_interval
 from .confirmation import Confirmation
 from .control import OTHERS, beside_controls
@@ -41,7 +43,7 @@ from .sentences import (
     total_words,
     verdict_words,
 )
-from .sinks_read import is_sink, sink_words
+from .sinks_read import sink_words
 
 NAMED_MARK = "outlined: named, by a test of most problems, corrected for testing many heads"
 OF_THE_PATCH = (
@@ -216,7 +218,7 @@ class LocatedHeads(
         return None if made is None or head not in made.heads else bool(made.confirmed[made.heads.index(head)])
 
     def reads_sink(self, head: Head | str) -> bool | None:
-        """Whether the span that a head reads is an attention sink in most problems (`sinks_read.is_sink`); None where it was
+        """Whether the span that a head reads is an attention sink in most problems (`scores.scored.is_sink`); None where it was
         not looked at: the head does not read, or controls were left out."""
         found, head = self.sinks, as_head(head)
         if found is None or head not in found.heads:
@@ -255,7 +257,8 @@ class LocatedHeads(
         """What was found and in how many problems, what could not be told, what fresh problems say, what this cannot say."""
         s, n, judged = self.settings, len(self.problem_ids), self.judged
         found = [
-            f"{s['insertion']}, {n} problems, {len(self.heads)} heads tested ({s['swept']}), outcome {s['outcome']}.",
+            f"{s['insertion']}, {count_of(n, 'problem')}, {count_of(len(self.heads), 'head')} tested ({s['swept']}), outcome "
+            f"{s['outcome']}.",
             *total_words(judged, self.unit, self.contrast.name),
             *concentration_words(self.total, self.problem_ids, self.unit, s["outcome"]),
             *self._way_words(),
@@ -301,7 +304,8 @@ class LocatedHeads(
         left = self.settings["n_candidates"] - len(screened)
         return [
             f"Screened by gradients: {why}.",
-            f"{left} heads ranked below and were not tested: nothing is known of them.",
+            f"{count_of(left, 'head')} ranked below and {'was' if left == 1 else 'were'} not tested: nothing is known of "
+            f"{'it' if left == 1 else 'them'}.",
         ]
 
     def _named_words(self) -> list[str]:
@@ -320,7 +324,8 @@ class LocatedHeads(
             )
         others = [kind for kind, named in zip(judged.kinds, judged.named, strict=True) if not named]
         found.append(
-            f"Of the {'other ' if len(places) else ''}{len(others)} heads {others.count('negligible')} are shown to do less "
+            f"Of the {'other ' if len(places) else ''}{count_of(len(others), 'head')} {others.count('negligible')} are shown "
+            "to do less "
             f"than that in most problems, {others.count('undecided')} are undecided."
         )
         if any(judged.side[at] != "both" for at in places) and s["outcome"] != "logit_diff":

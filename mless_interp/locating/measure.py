@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ..given import count_of
 from ..heads import Head
 from ..models.gradients import no_gradients_because, refuse_without_gradients
 from ..models.info import ModelError
@@ -117,7 +118,7 @@ def chosen_way(
         return Way(True, "as asked for")
     if mode == "auto":
         if len(heads) <= N_SCREENED:
-            return Way(True, f"{len(heads)} heads, no more than screening would keep ({N_SCREENED})")
+            return Way(True, f"{count_of(len(heads), 'head')}, no more than screening would keep ({N_SCREENED})")
         if shard_of(model.engine) is not None:
             return Way(True, "shards sweep exactly, as no clock of one is that of all")
         seconds = estimated_seconds(prepared, heads, contrast)

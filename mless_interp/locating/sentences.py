@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..given import count_of
 from ..patching.joint import CHOSEN_HERE, JointKnockout
 from ..patching.parts import FEWEST
 from ..running.results import with_limits
@@ -30,7 +31,8 @@ def few_problems(n: int, n_heads: int, alpha: float, *, again: bool = False) -> 
         return ""
     heads = "a head" if n_heads == 1 else f"any of {n_heads} heads"
     return (
-        f"{n} problems are too few to {'confirm' if again else 'name'} {heads} at alpha = {alpha:g}: not even a head that acts "
+        f"{count_of(n, 'problem')} {'is' if n == 1 else 'are'} too few to {'confirm' if again else 'name'} {heads} at alpha "
+        f"= {alpha:g}: not even a head that acts "
         f"in every problem would pass. {needed} problems are needed, more where heads act in fewer than all."
     )
 
@@ -70,7 +72,7 @@ def concentration_words(total: np.ndarray, ids: Sequence[str], unit: str, outcom
     which = ", ".join(ids[at] for at in found.problems[:5]) + (", ..." if len(found.problems) > 5 else "")
     words = (
         f"A few problems carry most of it: {100 * found.share:.0f} % of all that happens lies in {len(found.problems)} of "
-        f"{len(total)} problems ({which}); as they are left out, its mean lies between {found.low:+.4f} and "
+        f"{count_of(len(total), 'problem')} ({which}); as they are left out, its mean lies between {found.low:+.4f} and "
         f"{found.high:+.4f} {unit}. Means and fractions below rest on them; the counts of problems do not."
     )
     if outcome != "answer_prob":
@@ -93,10 +95,12 @@ def verdict_words(judged: Judged, at: int, kind: str) -> str:
     did, n, did_other = int(counts[side].count[0, at]), int(counts[side].n[at]), int(counts[other].count[0, at])
     smallest = share_words(judged.smallest_effect)
     if with_it:
-        told = f"{verbs[side]} more than {smallest} of the effect in {did} of {n} problems, {verbs[other]} it in {did_other}"
+        of = count_of(n, "problem")
+        told = f"{verbs[side]} more than {smallest} of the effect in {did} of {of}, {verbs[other]} it in {did_other}"
     else:
         told = (
-            f"against the effect: {against[side]} it by more than {smallest} in {did} of {n} problems, {against[other]} it "
+            f"against the effect: {against[side]} it by more than {smallest} in {did} of {count_of(n, 'problem')}, "
+            f"{against[other]} it "
             f"in {did_other}"
         )
     share = median_interval(judged.turned(SIDES[side])[:, at])
@@ -136,7 +140,8 @@ def specific_words(table: pd.DataFrame, *, alpha: float, n: int, confirmed: Sequ
     lacking = [f"{row.label} on {row.exceeds_mass_n}" for row in short.itertuples()]
     if lacking:
         words.append(
-            f"Taking as much attention elsewhere is possible on fewer than all {n} problems for {', '.join(lacking)} (not "
+            f"Taking as much attention elsewhere is possible on fewer than all {count_of(n, 'problem')} for "
+            f"{', '.join(lacking)} (not "
             "enough other attention to take); where it is on too few, random words alone decide."
         )
     return words

@@ -3,16 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
+from ..given import count_of
 from ..heads import Head
 from ..patching.prepared import Prepared
-from ..running.results import of_heads
 from ..scores import HeadScores, score_heads
-
-MASSIVE = 10.0
-"""A span token whose residual stream is this many times as long as other tokens' is a sink (the project's own number)."""
-LONGEST = ("span_residual_norm", "span_first_residual_norm")
+from ..scores.scored import is_sink
 
 
 def sinks_read(prepared: Prepared, heads: Sequence[Head], *, checkpoint: Path | None, progress: bool) -> HeadScores:
@@ -28,25 +23,13 @@ def sinks_read(prepared: Prepared, heads: Sequence[Head], *, checkpoint: Path | 
     )
 
 
-def is_sink(scores: HeadScores) -> np.ndarray:
-    """Whether the span is a sink to a head, `[problem, head]`: to its attention, or in the residual stream that it reads.
-
-    Some span token gets more than the sink threshold (0.3) of the attention of all rows that see it, on average; or the span's
-    tokens, or the first of them, are at least `MASSIVE` times as long as other tokens. Source: Gu et al. 2024 (2410.10781),
-    Sun et al. 2024 (2402.17762), secondary sinks (2512.22213), repeated tokens (2503.08908).
-    """
-    attended = of_heads(scores.of("span_sink_rate"), scores.heads) > 0
-    long = [of_heads(scores.of(name), scores.heads) >= MASSIVE for name in LONGEST]
-    return attended | np.any(long, axis=0)
-
-
 def sink_words(scores: HeadScores | None) -> list[str]:
     """Which heads read a span that is a sink in most problems; nothing where none does."""
     if scores is None:
         return []
     counts, n = is_sink(scores).sum(0), len(scores.problem_ids)
     flagged = [
-        f"{head} (in {count} of {n} problems)"
+        f"{head} (in {count} of {count_of(n, 'problem')})"
         for head, count in zip(scores.heads, counts, strict=True)
         if 2 * count > n
     ]

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..given import count_of
 from ..models.gates import extension_of
 from ..running.results import Result, Shown, ShownTable, place_of, tidy
 from ..statistics import CONFIDENCE, Interval, benjamini_hochberg, defined_mean, holm, mcnemar, mean_interval
@@ -232,7 +233,8 @@ class ActivationShift(Result):
         s = self.settings
         found = [
             f"Activations of the MLP of layer {self.layer} (zero-based), {s.get('insertion')}, "
-            f"{len(self.problem_ids)} problems, {s.get('positions')} tokens ({self.n_tokens[:, 0].mean():.0f} a problem), "
+            f"{count_of(len(self.problem_ids), 'problem')}, {s.get('positions')} tokens ({self.n_tokens[:, 0].mean():.0f} a "
+            "problem), "
             f"contrasts {', '.join(self.contrasts)}; near zero: |a| < 1.4826 MAD x {s.get('c')}."
         ]
         found += extension_of(s)
@@ -314,7 +316,7 @@ def _verdict(found: _Signs, p_corrected: float, made: Interval, claimed: int, al
     if not moved:
         return "undecided (no problem changed)"
     if mcnemar(moved, 0) * len(CLAIMS) >= alpha:
-        return f"undecided ({moved} problems that change are too few to tell)"
+        return f"undecided ({count_of(moved, 'problem')} that {'changes is' if moved == 1 else 'change are'} too few to tell)"
     if p_corrected >= alpha:
         return "undecided"
     most = 1 if found.n_up > found.n_down else -1

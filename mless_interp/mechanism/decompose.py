@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..given import checked
+from ..given import checked, count_of
 from ..heads import Head
 from ..models.base import Model
 from ..patching.prepared import single
@@ -167,7 +167,8 @@ class AttentionParts(Result):
         left = np.linalg.norm(self.rest) / change if change > 0 else np.nan
         return [
             f"Problem {self.problem_id!r}, layer {self.layer} (zero-based), contrast {self.contrast!r}: lambda of "
-            f"{len(self.lam)} heads at {len(self.queries)} queries, {self.lam.min():.4f} to {self.lam.max():.4f}; the "
+            f"{count_of(len(self.lam), 'head')} at {len(self.queries)} queries, {self.lam.min():.4f} to "
+            f"{self.lam.max():.4f}; the "
             f"affine form leaves {left:.2g} of the change open."
         ]
 

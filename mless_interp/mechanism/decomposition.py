@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..given import count_of
 from ..heads import Head
 from ..running.results import (
     Found,
@@ -251,7 +252,8 @@ class AttentionDecomposition(Result):
         """What was found, what is arithmetic, what cannot be said."""
         contrast = self.contrasts[0]
         return [
-            f"{len(self.heads)} heads in {len(self.layers)} layers (zero-based), {len(self.problem_ids)} problems, "
+            f"{count_of(len(self.heads), 'head')} in {count_of(len(self.layers), 'layer')} (zero-based), "
+            f"{count_of(len(self.problem_ids), 'problem')}, "
             f"{self.settings.get('insertion', 'an insertion')}, contrast {contrast!r}.",
             *self._identity_words(contrast),
             self._lambda_words(contrast),
@@ -297,9 +299,12 @@ class AttentionDecomposition(Result):
                 words += f"; no head differs from {name}"
                 continue
             above, below = (int((p < self.alpha).sum()) for p in test.p_corrected)
-            words += f"; against {name} {above} heads keep more and {below} less in most problems (corrected p < "
+            keep = f"{count_of(above, 'head')} {'keeps' if above == 1 else 'keep'} more and {below} less"
+            words += f"; against {name} {keep} in most problems (corrected p < "
             least = fewest_problems(int(np.isfinite(test.p[0]).sum()), alpha=self.alpha)
-            words += f"{self.alpha:.3g}" + (f"; that takes {least} problems at least)" if test.n.max() < least else ")")
+            words += f"{self.alpha:.3g}" + (
+                f"; that takes {count_of(least, 'problem')} at least)" if test.n.max() < least else ")"
+            )
         return words + "."
 
     def _fit_words(self, contrast: str) -> list[str]:
@@ -310,7 +315,8 @@ class AttentionDecomposition(Result):
         outside = int(((slope < 0) | (slope > 1)).sum())
         return [
             "The slope of the best global affine fit is another number than lambda: median difference "
-            f"{np.nanmedian(apart):.3f}, largest {np.nanmax(apart):.3f}, {outside} heads outside [0, 1], where lambda "
+            f"{np.nanmedian(apart):.3f}, largest {np.nanmax(apart):.3f}, {count_of(outside, 'head')} outside [0, 1], where "
+            "lambda "
             f"always lies; its R squared has median {np.nanmedian(r2):.3f}."
         ]
 

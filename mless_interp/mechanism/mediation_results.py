@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..given import count_of
 from ..models.gates import extension_of
 from ..running.results import Result, Shown, ShownTable, interval_columns, limits_of, place_of, tidy
 from ..statistics import CONFIDENCE, holm, mean_interval, median_interval, sign_test
@@ -108,7 +109,7 @@ class Mediation(Result):
         heads = "all heads" if s.get("all_heads") else ", ".join(s.get("heads", []))
         found = [
             f"Mediation through {heads} of layer {s.get('layer')} (zero-based), {s.get('insertion')}, contrast "
-            f"{s.get('contrast')!r}, {s.get('direction')}, {len(self.problem_ids)} problems."
+            f"{s.get('contrast')!r}, {s.get('direction')}, {count_of(len(self.problem_ids), 'problem')}."
         ]
         found += extension_of(s)
         table = self.summary().set_index(["reading", "effect"])

@@ -117,7 +117,8 @@ class ModelChecks:
     logit then; 0 where attention writes nothing.
     `logits_difference`: largest difference to the plain Hugging Face forward pass.
     `gap_difference`: largest difference between the gap and the masked condition on shared tokens (methods: C2 = C3).
-    `replay_difference`: replay against one whole forward pass. All in logits, except the first two; None = does not apply
+    `replay_difference`: replay against one whole forward pass; where it is above the tolerance and `replay` is "layer by
+    layer", rounding moves the same logits by as much. All in logits, except the first two; None = does not apply
     (fused attention has no patterns; a wrapped object has no Hugging Face model beside it). `replay` says how runs are
     continued, `shows_rotated` whether queries and keys can be had as they enter the scores, which edits of attention need:
     `entering_error` is by how much a head's output differs from the one computed from them, and from the mean of what it

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from ..given import count_of
 from ..heads import Head, as_heads
 from ..metrics.recovery import aligned_recovery, span_variation
 from ..metrics.spikes import timing_spearman
@@ -94,7 +95,7 @@ class ClaimChecks(Result):
         plural = {"agrees": "agree", "disagrees": "disagree"}
         counted = Counter(plural.get(check.verdict, check.verdict) for check in self.checks)
         return [
-            f"{len(self.checks)} claims checked on {s.get('model')}, heads {s.get('heads')} (zero-based), "
+            f"{count_of(len(self.checks), 'claim')} checked on {s.get('model')}, heads {s.get('heads')} (zero-based), "
             f"{s.get('insertion')}, {s.get('n_problems')} problems: "
             f"{', '.join(f'{number} {verdict}' for verdict, number in counted.items())}."
         ]

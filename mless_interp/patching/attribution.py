@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..given import checked
+from ..given import checked, count_of
 from ..heads import Head
 from ..models.base import Model
 from ..models.gradients import INSTEAD, refuse_without_gradients
@@ -355,7 +355,8 @@ class HeadAttribution(Result):
         """What was estimated, how well the integral adds up, what was verified, and what an estimate is for."""
         effects = self.inserted - self.masked
         found = [
-            f"{self.settings.get('method')} of {self.scores[0].size} heads, {len(self.problem_ids)} problems; total effect "
+            f"{self.settings.get('method')} of {count_of(self.scores[0].size, 'head')}, "
+            f"{count_of(len(self.problem_ids), 'problem')}; total effect "
             f"({self._ends}) {float(effects.mean()):+.4f} {self.unit}."
         ]
         if np.abs(effects).max() <= self.settings.get("resolution", 0.0):
@@ -369,7 +370,8 @@ class HeadAttribution(Result):
         if n_exact:
             rest = self.verified.size - n_exact
             found.append(
-                f"The first {n_exact} heads were verified by an exact sweep and are ranked by it"
+                f"The first {count_of(n_exact, 'head')} {'was' if n_exact == 1 else 'were'} verified by an exact sweep and "
+                f"{'is' if n_exact == 1 else 'are'} ranked by it"
                 f"{f'; the other {rest} follow, ranked by their estimates' if rest else ''}."
             )
         return [*found, "Estimates are for screening: name heads with exact sweeps of both directions (locate_heads)."]

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..given import checked
+from ..given import checked, count_of
 from ..heads import Head
 from ..metrics.attention import span_log_odds
 from ..models.arithmetic import masked_scores, with_extra, with_sinks
@@ -283,10 +283,11 @@ class DoseResponse(Result):
         low, high = float(total.low[most]), float(total.high[most])
         known = " (1 for identical tokens in layer 0)" if self.layer == 0 else ""
         return [
-            f"{self.settings.get('insertion')} and fewer, {len(self.problem_ids)} problems, layer {self.layer} (zero-based), "
-            f"{len(self.heads)} heads.",
+            f"{self.settings.get('insertion')} and fewer, {count_of(len(self.problem_ids), 'problem')}, layer {self.layer} "
+            "(zero-based), "
+            f"{count_of(len(self.heads), 'head')}.",
             f"Slope of logit(1 - lambda) in log N: held positions {_range(held)}{known}; inserted {_range(inserted)}.",
-            f"The outcome {self.settings.get('outcome')} moves most at {self.doses[most]} tokens: "
+            f"The outcome {self.settings.get('outcome')} moves most at {count_of(self.doses[most], 'token')}: "
             f"{float(total.estimate[most]):+.4f} {self.unit} against no insertion, 95 % interval"
             f"{limits_of(low, high) or ' undefined'} (for all {len(self.doses)} doses together: this one was picked by its "
             f"effect){', which holds 0.' if low * high <= 0 else '.'}",

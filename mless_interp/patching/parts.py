@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ..given import count_of
 from ..prompts.conditions import CONTRASTS
 from ..running.results import Quantity, interval_columns, with_limits
 from ..statistics import (
@@ -202,8 +203,8 @@ class Parts:
         name = "" if contrast is None or contrast.name == "total" else f"{contrast.name} "
         ends = "" if contrast is None else f" ({contrast.corrupted} - {contrast.clean})"
         found = [
-            f"Total {name}effect{ends}: median {with_limits(self.median_total, self.unit)}, of this sign in {same} of {n} "
-            f"problems (sign test, p = {self.p_total:.2g}); mean {with_limits(mean, self.unit)}."
+            f"Total {name}effect{ends}: median {with_limits(self.median_total, self.unit)}, of this sign in {same} of "
+            f"{count_of(n, 'problem')} (sign test, p = {self.p_total:.2g}); mean {with_limits(mean, self.unit)}."
         ]
         if n == 1:
             found.append(
@@ -224,32 +225,50 @@ class Parts:
 
     def _claim_words(self) -> list[str]:
         """Which cells are shown to do more than the smallest effect; of a summary with a `label` per row."""
-        one, several = self.what
-        n, share = len(self.total_effect), f"{100 * self.smallest_effect:.3g} %"
-        m = int((~np.isnan(self.per_cell)).any(0).sum())
-        if not self.established:
-            return [f"That most problems show an effect of one sign is not established, so no {one} is tested."]
+        if why := self.why_none():
+            return [why]
         table = self.summary().sort_values("p_prevalence", kind="stable")  # type: ignore[attr-defined]
         passed = table[table["p_prevalence"] < self.alpha]
-        test = f"prevalence test, p < {self.alpha:.3g} after Holm over {m} {several} and both senses"
+        rest, share = len(passed) - NAMED_AT_MOST, f"{100 * self.smallest_effect:.3g} %"
+        return [
+            f"{len(passed)} of {count_of(self._n_tested, *self.what)} {'does' if len(passed) == 1 else 'do'} more than {share} "
+            f"of the effect in most problems ({self._test_words()}).",
+            *(_cell_words(row, share) for row in passed.head(NAMED_AT_MOST).to_dict("records")),
+            *([f"{rest} more {'stands' if rest == 1 else 'stand'} in the table."] if rest > 0 else []),
+        ]
+
+    @property
+    def _n_tested(self) -> int:
+        """Cells that are defined on any problem."""
+        return int((~np.isnan(self.per_cell)).any(0).sum())
+
+    def _test_words(self) -> str:
+        cells = count_of(self._n_tested, *self.what)
+        test = f"prevalence test, p < {self.alpha:.3g} after Holm over {cells} and both senses"
         if self.delta > self._asked:
             test += f"; effects up to {self.delta:.2g} {self.unit} are taken for rounding, which is more than that"
-        if len(passed):
-            rest = len(passed) - NAMED_AT_MOST
-            return [
-                f"{len(passed)} of {m} {several} {'does' if len(passed) == 1 else 'do'} more than {share} of the effect in "
-                f"most problems ({test}).",
-                *(_cell_words(row, share) for row in passed.head(NAMED_AT_MOST).to_dict("records")),
-                *([f"{rest} more stand in the table."] if rest > 0 else []),
-            ]
-        least = fewest_problems(m, alpha=self.alpha)
+        return test
+
+    def why_none(self) -> str:
+        """Why no cell is shown to do more than the smallest effect, in a sentence; "" where one is."""
+        one, n, m = self.what[0], len(self.total_effect), self._n_tested
+        if not self.established:
+            return f"That most problems show an effect of one sign is not established, so no {one} is tested."
+        if bool((self.p_prevalence < self.alpha).any()):
+            return ""
+        least = fewest_problems(m, alpha=self.alpha) if m else 0
         if n < least:
-            return [f"No {one} can pass with {n} problems: {m} {several} take at least {least} ({test})."]
+            takes = "takes" if m == 1 else "take"
+            return (
+                f"No {one} can pass with {count_of(n, 'problem')}: {count_of(m, *self.what)} {takes} at least {least} "
+                f"({self._test_words()})."
+            )
+        said = f"No {one} is shown to do more than {100 * self.smallest_effect:.3g} % of the effect in most problems"
+        if not m:
+            return f"{said}: none is defined on any problem."
         power = detectable_prevalence(n, m, alpha=self.alpha)
-        return [
-            f"No {one} is shown to do more than {share} of the effect in most problems ({test}); one that does in "
-            f"{100 * power:.0f} % of all problems would be found with 80 % power."
-        ]
+        found = f"one that does in {100 * power:.0f} % of all problems would be found with 80 % power"
+        return f"{said} ({self._test_words()}); {found}."
 
 
 def _cell_words(row: dict[str, Any], share: str) -> str:
@@ -257,7 +276,7 @@ def _cell_words(row: dict[str, Any], share: str) -> str:
     way = "of the effect" if row["sense"] > 0 else "against the effect"
     middle, low, high = (100 * row[f"median_fraction{end}"] for end in ("", "_ci_low", "_ci_high"))
     return (
-        f"{row['label']}: more than {share} {way} in {row['k']} of {row['n']} problems; median {middle:.0f} % "
+        f"{row['label']}: more than {share} {way} in {row['k']} of {count_of(row['n'], 'problem')}; median {middle:.0f} % "
         f"[{low:.0f}, {high:.0f}] of the total."
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..given import checked
+from ..given import checked, count_of
 from ..heads import Head
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
@@ -364,7 +364,7 @@ class ReadEffects(Result):
         heads = ", ".join(map(str, self.heads))
         what = f"What the read of {heads} is" if len(self.heads) == 1 else f"What the reads of {heads} are"
         found = [
-            f"{what}: {s.get('insertion')}, {n} problem{'s' * (n > 1)}, outcome "
+            f"{what}: {s.get('insertion')}, {count_of(n, 'problem')}, outcome "
             f"{s.get('outcome')}, median total content effect {_with_limits(total, self.unit)}."
         ]
         n_tests = len(self.heads) * (len(ASKED) * len(READ_EDITS) + len(BESIDE) * len(FOLLOWS))
@@ -377,7 +377,9 @@ class ReadEffects(Result):
                 "concluded."
             )
         elif n < needed:
-            found.append(f"Nothing can be shown with fewer than {needed} problems: the edits are described, no more.")
+            found.append(
+                f"Nothing can be shown with fewer than {count_of(needed, 'problem')}: the edits are described, no more."
+            )
         elif self.chosen_elsewhere:
             found.append(
                 f"What is concluded holds in most problems: {least}, p < {self.alpha:g} after Holm over "
@@ -409,9 +411,11 @@ class ReadEffects(Result):
                 against = int(made.estimate[at, k] < -self.smallest_effect)
                 count, n = int(self.prevalence.count[against, at, k]), int(self.prevalence.n[at, k])
                 way = " against it" * against
-                said += f" of the median total (more than {self._least}{way} in {count} of {n} problems)"
+                said += f" of the median total (more than {self._least}{way} in {count} of {count_of(n, 'problem')})"
             lacking = len(self.total) - int(made.n[at, k])
-            words.append(said + (f" (undefined in {lacking} of {len(self.total)} problems)" if lacking else ""))
+            words.append(
+                said + (f" (undefined in {lacking} of {count_of(len(self.total), 'problem')})" if lacking else "")
+            )
         return f"{head} ({head.paper_label} in the paper's counting): {'; '.join(words)}."
 
     def _amount(self, at: int, k: int) -> str:

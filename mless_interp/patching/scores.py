@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..given import count_of
 from ..heads import Head
 from ..prompts.conditions import DIRECTIONS
 from ..running.results import (
@@ -208,14 +209,17 @@ class PatchScores(Parts, Result):
         """What was measured, who carries the total effect, and which heads do how much in how many problems."""
         s = self.settings
         found = [
-            f"{s.get('edit', 'z')} patch of {len(self.heads)} heads, contrast {s.get('contrast')}, {s.get('direction')}, "
-            f"outcome {s.get('outcome')}, {len(self.problem_ids)} problems.",
+            f"{s.get('edit', 'z')} patch of {count_of(len(self.heads), 'head')}, contrast {s.get('contrast')}, "
+            f"{s.get('direction')}, "
+            f"outcome {s.get('outcome')}, {count_of(len(self.problem_ids), 'problem')}.",
             *self._total_words(),
             *self._claim_words(),
         ]
         undefined = int(np.isnan(self.per_head).any(0).sum())
         if undefined:
-            found.append(f"{undefined} heads are undefined on some problem (NaN).")
+            found.append(
+                f"{count_of(undefined, 'head')} {'is' if undefined == 1 else 'are'} undefined on some problem (NaN)."
+            )
         within = int(self.within_noise.sum())
         if within:
             found.append(

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..given import check_count, checked
+from ..given import check_count, checked, count_of
 from ..heads import Head
 from ..models.base import Model
 from ..models.inputs import Recording
@@ -234,7 +234,7 @@ def sweep_heads(
 
     found = prepared.each(
         of_unit,
-        label=f"patching {len(chosen)} heads ({prepared.insertion})",
+        label=f"patching {count_of(len(chosen), 'head')} ({prepared.insertion})",
         settings={
             "sweeps": {name: sweep.settings for name, sweep in sweeps.items()},
             "heads": list(map(str, chosen)),

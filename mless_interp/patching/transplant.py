@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from ..given import check_count, checked
+from ..given import check_count, checked, count_of
 from ..models.base import Model
 from ..models.inputs import Edit, Inputs
 from ..models.sites import attention_sites
@@ -234,7 +234,8 @@ class Transplant(Result):
         """Whether the span carries its problem's answer, in how many problems, and what a foreign one costs."""
         s, n = self.settings, len(self.problem_ids)
         found = [
-            f"Spans transplanted between problems: {s.get('insertion')}, {n} problems, the spans of {self.values.shape[1] - 1} "
+            f"Spans transplanted between problems: {s.get('insertion')}, {count_of(n, 'problem')}, the spans of "
+            f"{self.values.shape[1] - 1} "
             f"others in each, outcome {s.get('outcome')}."
         ]
         if not any(np.abs(getattr(self, name)).max() > self.resolution for name in READINGS):
@@ -245,7 +246,8 @@ class Transplant(Result):
             sure = self.p(name) < s.get("alpha", 0.05)
             found.append(
                 f"{'Established' if sure else 'Not established'} that {words}{_against(sure, self.interval(name))}: median "
-                f"{with_limits(self.interval(name), self.unit)}, above 0 in {above} of {n} problems (sign test, p = "
+                f"{with_limits(self.interval(name), self.unit)}, above 0 in {above} of {count_of(n, 'problem')} (sign test, "
+                "p = "
                 f"{self.p(name):.2g})."
             )
         if s.get("n_prompts", 1) > 1:

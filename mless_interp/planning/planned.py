@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from ..generation.complete import rows_at_once
-from ..given import checked
+from ..given import checked, count_of
 from ..grading.graders import grade
 from ..models.info import ModelError, ModelInfo
 from ..models.load import BACKENDS
@@ -136,14 +136,18 @@ class Plan:
         c, low, high = self.chosen, self.tokens[0], self.tokens[2]
         length = f"{low}" if low == high else f"{low} to {high}"
         of = (
-            f"{self.model}: {self.n_parameters:,} parameters, {self.n_layers} layers of {self.n_heads} heads; {self.what} of "
-            f"{self.n_problems} problems of {length} tokens (median {self.tokens_after:.0f} after the insertion) in "
-            f"{self.n_units} units, {self.operations:.2g} operations, {self.token_layers:.2g} token-layers; backend "
+            f"{self.model}: {self.n_parameters:,} parameters, {count_of(self.n_layers, 'layer')} of "
+            f"{count_of(self.n_heads, 'head')}; {self.what} of "
+            f"{count_of(self.n_problems, 'problem')} of {length} tokens (median {self.tokens_after:.0f} after the insertion) "
+            "in "
+            f"{count_of(self.n_units, 'unit')}, {self.operations:.2g} operations, {self.token_layers:.2g} token-layers; "
+            "backend "
             f"{c.backend}, {c.attention} attention."
         )
         guessed = [term.name for term in self.terms if term.estimate]
         if self.timed_layers:
-            how = f"Times are from the real code on {self.timed_layers} random layers of this geometry on {c.device}"
+            layers = count_of(self.timed_layers, "random layer")
+            how = f"Times are from the real code on {layers} of this geometry on {c.device}"
         else:
             how = "No time was taken, as that GPU is not here"
         how += f"; estimates: {', '.join(guessed)}." if guessed else "."

@@ -31,7 +31,9 @@ class Prompt:
 
     `bos_added`: the first id is the tokenizer's BOS, put there by us. `joined_differs`: the parts are encoded one by
     one, and encoding the joined string in one piece would give other ids, as where tokens merge over a border or the text
-    spells special tokens (recorded, not mended; None = not checked).
+    spells special tokens (recorded, not mended; None = not checked). Where a tokenizer puts a space before whatever it encodes
+    (Llama 2's SentencePiece, `▁`), the parts of a prompt without a chat template are read with that space between them, and
+    are held against the string that has it: a text that was cut between its words does not differ.
     """
 
     ids: tuple[int, ...]
@@ -299,8 +301,10 @@ def build_prompt(tokenizer: Any, problem: Problem, template: str | Template = "r
     prompt = Prompt(tuple(ids), tuple(segments), made.name, bos_added)
     if not prompt.indices("question"):
         raise ValueError(f"problem {problem.id!r}: its question encodes to no tokens with this tokenizer")
-    together = encode(tokenizer, "".join(text for text, _ in parts), markers=True)
-    return replace(prompt, joined_differs=together != prompt.ids[bos_added:])
+    texts = [text for text, _ in parts if text]
+    spaced = [" ".join(texts)] if not made.chat and _begins_with_space(tokenizer) else []
+    together = (encode(tokenizer, whole, markers=True) for whole in ("".join(texts), *spaced))
+    return replace(prompt, joined_differs=prompt.ids[bos_added:] not in together)
 
 
 def _chat_parts(tokenizer: Any, problem: Problem, system: str) -> list[tuple[str, str]]:

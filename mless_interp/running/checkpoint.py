@@ -6,7 +6,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,6 +47,8 @@ class Checkpoint:
 
     A `shard` writes a file of its own beside `path`; what the other shards have kept is read along, there and by a run
     without a shard, for which they must have ended.
+
+    `problem_of` gives the problem's id of a name under which a value is kept, for messages, where that is more than the id.
     """
 
     def __init__(
@@ -56,12 +58,14 @@ class Checkpoint:
         origins: Mapping[str, Origin] | None = None,
         *,
         shard: Shard | None = None,
+        problem_of: Callable[[str], str] = str,
     ) -> None:
         whole = None if path is None else _checked(path)
         if shard is not None and whole is None:
             raise ValueError(f"{shard!r} of a run needs a checkpoint= in which it keeps its part: give one")
         self.path = whole if whole is None or shard is None else shard.file(whole)
         self.repaired = False
+        self._problem_of = problem_of
         self._done: dict[tuple[str, ...], Any] = {}
         self._origins = dict(origins or {})
         self._lock: Lock | None = None
@@ -122,7 +126,8 @@ class Checkpoint:
 
     def _refuse_other_prompts(self, prompts: Mapping[str, str], path: Path | None = None) -> None:
         """Problems that were asked otherwise than now, by the keys of what was asked then."""
-        changed = [each for each, now in self._origins.items() if prompts.get(each, now.prompt) != now.prompt]
+        kept = [each for each, now in self._origins.items() if prompts.get(each, now.prompt) != now.prompt]
+        changed = list(dict.fromkeys(map(self._problem_of, kept)))
         if changed:
             words = "s {} have other prompts" if len(changed) > 1 else " {} has another prompt"
             raise CheckpointError(
@@ -153,7 +158,7 @@ class Checkpoint:
         for number, record in enumerate(rest, start=2):
             if not self._is_sound(record):
                 if number <= len(lines):  # a last line that was cut off is no damage: the run was stopped
-                    damaged.append(f"line {number}{_named(record, lines[number - 1])}")
+                    damaged.append(f"line {number}{_named(record, lines[number - 1], self._problem_of)}")
                 continue
             self._done[record["id"], *(record.get(name, "") for name in Origin._fields)] = record["value"]
         if damaged:
@@ -294,13 +299,12 @@ def _settings_of(first: Any) -> dict[str, Any] | None:
     return None
 
 
-def _named(record: Any, line: bytes) -> str:
+def _named(record: Any, line: bytes, problem_of: Callable[[str], str] = str) -> str:
     """The problem of a damaged line, as far as it can be read."""
-    if isinstance(record, dict) and isinstance(record.get("id"), str):
-        return f" (problem {record['id']!r})"
-    found = re.match(rb'\{"id": ("(?:[^"\\]|\\.)*")', line)
-    name = None if found is None else _parsed(found.group(1))
-    return "" if name is None else f" (problem {name!r})"
+    name = record["id"] if isinstance(record, dict) and isinstance(record.get("id"), str) else None
+    if name is None and (found := re.match(rb'\{"id": ("(?:[^"\\]|\\.)*")', line)):
+        name = _parsed(found.group(1))
+    return "" if name is None else f" (problem {problem_of(name)!r})"
 
 
 def _few(words: Iterable[str], between: str = ", ") -> str:

@@ -13,10 +13,10 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..given import checked
@@ -33,6 +33,10 @@ COMPUTED = "computed"
 RUN = "run.json"
 """Where results come from, beside them; every run has its own."""
 TOOLKIT = "mless_interp"
+KINDS = frozenset({".csv", ".html", ".json", ".jsonl", ".npz", ".parquet", ".png"})
+"""What this toolkit writes into folders. A file of another kind is never removed, whatever a manifest says of it."""
+PASSING = frozenset({".lock", ".new", ".owner"})
+"""Kinds of files that stand only where something is being written."""
 NAMED = 5
 """Files that a message names."""
 ROOM = 8 << 20
@@ -52,11 +56,22 @@ def manifest_of(folder: Path) -> dict[str, Any] | None:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
         ours = found["made_by"] == TOOLKIT and found["digest"] == _digest(found) and isinstance(found["files"], dict)
+        ours = ours and all(map(_inside, found["files"]))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{str(file)!r} is damaged ({type(error).__name__}); move the folder away") from error
     if not ours:
         raise ValueError(f"{str(file)!r} is damaged, or no manifest of this toolkit; move the folder away")
     return found
+
+
+def _inside(name: str) -> bool:
+    """Whether a manifest's name is that of a file in its folder, as this toolkit writes it.
+
+    >>> [_inside(name) for name in ("results/arrays.npz", "../x.csv", "/x.csv", "a/./x.csv", "")]
+    [True, False, False, False, False]
+    """
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and path.as_posix() == name
 
 
 def write_manifest(
@@ -92,21 +107,46 @@ def damaged_files(folder: Path, names: Iterable[str] | None = None) -> dict[str,
 
 
 def foreign_in(folder: Path) -> list[str]:
-    """What stands in a folder and is not in its manifest: links too, and all of it where there is no manifest."""
+    """What stands in a folder and is not in its manifest, or is of no kind that this toolkit writes (links are of none); all of
+    it where there is no manifest. A manifest can be forged, so it does not decide alone."""
     manifest = manifest_of(folder)
     files = set() if manifest is None else {MANIFEST, *manifest["files"]}
+    return [name for name in _names_in(folder) if name not in files or not _written(folder / name)]
+
+
+def refuse_strange(folder: Path) -> None:
+    """`FileExistsError` if a hidden folder holds what no run of this toolkit leaves there, whoever it says it is of."""
+    strange = [folder.name] * folder.is_symlink() or [
+        name for name in _names_in(folder) if not _written(folder / name, passing=True)
+    ]
+    if strange:
+        raise FileExistsError(
+            f"{str(folder)!r} is in the way and not of this toolkit ({_few(strange)}); move it away, or choose another name"
+        )
+
+
+def _names_in(folder: Path) -> list[str]:
+    """Every file and link in a folder, sorted; never through links."""
     found = []
-    for root, folders, names in os.walk(folder):  # never through links
+    for root, folders, names in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(root, name))]
-        inner = [Path(root, name) for name in [*names, *links]]
-        found += [path for path in inner if path.is_symlink() or path.relative_to(folder).as_posix() not in files]
-    return sorted(path.relative_to(folder).as_posix() for path in found)
+        found += [Path(root, name).relative_to(folder).as_posix() for name in (*names, *links)]
+    return sorted(found)
+
+
+def _written(path: Path, *, passing: bool = False) -> bool:
+    """Whether this toolkit writes such files (`passing`: or has them where it is writing)."""
+    return (path.suffix in KINDS or (passing and path.suffix in PASSING)) and not path.is_symlink()
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:NAMED]) + f" and {len(names) - NAMED} more" * (len(names) > NAMED)
 
 
 def _remove_own(folder: Path) -> None:
     """Remove a folder that holds nothing foreign, the manifest last, so that the rest is known until it is gone."""
     if foreign := foreign_in(folder):
-        raise FileExistsError(f"{str(folder)!r} holds foreign files ({', '.join(foreign[:NAMED])}); move it away")
+        raise FileExistsError(f"{str(folder)!r} holds foreign files ({_few(foreign)}); move it away")
     for root, _, names in os.walk(folder, topdown=False):
         inner = Path(root) != folder
         for name in names:
@@ -196,6 +236,11 @@ def renewed(path: str | Path) -> Iterator[Path]:
             yield making
             (making / MANIFEST).unlink()
             made = [file.relative_to(making) for file in sorted(making.rglob("*")) if file.is_file()]
+            for file in made:
+                if any((target / above).is_symlink() for above in file.parents):
+                    raise FileExistsError(
+                        f"{str(target / file.parent)!r} is a link, and nothing is written through it; move it"
+                    )
             own = {*((manifest_of(target) or {}).get("files", ())), *(file.as_posix() for file in made)}
             for file in made:
                 (target / file.parent).mkdir(parents=True, exist_ok=True)
@@ -228,20 +273,24 @@ def refuse_existing(path: str | Path, *, overwrite: bool) -> None:
             )
     foreign = foreign_in(target)
     if foreign:
-        more = f" and {len(foreign) - NAMED} more" if len(foreign) > NAMED else ""
         raise FileExistsError(
-            f"the folder {str(target)!r} holds what this toolkit did not write there ({', '.join(foreign[:NAMED])}{more}) and "
-            "is not replaced; move that away, or choose another name"
+            f"the folder {str(target)!r} holds what this toolkit did not write there ({_few(foreign)}) and is not replaced; "
+            "move "
+            "that away, or choose another name"
         )
 
 
 def recover(target: Path) -> None:
     """Finish or remove what a run that died while it wrote this folder has left; call it with the folder locked."""
     new, old = (_beside(target, kind) for kind in ("new", "old"))
+    for each in (new, old):
+        if each.is_symlink():
+            refuse_strange(each)
     if new.is_dir():
         manifest = manifest_of(new)
         if manifest is None and {each.name for each in new.iterdir()} - {f".{MANIFEST}.new"}:
             raise FileExistsError(f"{str(new)!r} is in the way and not of this toolkit; move it away")
+        refuse_strange(new)
         if manifest is None or not manifest["complete"] or damaged_files(new) or foreign_in(new):
             shutil.rmtree(new)
         else:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..given import count_of
 from .checkpoint import Checkpoint, CheckpointError, Origin, key_of, plain
 from .progress import progress_bar
 from .work import Compute, Engine, Tick, Unit, here, shard_of
@@ -144,7 +145,7 @@ def _kept(saved: Checkpoint, ids: Sequence[str], unit: Unit) -> bool:
 
 
 def _what_is_kept(found: Mapping[int, Any], ids: Sequence[str], saved: Checkpoint) -> str:
-    done = f"{len(found)} of {len(ids)} problems were finished"
+    done = f"{len(found)} of {count_of(len(ids), 'problem')} were finished"
     if saved.path is None:
         return f"{done}, and none is kept: checkpoint= names a file that keeps them"
     return f"{done} and are kept in {saved.path}: start again with the same settings to go on"

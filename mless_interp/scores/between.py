@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..given import checked
+from ..given import checked, count_of
 from ..heads import Head
 from ..metrics.segments import segment_mean
 from ..models.base import Model
@@ -207,7 +207,8 @@ class SegmentAttention(Result):
         """What was measured, and what the question reads."""
         n, table = len(self.problem_ids), self.over_heads().set_index("reads")
         found = [
-            f"Attention between {len(self.segments)} segments in {len(self.heads)} heads on {n} problem{'s' * (n > 1)}, "
+            f"Attention between {count_of(len(self.segments), 'segment')} in {count_of(len(self.heads), 'head')} on "
+            f"{count_of(n, 'problem')}, "
             f"{self.settings.get('insertion', 'no insertion')}, conditions {', '.join(self.conditions)}."
         ]
         if "question" in table:

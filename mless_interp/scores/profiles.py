@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..given import checked
+from ..given import checked, count_of
 from ..heads import Head, as_head, as_heads
 from ..metrics.segments import RowChoice
 from ..models.base import Model
@@ -331,8 +331,8 @@ class AttentionProfile(Result):
         s = self.settings
         lengths = [len(texts) for texts in self.inserted_texts]
         return [
-            f"Attention received per token: {len(self.heads)} heads of {s.get('model')}, "
-            f"{len(self.problem_ids)} problems of {min(lengths)} to {max(lengths)} tokens, {s.get('insertion')}, "
+            f"Attention received per token: {count_of(len(self.heads), 'head')} of {s.get('model')}, "
+            f"{count_of(len(self.problem_ids), 'problem')} of {min(lengths)} to {max(lengths)} tokens, {s.get('insertion')}, "
             f"conditions {', '.join(self.conditions)}, rows {s.get('rows')!r}."
         ]
 

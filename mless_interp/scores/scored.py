@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binom
 
+from ..given import count_of
 from ..heads import Head
 from ..running.results import (
     Found,
@@ -22,13 +23,18 @@ from ..running.results import (
     rows_of,
     undefined,
 )
-from ..statistics import CONFIDENCE, defined_mean, mean_interval
+from ..statistics import CONFIDENCE, defined_mean, mean_interval, wilson
 from .catalogue import metric_named
 
 USUAL = ("collapse_relative", "recovery_aligned", "span_mass", "log_density_ratio", "entropy")
 """Metrics whose intervals a page shows; of all others it shows the means."""
 PRINTED = ("span_mass", "log_density_ratio", "collapse_relative", "recovery_aligned")
 """Metrics that a print shows, where they are here."""
+MASSIVE = 10.0
+"""A span token whose residual stream is this many times as long as other tokens' is a sink (the project's own number)."""
+LONGEST = ("span_residual_norm", "span_first_residual_norm")
+OF_SINKS = ("span_sink_rate", *LONGEST)
+"""What tells whether the span is a sink."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -131,6 +137,15 @@ class HeadScores(Result):
                 parts.append(rows.assign(null=nulls, unit=metric_named(metric).unit))
         return pd.concat(parts, ignore_index=True)
 
+    def sinks(self) -> tuple[np.ndarray, np.ndarray]:
+        """In how many problems the span is a sink to each head (`is_sink`), of how many where that is known, `[head]` each.
+
+        It is not known where one of its quantities is undefined and the others do not make it one. Needs metrics="sinks".
+        """
+        sunk = is_sink(self)
+        unknown = ~sunk & np.any([np.isnan(of_heads(self.of(name), self.heads)) for name in OF_SINKS], axis=0)
+        return sunk.sum(0), (~unknown).sum(0)
+
     def top(self, metric: str, k: int = 10, condition: str | None = None) -> pd.DataFrame:
         """The `k` heads with the largest mean (median, where it may be infinite) of a metric, as rows of `summary`."""
         self.of(metric, condition)
@@ -144,7 +159,8 @@ class HeadScores(Result):
         """What was measured, and how much of it is undefined."""
         s = self.settings
         found = [
-            f"{len(self.values)} attention metrics of {len(self.heads)} heads on {len(self.problem_ids)} problems, "
+            f"{count_of(len(self.values), 'attention metric')} of {count_of(len(self.heads), 'head')} on "
+            f"{count_of(len(self.problem_ids), 'problem')}, "
             f"{s.get('insertion', 'no insertion')}, conditions {', '.join(self.conditions)}, rows {s.get('rows')!r}."
         ]
         if s.get("sink_moved"):
@@ -155,6 +171,8 @@ class HeadScores(Result):
             found.append(
                 f"On {s['boundary_merge']} tokens merged at a border of the span and are left out of comparisons."
             )
+        if set(OF_SINKS) <= set(self.values):
+            found.append(_sink_words(self))
         counted = undefined(self.values, self.heads)
         if counted:
             found.append(f"Undefined (NaN): {counted}.")
@@ -213,6 +231,37 @@ class HeadScores(Result):
         values = np.where(np.isinf(mean), np.nan, cells)
         found = mean_interval(values, confidence=self.confidence, n_resamples=self.n_resamples, seed=self.seed)
         return mean, found.low, found.high
+
+
+def is_sink(scores: HeadScores) -> np.ndarray:
+    """Whether the span is a sink to a head, `[problem, head]`: to its attention, or in the residual stream that it reads.
+
+    Some span token gets more than the sink threshold (0.3) of the attention of all rows that see it, on average; or the span's
+    tokens, or the first of them, are at least `MASSIVE` times as long as other tokens. Source: Gu et al. 2024 (2410.10781),
+    Sun et al. 2024 (2402.17762), secondary sinks (2512.22213), repeated tokens (2503.08908).
+    """
+    attended = of_heads(scores.of("span_sink_rate"), scores.heads) > 0
+    long = [of_heads(scores.of(name), scores.heads) >= MASSIVE for name in LONGEST]
+    return attended | np.any(long, axis=0)
+
+
+def _sink_words(scores: HeadScores) -> str:
+    """To how many heads the span is a sink in most problems, and to which most of all, in how many of those that tell."""
+    counts, n = scores.sinks()
+    cells = len(scores.problem_ids) * len(n)
+    lacking = f" Undefined in {cells - int(n.sum())} of {cells} cells (problem x head)." if n.sum() < cells else ""
+    if not n.any():
+        return f"Is the span an attention sink? It is undefined for every head.{lacking}"
+    shares = np.where(n > 0, counts / np.maximum(n, 1), -1.0)
+    most, m = int(shares.argmax()), int((2 * counts > n).sum())
+    limits = wilson(int(counts[most]), int(n[most]), confidence=scores.confidence)
+    said = f"yes, to {m} of {count_of(len(counts), 'head')}" if m else f"no, to none of {count_of(len(counts), 'head')}"
+    return (
+        f"Is the span an attention sink? In most problems {said}; most often to {scores.heads[most]}, in {counts[most]} of "
+        f"{count_of(n[most], 'problem')} ({100 * shares[most]:.0f} % [{100 * float(limits.low):.0f}, "
+        f"{100 * float(limits.high):.0f}])."
+        f"{lacking}"
+    )
 
 
 def _median_interval(cells: np.ndarray, confidence: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

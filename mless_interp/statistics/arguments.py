@@ -6,7 +6,7 @@ import json
 import numpy as np
 from jaxtyping import Bool, Float64, Shaped
 
-from ..given import as_annotated
+from ..given import as_annotated, count_of
 from ..given import check_choice as check_choice
 from ..given import check_count as check_count
 from ..given import check_share as check_share
@@ -47,7 +47,8 @@ def check_effects(values: object, *, name: str = "effects", min_problems: int = 
         raise ValueError(f"{name} must be [problem, *cells], got a single number")
     if array.shape[0] < min_problems:
         raise ValueError(
-            f"{name} needs at least {min_problems} problems on its first axis, got {array.shape[0]} (shape {array.shape}); "
+            f"{name} needs at least {count_of(min_problems, 'problem')} on its first axis, got {array.shape[0]} (shape "
+            f"{array.shape}); "
             "the first axis is the problem, the unit of replication"
         )
     if array.size == 0:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
+from ..given import count_of
 from .arguments import Cells, Effects, check_effects, check_share
 from .bootstrap import CONFIDENCE, Interval
 
@@ -90,7 +91,8 @@ class Concentration:
 
     def __repr__(self) -> str:
         return (
-            f"{self.share:.0%} of the effect lies in {len(self.problems)} problems; mean {self.mean:+.4g}, without them "
+            f"{self.share:.0%} of the effect lies in {count_of(len(self.problems), 'problem')}; mean {self.mean:+.4g}, "
+            "without them "
             f"{self.low:+.4g} to {self.high:+.4g}"
         )
 

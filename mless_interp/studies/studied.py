@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ..accuracy import AccuracyResults
+from ..given import count_of
 from ..heads import Head
 from ..locating.located import LocatedHeads
 from ..patching.scores import PatchScores
@@ -195,7 +196,8 @@ class StudyResult(Result):
         if not m or n >= (needed := fewest_problems(m, alpha=ALPHA)):
             return []
         return [
-            f"{n} problems are too few to establish any of {m} effects: not even one of the same sign in all of them would "
+            f"{count_of(n, 'problem')} are too few to establish any of {m} effects: not even one of the same sign in all of "
+            "them would "
             f"pass. {needed} problems are needed, more where some show the other sign."
         ]
 
@@ -204,14 +206,16 @@ class StudyResult(Result):
         n = len(self.problem_ids)
         many = len(self._effects)
         found = [
-            f"{self.title.rstrip('.?')}: {len(self.insertions)} insertions on {n} problems, contrasts "
+            f"{self.title.rstrip('.?')}: {count_of(len(self.insertions), 'insertion')} on {count_of(n, 'problem')}, contrasts "
             f"{', '.join(self.contrasts)}, outcomes {', '.join(self.outcomes)}; effects are medians over problems, with p of "
             f"sign tests after Holm over all {many}."
         ]
         found += self.too_few()
         if self.answers is not None:
             first = self.answers.summary().iloc[0]
-            found.append(f"Without insertion {100 * first['accuracy']:.1f} % of {int(first['n'])} problems are right.")
+            found.append(
+                f"Without insertion {100 * first['accuracy']:.1f} % of {count_of(int(first['n']), 'problem')} are right."
+            )
         table = self.summary().set_index("insertion")
         found += [self._row_words(name, table.loc[name]) for name in self.insertions]
         where = self.source or "its source"
@@ -235,20 +239,21 @@ class StudyResult(Result):
                 missing = int(np.isnan(values).sum())
                 words.append(
                     f"{metric.replace('_', ' ')} {with_limits(mean, metric_named(metric).unit)}"
-                    + f", undefined in {missing} problems" * bool(missing)
+                    + f", undefined in {count_of(missing, 'problem')}" * bool(missing)
                 )
         if name in self.located:
             made = self.located[name].confirmation
             told = f"heads named: {row['heads']}"
             if made is not None:
                 told += (
-                    f"; confirmed on {len(made.problem_ids)} fresh problems: {_listed(self.located[name].confirmed)}"
+                    f"; confirmed on {count_of(len(made.problem_ids), 'fresh problem')}: "
+                    f"{_listed(self.located[name].confirmed)}"
                 )
             words.append(told)
         if self.answers is not None:
             change = [100 * row[f"difference{end}"] for end in ("", "_ci_low", "_ci_high")]
             words.append(
-                f"{100 * row['accuracy']:.1f} % of {int(row['answers_n'])} answers right, {change[0]:+.1f} points "
+                f"{100 * row['accuracy']:.1f} % of {count_of(int(row['answers_n']), 'answer')} right, {change[0]:+.1f} points "
                 f"[{change[1]:+.1f}, {change[2]:+.1f}] (p = {row['difference_p']:.2g})"
             )
         inserts = row["inserts"]
@@ -262,11 +267,12 @@ class StudyResult(Result):
         if not row["n"]:
             return f"{contrast}{of} undefined in every problem"
         if not np.nan_to_num(made.total_effect).any():
-            where = f"the other {row['n']} problems{missing}" if missing else "every problem"
+            where = f"the other {count_of(row['n'], 'problem')}{missing}" if missing else "every problem"
             return f"{contrast}{of} exactly 0 in {where}"
         sure = "" if row["p_holm"] < ALPHA else ", not established"
         return (
-            f"{contrast}{of} {with_limits(made.median_total, made.unit)}, of this sign in {row['k']} of {row['n']} problems"
+            f"{contrast}{of} {with_limits(made.median_total, made.unit)}, of this sign in {row['k']} of "
+            f"{count_of(row['n'], 'problem')}"
             f"{missing} (p = {row['p_holm']:.2g}{sure})"
         )
 
@@ -305,7 +311,8 @@ class StudyResult(Result):
         columns += [name for name in table.columns if name not in columns and not name.endswith("_n")]
         words = {"span_mass": "attention to it", "accuracy": "right answers", "difference": "change of right answers"}
         side = (
-            f"What each insertion does, {len(self.problem_ids)} problems. Medians: effects of a contrast on the outcome over "
+            f"What each insertion does, {count_of(len(self.problem_ids), 'problem')}. Medians: effects of a contrast on the "
+            "outcome over "
             f"problems, in {unit}, and in how many of the problems where it is defined it has that sign; p after Holm over the "
             "study."
         )

@@ -8,6 +8,7 @@ import pandas as pd
 from ..circuits.direct import WAYS, DirectEffects
 from ..circuits.paths import LOGITS, TOGETHER, PathEffects
 from ..circuits.site_patches import ALL, PositionMap, SitePatches
+from ..given import count_of
 from ..heads import Head
 from ..running.results import largest_first
 from .head_plots import MADE_WITH
@@ -72,6 +73,8 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
     part : through what edges enter heads: "qkv" (where that is not among those to draw, the largest of the others), "q", "k"
         or "v".
     only_found : draw the edges that most problems show (corrected p) alone; False draws all whose share is `smallest` or more.
+
+    Where there is no such edge, a sentence under the nodes says so and, as far as it is known, why.
     """
     table = found.summary()
     column, words = "median_fraction", "median share of the insertion's effect"
@@ -126,10 +129,19 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
     line: dict[str, Any] = {"color": "0.25", "linewidth": 1.5}
     drawn = f"that most problems show (p < {found.alpha:.3g}, corrected)" if only_found else f"of {smallest:g} or more"
     numbered = f"; numbers on the {NUMBERED} widest" if len(rows) > NUMBERED else ""
+    if rows.empty:
+        which, size = (
+            f"that enters by {part} " * (part != TOGETHER),
+            "median share" if found.established else "mean effect",
+        )
+        why = found.why_none() or f"No edge {which}is among those that most problems show."
+        said = why if only_found else f"No edge {which}has a {size} {drawn}."
+        key_below(picture, handles=key([(said, {"linestyle": "none"})]), ncols=1)
+        return picture
     entries: list[tuple[str, Any]] = [
         (f"with the effect; width and number: {words}", {"linestyle": "-", **line}),
         ("against the effect", {"linestyle": (0, (3, 1.5)), **line}),
-        (f"{len(rows)} edge{'s' * (len(rows) != 1)} {drawn}{numbered}", {"linestyle": "none"}),
+        (f"{count_of(len(rows), 'edge')} {drawn}{numbered}", {"linestyle": "none"}),
     ]
     key_below(picture, handles=key(entries), ncols=1)
     return picture

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from ..given import count_of
 from ..heads import Head, as_heads
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
@@ -244,7 +245,8 @@ def _attention_body(
         blocks = "one block" if spans[0] == 1 else f"{spans[0]} blocks"
         pooled = f", drawn as {blocks}: the sum of the attention to its tokens" if spans[0] < read.n_inserted else ""
         words.append(
-            f"{read.n_inserted} tokens are inserted{pooled} ({MARK} before the text, framed columns, yellow band)."
+            f"{count_of(read.n_inserted, 'token')} {'is' if read.n_inserted == 1 else 'are'} inserted{pooled} ({MARK} before "
+            "the text, framed columns, yellow band)."
         )
     if read.n_problems > 1:
         words.append(
@@ -258,7 +260,8 @@ def _attention_body(
         )
     words.append(precision)
     titles = [
-        f"{panel.title}" + (f", {int(panel.sizes.sum())} tokens" if read.n_problems == 1 else "") for panel in shown
+        f"{panel.title}" + (f", {count_of(int(panel.sizes.sum()), 'token')}" if read.n_problems == 1 else "")
+        for panel in shown
     ]
     if compared:
         on = "all tokens" if compared["all"] else "shared tokens"

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from ..given import count_of
 from ..heads import Head, as_heads
 from ..locating.curves import CircuitCurve
 from ..patching.dose import DoseResponse
@@ -135,7 +136,7 @@ def dose_response(found: DoseResponse) -> Picture:
         axes.plot(doses, table["slope_1"], color="0.8", linewidth=5, label="slope 1", zorder=0)
         colour, dashes, marker = LINES[column]
         for number, head in enumerate(found.heads):
-            label = f"{len(found.heads)} heads" if number == 0 else None
+            label = count_of(len(found.heads), "head") if number == 0 else None
             axes.plot(doses, table[str(head)], linewidth=0.6, color=colour, alpha=0.45, label=label)
         slope = found.mean_slope(condition)
         words = f"mean: slope {float(slope.estimate):.3f}"

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..given import count_of
 from ..heads import Head, as_heads
 from ..locating.judge import KINDS, NAMED, Kind
 from ..locating.located import LocatedHeads
@@ -75,7 +76,7 @@ def head_map(
     entries: list[tuple[str, Any]] = []
     if hatched:
         strokes = {"facecolor": "white", "hatch": "////", "edgecolor": "black", "linewidth": 0.5}
-        words = quantity.claim or f"{len(table)} heads tested"
+        words = quantity.claim or f"{count_of(len(table), 'head')} tested"
         entries.append((f"p < {level:g}, corrected: {words}", strokes))
     for letters, kind in dict(named.values()).items():
         style = FRAMES[kind.reads, kind.mediates]
@@ -162,7 +163,7 @@ def lambda_map(found: AttentionDecomposition, *, contrast: str | None = None, le
     beside = picture.add_subplot(rows, columns, 2)
     hatched = _significant(table, found.quantity("lam_minus_uniform"), level)
     draw_map(beside, _grid_of(table, "lam_minus_uniform"), label="lambda − uniform's (share)", hatched=hatched)
-    words = f"minus: lower; strokes: corrected p < {level:g} ({len(hatched)} of {len(table)} heads)"
+    words = f"minus: lower; strokes: corrected p < {level:g} ({len(hatched)} of {count_of(len(table), 'head')})"
     beside.set_title(f"against uniform attention; {words}", fontsize=9)
     return picture
 

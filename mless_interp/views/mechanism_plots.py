@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..given import count_of
 from ..mechanism import ActivationShift, AttentionDecomposition, Mediation
 from ..patching.reads import ReadEffects
 from .plots import (
@@ -264,5 +265,5 @@ def _reach(table: pd.DataFrame, column: str) -> np.ndarray:
 
 
 def _words(found: AttentionDecomposition, contrast: str | None) -> str:
-    where = [f"contrast {contrast or found.contrasts[0]}", f"{len(found.problem_ids)} problems"]
+    where = [f"contrast {contrast or found.contrasts[0]}", count_of(len(found.problem_ids), "problem")]
     return ", ".join(filter(None, [words_of(found, "model", "insertion"), *where]))

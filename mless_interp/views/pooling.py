@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..given import count_of
 from ..heads import Head, as_head
 from ..models.base import Model
 from ..models.sites import site
@@ -201,7 +202,7 @@ def read_attention(
         of = f"problem {pairs[0].id}"
         panels = tuple(read_patterns(model, pairs[0], name, chosen) for name in conditions)
     else:
-        of = f"mean over {len(pairs)} problems"
+        of = f"mean over {count_of(len(pairs), 'problem')}"
         panels = tuple(mean_patterns(model, pairs, name, chosen) for name in conditions)
     n_base = 1 + max(int(panel.base.max()) for panel in panels)
     return PairAttention(of, pairs[0].insertion.label, len(pairs), n_base, pairs[0].n_inserted, chosen, panels)

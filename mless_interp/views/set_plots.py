@@ -7,6 +7,7 @@ import numpy as np
 
 from ..circuits.head_sets import HeadSet, MinimalSets
 from ..circuits.transfer import Transfer
+from ..given import count_of
 from ..statistics import median_interval
 from .head_plots import MADE_WITH
 from .plots import GREY, HATCHES, LINES, Picture, draw_series, key_below, name_axes, panel, words_of
@@ -52,7 +53,7 @@ def _one_set(axes: Any, each: HeadSet) -> None:
         axes.plot(len(table) - 0.5, np.median(shares), "D", color="black", markersize=4, label="their median")
     axes.set_xticks(x, table["changed"], rotation=90)
     axes.set_xlim(-0.5, max(len(table), 1))
-    outcome = f"{len(each.heads)} heads" if each.found else "none found"
+    outcome = count_of(len(each.heads), "head") if each.found else "none found"
     name_axes(axes, x="head that comes or goes", y=textwrap.fill(WHAT[each.side], 34), title=f"{each.side}: {outcome}")
 
 

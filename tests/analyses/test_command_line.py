@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import json
 import re
 import shlex
 import subprocess
@@ -25,6 +26,7 @@ from mless_interp.command_line import (
     Inserting,
     LimitOption,
     Loading,
+    NTokensOption,
     OutOption,
     Saving,
     analysis,
@@ -38,6 +40,7 @@ from mless_interp.command_line import (
 from mless_interp.heads import Head
 from mless_interp.paper.figures import FIGURES
 from mless_interp.prompts.conditions import CONDITIONS, CONTRASTS
+from mless_interp.prompts.problems import DEMO_PROBLEMS
 
 # -------------------------------------------------------------------------------------------------------------- options
 
@@ -356,6 +359,36 @@ def test_a_number_that_is_too_small_is_told_by_its_option(
         assert f"got '{wrong}'; mless-interp {command} --help" in done.stderr and done.stderr.count("\n") == 1
 
 
+ABOVE_ZERO = {
+    "plan demo": ("--price", "--seconds", "--tflops"),
+    "accuracy": ("--arm-c", "--top-p"),
+    "mechanism": ("--c",),
+}
+
+
+@pytest.mark.parametrize(("line", "option"), [(line, each) for line, options in ABOVE_ZERO.items() for each in options])
+@pytest.mark.parametrize("wrong", ["0", "-1", "nan", "inf"])
+def test_a_number_that_must_be_above_zero_is_told_by_its_option(
+    line: str,
+    option: str,
+    wrong: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done = run_command(*line.split(), option, wrong, cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
+    said = rf"error: Invalid value for '{option}': must be greater than 0( and at most 1)?, got '{wrong}'; mless-interp"
+    assert done.returncode == 2 and re.match(said, done.stderr) and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_a_share_that_is_too_large_and_a_percentile_that_is_none_are_told_by_their_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for option, wrong in (("--top-p", "1.5"), ("--arm-p1", "101"), ("--arm-p1", "-1")):
+        done = run_command("accuracy", option, wrong, cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
+        assert done.returncode == 2 and done.stderr.startswith(f"error: Invalid value for '{option}': "), done.stderr
+
+
 TAKES_TEXTS = [name for name, taken in parameters().items() if "n_before" in taken]
 
 
@@ -379,6 +412,109 @@ def test_sizes_of_texts_are_refused_where_there_are_no_texts(
 
 def test_commands_that_ask_one_model_about_problems_take_texts() -> None:
     assert set(TAKES_TEXTS) == {*mi.commands.COMMANDS, "plan"} - {"figures"}
+
+
+def test_what_another_run_kept_is_told_by_the_options_that_differ(tmp_path: Path) -> None:
+    """A user knows options; the settings of the file that they came to are told behind them."""
+    from mless_interp.running.checkpoint import Checkpoint
+
+    @dataclass(frozen=True, kw_only=True)
+    class Options(Saving):
+        n_tokens: NTokensOption = 55
+
+    def main(options: Options) -> None:
+        with Checkpoint(options.partial / "answers.jsonl", {"treatments.mless.n_tokens": options.n_tokens}) as saved:
+            saved.put({"p1": 1})
+        raise KeyboardInterrupt
+
+    def run(*given: str) -> Any:
+        words = ["--out", str(tmp_path / "x"), *given]
+        return CliRunner().invoke(analysis(main, options=Options, name="own"), words)
+
+    assert run().exit_code == 130
+    for _ in range(2):  # the second time too
+        done = run("--n-tokens", "54", "--report")
+        said = (
+            f"error: '{tmp_path}/.x.partial' keeps what a run with other options had finished: --n-tokens was 55, now 54. Give "
+            "those again to go on, choose another --out, or clear it with --overwrite (treatments.mless.n_tokens was 55, now "
+            "54)\n"
+        )
+        assert done.exit_code == 2 and done.stderr == said
+    assert run().exit_code == 130, "its own options go on"
+    assert run("--n-tokens", "54", "--overwrite").exit_code == 130, "what it says to do helps"
+
+
+def test_with_overwrite_nothing_is_cleared_that_no_run_leaves(tmp_path: Path) -> None:
+    partial = tmp_path / ".x.partial"
+
+    def main(options: Saving) -> None:
+        (options.partial / "a.jsonl").write_text("1\n2\n")
+        raise KeyboardInterrupt
+
+    def run(*given: str) -> Any:
+        return CliRunner().invoke(analysis(main, options=Saving, name="own"), ["--out", str(tmp_path / "x"), *given])
+
+    assert run().exit_code == 130
+    (partial / "deep").mkdir()
+    (partial / "deep" / "notes.txt").write_text("mine")
+    done = run("--seed", "4", "--overwrite")
+    assert done.exit_code == 2 and "is in the way and not of this toolkit (deep/notes.txt); move it away" in done.stderr
+    assert (partial / "deep" / "notes.txt").read_text() == "mine" and (partial / "a.jsonl").exists()
+
+
+def test_fewer_problems_than_asked_for_are_said_and_noted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "few.jsonl").write_text("".join(DEMO_PROBLEMS.read_text().splitlines(keepends=True)[:3]))
+    asked = [
+        "mechanism",
+        "--problems",
+        "few.jsonl",
+        "--n-tokens",
+        "6",
+        "--layers",
+        "0",
+        "--no-control",
+        "--no-progress",
+    ]
+    said = "--limit 9: there are 3 problems, all are taken."
+    done = run_command(
+        *asked, "--limit", "9", "--report", "--out", "x", cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.splitlines().count(said) == 1 and said in done.stdout
+    assert json.loads((tmp_path / "x" / "run.json").read_text())["notes"] == [said]
+    assert (tmp_path / "x" / "report.html").read_text().count(said) == 1
+    done = run_command(
+        "plan",
+        "demo",
+        "sweep",
+        "--limit",
+        "9999",
+        "--memory",
+        "80GB",
+        "--tflops",
+        "400",
+        cwd=tmp_path,
+        capsys=capsys,
+        monkeypatch=monkeypatch,
+    )
+    assert "--limit 9999: there are 564 problems, all are taken." in done.stderr.splitlines()
+
+
+@pytest.mark.parametrize("line", ["locate --mode sweep", "circuit demo --heads L0H18", "profiles", "accuracy", "dose"])
+def test_every_command_knows_how_many_problems_it_was_asked_for(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: Any, **__: Any) -> None:
+        raise ValueError("as far as this")
+
+    monkeypatch.setattr("mless_interp.models.load.load_model", load)
+    for n, few in ((9999, True), (564, False)):
+        words = [*line.split(), "--limit", str(n), "--no-progress"]
+        done = run_command(*words, cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
+        assert done.stderr.endswith("error: as far as this\n"), done.stderr
+        assert ("--limit 9999: there are 564 problems, all are taken." in done.stderr) == few
 
 
 # -------------------------------------------------------------------------------------- command lines that are not read

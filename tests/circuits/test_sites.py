@@ -56,7 +56,7 @@ def test_a_span_that_computes_has_sites_of_its_own(direction: str) -> None:
     (pair,) = pairs_for(model, 5, 1, before="question", after="question", at=12)
     options = {"sites": SITES, "n_rows": 3, "contrast": "computed", "direction": direction, "progress": False}
     found = mi.patch_sites(model, [pair], **options)
-    assert found.positions[7:] == ("span 0", "span 1", "span 2", "span -3", "span -2", "span -1", "span all")
+    assert found.positions[7:] == ("span 0", "span 1", "span -3", "span -2", "span -1", "span all"), "of five tokens"
     conditions = {"donor": "blind", "receiving": "inserted"}
     if direction == "noising":
         conditions = {"donor": "inserted", "receiving": "blind"}
@@ -81,12 +81,10 @@ def test_a_span_that_computes_has_sites_of_its_own(direction: str) -> None:
 def test_after_the_question_only_what_leads_to_the_answer_is_left() -> None:
     model = loaded(folder_of("Llama"), "bridge")
     (pair,) = pairs_for(model, count=1, after="question")
-    found = mi.patch_sites(model, [pair], sites=["resid_post"], n_rows=len(pair.answer_prefix_ids) + 1, progress=False)
-    missing = np.isnan(found.values[0, 0, 0])
-    assert [name for name, gone in zip(found.positions, missing, strict=True) if gone] == [
-        str(len(pair.answer_prefix_ids)),
-        str(-len(pair.answer_prefix_ids) - 1),
-    ]
+    n = len(pair.answer_prefix_ids)
+    found = mi.patch_sites(model, [pair], sites=["resid_post"], n_rows=n + 1, progress=False)
+    assert found.positions == (*map(str, range(n // 2)), *map(str, range(-((n + 1) // 2), 0)), "all")
+    assert not np.isnan(found.values).any()
     np.testing.assert_allclose(found.values[:, 0, -1, -1], found.total, atol=1e-6)
 
 
@@ -101,22 +99,47 @@ def test_questions_of_different_length_are_aligned_from_both_ends() -> None:
     pairs = pairs_for(model)
     lengths = [pair.answered("answer").n_after - len(pair.answer_ids) for pair in pairs]
     assert len(set(lengths)) > 1
-    n_rows = min(lengths) + 1
+    n_rows = min(lengths) // 2 + 1
     found = mi.patch_sites(model, pairs, sites=["resid_post"], n_rows=n_rows, progress=False)
+    long = mi.patch_sites(model, pairs, sites=["resid_post"], n_rows=1, progress=False)
     table = found.summary()
     for row, (pair, n) in enumerate(zip(pairs, lengths, strict=True)):
         alone = mi.patch_sites(model, [pair], sites=["resid_post"], n_rows=n_rows, progress=False)
-        np.testing.assert_allclose(found.values[row], alone.values[0], atol=1e-6)
+        here = [found.positions.index(name) for name in alone.positions]
+        np.testing.assert_allclose(found.values[row][..., here], alone.values[0], atol=1e-6)
         missing = np.isnan(found.values[row, 0, 0])
-        assert missing.sum() == 2 * max(n_rows - n, 0)
-        at = {name: found.values[row, 0, :, place] for place, name in enumerate(found.positions)}
-        for back in range(1, n_rows):
-            if n - back < n_rows:
-                np.testing.assert_allclose(
-                    at[str(-back)], at[str(n - back)], atol=1e-6
-                )  # the same token from either end
+        assert (~missing).sum() == min(n, 2 * n_rows) + 1, "every token once, and all"
+        assert missing.sum() == len(found.positions) - len(alone.positions)
+        for name in ("0", "-1", "all"):
+            here, there = (found.positions.index(name), long.positions.index(name))
+            np.testing.assert_allclose(found.values[row, 0, :, here], long.values[row, 0, :, there], atol=1e-6)
     counts = table.set_index(["of_layer", "position"])["n"]
-    assert counts[0, str(n_rows - 1)] == sum(n >= n_rows for n in lengths) and counts[0, "all"] == len(pairs)
+    assert counts[0, str(n_rows - 1)] == sum(n >= 2 * n_rows for n in lengths) and counts[0, "all"] == len(pairs)
+    short = sum(n < 2 * n_rows for n in lengths)
+    said = f"{n_rows} from each end were asked for, and {short} of {len(pairs)} questions do not have {2 * n_rows} tokens: each"
+    assert 0 < short < len(pairs) and any(words.startswith(said) for words in found.sentences())
+    assert not any("from each end" in words for words in long.sentences())
+
+
+@pytest.mark.parametrize("measure", [mi.patch_sites, mi.map_positions])
+def test_more_tokens_than_a_question_has_are_not_named_twice(measure: Any) -> None:
+    """No token has two names, none is left out, and the result says what was asked for."""
+    model = loaded(folder_of("Llama"), "bridge")
+    pairs = pairs_for(model)
+    longest = max(pair.answered("answer").n_after - len(pair.answer_ids) for pair in pairs)
+    options: dict[str, Any] = {} if measure is mi.patch_sites else {"heads": ["L0H1"]}
+    found, fewer = (
+        measure(model, pairs, n_rows=n, progress=False, **options) for n in (10 * longest, (longest + 1) // 2)
+    )
+    names = [each.positions if measure is mi.patch_sites else each.places for each in (found, fewer)]
+    assert names[0] == names[1], "those that there are"
+    numbers = [name for name in names[0] if name.removeprefix("row ").lstrip("-").isdecimal()]
+    assert len(numbers) == longest and "all" in names[0][len(numbers)]
+    np.testing.assert_array_equal(found.values, fewer.values)
+    said = (
+        f"{10 * longest} from each end were asked for, and no question has {20 * longest} tokens: each is counted once"
+    )
+    assert any(words.startswith(said) and f", {longest} places in all" in words for words in found.sentences())
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,36 @@ def test_what_is_shown_to_be_needed_is_not_said_to_be_sufficient_alone() -> None
     )  # against the effect: it suffices for nothing
 
 
+def test_a_graph_without_edges_says_so_on_the_page() -> None:
+    found = traced(16)
+    captions = list(SECTIONS["edges"].pictures(both_ways(found, replace(found, values=0 * found.values))))
+    assert captions[0].startswith("Edges that are needed (denoising).") and "No edge" not in captions[0]
+    assert captions[1].startswith("Edges that suffice (noising): none. No edge is shown to do more than 5 % of")
+
+
+def test_mlps_that_too_few_problems_leave_out_are_said(run: Any, tmp_path: Path) -> None:
+    asked = [
+        "--heads",
+        "L0H2,L1H4",
+        "--limit",
+        4,
+        "--without",
+        ",".join(each for each in PARTS if each != "edges"),
+        "--report",
+    ]
+    done = run(*SMALL, *asked, "--out", "x")
+    assert done.returncode == 0, done.stderr
+    said = r"Edges are traced without MLPs: with them up to \d+ would be tested, which takes at least (\d+) problems, and there"
+    assert len(found := re.findall(said, done.stdout)) == 1 and int(found[0]) > 4
+    page = (tmp_path / "x" / "report.html").read_text()
+    assert len(re.findall(said, page)) == 1
+    assert re.search(said, json.loads((tmp_path / "x" / "run.json").read_text())["without_mlps"])
+    assert "among 2 heads and no MLPs" in " ".join(done.stdout.split())
+    for mlps, words in (("none", "among 2 heads and no MLPs"), ("all", "among 2 heads and 2 MLPs")):
+        done = run(*SMALL, *asked, "--mlps", mlps, "--out", mlps)
+        assert words in " ".join(done.stdout.split()) and not re.search(said, done.stdout), done.stderr
+
+
 def test_the_size_of_what_is_promoted_is_not_that_of_what_is_suppressed() -> None:
     found = written(6)
     values = found.values.copy()

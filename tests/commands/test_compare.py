@@ -216,7 +216,7 @@ def test_where_there_is_no_interval_none_is_written() -> None:
         ((("x", "x"),),),
         np.full((1, 1, 2), "text"),
     )
-    assert answers.of_accuracy(one) == "50.0 % of 1 problems are answered right under 'none'."
+    assert answers.of_accuracy(one) == "50.0 % of 1 problem are answered right under 'none'."
 
 
 def test_a_drop_is_told_only_where_there_is_one() -> None:

@@ -1,6 +1,8 @@
 """The self-check: each promise that a backend can break is found, and the model that is checked stays as it is."""
 
+import re
 from dataclasses import replace
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,9 @@ from models_under_test import ignores_positions, loaded, lying
 from transformers import AutoModelForCausalLM
 
 import mless_interp as mi
-from mless_interp.models.checks import FailedCheck, check_model
+from mless_interp.identities.certificate import _self_check
+from mless_interp.models.checks import TOLERANCE, FailedCheck, check_model
+from mless_interp.models.info import BY_LAYERS
 from mless_interp.models.inputs import Inputs
 
 
@@ -131,6 +135,60 @@ def test_a_check_gives_its_figures_again_and_leaves_the_model_as_it_was(
     first, second = check_model(model), check_model(model)
     assert first == second == replace(model.checks, logits_difference=None)
     assert vars(model).keys() == before.keys() and all(vars(model)[name] is value for name, value in before.items())
+
+
+@lru_cache
+def small_logits(dtype: str) -> Any:
+    """A planted model whose logits are small on the prompt of the check and large where heads are moved at random."""
+    made = mi.planted_model(readers=[mi.Head(0, 2)], mediators=[mi.Head(1, 4)], n_heads=8, n_key_value_heads=2, seed=7)
+    return mi.load_model(made, backend="bridge", dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_replay_is_held_against_what_rounding_does_to_the_same_logits(dtype: str) -> None:
+    """A share of the largest logit of another run says nothing of it."""
+    checks = small_logits(dtype).checks
+    share = TOLERANCE[dtype] * max(checks.largest_logit, 1)
+    if dtype == "bfloat16":
+        assert checks.replay_difference > 3 * share, "else this model shows nothing"
+    assert checks.replay == BY_LAYERS
+    (line,) = [line for line in _self_check(small_logits(dtype))[0] if line.name == "S4"]
+    assert line.status == "pass"
+
+
+def heads_in_another_order(out: Any) -> Any:
+    return lambda layer, z: out(layer, z.flip(2))
+
+
+def without_a_bias(project: Any) -> Any:
+    """Of a model that has one on its values."""
+    return lambda layer, resid, positions: [
+        x + (name == "v") for name, x in zip("qkv", project(layer, resid, positions), strict=True)
+    ]
+
+
+def mlps_half_larger(out: Any) -> Any:
+    return lambda layer, resid: 1.5 * out(layer, resid)
+
+
+@pytest.mark.parametrize(
+    ("part", "wrong"),
+    [
+        ("attention_out", heads_in_another_order),
+        ("project", without_a_bias),
+        ("mlp_out", mlps_half_larger),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_wrong_replay_is_refused_also_where_rounding_is_coarse(
+    dtype: str, part: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = small_logits(dtype)
+    monkeypatch.setattr(model.layers, part, wrong(getattr(model.layers, part)))
+    figures = check_model(model)
+    assert re.match(
+        r"whole forward passes \(continuing layer by layer was off by .* more than rounding", figures.replay
+    )
 
 
 def test_a_replay_that_disagrees_is_reported_and_switched_off_where_the_figures_are_taken_over(

@@ -275,7 +275,7 @@ def test_a_head_that_is_undefined_on_some_problem_has_fewer_problems() -> None:
     made = patched(14)
     made.patched[:2, 1, 2] = np.nan
     row = made.summary().set_index("label").loc["L1H2"]
-    assert (row["k"], row["n"], row["prevalence"]) == (12, 12, 1.0) and "1 heads are undefined" in made.describe()
+    assert (row["k"], row["n"], row["prevalence"]) == (12, 12, 1.0) and "1 head is undefined" in made.describe()
 
 
 def test_one_problem_has_an_estimate_without_an_interval() -> None:

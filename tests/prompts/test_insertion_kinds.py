@@ -19,7 +19,7 @@ from mless_interp.prompts import pairs as prompt_pairs
 from mless_interp.prompts.insertions import KINDS, PLACES, Insertion
 from mless_interp.prompts.pairs import make_pairs
 from mless_interp.prompts.problems import Problem
-from mless_interp.prompts.prompt import LEADS, Template, encode
+from mless_interp.prompts.prompt import LEADS, Template, build_prompt, encode
 
 Folder = Callable[[str], Path]
 words, bytewise = lru_cache(word_tokenizer), lru_cache(qwen2_tokenizer)
@@ -206,6 +206,44 @@ def test_an_answer_goes_on_with_its_prefix_and_no_space_comes_between(form: str)
         "3",
     ]  # with nothing before it, a word of its own
     assert tokenizer.convert_ids_to_tokens(list(first.distractor_ids)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("form", ["prepend", "metaspace"])
+def test_a_space_that_the_tokenizer_puts_between_parts_is_no_difference(form: str) -> None:
+    """A text that was cut between its words reads as it did whole; a chat, whose template has no space there, does not."""
+    tokenizer = spaced(form)
+    prompt = build_prompt(tokenizer, Problem("p", "b a?", "3", system="a b."))
+    assert "".join(tokenizer.convert_ids_to_tokens(list(prompt.ids))) == "▁a▁b.▁b▁a?"
+    assert prompt.ids == encode(tokenizer, "a b. b a?") and prompt.joined_differs is False
+    tokenizer.chat_template = "{{ messages[0]['content'] }}\n{{ messages[1]['content'] }}"
+    chat = build_prompt(tokenizer, Problem("p", "b a?", "3", system="a b."), "chat")
+    assert chat.ids != encode(tokenizer, "a b.\nb a?") and chat.joined_differs is True
+
+
+def test_a_space_that_merges_with_what_follows_two_of_them_is_a_difference() -> None:
+    """With the space between them, too, the parts can be other tokens than the whole."""
+    from tokenizers import Tokenizer, models, normalizers
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = ["<unk>", *"▁ab", "b▁"]
+    tokenizer = Tokenizer(models.BPE({piece: at for at, piece in enumerate(pieces)}, [("b", "▁")], unk_token="<unk>"))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    merging = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>")
+    assert build_prompt(merging, Problem("p", "b", "b", system="ab")).joined_differs is True
+    assert build_prompt(merging, Problem("p", "b", "b", system="ba")).joined_differs is False
+
+
+@pytest.mark.parametrize(("name", "differs"), [("stories260K", False), ("tinystories3M-gpt2", False)])
+def test_a_text_cut_for_a_trained_model_is_the_whole_text(name: str, differs: bool, shared_dir: Path) -> None:
+    folder = shared_dir / "models" / name
+    if not folder.is_dir():
+        pytest.skip(f"{folder} is absent")
+    tokenizer = read_tokenizer(folder)
+    text = "Once upon a time there was a little girl who had a red ball. She liked to play with it every day."
+    (problem,) = mi.problems_from_texts(tokenizer, [text], n_context=20, n_before=8)
+    prompt = build_prompt(tokenizer, problem, "text")
+    assert prompt.ids[prompt.bos_added :] == encode(tokenizer, text)[: len(prompt) - prompt.bos_added]
+    assert prompt.joined_differs is differs
 
 
 def test_a_text_that_merges_with_whatever_precedes_it_is_refused() -> None:

@@ -114,6 +114,22 @@ def test_a_setting_that_is_gone_is_a_difference(begun: Path) -> None:
         Checkpoint(begun, {"edit": "z", "heads": ["L0H0", "L0H1"]})
 
 
+def test_problems_are_named_by_their_id_however_values_are_kept(tmp_path: Path) -> None:
+    """Of several values of a problem each is kept under a name of its own; a message names the problem, once."""
+    names = [json.dumps([way, "p1", 0]) for way in ("none", "mless")]
+    options: dict[str, Any] = {"problem_of": lambda name: json.loads(name)[1]}
+    path = tmp_path / "c.jsonl"
+    with Checkpoint(path, SETTINGS, dict.fromkeys(names, Origin("old")), **options) as begun:
+        begun.put(dict.fromkeys(names, 1))
+    with pytest.raises(
+        CheckpointError, match=r"other problems: problem 'p1' has another prompt \(or another answer\) now"
+    ):
+        Checkpoint(path, SETTINGS, dict.fromkeys(names, Origin("new")), **options)
+    path.write_text(path.read_text().replace('"value": 1', '"value": 2'))
+    with pytest.warns(UserWarning, match=r"line 2 \(problem 'p1'\), line 3 \(problem 'p1'\) cannot be read"):
+        Checkpoint(path, SETTINGS, dict.fromkeys(names, Origin("old")), **options).close()
+
+
 def test_long_texts_are_shown_where_they_differ(tmp_path: Path) -> None:
     long = "the same beginning " * 20
     Checkpoint(tmp_path / "c.jsonl", {"text": long + "one end"}).close()

@@ -1,10 +1,13 @@
 """Every kind of result tells, prints, shows and keeps itself: laws that hold of all of them, and the shared tables."""
 
 import importlib
+import inspect
 import json
 import pkgutil
+import re
 import subprocess
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,6 +93,27 @@ def test_pictures_find_what_they_ask_of_its_columns(name: str) -> None:
         assert quantity.p is None or quantity.p in table
     if {"layer", "head"} <= set(table):
         assert result.default_column(table) in table
+
+
+OF_COUNTS = (
+    "problem head edge layer text answer insertion metric block sample treatment set model claim token row".split()
+)
+
+
+@EVERY
+def test_a_count_of_one_is_singular(name: str) -> None:
+    """In sentences and captions of a result of one problem, where there is one."""
+    if "n" not in inspect.signature(RESULTS[name]).parameters:
+        pytest.skip("its problems are not counted by n")
+    try:
+        result = RESULTS[name](1)
+    except ValueError as error:
+        pytest.skip(f"not of one problem: {error}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        told = " ".join([*result.sentences(), *(table.caption for table in result.shown().tables)])
+    wrong = re.findall(rf"(?<![\d.,x-])1 (?:\w+ )?(?:{'|'.join(OF_COUNTS)})s\b", told)
+    assert not wrong, told
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,15 @@
 
 import datetime
 import errno
+import hashlib
+import inspect
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -42,6 +46,13 @@ def written(folder: Path, **files: str) -> Path:
         for name, text in files.items():
             (making / name).write_text(text)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def _kinds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here names without a suffix are of a kind that this toolkit writes, but in the tests of kinds."""
+    if "forged" not in request.fixturenames:
+        monkeypatch.setattr(folders, "KINDS", folders.KINDS | {"", ".txt"})
 
 
 @pytest.fixture
@@ -188,6 +199,7 @@ from pathlib import Path
 from mless_interp.running import folders
 
 warnings.simplefilter("ignore")
+folders.KINDS |= {"", ".txt"}
 base = Path(sys.argv[1])
 out = base / "out"
 CALLS = ("replace", "unlink", "rmdir", "mkdir", "fsync")
@@ -399,18 +411,115 @@ def test_links_are_foreign_and_never_followed(old: Path, tmp_path_factory: pytes
     assert contents(elsewhere) == {"old": "mine"}
 
 
-def test_a_manifest_that_names_files_outside_removes_nothing_there(old: Path) -> None:
-    """Whoever wrote it: what is removed is found in the folder, not read from the manifest."""
-    outside = old.parent / "precious"
-    outside.write_text("mine")
-    manifest = manifest_of(old)
-    assert manifest is not None
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mless_interp.running.folders._digest", lambda _: manifest["digest"])
-        manifest["files"]["../precious"] = {"bytes": 4, "sha256": ""}
-        (old / MANIFEST).write_text(json.dumps(manifest))
-        written(old, new="new")
-    assert outside.read_text() == "mine" and contents(old) == {"new": "new"}
+@pytest.fixture
+def forged(tmp_path: Path) -> Callable[..., Path]:
+    """A folder with these files under a manifest that lists them, and whatever else it is told, with a right digest."""
+
+    def made(*listed: str, name: str = "out", files: Sequence[str] = ("heads.csv",), complete: bool = True) -> Path:
+        folder = tmp_path / name
+        with new_folder(folder):
+            pass
+        for each in files:
+            (folder / each).parent.mkdir(parents=True, exist_ok=True)
+            (folder / each).write_text("mine")
+        write_manifest(folder, complete=complete, overwrite=True)
+        facts = json.loads((folder / MANIFEST).read_text())
+        facts["files"] |= {name: {"bytes": 4, "sha256": hashlib.sha256(b"mine").hexdigest()} for name in listed}
+        (folder / MANIFEST).write_text(json.dumps(facts | {"digest": folders._digest(facts)}))
+        assert json.loads((folder / MANIFEST).read_text())["digest"] == folders._digest(facts)
+        return folder
+
+    return made
+
+
+@pytest.mark.parametrize("name", ["../precious.csv", "{tmp}/precious.csv", "a/../../precious.csv", "./heads.csv", ""])
+def test_a_manifest_that_names_files_outside_is_no_manifest(
+    name: str, forged: Callable[..., Path], tmp_path: Path
+) -> None:
+    """Also where its digest is right: whoever wrote it, nothing is read or removed by it."""
+    (tmp_path / "precious.csv").write_text("mine")
+    out = forged(name.format(tmp=tmp_path))
+    before = contents(tmp_path)
+    with pytest.raises(ValueError, match=r"manifest.json' is damaged, or no manifest of this toolkit; move the folder"):
+        written(out, **{"new.csv": "new"})
+    with pytest.raises(ValueError, match="no manifest of this toolkit"):
+        damaged_files(out)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "notes", "deep/thesis.docx", ".hidden", "model.safetensors"])
+def test_a_file_of_no_kind_that_is_written_here_stays_whatever_a_manifest_says(
+    name: str, forged: Callable[..., Path], tmp_path: Path
+) -> None:
+    out = forged(files=["heads.csv", name])
+    before = contents(tmp_path)
+    assert foreign_in(out) == [name] and damaged_files(out) == {}
+    with pytest.raises(FileExistsError, match=rf"did not write there \({name}\) and is not replaced"):
+        written(out, **{"new.csv": "new"})
+    assert contents(tmp_path) == before
+    for hidden in ("old", "new"):  # what a dead run is said to have left
+        away = out.with_name(f".run.{hidden}")
+        os.replace(out, away)
+        (tmp_path / "run").mkdir(exist_ok=True)
+        with pytest.raises(FileExistsError, match=r"move it away"):
+            written(tmp_path / "run", **{"new.csv": "new"})
+        assert (away / name).read_text() == "mine"
+        os.replace(away, out)
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_an_unfinished_folder_with_foreign_files_is_not_removed(
+    complete: bool, forged: Callable[..., Path], tmp_path: Path
+) -> None:
+    away = forged(name=".out.new", files=["heads.csv", "notes.txt"], complete=complete)
+    with pytest.raises(FileExistsError, match=r"'.*\.out\.new' is in the way and not of this toolkit \(notes.txt\)"):
+        written(tmp_path / "out", **{"new.csv": "new"})
+    assert (away / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("hidden", ["new", "old"])
+def test_a_hidden_folder_that_is_a_link_is_not_followed(
+    hidden: str, forged: Callable[..., Path], tmp_path: Path
+) -> None:
+    elsewhere = forged(name="elsewhere", files=["heads.csv"])
+    (tmp_path / f".out.{hidden}").symlink_to(elsewhere)
+    (tmp_path / "out").mkdir()
+    with pytest.raises(FileExistsError, match="in the way and not of this toolkit"):
+        written(tmp_path / "out", **{"new.csv": "new"})
+    assert (elsewhere / "heads.csv").read_text() == "mine"
+
+
+def test_a_linked_folder_within_is_neither_emptied_nor_written_through(
+    forged: Callable[..., Path], tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "a.csv").write_text("mine")
+    out = forged("results/a.csv")
+    (out / "results").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError, match=r"did not write there \(results\)"):
+        written(out, **{"new.csv": "new"})
+
+    def made_again() -> None:
+        with renewed(out) as making:
+            (making / "results").mkdir()
+            (making / "results" / "a.csv").write_text("new")
+
+    with pytest.raises(FileExistsError, match=r"results' is a link, and nothing is written through it"):
+        made_again()
+    assert (tmp_path / "elsewhere" / "a.csv").read_text() == "mine"
+
+
+def test_what_this_toolkit_writes_is_of_its_kinds(forged: Callable[..., Path], tmp_path: Path) -> None:
+    """Else its own folders could not be replaced."""
+    from mless_interp.commands import kept
+    from mless_interp.running import store
+
+    cases = re.findall(r'case ((?:"\.\w+"(?: \| )?)+):', inspect.getsource(kept._write))
+    written_there = {name for case in cases for name in re.findall(r'"(\.\w+)"', case)}
+    assert len(written_there) == 5
+    assert (
+        written_there | {Path(name).suffix for name in (store.ARRAYS, store.DOCUMENT, MANIFEST, RUN)} == folders.KINDS
+    )
 
 
 def test_a_file_that_came_while_the_new_one_was_made_keeps_both(old: Path) -> None:

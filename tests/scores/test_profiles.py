@@ -140,7 +140,7 @@ def test_the_first_token_is_left_out_where_it_is_a_bos(tiny_model_dir: Any) -> N
 
 def test_a_profile_prints_and_survives_saving(tmp_path: Path) -> None:
     made = by_hand()
-    assert "1 heads of by hand" in repr(made) and "layer 1 head 14" in repr(made)
+    assert "1 head of by hand" in repr(made) and "layer 1 head 14" in repr(made)
     back = mi.load(mi.save(tmp_path / "kept", made))["AttentionProfile"]
     assert back.alignment[1].tolist() == [0, 1, 4, 5] and back.heads == made.heads
     np.testing.assert_array_equal(back.received["inserted"][1], made.received["inserted"][1])

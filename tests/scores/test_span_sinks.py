@@ -14,10 +14,11 @@ from models_under_test import loaded, pairs_for, planted_here
 from small_results import located as small_located
 
 import mless_interp as mi
-from mless_interp.locating.sinks_read import MASSIVE, is_sink, sink_words
+from mless_interp.locating.sinks_read import sink_words
 from mless_interp.models.load import load_model
 from mless_interp.models.sites import site
 from mless_interp.scores import METRICS, SINKS, HeadScores
+from mless_interp.scores.scored import MASSIVE, is_sink
 
 BEFORE = "inserted"
 
@@ -97,6 +98,37 @@ def sinks_of(level: float, heads: tuple[mi.Head, ...], n: int = 12) -> HeadScore
     grid = lambda value: {"inserted": np.full((n, 2, 2), value)}  # noqa: E731
     values = {"span_sink_rate": grid(level), "span_residual_norm": grid(1.0), "span_first_residual_norm": grid(1.0)}
     return HeadScores(tuple(f"p{i}" for i in range(n)), ("inserted",), heads, values, {}, {})
+
+
+def test_it_is_said_whether_the_span_is_a_sink() -> None:
+    """To how many heads, most of all to which, in how many problems of those where it is defined."""
+
+    def said(scores: HeadScores) -> str:
+        (words,) = [words for words in scores.sentences() if "sink?" in words]
+        return words.removeprefix("Is the span an attention sink? ")
+
+    heads = (mi.Head(0, 1), mi.Head(1, 0))
+    none = sinks_of(0.0, heads)
+    assert (
+        said(none) == "In most problems no, to none of 2 heads; most often to L0H1, in 0 of 12 problems (0 % [0, 24])."
+    )
+    rates = np.zeros((12, 2, 2))
+    rates[:9, 1, 0] = 0.2
+    some = replace(none, values={**none.values, "span_sink_rate": {"inserted": rates}})
+    assert (
+        said(some) == "In most problems yes, to 1 of 2 heads; most often to L1H0, in 9 of 12 problems (75 % [47, 91])."
+    )
+    rates[6:, 1, 0] = np.nan  # 6 of the 6 that are defined
+    words = "In most problems yes, to 1 of 2 heads; most often to L1H0, in 6 of 6 problems (100 % [61, 100])."
+    assert said(some) == f"{words} Undefined in 6 of 24 cells (problem x head)."
+    rates[:] = np.nan
+    assert said(some) == "It is undefined for every head. Undefined in 24 of 24 cells (problem x head)."
+    long = {"span_residual_norm": {"inserted": np.full((12, 2, 2), MASSIVE)}}
+    assert said(replace(some, values={**some.values, **long})).startswith("In most problems yes, to 2 of 2 heads;"), (
+        "known"
+    )
+    without = {name: values for name, values in none.values.items() if name != "span_residual_norm"}
+    assert not any("sink?" in words for words in replace(none, values=without).sentences())
 
 
 def test_readers_of_a_sink_are_flagged_and_others_are_not() -> None:

@@ -399,7 +399,7 @@ def test_ties_at_the_border_go_to_the_earlier_cell() -> None:
         (lambda: st.tost(VALUES, float("inf")), "delta must be a finite number above 0"),
         (lambda: st.tost(VALUES[:1], 1.0), "effects needs at least 2 problems"),
         (lambda: st.average_within_problem(np.array([np.inf]), ["a"]), "values holds 1 infinite values"),
-        (lambda: st.average_within_problem(np.zeros((0, 2)), []), "values needs at least 1 problems"),
+        (lambda: st.average_within_problem(np.zeros((0, 2)), []), "values needs at least 1 problem on"),
         (lambda: st.bootstrap_interval(VALUES[:1]), "values needs at least 2 problems"),
         (lambda: st.mean_interval(np.array([1.0, np.inf])), "values holds 1 infinite values"),
         (lambda: st.bootstrap_interval(VALUES, confidence=0.0), "confidence must lie between 0 and 1"),
@@ -529,7 +529,7 @@ def test_results_print_what_they_found() -> None:
     best = st.rank_enrichment(d, np.array([0, 1]), n_draws=99)
     assert repr(best) == f"mean rank {best.mean_rank:.2f} of 2 cells (random ones: 2.00), p = {best.p:.3g}"
     assert repr(st.concentration(np.array([9.0] + [1.0] * 19))) == (
-        "32% of the effect lies in 1 problems; mean +1.4, without them +1 to +1.4"
+        "32% of the effect lies in 1 problem; mean +1.4, without them +1 to +1.4"
     )
     assert repr(st.tost(np.array([[0.1, 1.0], [-0.1, 1.0], [0.2, 1.0]]), 1.0, alpha=0.1)) == (
         "equivalence to 0 within ±1: 1 of 2 cells at p < 0.1, 1 undefined (uncorrected)"

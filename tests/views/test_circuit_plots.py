@@ -81,6 +81,27 @@ def test_an_edge_that_is_shown_by_one_input_alone_is_drawn() -> None:
     assert len(arrows(mi.views.path_graph(by_value))) == 1
 
 
+def test_a_graph_without_edges_says_so_and_why() -> None:
+    """Too few problems, an effect that is not established, edges that do nothing, none by this input."""
+
+    def said(found: mi.PathEffects, **options: object) -> str:
+        picture = mi.views.path_graph(found, **options)
+        assert not arrows(picture)
+        (legend,) = picture.legends
+        return " ".join(" ".join(text.get_text().split()) for text in legend.get_texts())
+
+    found = traced(16)
+    nothing = replace(found, values=0 * found.values)
+    assert said(nothing).startswith("No edge is shown to do more than 5 % of the effect in most problems")
+    assert "against the effect" not in said(nothing), "no key to lines that are not there"
+    assert said(traced(8)).startswith("No edge can pass with 8 problems: 7 edges take at least 9")
+    unsure = replace(found, total=np.tile([1.0, -1.0], 8))
+    assert "is not established, so no edge is tested" in said(unsure)
+    by_query = replace(found, edges=found.edges[:2], values=found.values[:, :2])
+    assert said(by_query, part="q") == "No edge that enters by q is among those that most problems show."
+    assert said(nothing, only_found=False) == "No edge has a median share of 0.01 or more."
+
+
 def test_the_logits_stand_on_top_and_layers_in_their_order() -> None:
     axes = mi.views.path_graph(traced()).axes[0]
     height = {text.get_text(): text.get_position()[1] for text in axes.texts if text.get_text()}
