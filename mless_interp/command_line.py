@@ -197,6 +197,10 @@ class Saving:
     @property
     def partial(self) -> Path:
         """Where a run that is stopped leaves what had finished, for when it is started again."""
+        if self.folder.name in ("", ".."):
+            raise ValueError(
+                f"{str(self.folder)!r} is no folder of results by its own name: give that, {str(self.folder.resolve())!r}"
+            )
         return self.folder.with_name(f".{self.folder.name}.partial")
 
     @property
@@ -651,7 +655,7 @@ def context_of(model: str) -> int | None:
         found = next(
             (config[name] for name in ("max_position_embeddings", "n_positions", "n_ctx") if name in config), None
         )
-    except (OSError, ValueError, TypeError, AttributeError):  # loading says what is wrong
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # loading says what is wrong
         return None
     return found if isinstance(found, int) else None
 

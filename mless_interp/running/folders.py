@@ -11,7 +11,9 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
+import uuid
 import warnings
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -131,17 +133,13 @@ def _sha256(path: Path) -> str:
 
 
 def _write_whole(path: Path, facts: dict[str, Any]) -> None:
-    """Whole or not at all, killed at any moment."""
-    temporary = path.with_name(f".{path.name}.new")
-    _write(temporary, facts)
-    os.replace(temporary, path)
-
-
-def _write(path: Path, facts: dict[str, Any]) -> None:
-    with path.open("w", encoding="utf-8") as file:
+    """Whole or not at all, killed at any moment, also where others (shards that begin together) write the same file."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.new")
+    with temporary.open("w", encoding="utf-8") as file:
         json.dump(facts, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
+    os.replace(temporary, path)
 
 
 # --------------------------------------------------------------------------------------------------------- a new folder
@@ -240,7 +238,7 @@ def recover(target: Path) -> None:
     new, old = (_beside(target, kind) for kind in ("new", "old"))
     if new.is_dir():
         manifest = manifest_of(new)
-        if manifest is None and {each.name for each in new.iterdir()} - {f".{MANIFEST}.new"}:
+        if manifest is None and not all(each.name.startswith(f".{MANIFEST}.") for each in new.iterdir()):
             raise FileExistsError(f"{str(new)!r} is in the way and not of this toolkit; move it away")
         if manifest is None or not manifest["complete"] or damaged_files(new) or foreign_in(new):
             shutil.rmtree(new)
@@ -325,8 +323,7 @@ def claimed(path: str | Path, *, overwrite: bool, analysis: str, shard: Shard | 
             ) from error
         finally:
             if shard is None and partial.is_dir() and not _keeps_something(partial):
-                (partial / ANALYSIS).unlink(missing_ok=True)
-                partial.rmdir()
+                shutil.rmtree(partial)
 
 
 def shards_of(target: Path) -> list[Path]:
@@ -350,7 +347,8 @@ def read_begun(file: Path) -> dict[str, Any] | None:
 
 
 def _keeps_something(partial: Path) -> bool:
-    return partial.is_symlink() or any(each.name != ANALYSIS for each in partial.iterdir())
+    begun = re.compile(rf"{re.escape(ANALYSIS)}|\.{re.escape(ANALYSIS)}\..*\.new")
+    return partial.is_symlink() or not all(begun.fullmatch(each.name) for each in partial.iterdir())
 
 
 def remove_partial(partial: Path) -> None:
@@ -391,11 +389,11 @@ def _claim_for(partial: Path, analysis: str) -> None:
         facts = json.loads(file.read_text(encoding="utf-8"))
         other = facts["analysis"]
     except FileNotFoundError:
-        _write(file, {"analysis": analysis, **owner()})
+        _write_whole(file, {"analysis": analysis, **owner()})
         return
     except (ValueError, KeyError, TypeError):
         other, facts = analysis, {}
-        _write(file, {"analysis": analysis, **owner()})
+        _write_whole(file, {"analysis": analysis, **owner()})
     if other != analysis:
         raise FileExistsError(
             f"{str(partial)!r} keeps the unfinished work of another analysis, {other} (begun {facts.get('since', '?')}: "

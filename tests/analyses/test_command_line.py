@@ -174,7 +174,7 @@ def test_what_no_context_holds_is_told_before_a_model_is_loaded(
         accuracy.compute(accuracy.Options(max_new_tokens=500, limit=2))
     with pytest.raises(ValueError, match="513 tokens to insert and to answer with leave no room"):
         dose_response.compute(dose_response.Options(doses="1,513", limit=2))
-    for config in ("{", "[]", '{"max_position_embeddings": "many"}', '{"text_config": 3}', "{}"):
+    for config in ("{", "[]", '{"a":' * 99_999, '{"max_position_embeddings": "many"}', '{"text_config": 3}', "{}"):
         (tmp_path / "config.json").write_text(config)
         assert context_of(str(tmp_path)) is None, config
     (tmp_path / "config.json").write_text('{"n_positions": 9, "text_config": {"max_position_embeddings": 7}}')

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,10 @@ from mless_interp.running.folders import (
     damaged_files,
     finish_replacement,
     foreign_in,
+    keep_begun,
     manifest_of,
     new_folder,
+    read_begun,
     recover,
     refuse_existing,
     remove_partial,
@@ -837,3 +840,29 @@ def test_a_disk_error_says_where_also_of_a_long_name() -> None:
         found = folders._cannot_write("x" * length, error)
         assert found.errno == errno.EIO
         assert str(found).endswith(f"cannot write the folder {shown!r} (gone); choose another name or place")
+
+
+def test_shards_that_begin_at_the_same_moment_do_not_trip_over_each_other(tmp_path: Path) -> None:
+    """All write down whose work the folder keeps, and with which options it was begun."""
+
+    def begin(index: int) -> None:
+        for round_ in range(20):
+            with claimed(tmp_path / f"run{round_}", overwrite=False, analysis="own", shard=Shard(index, 6)) as partial:
+                keep_begun(partial / "options.json", {"a": 1}, command="own " * index)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(begin, range(6)))
+    for round_ in range(20):
+        partial = tmp_path / f".run{round_}.partial"
+        assert json.loads((partial / ANALYSIS).read_text())["analysis"] == "own"
+        assert read_begun(partial / "options.json") == {"a": 1}
+        assert sorted(each.name for each in partial.iterdir()) == [ANALYSIS, "options.json"]
+
+
+def test_what_a_run_was_killed_over_before_it_kept_anything_is_in_nobodys_way(tmp_path: Path) -> None:
+    partial = tmp_path / ".run.partial"
+    partial.mkdir()
+    (partial / f".{ANALYSIS}.1.new").write_text("{")
+    with claimed(tmp_path / "run", overwrite=False, analysis="own"):
+        assert (partial / ANALYSIS).is_file()
+    assert everything_in(tmp_path) == []
