@@ -274,7 +274,7 @@ class Placement:
 
 
 @contextmanager
-def _own_folder(parent: str | None) -> Iterator[tuple[str | None, Callable[[Any], None]]]:
+def _own_folder(parent: str | None) -> Iterator[tuple[str | None, Callable[[Any], object]]]:
     """A new folder in `parent` for what one loading leaves on the disk, and what makes it go with the model; None for None.
 
     transformers names what it writes there by the weight alone: in a shared one, another model's would take its place.

@@ -29,6 +29,7 @@ from mless_interp.command_line import (
     Saving,
     analysis,
     chosen_heads,
+    chosen_problems,
     context_of,
     contrasts,
     one_line_errors,
@@ -385,6 +386,8 @@ def test_commands_that_ask_one_model_about_problems_take_texts() -> None:
 
 WRONG = {
     "locate --n-tokens abc": "Invalid value for '--n-tokens': .* integer, got 'abc'; mless-interp locate --help",
+    "locate --n-tokens 3 --n-tokens=0": "Invalid value for '--n-tokens': .* equal to 1, got '0'; mless-interp locate",
+    "locate --layers 0-999999999999": "layer 999999999999 is out of range: no model has 100000 layers",
     "locate --seed=x": "Invalid value for '--seed': .*, got 'x'; mless-interp locate --help",
     "accuracy --temperature hot": "Invalid value for '--temperature': .* number, got 'hot'; mless-interp accuracy --help",
     "locate --alpha 2": "No such option: --alpha",
@@ -420,6 +423,25 @@ def test_a_command_line_that_cannot_be_read_is_one_plain_line(
     assert (done.returncode, done.stdout) == (2, "")
     assert re.match(f"error: {WRONG[line]}", done.stderr) and done.stderr.count("\n") == 1, done.stderr
     assert "\x1b" not in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_an_option_that_is_empty_is_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a variable that was never set: what it would stand for is none of its owner's problems."""
+    for empty in ("", " "):
+        with pytest.raises(ValueError, match="--problems is empty: give 'demo', 'math500' or a file, or leave it out"):
+            chosen_problems(empty, "demo", limit=2)
+
+
+def test_a_long_error_keeps_its_beginning_and_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    @one_line_errors
+    def fails() -> None:
+        raise ValueError("the answer " + "7" * 10**6 + " is too long: shorten it")
+
+    with pytest.raises(SystemExit):
+        fails()
+    said = capsys.readouterr().err
+    assert said.startswith("error: the answer 777") and said.endswith("777 is too long: shorten it\n")
+    assert " [...] " in said and len(said) < 3100
 
 
 def test_a_script_says_it_in_one_line_too(
