@@ -126,6 +126,8 @@ def load_model(
         raise ValueError(f"give device or device_map, not both (got {device!r} and {device_map!r})")
     if remote not in (False, True, "local"):
         raise ValueError(f'remote must be False, True or "local", got {remote!r}')
+    if not remote_timeout > 0:
+        raise ValueError(f"remote_timeout must be above 0 seconds, got {remote_timeout}")
     _refuse_objects(name)
     if remote is True:
         placed_here = {"device": device, "device_map": device_map, "quantization_config": quantization_config}

@@ -23,7 +23,7 @@ from typing import Any
 
 from ..given import checked
 from .checkpoint import key_of
-from .locks import Lock, owner, refuse_in_use
+from .locks import Lock, held_briefly, owner, refuse_in_use
 from .work import Shard, part_names
 
 MANIFEST = "manifest.json"
@@ -299,18 +299,19 @@ def claimed(path: str | Path, *, overwrite: bool, analysis: str, shard: Shard | 
     target, partial = _named(path).resolve(), _beside(Path(path), "partial")
     own = target if shard is None else shard.file(target)
     with _locked(own, path) as lock:
-        for other in [target] if shard is not None else shards_of(target):
+        for other in shards_of(target) if shard is None else ():
             refuse_in_use(other)
         if shard is None:
             recover(target)
+        with contextlib.nullcontext() if shard is None else held_briefly(target, patience=3.0):  # shards begin in turn
             _remove_finished(partial, target)
-        refuse_existing(path, overwrite=overwrite)
-        _check_room(target.parent)
-        try:
-            partial.mkdir(exist_ok=True)
-            _claim_for(partial, analysis)
-        except OSError as error:
-            raise error if isinstance(error, FileExistsError) else _cannot_write(path, error) from error
+            refuse_existing(path, overwrite=overwrite)
+            _check_room(target.parent)
+            try:
+                partial.mkdir(exist_ok=True)
+                _claim_for(partial, analysis)
+            except OSError as error:
+                raise error if isinstance(error, FileExistsError) else _cannot_write(path, error) from error
         if lock.before is not None and shard is None:
             warnings.warn(f"{str(path)!r}: going on from a run that ended without saying so", stacklevel=3)
         try:

@@ -866,3 +866,18 @@ def test_what_a_run_was_killed_over_before_it_kept_anything_is_in_nobodys_way(tm
     with claimed(tmp_path / "run", overwrite=False, analysis="own"):
         assert (partial / ANALYSIS).is_file()
     assert everything_in(tmp_path) == []
+
+
+def test_what_shards_keep_is_not_taken_for_the_rest_of_a_run_that_was_finished(tmp_path: Path) -> None:
+    """One that was killed between putting its results in place and removing what it had kept of them."""
+    run, partial = written(tmp_path / "run", run="one"), tmp_path / ".run.partial"
+    (run / RUN).write_text("one")
+    write_manifest(run)
+    (partial / COMPUTED).mkdir(parents=True)
+    (partial / COMPUTED / RUN).write_text("one")
+    (partial / ANALYSIS).write_text('{"analysis": "own"}')
+    with claimed(run, overwrite=True, analysis="own", shard=Shard(0, 2)):
+        assert [each.name for each in partial.iterdir()] == [ANALYSIS]
+        (partial / "c.0-of-2.jsonl").write_text("kept")
+    with claimed(run, overwrite=True, analysis="own"):
+        assert (partial / "c.0-of-2.jsonl").read_text() == "kept"
