@@ -49,20 +49,23 @@ def merge(
 
 def _begun(partial: Path) -> tuple[str, dict[str, Any]]:
     """Of which analysis a hidden folder is, and with which options it was begun."""
-    try:
-        name = json.loads((partial / ANALYSIS).read_text(encoding="utf-8"))["analysis"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    if not (partial / ANALYSIS).is_file():
         raise FileNotFoundError(
             f"{str(partial)!r} holds no shards: give the --out with which they ran (a run that is finished needs no merging)"
-        ) from error
-    given = read_begun(partial / BEGUN)
-    if name not in COMMANDS.values():
-        raise ValueError(f"{str(partial)!r} is of an analysis {name!r} that this version does not know")
-    if given is None:
+        )
+    try:
+        name = str(json.loads((partial / ANALYSIS).read_text(encoding="utf-8"))["analysis"])
+        damaged = BEGUN if (given := read_begun(partial / BEGUN)) is None else None
+    except (OSError, ValueError, KeyError, TypeError):
+        damaged = ANALYSIS
+    if damaged is not None:
         raise ValueError(
-            f"{str(partial / BEGUN)!r} is missing or damaged: start the command of the shards without --shard, which takes "
+            f"{str(partial / damaged)!r} is missing or damaged: start the command of the shards without --shard, which takes "
             "what they kept"
         )
+    if name not in COMMANDS.values():
+        raise ValueError(f"{str(partial)!r} is of an analysis {name!r} that this version does not know")
+    assert given is not None
     return name, given
 
 

@@ -241,6 +241,12 @@ def test_damaged_options_are_told_and_nothing_is_lost(tmp_path: Path) -> None:
     for damaged in (begun.read_text().replace('"limit": 6', '"limit": 5'), ""):
         begun.write_text(damaged)
         assert "start the command of the shards without --shard" in command("merge", here, code=2)
+    known = tmp_path / ".here.partial" / "analysis.json"
+    kept = known.read_text()
+    for damaged in ("null", "{", "[]"):
+        known.write_text(damaged)
+        assert "analysis.json' is missing or damaged: start the command of the shards" in command("merge", here, code=2)
+    known.write_text(kept)
     command(*SWEEP, "--out", here, "--shard", "1/2", "--overwrite")  # writes them anew
     assert "--wait is for --shard" in command(*SWEEP, "--out", here, "--wait", "5", code=2)
     command(*SWEEP, "--out", there, "--shard", "1/2")
