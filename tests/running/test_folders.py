@@ -1,5 +1,6 @@
 """Folders of results: whole or not at all, killed at any moment; nothing foreign is ever removed; one run on each."""
 
+import contextlib
 import datetime
 import errno
 import json
@@ -821,6 +822,7 @@ def test_shards_share_what_is_kept_and_leave_it_there(tmp_path: Path, monkeypatc
     """Each with a lock of its own; none beside the whole run."""
     out, asked = tmp_path / "out", []
     monkeypatch.setattr(folders, "refuse_in_use", asked.append)
+    monkeypatch.setattr(folders, "held_briefly", lambda path, **_: asked.append(path) or contextlib.nullcontext())
     for index in range(2):
         with claimed(out, overwrite=False, analysis="own", shard=Shard(index, 2)) as partial:
             assert everything_in(tmp_path) == [f".out.{index}-of-2.lock", f".out.{index}-of-2.owner", ".out.partial"]
