@@ -4,11 +4,12 @@ import copy
 import inspect
 import json
 import os
+import re
 import shutil
-import tempfile
+import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from logging import Filter, LogRecord
 from pathlib import Path
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import cached_file, logging
 
+from ..running.locks import Lock
 from .base import Model
 from .decoder import Geometry, HuggingFaceLayers, Positions, attention_rule_of, decoder_layers, unwrapped
 from .entering import turned_taps
@@ -273,6 +275,10 @@ class Placement:
         return (model if places is not None else model.to(self.device)).eval()
 
 
+_OWN = re.compile("weights-([0-9]+)-[0-9a-f]{32}")
+"""What a folder of a loading is called: by its process, and by a number that no other has."""
+
+
 @contextmanager
 def _own_folder(parent: str | None) -> Iterator[tuple[str | None, Callable[[Any], object]]]:
     """A new folder in `parent` for what one loading leaves on the disk, and what makes it go with the model; None for None.
@@ -282,20 +288,29 @@ def _own_folder(parent: str | None) -> Iterator[tuple[str | None, Callable[[Any]
     if parent is None:
         yield None, lambda model: None
         return
+    own = Path(parent).absolute() / f"weights-{os.getpid()}-{uuid.uuid4().hex}"
     try:
-        Path(parent).mkdir(parents=True, exist_ok=True)
-        own, here = tempfile.mkdtemp(prefix="weights-", dir=parent), os.getpid()
+        own.parent.mkdir(parents=True, exist_ok=True)
+        for left in own.parent.glob("weights-*"):  # by processes that were killed, whose locks are free
+            process = _OWN.fullmatch(left.name)
+            if process is not None and int(process[1]) != os.getpid():
+                with suppress(BlockingIOError), Lock(left):
+                    shutil.rmtree(left, ignore_errors=True)
+        lock = Lock(own)
+        own.mkdir()
     except OSError as error:
         raise ModelError(
             f"the offload_folder {parent!r} cannot be written ({error.strerror}): choose another"
         ) from error
+    here = os.getpid()
 
     def remove() -> None:
         if os.getpid() == here:  # a forked process has not written it
             shutil.rmtree(own, ignore_errors=True)
+            lock.release()
 
     try:
-        yield own, lambda model: weakref.finalize(model, remove)
+        yield str(own), lambda model: weakref.finalize(model, remove)
     except BaseException:
         remove()
         raise

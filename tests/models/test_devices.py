@@ -2,6 +2,8 @@
 
 import gc
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -370,10 +372,32 @@ def test_two_models_share_an_offload_folder_and_keep_their_own_weights(tmp_path:
     second = mi.load_model(made[1], **options)
     assert torch.equal(first.run(tokens).logits, before)
     assert not torch.equal(second.run(tokens).logits, before)
-    assert len(list((tmp_path / "weights").iterdir())) == 2
+    assert len(list((tmp_path / "weights").glob("weights-*"))) == 2
     del first, second
     gc.collect()
     assert list((tmp_path / "weights").iterdir()) == []
+
+
+def test_what_a_killed_process_left_in_an_offload_folder_goes_and_what_a_living_one_has_stays(
+    tiny_model_dir: Any, tmp_path: Path
+) -> None:
+    dead, living, theirs = (
+        tmp_path / name for name in (f"weights-1-{0:032x}", f"weights-1-{1:032x}", "weights-1-theirs")
+    )
+    holding = f"""
+from pathlib import Path
+from mless_interp.running.locks import Lock
+with Lock(Path({str(living)!r})):
+    print("held", flush=True)
+    input()
+"""
+    for folder in (dead, living, theirs):
+        folder.mkdir()
+    with subprocess.Popen([sys.executable, "-c", holding], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"held\n"
+        mi.load_model(tiny_model_dir("llama"), device_map={"": "cpu"}, offload_folder=tmp_path)
+        assert (dead.exists(), living.exists(), theirs.exists()) == (False, True, True)
+        other.communicate(b"\n")
 
 
 def test_an_offload_folder_that_cannot_be_written_is_told(tiny_model_dir: Any, tmp_path: Path) -> None:
