@@ -60,9 +60,8 @@ def hugging_face_info(
             "attention over positions, so it is not taken"
         )
     n_layers, n_heads = config.num_hidden_layers, config.num_attention_heads
-    known = inspect.signature(
-        type(config).__init__
-    ).parameters  # a key that a config's class has not, its model does not read
+    # a key that a config's class has not, as a field or a property, its model does not read
+    known = {*inspect.signature(type(config).__init__).parameters, *dir(type(config))}
     kinds, width = (
         getattr(config, name, None) if name in known else None for name in ("layer_types", "sliding_window")
     )
