@@ -212,6 +212,10 @@ class Saving:
     @property
     def partial(self) -> Path:
         """Where a run that is stopped leaves what had finished, for when it is started again."""
+        if self.folder.name in ("", ".."):
+            raise ValueError(
+                f"{str(self.folder)!r} is no folder of results by its own name: give that, {str(self.folder.resolve())!r}"
+            )
         return self.folder.with_name(f".{self.folder.name}.partial")
 
     @property
@@ -574,6 +578,10 @@ IN_ONE_LINE = (ValueError, TypeError, OSError, ModuleNotFoundError, KeyboardInte
 """What a user can mend, or did."""
 
 
+LONGEST = 3000
+"""Characters of an error that are told: what was given wrong can be of any length."""
+
+
 def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
     """Wrong input, and memory that ran out, end the program with one line on standard error and exit code 2.
 
@@ -589,6 +597,8 @@ def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
                 raise
             stopped = isinstance(error, KeyboardInterrupt)
             text = visible(" ".join(" ".join([str(error), *getattr(error, "__notes__", ())]).split()))
+            if len(text) > LONGEST:
+                text = f"{text[: LONGEST * 2 // 3]} [...] {text[-LONGEST // 3 :]}"
             sys.stderr.write(f"{'stopped' if stopped else 'error'}: {text or type(error).__name__}\n")
             raise SystemExit(130 if stopped else 2) from error
 
@@ -624,10 +634,10 @@ def _in_one_line(
 
 
 def _came(error: Any, args: Any) -> str:
-    """What was given to the option that an error is about, as far as it was."""
+    """What was given to the option that an error is about, as far as it was: the last where it was given twice."""
     words, names = list(sys.argv[1:] if args is None else args), getattr(getattr(error, "param", None), "opts", ())
-    pairs = [*pairwise(words), *(tuple(word.split("=", 1)) for word in words if "=" in word)]
-    return next((f", got {value!r}" for name, value in pairs if name in names), "")
+    pairs = [tuple(word.split("=", 1)) if "=" in word else (word, after) for word, after in pairwise([*words, ""])]
+    return next((f", got {value!r}" for name, value in reversed(pairs) if name in names), "")
 
 
 class Command(typer.core.TyperCommand):
@@ -665,8 +675,14 @@ def read_heads(heads: str | None, layers: str | None) -> tuple[tuple[Head, ...] 
         last = last if dash else first
         if not (first.isdecimal() and last.isdecimal()) or int(first) > int(last):
             raise ValueError(f"cannot read {part!r} as layers: write 0,2-4 (zero-based)")
+        if int(last) >= MOST_LAYERS:
+            raise ValueError(f"layer {last} is out of range: no model has {MOST_LAYERS} layers")
         found += range(int(first), int(last) + 1)
     return None, tuple(sorted(set(found)))
+
+
+MOST_LAYERS = 100_000
+"""More than any model has: a range of layers is written out before a model is there."""
 
 
 @checked
@@ -732,7 +748,7 @@ def context_of(model: str) -> int | None:
         found = next(
             (config[name] for name in ("max_position_embeddings", "n_positions", "n_ctx") if name in config), None
         )
-    except (OSError, ValueError, TypeError, AttributeError):  # loading says what is wrong
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # loading says what is wrong
         return None
     return found if isinstance(found, int) else None
 
@@ -795,6 +811,8 @@ def chosen_problems(problems: str | None, model: str, *, limit: int, **sizes: in
     from .prompts.texts import problems_of
 
     given = {name: size for name, size in sizes.items() if size is not None}
+    if problems is not None and not problems.strip():
+        raise ValueError("--problems is empty: give 'demo', 'math500' or a file, or leave it out for the model's own")
     if given and Path(problems or "").suffix != ".txt":
         options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
         raise ValueError(

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -29,8 +30,10 @@ def merge(
     merged after any of them: the steps that follow are then computed here. OUT and every --from must be of the same command.
     """
     partial = Saving(out=folder).partial
-    for other in others or ():
-        _copy_parts(Saving(out=other).partial, partial)
+    elsewhere = [Saving(out=other).partial for other in others or ()]
+    _check_of_one_command([*[partial] * partial.is_dir(), *elsewhere])  # before anything is copied
+    for source in elsewhere:
+        _copy_parts(source, partial)
     name, given = _begun(partial)
     options: Any = import_module(f".{name}", __package__).Options
     known = {field.name for field in dataclasses.fields(options)}
@@ -46,34 +49,40 @@ def merge(
 
 def _begun(partial: Path) -> tuple[str, dict[str, Any]]:
     """Of which analysis a hidden folder is, and with which options it was begun."""
-    try:
-        name = json.loads((partial / ANALYSIS).read_text(encoding="utf-8"))["analysis"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    if not (partial / ANALYSIS).is_file():
         raise FileNotFoundError(
             f"{str(partial)!r} holds no shards: give the --out with which they ran (a run that is finished needs no merging)"
-        ) from error
-    given = read_begun(partial / BEGUN)
-    if name not in COMMANDS.values():
-        raise ValueError(f"{str(partial)!r} is of an analysis {name!r} that this version does not know")
-    if given is None:
+        )
+    try:
+        name = str(json.loads((partial / ANALYSIS).read_text(encoding="utf-8"))["analysis"])
+        damaged = BEGUN if (given := read_begun(partial / BEGUN)) is None else None
+    except (OSError, ValueError, KeyError, TypeError):
+        damaged = ANALYSIS
+    if damaged is not None:
         raise ValueError(
-            f"{str(partial / BEGUN)!r} is missing or damaged: start the command of the shards without --shard, which takes "
+            f"{str(partial / damaged)!r} is missing or damaged: start the command of the shards without --shard, which takes "
             "what they kept"
         )
+    if name not in COMMANDS.values():
+        raise ValueError(f"{str(partial)!r} is of an analysis {name!r} that this version does not know")
+    assert given is not None
     return name, given
+
+
+def _check_of_one_command(partials: Sequence[Path]) -> None:
+    """`ValueError` where hidden folders were not begun by one command."""
+    begun = [(analysis, of_numbers(given)) for analysis, given in map(_begun, partials)]
+    for source, each in zip(partials, begun, strict=True):
+        if each != begun[0]:
+            raise ValueError(
+                f"{str(source)!r} was begun by another command than {str(partials[0])!r}: merge shards of one command only"
+            )
 
 
 def _copy_parts(source: Path, target: Path) -> None:
     """Copy what shards have kept elsewhere; `FileExistsError` where something else has that name here."""
     for shard in shards_of(source.with_name(source.name.removeprefix(".").removesuffix(".partial"))):
         refuse_in_use(shard)
-    analysis, given = _begun(source)
-    if target.is_dir():
-        there = _begun(target)
-        if (there[0], of_numbers(there[1])) != (analysis, of_numbers(given)):
-            raise ValueError(
-                f"{str(source)!r} was begun by another command than {str(target)!r}: merge shards of one command only"
-            )
     for file in sorted(each for each in source.rglob("*") if each.is_file()):
         place = target / file.relative_to(source)
         if place.is_file() and (place.suffix != ".jsonl" or place.read_bytes() == file.read_bytes()):

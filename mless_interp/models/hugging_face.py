@@ -1,9 +1,15 @@
 """What every backend takes from Hugging Face: models by name or from memory, their geometry and weights, their masks."""
 
 import copy
+import inspect
 import json
+import os
+import re
+import shutil
+import uuid
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from logging import Filter, LogRecord
 from pathlib import Path
@@ -14,6 +20,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import cached_file, logging
 
+from ..running.locks import Lock
 from .base import Model
 from .decoder import Geometry, HuggingFaceLayers, Positions, attention_rule_of, decoder_layers, unwrapped
 from .entering import turned_taps
@@ -54,7 +61,11 @@ def hugging_face_info(
             "attention over positions, so it is not taken"
         )
     n_layers, n_heads = config.num_hidden_layers, config.num_attention_heads
-    kinds, width = getattr(config, "layer_types", None), getattr(config, "sliding_window", None)
+    # a key that a config's class has not, as a field or a property, its model does not read
+    known = {*inspect.signature(type(config).__init__).parameters, *dir(type(config))}
+    kinds, width = (
+        getattr(config, name, None) if name in known else None for name in ("layer_types", "sliding_window")
+    )
     if not getattr(config, "is_decoder", True) and not config.model_type.startswith("gpt_neox"):  # which never asks
         raise ModelError(
             f"{name} ({type(hf_model).__name__}) is an encoder (its config says is_decoder=False), whose tokens see later "
@@ -228,19 +239,24 @@ class Placement:
         given = {
             "device_map": places,
             "max_memory": self.max_memory,
-            "offload_folder": self.offload_folder,
             "quantization_config": self.quantization_config,
         }
         options |= {name: value for name, value in given.items() if value is not None}
-        with _quiet_loading():
+        with _own_folder(self.offload_folder) as (own, goes_with), _quiet_loading():
             model, loading = kind.from_pretrained(
                 source,
                 dtype=self.dtype,
                 attn_implementation=self.attention,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are told in `loading`, by name
-                **options,
+                **options | ({} if own is None else {"offload_folder": own}),
             )
+            if set(getattr(model, "hf_device_map", {}).values()) == {"disk"}:
+                raise ModelError(
+                    f"all weights of {name!r} would lie on the disk, and no device is left that computes: give some module a "
+                    "device in device_map, or max_memory room for one"
+                )
+            goes_with(model)
         refuse_strange_keys(loading, name=name, architecture=type(model).__name__)
         # left where a file has them, products of these would round by the length of its header; read before this, all files
         # would stay in memory beside the copies, now one at a time does
@@ -253,6 +269,47 @@ class Placement:
         if model.config.architectures is None:
             model.config.architectures = [type(model).__name__]
         return (model if places is not None else model.to(self.device)).eval()
+
+
+_OWN = re.compile("weights-([0-9]+)-[0-9a-f]{32}")
+"""What a folder of a loading is called: by its process, and by a number that no other has."""
+
+
+@contextmanager
+def _own_folder(parent: str | None) -> Iterator[tuple[str | None, Callable[[Any], object]]]:
+    """A new folder in `parent` for what one loading leaves on the disk, and what makes it go with the model; None for None.
+
+    transformers names what it writes there by the weight alone: in a shared one, another model's would take its place.
+    """
+    if parent is None:
+        yield None, lambda model: None
+        return
+    own = Path(parent).absolute() / f"weights-{os.getpid()}-{uuid.uuid4().hex}"
+    try:
+        own.parent.mkdir(parents=True, exist_ok=True)
+        for left in own.parent.glob("weights-*"):  # by processes that were killed, whose locks are free
+            process = _OWN.fullmatch(left.name)
+            if process is not None and int(process[1]) != os.getpid():
+                with suppress(BlockingIOError), Lock(left):
+                    shutil.rmtree(left, ignore_errors=True)
+        lock = Lock(own)
+        own.mkdir()
+    except OSError as error:
+        raise ModelError(
+            f"the offload_folder {parent!r} cannot be written ({error.strerror}): choose another"
+        ) from error
+    here = os.getpid()
+
+    def remove() -> None:
+        if os.getpid() == here:  # a forked process has not written it
+            shutil.rmtree(own, ignore_errors=True)
+            lock.release()
+
+    try:
+        yield str(own), lambda model: weakref.finalize(model, remove)
+    except BaseException:
+        remove()
+        raise
 
 
 def _says_quantised(source: str | None, config: Any) -> bool:

@@ -119,12 +119,15 @@ def load_model(
         )
     if device_map is None and (max_memory is not None or offload_folder is not None):
         raise ValueError("max_memory and offload_folder say how a device_map is to be made: give device_map='auto' too")
+    _check_places(device_map, max_memory)
     if isinstance(device_map, dict) and "disk" in device_map.values() and backend == "bridge":
         raise ValueError("a TransformerBridge reads weights itself, so none may lie on the disk: use backend='nnsight'")
     if device is not None and device_map is not None:
         raise ValueError(f"give device or device_map, not both (got {device!r} and {device_map!r})")
     if remote not in (False, True, "local"):
         raise ValueError(f'remote must be False, True or "local", got {remote!r}')
+    if not remote_timeout > 0:
+        raise ValueError(f"remote_timeout must be above 0 seconds, got {remote_timeout}")
     _refuse_objects(name)
     if remote is True:
         placed_here = {"device": device, "device_map": device_map, "quantization_config": quantization_config}
@@ -151,7 +154,8 @@ def load_model(
     vocabulary = hf_model.config.get_text_config().vocab_size
     try:
         reference = reference_logits(hf_model, probe_tokens(vocabulary)).cpu()
-    except (RuntimeError, ValueError) as error:  # a kernel that does not do this dtype, device or attention
+    except (RuntimeError, ValueError, AttributeError, TypeError) as error:
+        # a kernel that does not do this dtype, device or attention; a config that changes what a pass gives
         raise ModelError(
             f"{label!r} ({type(hf_model).__name__}) does not run as plain Hugging Face model in {str(wanted)[6:]} on {device}: "
             f"{first_line(error)}; use another dtype, device or attn_implementation"
@@ -292,12 +296,31 @@ def _device(device: str | None) -> str:
     try:
         if torch.empty(0, device=device).is_meta:
             raise RuntimeError("it holds no numbers")
-    except (RuntimeError, AssertionError) as error:
-        first = str(error).partition("\n")[0]
+    except (RuntimeError, AssertionError, ImportError) as error:
+        first = first_line(error).partition(". ")[0]
         raise ModelError(
             f"there is no device {device!r} here ({first}); choose {_devices()} (or None: the first GPU, else the CPU)"
         ) from error
     return device
+
+
+def _check_places(device_map: Any, max_memory: Any) -> None:
+    """`ValueError` for what is no place for weights, and for no amount of memory."""
+    places = device_map.values() if isinstance(device_map, dict) else [] if device_map is None else [device_map]
+    if device_map == {}:
+        raise ValueError("device_map names no module: write auto, or {'': 'cpu'}")
+    for place in places:
+        known = isinstance(place, int | str | torch.device) and not isinstance(place, bool)
+        if not known or str(place).partition(":")[0] == "meta":
+            raise ValueError(
+                f"device_map: no weights can lie on {place!r}; give a device such as 0, 'cuda:1' or 'cpu', or 'disk'"
+            )
+    for device, most in (max_memory or {}).items():
+        known = isinstance(most, int | str) and not isinstance(most, bool)
+        if not known or (isinstance(most, int) and most < 0):
+            raise ValueError(
+                f"max_memory of {device!r} must be bytes (a whole number, 0 or more) or text such as '20GiB', got {most!r}"
+            )
 
 
 def _devices() -> str:

@@ -143,6 +143,10 @@ def _check_config(folder: Path, n_tensors: int, n_bytes: int, *, trust_remote_co
     except Exception as error:
         raise ModelError(f"{path} cannot be read by this version of transformers: {first_line(error)}") from error
     config = whole.get_text_config()
+    if isinstance(config, dict):
+        raise ModelError(
+            f"{path} is damaged: it holds a text_config, which {type(whole).__name__} has not; get the file again"
+        )
     for name in SIZES:
         value = getattr(config, name, None)
         several = value if isinstance(value, list | tuple) else [value]

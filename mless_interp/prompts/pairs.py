@@ -390,6 +390,12 @@ def pairs_of_any(
                 f"problem {pair.id!r}: token id {max(pair.span_ids)} is inserted, but {info.name} has the ids 0 to "
                 f"{info.d_vocab - 1}"
             )
+        highest = max((*pair.inserted.ids, *pair.answer_prefix_ids, *pair.answer_ids, *pair.distractor_ids))
+        if info is not None and highest >= info.d_vocab:
+            raise ValueError(
+                f"problem {pair.id!r} holds the token id {highest}, but {info.name} has the ids 0 to {info.d_vocab - 1}: its "
+                "tokenizer is another model's, or has words that were added later; put the model's own beside it"
+            )
         longest = len(pair.inserted) + len(pair.answer_prefix_ids) + len(pair.answer_ids)
         if info is not None and longest > info.context_length:
             raise ValueError(

@@ -11,7 +11,9 @@ import errno
 import hashlib
 import json
 import os
+import re
 import shutil
+import uuid
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +23,7 @@ from typing import Any
 
 from ..given import checked
 from .checkpoint import key_of
-from .locks import Lock, owner, refuse_in_use
+from .locks import Lock, held_briefly, owner, refuse_in_use
 from .work import Shard, part_names
 
 MANIFEST = "manifest.json"
@@ -171,17 +173,13 @@ def _sha256(path: Path) -> str:
 
 
 def _write_whole(path: Path, facts: dict[str, Any]) -> None:
-    """Whole or not at all, killed at any moment."""
-    temporary = path.with_name(f".{path.name}.new")
-    _write(temporary, facts)
-    os.replace(temporary, path)
-
-
-def _write(path: Path, facts: dict[str, Any]) -> None:
-    with path.open("w", encoding="utf-8") as file:
+    """Whole or not at all, killed at any moment, also where others (shards that begin together) write the same file."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.new")
+    with temporary.open("w", encoding="utf-8") as file:
         json.dump(facts, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
+    os.replace(temporary, path)
 
 
 # --------------------------------------------------------------------------------------------------------- a new folder
@@ -288,7 +286,7 @@ def recover(target: Path) -> None:
             refuse_strange(each)
     if new.is_dir():
         manifest = manifest_of(new)
-        if manifest is None and {each.name for each in new.iterdir()} - {f".{MANIFEST}.new"}:
+        if manifest is None and not all(each.name.startswith(f".{MANIFEST}.") for each in new.iterdir()):
             raise FileExistsError(f"{str(new)!r} is in the way and not of this toolkit; move it away")
         refuse_strange(new)
         if manifest is None or not manifest["complete"] or damaged_files(new) or foreign_in(new):
@@ -350,18 +348,19 @@ def claimed(path: str | Path, *, overwrite: bool, analysis: str, shard: Shard | 
     target, partial = _named(path).resolve(), _beside(Path(path), "partial")
     own = target if shard is None else shard.file(target)
     with _locked(own, path) as lock:
-        for other in [target] if shard is not None else shards_of(target):
+        for other in shards_of(target) if shard is None else ():
             refuse_in_use(other)
         if shard is None:
             recover(target)
+        with contextlib.nullcontext() if shard is None else held_briefly(target, patience=3.0):  # shards begin in turn
             _remove_finished(partial, target)
-        refuse_existing(path, overwrite=overwrite)
-        _check_room(target.parent)
-        try:
-            partial.mkdir(exist_ok=True)
-            _claim_for(partial, analysis)
-        except OSError as error:
-            raise error if isinstance(error, FileExistsError) else _cannot_write(path, error) from error
+            refuse_existing(path, overwrite=overwrite)
+            _check_room(target.parent)
+            try:
+                partial.mkdir(exist_ok=True)
+                _claim_for(partial, analysis)
+            except OSError as error:
+                raise error if isinstance(error, FileExistsError) else _cannot_write(path, error) from error
         if lock.before is not None and shard is None:
             warnings.warn(f"{str(path)!r}: going on from a run that ended without saying so", stacklevel=3)
         try:
@@ -374,8 +373,7 @@ def claimed(path: str | Path, *, overwrite: bool, analysis: str, shard: Shard | 
             ) from error
         finally:
             if shard is None and partial.is_dir() and not _keeps_something(partial):
-                (partial / ANALYSIS).unlink(missing_ok=True)
-                partial.rmdir()
+                shutil.rmtree(partial)
 
 
 def shards_of(target: Path) -> list[Path]:
@@ -399,7 +397,8 @@ def read_begun(file: Path) -> dict[str, Any] | None:
 
 
 def _keeps_something(partial: Path) -> bool:
-    return partial.is_symlink() or any(each.name != ANALYSIS for each in partial.iterdir())
+    begun = re.compile(rf"{re.escape(ANALYSIS)}|\.{re.escape(ANALYSIS)}\..*\.new")
+    return partial.is_symlink() or not all(begun.fullmatch(each.name) for each in partial.iterdir())
 
 
 def remove_partial(partial: Path) -> None:
@@ -440,11 +439,11 @@ def _claim_for(partial: Path, analysis: str) -> None:
         facts = json.loads(file.read_text(encoding="utf-8"))
         other = facts["analysis"]
     except FileNotFoundError:
-        _write(file, {"analysis": analysis, **owner()})
+        _write_whole(file, {"analysis": analysis, **owner()})
         return
     except (ValueError, KeyError, TypeError):
         other, facts = analysis, {}
-        _write(file, {"analysis": analysis, **owner()})
+        _write_whole(file, {"analysis": analysis, **owner()})
     if other != analysis:
         raise FileExistsError(
             f"{str(partial)!r} keeps the unfinished work of another analysis, {other} (begun {facts.get('since', '?')}: "

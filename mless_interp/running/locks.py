@@ -68,12 +68,17 @@ class Lock:
             self.release()
 
 
-def refuse_in_use(path: Path, patience: float = 1.0) -> None:
+def refuse_in_use(path: Path) -> None:
     """`BlockingIOError` where another run holds `path`; nothing is held afterwards. Others who only ask are waited for."""
+    held_briefly(path).release()
+
+
+def held_briefly(path: Path, patience: float = 1.0) -> Lock:
+    """The lock of `path`, for less than a moment; others who have it as shortly are waited for, `BlockingIOError` for a run."""
     until = time.monotonic() + patience
     while True:
         try:
-            return Lock(path).release()
+            return Lock(path)
         except BlockingIOError:
             if time.monotonic() > until:
                 raise

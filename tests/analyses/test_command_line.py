@@ -31,6 +31,7 @@ from mless_interp.command_line import (
     Saving,
     analysis,
     chosen_heads,
+    chosen_problems,
     context_of,
     contrasts,
     one_line_errors,
@@ -177,7 +178,7 @@ def test_what_no_context_holds_is_told_before_a_model_is_loaded(
         accuracy.compute(accuracy.Options(max_new_tokens=500, limit=2))
     with pytest.raises(ValueError, match="513 tokens to insert and to answer with leave no room"):
         dose_response.compute(dose_response.Options(doses="1,513", limit=2))
-    for config in ("{", "[]", '{"max_position_embeddings": "many"}', '{"text_config": 3}', "{}"):
+    for config in ("{", "[]", '{"a":' * 99_999, '{"max_position_embeddings": "many"}', '{"text_config": 3}', "{}"):
         (tmp_path / "config.json").write_text(config)
         assert context_of(str(tmp_path)) is None, config
     (tmp_path / "config.json").write_text('{"n_positions": 9, "text_config": {"max_position_embeddings": 7}}')
@@ -521,6 +522,8 @@ def test_every_command_knows_how_many_problems_it_was_asked_for(
 
 WRONG = {
     "locate --n-tokens abc": "Invalid value for '--n-tokens': .* integer, got 'abc'; mless-interp locate --help",
+    "locate --n-tokens 3 --n-tokens=0": "Invalid value for '--n-tokens': .* equal to 1, got '0'; mless-interp locate",
+    "locate --layers 0-999999999999": "layer 999999999999 is out of range: no model has 100000 layers",
     "locate --seed=x": "Invalid value for '--seed': .*, got 'x'; mless-interp locate --help",
     "accuracy --temperature hot": "Invalid value for '--temperature': .* number, got 'hot'; mless-interp accuracy --help",
     "locate --alpha 2": "No such option: --alpha",
@@ -556,6 +559,25 @@ def test_a_command_line_that_cannot_be_read_is_one_plain_line(
     assert (done.returncode, done.stdout) == (2, "")
     assert re.match(f"error: {WRONG[line]}", done.stderr) and done.stderr.count("\n") == 1, done.stderr
     assert "\x1b" not in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_an_option_that_is_empty_is_not_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As that of a variable that was never set: what it would stand for is none of its owner's problems."""
+    for empty in ("", " "):
+        with pytest.raises(ValueError, match="--problems is empty: give 'demo', 'math500' or a file, or leave it out"):
+            chosen_problems(empty, "demo", limit=2)
+
+
+def test_a_long_error_keeps_its_beginning_and_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+    @one_line_errors
+    def fails() -> None:
+        raise ValueError("the answer " + "7" * 10**6 + " is too long: shorten it")
+
+    with pytest.raises(SystemExit):
+        fails()
+    said = capsys.readouterr().err
+    assert said.startswith("error: the answer 777") and said.endswith("777 is too long: shorten it\n")
+    assert " [...] " in said and len(said) < 3100
 
 
 def test_a_script_says_it_in_one_line_too(

@@ -1,6 +1,9 @@
 """Models on several devices: at every split the numbers are those of one device, to the last digit."""
 
+import gc
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -355,6 +358,65 @@ def test_max_memory_bounds_what_auto_places(tiny_model_dir: Any, tmp_path: Path)
         tiny_model_dir("llama"), device_map="auto", max_memory={"cpu": 200_000}, offload_folder=tmp_path / "weights"
     )
     assert set(model.hf_model.hf_device_map.values()) == {"cpu", "disk"}
+
+
+def test_two_models_share_an_offload_folder_and_keep_their_own_weights(tmp_path: Path) -> None:
+    """Weights that no file holds as they are run are written there, by their names alone."""
+    names = ("embed_tokens", "rotary_emb", "layers.0", "norm")
+    places = dict.fromkeys([*(f"model.{name}" for name in names), "lm_head"], "cpu") | {"model.layers.1": "disk"}
+    options: dict[str, Any] = {"device_map": places, "offload_folder": tmp_path / "weights"}
+    made = [mi.planted_model(readers=[mi.Head(0, 3)], seed=seed, n_layers=2, n_heads=4) for seed in (1, 2)]
+    first = mi.load_model(made[0], **options)
+    tokens = torch.arange(8)[None]
+    before = first.run(tokens).logits
+    second = mi.load_model(made[1], **options)
+    assert torch.equal(first.run(tokens).logits, before)
+    assert not torch.equal(second.run(tokens).logits, before)
+    assert len(list((tmp_path / "weights").glob("weights-*"))) == 2
+    del first, second
+    gc.collect()
+    assert list((tmp_path / "weights").iterdir()) == []
+
+
+def test_what_a_killed_process_left_in_an_offload_folder_goes_and_what_a_living_one_has_stays(
+    tiny_model_dir: Any, tmp_path: Path
+) -> None:
+    dead, living, theirs = (
+        tmp_path / name for name in (f"weights-1-{0:032x}", f"weights-1-{1:032x}", "weights-1-theirs")
+    )
+    holding = f"""
+from pathlib import Path
+from mless_interp.running.locks import Lock
+with Lock(Path({str(living)!r})):
+    print("held", flush=True)
+    input()
+"""
+    for folder in (dead, living, theirs):
+        folder.mkdir()
+    with subprocess.Popen([sys.executable, "-c", holding], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"held\n"
+        mi.load_model(tiny_model_dir("llama"), device_map={"": "cpu"}, offload_folder=tmp_path)
+        assert (dead.exists(), living.exists(), theirs.exists()) == (False, True, True)
+        other.communicate(b"\n")
+
+
+def test_an_offload_folder_that_cannot_be_written_is_told(tiny_model_dir: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(
+        mi.ModelError, match=r"the offload_folder '.*file' cannot be written \(File exists\): choose another"
+    ):
+        mi.load_model(tiny_model_dir("llama"), device_map={"": "cpu"}, offload_folder=tmp_path / "file")
+
+
+@pytest.mark.parametrize("where", [{"device_map": {"": "disk"}}, {"device_map": "auto", "max_memory": {"cpu": 0}}])
+def test_a_model_that_lies_on_the_disk_alone_has_no_device_to_run_on(
+    where: dict[str, Any], tiny_model_dir: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        mi.ModelError, match=r"all weights of .* would lie on the disk, and no device is left that computes"
+    ):
+        mi.load_model(tiny_model_dir("llama"), offload_folder=tmp_path / "weights", **where)
+    assert list((tmp_path / "weights").iterdir()) == []
 
 
 def test_nothing_is_moved_when_it_is_wrapped(tiny_model_dir: Any) -> None:

@@ -185,6 +185,15 @@ def test_other_objects_cannot_be_wrapped() -> None:
         ("demo", {"offload_folder": "here"}, "give device_map='auto' too"),
         ("demo", {"device": "cpu", "device_map": "auto"}, "give device or device_map, not both"),
         ("demo", {"backend": "bridge", "device_map": {"": "disk"}}, "none may lie on the disk"),
+        ("demo", {"device_map": {}}, "device_map names no module: write auto"),
+        ("demo", {"device_map": {"": "meta"}}, "no weights can lie on 'meta'; give a device"),
+        ("demo", {"device_map": "meta:0"}, "no weights can lie on 'meta:0'; give a device"),
+        ("demo", {"device_map": {"": None}}, "no weights can lie on None; give a device"),
+        ("demo", {"device_map": {"": True}}, "no weights can lie on True; give a device"),
+        ("demo", {"device_map": "auto", "max_memory": {"cpu": True}}, "max_memory of 'cpu' must be bytes .* got True"),
+        ("demo", {"device_map": "auto", "max_memory": {"cpu": -1}}, "max_memory of 'cpu' must be bytes .* got -1"),
+        ("demo", {"remote": True, "remote_timeout": -1.0}, "remote_timeout must be above 0 seconds, got -1"),
+        ("demo", {"device": "hpu"}, "there is no device 'hpu' here"),
     ],
 )
 def test_what_cannot_be_loaded_is_named(name: str, options: dict[str, Any], message: str) -> None:
@@ -195,6 +204,32 @@ def test_what_cannot_be_loaded_is_named(name: str, options: dict[str, Any], mess
 def test_an_empty_directory_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"holds no config\.json"):
         mi.load_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "key", [{"sliding_window": 6}, {"sliding_window": 6, "layer_types": ["sliding_attention"] * 3}]
+)
+def test_a_window_that_the_architecture_does_not_know_is_none(
+    key: dict[str, Any], tiny_model_dir: Any, tmp_path: Path
+) -> None:
+    """Its own passes do not have it, so runs with masks may not have it either."""
+    whole, folder = tiny_model_dir("llama"), tmp_path / "said"
+    shutil.copytree(whole, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | key))
+    model, other = (mi.load_model(each, backend="bridge") for each in (folder, whole))
+    assert set(model.info.windows) == {None}
+    (pair,) = pairs_for(model, count=1)
+    assert torch.equal(*(each.run(pair.condition("masked")).logits for each in (model, other)))
+
+
+def test_a_config_that_changes_what_a_pass_gives_is_told(tiny_model_dir: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "tuples"
+    shutil.copytree(tiny_model_dir("llama"), folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"return_dict": False}))
+    with pytest.raises(ModelError, match=r"does not run as plain Hugging Face model in float32 on cpu: 'tuple' object"):
+        mi.load_model(folder)
 
 
 def test_pickled_weights_are_refused(tiny_model_dir: Any, tmp_path: Path) -> None:

@@ -183,6 +183,13 @@ def test_a_config_fits_the_number_of_tensors_and_of_bytes(tmp_path: Path) -> Non
     assert words in said(check, configured(tmp_path, num_hidden_layers=3), 2, 10**4, trust_remote_code=False)
 
 
+def test_a_text_config_where_none_belongs_is_damage(tmp_path: Path) -> None:
+    found = said(saved._check_config, configured(tmp_path, text_config={"a": 1}), 9, 10**4, trust_remote_code=False)
+    assert found.endswith(
+        "config.json is damaged: it holds a text_config, which LlamaConfig has not; get the file again"
+    )
+
+
 @pytest.mark.parametrize("size", saved.SIZES)
 def test_sizes_are_whole_numbers_above_0(size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for value in (0, -1, True, 1.5, "1", [4, 0]):

@@ -1,5 +1,6 @@
 """Insertions that depend on the problem, and tokens that are no text: what goes in, what is refused, what analyses do."""
 
+import copy
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -128,6 +129,18 @@ def test_ids_beyond_the_model_s_vocabulary_are_refused_before_anything_runs(tiny
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     with pytest.raises(ValueError, match=f"token id {model.info.d_vocab} is inserted, but .* has the ids 0 to"):
         make_pairs(model, problems(), Insertion.ids([model.info.d_vocab]))
+
+
+def test_words_beyond_the_model_s_vocabulary_are_refused_before_anything_runs(tiny_model_dir: Folder) -> None:
+    """Also where only the last of many problems holds one: a tokenizer with words that were added later."""
+    model = copy.copy(loaded(tiny_model_dir("qwen2"), "bridge"))
+    model.tokenizer = copy.deepcopy(model.tokenizer)
+    model.tokenizer.add_tokens([f"added{index}" for index in range(model.info.d_vocab)])
+    highest = model.info.d_vocab + 3
+    word = model.tokenizer.convert_ids_to_tokens(highest)
+    last = replace(problems()[2], question=f"How many {word} does Ben have ?")
+    with pytest.raises(ValueError, match=rf"problem 'p2' holds the token id {highest}, but .* has the ids 0 to"):
+        make_pairs(model, [*problems()[:2], last], Insertion.meaningless(" /", 3))
 
 
 def test_a_pause_is_a_reserved_token_or_refused_with_the_remedy() -> None:

@@ -1,5 +1,6 @@
 """Folders of results: whole or not at all, killed at any moment; nothing foreign is ever removed; one run on each."""
 
+import contextlib
 import datetime
 import errno
 import hashlib
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -28,8 +30,10 @@ from mless_interp.running.folders import (
     damaged_files,
     finish_replacement,
     foreign_in,
+    keep_begun,
     manifest_of,
     new_folder,
+    read_begun,
     recover,
     refuse_existing,
     remove_partial,
@@ -927,6 +931,7 @@ def test_shards_share_what_is_kept_and_leave_it_there(tmp_path: Path, monkeypatc
     """Each with a lock of its own; none beside the whole run."""
     out, asked = tmp_path / "out", []
     monkeypatch.setattr(folders, "refuse_in_use", asked.append)
+    monkeypatch.setattr(folders, "held_briefly", lambda path, **_: asked.append(path) or contextlib.nullcontext())
     for index in range(2):
         with claimed(out, overwrite=False, analysis="own", shard=Shard(index, 2)) as partial:
             assert everything_in(tmp_path) == [f".out.{index}-of-2.lock", f".out.{index}-of-2.owner", ".out.partial"]
@@ -946,3 +951,44 @@ def test_a_disk_error_says_where_also_of_a_long_name() -> None:
         found = folders._cannot_write("x" * length, error)
         assert found.errno == errno.EIO
         assert str(found).endswith(f"cannot write the folder {shown!r} (gone); choose another name or place")
+
+
+def test_shards_that_begin_at_the_same_moment_do_not_trip_over_each_other(tmp_path: Path) -> None:
+    """All write down whose work the folder keeps, and with which options it was begun."""
+
+    def begin(index: int) -> None:
+        for round_ in range(20):
+            with claimed(tmp_path / f"run{round_}", overwrite=False, analysis="own", shard=Shard(index, 6)) as partial:
+                keep_begun(partial / "options.json", {"a": 1}, command="own " * index)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(begin, range(6)))
+    for round_ in range(20):
+        partial = tmp_path / f".run{round_}.partial"
+        assert json.loads((partial / ANALYSIS).read_text())["analysis"] == "own"
+        assert read_begun(partial / "options.json") == {"a": 1}
+        assert sorted(each.name for each in partial.iterdir()) == [ANALYSIS, "options.json"]
+
+
+def test_what_a_run_was_killed_over_before_it_kept_anything_is_in_nobodys_way(tmp_path: Path) -> None:
+    partial = tmp_path / ".run.partial"
+    partial.mkdir()
+    (partial / f".{ANALYSIS}.1.new").write_text("{")
+    with claimed(tmp_path / "run", overwrite=False, analysis="own"):
+        assert (partial / ANALYSIS).is_file()
+    assert everything_in(tmp_path) == []
+
+
+def test_what_shards_keep_is_not_taken_for_the_rest_of_a_run_that_was_finished(tmp_path: Path) -> None:
+    """One that was killed between putting its results in place and removing what it had kept of them."""
+    run, partial = written(tmp_path / "run", run="one"), tmp_path / ".run.partial"
+    (run / RUN).write_text("one")
+    write_manifest(run)
+    (partial / COMPUTED).mkdir(parents=True)
+    (partial / COMPUTED / RUN).write_text("one")
+    (partial / ANALYSIS).write_text('{"analysis": "own"}')
+    with claimed(run, overwrite=True, analysis="own", shard=Shard(0, 2)):
+        assert [each.name for each in partial.iterdir()] == [ANALYSIS]
+        (partial / "c.0-of-2.jsonl").write_text("kept")
+    with claimed(run, overwrite=True, analysis="own"):
+        assert (partial / "c.0-of-2.jsonl").read_text() == "kept"

@@ -241,6 +241,12 @@ def test_damaged_options_are_told_and_nothing_is_lost(tmp_path: Path) -> None:
     for damaged in (begun.read_text().replace('"limit": 6', '"limit": 5'), ""):
         begun.write_text(damaged)
         assert "start the command of the shards without --shard" in command("merge", here, code=2)
+    known = tmp_path / ".here.partial" / "analysis.json"
+    kept = known.read_text()
+    for damaged in ("null", "{", "[]"):
+        known.write_text(damaged)
+        assert "analysis.json' is missing or damaged: start the command of the shards" in command("merge", here, code=2)
+    known.write_text(kept)
     command(*SWEEP, "--out", here, "--shard", "1/2", "--overwrite")  # writes them anew
     assert "--wait is for --shard" in command(*SWEEP, "--out", here, "--wait", "5", code=2)
     command(*SWEEP, "--out", there, "--shard", "1/2")
@@ -254,9 +260,15 @@ def test_damaged_options_are_told_and_nothing_is_lost(tmp_path: Path) -> None:
 def test_merging_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     here, there = (str(tmp_path / name) for name in ("here", "there"))
     assert "holds no shards" in command("merge", here, code=2)
+    for program in ("merge", "report"):
+        for nameless in (".", "..", "/", ""):
+            assert "is no folder of results by its own name: give that, '/" in command(program, nameless, code=2)
     command(*SWEEP, "--out", here, "--shard", "0/2")
     command(*SWEEP, "--seed", "1", "--out", there, "--shard", "1/2")
     assert "merge shards of one command only" in command("merge", here, "--from", there, code=2)
+    new = str(tmp_path / "new")
+    assert "merge shards of one command only" in command("merge", new, "--from", here, "--from", there, code=2)
+    assert not (tmp_path / ".new.partial").exists()
     assert "keeps what a run with other options" in command(
         *SWEEP, "--seed", "1", "--out", here, "--shard", "1/2", code=2
     )
