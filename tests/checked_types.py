@@ -1,4 +1,4 @@
-"""Types checked by beartype; of a nested function, which is made again at every call of the outer one, the check is made once."""
+"""Types checked by beartype: the check of a nested function, which is made at every call of the outer one, is made once."""
 
 from collections.abc import Callable, Hashable
 from typing import Any
