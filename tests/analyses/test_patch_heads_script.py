@@ -183,7 +183,7 @@ def test_a_run_stopped_while_it_confirms_and_while_it_answers_goes_on_there(
 ) -> None:
     from mless_interp.running.checkpoint import Checkpoint
 
-    asked = ["--model", planted, *CHOSEN, "--limit", 10, "--confirm", 10, "--answers", 6]
+    asked = ["--model", planted, *CHOSEN, "--limit", 12, "--confirm", 10, "--answers", 6]
     put, done = Checkpoint.put, 0
     seen: list[str] = []
 
