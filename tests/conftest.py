@@ -19,7 +19,7 @@ from jaxtyping import config, install_import_hook
 import mless_interp.models.sent  # noqa: F401 - sent to servers as it is written, so nothing is put around its functions
 
 # Before anything else imports the package: every shape and type in its signatures is checked whenever a test calls it.
-install_import_hook("mless_interp", "beartype.beartype")
+install_import_hook("mless_interp", "checked_types.checked")
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from nnsight.tracing.tracer import mark
 from nnsight.tracing.util import push
 
 OURS, SENT = "mless_interp", "mless_interp.models.sent"
-NOT_THERE = (OURS, "jaxtyping", "beartype", "einops", "transformer_lens", "pandas", "conftest")
+NOT_THERE = (OURS, "jaxtyping", "beartype", "checked_types", "einops", "transformer_lens", "pandas", "conftest")
 
 
 class _Blocked:

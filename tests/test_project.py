@@ -9,12 +9,14 @@ import tomllib
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import browser
 import jaxtyping
 import pytest
 import torch
 import yaml
+from checked_types import checked
 from conftest import ARCHITECTURES, ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -137,6 +139,41 @@ def test_shapes_are_checked_in_every_test() -> None:
 
     with pytest.raises(jaxtyping.TypeCheckError):
         span_mass("no tensor", span=None)
+
+
+def test_a_nested_function_is_checked_whenever_it_is_made_and_by_its_own_types() -> None:
+    """The check of one that was made before serves again, unless a type or a default differs."""
+    as_in_the_package = jaxtyping.jaxtyped(typechecker=checked)
+
+    def made(kind: type, **default: Any) -> Any:
+        if default:
+
+            def same(value: kind = default["value"]) -> kind:
+                return value
+        else:
+
+            def same(value: kind) -> kind:
+                return value
+
+        return as_in_the_package(same)
+
+    for kind, right, wrong in 2 * ((int, 1, "1"), (str, "1", 1)):
+        assert made(kind)(right) == made(kind, value=right)() == right
+        for function in (made(kind), made(kind, value=right)):
+            with pytest.raises(jaxtyping.TypeCheckError, match="checking the parameters"):
+                function(wrong)
+        with pytest.raises(TypeError, match="missing a required argument"):
+            made(kind)()
+
+    def keeps(value: int) -> Any:
+        def keep(given: Any) -> int:
+            return given if value else "none"
+
+        return as_in_the_package(keep)
+
+    assert keeps(1)(3) == 3, "what it closes over is its own"
+    with pytest.raises(jaxtyping.TypeCheckError, match="checking the return value"):
+        keeps(0)(3)
 
 
 def test_without_a_browser_a_test_is_skipped_or_where_one_is_required_fails(

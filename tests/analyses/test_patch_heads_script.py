@@ -88,23 +88,28 @@ def test_it_finds_the_planted_heads_and_writes_everything(
 
 
 @pytest.mark.slow
-def test_it_runs_as_a_program_and_explains_itself(planted: Path, tmp_path: Path) -> None:
+def test_as_a_program_it_explains_itself_and_writes_of_the_chosen_heads_what_it_writes_here(
+    planted: Path, tmp_path: Path, run: Any
+) -> None:
     program = [sys.executable, str(SCRIPT)]
     common = {"cwd": tmp_path, "capture_output": True, "text": True, "timeout": 300}
     shown = subprocess.run([*program, "--help"], **common)
     assert shown.returncode == 0 and "--direction" in shown.stdout and "denoising" in shown.stdout
-    options = ["--model", str(planted), "--backend", "bridge", "--limit", "8", "--heads", "0:13,0:2", "--out", "out"]
-    done = subprocess.run([*program, *options, "--report"], **common)
+    options = ["--model", str(planted), "--backend", "bridge", "--limit", "8", "--heads", "0:13,0:2"]
+    done = subprocess.run([*program, *options, "--out", "out", "--report"], **common)
     assert done.returncode == 0 and (tmp_path / "out" / "heads.csv").exists(), done.stderr
     page = html.unescape((tmp_path / "out" / "report.html").read_text(encoding="utf-8"))
-    run = json.loads((tmp_path / "out" / "run.json").read_text())
-    assert page.count("<h1>") == 1 and "Which of 2 heads of" in page and run["repeat"] in page
+    kept = json.loads((tmp_path / "out" / "run.json").read_text())
+    assert page.count("<h1>") == 1 and "Which of 2 heads of" in page and kept["repeat"] in page
     assert "L0H13: reader; removes more than 5 % of the effect in 8 of 8 problems" in page, "in the result's own words"
     assert "head L0H13; verdict reader; " in page and "in the paper's counting layer 1 head 14" in page, "on the map"
     assert page.count('class="mless-view"') == 1 and page.count('class="mless-circuitsvis"') == 1
-    assert str(run["checks"]["replay"]) in page and run["versions"]["torch"] in page
+    assert str(kept["checks"]["replay"]) in page and kept["versions"]["torch"] in page
     wrong = subprocess.run([*program, "--limit", "0", "--out", "other"], **common)
     assert wrong.returncode == 2 and wrong.stderr.startswith("error: Invalid value for '--limit'")
+    assert run(*options, "--out", "here", "--no-progress", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "out" / "heads.csv").read_text() == (tmp_path / "here" / "heads.csv").read_text(), "same seed"
+    assert set(pd.read_csv(tmp_path / "out" / "heads.csv")["label"]) == {"L0H13", "L0H2"}
 
 
 @pytest.mark.slow
@@ -131,15 +136,6 @@ def test_a_single_sweep_in_the_other_direction(planted: Path, tmp_path: Path, ru
         and "corrected for testing many heads" in page
         and "report.html, results, run.json" in done.stdout
     )
-
-
-@pytest.mark.slow
-def test_same_seed_same_table_and_only_chosen_heads(planted: Path, tmp_path: Path, run: Any) -> None:
-    common = ["--model", planted, "--backend", "bridge", "--limit", 8, "--heads", "0:13,1:4", "--no-progress"]
-    for name in ("a", "b"):
-        assert run(*common, "--out", name, cwd=tmp_path).returncode == 0
-    assert (tmp_path / "a" / "heads.csv").read_text() == (tmp_path / "b" / "heads.csv").read_text()
-    assert set(pd.read_csv(tmp_path / "a" / "heads.csv")["label"]) == {"L0H13", "L1H4"}
 
 
 CHOSEN = ["--backend", "bridge", "--heads", "0:13,0:21,1:4,0:2", "--no-progress"]
@@ -182,39 +178,12 @@ def test_the_named_heads_are_confirmed_on_the_problems_after_the_first(planted: 
 
 
 @pytest.mark.slow
-def test_answers_that_were_stopped_go_on_and_are_the_same(
+def test_a_run_stopped_while_it_confirms_and_while_it_answers_goes_on_there(
     planted: Path, tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mless_interp.running.checkpoint import Checkpoint
 
-    asked = ["--model", planted, *CHOSEN, "--limit", 8, "--answers", 4]
-    put, seen = Checkpoint.put, []
-
-    def watch(self: Checkpoint, values: dict[str, Any]) -> None:
-        put(self, values)
-        seen.append("" if self.path is None else self.path.stem)
-        if seen.count("answers") == 1 and stopping:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(Checkpoint, "put", watch)
-    stopping = True
-    assert run(*asked, "--out", "stopped", cwd=tmp_path).returncode == 130
-    stopping = False
-    seen.clear()
-    assert run(*asked, "--out", "stopped", cwd=tmp_path).returncode == 0
-    assert seen and set(seen) == {"answers"}, "nothing else is computed again"
-    assert run(*asked, "--out", "straight", cwd=tmp_path).returncode == 0
-    first, second = ((tmp_path / name / "answers.csv").read_text() for name in ("stopped", "straight"))
-    assert first == second
-
-
-@pytest.mark.slow
-def test_a_run_stopped_while_it_confirms_goes_on_there(
-    planted: Path, tmp_path: Path, run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from mless_interp.running.checkpoint import Checkpoint
-
-    asked = ["--model", planted, *CHOSEN, "--limit", 10, "--confirm", 10]
+    asked = ["--model", planted, *CHOSEN, "--limit", 12, "--confirm", 10, "--answers", 6]
     put, done = Checkpoint.put, 0
     seen: list[str] = []
 
@@ -226,22 +195,32 @@ def test_a_run_stopped_while_it_confirms_goes_on_there(
             raise KeyboardInterrupt
         seen.append(stage)
         put(self, values)
+        if stopping and seen.count(answers) == 1:
+            raise KeyboardInterrupt
 
     monkeypatch.setattr(Checkpoint, "put", watch)
+    stopping, answers = True, ".stopped.partial/answers"
     stopped = run(*asked, "--out", "stopped", cwd=tmp_path)
     assert stopped.returncode != 0 and "confirm/mless" in seen and not (tmp_path / "stopped").exists()
     assert list((tmp_path / ".stopped.partial" / "confirm").glob("matched-mass-*.jsonl"))
     seen.clear()
-    assert run(*asked, "--out", "stopped", cwd=tmp_path).returncode == 0
-    assert seen and "confirm/mless" not in seen
+    assert run(*asked, "--out", "stopped", cwd=tmp_path).returncode == 130
+    assert seen.pop() == answers and seen and "confirm/mless" not in seen
     after = (".stopped.partial/sinks", "confirm/")  # whether the span is a sink is looked at last
     assert not [stage for stage in seen if not stage.startswith(after)]
+    seen.clear()
+    stopping = False
+    ended = run(*asked, "--out", "stopped", cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert seen and set(seen) == {answers}, "nothing else is computed again"
     assert not (tmp_path / ".stopped.partial").exists()
     assert run(*asked, "--out", "straight", cwd=tmp_path).returncode == 0
     first, second = (pd.read_csv(tmp_path / name / "heads.csv") for name in ("stopped", "straight"))
     pd.testing.assert_frame_equal(first, second, check_exact=False, atol=1e-4)
     told = [json.loads((tmp_path / name / "run.json").read_text())["conclusion"] for name in ("stopped", "straight")]
     assert told[0] == told[1]
+    first, second = ((tmp_path / name / "answers.csv").read_text() for name in ("stopped", "straight"))
+    assert first == second
 
 
 @pytest.mark.parametrize(

@@ -68,9 +68,13 @@ SMALL: dict[str, dict[str, Any]] = {
 
 
 @lru_cache
+def planted(name: str) -> PlantedModel:
+    return planted_model(n_heads=8, n_key_value_heads=2, n_layers=3, sign=1 if len(name) % 2 else -1, **SMALL[name])
+
+
+@lru_cache
 def small(name: str) -> tuple[PlantedModel, Judged]:
-    made = planted_model(n_heads=8, n_key_value_heads=2, n_layers=3, sign=1 if len(name) % 2 else -1, **SMALL[name])
-    return made, judged(made, 16)
+    return planted(name), judged(planted(name), 16)
 
 
 # ------------------------------------------------------------------------------------------- what is declared is found
@@ -87,7 +91,7 @@ def test_every_head_gets_the_declared_verdict(name: str) -> None:
 def test_what_is_declared_of_each_circuit() -> None:
     """The names by hand, so that no change of the table goes unseen."""
     declared = {
-        name: {str(h): (e.verdict, e.sense) for h, e in small(name)[0].expected.items() if e.sense} for name in SMALL
+        name: {str(h): (e.verdict, e.sense) for h, e in planted(name).expected.items() if e.sense} for name in SMALL
     }
     reader, either = ("reader", 1), ("redundant reader", 1)
     assert declared == {
@@ -106,7 +110,7 @@ def test_what_is_declared_of_each_circuit() -> None:
         "rows": {"L0H1": reader, "L0H4": reader, "L1H2": reader, "L2H3": ("mediator", 1)},
         "relayed": {"L2H3": reader},
     }
-    everything = [each for name in SMALL for each in small(name)[0].expected.values()]
+    everything = [each for name in SMALL for each in planted(name).expected.values()]
     assert {each.verdict for each in everything} <= KINDS.keys() and all(each.why for each in everything)
     assert all((each.verdict == "negligible") == (each.sense == 0) for each in everything)
 
@@ -124,7 +128,7 @@ def test_what_is_declared_of_each_circuit() -> None:
 def test_the_expectations_of_another_circuit_fail_head_by_head(
     built: str, claimed: str, wrong: dict[Head, tuple[str, int]]
 ) -> None:
-    assert differing(small(claimed)[0].expected, small(built)[1]) == wrong
+    assert differing(planted(claimed).expected, small(built)[1]) == wrong
 
 
 def test_a_sense_or_a_verdict_declared_wrong_of_one_head_fails_for_it_alone() -> None:
