@@ -247,7 +247,7 @@ def _difference(change: np.ndarray, p: float, *, seed: int, confidence: float) -
         return found
     if not change.any():
         bound = np.asarray(1 - ((1 - confidence) / 2) ** (1 / n))
-        return replace(found, low=-bound, high=bound, flag=np.asarray(NO_CHANGE), method="exact bound")
+        return replace(found, low=np.asarray(-bound), high=bound, flag=np.asarray(NO_CHANGE), method="exact bound")
     if p < 1 - confidence:
         return found
     return replace(found, low=np.asarray(np.minimum(found.low, 0.0)), high=np.asarray(np.maximum(found.high, 0.0)))

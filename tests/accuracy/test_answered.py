@@ -284,6 +284,15 @@ def test_with_several_samples_the_interval_holds_0_where_the_test_does_not_rejec
     assert 0 < rejected < 60
 
 
+@pytest.mark.parametrize("samples", [1, 4])
+def test_where_no_answer_changes_the_interval_is_the_exact_bound_on_both_sides(samples: int) -> None:
+    found = results(np.ones((8, 2, samples)), ("a", "b")).compare("a", "b")
+    assert float(found.difference.estimate) == 0
+    if samples == 4:
+        assert float(found.difference.high) == -float(found.difference.low) == pytest.approx(1 - 0.025 ** (1 / 8))
+    assert "no difference is established" in found.describe()
+
+
 def test_several_samples_are_compared_by_problem() -> None:
     right = np.repeat(one_sample(12, 0.3, 0.6, seed=3), 50, axis=2)
     found = results(right, ("a", "b")).compare("a", "b")
