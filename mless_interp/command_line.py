@@ -353,6 +353,8 @@ class Asking(Loading, Computing):
                 f"{at_least} tokens to insert and to answer with leave no room for a question in {self.model}'s context of "
                 f"{context}: ask for fewer"
             )
+        if few := fewer_than(self.limit, len(self.questions())):
+            sys.stderr.write(f"{few}\n")
         self.say(f"loading {self.model} ...")
         return load_model(self.model, **options).on(engine)
 

@@ -94,14 +94,11 @@ def program(name: str, compute: Callable[[Any], Computed], present: Callable[[Ke
 
 
 def _shortage(asked: Saving) -> str:
-    """Said before anything long where there are fewer problems than were asked for; wrong input is told by the analysis."""
+    """That there are fewer problems than were asked for; wrong input is told by the analysis."""
     try:
-        few = asked.shortage()
+        return asked.shortage()
     except (ValueError, TypeError, OSError):
         return ""
-    if few:
-        sys.stderr.write(f"{few}\n")
-    return few
 
 
 def keep(options: Saving, name: str, computed: Computed) -> None:

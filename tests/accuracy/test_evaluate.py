@@ -153,6 +153,7 @@ def test_text_mode_takes_the_papers_string_in_one_piece(
 ) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     monkeypatch.setattr(model, "tokenizer", read_tokenizer(tokenizer_dir("qwen2_5")))
+    monkeypatch.setattr(model, "info", replace(model.info, d_vocab=len(model.tokenizer)))
     asked = [Problem("a", "How many apples ?", "3"), Problem("b", "Find x .", "4")]
     pairs = make_pairs(model, asked, Insertion.meaningless(" /", 5), template="paper")
     assert any(pair.boundary_merge for pair in pairs), "else this shows nothing"

@@ -84,7 +84,7 @@ def test_same_seed_same_answers_and_one_treatment_has_nothing_to_compare(run: An
         (["--max-new-tokens", "500"], "leave no room for a question in demo's context of 512"),
         (["--n-samples", "3"], "needs a temperature above 0"),
         (["--engine", "vllm"], "It needs an environment of its own"),
-        (["--arm-p1", "101"], "p1 is a percentile from 0 to 100"),
+        (["--arm-p1", "101"], "Invalid value for '--arm-p1': Input should be less than or equal to 100, got '101'"),
         (["--unit", "zzqx"], "becomes the unknown token"),
         (["--attention", "sdpa"], "attn_implementation need backend='nnsight'"),
         (["--model", "/no/such"], "unknown model '/no/such'"),

@@ -113,13 +113,13 @@ def test_chosen_layers_and_denoising(planted_folder: Path, tmp_path: Path, run: 
         (["--n-tokens", "9999"], "leave no room for a question"),
         (["--outcome", "kl"], "mediation needs a signed outcome"),
         (["--direction", "up"], "unknown direction 'up'"),
-        (["--c", "0"], "and must be positive, got 0.0"),
+        (["--c", "0"], "Invalid value for '--c': must be greater than 0, got '0'"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_two(
     arguments: list[str], message: str, planted_folder: Path, tmp_path: Path, run: Any
 ) -> None:
-    common = ["--model", planted_folder, "--backend", "bridge", "--n-tokens", 4, "--no-progress"]
+    common = ["--model", planted_folder, "--backend", "bridge", "--n-tokens", 4, "--limit", 4, "--no-progress"]
     code, _, error = run(*common, *arguments, "--out", tmp_path / "out")
     assert code == 2 and error.startswith("error: ") and message in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()

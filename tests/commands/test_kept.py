@@ -259,7 +259,7 @@ WRONG = [
     ("accuracy", ["--n-samples", "2"], "needs a temperature above 0"),
     ("accuracy", ["--temperature", "nan"], "Invalid value for '--temperature'"),
     ("accuracy", ["--temperature", "-1"], "Invalid value for '--temperature'"),
-    ("accuracy", ["--top-p", "0"], "top_p must lie above 0"),
+    ("accuracy", ["--top-p", "0"], "'--top-p': must be greater than 0 and at most 1, got '0'"),
     ("accuracy", ["--engine", "x"], "unknown engine 'x'"),
     ("locate", ["--insertion", "x"], "unknown insertion 'x'"),
     ("dose", ["--doses", "4,1"], "doses must be at least two increasing"),
@@ -281,7 +281,7 @@ def test_what_is_wrong_is_told_before_a_model_is_read(
         name, *arguments, *([] if name == "figures" else ["--backend", "bridge"][: 2 * ("--backend" not in arguments)])
     )
     assert done.returncode == 2, done.stderr
-    (line,) = (line for line in done.stderr.splitlines() if not line.startswith("loading "))
+    (line,) = (line for line in done.stderr.splitlines() if not line.startswith(("loading ", "--limit ")))
     assert line.startswith("error: ") and words in line
     assert list(tmp_path.iterdir()) == []
 

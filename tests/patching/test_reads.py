@@ -380,7 +380,9 @@ def test_a_stopped_run_goes_on_and_it_survives_saving(
     recorded: list[int] = []
     swept = sweep._Swept.all_heads
     monkeypatch.setattr(
-        sweep._Swept, "all_heads", lambda self, *a: (recorded.append(len(self.runs.pairs)), swept(self, *a))[1]
+        sweep._Swept,
+        "all_heads",
+        lambda self, *a, **how: (recorded.append(len(self.runs.pairs)), swept(self, *a, **how))[1],
     )
     resumed = read_effects(model, pairs, readers.heads, **options)
     assert recorded == [N // 2] * len(READ_EDITS), "one unit was left"
