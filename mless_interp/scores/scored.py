@@ -256,8 +256,9 @@ def _sink_words(scores: HeadScores) -> str:
     most, m = int(shares.argmax()), int((2 * counts > n).sum())
     limits = wilson(int(counts[most]), int(n[most]), confidence=scores.confidence)
     said = f"yes, to {m} of {count_of(len(counts), 'head')}" if m else f"no, to none of {count_of(len(counts), 'head')}"
+    often = f"most often to {scores.heads[most]}, in" if counts[most] else "in no problem to any of them,"
     return (
-        f"Is the span an attention sink? In most problems {said}; most often to {scores.heads[most]}, in {counts[most]} of "
+        f"Is the span an attention sink? In most problems {said}; {often} {counts[most]} of "
         f"{count_of(n[most], 'problem')} ({100 * shares[most]:.0f} % [{100 * float(limits.low):.0f}, "
         f"{100 * float(limits.high):.0f}])."
         f"{lacking}"

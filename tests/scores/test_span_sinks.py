@@ -110,7 +110,8 @@ def test_it_is_said_whether_the_span_is_a_sink() -> None:
     heads = (mi.Head(0, 1), mi.Head(1, 0))
     none = sinks_of(0.0, heads)
     assert (
-        said(none) == "In most problems no, to none of 2 heads; most often to L0H1, in 0 of 12 problems (0 % [0, 24])."
+        said(none)
+        == "In most problems no, to none of 2 heads; in no problem to any of them, 0 of 12 problems (0 % [0, 24])."
     )
     rates = np.zeros((12, 2, 2))
     rates[:9, 1, 0] = 0.2
