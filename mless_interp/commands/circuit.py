@@ -88,6 +88,8 @@ class Options(Inserting):
         confirm = (0 if given else N_CONFIRM) if self.confirm is None else self.confirm
         if confirm == 1 or (given and confirm):
             raise ValueError(f"--confirm takes 2 or more problems, or 0, and only goes without --heads, got {confirm}")
+        if not given and self.limit == 1:
+            raise ValueError("--limit 1: heads are named by 2 or more problems: give more, or --heads")
         asked = replace(self, limit=self.limit + confirm, confirm=confirm)
         there = len(asked.questions())
         if confirm and there < asked.limit:

@@ -146,14 +146,18 @@ def _shares(table: pd.DataFrame) -> str:
     return listed(_share(row) for row in table.to_dict("records"))
 
 
+def _nothing(n: int) -> str:
+    if n == 1:
+        return "Nothing is claimed: one problem cannot establish that most show an effect of one sign."
+    return f"Nothing is claimed: that most of {n} problems show an effect of one sign is not established."
+
+
 def _of_parts(found: Any, table: pd.DataFrame) -> str:
     """Which of a result's cells are shown, of those in the table, with their median shares of the median effect."""
     one, several = found.what
     n, share = len(found.problem_ids), f"{100 * found.smallest_effect:.3g} %"
     if not found.established:
-        return (
-            f"Nothing is claimed: that most of {count_of(n, 'problem')} show an effect of one sign is not established."
-        )
+        return _nothing(n)
     if table.empty:
         return f"No {one} is shown to carry more than {share} of the effect in most of {count_of(n, 'problem')}."
     counts = int((table["sense"] > 0).sum()), int((table["sense"] < 0).sum())
@@ -237,9 +241,7 @@ def _of_transfer(results: Results) -> str:
     moved, *others = found.summary().to_dict("records")
     n, share = len(found.problem_ids), f"{100 * found.smallest_effect:.3g} %"
     if not found.established:
-        return (
-            f"Nothing is claimed: that most of {count_of(n, 'problem')} show an effect of one sign is not established."
-        )
+        return _nothing(n)
     if not moved["p_prevalence"] < found.alpha:
         return f"No more than {share} of the effect is shown to come back without the tokens in most of {n} problems."
     beside = listed(f"{100 * each['median_fraction']:z.0f} % from {each['label'].lower()}" for each in others)
