@@ -481,7 +481,8 @@ class PositionMap(Cells, Result):
         whole = self.values[:, :, self.places.index(f"span {ALL}")].mean(0)
         summed = np.nansum(self.values[:, :, blocks], 2).mean(0)
         return [
-            f"{head} blind to the whole span loses {every:+.4f} {self.unit} on average, to its blocks one by one {each:+.4f}."
+            f"Of the effect, {head} blind to the whole span takes {every:+.4f} {self.unit} away on average; blind to its "
+            f"blocks one by one, {each:+.4f} in sum."
             for head, every, each in zip(self.heads, whole, summed, strict=True)
         ]
 

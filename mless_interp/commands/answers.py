@@ -166,8 +166,10 @@ def of_scores(found: Any) -> str:
     metric = next((name for name in found.metrics if largest(name) is not None), None)
     if not parts and set(OF_SINKS) <= set(found.metrics):
         counts, n = found.sinks()
-        to = f"to {int((2 * counts > n).sum()) or 'none'} of {count_of(len(counts), 'head')} in most problems"
-        parts.append(f"the span is an attention sink {to}" if n.any() else "whether the span is a sink is undefined")
+        many, only = int((2 * counts > n).sum()), found.heads[0] if len(counts) == 1 else None
+        whom = f"{many or 'none'} of {len(counts)} heads" if only is None else only
+        said = f"the span is {'not ' if only and not many else ''}an attention sink to {whom} in most problems"
+        parts.append(said if n.any() else "whether the span is a sink is undefined")
     if not parts and metric is None:
         return f"Nothing is defined of the span of {found.settings.get('insertion')}."
     if not parts:

@@ -88,6 +88,8 @@ class Options(Inserting):
         confirm = (0 if given else N_CONFIRM) if self.confirm is None else self.confirm
         if confirm == 1 or (given and confirm):
             raise ValueError(f"--confirm takes 2 or more problems, or 0, and only goes without --heads, got {confirm}")
+        if not given and self.limit == 1:
+            raise ValueError("--limit 1: heads are named by 2 or more problems: give more, or --heads")
         asked = replace(self, limit=self.limit + confirm, confirm=confirm)
         there = len(asked.questions())
         if confirm and there < asked.limit:
@@ -146,7 +148,6 @@ def compute(options: Options) -> Computed:
     measured = fresh or pairs
     left_out: dict[str, str] = {}
     asking = _Asking(model, pairs, measured, tuple(heads), options, common)
-    without_mlps = asking.without_mlps if heads and "edges" not in chosen_names(options.without) else ""
     for name, section in SECTIONS.items() if heads else ():
         why = "not asked for" if name in chosen_names(options.without) else section.why_not(asking)
         if why:
@@ -159,6 +160,8 @@ def compute(options: Options) -> Computed:
     if not results:
         whole = "; ".join(f"{name}: {why}" for name, why in left_out.items() if why != "not asked for")
         raise ValueError(f"no part of the circuit of {', '.join(map(str, heads))} can be measured: {whole}")
+    traced = SECTIONS["edges"].key in results
+    without_mlps = f"Edges are traced without MLPs: {why}." if traced and (why := asking.without_mlps) else ""
     conclusion = answer_of(results, heads, bool(given))
     told = [conclusion, *map(repr, results.values())]
     if heads and not given and not fresh:
@@ -205,7 +208,7 @@ class _Asking:
 
     @property
     def without_mlps(self) -> str:
-        """Why "auto" leaves MLPs out of the edges, in a sentence; "" where it does not."""
+        """Why "auto" leaves MLPs out of the edges; "" where it does not."""
         from ..statistics import fewest_problems
 
         nodes, n = len(self.heads) + self.model.info.n_layers, len(self.pairs)
@@ -214,9 +217,8 @@ class _Asking:
         if self.options.mlps != "auto" or needed <= n:
             return ""
         return (
-            f"Edges are traced without MLPs: with them up to {edges} would be tested, which takes at least {needed} "
-            "problems, and "
-            f"there {'is' if n == 1 else 'are'} {n} (--mlps all traces them nevertheless)."
+            f"with them up to {edges} edges would be tested, which takes at least {needed} problems, and there "
+            f"{'is' if n == 1 else 'are'} {n} (--mlps all traces them nevertheless)"
         )
 
     @property
@@ -248,10 +250,12 @@ def present(kept: Kept) -> Presented:
         files["edges.parquet"] = kept.results[SECTIONS["edges"].key].to_frame()
 
     def page() -> Report:
-        n, name = kept.run["n_fresh"] or kept.run["n_problems"], model_name(kept.run["model"]["name"])
+        n, fresh, name = kept.run["n_problems"], kept.run["n_fresh"], model_name(kept.run["model"]["name"])
+        some = f"heads named on {n} problems" if fresh else count_of(n, "problem")
+        others = f", all else measured on {fresh} others" if fresh and heads else ""
         question = (
             f"Which heads of {name} carry the effect of {kept.run['insertion']}, on whom do they "
-            f"act, where, and by what ({count_of(n, 'problem')})?"
+            f"act, where, and by what ({some}{others})?"
         )
         made = Report("From heads to a circuit", question=question, answer=kept.run["conclusion"])
         if located is not None:

@@ -64,7 +64,7 @@ def _edges(asking: Any) -> dict[str, Any]:
 def _one_alone(asking: Any) -> str:
     if len(asking.heads) > 1 or asking.mlps:
         return ""
-    why = f". {asking.without_mlps[:-1]}" if asking.without_mlps else " (--mlps all adds the MLPs)"
+    why = f" without MLPs: {asking.without_mlps}" if asking.without_mlps else " (--mlps all adds the MLPs)"
     return f"an edge needs two parts, and {asking.heads[0]} is alone{why}"
 
 
@@ -112,7 +112,10 @@ def _too_few(asking: Any) -> str:
     search, test = ((n + 1) // 2, n // 2) if asking.fresh is None else (n, len(asking.fresh))
     if search >= 6 and test >= 7:
         return ""
-    return f"at least 6 problems to find it and 7 others to test it are needed, there are {search} and {test}"
+    return (
+        "what is found on some problems is tested on others: at least 6 and 7 are needed, "
+        f"there {'is' if search == 1 else 'are'} {search} and {test}"
+    )
 
 
 def _no_one_place(asking: Any) -> str:
@@ -143,14 +146,18 @@ def _shares(table: pd.DataFrame) -> str:
     return listed(_share(row) for row in table.to_dict("records"))
 
 
+def _nothing(n: int) -> str:
+    if n == 1:
+        return "Nothing is claimed: one problem cannot establish that most show an effect of one sign."
+    return f"Nothing is claimed: that most of {n} problems show an effect of one sign is not established."
+
+
 def _of_parts(found: Any, table: pd.DataFrame) -> str:
     """Which of a result's cells are shown, of those in the table, with their median shares of the median effect."""
     one, several = found.what
     n, share = len(found.problem_ids), f"{100 * found.smallest_effect:.3g} %"
     if not found.established:
-        return (
-            f"Nothing is claimed: that most of {count_of(n, 'problem')} show an effect of one sign is not established."
-        )
+        return _nothing(n)
     if table.empty:
         return f"No {one} is shown to carry more than {share} of the effect in most of {count_of(n, 'problem')}."
     counts = int((table["sense"] > 0).sum()), int((table["sense"] < 0).sum())
@@ -234,9 +241,7 @@ def _of_transfer(results: Results) -> str:
     moved, *others = found.summary().to_dict("records")
     n, share = len(found.problem_ids), f"{100 * found.smallest_effect:.3g} %"
     if not found.established:
-        return (
-            f"Nothing is claimed: that most of {count_of(n, 'problem')} show an effect of one sign is not established."
-        )
+        return _nothing(n)
     if not moved["p_prevalence"] < found.alpha:
         return f"No more than {share} of the effect is shown to come back without the tokens in most of {n} problems."
     beside = listed(f"{100 * each['median_fraction']:z.0f} % from {each['label'].lower()}" for each in others)
@@ -248,15 +253,25 @@ def _of_transfer(results: Results) -> str:
 
 # ------------------------------------------------------------------------------------------------------------- showing
 
-MEANS = "The picture shows means; the sentence above and 'median share' medians."
+
+def _means(found: Any) -> str:
+    """What a picture of cells shows; where nothing is established there are no median shares beside it."""
+    return "The picture shows means" + (
+        "; the sentence above and 'median share' medians." if found.established else "."
+    )
+
+
 COUNTED = "Tokens are counted from both ends: 0 comes first after the insertion, -1 predicts the answer."
 
 
-def _drawn(name: str, key: str, caption: str, **options: Any) -> Callable[[Results], dict[str, Any]]:
+def _drawn(
+    name: str, key: str, caption: str, means: bool = False, **options: Any
+) -> Callable[[Results], dict[str, Any]]:
     def made(results: Results) -> dict[str, Any]:
         from .. import views
 
-        return {caption: getattr(views, name)(results[key], **options)}
+        found = results[key]
+        return {f"{caption} {_means(found)}" if means else caption: getattr(views, name)(found, **options)}
 
     return made
 
@@ -269,9 +284,9 @@ def _graphs(results: Results) -> dict[str, Any]:
         NOISING: ("Edges that suffice (noising)", ": alone they bring their part back"),
     }
     return {
-        f"{name}: none. {why}" if (why := results[key].why_none()) else f"{name}{does}. {MEANS}": views.path_graph(
-            results[key]
-        )
+        f"{name}: none. {why}"
+        if (why := results[key].why_none())
+        else f"{name}{does}. The picture shows median shares.": views.path_graph(results[key])
         for key, (name, does) in words.items()
     }
 
@@ -298,7 +313,8 @@ SECTIONS: dict[str, Section] = {
         _drawn(
             "direct_bars",
             "DirectEffects",
-            f"What each head writes straight to the logits, and what goes through later parts. {MEANS}",
+            "What each head writes straight to the logits, and what goes through later parts.",
+            means=True,
         ),
         {"of": "label", "way": "", **CLAIMS},
         "Both ways of every head.",
@@ -321,7 +337,8 @@ SECTIONS: dict[str, Section] = {
         _drawn(
             "site_map",
             "SitePatches",
-            f"Layers and tokens where the effect passes; resid_pre is the stream before a layer. {COUNTED} {MEANS}",
+            f"Layers and tokens where the effect passes; resid_pre is the stream before a layer. {COUNTED}",
+            means=True,
         ),
         {"label": "site and token", **CLAIMS},
         "Sites, the largest first, a hundred at most.",
@@ -334,7 +351,8 @@ SECTIONS: dict[str, Section] = {
         _drawn(
             "site_map",
             "PositionMap",
-            f"Tokens of the question through which a head acts, and parts of the span that it reads. {COUNTED} {MEANS}",
+            f"Tokens of the question through which a head acts, and parts of the span that it reads. {COUNTED}",
+            means=True,
         ),
         {"label": "head and place", **CLAIMS},
         "Places, the largest first.",

@@ -106,7 +106,9 @@ def _of_problems(runs: dict[str, Any]) -> str:
     every = set.intersection(*found)
     if all(own == every for own in found):
         return ""
-    return f" The runs are of other problems: {len(every)} of {len(set.union(*found))} (by id) are in all of them."
+    return (
+        f" The runs are not of the same problems: {len(every)} of {len(set.union(*found))} (by id) are in all of them."
+    )
 
 
 def _compared(runs: dict[str, Any]) -> Compared:
@@ -303,10 +305,10 @@ def _page(found: Compared, folders: Sequence[Path]) -> Any:
     question = f"What do the runs in {', '.join(map(str, folders))} say beside each other?"
     page = Report("Runs compared", question=question, answer=found.answer).heading("Side by side")
     page = page.figure(found.picture, "Each run with its 95 % interval over its own problems.")
-    for caption, table in found.tables.items():
-        page = page.table(table, caption)
-    if not found.differ.empty:
-        page = page.table(found.differ, DIFFER)
+    tables = [*found.tables.items(), *[(DIFFER, found.differ)] * (not found.differ.empty)]
+    for caption, table in tables:
+        own = {name: "" if name in COLUMNS else name for name in table.columns}  # a run's name as it is
+        page = page.table(table, caption, columns=own)
     page = page.sentence("Each run is judged by its own problems; no test is made between runs.")
     return page.provenance(
         provenance(None, repeat=repeat_command(), analysis="compare", folders=[str(f) for f in folders])

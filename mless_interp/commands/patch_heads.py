@@ -102,6 +102,8 @@ class Options(Inserting):
         outcome_named(self.outcome, signed_for="locating heads" if self.mode == "locate" else "")
         Sweep.named(**self.sweep)
         read_heads(self.heads, self.layers)
+        if self.mode == "locate" and limit == 1:
+            raise ValueError("--limit 1: heads are named by 2 or more problems: give more")
         wanted = limit + self.confirm + self.answers
         asked = replace(self, limit=wanted)
         if wanted == limit:

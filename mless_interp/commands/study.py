@@ -113,7 +113,7 @@ def present(kept: Kept) -> Presented:
         )
         if found.source:
             question += f" After {found.source}" + (
-                f", where is claimed: {found.claims.rstrip('.')}." if found.claims else "."
+                f", which claims: {found.claims.rstrip('.')}.".replace("`", "'") if found.claims else "."
             )
         made = Report(found.title, question=question, answer=of_study(found))
         caption = "Median effect of each insertion over problems, with 95 % intervals."

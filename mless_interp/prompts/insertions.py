@@ -407,7 +407,10 @@ def _other_questions(insertion: Insertion, tokenizer: Any, problem: Problem | st
                 tokenizer, ids[:n_tokens], "the inserted questions'", "draw from problems of the model's own kind"
             )
             return InsertedSpan(ids[:n_tokens], "questions of other problems")
-    raise ValueError(f"all other questions together are {len(ids)} tokens, fewer than n_tokens={n_tokens}: give more")
+    raise ValueError(
+        f"all other questions together are {len(ids)} tokens, fewer than n_tokens={n_tokens}: give more "
+        "problems to draw them from, or insert fewer tokens"
+    )
 
 
 def _check_known(tokenizer: Any, ids: tuple[int, ...], whose: str, remedy: str) -> None:

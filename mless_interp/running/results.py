@@ -220,14 +220,12 @@ def head_map(
 def as_text(table: pd.DataFrame, *, signed: bool = False, number: str = ".4f") -> str:
     """A table as a print shows it: no index, four decimals (what they would make 0 in full), a dash where undefined."""
 
-    return _one_lined(table).to_string(index=False, na_rep="-", float_format=_shown(signed, number))
+    return _one_lined(table).to_string(index=False, na_rep="-", **_formats(table, signed, number))
 
 
 def as_html(table: pd.DataFrame, *, signed: bool = False, number: str = ".4f") -> str:
     """The same as HTML, every text escaped; wide tables scroll in a frame of their own."""
-    made = _one_lined(table).to_html(
-        index=False, na_rep="-", float_format=_shown(signed, number), border=0, escape=True
-    )
+    made = _one_lined(table).to_html(index=False, na_rep="-", border=0, escape=True, **_formats(table, signed, number))
     return f'<div style="overflow-x:auto">{made}</div>'
 
 
@@ -237,10 +235,18 @@ def told_as_html(sentences: Iterable[str], below: str) -> str:
     return f'<div style="max-width:60rem;overflow-wrap:anywhere">{said}</div>{below}'
 
 
+def _formats(table: pd.DataFrame, signed: bool, number: str) -> dict[str, Any]:
+    """How the numbers of a table are written: a p-value, the column `p_...`, never with a sign."""
+    p_values = [name for name in table.columns if str(name).startswith("p_") and table[name].dtype.kind == "f"]
+    return {"float_format": _shown(signed, number), "formatters": dict.fromkeys(p_values, _shown(False, number))}
+
+
 def _shown(signed: bool, number: str) -> Callable[[float], str]:
+    sign = "+" if signed else ""
+
     def shown(x: float) -> str:
-        text = f"{x:{'+' if signed else ''}{number}}"
-        return f"{x:.1e}" if x and not float(text) else text
+        text = f"{x:{sign}{number}}"
+        return f"{x:{sign}.1e}" if x and not float(text) else text
 
     return shown
 

@@ -255,9 +255,12 @@ def _sink_words(scores: HeadScores) -> str:
     shares = np.where(n > 0, counts / np.maximum(n, 1), -1.0)
     most, m = int(shares.argmax()), int((2 * counts > n).sum())
     limits = wilson(int(counts[most]), int(n[most]), confidence=scores.confidence)
-    said = f"yes, to {m} of {count_of(len(counts), 'head')}" if m else f"no, to none of {count_of(len(counts), 'head')}"
+    said = f"yes, to {m} of {len(counts)} heads" if m else f"no, to none of {len(counts)} heads"
+    often = f"most often to {scores.heads[most]}, in" if counts[most] else "in no problem to any of them,"
+    if len(counts) == 1:
+        said, often = "yes" if m else "no", f"to {scores.heads[most]} in"
     return (
-        f"Is the span an attention sink? In most problems {said}; most often to {scores.heads[most]}, in {counts[most]} of "
+        f"Is the span an attention sink? In most problems {said}; {often} {counts[most]} of "
         f"{count_of(n[most], 'problem')} ({100 * shares[most]:.0f} % [{100 * float(limits.low):.0f}, "
         f"{100 * float(limits.high):.0f}])."
         f"{lacking}"

@@ -221,7 +221,7 @@ VERDICTS = ("claimed", "kind", "verdict", "confirmed", "reads_sink", "shown", "s
 """Columns that stand right after the first."""
 LATER = ("paper_label", "layer", "head", "sense", "n", "recovered", "prevalence", "flag", "unit", "null_is", "contrast")
 """Columns that stand behind the others where there are more than `AT_ONCE`."""
-COUNTS = {"k": "n", "removed_count": "n", "added_count": "n"} | {
+COUNTS = {"k": "n", "removed_count": "n", "added_count": "n", "of_this_sign": "n", "named": "of_heads"} | {
     f"exceeds_{name}": f"exceeds_{name}_n" for name in ("random", "mass")
 }
 """Columns of counts, and the column that says of how many: shown as "52 of 64"."""
@@ -292,7 +292,7 @@ class Table:
                 made.append(Column(names[name] or words, note or "lower and upper end", True))
                 cells.append(_intervals(frame[low].tolist(), frame[_upper(low, frame)].tolist()))
                 continue
-            if low is not None:
+            if low is not None and frame[[low, _upper(low, frame)]].notna().any(axis=None):
                 what = _interval_words(low)
                 made.append(Column(f"{label} [{what}]", f"{note or label}; in brackets the {what} of it", True))
                 cells.append(_numbers(frame[name].tolist(), (frame[low].tolist(), frame[_upper(low, frame)].tolist())))

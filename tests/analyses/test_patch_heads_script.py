@@ -227,6 +227,7 @@ def test_a_run_stopped_while_it_confirms_and_while_it_answers_goes_on_there(
     ("arguments", "message"),
     [
         (["--confirm", 1], "--confirm takes 2 or more problems, or 0, and only goes with --mode locate, got 1"),
+        (["--limit", 1], "--limit 1: heads are named by 2 or more problems: give more"),
         (["--confirm", 4, "--mode", "sweep"], "only goes with --mode locate, got 4"),
         (["--confirm", 9, "--limit", 20], "--limit 20 and --confirm 9 need 29 problems, there are 28"),
         (["--confirm", 8], "--limit 64 and --confirm 8 need 72 problems, there are 28"),

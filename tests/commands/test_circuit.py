@@ -62,8 +62,10 @@ def test_the_planted_circuit_is_told_in_order(run: Any, tmp_path: Path) -> None:
     assert "L0H2 -> L1H4 v (" in by_heading[SECTIONS["edges"].heading]
     assert "Straight to the logits: none" in by_heading[SECTIONS["direct"].heading]
     assert (
-        page.count("The picture shows means; the sentence above and &#39;median share&#39; medians.</figcaption>") == 5
+        page.count("The picture shows means; the sentence above and &#39;median share&#39; medians.</figcaption>") == 3
     )
+    assert page.count("The picture shows median shares.</figcaption>") == 2, "the numbers on the edges of a graph"
+    assert "(heads named on 14 problems, all else measured on 14 others)?" in page
     in_the_open = re.sub(r"(?s)<details.*?</details>", "", page)
     for _, answer in told:
         assert f"<strong>{answer}</strong>" in in_the_open and f"<p>{answer}</p>" not in in_the_open, "said once"
@@ -153,12 +155,27 @@ def test_mlps_that_too_few_problems_leave_out_are_said(run: Any, tmp_path: Path)
     ]
     done = run(*SMALL, *asked, "--out", "x")
     assert done.returncode == 0, done.stderr
-    said = r"Edges are traced without MLPs: with them up to \d+ would be tested, which takes at least (\d+) problems, and there"
+    said = (
+        r"Edges are traced without MLPs: with them up to \d+ edges would be tested, which takes at least (\d+) problems"
+    )
     assert len(found := re.findall(said, done.stdout)) == 1 and int(found[0]) > 4
     page = (tmp_path / "x" / "report.html").read_text()
     assert len(re.findall(said, page)) == 1
     assert re.search(said, json.loads((tmp_path / "x" / "run.json").read_text())["without_mlps"])
     assert "among 2 heads and no MLPs" in " ".join(done.stdout.split())
+    alone = run(
+        *SMALL, "--heads", "L0H2", "--limit", 4, "--without", "direct,writes,positions", "--report", "--out", "y"
+    )
+    assert "L0H2 is alone without MLPs: with them up to" in alone.stdout and not re.search(said, alone.stdout)
+    assert "are needed, there are 2 and 2" in alone.stdout
+    page = (tmp_path / "y" / "report.html").read_text()
+    assert "The picture shows means.</figcaption>" in page and "&#39;median share&#39; medians" not in page
+    assert ">median</button>" in page and ">median [95 % interval]</button>" not in page, "of 4 problems it has none"
+    one = run(*SMALL, "--heads", "L0H2,L1H4", "--limit", 1, "--without", "sites,writes", "--out", "z").stdout
+    assert "L0H2, L1H4 (given): Nothing is claimed: one problem cannot establish that most show an effect" in one
+    assert re.search(
+        r"L0H2 blind to the whole span takes [+-][\d.]+ nats away on average; blind to its blocks one by one", one
+    )
     for mlps, words in (("none", "among 2 heads and no MLPs"), ("all", "among 2 heads and 2 MLPs")):
         done = run(*SMALL, *asked, "--mlps", mlps, "--out", mlps)
         assert words in " ".join(done.stdout.split()) and not re.search(said, done.stdout), done.stderr
@@ -309,6 +326,7 @@ def test_a_stopped_run_goes_on(run: Any, tmp_path: Path, monkeypatch: pytest.Mon
         ),
         (["--contrast", "shift"], "contrast of a circuit"),
         (["--without", "egdes"], "part to leave out"),
+        (["--limit", 1], "--limit 1: heads are named by 2 or more problems: give more, or --heads"),
         (["--limit", 20, "--confirm", 20], "need 40 problems, there are 28"),
         (["--heads", "L7H2", "--limit", 2], "L7H2"),
         (["--heads", "L0H2", "--without", ",".join(PARTS)], "--without leaves out every part"),

@@ -1,6 +1,7 @@
 """`mless-interp compare`, and the sentences that pages begin with: made from results of a few numbers."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,13 +78,13 @@ def test_what_differs_between_the_runs_is_told() -> None:
     found = compared(runs)
     rows = found.differ.astype(object).where(found.differ.notna(), None).to_dict("records")
     assert rows == [{"option": "--n-tokens", "a": "55", "b": "8"}, {"option": "--limit", "a": None, "b": "5"}]
-    assert "other problems" not in found.answer
+    assert "not of the same problems" not in found.answer
     assert compared({"a": kept(located()), "b": kept(located())}).differ.empty
     few = replace(answered(n=20), problem_ids=tuple(f"p{number}" for number in range(5, 25)))
     told = compared(
         {"a": kept(answered(n=20), analysis="accuracy", mode=None), "b": kept(few, analysis="accuracy", mode=None)}
     )
-    assert told.answer.endswith(" The runs are of other problems: 15 of 25 (by id) are in all of them.")
+    assert told.answer.endswith(" The runs are not of the same problems: 15 of 25 (by id) are in all of them.")
 
 
 def saved(folder: Path, result: Any) -> Path:
@@ -147,6 +148,14 @@ def test_the_command_writes_tables_picture_and_page(
     page = (tmp_path / "c" / "report.html").read_text(encoding="utf-8")
     assert "<strong>L0H1, L1H0 are named in both runs" in page and page.count("<table") == 2
     assert "L0H1, L1H0 are named" in done.stdout and "reader, " in done.stdout
+    (row,) = [line for line in page.splitlines() if line.startswith('<tr><th scope="row">a</th>')]
+    assert len(re.findall(r">\d+ of \d+</span>", row)) == 2, "of this sign and named say of how many"
+    (tmp_path / "a").rename(tmp_path / "a_1")
+    assert call("a_1", "b", "--out", "d", "--report").returncode == 0
+    assert ">a_1</button></th>" in (tmp_path / "d" / "report.html").read_text(encoding="utf-8"), (
+        "as the folder is called"
+    )
+    (tmp_path / "a_1").rename(tmp_path / "a")
     for arguments, words in (
         (("a",), "two or more folders"),
         (("a", "a"), "a folder is named twice"),

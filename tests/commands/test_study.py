@@ -26,7 +26,7 @@ from mless_interp.studies.asked import Study, read_study
 TWO = """
 title = "Two insertions"
 source = "nowhere"
-claims = "nothing"
+claims = "`nothing`"
 limit = 6
 contrasts = ["content", "shift"]
 answers = 3
@@ -323,6 +323,7 @@ def test_options_take_the_place_of_the_file(
     assert found.settings["insertions"]["slashes"] == "Mless ' /' x3"
     page = (tmp_path / "x" / "report.html").read_text()
     assert "Two insertions" in page and "slashes" in page and "Claimed in nowhere" in page
+    assert "After nowhere, which claims: &#39;nothing&#39;." in page, "no code marks: the question is no Markdown"
     wrong = run_command("study", "two.toml", "--limit", 1, "--out", "y", **here)
     assert wrong.returncode == 2 and wrong.stderr.startswith("error: Invalid value for '--limit'")
     assert not (tmp_path / "y").exists()

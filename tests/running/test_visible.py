@@ -55,6 +55,14 @@ def test_texts_are_shown_by_their_codes() -> None:
     assert "<i>" not in as_html(pd.DataFrame({"<i>": ["<i>"]})) and "+1.5000" in as_html(table, signed=True)
 
 
+def test_a_p_value_has_no_sign_and_a_small_effect_has() -> None:
+    table = pd.DataFrame({"effect": [0.5, 2e-5, np.nan], "p_more": [0.25, 3e-7, np.nan]})
+    rows = [line.split() for line in as_text(table, signed=True).splitlines()]
+    assert rows == [["effect", "p_more"], ["+0.5000", "0.2500"], ["+2.0e-05", "3.0e-07"], ["-", "-"]]
+    page = as_html(table, signed=True)
+    assert "<td>+2.0e-05</td>" in page and "<td>0.2500</td>" in page and page.count("<td>-</td>") == 2
+
+
 def test_progress_bars_show_their_label_and_do_not_act(capsys: pytest.CaptureFixture[str]) -> None:
     with progress_bar(1, "head\x1b[2J\x07s"):
         pass

@@ -14,6 +14,7 @@ from models_under_test import loaded, pairs_for, planted_here
 from small_results import located as small_located
 
 import mless_interp as mi
+from mless_interp.commands.answers import of_scores
 from mless_interp.locating.sinks_read import sink_words
 from mless_interp.models.load import load_model
 from mless_interp.models.sites import site
@@ -110,7 +111,8 @@ def test_it_is_said_whether_the_span_is_a_sink() -> None:
     heads = (mi.Head(0, 1), mi.Head(1, 0))
     none = sinks_of(0.0, heads)
     assert (
-        said(none) == "In most problems no, to none of 2 heads; most often to L0H1, in 0 of 12 problems (0 % [0, 24])."
+        said(none)
+        == "In most problems no, to none of 2 heads; in no problem to any of them, 0 of 12 problems (0 % [0, 24])."
     )
     rates = np.zeros((12, 2, 2))
     rates[:9, 1, 0] = 0.2
@@ -127,6 +129,10 @@ def test_it_is_said_whether_the_span_is_a_sink() -> None:
     assert said(replace(some, values={**some.values, **long})).startswith("In most problems yes, to 2 of 2 heads;"), (
         "known"
     )
+    alone = replace(none, heads=heads[:1])
+    assert said(alone) == "In most problems no; to L0H1 in 0 of 12 problems (0 % [0, 24])."
+    answer = of_scores(replace(alone, settings={"insertion": "x"}))
+    assert answer == "x (1 head, means over 12 problems): the span is not an attention sink to L0H1 in most problems."
     without = {name: values for name, values in none.values.items() if name != "span_residual_norm"}
     assert not any("sink?" in words for words in replace(none, values=without).sentences())
 
