@@ -1,5 +1,6 @@
 """A loaded model proves that its backend does what the seam promises."""
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -264,6 +265,7 @@ def _check_replay(model: Model, tokens: Tensor, allowed: float) -> tuple[float |
     difference, rounding = _distance(fast, exact), ""
     if not difference <= allowed and (model.tf32 or is_half(z)):
         moved = _moved_by_rounding(model, recording, layers, z, exact)
-        allowed, rounding = max(allowed, moved), f", more than rounding moves them ({moved:.3g})"
+        rounding = f", more than rounding moves them ({moved:.3g})"
+        allowed = max(allowed, moved) if math.isfinite(moved) else allowed
     off = f"continuing layer by layer was off by {difference:.3g} logits{rounding}"
     return difference, None if difference <= allowed else off

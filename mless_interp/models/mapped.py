@@ -16,8 +16,8 @@ ANYWHERE = frozenset((torch.bfloat16, torch.float16))
 float64, have not (MKL)."""
 _DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """By their names in safetensors; of other types no weight is converted."""
-_LENGTH = 8
-"""Bytes that say how long the header is that follows them."""
+_LENGTH, LONGEST = 8, 100_000_000
+"""Bytes that say how long the header is that follows them, and of the longest one that the format allows."""
 
 
 def must_move(dtype: torch.dtype | None, n_axes: int, address: int) -> bool:
@@ -52,7 +52,7 @@ def stored_in(file: Path) -> Iterator[Stored]:
     try:
         with file.open("rb") as opened:
             length = int.from_bytes(opened.read(_LENGTH), "little")
-            if length > file.stat().st_size - _LENGTH:
+            if length > min(LONGEST, file.stat().st_size - _LENGTH):
                 raise ValueError(f"a header of {length:,} bytes in a file of {file.stat().st_size:,}")
             header = json.loads(opened.read(length))
         for name, said in header.items():

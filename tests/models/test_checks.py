@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import mless_interp as mi
 from mless_interp.identities.certificate import _self_check
+from mless_interp.models import checks
 from mless_interp.models.checks import TOLERANCE, FailedCheck, check_model
 from mless_interp.models.info import BY_LAYERS
 from mless_interp.models.inputs import Inputs
@@ -189,6 +190,13 @@ def test_a_wrong_replay_is_refused_also_where_rounding_is_coarse(
     assert re.match(
         r"whole forward passes \(continuing layer by layer was off by .* more than rounding", figures.replay
     )
+
+
+@pytest.mark.parametrize("moved", [float("inf"), float("nan"), 0.0])
+def test_rounding_that_cannot_be_measured_excuses_nothing(moved: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "_moved_by_rounding", lambda *_: moved)
+    replayed = check_model(small_logits("bfloat16")).replay
+    assert replayed.startswith("whole forward passes (continuing layer by layer was off")
 
 
 def test_a_replay_that_disagrees_is_reported_and_switched_off_where_the_figures_are_taken_over(
