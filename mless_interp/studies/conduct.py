@@ -194,6 +194,7 @@ class _Steps:
             return None
         finally:
             self.bar.update(1)
+            self.bar.refresh()
 
     def end(self) -> None:
         """`ShardDone` where any of them waits."""
