@@ -328,12 +328,8 @@ class Asking(Loading, Computing):
         sizes = {"n_before": self.n_before, "n_context": self.n_context, "n_answer": self.n_answer}
         return chosen_problems(self.problems, self.model, limit=self.limit, **sizes)
 
-    def wanted(self) -> int:
-        """How many problems were asked for in all."""
-        return self.limit
-
     def shortage(self) -> str:
-        return fewer_than(self.wanted(), len(self.questions()))
+        return fewer_than(self.limit, len(self.questions()))
 
     def shown_problem(self, problem: str | None) -> str | int | None:
         """The problem of `--problem`, an id or a place; `ValueError` if it is none of those that were asked for."""
@@ -353,7 +349,7 @@ class Asking(Loading, Computing):
                 f"{at_least} tokens to insert and to answer with leave no room for a question in {self.model}'s context of "
                 f"{context}: ask for fewer"
             )
-        if few := fewer_than(self.limit, len(self.questions())):
+        if few := Asking.shortage(self):  # of all that are asked for, those to confirm on too
             sys.stderr.write(f"{few}\n")
         self.say(f"loading {self.model} ...")
         return load_model(self.model, **options).on(engine)

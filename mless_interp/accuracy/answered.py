@@ -289,8 +289,7 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
         samples = f", {self.n_samples} samples each" if self.n_samples > 1 else ""
         found = [
             f"Accuracy of {self.settings.get('model', 'a model')} on {count_of(len(self.problem_ids), 'problem')}{samples}, "
-            "strictly "
-            f"graded, with {100 * self.confidence:g} % intervals over problems."
+            f"strictly graded, with {100 * self.confidence:g} % intervals over problems."
         ]
         found += extension_of(self.settings)
         missing, gave_up = int(table["n_missing"].sum()), int(np.isin(self.decided, OPEN).sum())

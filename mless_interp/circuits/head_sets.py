@@ -206,8 +206,7 @@ class HeadSet(Result):
             reached = share_of(float(np.asarray(self.shares(self.effects, fresh=False).estimate)[at]))
             return [
                 f"No {one} set: none of up to {max(map(len, self.steps))} of these {count_of(len(self.candidates), 'head')} "
-                "reaches "
-                f"{asked} of the median effect; the most is {reached} ({listed(list(map(str, self.steps[at])))})."
+                f"reaches {asked} of the median effect; the most is {reached} ({listed(list(map(str, self.steps[at])))})."
             ]
         here = share_of(float(np.asarray(self.shares(self.effects, fresh=False).estimate)[-1]))
         does = SIDES[one][len(self.heads) == 1]
@@ -354,8 +353,7 @@ class MinimalSets(Result):
         if any(each.found for each in self.both):
             found.append(
                 f"Grown from {count_of(len(self.candidates), 'head')}, then pruned: no member can be left out, but a smaller "
-                "set may "
-                "lie elsewhere."
+                "set may lie elsewhere."
             )
         found.append("Heads that only pass on what others read have no sight of the span and are in no set.")
         return [*found, *named_words(self.settings)]

@@ -368,8 +368,7 @@ class HeadWrites(Result):
         whose = f"{self.heads[0]} writes and where it looks" if n == 1 else f"{n} heads write and where they look"
         return [
             f"What {whose} under {s.get('insertion')}, {count_of(len(self.problem_ids), 'problem')}: a description, not "
-            "evidence that any "
-            "of it matters.",
+            "evidence that any of it matters.",
             *(self._head_words(head) for head in self.heads),
             *named_words(s),
         ]

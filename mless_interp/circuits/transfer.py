@@ -370,8 +370,7 @@ class Transfer(Parts, Result):
         label = f"{len(self.heads)} heads" if len(self.heads) > 1 else str(self.heads[0])
         found = [
             f"Mean lambda and Sigma of {label}, measured on {count_of(len(self.measured_ids), 'problem')} with "
-            f"{s.get('insertion')}, "
-            f"given to {n} others without it, {self._share_words()}.",
+            f"{s.get('insertion')}, given to {n} others without it, {self._share_words()}.",
             *self._total_words(),
             *self._claim_words(),
         ]

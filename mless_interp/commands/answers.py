@@ -62,8 +62,7 @@ def of_located(found: Any) -> str:
     if not found.found:
         return (
             f"None of {count_of(len(found.heads), 'head')} is shown to carry more than {share} of the effect of "
-            f"{s['insertion']} on "
-            f"{s['outcome']} in most problems ({total}).{few and ' ' + few}"
+            f"{s['insertion']} on {s['outcome']} in most problems ({total}).{few and ' ' + few}"
         )
     kinds: dict[str, list[Head]] = {}
     senses = found.summary().set_index("label")["sense"]
@@ -80,8 +79,7 @@ def of_located(found: Any) -> str:
     count = len(found.found)
     return (
         f"{count} of {count_of(len(found.heads), 'head')} {'carries' if count == 1 else 'carry'} more than {share} of the "
-        "effect of "
-        f"{s['insertion']} on {s['outcome']} ({total}) in most problems, {tested}: {named}.{_specific(found)}"
+        f"effect of {s['insertion']} on {s['outcome']} ({total}) in most problems, {tested}: {named}.{_specific(found)}"
     )
 
 
@@ -115,8 +113,7 @@ def of_sweep(found: Any) -> str:
         told = listed(words(row) for row in named.to_dict("records"))
         return (
             f"{len(named)} of {count_of(m, 'head')} {'does' if len(named) == 1 else 'do'} more than {share} of {what} in "
-            "most problems: "
-            f"{told}."
+            f"most problems: {told}."
         )
     (first,) = table.head(1).to_dict("records")
     few = few_problems(n, m, found.alpha)

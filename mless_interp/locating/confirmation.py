@@ -116,7 +116,7 @@ class Confirmation(Result):
     def sentences(self) -> list[str]:
         """Which heads are confirmed, and as what; the set, the curve and specificity, tested on these problems."""
         s, n = self.settings, len(self.total)
-        heads = f"{len(self.heads)} {'head' if len(self.heads) == 1 else 'heads'}"
+        heads = count_of(len(self.heads), "head")
         found = [f"{count_of(n, 'fresh problem')}, none of them used to name the heads; {heads} tested again."]
         found += total_words(self.judged, self.unit, s.get("contrast", "content"))
         few = few_problems(n, len(self.heads), s["alpha"], again=True)

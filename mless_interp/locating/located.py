@@ -325,8 +325,7 @@ class LocatedHeads(
         others = [kind for kind, named in zip(judged.kinds, judged.named, strict=True) if not named]
         found.append(
             f"Of the {'other ' if len(places) else ''}{count_of(len(others), 'head')} {others.count('negligible')} are shown "
-            "to do less "
-            f"than that in most problems, {others.count('undecided')} are undecided."
+            f"to do less than that in most problems, {others.count('undecided')} are undecided."
         )
         if any(judged.side[at] != "both" for at in places) and s["outcome"] != "logit_diff":
             found.append(SATURATES)

@@ -100,8 +100,7 @@ def verdict_words(judged: Judged, at: int, kind: str) -> str:
     else:
         told = (
             f"against the effect: {against[side]} it by more than {smallest} in {did} of {count_of(n, 'problem')}, "
-            f"{against[other]} it "
-            f"in {did_other}"
+            f"{against[other]} it in {did_other}"
         )
     share = median_interval(judged.turned(SIDES[side])[:, at])
     whole = abs(float(np.median(judged.total))) / 100
@@ -141,8 +140,7 @@ def specific_words(table: pd.DataFrame, *, alpha: float, n: int, confirmed: Sequ
     if lacking:
         words.append(
             f"Taking as much attention elsewhere is possible on fewer than all {count_of(n, 'problem')} for "
-            f"{', '.join(lacking)} (not "
-            "enough other attention to take); where it is on too few, random words alone decide."
+            f"{', '.join(lacking)} (not enough other attention to take); where it is on too few, random words alone decide."
         )
     return words
 

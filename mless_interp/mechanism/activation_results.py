@@ -234,8 +234,7 @@ class ActivationShift(Result):
         found = [
             f"Activations of the MLP of layer {self.layer} (zero-based), {s.get('insertion')}, "
             f"{count_of(len(self.problem_ids), 'problem')}, {s.get('positions')} tokens ({self.n_tokens[:, 0].mean():.0f} a "
-            "problem), "
-            f"contrasts {', '.join(self.contrasts)}; near zero: |a| < 1.4826 MAD x {s.get('c')}."
+            f"problem), contrasts {', '.join(self.contrasts)}; near zero: |a| < 1.4826 MAD x {s.get('c')}."
         ]
         found += extension_of(s)
         moved = self.claims().groupby("contrast", sort=False)[["n_up", "n_down"]].sum().any(axis=1)

@@ -168,8 +168,7 @@ class AttentionParts(Result):
         return [
             f"Problem {self.problem_id!r}, layer {self.layer} (zero-based), contrast {self.contrast!r}: lambda of "
             f"{count_of(len(self.lam), 'head')} at {len(self.queries)} queries, {self.lam.min():.4f} to "
-            f"{self.lam.max():.4f}; the "
-            f"affine form leaves {left:.2g} of the change open."
+            f"{self.lam.max():.4f}; the affine form leaves {left:.2g} of the change open."
         ]
 
     def printed(self) -> pd.DataFrame:

@@ -316,8 +316,7 @@ class AttentionDecomposition(Result):
         return [
             "The slope of the best global affine fit is another number than lambda: median difference "
             f"{np.nanmedian(apart):.3f}, largest {np.nanmax(apart):.3f}, {count_of(outside, 'head')} outside [0, 1], where "
-            "lambda "
-            f"always lies; its R squared has median {np.nanmedian(r2):.3f}."
+            f"lambda always lies; its R squared has median {np.nanmedian(r2):.3f}."
         ]
 
     def _share_words(self, contrast: str) -> list[str]:

@@ -284,8 +284,7 @@ class DoseResponse(Result):
         known = " (1 for identical tokens in layer 0)" if self.layer == 0 else ""
         return [
             f"{self.settings.get('insertion')} and fewer, {count_of(len(self.problem_ids), 'problem')}, layer {self.layer} "
-            "(zero-based), "
-            f"{count_of(len(self.heads), 'head')}.",
+            f"(zero-based), {count_of(len(self.heads), 'head')}.",
             f"Slope of logit(1 - lambda) in log N: held positions {_range(held)}{known}; inserted {_range(inserted)}.",
             f"The outcome {self.settings.get('outcome')} moves most at {count_of(self.doses[most], 'token')}: "
             f"{float(total.estimate[most]):+.4f} {self.unit} against no insertion, 95 % interval"

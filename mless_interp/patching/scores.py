@@ -210,8 +210,7 @@ class PatchScores(Parts, Result):
         s = self.settings
         found = [
             f"{s.get('edit', 'z')} patch of {count_of(len(self.heads), 'head')}, contrast {s.get('contrast')}, "
-            f"{s.get('direction')}, "
-            f"outcome {s.get('outcome')}, {count_of(len(self.problem_ids), 'problem')}.",
+            f"{s.get('direction')}, outcome {s.get('outcome')}, {count_of(len(self.problem_ids), 'problem')}.",
             *self._total_words(),
             *self._claim_words(),
         ]

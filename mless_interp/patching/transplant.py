@@ -235,8 +235,7 @@ class Transplant(Result):
         s, n = self.settings, len(self.problem_ids)
         found = [
             f"Spans transplanted between problems: {s.get('insertion')}, {count_of(n, 'problem')}, the spans of "
-            f"{self.values.shape[1] - 1} "
-            f"others in each, outcome {s.get('outcome')}."
+            f"{self.values.shape[1] - 1} others in each, outcome {s.get('outcome')}."
         ]
         if not any(np.abs(getattr(self, name)).max() > self.resolution for name in READINGS):
             return [*found, "Nothing changes in any problem: the span holds nothing of the question it is read with."]
@@ -247,8 +246,7 @@ class Transplant(Result):
             found.append(
                 f"{'Established' if sure else 'Not established'} that {words}{_against(sure, self.interval(name))}: median "
                 f"{with_limits(self.interval(name), self.unit)}, above 0 in {above} of {count_of(n, 'problem')} (sign test, "
-                "p = "
-                f"{self.p(name):.2g})."
+                f"p = {self.p(name):.2g})."
             )
         if s.get("n_prompts", 1) > 1:
             found.append(

@@ -139,10 +139,8 @@ class Plan:
             f"{self.model}: {self.n_parameters:,} parameters, {count_of(self.n_layers, 'layer')} of "
             f"{count_of(self.n_heads, 'head')}; {self.what} of "
             f"{count_of(self.n_problems, 'problem')} of {length} tokens (median {self.tokens_after:.0f} after the insertion) "
-            "in "
-            f"{count_of(self.n_units, 'unit')}, {self.operations:.2g} operations, {self.token_layers:.2g} token-layers; "
-            "backend "
-            f"{c.backend}, {c.attention} attention."
+            f"in {count_of(self.n_units, 'unit')}, {self.operations:.2g} operations, {self.token_layers:.2g} token-layers; "
+            f"backend {c.backend}, {c.attention} attention."
         )
         guessed = [term.name for term in self.terms if term.estimate]
         if self.timed_layers:

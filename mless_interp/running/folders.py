@@ -273,8 +273,7 @@ def refuse_existing(path: str | Path, *, overwrite: bool) -> None:
     if foreign:
         raise FileExistsError(
             f"the folder {str(target)!r} holds what this toolkit did not write there ({_few(foreign)}) and is not replaced; "
-            "move "
-            "that away, or choose another name"
+            "move that away, or choose another name"
         )
 
 

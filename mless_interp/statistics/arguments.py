@@ -48,8 +48,7 @@ def check_effects(values: object, *, name: str = "effects", min_problems: int = 
     if array.shape[0] < min_problems:
         raise ValueError(
             f"{name} needs at least {count_of(min_problems, 'problem')} on its first axis, got {array.shape[0]} (shape "
-            f"{array.shape}); "
-            "the first axis is the problem, the unit of replication"
+            f"{array.shape}); the first axis is the problem, the unit of replication"
         )
     if array.size == 0:
         raise ValueError(f"{name} holds no cells (shape {array.shape}): the family is empty")

@@ -92,8 +92,7 @@ class Concentration:
     def __repr__(self) -> str:
         return (
             f"{self.share:.0%} of the effect lies in {count_of(len(self.problems), 'problem')}; mean {self.mean:+.4g}, "
-            "without them "
-            f"{self.low:+.4g} to {self.high:+.4g}"
+            f"without them {self.low:+.4g} to {self.high:+.4g}"
         )
 
 

@@ -197,8 +197,7 @@ class StudyResult(Result):
             return []
         return [
             f"{count_of(n, 'problem')} are too few to establish any of {m} effects: not even one of the same sign in all of "
-            "them would "
-            f"pass. {needed} problems are needed, more where some show the other sign."
+            f"them would pass. {needed} problems are needed, more where some show the other sign."
         ]
 
     def sentences(self) -> list[str]:
