@@ -26,7 +26,7 @@ endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo tutorials test test-fast test-tl4 browser check format fuzz faults mutants bench docs clean
+.PHONY: help demo tutorials test test-all test-tl4 browser check format fuzz faults mutants bench docs clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
@@ -47,24 +47,25 @@ demo: $(VENV)/.installed ## find the heads that carry 55 slashes in the bundled 
 tutorials: $(VENV)/.installed-dev ## run the tutorials and keep their outputs (all, or ARGS="01 03")
 	HF_HUB_OFFLINE=1 $(VENV)/bin/python tools/build_notebooks.py $(ARGS)
 
-test: $(VENV)/.installed-dev ## the whole test suite (TransformerLens 3.9)
-	$(call PYTEST,$(VENV))
-
-test-fast: $(VENV)/.installed-dev ## the test suite without what is slow
+test: $(VENV)/.installed-dev ## the tests, without those that take long (TransformerLens 3.9)
 	$(call PYTEST,$(VENV),-m "not slow")
 
-test-tl4: $(VENV_TL4)/.installed-dev ## the whole test suite on TransformerLens 4.3, in an environment of its own
-	$(call PYTEST,$(VENV_TL4))
+test-all: $(VENV)/.installed-dev ## the tests that take long: architectures, browser, oracles at many cases, kills, tutorials
+	$(call PYTEST,$(VENV),-m slow)
+
+test-tl4: $(VENV_TL4)/.installed-dev ## `make test` on TransformerLens 4.3, in an environment of its own
+	$(call PYTEST,$(VENV_TL4),-m "not slow")
 
 browser: ## see to it that the tests of pages find a headless Chromium or Chrome (installs one by apt-get, as root)
 	@found() { for name in chromium chromium-browser google-chrome chrome; do command -v $$name && return; done; return 1; }; \
 	found || { test "$$(id -u)" = 0 && apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install -y chromium; found; } || \
 	{ echo "NO HEADLESS BROWSER, and none could be installed: the tests of pages cannot run here"; exit 2; }
 
-check: $(VENV)/.installed-dev ## formatting, lint, types, links of all Markdown files
+check: $(VENV)/.installed-dev ## formatting, lint, types, imports between rooms, links of all Markdown files
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports --no-cache
 	$(VENV)/bin/rumdl check --no-cache .
 
 format: $(VENV)/.installed-dev ## format the code and repair what lint can repair

@@ -1,9 +1,9 @@
 """What do several insertions do, side by side, as one file asks for them?
 
-A study names a model, problems, insertions with their places, contrasts, outcomes and seeds; those in `studies/` ask what
+A study names a model, problems, insertions with their places, contrasts, outcomes and seeds; the included ones ask what
 published work asks. Every insertion gets a row: its effects, the attention to it, the heads that carry it, the answers.
 
-    python analyses/study.py studies/paper.toml --out results/paper --report
+    python analyses/study.py paper --out results/paper --report
 
 The same as `mless-interp study`. Options, what is computed and what is shown of it: `mless_interp/commands/study.py`.
 """

@@ -24,8 +24,10 @@ from typing import Any
 import torch
 
 import mless_interp as mi
-from mless_interp.patching.outcomes import outcome_named
-from mless_interp.planning.steps import sweeping
+from mless_interp.locating.measure import sweeps_of
+from mless_interp.patching.prepared import prepare
+from mless_interp.patching.sweep import sweep_heads
+from mless_interp.prompts.conditions import CONTRASTS
 
 BEFORE, INSERTED, AFTER, ANSWER = 14, 55, 43, 4
 N_SHARDS = 10
@@ -93,12 +95,12 @@ def pair_of(vocabulary: int) -> mi.PromptPair:
     """One problem of random tokens."""
     n = BEFORE + AFTER
     ids = tuple(torch.randint(10, vocabulary - 10, (n + ANSWER,), generator=torch.Generator().manual_seed(0)).tolist())
-    base = mi.Prompt(ids[:n], ("system",) * BEFORE + ("question",) * AFTER)
+    base = mi.prompts.Prompt(ids[:n], ("system",) * BEFORE + ("question",) * AFTER)
     return replace(
         mi.PromptPair(
             problem=mi.Problem(id="p0", question="random ids", answer="1"),
             base=base,
-            inserted=mi.insert_tokens(base, BEFORE, (608,) * INSERTED),
+            inserted=mi.prompts.insert_tokens(base, BEFORE, (608,) * INSERTED),
             insertion=mi.Insertion.meaningless(" /", INSERTED),
             span=(BEFORE, BEFORE + INSERTED),
             alignment=tuple(t if t < BEFORE else t + INSERTED for t in range(n)),
@@ -190,7 +192,7 @@ def compare(folder: Path, vocabulary: int, *, locate: bool) -> None:
     pair = pair_of(vocabulary)
     how: dict[str, Any] = {"backend": "nnsight", "dtype": "bfloat16", "device": "cpu", "attention": "sdpa"}
     plans = {what: mi.plan_run(str(folder), [pair], what=what, **how) for what in whats}
-    terms = {what: {term.name: term.seconds for term in plan.terms} for what, plan in plans.items()}
+    parts = {what: list(plan.parts.values()) for what, plan in plans.items()}
     speed = product_speed()
     peaks: dict[str, float] = {}
     with watched(peaks):
@@ -203,18 +205,22 @@ def compare(folder: Path, vocabulary: int, *, locate: bool) -> None:
         ids = torch.tensor([tokens.ids])
         model.run(ids, logits_at="last")
         one, _ = seconds(lambda: model.run(ids, logits_at="last"))
-        scores, _ = seconds(lambda: mi.score_heads(model, [pair], progress=False))
+        scores, _ = seconds(
+            lambda: (
+                mi.score_heads(model, [pair], progress=False),
+                mi.attention_profile(model, [pair], heads=model.info.heads[:3], progress=False),
+            )
+        )
         sweep, found = seconds(lambda: mi.patch_heads(model, [pair], progress=False))
         if locate:
-            four = sweeping(outcome_named("answer_logprob"), 4)
-            sweeps, _ = seconds(lambda: four.run(model, [pair]))
-    predicted = sum(terms["sweep"].values()) - terms["sweep"]["loading and self-check"]
+            four = sweeps_of(CONTRASTS["content"])
+            sweeps, _ = seconds(lambda: sweep_heads(prepare(model, [pair]), four, model.info.heads, progress=False))
     rows = [
-        ("load with self-check, s", terms["sweep"]["loading and self-check"], loading),
+        ("load with self-check, s", parts["sweep"][0], loading),
         ("one forward pass, s", None, one),
-        ("scores of all heads, s", terms["profiles"]["scores of all heads"], scores),
-        ("exact question sweep of all heads, s", predicted, sweep),
-        *([(f"{four.name}, s", terms["locate"][four.name], sweeps)] if locate else []),
+        ("scores and profiles of all heads, s", parts["profiles"][1], scores),
+        ("exact question sweep of all heads, s", parts["sweep"][1], sweep),
+        *([("four exact sweeps, s", parts["locate"][1], sweeps)] if locate else []),
         ("peak resident memory, GB", plans["sweep"].peak / 1e9, peaks["VmRSS"]),
         ("of it anonymous, GB", None, peaks["RssAnon"]),
     ]
@@ -229,11 +235,9 @@ def compare(folder: Path, vocabulary: int, *, locate: bool) -> None:
     for name, guess, value in rows:
         told = ("", "") if guess is None else (f"{guess:.3g}", f"{guess / value:.2f}")
         print(f"| {name} | {told[0]} | {value:.3g} | {told[1]} |")
-    done = plans["sweep"].operations / sweep
     print(
-        f"\nThe sweep did {done / 1e12:.2f} TFLOP/s, {done / speed:.0%} of the machine's own bfloat16 product "
-        f"({speed / 1e12:.2f}); {info.n_layers * info.n_heads} whole forward passes would take "
-        f"{info.n_layers * info.n_heads * one / 60:.0f} min. The sweep's own noise: {found.noise_floor:.1e} nats."
+        f"\n{info.n_layers * info.n_heads} whole forward passes would take {info.n_layers * info.n_heads * one / 60:.0f} min; "
+        f"a bfloat16 product does {speed / 1e12:.2f} TFLOP/s. The sweep's own noise: {found.noise_floor:.1e} nats."
     )
     if locate:
         print(

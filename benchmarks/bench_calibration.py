@@ -37,7 +37,15 @@ from mless_interp.ground_truth.stand_ins import stand_in, stand_in_problems
 from mless_interp.heads import Head
 from mless_interp.locating.judge import NAMED, SIDES, Judged, judge
 from mless_interp.locating.located import LocatedHeads
-from mless_interp.statistics import detectable_prevalence, exact_limits, fewest_problems
+from mless_interp.locating.sentences import PER_HEAD
+from mless_interp.statistics import (
+    detectable_prevalence,
+    exact_limits,
+    fewest_problems,
+    median_interval,
+    prevalence_test,
+    share_of_total,
+)
 from mless_interp.views.plots import LINES, Picture
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,6 +59,8 @@ N_LAYERS, N_HEADS, N_KV = 2, 8, 2
 SIDE_BY_SIDE = {16: -0.8, 32: 0.0, 64: 0.8}
 """How far apart points of several numbers of problems are drawn."""
 SMALLEST, ALPHA = 0.05, 0.05
+RULE_SIZES = (16, 32, 64)
+LEVEL = 0.8 * ALPHA  # a fifth goes to the smallest effect
 LENGTHS = (5, 15, 55)
 CHAT = (
     "{% for m in messages %}{{ 'Tell me : ' + m['content'] + ' ' }}{% endfor %}"
@@ -68,33 +78,103 @@ def located(
     """All heads swept exactly; controls have no part in naming."""
     pairs = mi.make_pairs(model, problems, mi.Insertion.meaningless(unit, n_tokens), template=template)
     return mi.locate_heads(
-        model, pairs, mode="exact", controls=False, progress=False, alpha=ALPHA, smallest_effect=SMALLEST
+        model, pairs, mode="exact", controls=False, progress=False, confidence=1 - ALPHA, smallest_effect=SMALLEST
     )
 
 
 def judged_on(found: LocatedHeads, at: np.ndarray) -> Judged:
     """The verdicts of `locate_heads` on some of the problems, from the stored effects."""
     values = {name: array[at] for name, array in found.values.items()}
-    rounding = float(found.settings["resolution"])
-    return judge(values, found.total[at], found.heads, alpha=ALPHA, smallest_effect=SMALLEST, rounding=rounding)
+    options = {"confidence": 1 - ALPHA, "smallest_effect": SMALLEST, "rounding": found.resolution}
+    return judge(values, found.total[at], found.heads, **options)
 
 
 def shares_of_total(found: LocatedHeads, head: Head) -> float:
-    """The median share of the median total that patching a head's output removes."""
+    """The share of the total that patching a head's output removes, as the data say it (no test)."""
     judged = found.judged
     at = judged.heads.index(head)
-    return float(np.median(judged.turned("z_removed")[:, at]) / (judged.direction * np.median(judged.total)))
+    return float(np.median(judged.turned("z_removed")[:, at]) / np.median(judged.effect.turned(judged.effect.total)))
 
 
 def least_count(n: int, n_cells: int) -> int:
     """The problems in which a head must act to be named first among so many, `n + 1` where none can be."""
-    level = ALPHA / (2 * n_cells)
+    level = LEVEL / (PER_HEAD * n_cells)
     return next((k for k in range(n // 2, n + 1) if stats.binom.sf(k - 1, n, 0.5) <= level), n + 1)
 
 
 def promised(n: int, n_cells: int, prevalence: float) -> float:
     """How often the formula behind `detectable_prevalence` names a head of this prevalence."""
     return float(stats.binom.sf(least_count(n, n_cells) - 1, n, prevalence))
+
+
+# ------------------------------------------------------------------------------------- rules, beside what they replaced
+
+
+def side_by_side(values: Mapping[str, np.ndarray], delta: float) -> np.ndarray:
+    """The rule that was: Holm on each side by itself at the whole level; whether any head passes on either, `[head]`."""
+    tests = [prevalence_test(values[side], delta).p_corrected for side in ("knockout", "edge_noise")]
+    return (np.minimum(*tests) < ALPHA).any(0)
+
+
+def measures(removed: np.ndarray, added: np.ndarray) -> dict[str, np.ndarray]:
+    """Heads that read, `[problem, head]`, by what is removed and what is added."""
+    nothing = {name: np.zeros_like(removed) for name in ("mediated_removed", "mediated_added")}
+    return {"knockout": removed, "edge_noise": added, **nothing}
+
+
+def one_family(draws: int) -> Iterator[list[object]]:
+    """How often any head is named whose effects are a coin's in each problem, on both sides: none deserves a name."""
+    for n_heads, n in ((1, 17), (1, 30), (112, 30), (112, 64)):
+        rng = np.random.default_rng([n_heads, n])
+        heads, tallies = tuple(Head(1, at) for at in range(n_heads)), (Tally(), Tally())
+        for _ in range(draws):
+            values = measures(*rng.choice([-1.0, 1.0], (2, n, n_heads)))
+            made = judge(values, np.ones(n), heads)
+            tallies[0].add(bool(side_by_side(values, SMALLEST).any()))
+            tallies[1].add(bool((made.passed["removed"] != 0).any() or (made.passed["added"] != 0).any()))
+        yield [n_heads, n, *tallies]
+
+
+def border(draws: int) -> Iterator[list[object]]:
+    """How often a head is named that does this share of the true median total in every problem: before / now."""
+    for share in (0.045, 0.05, 0.07, 0.1, 0.2):
+        cells = []
+        for n in RULE_SIZES:
+            rng, before, now = np.random.default_rng([int(1000 * share), n]), Tally(), Tally()
+            for _ in range(draws):
+                total = rng.lognormal(0, 1, n)  # its median is 1
+                values = measures(*np.full((2, n, 1), share))
+                before.add(bool(side_by_side(values, SMALLEST * float(np.median(total))).any()))
+                now.add(bool(judge(values, total, (Head(1, 0),)).named.any()))
+            cells.append(f"{before} / {now}")
+        yield [percent(share), *cells]
+
+
+def shares(draws: int) -> Iterator[list[object]]:
+    """How often 95 % limits hold the true share, 0.35: of the median over the median total / of `share_of_total`."""
+    parts: dict[str, Callable[[Any, np.ndarray], np.ndarray]] = {
+        "a share of each problem's total, with noise": lambda rng, t: t * (0.35 + rng.normal(0, 0.1, len(t))),
+        "the same in every problem": lambda rng, t: np.full(len(t), 0.35),
+        "unrelated, with as wide tails": lambda rng, t: 0.35 * rng.permutation(rng.lognormal(0, 1.5, len(t))),
+        "some totals of the other sign": lambda rng, t: 0.35 * t + rng.normal(0, 0.3, len(t)),
+    }
+    for name, part in parts.items():
+        cells = []
+        for n in RULE_SIZES:
+            rng, divided, inverted = np.random.default_rng([len(name), n]), Tally(), Tally()
+            for _ in range(draws):
+                total = rng.lognormal(0, 1.5, n)
+                if "other sign" in name:
+                    total *= np.where(rng.random(n) < 0.05, -1, 1)
+                g = part(rng, total)
+                for tally, made in (
+                    (divided, median_interval(g / np.median(total))),
+                    (inverted, share_of_total(g, total)),
+                ):
+                    if not np.isnan(made.low):
+                        tally.add(bool(made.low <= 0.35 <= made.high))
+            cells.append(f"{divided} / {inverted}")
+        yield [name, *cells]
 
 
 # ------------------------------------------------------------------------------------------- planted strength and share
@@ -233,7 +313,7 @@ def share_part(n_models: int, sizes: Sequence[int], shares: Sequence[float], fir
         model = mi.load_model(planted, backend="bridge")
         found = located(model, [*affected, *others], 8)
         column = found.heads.index(probe)
-        acts = found.judged.turned("z_removed")[:, column] > found.judged.delta
+        acts = found.judged.turned("z_removed")[:, column] > found.judged.effect.delta
         rates.measured.setdefault(1.0, []).append(float(acts[: len(affected)].mean()))
         rates.measured.setdefault(0.0, []).append(float(acts[len(affected) :].mean()))
         generator = np.random.default_rng([seed, 1])
@@ -275,11 +355,11 @@ class Scatter:
 
 def resampled(found: LocatedHeads, n: int, n_sets: int, seed: int = 0) -> Scatter:
     """Data sets of `n` problems, drawn with replacement; the truth is what holds over all problems."""
-    whole = found.judged
+    whole, delta = found.judged, SMALLEST * abs(float(np.median(found.total)))
     prevalence, truths = [], []
     for measure in SIDES.values():
         turned = whole.turned(measure)
-        share = np.stack([(turned > whole.delta).mean(0), (-turned > whole.delta).mean(0)])
+        share = np.stack([(turned > delta).mean(0), (-turned > delta).mean(0)])
         prevalence.append(share.max(0))
         truths.append(np.where(share[0] >= share[1], 1, -1))
     passes, false = np.zeros((len(SIDES), len(found.heads))), Tally()
@@ -320,7 +400,7 @@ def overlap(first: Iterable[Head], second: Iterable[Head]) -> float:
 def prevalence_of(found: LocatedHeads, head: Head, sense: int = 1) -> tuple[int, int]:
     """In how many problems it removes, and in how many it adds, more than the smallest effect: with it, or against (-1)."""
     judged, at = found.judged, found.heads.index(head)
-    removed, added = (int((sense * judged.turned(m)[:, at] > judged.delta).sum()) for m in SIDES.values())
+    removed, added = (int((sense * judged.turned(m)[:, at] > judged.effect.delta).sum()) for m in SIDES.values())
     return removed, added
 
 
@@ -421,7 +501,7 @@ def agreement(name: str, load: Callable[[str], Any], problems: Sequence[Any], na
         verdicts += sum(a != b for a, b in zip(first.judged.kinds, other.judged.kinds, strict=True))
         for measure in (*first.values, *SIDES.values()):
             one, two = (found.judged.counted(measure).count for found in (first, other))
-            counts += int((one != two).sum())
+            counts += int((~((one == two) | (np.isnan(one) & np.isnan(two)))).sum())
             n_counts += one.size
         largest = max(float(np.abs(first.values[m] - other.values[m]).max()) for m in first.values)
         difference = max(difference, largest / float(np.abs(first.total).max()))
@@ -455,8 +535,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def with_table(text: str, name: str, new: str) -> str:
     """A page with one of its tables (between `<!-- calibration NAME -->` and `<!-- end -->`) written anew."""
-    pattern = rf"(<!-- calibration {re.escape(name)} -->\n\n).*?(\n\n<!-- end -->)"
-    made, count = re.subn(pattern, lambda found: found[1] + new + found[2], text, flags=re.DOTALL)
+    pattern = rf"(<!-- calibration {re.escape(name)} -->\n).*?(\n<!-- end -->)"
+    made, count = re.subn(pattern, lambda found: f"{found[1]}\n{new}\n{found[2]}", text, flags=re.DOTALL)
     if count != 1:
         raise SystemExit(
             f"{PAGE.name} has {count} tables between '<!-- calibration {name} -->' and '<!-- end -->', not 1"
@@ -533,7 +613,7 @@ def share_picture(
     """Named, against the share of problems in which a head acts: planted, and the demo model's heads; the formula as a line."""
     picture = Picture(figsize=(10.5, 4), layout="constrained")
     left, right = picture.subplots(1, 2, sharey=True)
-    shown = [n for n in sizes if n >= fewest_problems(N_LAYERS * N_HEADS)]
+    shown = [n for n in sizes if n >= fewest_problems(PER_HEAD * N_LAYERS * N_HEADS, alpha=LEVEL)]
     grid = np.linspace(0.2, 1, 161)
     for (colour, _, _), n in zip(LINES[1:], shown, strict=False):
         left.plot(100 * grid, [100 * promised(n, N_LAYERS * N_HEADS, x) for x in grid], color=colour, lw=0.9, alpha=0.8)
@@ -633,6 +713,15 @@ def in_words(heads: Mapping[Head, int]) -> list[str]:
 # ---------------------------------------------------------------------------------------------------------------- run
 
 
+def rules_part(options: argparse.Namespace, page: Path | None) -> None:
+    """Tables of what the rules of naming and of shares keep, beside those that they replaced."""
+    write("one family", table(["heads", "n", "side by side", "one family"], one_family(options.draws)), page=page)
+    head = ["what the head does in every problem", *(f"n = {n}" for n in RULE_SIZES)]
+    write("border", table(head, border(options.draws)), page=page)
+    head = ["part and total", *(f"n = {n}" for n in RULE_SIZES)]
+    write("shares", table(head, shares(options.draws)), page=page)
+
+
 def power_part(options: argparse.Namespace, page: Path | None) -> None:
     """Tables and pictures of strength, share and effects as they come."""
     strengths = (*STRENGTHS, 1 - sum(STRENGTHS))
@@ -647,10 +736,10 @@ def power_part(options: argparse.Namespace, page: Path | None) -> None:
     shares = share_part(options.models, SIZES, SHARES)
     write("share", rate_table(shares, SHARES, SIZES, "share of problems", False), page=page)
     sizes = (*SIZES, 128)
-    promises = [
-        [f"{cells} heads", *("none" if math.isnan(p := detectable_prevalence(n, cells)) else percent(p) for n in sizes)]
-        for cells in (16, 112, 784)
-    ]
+    promises = []
+    for cells in (16, 112, 784):
+        found = [detectable_prevalence(n, PER_HEAD * cells, alpha=LEVEL) for n in sizes]
+        promises.append([f"{cells} heads", *("none" if math.isnan(p) else percent(p) for p in found)])
     write("formula", table(["family", *(f"n = {n}" for n in sizes)], promises), page=page)
     model = mi.load_model("demo", backend="bridge")
     demo = located(model, mi.load_problems("demo", limit=options.pool), 55)
@@ -727,7 +816,7 @@ def backend_part(options: argparse.Namespace, page: Path | None) -> None:
     write("backends", table(head, rows) + f"\n\nCompared: {', '.join(names)}.", page=page)
 
 
-PARTS = {"power": power_part, "sensitivity": sensitivity_part, "backends": backend_part}
+PARTS = {"rules": rules_part, "power": power_part, "sensitivity": sensitivity_part, "backends": backend_part}
 
 
 def main() -> int:
@@ -737,6 +826,9 @@ def main() -> int:
     parser.add_argument("--models", type=int, default=40, help="planted models per table (default 40)")
     parser.add_argument("--pool", type=int, default=128, help="problems of the demo model to draw from (default 128)")
     parser.add_argument("--sets", type=int, default=300, help="data sets drawn from them (default 300)")
+    parser.add_argument(
+        "--draws", type=int, default=2000, help="simulated data sets per cell of the rules (default 2000)"
+    )
     parser.add_argument("--problems", type=int, default=48, help="problems of each variant (default 48)")
     parser.add_argument("--texts", type=int, default=128, help="texts of stories260K (default 128)")
     parser.add_argument("--stories", type=Path, default=STORIES, help="the folder of stories260K; skipped where absent")

@@ -20,8 +20,8 @@ import typer
 
 import mless_interp as mi
 from mless_interp.models.checks import check_model
+from mless_interp.models.kernels import product
 from mless_interp.models.nnsight import NnsightModel, wrapped
-from mless_interp.models.products import product
 from mless_interp.models.sites import site
 from mless_interp.models.transformer_lens import bridge_from, has_hooked_transformer, hooked_transformer_from
 from mless_interp.patching.sweep import patch_heads
@@ -84,8 +84,8 @@ def random_pair(geometry: Geometry, number: int) -> mi.PromptPair:
     """A pair of the paper's lengths from random ids: 18 system, 55 inserted, 42 question tokens, the answer among them."""
     generator = torch.Generator().manual_seed(number)
     ids = tuple(torch.randint(10, geometry.vocabulary - 10, (SYSTEM + QUESTION,), generator=generator).tolist())
-    base = mi.Prompt(ids, ("system",) * SYSTEM + ("question",) * QUESTION)
-    inserted = mi.insert_tokens(base, SYSTEM, (608,) * INSERTED)
+    base = mi.prompts.Prompt(ids, ("system",) * SYSTEM + ("question",) * QUESTION)
+    inserted = mi.prompts.insert_tokens(base, SYSTEM, (608,) * INSERTED)
     alignment = tuple(t if t < SYSTEM else t + INSERTED for t in range(len(base)))
     pair = mi.PromptPair(
         problem=mi.Problem(id=f"p{number}", question=f"random ids {number}", answer="1"),
@@ -101,7 +101,7 @@ def random_pair(geometry: Geometry, number: int) -> mi.PromptPair:
     return replace(
         pair,
         base=question,
-        inserted=mi.insert_tokens(question, SYSTEM, (608,) * INSERTED),
+        inserted=mi.prompts.insert_tokens(question, SYSTEM, (608,) * INSERTED),
         alignment=alignment[:-1],
         answer_ids=ids[-1:],
     )

@@ -82,8 +82,8 @@ def own_texts(held: Held, count: int) -> list[mi.PromptPair]:
         start = torch.tensor([[bos]])
         ids = held.hf_model.generate(start, do_sample=True, min_new_tokens=WORDS, max_new_tokens=WORDS)[0].tolist()
         third = len(ids) // 3
-        base = mi.Prompt(tuple(ids), ("system",) * third + ("question",) * (len(ids) - third))
-        inserted = mi.insert_tokens(base, third, span)
+        base = mi.prompts.Prompt(tuple(ids), ("system",) * third + ("question",) * (len(ids) - third))
+        inserted = mi.prompts.insert_tokens(base, third, span)
         answer = int(held.hf_model(torch.tensor([inserted.ids])).logits[0, -1].argmax())
         pair = mi.PromptPair(
             problem=mi.Problem(id=f"t{number}", question="its own text", answer="-"),

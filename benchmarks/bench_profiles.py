@@ -217,11 +217,11 @@ def _pair(mi: Any, model: Any, n_tokens: int) -> Any:
     draw = torch.Generator().manual_seed(0)
     ids = tuple(torch.randint(3, model.info.d_vocab, (n,), generator=draw).tolist())
     names = ("system",) * 18 + ("question",) * (n - 18)
-    base = mi.Prompt(ids, names)
+    base = mi.prompts.Prompt(ids, names)
     return mi.PromptPair(
         problem=mi.Problem(id="bench", question="q", answer="a"),
         base=base,
-        inserted=mi.insert_tokens(base, 18, (2,) * n_span),
+        inserted=mi.prompts.insert_tokens(base, 18, (2,) * n_span),
         insertion=mi.Insertion.meaningless(" /", n_span),
         span=(18, 18 + n_span),
         alignment=tuple(t if t < 18 else t + n_span for t in range(n)),

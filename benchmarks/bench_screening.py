@@ -25,7 +25,6 @@ from bench_patching import Geometry, _tokenizer, random_model, random_pair
 from scipy.stats import spearmanr
 
 import mless_interp as mi
-from mless_interp.metrics.rankings import recall_at_k
 from mless_interp.models.checks import check_model
 from mless_interp.models.transformer_lens import bridge_from
 
@@ -68,8 +67,8 @@ def compared(estimate: np.ndarray, exact: np.ndarray) -> tuple[float, float, flo
     k = min(TOP, int((truth >= FLOOR * truth.max()).sum()))
     best = torch.zeros(len(truth), dtype=torch.bool)
     best[truth.argsort(descending=True)[:k]] = True
-    first = float(recall_at_k(score, best))
-    kept = float(recall_at_k(score, best, k=min(KEPT, len(score))))
+    found = best[score.argsort(descending=True)].double().cumsum(0) / k
+    first, kept = float(found[k - 1]), float(found[min(KEPT, len(score)) - 1])
     return first, kept, float(spearmanr(score, truth).statistic), k
 
 
@@ -116,7 +115,7 @@ def measured(label: str, model: mi.Model, pairs: Any, repeats: int) -> dict[str,
 
 def planted(seed: int, n_problems: int) -> tuple[str, mi.Model, Any]:
     """A random planted model with slashes inserted in its own problems."""
-    made = mi.random_planted(seed)
+    made = mi.ground_truth.random_planted(seed)
     model = mi.load_model(made, backend="bridge")
     label = f"planted {seed} ({len(made.readers)} readers, {len(made.mediators)} mediators)"
     return label, model, mi.make_pairs(model, made.problems(n_problems), mi.Insertion.meaningless(" /", 30))

@@ -1,8 +1,8 @@
 """What meaningless tokens do inside language models, and which attention heads carry it.
 
 Every public name is imported from here and resolved when it is first used, so that `import mless_interp` is light: no
-torch, transformer_lens, nnsight, matplotlib or circuitsvis is loaded before it is needed. A result is saved under its
-name in this list (`running.store`), so this is also where a saved folder finds its classes.
+torch, transformer_lens, nnsight, matplotlib or circuitsvis is loaded before it is needed. What is typed less often stands
+in its room: `mi.prompts.build_prompt`.
 """
 
 from typing import Any
@@ -14,88 +14,77 @@ PUBLIC = {
     "prompts": [
         "Insertion",
         "Problem",
-        "Prompt",
         "PromptPair",
-        "Template",
-        "build_prompt",
-        "insert_tokens",
-        "insertions",
         "load_problems",
         "make_pairs",
-        "problems",
+        "pairs_from_ids",
         "problems_from_file",
         "problems_from_texts",
         "with_examples",
     ],
     "models.base": ["Model"],
     "models.info": ["ModelError"],
-    "models.inputs": ["Inputs"],
-    "models.load": ["load_model", "wrap_model"],
-    "models.checks": ["check_model"],
-    "ground_truth.planted": ["PlantedModel", "planted_examples", "planted_model", "random_planted"],
-    "identities.certificate": ["Certificate", "certify_model"],
-    "scores": [
-        "AttentionProfile",
-        "HeadScores",
-        "SegmentAttention",
-        "attention_between_segments",
-        "attention_profile",
-        "score_cache",
-        "score_heads",
-    ],
-    "patching": ["PatchScores", "interventions", "patch_heads"],
-    "patching.attribution": ["HeadAttribution", "attribute_heads"],
-    "patching.dose": ["DoseResponse", "dose_response"],
-    "patching.joint": ["JointKnockout", "joint_knockout"],
-    "patching.reads": ["ReadEffects", "read_effects"],
-    "patching.transplant": ["Transplant", "transplant_span"],
-    "mechanism": [
-        "ARM",
-        "ActivationShift",
-        "AttentionDecomposition",
-        "AttentionParts",
-        "Mediation",
-        "activation_shift",
-        "attention_parts",
-        "decompose_attention",
-        "mediate",
-    ],
-    "locating.curves": ["CircuitCurve", "circuit_curve"],
-    "locating.confirmation": ["Confirmation"],
+    "models.load": ["load_model", "untrained_twin", "wrap_model"],
+    "ground_truth.planted": ["planted_model"],
+    "identities.certificate": ["certify_model"],
+    "scores": ["attention_between_segments", "attention_profile", "score_cache", "score_heads"],
+    "patching": ["patch_heads"],
+    "patching.attribution": ["attribute_heads"],
+    "patching.dose": ["dose_response"],
+    "patching.joint": ["joint_knockout"],
+    "patching.reads": ["read_effects"],
+    "patching.transplant": ["transplant_span"],
+    "mechanism": ["ARM", "activation_shift", "decompose_attention", "mediate"],
+    "locating.curves": ["circuit_curve"],
     "locating.locate": ["locate_heads"],
-    "locating.located": ["LocatedHeads"],
-    "circuits.direct": ["DirectEffects", "direct_effects"],
-    "circuits.head_sets": ["HeadSet", "MinimalSets"],
-    "circuits.head_transfer": ["HeadTransfer"],
+    "circuits.circuit": ["trace_circuit"],
+    "circuits.direct": ["direct_effects"],
     "circuits.minimal_sets": ["minimal_sets"],
-    "circuits.transfer": ["Transfer", "transfer"],
-    "circuits.head_writes": ["HeadWrites", "what_it_writes"],
-    "circuits.paths": ["Edge", "PathEffects", "trace_paths"],
-    "circuits.site_patches": ["PositionMap", "SitePatches", "map_positions", "patch_sites"],
+    "circuits.transfer": ["transfer"],
+    "circuits.head_writes": ["what_it_writes"],
+    "circuits.paths": ["Edge", "trace_paths"],
+    "circuits.site_patches": ["map_positions", "patch_sites"],
     "grading": ["grade_lenient", "grade_paper", "grade_strict"],
-    "accuracy": ["AccuracyResults", "Comparison", "Comparisons", "LinkedAccuracy", "Treatment", "evaluate_accuracy"],
-    "studies.asked": ["read_study"],
-    "studies.conduct": ["run_study"],
-    "studies.studied": ["StudyResult"],
-    "planning.planned": ["Plan", "plan_run"],
-    "paper": ["ClaimChecks", "Enrichment", "enrichment"],
-    "running": ["store"],
-    "running.folders": ["new_folder", "refuse_existing"],
+    "accuracy": ["Treatment", "evaluate_accuracy"],
+    "studies.compared": ["compare_runs"],
+    "studies.spec": ["read_study"],
+    "studies.runner": ["run_study"],
+    "planning.planned": ["plan_run"],
+    "paper": ["enrichment"],
     "generation.vllm": ["Vllm"],
     "running.store": ["load", "provenance"],
-    "running.work": ["Shard", "ShardDone"],
+    "running.engines": ["Shard", "ShardDone"],
     "running.workers": ["RayWorkers"],
     "views.report": ["Report"],
-    "command_line": [
-        "chosen_heads",
-        "chosen_names",
-        "chosen_numbers",
-        "chosen_problems",
-        "one_line_errors",
-        "repeat_command",
-    ],
 }
-"""module -> its public names."""
+"""module -> its public names: what a researcher types."""
+RESULTS = {
+    "identities.certificate": ["Certificate"],
+    "scores": ["AttentionProfile", "HeadScores", "SegmentAttention"],
+    "patching": ["PatchScores"],
+    "patching.attribution": ["HeadAttribution"],
+    "patching.dose": ["DoseResponse"],
+    "patching.joint": ["JointKnockout"],
+    "patching.reads": ["ReadEffects"],
+    "patching.transplant": ["Transplant"],
+    "mechanism": ["ActivationShift", "AttentionDecomposition", "Mediation"],
+    "locating.curves": ["CircuitCurve"],
+    "locating.confirmation": ["Confirmation"],
+    "locating.located": ["LocatedHeads"],
+    "circuits.circuit": ["Circuit"],
+    "circuits.direct": ["DirectEffects"],
+    "circuits.head_sets": ["HeadSet", "MinimalSets"],
+    "circuits.transfer": ["Transfer"],
+    "circuits.head_writes": ["HeadWrites"],
+    "circuits.paths": ["PathEffects"],
+    "circuits.site_patches": ["PositionMap", "SitePatches"],
+    "accuracy": ["AccuracyResults", "Comparison", "Comparisons", "LinkedAccuracy"],
+    "studies.compared": ["RunsCompared"],
+    "studies.result": ["StudyResult"],
+    "planning.planned": ["Plan"],
+    "paper": ["ClaimChecks", "Enrichment"],
+}
+"""module -> classes of results: by these names folders are read (`running.store`); functions give them."""
 ROOMS = [
     "accuracy",
     "circuits",
@@ -123,17 +112,17 @@ ROOMS = [
 ]
 
 SHOWN = ("grading", "metrics", "paper", "statistics", "views")
-"""Rooms that a notebook offers after `mi.`; the others, and what scripts alone use, are there without being offered."""
-FOR_SCRIPTS = ("command_line", "running", "running.folders")
+"""Rooms that a notebook offers after `mi.`; the others are there without being offered."""
 
-_attribute, _, __all__ = lazy_loader.attach(__name__, ROOMS, PUBLIC)
-__all__ += ["__version__", "save"]
+_attribute, _, _ = lazy_loader.attach(
+    __name__, ROOMS, {name: [*PUBLIC.get(name, ()), *RESULTS.get(name, ())] for name in {**PUBLIC, **RESULTS}}
+)
+__all__ = ["__version__", "save", *(name for names in PUBLIC.values() for name in names)]
 
 
 def __dir__() -> list[str]:
     """What a researcher uses."""
-    hidden = {name for module in FOR_SCRIPTS for name in PUBLIC[module]} | set(ROOMS) - set(SHOWN)
-    return sorted(set(__all__) - hidden)
+    return sorted([*__all__, *SHOWN])
 
 
 def save(path: Any, *results: Any, **options: Any) -> Any:

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import typer
 
-from .command_line import Group, of_options, one_line_errors
-from .commands import COMMANDS, certify
+from .command_line import Command, of_options, one_line_errors
+from .commands import COMMANDS
+from .commands.certify import Options as Checking
+from .commands.certify import check
 from .commands.compare_runs import compare
-from .commands.merge_shards import merge
-from .commands.plan import plan
-from .commands.show_again import report
+from .commands.plan import NOT_ASKED, plan
+from .commands.plan import Options as Planning
+from .commands.run_folder import report
 
-app = typer.Typer(cls=Group, add_completion=False, rich_markup_mode=None, no_args_is_help=True)
+app = typer.Typer(add_completion=False, rich_markup_mode=None, no_args_is_help=True)
 
 
 @app.callback()
@@ -23,12 +25,11 @@ def about() -> None:
 
 for _name, _file in COMMANDS.items():
     (_command,) = import_module(f"mless_interp.commands.{_file}").app.registered_commands
-    app.command(_name)(_command.callback)
-app.command()(one_line_errors(of_options(certify.check, certify.Options)))
-app.command()(one_line_errors(report))
-app.command()(one_line_errors(compare))
-app.command()(one_line_errors(merge))
-app.command()(one_line_errors(plan))
+    app.command(_name, cls=Command)(_command.callback)
+app.command(cls=Command)(one_line_errors(of_options(check, Checking)))
+app.command(cls=Command)(one_line_errors(of_options(plan, Planning, without=NOT_ASKED)))
+app.command(cls=Command)(one_line_errors(report))
+app.command(cls=Command)(one_line_errors(compare))
 
 
 def main() -> None:

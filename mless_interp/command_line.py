@@ -2,8 +2,8 @@
 
 A command is a dataclass of options and a function of it, `app = analysis(main)`. The options that most of them take are
 fields of `Saving`, `Loading`, `Asking` and `Inserting`, to be inherited from; a field that is declared again has another
-default or another explanation. What single commands share is an annotation: `heads: HeadsOption = None`. What is computed,
-kept and shown: `commands/`.
+default or another explanation. What single commands share is an annotation: `heads: HeadsOption = None`. What is computed
+and shown: `commands/`.
 """
 
 import dataclasses
@@ -16,11 +16,10 @@ import shlex
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, get_type_hints
 
@@ -28,25 +27,30 @@ import typer
 import typer.core
 from typer import Option
 
-from .given import checked
+from .arguments import checked
 from .heads import Head
-from .prompts.conditions import CONDITIONS, CONTRASTS, as_words
-from .prompts.problems import Problem
-from .running.folders import COMPUTED, RUN
+from .prompts.conditions import CONTRASTS, as_words, nearest
+from .prompts.problems import Problem, whole_groups
+from .running.engines import Engine, Shard, ShardDone, here
+from .running.folders import COMPUTED, RUN, keep_begun, read_begun
 from .running.loop import out_of_memory
-from .running.visible import visible
-from .running.work import Engine, Shard, ShardDone, here
+from .running.text_safety import visible
 
-BACKENDS = "auto, hooked_transformer, bridge or nnsight"
+BACKENDS = "auto hooked_transformer bridge nnsight".split()
 KINDS = (
-    "meaningless, meaningful, random_sentence, other_questions, repeat_question, from_key, counting, whitespace, pause, "
-    "repeated_bos, ids or text"
-)
-OUTCOMES = "answer_logprob, answer_prob, solution_logprob, logit_diff, kl or kl_last"
-EDITS = (
-    "z, knockout, knockout_zero, edge_noise, restore_scale, reroute_to_sink, reroute_uniform, matched_mass, q, k or v"
-)
-"""What help texts list of tables that load torch, which explaining a command does not need; tests hold them to the tables."""
+    "meaningless meaningful random_sentence other_questions repeat_question from_key counting whitespace pause repeated_bos "
+    "ids text"
+).split()
+SIGNED_OUTCOMES = "answer_logprob answer_prob solution_logprob logit_diff".split()
+OUTCOMES = [*SIGNED_OUTCOMES, "kl", "kl_last"]
+EDITS = "z knockout knockout_zero edge_noise restore_scale reroute_to_sink reroute_uniform matched_mass q k v".split()
+TEMPLATES = "raw raw_as_sent paper text chat".split()
+DTYPES = "float32 float64 bfloat16 float16".split()
+ATTENTIONS = "eager sdpa flash_attention_2".split()
+"""Names of tables that load torch, which neither explaining a command nor refusing a wrong name needs; tests hold them to the
+tables."""
+
+# ------------------------------------------------------------------------------------------------------- checks of options
 
 
 def between(above: float, most: float = math.inf) -> Callable[[float | None], float | None]:
@@ -55,131 +59,55 @@ def between(above: float, most: float = math.inf) -> Callable[[float | None], fl
     def check(value: float | None) -> float | None:
         if value is None or (above < value <= most and math.isfinite(value)):
             return value
-        raise typer.BadParameter(
-            f"must be greater than {above:g}" + (f" and at most {most:g}" if math.isfinite(most) else "")
-        )
+        at_most = f" and at most {most:g}" if math.isfinite(most) else ""
+        raise typer.BadParameter(f"must be greater than {above:g}{at_most}, got {value}")
 
     return check
 
 
-ModelOption = Annotated[str, Option(help="'demo' (bundled), a saved model's directory, or a hub id.")]
-BackendOption = Annotated[str, Option(help=f"{BACKENDS}.")]
-Tf32Option = Annotated[
-    bool, Option(help="On a GPU, products of float32 in TF32 (10 bits), several times as fast; or in full.")
-]
-DtypeOption = Annotated[str, Option(help="float32, float64, bfloat16 or float16.")]
-DeviceOption = Annotated[str | None, Option(help="cpu, cuda, cuda:1 ... [default: a GPU if there is one]")]
-DeviceMapOption = Annotated[
-    str | None,
-    Option(
-        help="Spread the model over devices (nnsight, bridge): auto, balanced, sequential, or JSON of module -> device."
-    ),
-]
-MaxMemoryOption = Annotated[
-    str | None,
-    Option(help='With --device-map auto: the most of each device, JSON such as {"0": "20GiB", "cpu": "60GiB"}.'),
-]
-OffloadFolderOption = Annotated[
-    str | None, Option(help="Where --device-map puts the weights that it leaves on the disk (nnsight).")
-]
-QuantizationOption = Annotated[
-    str | None,
-    Option(
-        help='Quantise while loading, JSON: {"quant_method": "bitsandbytes", "load_in_4bit": true}. A directory that is '
-        "quantised says so itself."
-    ),
-]
-ProblemsOption = Annotated[
-    str | None,
-    Option(
-        help="'demo', 'math500' (from the hub), a .jsonl file with MATH-500's keys, or a .txt file of texts parted by "
-        "blank lines that the model is to go on with (then with --template text). [default: the model's own]"
-    ),
-]
-NBeforeOption = Annotated[
-    int | None, Option(min=1, help="Of a .txt file's texts: tokens before the place of insertion. [default: 16]")
-]
-NContextOption = Annotated[
-    int | None, Option(min=2, help="Of a .txt file's texts: tokens of the context in all. [default: 64]")
-]
-NAnswerOption = Annotated[
-    int | None, Option(min=1, help="Of a .txt file's texts: tokens of the continuation, at least. [default: 1]")
-]
-LimitOption = Annotated[
-    int, Option(min=1, help="How many problems, from the first (the unit of replication is the problem).")
-]
-TemplateOption = Annotated[
-    str, Option(help="raw, raw_as_sent (the paper's doubled braces), text (for base models: adds nothing) or chat.")
-]
-InsertionOption = Annotated[str, Option(help=f"{KINDS}.")]
-UnitOption = Annotated[
-    str | None,
-    Option(
-        help="The repeated unit, word, or the text [default: ' /' or 'he']; of from_key the problem's key, of "
-        "repeat_question how many times, of ids the token ids (5,6), of pause the token."
-    ),
-]
-NTokensOption = Annotated[int, Option(min=1, help="Length of the insertion in tokens.")]
-LengthOption = Annotated[
-    int | None,
-    Option(
-        min=1,
-        help="Length of the insertion in tokens, of kinds that are counted in tokens. [default: 55; of text and ids as given]",
-    ),
-]
-PlaceOption = Annotated[
-    str,
-    Option(
-        help="Where it goes: before-SEGMENT or after-SEGMENT (question, system, template, bos), at-INDEX (a token's); several "
-        "with commas share the tokens."
-    ),
-]
-AttentionOption = Annotated[
-    str, Option(help="eager, or sdpa (nnsight): fused and lean, for long prompts; no patterns to show.")
-]
-LayersOption = Annotated[str | None, Option(help="Only these layers, zero-based: 0,2-4.")]
-OutcomeOption = Annotated[
-    str, Option(help=f"{OUTCOMES}. The last two, which are never negative, for single sweeps only.")
-]
-EditOption = Annotated[
-    str | None,
-    Option(help=f"sweep: {EDITS}. [default: z]"),
-]
-HeadsOption = Annotated[str | None, Option(help="Only these heads, zero-based LAYER:HEAD: 0:13,0:21.")]
-ProblemOption = Annotated[
-    str | None,
-    Option(help="The problem whose attention is shown, by id or place. [default: the mean over the first 32]"),
-]
-ConditionsOption = Annotated[str, Option(help=f"{as_words(CONDITIONS)}. All are compared with the first.")]
-SeedOption = Annotated[
-    int, Option(min=0, help="Seed of all that is drawn: random insertions, permutations, the bootstrap.")
-]
-EngineOption = Annotated[str, Option(help="serial, or ray: several workers, each with a model of its own (an extra).")]
-WorkersOption = Annotated[int, Option(min=1, help="ray: how many workers.")]
-GpusOption = Annotated[float, Option(min=0, help="ray: GPUs that each worker reserves.")]
-AddressOption = Annotated[
-    str | None, Option(help="ray: a running cluster (auto: this machine's). [default: Ray is started here]")
-]
-ShardOption = Annotated[
-    str | None,
-    Option(help="Only this part of the work, zero-based: 0/4 to 3/4, each on a machine; then mless-interp merge OUT."),
-]
-WaitOption = Annotated[
-    float, Option(min=0, help="A shard waits for the other ones' parts until nothing new came for so many seconds.")
-]
-OutOption = Annotated[Path, Option(help="Folder for the results; it appears only when they are whole.")]
-OverwriteOption = Annotated[
-    bool,
-    Option("--overwrite", help="Replace an existing folder, and clear what a stopped run with other options left."),
-]
-NoProgressOption = Annotated[bool, Option("--no-progress", help="No progress bars.")]
-ReportOption = Annotated[
-    bool,
-    Option(
-        "--report",
-        help="Also write report.html: findings, tables that sort, pictures, provenance; opens without network.",
-    ),
-]
+def one_of_names(*names: str) -> Callable[[str | None], str | None]:
+    """The check of an option that is one of these names."""
+
+    def check(value: str | None) -> str | None:
+        if value is None or value in names:
+            return value
+        raise typer.BadParameter(f"unknown name {value!r}; choose one of {', '.join(names)}{nearest(value, names)}")
+
+    return check
+
+
+def is_model(name: str | None) -> str | None:
+    """The check of an option that is 'demo', a directory or a hub id (which has one slash at most)."""
+    path = Path(name or "demo").expanduser()
+    if path.is_dir() and not any((path / file).is_file() for file in ("config.json", "adapter_config.json")):
+        raise typer.BadParameter(f"{str(path.absolute())!r} holds no config.json: it is not a saved Hugging Face model")
+    if name is None or not (name.startswith((".", "/", "~")) or name.count("/") > 1) or path.is_dir():
+        return name
+    raise typer.BadParameter(f"there is no directory {_with_neighbour(path)}")
+
+
+def is_file(name: str | None) -> str | None:
+    """The check of an option that is a bundled name, or a file."""
+    if name is None or Path(name).suffix not in (".jsonl", ".txt") or Path(name).is_file():
+        return name
+    raise typer.BadParameter(f"there is no file {_with_neighbour(Path(name))}")
+
+
+def _with_neighbour(path: Path) -> str:
+    """A path in full, with what is named most like it in its folder."""
+    whole = path.absolute()
+    beside = [each.name for each in whole.parent.iterdir()] if whole.parent.is_dir() else []
+    return f"{str(whole)!r}{nearest(whole.name, beside)}"
+
+
+def listed(names: Iterable[str]) -> str:
+    """Names as a help text lists them.
+
+    >>> listed(["a", "b", "c"])
+    'a, b or c'
+    """
+    *most, last = names
+    return f"{', '.join(most)} or {last}"
 
 
 def contrasts(*names: str) -> str:
@@ -191,18 +119,94 @@ def contrasts(*names: str) -> str:
     return as_words({name: CONTRASTS[name] for name in names or CONTRASTS})
 
 
-# ------------------------------------------------------------------------------------------------ beginning and ending
+# ----------------------------------------------------------------------------------------------------------------- options
+
+PANELS = {
+    "Options": (),
+    "How many": "limit confirm answers n_tokens twins n_samples draws repeats most_heads doses".split(),
+    "Output": "out report overwrite json_file as_json".split(),
+    "Advanced": (
+        "engine workers gpus_per_worker address shard wait backend dtype tf32 device device_map max_memory offload_folder "
+        "quantization_config attention n_before n_context n_answer template place layers heads direction edit seed "
+        "no_progress rows show batch_size vllm_python tensor_parallel_size memory tflops"
+    ).split(),
+}
+"""Under what `--help` lists options, in this order; all others under the first."""
+ModelOption = Annotated[
+    str, Option(callback=is_model, help="'demo' (bundled), a saved model's directory, or a hub id.")
+]
+ProblemsOption = Annotated[
+    str | None,
+    Option(
+        callback=is_file,
+        help="'demo', 'math500' (from the hub), a .jsonl file with MATH-500's keys, or a .txt file of texts separated by "
+        "blank lines that the model continues (then with --template text). [default: the model's own]",
+    ),
+]
+LimitOption = Annotated[int, Option(min=1, help="How many problems, from the first.")]
+InsertionOption = Annotated[str, Option(callback=one_of_names(*KINDS), help=f"What is inserted: {listed(KINDS)}.")]
+NTokensOption = Annotated[int, Option(min=1, help="Length of the insertion in tokens.")]
+LengthOption = Annotated[
+    int | None,
+    Option(min=1, help="Length of the insertion in tokens. [default: 55; of text and ids as given]"),
+]
+PlaceOption = Annotated[
+    str,
+    Option(
+        help="Where it goes: before-SEGMENT or after-SEGMENT (question, system, template, bos), at-INDEX (a token's); several "
+        "with commas share the tokens."
+    ),
+]
+LayersOption = Annotated[str | None, Option(help="Only these layers, zero-based: 0,2-4.")]
+HeadsOption = Annotated[str | None, Option(help="Only these heads, zero-based LAYER:HEAD: 0:13,0:21.")]
+OutcomeOption = Annotated[
+    str, Option(callback=one_of_names(*SIGNED_OUTCOMES), help=f"What is measured: {listed(SIGNED_OUTCOMES)}.")
+]
+TwinsOption = Annotated[
+    int,
+    Option(
+        min=0,
+        help="Untrained twins (same configuration, weights drawn anew with seeds 0, 1, ...) measured alike; 0: none. Each "
+        "costs as much as the model.",
+    ),
+]
+OutOption = Annotated[Path, Option(help="Folder for the results; it appears only when they are whole.")]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saving:
-    """The options of every analysis, and where it leaves what."""
+    """The options of every analysis: who computes, and where it leaves what."""
 
-    seed: SeedOption = 0
+    engine: Annotated[str, Option(help="serial, or ray: several workers, each with a model of its own (an extra).")] = (
+        "serial"
+    )
+    workers: Annotated[int, Option(min=1, help="ray: how many workers.")] = 2
+    gpus_per_worker: Annotated[float, Option(min=0, help="ray: GPUs that each worker reserves.")] = 0.0
+    address: Annotated[
+        str | None, Option(help="ray: a running cluster (auto: this machine's). [default: Ray is started here]")
+    ] = None
+    shard: Annotated[
+        str | None,
+        Option(
+            help="Only this part of the work, zero-based: 0/4 to 3/4, each on a machine; then the same command without it."
+        ),
+    ] = None
+    wait: Annotated[
+        float, Option(min=0, help="Stop waiting for other shards after this many seconds without progress.")
+    ] = 0.0
+    seed: Annotated[int, Option(min=0, help="Seed of everything random: random insertions, draws, the bootstrap.")] = 0
     out: OutOption = Path("results")
-    report: ReportOption = False
-    overwrite: OverwriteOption = False
-    no_progress: NoProgressOption = False
+    report: Annotated[
+        bool, Option("--report", help="Also write report.html: findings, tables, pictures; opens without network.")
+    ] = False
+    overwrite: Annotated[
+        bool,
+        Option("--overwrite", help="Replace an existing folder, and clear what a stopped run with other options left."),
+    ] = False
+    no_progress: Annotated[bool, Option("--no-progress", help="No progress bars.")] = False
+
+    engines: ClassVar[tuple[str, ...]] = ("serial",)
+    """What `--engine` may name besides ray."""
 
     @property
     def folder(self) -> Path:
@@ -221,7 +225,7 @@ class Saving:
     @property
     def part(self) -> Shard | None:
         """The part of the work that was asked for; None for all of it."""
-        return None
+        return None if self.shard is None else replace(Shard.parse(self.shard), wait=self.wait)
 
     @property
     def kept(self) -> Path:
@@ -232,34 +236,11 @@ class Saving:
     def progress(self) -> bool:
         return not self.no_progress
 
-    def shortage(self) -> str:
-        """That there are fewer problems than were asked for, in a sentence; "" where there are not."""
-        return ""
-
     def say(self, text: str) -> None:
-        """What is being done where no bar moves, on standard error."""
+        """Say on standard error what is being done where no bar moves."""
         if self.progress:
             sys.stderr.write(f"{text}\n")
             sys.stderr.flush()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Computing(Saving):
-    """The options of an analysis that can be computed by several processes."""
-
-    engine: EngineOption = "serial"
-    workers: WorkersOption = 2
-    gpus_per_worker: GpusOption = 0.0
-    address: AddressOption = None
-    shard: ShardOption = None
-    wait: WaitOption = 0.0
-
-    engines: ClassVar[tuple[str, ...]] = ("serial",)
-    """What `--engine` may name beside ray."""
-
-    @property
-    def part(self) -> Shard | None:
-        return None if self.shard is None else replace(Shard.parse(self.shard), wait=self.wait)
 
     def computing(self) -> Engine:
         """Who computes: `--engine` and `--shard`."""
@@ -279,79 +260,107 @@ class Computing(Saving):
 class Loading:
     """The options of every command that loads a model."""
 
-    backend: BackendOption = "auto"
-    dtype: DtypeOption = "float32"
-    tf32: Tf32Option = True
-    device: DeviceOption = None
-    device_map: DeviceMapOption = None
-    max_memory: MaxMemoryOption = None
-    offload_folder: OffloadFolderOption = None
-    quantization_config: QuantizationOption = None
-    attention: AttentionOption = "eager"
+    backend: Annotated[str, Option(callback=one_of_names(*BACKENDS), help=f"{listed(BACKENDS)}.")] = "auto"
+    dtype: Annotated[str, Option(callback=one_of_names(*DTYPES), help=f"{listed(DTYPES)}.")] = "float32"
+    tf32: Annotated[bool, Option(help="On a GPU, multiply float32 in TF32 (10 bits), several times as fast.")] = True
+    device: Annotated[str | None, Option(help="cpu, cuda, cuda:1 ... [default: a GPU if there is one]")] = None
+    device_map: Annotated[
+        str | None,
+        Option(help="Spread the model over devices (nnsight, bridge): auto, balanced, sequential, or JSON."),
+    ] = None
+    max_memory: Annotated[
+        str | None,
+        Option(help='With --device-map auto: the most of each device, JSON such as {"0": "20GiB", "cpu": "60GiB"}.'),
+    ] = None
+    offload_folder: Annotated[
+        str | None, Option(help="Where --device-map puts the weights that it leaves on the disk (nnsight).")
+    ] = None
+    quantization_config: Annotated[
+        str | None,
+        Option(help='Quantise while loading, JSON: {"quant_method": "bitsandbytes", "load_in_4bit": true}.'),
+    ] = None
+    attention: Annotated[
+        str,
+        Option(
+            callback=one_of_names(*ATTENTIONS),
+            help="eager, or sdpa (nnsight): fused and lean, for long prompts; no patterns to show.",
+        ),
+    ] = "eager"
 
     def loading(self) -> dict[str, Any]:
         """All of them as `load_model` takes them; `ValueError` for what cannot be read."""
         placed: Any = self.device_map
         if placed is not None and placed.lstrip().startswith("{"):
-            placed = _json_object("--device-map", placed, """auto, or '{"": "cuda:0"}'""")
-        elif placed is not None and not placed.strip():
-            raise ValueError("--device-map is empty: write auto, or leave it out")
-        if self.attention not in ATTENTIONS:
-            raise ValueError(f"unknown attention {self.attention!r}; choose one of {', '.join(ATTENTIONS)}")
-        made: dict[str, Any] = {"backend": self.backend, "dtype": self.dtype, "tf32": self.tf32}
-        made |= {"device": self.device, "device_map": placed, "attn_implementation": self.attention}
+            placed = _json_object("--device-map", placed)
+        made = {name: getattr(self, name) for name in ("backend", "dtype", "tf32", "device", "offload_folder")}
+        made |= {"device_map": placed, "attn_implementation": self.attention}
         if self.max_memory is not None:
-            most = _json_object("--max-memory", self.max_memory, """'{"0": "20GiB", "cpu": "60GiB"}'""")
+            most = _json_object("--max-memory", self.max_memory)
             made["max_memory"] = {int(name) if name.isdecimal() else name: size for name, size in most.items()}
-        if self.offload_folder is not None:
-            made["offload_folder"] = self.offload_folder
         if self.quantization_config is not None:
-            form = """'{"quant_method": "bitsandbytes", "load_in_4bit": true}'"""
-            made["quantization_config"] = _json_object("--quantization-config", self.quantization_config, form)
+            made["quantization_config"] = _json_object("--quantization-config", self.quantization_config)
         return made
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asking(Loading, Computing):
+class Asking(Loading, Saving):
     """The options of an analysis that asks one model about problems, and how it begins."""
 
     model: ModelOption = "demo"
     problems: ProblemsOption = None
     limit: LimitOption = 32
-    n_before: NBeforeOption = None
-    n_context: NContextOption = None
-    n_answer: NAnswerOption = None
-    template: TemplateOption = "raw"
+    n_before: Annotated[
+        int | None, Option(min=1, help="Of a .txt file's texts: tokens before the place of insertion. [default: 16]")
+    ] = None
+    n_context: Annotated[
+        int | None, Option(min=2, help="Of a .txt file's texts: tokens of the context in all. [default: 64]")
+    ] = None
+    n_answer: Annotated[
+        int | None, Option(min=1, help="Of a .txt file's texts: tokens of the continuation, at least. [default: 1]")
+    ] = None
+    template: Annotated[
+        str,
+        Option(
+            callback=one_of_names(*TEMPLATES),
+            help="raw, raw_as_sent (the paper's doubled braces), text (for base models: adds nothing) or chat.",
+        ),
+    ] = "raw"
+
+    def first(self, limit: int | None) -> tuple[Problem, ...]:
+        """The first problems of the source (None: all)."""
+        sizes = {"n_before": self.n_before, "n_context": self.n_context, "n_answer": self.n_answer}
+        return chosen_problems(self.problems, self.model, limit=limit, **sizes)
 
     def questions(self) -> tuple[Problem, ...]:
-        """The problems that were asked for."""
-        sizes = {"n_before": self.n_before, "n_context": self.n_context, "n_answer": self.n_answer}
-        return chosen_problems(self.problems, self.model, limit=self.limit, **sizes)
+        """The problems that were asked for; says where there are fewer."""
+        found = self.first(self.limit)
+        if len(found) < self.limit:
+            sys.stderr.write(f"--limit {self.limit}: there are {len(found)} problems, all are taken.\n")
+        return found
 
-    def shortage(self) -> str:
-        return fewer_than(self.limit, len(self.questions()))
+    def pool(self) -> tuple[Problem, ...]:
+        """All problems of the source: what `other_questions` draws from, whatever --limit is."""
+        return self.first(None)
 
-    def shown_problem(self, problem: str | None) -> str | int | None:
-        """The problem of `--problem`, an id or a place; `ValueError` if it is none of those that were asked for."""
-        return None if problem is None else place_of_problem(problem, self.questions())
-
-    def load(self, *, at_least: int = 0) -> Any:
-        """The model that was asked for, once the names that need none, and that its context holds `at_least` so many tokens,
-        are known to be right."""
-        from .models.load import load_model
-        from .prompts.prompt import template_named
-
-        template_named(self.template)
-        options, engine = self.loading(), self.computing()
-        context = context_of(self.model)
-        if context is not None and at_least >= context:
+    def in_parts(self, **counts: int) -> list[tuple[Problem, ...]]:
+        """So many problems for each purpose, none of a group in two of them; `ValueError` where there are fewer."""
+        wanted, asked = sum(counts.values()), [f"--{name} {count}" for name, count in counts.items() if count]
+        if len(asked) < 2:
+            return [replace(self, limit=count).questions() if count else () for count in counts.values()]
+        found = whole_groups(self.first(wanted), *counts.values())
+        if len(found) < wanted:
             raise ValueError(
-                f"{at_least} tokens to insert and to answer with leave no room for a question in {self.model}'s context of "
-                f"{context}: ask for fewer"
+                f"{' and '.join(asked)} need {wanted} problems, there are {len(found)}: give smaller numbers, or more problems"
             )
-        if few := Asking.shortage(self):  # of all that are asked for, those to confirm on too
-            sys.stderr.write(f"{few}\n")
+        ends = [0, *accumulate(counts.values())]
+        return [found[start:end] for start, end in pairwise(ends)]
+
+    def load(self) -> Any:
+        """The model that was asked for, once the engine is known to be right."""
+        options, engine = self.loading(), self.computing()
         self.say(f"loading {self.model} ...")
+        from .models.load import load_model
+
         return load_model(self.model, **options).on(engine)
 
 
@@ -360,19 +369,29 @@ class Inserting(Asking):
     """The options of an analysis of one insertion."""
 
     insertion: InsertionOption = "meaningless"
-    unit: UnitOption = None
+    unit: Annotated[
+        str | None,
+        Option(
+            help="The repeated unit, word, or the text [default: ' /' or 'he']; of from_key the problem's key, of "
+            "repeat_question how many times, of ids the token ids (5,6), of pause the token."
+        ),
+    ] = None
     n_tokens: LengthOption = None
     place: PlaceOption = "before-question"
 
-    def begin(self) -> tuple[Any, tuple[Any, ...]]:
-        """The model and the problems' pairs; wrong insertions and problems are told before the model is loaded."""
+    def begin(self, *parts: tuple[Problem, ...]) -> tuple[Any, list[tuple[Any, ...]]]:
+        """The model and the pairs of each part of the problems; a wrong insertion is told before the model is loaded."""
         from .prompts.pairs import make_pairs
 
-        questions = self.questions()
         given: dict[str, Any] = {"n_tokens": self.n_tokens, "seed": self.seed, "place": self.place}
-        filler = chosen_insertion(self.insertion, self.unit, **given, problems=questions)
-        model = self.load(at_least=filler.n_tokens or 0)
-        return model, make_pairs(model, questions, filler, template=self.template)
+        filler = chosen_insertion(self.insertion, self.unit, **given, pool=self.pool)
+        model = self.load()
+        made = make_pairs(model, [problem for part in parts for problem in part], filler, template=self.template)
+        ends = [0, *accumulate(map(len, parts))]
+        return model, [made[start:end] for start, end in pairwise(ends)]
+
+
+# ------------------------------------------------------------------------------------------------ beginning and ending
 
 
 def analysis(main: Callable[[Any], None], *, options: type | None = None, name: str | None = None) -> typer.Typer:
@@ -388,21 +407,19 @@ def analysis(main: Callable[[Any], None], *, options: type | None = None, name: 
 
     @functools.wraps(main)
     def command(asked: Any) -> None:
-        from .running.checkpoint import CheckpointError
         from .running.folders import claimed
 
         missing = [folder for folder in asked.folder.absolute().parents if not folder.exists()]
         try:
             with plain_warnings(), claimed(asked.folder, overwrite=asked.overwrite, analysis=program, shard=asked.part):
-                before = _begin_partial(asked)
+                _begin_partial(asked)
                 try:
                     main(asked)
-                except CheckpointError as error:
-                    raise _by_options(asked, before, error) from error
                 finally:
-                    _sweep(asked)
+                    if asked.part is None and not _finished(asked) and not (asked.kept / RUN).is_file():
+                        shutil.rmtree(asked.partial, ignore_errors=True)
         except ShardDone as ended:
-            typer.echo(f"{visible(str(ended))}: mless-interp merge {shlex.quote(str(asked.folder))}")
+            tell(f"{visible(str(ended))}: {repeat_command()}")
         except KeyboardInterrupt:
             sys.stderr.write(f"stopped: {_what_is_kept(asked)}\n")
             raise SystemExit(130) from None
@@ -416,14 +433,28 @@ def analysis(main: Callable[[Any], None], *, options: type | None = None, name: 
     return app
 
 
-def of_options(main: Callable[[Any], None], options: type) -> Callable[..., None]:
-    """A function of one dataclass of `options` as one of a keyword for each field."""
+def of_options(main: Callable[[Any], None], options: type, *, without: Iterable[str] = ()) -> Callable[..., None]:
+    """A function of one dataclass of `options` as one of a keyword for each field but those `without`, in the order of
+    `PANELS`."""
 
     @functools.wraps(main)
     def command(**given: Any) -> None:
         main(options(**given))
 
-    command.__signature__ = inspect.Signature(_parameters(options))  # type: ignore[attr-defined]
+    def panel(field: Any) -> str:
+        return next((name for name, fields in PANELS.items() if field.name in fields), "Options")
+
+    parameters = []
+    fields = [field for field in dataclasses.fields(options) if field.name not in without]
+    for field in sorted(fields, key=lambda field: list(PANELS).index(panel(field))):
+        asked: Any = field.type
+        (option,) = asked.__metadata__
+        option.rich_help_panel = panel(field)
+        default = inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default
+        parameters.append(
+            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=asked)
+        )
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return command
 
 
@@ -439,94 +470,48 @@ def plain_warnings() -> Iterator[None]:
         yield
 
 
-def _begin_partial(asked: Saving) -> bytes | None:
-    """With --overwrite, clear what a run of other options left; the very same command goes on from its own.
+BEGUN = "options.json"
+"""In the hidden folder: the options of the run that left it."""
+WHERE = "out report shard wait workers gpus_per_worker address overwrite no_progress".split()
+"""Options that only say where a run computes, how it begins and what it writes."""
 
-    Gives what was written down of the options of the run that left it.
-    """
-    from .running.folders import ANALYSIS, keep_begun, read_begun, refuse_strange
+
+def _begin_partial(asked: Saving) -> None:
+    """Say what an earlier run kept; with --overwrite, clear what a run of other options left."""
+    from .running.folders import ANALYSIS
 
     given = json.loads(json.dumps(dataclasses.asdict(asked), default=str))
     begun = asked.partial / BEGUN
     before = read_begun(begun) if begun.is_file() else None
-    same = before is not None and of_numbers(before) == of_numbers(given)
-    if asked.part is not None and before is not None and not same:
+    differ = differing({} if before is None else before, given)
+    if asked.part is not None and before is not None and differ:
         raise FileExistsError(
-            f"{str(asked.partial)!r} keeps what a run with other options had finished: finish that, choose another folder, "
-            "or delete it"
+            f"{str(asked.partial)!r} keeps what a run with other options had finished ({differ}): finish that, choose another "
+            "folder, or delete it"
         )
-    clears = asked.overwrite and not same
-    if clears:
-        refuse_strange(asked.partial)
-    for path in asked.partial.iterdir() if clears else ():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != ANALYSIS:
-            path.unlink()
-    written = begun.read_bytes() if before is not None and not clears else None
-    keep_begun(begun, given, command=repeat_command())
-    return written
+    done = _finished(asked)
+    if asked.overwrite and differ:
+        for path in asked.partial.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != ANALYSIS:
+                path.unlink()
+    elif done:
+        with_others = f" by a run with other options ({differ})" * bool(before and differ)
+        asked.say(f"going on from {done} finished steps, kept in {asked.partial}{with_others} ...")
+    if not done or asked.overwrite or not differ:
+        keep_begun(begun, given)
 
 
-def _by_options(asked: Saving, before: bytes | None, error: Exception) -> Exception:
-    """The error of a checkpoint that is of another run, told by the options in which the two differ, as far as that is why."""
-    if before is None or " was made with other " not in str(error):
-        return error
-    begun = asked.partial / BEGUN
-    given = of_numbers(json.loads(begun.read_text(encoding="utf-8"))["options"])
-    was = of_numbers(json.loads(before)["options"])
-    names = [name for name in {**was, **given} if name != "report" and was.get(name) != given.get(name)]
-    if not names:
-        return error
-    begun.write_bytes(before)  # so that it is told the next time too
-    differ = "; ".join(
-        f"{_option(type(asked), name)} was {_as_given(was.get(name))}, now {_as_given(given.get(name))}"
-        for name in names
-    )
-    why = str(error).partition(": ")[2].rpartition("; ")[0]
-    return type(error)(
-        f"{str(asked.partial)!r} keeps what a run with other options had finished: {differ}. Give those again to go on, choose "
-        f"another --out, or clear it with --overwrite ({why})"
-    )
+def differing(one: dict[str, Any], other: dict[str, Any]) -> str:
+    """The options of two runs in which they differ and on which numbers depend, in words; "" where there are none."""
+    names = [name for name in {**one, **other} if same_numbers(name) and one.get(name) != other.get(name)]
+    return "; ".join(f"--{name.replace('_', '-')} was {one.get(name)}, now {other.get(name)}" for name in names)
 
 
-def _option(options: type, name: str) -> str:
-    """How a field of options is written on the command line.
-
-    >>> _option(Asking, "n_answer"), _option(Saving, "out")
-    ('--n-answer', '--out')
-    """
-    (asked,) = getattr(get_type_hints(options, include_extras=True)[name], "__metadata__", (None,))[:1]
-    argument = asked.metavar if isinstance(asked, typer.models.ArgumentInfo) else None
-    return argument or f"--{name.replace('_', '-')}"
-
-
-def _as_given(value: Any) -> str:
-    """An option's value as it is typed; "not given" where there is none."""
-    return (
-        "not given"
-        if value is None
-        else shlex.quote(str(value))
-        if isinstance(value, str | int | float)
-        else str(value)
-    )
-
-
-BEGUN = "options.json"
-"""In the hidden folder: the options of the run that left it."""
-
-
-WHERE = ("out", "shard", "wait", "workers", "gpus_per_worker", "address", "overwrite", "no_progress")
-"""Options that only say where a run computes, and how it begins."""
-
-
-def of_numbers(options: dict[str, Any]) -> dict[str, Any]:
-    """What of a run's options its numbers depend on."""
-    return {
-        name: value
-        for name, value in options.items()
-        if name not in WHERE and not (name == "engine" and value in ("serial", "ray"))
-    }
+def same_numbers(option: str) -> bool:
+    """Return whether two runs must agree in an option to have the same numbers."""
+    return option not in WHERE
 
 
 def _finished(asked: Saving) -> int:
@@ -535,12 +520,8 @@ def _finished(asked: Saving) -> int:
     return sum(max(file.read_bytes().count(b"\n") - 1, 0) for file in files)
 
 
-def _is_computed(asked: Saving) -> bool:
-    return (asked.kept / RUN).is_file()
-
-
 def _what_is_kept(asked: Saving) -> str:
-    if _is_computed(asked):
+    if (asked.kept / RUN).is_file():
         return f"the results are computed and kept in {asked.kept}; go on with: mless-interp report {asked.folder}"
     done = _finished(asked)
     if not done:
@@ -549,33 +530,11 @@ def _what_is_kept(asked: Saving) -> str:
     return f"{steps} kept in {asked.partial}; the same command, started again, goes on from there"
 
 
-def _sweep(asked: Saving) -> None:
-    """Take away a hidden folder in which nothing has finished."""
-    if asked.part is None and asked.partial.is_dir() and not _is_computed(asked) and not _finished(asked):
-        shutil.rmtree(asked.partial, ignore_errors=True)
-
-
-def _parameters(options: type) -> list[inspect.Parameter]:
-    """A keyword for each field, those of `Saving` at the end."""
-    ending = {field.name for field in dataclasses.fields(Saving)}
-    return [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field.default is dataclasses.MISSING else field.default,
-            annotation=field.type,
-        )
-        for field in sorted(dataclasses.fields(options), key=lambda field: field.name in ending)
-    ]
-
-
 # ------------------------------------------------------------------------------------------------------- wrong input
 
 
 IN_ONE_LINE = (ValueError, TypeError, OSError, ModuleNotFoundError, KeyboardInterrupt)
 """What a user can mend, or did."""
-
-
 LONGEST = 3000
 """Characters of an error that are told: what was given wrong can be of any length."""
 
@@ -603,53 +562,32 @@ def one_line_errors(command: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-WrongUse: Any = typer.BadParameter.__base__
-"""What the options' parser raises of a command line that it cannot read."""
-
-
-def _in_one_line(
-    main: Callable[..., Any],
-    args: Any = None,
-    prog_name: str | None = None,
-    *,
-    standalone_mode: bool = True,
-    **given: Any,
-) -> Any:
-    """A program whose command line cannot be read says so in one line, as of any wrong input."""
-    if not standalone_mode:
-        return main(args, prog_name, standalone_mode=False, **given)
+def tell(text: str) -> None:
+    """Print, and go on with what is left to do where nobody reads any more (`| head`)."""
     try:
-        code = main(args, prog_name, standalone_mode=False, **given)
-    except WrongUse as error:
-        if type(error).__name__ == "NoArgsIsHelpError":
-            error.show()
-        else:
-            path = error.ctx.command_path if error.ctx is not None else prog_name or Path(sys.argv[0]).name
-            said = " ".join(error.format_message().split()).rstrip(".") + _came(error, args)
-            sys.stderr.write(f"error: {visible(said)}; {path} --help lists what it takes\n")
-        raise SystemExit(2) from None
-    raise SystemExit(code if isinstance(code, int) else 0)
-
-
-def _came(error: Any, args: Any) -> str:
-    """What was given to the option that an error is about, as far as it was: the last where it was given twice."""
-    words, names = list(sys.argv[1:] if args is None else args), getattr(getattr(error, "param", None), "opts", ())
-    pairs = [tuple(word.split("=", 1)) if "=" in word else (word, after) for word, after in pairwise([*words, ""])]
-    return next((f", got {value!r}" for name, value in reversed(pairs) if name in names), "")
+        typer.echo(text)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Command(typer.core.TyperCommand):
-    """A program of one command."""
+    """A program of one command, whose options are listed in panels."""
 
-    def main(self, *args: Any, **given: Any) -> Any:
-        return _in_one_line(super().main, *args, **given)
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options under the headings of `PANELS`."""
+        panels: dict[str, list[Any]] = {}
+        for each in self.get_params(ctx):
+            if (record := each.get_help_record(ctx)) is not None:
+                panels.setdefault(getattr(each, "rich_help_panel", None) or "Options", []).append(record)
+        for title, records in panels.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
 
 
-class Group(typer.core.TyperGroup):
-    """A program of several commands."""
+# ------------------------------------------------------------------------------------------------ what options stand for
 
-    def main(self, *args: Any, **given: Any) -> Any:
-        return _in_one_line(super().main, *args, **given)
+MOST_LAYERS = 100_000
+"""More than any model has: a range of layers is written out before a model is there."""
 
 
 def read_heads(heads: str | None, layers: str | None) -> tuple[tuple[Head, ...] | None, tuple[int, ...] | None]:
@@ -671,16 +609,10 @@ def read_heads(heads: str | None, layers: str | None) -> tuple[tuple[Head, ...] 
     for part in layers.split(","):
         first, dash, last = part.strip().partition("-")
         last = last if dash else first
-        if not (first.isdecimal() and last.isdecimal()) or int(first) > int(last):
+        if not (first.isdecimal() and last.isdecimal()) or int(first) > int(last) or int(last) >= MOST_LAYERS:
             raise ValueError(f"cannot read {part!r} as layers: write 0,2-4 (zero-based)")
-        if int(last) >= MOST_LAYERS:
-            raise ValueError(f"layer {last} is out of range: no model has {MOST_LAYERS} layers")
         found += range(int(first), int(last) + 1)
     return None, tuple(sorted(set(found)))
-
-
-MOST_LAYERS = 100_000
-"""More than any model has: a range of layers is written out before a model is there."""
 
 
 @checked
@@ -695,9 +627,8 @@ def chosen_heads(heads: str | None, layers: str | None, *, n_layers: int, n_head
     named, found = read_heads(heads, layers)
     if found is None:
         return named
-    for layer in found:
-        if layer >= n_layers:
-            raise ValueError(f"layer {layer} is out of range (zero-based): the model has layers 0 to {n_layers - 1}")
+    if found[-1] >= n_layers:
+        raise ValueError(f"layer {found[-1]} is out of range (zero-based): the model has layers 0 to {n_layers - 1}")
     return tuple(Head(layer, head) for layer in found for head in range(n_heads))
 
 
@@ -710,59 +641,43 @@ def chosen_place(place: str) -> dict[str, Any]:
     {'before': ('system',), 'at': (4, 9)}
     """
     found: dict[str, tuple[Any, ...]] = {}
-    for part in chosen_names(place):
+    for part in chosen_names(place) or ("",):
         word, _, where = part.partition("-")
         if word not in ("before", "after", "at") or not where or (word == "at" and not where.isdecimal()):
             raise ValueError(
                 f"--place: {part!r} is no place; write before-question, after-question (or system, template, bos), or at-4"
             )
         found[word] = (*found.get(word, ()), int(where) if word == "at" else where)
-    if not found:
-        raise ValueError("--place is empty: write before-question, or leave it out")
     return found
 
 
 def chosen_insertion(
-    kind: str, unit: str | None, *, n_tokens: int | None, seed: int, problems: Any = (), place: str = "before-question"
+    kind: str,
+    unit: str | None,
+    *,
+    n_tokens: int | None,
+    seed: int,
+    pool: Callable[[], Any] = tuple,
+    place: str = "before-question",
 ) -> Any:
-    """The insertion of `--insertion`, `--unit`, `--n-tokens` and `--place`."""
-    from .prompts.insertions import Insertion
-
+    """The insertion of `--insertion`, `--unit`, `--n-tokens` and `--place`; `pool` gives what `other_questions` draws from."""
+    where = chosen_place(place)
     if unit == "":
         raise ValueError("--unit is empty: give what is inserted, such as ' /', or leave it out")
-    return Insertion.named(kind, unit=unit, n_tokens=n_tokens, seed=seed, problems=problems, **chosen_place(place))
+    from .prompts.insertions import Insertion
+
+    problems = pool() if kind == "other_questions" else ()
+    return Insertion.named(kind, unit=unit, n_tokens=n_tokens, seed=seed, problems=problems, **where)
 
 
-def context_of(model: str) -> int | None:
-    """How many tokens a model of a directory takes, as its config.json says; None where that is not known without loading.
-
-    >>> context_of("demo")
-    512
-    """
-    folder = Path(__file__).parent / "data" / "demo" if model == "demo" else Path(model)
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        config = {**config, **(config.get("text_config") or {})}
-        found = next(
-            (config[name] for name in ("max_position_embeddings", "n_positions", "n_ctx") if name in config), None
-        )
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):  # loading says what is wrong
-        return None
-    return found if isinstance(found, int) else None
-
-
-def _json_object(option: str, text: str, form: str) -> dict[str, Any]:
+def _json_object(option: str, text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{option}: no valid JSON ({error}); write {form}") from error
+        raise ValueError(f"{option}: no valid JSON ({error})") from error
     if not isinstance(found, dict):
-        raise ValueError(f"{option}: expected a JSON object, got {text!r}; write {form}")
+        raise ValueError(f"{option}: expected a JSON object, got {text!r}")
     return found
-
-
-ATTENTIONS = ("eager", "sdpa", "flash_attention_2")
-"""Ways to compute attention that a model can be loaded with."""
 
 
 @checked
@@ -789,19 +704,10 @@ def chosen_numbers(text: str, *, name: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def place_of_problem(problem: str | None, questions: Any) -> str | int | None:
-    """The problem of `--problem`: its id or, where no problem has that id, its place (zero-based)."""
-    from .views.pooling import problem_index
-
-    ids = [question.id for question in questions]
-    if problem is not None and problem not in ids:
-        return problem_index(ids, int(problem) if problem.isdecimal() else problem)
-    return problem
-
-
 @checked
-def chosen_problems(problems: str | None, model: str, *, limit: int, **sizes: int | None) -> tuple[Problem, ...]:
-    """The first `limit` problems of `--problems`; without it those that a model's directory brings along, or the demo's.
+def chosen_problems(problems: str | None, model: str, *, limit: int | None, **sizes: int | None) -> tuple[Problem, ...]:
+    """The first `limit` problems (None: all) of `--problems`; without it those that a model's directory brings along, or the
+    demo's.
 
     A .txt file's texts are cut into problems by the model's tokenizer, which alone is loaded for it; the sizes are those of
     `problems_from_texts` (None: its own), and `ValueError` where there are no texts to cut.
@@ -813,53 +719,21 @@ def chosen_problems(problems: str | None, model: str, *, limit: int, **sizes: in
         raise ValueError("--problems is empty: give 'demo', 'math500' or a file, or leave it out for the model's own")
     if given and Path(problems or "").suffix != ".txt":
         options = ", ".join(f"--{name.replace('_', '-')}" for name in given)
-        raise ValueError(
-            f"{options}: only the texts of a .txt file are cut to size, not the problems of {problems or 'the model'}: leave "
-            "it out, or give --problems FILE.txt"
-        )
+        raise ValueError(f"{options}: only the texts of a .txt file are cut to size: give --problems FILE.txt")
     return problems_of(model, problems, limit=limit, **given)
-
-
-def fewer_than(wanted: int, there: int) -> str:
-    """That there are fewer problems than `--limit` asks for, and that all are taken; "" where there are enough.
-
-    >>> fewer_than(100, 64), fewer_than(2, 1), fewer_than(64, 64)
-    ('--limit 100: there are 64 problems, all are taken.', '--limit 2: there is 1 problem, which is taken.', '')
-    """
-    taken = "there is 1 problem, which is taken" if there == 1 else f"there are {there} problems, all are taken"
-    return f"--limit {wanted}: {taken}." if there < wanted else ""
-
-
-@contextmanager
-def in_place_of(command: str) -> Iterator[None]:
-    """What is done here repeats this command, and says so (empty: the one that was given)."""
-    before = _REPEATED.set(command or None)
-    try:
-        yield
-    finally:
-        _REPEATED.reset(before)
-
-
-_REPEATED: ContextVar[str | None] = ContextVar("_REPEATED", default=None)
 
 
 def repeat_command() -> str:
     """The command whose results these are, ready to paste: the one that started this program, of a shard the whole one."""
-    if _REPEATED.get() is not None:
-        return str(_REPEATED.get())
-    program, given = Path(sys.argv[0]), _whole(sys.argv[1:])
+    program, words = Path(sys.argv[0]), sys.argv[1:]
+    parts = ("--shard", "--wait")
+    given = [
+        each
+        for at, each in enumerate(words)
+        if each.partition("=")[0] not in parts and not (at and words[at - 1] in parts)
+    ]
     if program.name == "__main__.py":
         return shlex.join(["python", "-m", program.parent.name, *given])
     if program.stem == "mless-interp":
         return shlex.join(["mless-interp", *given])
     return shlex.join(["python", str(program), *given])
-
-
-def _whole(given: list[str]) -> list[str]:
-    """A command's arguments without what makes a shard of it."""
-    parts = ("--shard", "--wait")
-    return [
-        each
-        for at, each in enumerate(given)
-        if each.partition("=")[0] not in parts and not (at and given[at - 1] in parts)
-    ]

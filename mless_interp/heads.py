@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import SupportsIndex
 
-from .given import checked
+from .arguments import checked
 
 _LABEL = re.compile(r"^\s*L?(\d+)\s*(?:H|:|\.|,)\s*(\d+)\s*$", re.IGNORECASE)
 

@@ -27,6 +27,7 @@ def by_layers(model: Model, pairs: tuple[PromptPair, ...]) -> None:
     """Runs are continued layer by layer, the self-check agrees."""
     assert model.stepper is not None and model.shows_rotated, (model.checks.replay, model.checks.entering)
     assert model.checks.entering_error < 1e-5 and model.checks.replay_difference < 1e-4
+    assert model.checks.output_error < 1e-5
 
 
 def identities(model: Model, pairs: tuple[PromptPair, ...]) -> None:

@@ -57,6 +57,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "SmolLM3": ("SmolLM3", _named(intermediate_size=128, num_key_value_heads=2, no_rope_layer_interval=2)),
     "HunYuan": ("HunYuanDenseV1", _named(intermediate_size=128, num_key_value_heads=2, head_dim=8)),
     "Llama": ("Llama", _named(intermediate_size=128, num_key_value_heads=2)),
+    "Llama, LoRA": ("Llama", _named(intermediate_size=128, num_key_value_heads=2)),
+    "Llama, LoRA merged": ("Llama", _named(intermediate_size=128, num_key_value_heads=2)),
     "Qwen2": ("Qwen2", _named(intermediate_size=128, num_key_value_heads=2)),
     "Qwen3": ("Qwen3", _named(intermediate_size=128, num_key_value_heads=2, head_dim=16)),
     "Gemma 2": ("Gemma2", _named(intermediate_size=128, num_key_value_heads=2, head_dim=16, sliding_window=WINDOW)),
@@ -87,10 +89,28 @@ def random_model(name: str, **options: Any) -> Any:
     return model.eval()
 
 
+def with_lora(model: Any) -> Any:
+    """The model with random low-rank adapters at every linear layer, not merged: a `PeftModel`."""
+    import peft
+
+    adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"))
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for label, weight in adapted.named_parameters():
+            if "lora_" in label:
+                weight.normal_(0.0, 0.2, generator=generator)
+    return adapted.eval()
+
+
 @cache
 def folder_of(name: str) -> Path:
     """Where such a model is saved, with a tokenizer of words; made once per process, to be read only."""
     folder = Path(mkdtemp(prefix="architecture-"))
-    random_model(name).save_pretrained(folder)
+    made = random_model(name)
+    if name.endswith("LoRA merged"):
+        made = with_lora(made).merge_and_unload()
+    made.save_pretrained(folder)
+    if name.endswith("LoRA"):
+        with_lora(made).save_pretrained(folder)
     word_tokenizer().save_pretrained(folder)
     return folder

@@ -5,7 +5,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from mless_interp.circuits.paths import Edge
+from mless_interp.circuits.paths import Edge, Mlp
 from mless_interp.heads import Head
 from mless_interp.models.base import Model
 from mless_interp.models.sites import attention_sites, site
@@ -79,16 +79,15 @@ class ByHand:
 
     def edge(self, edge: Edge, *, parallel: bool) -> float:
         """What goes along an edge: the receiving run's outcome less that with the donor's."""
-        is_mlp = edge.sender.startswith("MLP")
-        change = self.mlp_writes(int(edge.sender[3:])) if is_mlp else self.head_writes(Head.parse(edge.sender))
-        if edge.receiver == "logits":
+        sender, head = edge.sender, edge.receiver
+        change = self.mlp_writes(sender.layer) if isinstance(sender, Mlp) else self.head_writes(sender)
+        if head == "logits":
             last = site(self.model.info.n_layers - 1, "hook_resid_post")
             return self.value() - self.value(**{last: self.tail(last) + change})
-        if edge.receiver.startswith("MLP"):
-            layer = int(edge.receiver[3:])
+        if isinstance(head, Mlp):
+            layer = head.layer
             reads, out = site(layer, "hook_resid_pre" if parallel else "hook_attn_out"), site(layer, "hook_mlp_out")
             return self.value() - self.value(**{out: self.tail(out, **{reads: self.tail(reads) + change})})
-        head = Head.parse(edge.receiver)
         z_site, z = site(head.layer, "attn.hook_z"), self.tail(site(head.layer, "attn.hook_z")).clone()
         z[:, :, head.head] = z[:, :, head.head] + self._answer(head, change, edge.part)
         return self.value() - self.value(**{z_site: z})

@@ -16,7 +16,7 @@ import beartype  # noqa: F401 - before nnsight, which puts on every object what 
 import pytest
 from jaxtyping import config, install_import_hook
 
-import mless_interp.models.sent  # noqa: F401 - sent to servers as it is written, so nothing is put around its functions
+import mless_interp.models.traced_ops  # noqa: F401 - sent to servers as it is written, so nothing is put around its functions
 
 # Before anything else imports the package: every shape and type in its signatures is checked whenever a test calls it.
 install_import_hook("mless_interp", "checked_types.checked")

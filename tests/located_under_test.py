@@ -14,7 +14,7 @@ from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import PromptPair, make_pairs
 
 N = 12
-"""Problems to name heads on, and as many to confirm on: with fewer than 10 none of 16 heads can be named."""
+"""Problems to name heads on, and as many to confirm on: with fewer than 11 none of 16 heads can be named."""
 SLASHES = Insertion.meaningless(" /", 20)
 
 

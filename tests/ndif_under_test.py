@@ -23,7 +23,7 @@ from nnsight.schema.response import ResponseModel, Status
 from nnsight.tracing.tracer import mark
 from nnsight.tracing.util import push
 
-OURS, SENT = "mless_interp", "mless_interp.models.sent"
+OURS, SENT = "mless_interp", "mless_interp.models.traced_ops"
 NOT_THERE = (OURS, "jaxtyping", "beartype", "checked_types", "einops", "transformer_lens", "pandas", "conftest")
 
 

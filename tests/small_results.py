@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 import mless_interp as mi
+from mless_interp.circuits.cells import Place, Site, Way
 from mless_interp.grading.graders import GRADERS
 from mless_interp.identities.certificate import FAIL, NOT_APPLICABLE, PASS, Verdict
 from mless_interp.mechanism.mediation_results import ARMS, READINGS
@@ -219,18 +221,6 @@ def decomposed(
     )
 
 
-def parts_of_attention() -> mi.AttentionParts:
-    """Two heads, three queries: lambda a half, nothing left open."""
-    before, sigma = np.ones((2, 3, 4)), np.full((2, 3, 4), 0.25)
-    half = np.full((2, 3), 0.5)
-    scale = -0.5 * before
-    nothing = 0 * before
-    after = before + scale + sigma
-    return mi.AttentionParts(
-        "p0", 1, "content", np.arange(5, 8), half, half, after, before, scale, sigma, None, nothing
-    )
-
-
 def mediated(n: int = 6) -> mi.Mediation:
     """Scale does nothing, bias everything, in layer 0."""
     row = np.array([1.0, 1.4, 1.0, 1.0, 1.4, 1.4, 1.4])  # without, with, reference, scale, bias, both, patched
@@ -250,7 +240,7 @@ def activations(moved: int = 30, n: int = 8) -> mi.ActivationShift:
         problem_ids=problems(n),
         layer=0,
         contrasts=("content",),
-        groups=("all", "digit"),
+        token_groups=("all", "digit"),
         metrics=metrics,
         before=before,
         after=before + difference[:, None],
@@ -268,7 +258,7 @@ def attributed(n: int = 4) -> HeadAttribution:
     scores = np.arange(6.0).reshape(2, 3) / 15 + spread(n, 0.01)[:, None, None]
     exact = np.full_like(scores, np.nan)
     exact[:, 1, 2] = 0.4
-    settings = {"method": "gate_ig", "steps": 16, "resolution": 1e-6}
+    settings = {"method": "gate_ig", "steps": 16}
     return HeadAttribution(
         problems(n), scores, np.zeros(n), scores.sum((1, 2)), "nats", settings, 0.9 * scores, 0.8 * scores, exact
     )
@@ -346,7 +336,8 @@ def checked() -> mi.ClaimChecks:
         ClaimCheck(attenuation, 0.5, 0.4, 0.6, 1.0, -0.6, -0.4, 6, "agrees"),
         ClaimCheck(uniform, 0.2, 0.1, 0.3, nan, nan, nan, 6, "cannot tell", "no profile with random words"),
     )
-    return mi.ClaimChecks(checks, {"model": "tiny", "heads": "L0H1", "insertion": "Mless", "n_problems": 6})
+    settings = {"model": "tiny", "heads": "L0H1", "insertion": "Mless", "n_problems": 6}
+    return mi.ClaimChecks(checks, settings, twins=(mi.ClaimChecks(checks, settings),))
 
 
 def certified() -> mi.Certificate:
@@ -378,12 +369,11 @@ def certified() -> mi.Certificate:
 
 def directed(n: int = 12) -> mi.DirectEffects:
     """L0H1 acts through others, L1H0 straight and a little against itself, of a total effect of 1."""
-    effect, direct = np.array([0.5, 0.3, 0.0]), np.array([0.0, 0.4, 0.0])
-    of_problem = spread(n)[:, None]
+    values = np.tile([0.0, 0.5, 0.4, -0.1, 0.0, 0.0], (n, 1))
+    values[:, ::2] += spread(n)[:, None]
     settings = SETTINGS | {"contrast": "content", "direction": "denoising", "edit": "z"}
-    return mi.DirectEffects(
-        problems(n), HEADS, effect + of_problem, direct + of_problem, 1 + spread(n), "nats", settings
-    )
+    cells = tuple(Way(head, way) for head in HEADS for way in ("direct", "indirect"))
+    return mi.DirectEffects(problems(n), cells, values, 1 + spread(n), "nats", settings)
 
 
 def traced(n: int = 12) -> mi.PathEffects:
@@ -410,16 +400,17 @@ def placed(n: int = 16) -> mi.SitePatches:
     values[:, 1, 0] -= 0.3
     values[0, :, :, 0] = np.nan
     settings = SETTINGS | {"contrast": "content", "direction": "noising"}
-    positions = ("0", "-1", "all")
-    return mi.SitePatches(problems(n), ("resid_pre", "attn_out"), positions, values, 1 + spread(n), "nats", settings)
+    cells = tuple(Site(*each) for each in product(("resid_pre", "attn_out"), range(3), ("0", "-1", "all")))
+    return mi.SitePatches(problems(n), cells, values.reshape(n, -1), 1 + spread(n), "nats", settings)
 
 
 def spots(n: int = 12) -> mi.PositionMap:
     """L0H1 acts through the last token and reads the first one of the span."""
     places = ("row 0", "row -1", "row all", "span first token", "span block 0", "span block 1", "span all")
-    values = np.zeros((n, 1, 7)) + spread(n)[:, None, None]
-    values[:, 0, [1, 2, 3, 4, 6]] += 0.5
-    return mi.PositionMap(problems(n), (mi.Head(0, 1),), places, values, 1 + spread(n), "nats", SETTINGS)
+    values = np.zeros((n, 7)) + spread(n)[:, None]
+    values[:, [1, 2, 3, 4, 6]] += 0.5
+    cells = tuple(Place(mi.Head(0, 1), place) for place in places)
+    return mi.PositionMap(problems(n), cells, values, 1 + spread(n), "nats", SETTINGS)
 
 
 def head_set(n: int = 12, side: str = "sufficient") -> mi.HeadSet:
@@ -444,7 +435,8 @@ def head_set(n: int = 12, side: str = "sufficient") -> mi.HeadSet:
         n_possible=8,
         unit="nats",
         share=0.8,
-        settings=SETTINGS | {"contrast": "content", "resolution": 1e-6},
+        settings=SETTINGS | {"contrast": "content"},
+        resolution=1e-6,
     )
 
 
@@ -465,8 +457,8 @@ def transferred(n: int = 12) -> mi.Transfer:
         problem_ids=tuple(f"fresh {at}" for at in range(n)),
         measured_ids=problems(n),
         heads=HEADS[:2],
-        lam=np.array([0.4, 0.9]),
-        sigma=np.array([[3.0, 4.0], [0.0, 1.0]]),
+        edit_lam=np.array([0.4, 0.9]),
+        edit_sigma=np.array([[3.0, 4.0], [0.0, 1.0]]),
         base=-2 * np.ones(n),
         inserted=-2 + part,
         given=0.9 * part,
@@ -490,7 +482,14 @@ def written(n: int = 6) -> mi.HeadWrites:
     alike[:, 1] = np.nan
     tokens = ((texts, texts, looks), (texts, texts, looks))
     heads = (mi.Head(0, 1), mi.Head(1, 0))
-    return mi.HeadWrites(problems(n), heads, tokens, values, alike, alike, SETTINGS | {"resolution": 1e-3})
+    return mi.HeadWrites(problems(n), heads, tokens, values, alike, alike, SETTINGS, 1e-3)
+
+
+def circuit(n: int = 12) -> mi.Circuit:
+    """L0H1's direct effects and edges; sites and the rest left out."""
+    left_out = {"sites": "not asked for", "writes": "its weights are quantised"}
+    made = directed(n), traced(n), traced(n)
+    return mi.Circuit((mi.Head(0, 1),), made[0].problem_ids, None, *made, left_out=left_out, settings=SETTINGS)
 
 
 def studied(n: int = 8) -> mi.StudyResult:
@@ -524,7 +523,6 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "CircuitCurve": curve,
     "DoseResponse": doses,
     "AttentionDecomposition": decomposed,
-    "AttentionParts": parts_of_attention,
     "Mediation": mediated,
     "ActivationShift": activations,
     "HeadAttribution": attributed,
@@ -538,6 +536,8 @@ RESULTS: dict[str, Callable[[], Any]] = {
     "HeadSet": head_set,
     "MinimalSets": sets_found,
     "Transfer": transferred,
+    "Circuit": circuit,
+    "RunsCompared": lambda: mi.compare_runs({"one": located(), "other": located()}),
     "HeadWrites": written,
     "Enrichment": enriched,
     "AccuracyResults": answered,

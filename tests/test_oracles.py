@@ -16,7 +16,7 @@ from architectures_under_test import D_MODEL, N_HEADS, N_LAYERS, folder_of
 from conftest import ARCHITECTURES, needs_hooked_transformer
 from models_under_test import QUESTIONS, loaded, pairs_for
 from scipy import integrate, linalg, ndimage, optimize, signal, spatial, special, stats
-from statsmodels.stats import contingency_tables, descriptivestats, multitest, power, proportion, weightstats
+from statsmodels.stats import contingency_tables, descriptivestats, multitest, proportion, weightstats
 
 from mless_interp import statistics as st
 from mless_interp.heads import Head
@@ -40,7 +40,6 @@ from mless_interp.models.load import wrap_model
 from mless_interp.models.sites import site
 from mless_interp.patching.attribution import attribute_heads
 from mless_interp.patching.sweep import patch_heads
-from mless_interp.statistics import bootstrap, permutation
 
 needs_patching_result = pytest.mark.skipif(
     int(metadata.version("transformer-lens").split(".")[0]) < 4, reason="PatchingResult is in TransformerLens 4.x only"
@@ -216,13 +215,12 @@ def test_how_many_problems_a_prevalence_test_takes() -> None:
     rng = np.random.default_rng(2)
     for cells in [1, 2, 3, 16, 112, 784, *rng.integers(1, 2000, 44).tolist()]:
         alpha = float(rng.choice([0.001, 0.01, 0.05, 0.2]))
-        senses = int(rng.integers(1, 3))
-        first = st.fewest_problems(cells, alpha=alpha, n_senses=senses)
-        family = cells * senses
+        family = cells * int(rng.integers(1, 3))
+        first = st.fewest_problems(family, alpha=alpha)
         reaches = [stats.binomtest(n, n, alternative="greater").pvalue * family <= alpha for n in (first - 1, first)]
-        assert reaches == [False, True] or (first == 1 and reaches[1]), (cells, alpha, senses)
+        assert reaches == [False, True] or (first == 1 and reaches[1]), (family, alpha)
         n = first + int(rng.integers(0, 60))
-        found = st.detectable_prevalence(n, cells, alpha=alpha, n_senses=senses)
+        found = st.detectable_prevalence(n, family, alpha=alpha)
         least = min(k for k in range(n + 1) if stats.binom.sf(k - 1, n, 0.5) * family <= alpha)
         peer = optimize.brentq(lambda share, k=least, n=n: stats.binom.sf(k - 1, n, share) - 0.8, 1e-9, 1 - 1e-12)
         close(found, peer, rtol=1e-6, case=(n, cells))
@@ -256,55 +254,14 @@ def test_concentration_is_the_share_of_the_largest(kind: str, n: int) -> None:
 
 
 @pytest.mark.parametrize(("kind", "n"), CASES)
-def test_means_effect_sizes_and_equivalence_are_those_of_scipy_and_statsmodels(kind: str, n: int) -> None:
+def test_means_are_those_of_scipy_and_statsmodels(kind: str, n: int) -> None:
     x = made(kind, n)
     peer = weightstats.DescrStatsW(x)
     close(st.defined_mean(np.r_[x, np.nan]), np.nanmean(np.r_[x, np.nan]), rtol=1e-7, atol=1e-25)
-    close(st.cohen_dz(x), stats.ttest_1samp(x, 0).statistic / n**0.5, rtol=1e-7)
     if n < st.FEW_PROBLEMS:
         found = st.mean_interval(x, confidence=0.9)
         close((found.low, found.high), peer.tconfint_mean(alpha=0.1), rtol=1e-7)
         close(found.standard_error, stats.sem(x), rtol=1e-7)
-    delta = 0.7 * float(np.abs(x).max())
-    found = st.tost(x, delta, alpha=0.1)
-    p, _, _ = peer.ttost_mean(-delta, delta)
-    close(found.p, p, rtol=1e-6, atol=1e-300)
-    close((found.low, found.high), peer.tconfint_mean(alpha=0.2), rtol=1e-6)
-    assert bool(found.equivalent) == (p < 0.1)
-
-
-def test_sample_sizes_are_those_of_statsmodels() -> None:
-    rng = np.random.default_rng(3)
-    for _ in range(50):
-        size = float(rng.uniform(0.15, 1.5)) * float(rng.choice([-1, 1]))
-        tests, alpha, wanted = int(rng.integers(1, 800)), float(rng.uniform(0.001, 0.3)), float(rng.uniform(0.3, 0.97))
-        options = {"n_tests": tests, "power": wanted, "alpha": alpha}
-        level = alpha / tests / 2
-        normal = power.NormalIndPower(ddof=0).solve_power(
-            abs(size), alpha=level, power=wanted, ratio=0, alternative="larger"
-        )
-        assert st.sample_size(size, **options) == max(2, math.ceil(normal)), (size, options)
-        n = st.sample_size(size, method="t", **options)
-        reached = [paired_power(abs(size), n - less, alpha / tests) for less in (0, 1)]
-        assert reached[0] >= wanted and (wanted > reached[1] or n == max(2, math.ceil(normal))), (size, options)
-
-
-def paired_power(size: float, n: int, alpha: float) -> float:
-    """statsmodels' power of the paired t test; one-sided where its lower tail is beyond its numbers."""
-    both = power.TTestPower().power(size, n, alpha) if n > 1 else 0.0
-    return both if not np.isnan(both) else power.TTestPower().power(size, n, alpha / 2, alternative="larger")
-
-
-def test_means_within_problems_are_those_of_pandas() -> None:
-    for seed in range(50):
-        rng = np.random.default_rng(seed)
-        values = np.where(rng.random((25, 2)) < 0.3, np.nan, rng.normal(size=(25, 2)))
-        labels = rng.choice(list("abcdefgh"), 25)
-        found = st.average_within_problem(values, labels)
-        groups = pd.DataFrame(values).groupby(labels, sort=False)
-        assert found.problems == tuple(groups.groups) or set(found.problems) == set(groups.groups)
-        close(found.values, groups.mean().loc[list(found.problems)])
-        close(found.n, groups.count().loc[list(found.problems)])
 
 
 # ----------------------------------------------------------------------------------------------------------- bootstrap
@@ -344,111 +301,30 @@ def test_ties_of_the_bootstrap_count_half_as_in_scipy() -> None:
         close((found.low, found.high), peer, atol=1e-12, case=x)
 
 
-def test_intervals_of_ratios_are_scipy_s_on_the_same_resamples() -> None:
-    ratio = lambda a, b, axis=-1: a.mean(axis=axis) / b.mean(axis=axis)  # noqa: E731
-    for seed in range(50):
-        rng = np.random.default_rng(seed)
-        n = int(rng.integers(20, 60))
-        y = rng.normal(3, 1, n) * float(rng.choice([-1, 1, 1e6, 1e-6]))
-        x = rng.normal(0.3, 0.5) * y + np.abs(y) * rng.normal(size=n)
-        found = st.share_interval(x, y, seed=seed) if seed < 2 else st.ratio_interval(x, y, n_resamples=300, seed=seed)
-        peer = stats.bootstrap(
-            (x, y),
-            ratio,
-            paired=True,
-            vectorized=True,
-            n_resamples=10_000 if seed < 2 else 300,
-            method="BCa",
-            rng=st.derive_generator(seed, "bootstrap", n),
-        )
-        close((found.low, found.high), peer.confidence_interval, rtol=1e-7, case=seed)
-        close(found.standard_error, peer.standard_error, rtol=1e-6)
-
-
-def test_a_ratio_is_undefined_exactly_where_the_interval_of_its_denominator_holds_0() -> None:
-    held = 0
+def test_a_share_s_limits_end_where_the_sign_test_of_part_minus_share_of_total_just_rejects() -> None:
     for seed in range(60):
         rng = np.random.default_rng(seed)
-        y = (rng.exponential(size=25) - 1 + rng.uniform(0.2, 0.6)) * float(rng.choice([-1, 1]))
-        peer = stats.bootstrap(
-            (y,), np.mean, n_resamples=400, method="BCa", rng=st.derive_generator(seed, "bootstrap", 25)
-        ).confidence_interval
-        found = st.ratio_interval(np.ones(25), y, n_resamples=400, seed=seed)
-        assert (peer.low <= 0 <= peer.high) == (str(found.flag) == "denominator interval holds 0"), seed
-        held += int(peer.low <= 0 <= peer.high)
-    assert 10 < held < 50
+        n = 8 + seed % 30
+        total = (
+            (rng.exponential(size=n) + 0.1) * np.where(rng.random(n) < 0.1, -1, 1) * float(rng.choice([-1, 1, 1e-6]))
+        )
+        part = rng.normal() * total + np.abs(total) * rng.normal(size=n)
+        found = st.share_of_total(part, total)
 
+        def rejects(share: float, part: np.ndarray = part, total: np.ndarray = total) -> bool:
+            above, below = ((sign * (part - share * total) > 0).sum() for sign in (1, -1))
+            return stats.binomtest(int(max(above, below)), len(part)).pvalue < 0.05
 
-def test_ratios_of_few_problems_end_where_the_t_test_of_x_minus_r_y_just_rejects() -> None:
-    for seed in range(50):
-        rng = np.random.default_rng(seed)
-        n = 2 + seed % 18
-        y = rng.normal(4, 0.6 if n > 4 else 0.05, n) * float(rng.choice([-1, 1, 1e6, 1e-6]))
-        x = rng.normal() * y + 0.2 * y.std() * rng.normal(size=n)
-        found = st.share_interval(x, y)
-        rejects = lambda r, x=x, y=y: stats.ttest_1samp(x - r * y, 0).pvalue - 0.05  # noqa: E731
-        middle = x.mean() / y.mean()
-        close(found.estimate, middle)
-        close(found.standard_error, stats.sem(x - middle * y) / abs(y.mean()), rtol=1e-6)
-        for end, side in ((found.low, -1), (found.high, 1)):
-            assert abs(rejects(float(end))) < 1e-6, (seed, side)
-            assert rejects(float(end) + side * 1e-3 * (1 + abs(middle))) < 0 < rejects(middle)
+        if np.isnan(found.estimate):
+            assert stats.binomtest(int(max((total > 0).sum(), (total < 0).sum())), n).pvalue >= 0.05
+            continue
+        low, high, wide = float(found.low), float(found.high), 1e-9 * float(found.high - found.low)
+        assert rejects(low - wide) and rejects(high + wide) and not rejects(low + wide) and not rejects(high - wide)
+        outside = np.r_[low - np.logspace(-6, 3, 40), high + np.logspace(-6, 3, 40)]
+        assert all(map(rejects, outside)) and not rejects(float(found.estimate)), seed
 
 
 # -------------------------------------------------------------------------------------------------------- permutations
-
-
-@pytest.mark.filterwarnings("ignore:no p-value below:UserWarning")
-@pytest.mark.parametrize("alternative", ["two-sided", "greater", "less"])
-@pytest.mark.parametrize("n", [2, 5, 10])
-def test_sign_flips_are_scipy_s_permutation_test(n: int, alternative: Any) -> None:
-    d = np.concatenate([*(made(kind, n, 3) for kind in KINDS), *(made("ties", n, 30, seed=1),)], axis=1)
-    mean = lambda x, axis: x.mean(axis=axis)  # noqa: E731
-    options = {"permutation_type": "samples", "n_resamples": np.inf, "alternative": alternative}
-    peer = stats.permutation_test((d,), mean, **options)
-    close(st.sign_flip(d, alternative=alternative), peer.pvalue, rtol=0, atol=1e-12)
-
-
-@pytest.mark.filterwarnings("ignore:no p-value below:UserWarning")
-@pytest.mark.parametrize("alternative", ["two-sided", "greater"])
-def test_the_family_s_smallest_p_is_that_of_its_largest_t(alternative: Any) -> None:
-    side = np.abs if alternative == "two-sided" else np.asarray
-    for seed in range(50):
-        n = 5 + seed % 4
-        rng = np.random.default_rng(seed)
-        d = rng.normal(0.6, 1, (4, n)) * rng.choice([0.01, 1, 100], (4, 1))
-        signs = 1 - 2 * ((np.arange(2**n)[:, None] >> np.arange(n)) & 1)
-        observed = stats.ttest_1samp(d, 0, axis=-1).statistic
-        null = side(stats.ttest_1samp(d[:, None] * signs, 0, axis=-1).statistic).max(0)
-        peer = (null >= side(observed).max() * (1 - 1e-9)).mean()
-        for step_down in (False, True):
-            found = st.max_t_sign_flip(d.T, alternative=alternative, step_down=step_down)
-            close(found.p_corrected.min(), peer, case=seed)
-        close(found.statistic, observed)
-
-
-@needs_patching_result
-@pytest.mark.parametrize("alternative", ["two-sided", "greater", "less"])
-@pytest.mark.parametrize("n", [6, 12, 40])
-def test_sign_flips_are_those_of_transformer_lens(monkeypatch: pytest.MonkeyPatch, n: int, alternative: Any) -> None:
-    from transformer_lens.patching import PatchingResult
-    from transformer_lens.utilities.statistics import derive_generator
-
-    d = np.concatenate([made("normal", n, 30), made("ties", n, 25)], axis=1)
-    theirs = PatchingResult(
-        values=torch.tensor(d.T),
-        axis_names=["head"],
-        index_df=None,
-        metric_names=["metric"],
-        reduced=False,
-        baseline=torch.zeros(n, dtype=torch.float64),
-    ).permutation_pvalue(n_permutations=1_024, seed=5, alternative=alternative)
-    if n > 12:  # their random flips, ours otherwise
-        generator = derive_generator(5, "permutation")
-        flips = [torch.randint(0, 2, (256, n), generator=generator).double().numpy() * 2 - 1 for _ in range(4)]
-        monkeypatch.setattr(permutation, "_sign_chunks", lambda *args, **kwargs: iter(flips))
-    ours = st.sign_flip(d, n_permutations=1_024, alternative=alternative)
-    close(ours, theirs.numpy(), rtol=0, atol=1e-15)
 
 
 def test_two_groups_are_scipy_s_welch_test_over_all_divisions() -> None:
@@ -462,88 +338,28 @@ def test_two_groups_are_scipy_s_welch_test_over_all_divisions() -> None:
         group = rng.permutation(n) < size
         x = (rng.normal(size=(n, 4)) + np.where(group, 0.8, 0.0)[:, None]) * [1, 1e6, 1e-6, 1e-6]
         x[:, 3] += group  # a million standard errors apart
-        found = st.max_t_two_groups(x, group, confidence=0.8)
-        welch = stats.ttest_ind(x[group], x[~group], equal_var=False).confidence_interval(0.8)
+        found = st.two_groups(x, group)
         means = weightstats.CompareMeans.from_data(x[group], x[~group])
-        close((found.low, found.high), (welch.low, welch.high), rtol=1e-8)
-        close((found.low, found.high), means.tconfint_diff(alpha=0.2, usevar="unequal"), rtol=1e-8)
+        close((found.low, found.high), means.tconfint_diff(usevar="unequal"), rtol=1e-8)
         data = (x[group], x[~group])
         one = stats.permutation_test(
             data, lambda a, b, axis: np.abs(t(a, b, axis)), alternative="greater", vectorized=True
         )
-        close(found.p, one.pvalue, case=seed)
+        n = len(one.null_distribution)
+        close(found.p, (1 + n * one.pvalue) / (1 + n), case=seed)
         largest = np.abs(one.null_distribution).max(1)
         observed = np.abs(t(x[group], x[~group], 0))
-        close(found.p_corrected, [(largest >= value * (1 - 1e-9)).mean() for value in observed], case=seed)
+        hits = np.array([(largest >= value * (1 - 1e-9)).sum() for value in observed])
+        close(found.p_corrected, (1 + hits) / (1 + n), case=seed)
 
 
 # ------------------------------------------------------------------------------------------------------------ rankings
 
 
-def test_ranks_and_their_limits_are_those_of_pandas_on_the_same_resamples() -> None:
-    for seed in range(50):
-        d = made(("normal", "ties", "skewed", "huge", "tiny")[seed % 5], 9, 7, seed=seed)
-        by = ("abs", "value")[seed % 2]
-        size = np.abs if by == "abs" else np.asarray
-        ranks = lambda means, size=size: pd.DataFrame(size(means)).rank(axis=1, ascending=False).to_numpy()  # noqa: E731
-        found = st.rank_intervals(d, top_k=2, by=by, n_resamples=60, seed=seed)
-        draws = ranks(bootstrap.resample_weights(9, 60, seed) @ d)
-        close(found.rank, ranks(d.sum(0, keepdims=True))[0])
-        close(found.low, np.quantile(draws, 0.025, axis=0, method="lower"))
-        close(found.high, np.quantile(draws, 0.975, axis=0, method="higher"))
-        if not (draws % 1).any():
-            close(found.p_top_k, (draws <= 2).mean(0))
-        close(np.nansum(found.p_top_k), 2)
-
-
-def test_enrichment_is_the_exact_rank_sum_test() -> None:
-    for seed in range(50):
-        rng = np.random.default_rng(seed)
-        n, size, draws = int(rng.integers(6, 30)), int(rng.integers(2, 5)), 4_000
-        means = np.abs(rng.normal(size=n))
-        chosen = rng.permutation(n)[:size]
-        found = st.rank_enrichment(means[None], chosen, n_draws=draws, seed=seed)
-        ranks = stats.rankdata(-means)
-        exact = stats.mannwhitneyu(ranks[chosen], np.delete(ranks, chosen), alternative="less", method="exact").pvalue
-        close(found.mean_rank, ranks[chosen].mean())
-        assert abs(found.p - exact) <= 4.5 * np.sqrt(exact * (1 - exact) / draws) + 1 / draws, seed
-
-
-def test_split_halves_of_two_problems_are_scipy_s_spearman() -> None:
-    for seed in range(60):
-        d = made(KINDS[seed % len(KINDS)], 2, 3 + seed % 9, seed=seed)
-        by = ("value", "abs")[seed % 2]
-        halves = np.abs(d) if by == "abs" else d
-        if (np.ptp(halves, axis=1) > 0).all():
-            found = st.split_half_spearman(d, n_splits=5, by=by)
-            close((found.mean, found.low, found.high), [stats.spearmanr(*halves).statistic] * 3, atol=1e-12)
-
-
-def test_overlaps_of_the_largest_are_scipy_s_jaccard() -> None:
-    for seed in range(60):
-        a, b = made(KINDS[seed % len(KINDS)], 50, 2, seed=seed).T
-        k = 1 + seed % 12
-        tops = [np.isin(np.arange(50), pd.Series(np.abs(x)).nlargest(k, keep="first").index) for x in (a, b)]
-        close(st.jaccard_at_k(a, b, k=k), 1 - spatial.distance.jaccard(*tops))
-
-
-def test_scores_of_rankings_are_those_of_scipy() -> None:
+def test_areas_of_curves_are_those_of_scipy() -> None:
     for seed in range(60):
         rng = np.random.default_rng(seed)
         n = int(rng.integers(2, 40))
-        scores = made(KINDS[seed % len(KINDS)], n, seed=seed)
-        truth = rng.permutation(n) < rng.integers(1, n)
-        found = rankings.auroc(torch.tensor(scores), torch.tensor(truth))
-        close(found, stats.mannwhitneyu(scores[truth], scores[~truth]).statistic / (truth.sum() * (~truth).sum()))
-        # precision at every true score: of the cells that score at least as much
-        at = [truth[scores >= score].mean() for score in scores[truth]]
-        close(rankings.average_precision(torch.tensor(scores), torch.tensor(truth)), np.mean(at))
-        k = int(rng.integers(1, n + 1))
-        orders = [np.lexsort((rng.random(n), -scores))[:k] for _ in range(1 if len(set(scores)) == n else 800)]
-        share = np.mean([truth[order].sum() for order in orders]) / truth.sum()
-        close(
-            rankings.recall_at_k(torch.tensor(scores), torch.tensor(truth), k=k), share, atol=0.08 * (len(orders) > 1)
-        )
         sizes, f = np.sort(rng.random(n)), rng.normal(1, 1, (3, n))
         close(rankings.circuit_performance(torch.tensor(sizes), torch.tensor(f)), integrate.trapezoid(f, sizes))
         distance = integrate.trapezoid(np.abs(1 - f), sizes)
@@ -636,8 +452,6 @@ def test_values_of_a_span_are_compared_as_scipy_compares_vectors() -> None:
         close(outputs.value_spectral_share(v, **options), values[0] ** 2 / (values**2).sum())
         close(outputs.value_effective_rank(v, **options), np.exp(stats.entropy(values)))
         close(outputs.direction_coherence(v, rows=torch.tensor(span)), linalg.norm(units.mean(0)), atol=1e-12)
-        ratio = linalg.norm(inside - inside.mean(0)) / linalg.norm(inside)
-        close(flow.residual_ratio(v, tokens=torch.tensor(span)), ratio, rtol=1e-9)
 
 
 # -------------------------------------------------------------------------------------------- profiles and activations

@@ -23,7 +23,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +67,7 @@ ROOMS = {
             "mless_interp/running/folders.py",
             "mless_interp/running/store.py",
             "mless_interp/models/loaded_weights.py",
-            "mless_interp/models/saved.py",
+            "mless_interp/models/model_folder.py",
         ),
         (
             "tests/running/test_checkpoint.py",
@@ -80,7 +80,7 @@ ROOMS = {
     ),
     "precision": Room(
         (
-            "mless_interp/models/sent.py",
+            "mless_interp/models/traced_ops.py",
             "mless_interp/patching/outcomes.py",
             "mless_interp/patching/sweep.py",
             "mless_interp/models/checks.py::_resolution",
@@ -271,9 +271,9 @@ def _code(text: str) -> str:
     return f"`` {text.replace('|', chr(92) + '|')} ``"
 
 
-def with_rows(text: str, name: str, room: str, new: Iterable[str]) -> str:
-    """A page with a room's rows of a table (between `<!-- mutants NAME -->` and `<!-- end -->`) written anew."""
-    start, end = f"<!-- mutants {name} -->\n", "<!-- end -->"
+def with_rows(text: str, room: str, new: str) -> str:
+    """A page with a room's row of the table (between `<!-- mutants counts -->` and `<!-- end -->`) written anew."""
+    start, end = "<!-- mutants counts -->\n", "<!-- end -->"
     before, found, rest = text.partition(start)
     body, closed, after = rest.partition(end)
     if not (found and closed):
@@ -281,7 +281,7 @@ def with_rows(text: str, name: str, room: str, new: Iterable[str]) -> str:
     head, lines = body.splitlines()[:2], body.splitlines()[2:]
     kept = [line for line in lines if not line.startswith(f"| {room} |")]
     places = {known: at for at, known in enumerate(ROOMS)}
-    ordered = sorted([*kept, *new], key=lambda line: places.get(line.split(" | ")[0].removeprefix("| "), len(places)))
+    ordered = sorted([*kept, new], key=lambda line: places.get(line.split(" | ")[0].removeprefix("| "), len(places)))
     return before + start + "\n".join([*head, *ordered]) + "\n" + end + after
 
 
@@ -319,8 +319,7 @@ def main() -> int:
                 'why = ""',
                 sep="\n",
             )
-        page = with_rows(PAGE.read_text(encoding="utf-8"), "counts", name, [counts])
-        PAGE.write_text(with_rows(page, "alive", name, lives), encoding="utf-8")
+        PAGE.write_text(with_rows(PAGE.read_text(encoding="utf-8"), name, counts), encoding="utf-8")
     return int(unexplained > 0)
 
 

@@ -5,7 +5,7 @@
 
 Tables stand between `<!-- table NAME -->` and `<!-- end -->`, for the names of `TABLES`.
 
-Examples are those of `docs/index.md` and `docs/how-to/check-your-model.md` (the certificate, and the one of a lying model).
+Examples are those of `docs/index.md` and `docs/how-to/check-your-model.md` (the certificate).
 `tests/docs/test_docs.py` fails where a page shows something else than the code says.
 """
 
@@ -49,20 +49,21 @@ def table(header: str, rows: Iterable[tuple[str, ...]]) -> str:
 
 def conditions() -> str:
     """The conditions in words."""
-    tokens = {True: "prompt with span", False: "prompt"}
+    tokens = {"inserted": "prompt with span", "base": "prompt", "clean": "as many others"}
     positions = {"base": "as they are", "inserted": "N later"}
     return table(
         "name | code | tokens | positions of the question | in words",
-        ((f"`{c.name}`", c.code, tokens[c.has_span], positions[c.positions], c.says) for c in CONDITIONS.values()),
+        ((f"`{c.name}`", c.code, tokens[c.prompt], positions[c.positions], c.says) for c in CONDITIONS.values()),
     )
 
 
 def conditions_in_symbols() -> str:
     """The conditions as methods writes them."""
-    tokens, positions = {True: "$P, I, Q$", False: "$P, Q$"}, {"base": r"$m, \dots$", "inserted": r"$m + N, \dots$"}
+    tokens = {"inserted": "$P, I, Q$", "base": "$P, Q$", "clean": "as many others"}
+    positions = {"base": r"$m, \dots$", "inserted": r"$m + N, \dots$"}
     return table(
         "condition | tokens | positions of $Q$ | in words",
-        ((f"`{c.name}` ({c.code})", tokens[c.has_span], positions[c.positions], c.says) for c in CONDITIONS.values()),
+        ((f"`{c.name}` ({c.code})", tokens[c.prompt], positions[c.positions], c.says) for c in CONDITIONS.values()),
     )
 
 
@@ -118,14 +119,9 @@ def examples() -> None:
 
     page = DOCS / "how-to" / "check-your-model.md"
     text = page.read_text(encoding="utf-8")
-    certificate, lie = blocks(text, "text")
+    (certificate,) = blocks(text, "text")
     made = printed("import mless_interp as mi\nprint(mi.certify_model(mi.load_model('demo'), progress=False))")
-    text = text.replace(certificate, made + "\n")
-    code = re.sub(
-        r"^(mi\.certify_model\(.*)\)$", r"print(\1, progress=False))", blocks(text, "python")[1], flags=re.MULTILINE
-    )
-    text = text.replace(lie, printed("import mless_interp as mi\n" + code) + "\n")
-    page.write_text(text, encoding="utf-8")
+    page.write_text(text.replace(certificate, made + "\n"), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -17,21 +17,16 @@ from mless_interp.commands.answers import of_study
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "studies.md"
 NOT_ASKED = {
-    "paper": "Whether reasoning gets better. The demo model is right nearly always, so that its answers can only get worse, "
-    "and was trained to respond to slashes; stories260K answers nothing. Asked is whether inserted tokens act, which of them, "
-    "where, and through which heads.",
-    "filler_after_question": "Whether filler can take the place of a chain of thought: neither model was trained with filler. "
-    "Asked is whether what the filler's own rows computed from the question "
-    "(`computed`) reaches the answer.",
-    "repeated_question": "Whether more answers are right: the demo model has nothing to gain, and stories260K, where most of a "
-    "story stands for the question, answers nothing. Asked is whether the second reading changes the answer at all.",
-    "distractors": "Sentences that were written to distract: questions of other problems stand for them (on stories260K other "
-    "stories). Mathematics of grade schools is beyond both models.",
+    "paper": "Whether reasoning improves: the demo model is nearly always right and was trained to respond to slashes.",
+    "filler_after_question": "Whether filler can replace a chain of thought: neither model was trained with filler. Asked is "
+    "whether what the filler's rows computed from the question (`computed`) reaches the answer.",
+    "repeated_question": "Whether more answers are right: the demo model has nothing to gain. Asked is whether the second "
+    "reading changes the answer.",
+    "distractors": "Sentences written to distract: questions of other problems replace them.",
     "counting": "Whether more answers are right: the demo model has nothing to gain, and neither model is large or recent.",
-    "length_alone": "Lengths of real contexts, thousands of tokens: these models take 512.",
-    "repeated_tokens_and_sinks": "Which neurons make a sink, and what a model writes after a repeated token; models of 4 and 5 "
-    "layers have hardly any middle ones. Asked is whether a run of one token looks more like the first token of the prompt "
-    "than random words do.",
+    "length_alone": "Contexts of thousands of tokens: these models take 512.",
+    "repeated_tokens_and_sinks": "Which neurons create a sink. Asked is whether a run of one token resembles the first token "
+    "of the prompt more than random words do.",
 }
 """The studies in their order, and what of their claims these two models cannot be asked."""
 TEXTS: dict[str, Any] = {"template": "text", "answers": 0}
@@ -40,26 +35,25 @@ TWO_TOKENS = 110
 """On stories260K a slash is two tokens: so many hold 55 of them."""
 BEGIN = """# Studies
 
-A study is one file: a model, problems, insertions with their places, contrasts, outcomes and seeds. It makes one page with a
-row per insertion: effects, attention, heads, answers, side by side.
+A study is one file: a model, problems, insertions with their places, contrasts, outcomes and seeds. It gives one page
+with a row per insertion.
 
 ```
-python analyses/study.py studies/paper.toml --report --out results/paper
+mless-interp study paper --report --out results/paper
 ```
 
-`mless-interp study` and `mi.run_study` are the same. Wrong keys and values are refused in one line before anything is loaded;
-`--model`, `--problems` and others take the place of what the file says; `--engine ray`, `--shard` and a run that is stopped and
-started again work as everywhere.
+`mless-interp study` without arguments lists the seven included studies; give the .toml file of your own.
+`mi.run_study` does the same. `--model`, `--problems` and other options replace values of the file.
 
 ```toml
 title = "Slashes against words"
-limit = 32                            # problems that are measured
+limit = 32                            # problems to measure
 contrasts = ["content", "computed"]
 outcomes = ["answer_logprob"]
-seeds = [0, 1]                        # the first of all that is drawn; drawn insertions have a row for each
-heads = "all"                         # name heads too, "none" by default
-confirm = 32                          # and test them on so many fresh problems
-answers = 64                          # answer so many problems; 0: none
+seeds = [0, 1]                        # random insertions get a row for each seed
+heads = "all"                         # name heads too; "none" by default
+confirm = 32                          # and test them on this many fresh problems
+answers = 64                          # problems to answer; 0: none
 
 [[insertions]]
 name = "slashes after the question"
@@ -73,19 +67,18 @@ name = "random words"
 kind = "random_sentence"
 ```
 
-All below is written by `python tools/run_studies.py` from results, never by hand. The models are the bundled demo model and
-the TinyStories model stories260K ([how it is made](real-models.md#55-slashes-in-stories260k)), whose problems are texts: go on
-with this story; the insertion stands within it, or right before the answer, whose first token its last row then predicts (so
-that what it does to that token is in shift, not in content). A slash is two of its tokens, so that 55 slashes are 110 tokens,
-as are the words beside them. Problems are few (the first 24 or 32), so that all of it takes about six minutes of one core.
-Both models are small, and neither is one of those that the sources speak of: agreement here establishes nothing about those,
-nor does disagreement.
+## Reading the tables
 
-A cell of a contrast: the median over problems of its effect on the answer's log-probability in nats with a 95 % interval, and
-in how many problems it has that sign; an asterisk: p < 0.05, sign test after Holm over the study. `attention`: the mean share
-over heads of what the rows after the inserted tokens pay to them, beside that of uniform attention. `heads`: those that carry
-more than 5 % of the content effect in most problems, and which of them pass again on fresh problems. `answers`: right ones,
-and the difference from no insertion in points. Other columns are [metrics of attention](methods.md), means over heads and
+`python tools/run_studies.py` writes everything below from results on the bundled demo model and on stories260K ([how
+it is built](real-models.md#55-slashes-in-stories260k)), whose problems are texts and whose slashes are two tokens
+each. Both models are small, and neither is one of the sources' models, so the tables neither support nor refute the
+sources.
+
+A contrast's cell: the median over problems of its effect on the answer's log-probability in nats with a 95 %
+interval, and the number of problems with that sign; an asterisk: p < 0.05, sign test after Holm over the study.
+`attention`: the mean share over heads of the attention of later rows to the inserted tokens. `heads`: those that
+carry more than 5 % of the content effect in most problems. `answers`: right ones, and the difference from no
+insertion in points. Other columns are [metrics of attention](methods.md#4-attention-metrics), means over heads and
 problems.
 """
 
@@ -102,13 +95,13 @@ def main(
     """Run what is missing and write the page."""
     parts = [BEGIN]
     for name, not_asked in NOT_ASKED.items():
-        study = mi.read_study(ROOT / "studies" / f"{name}.toml")
+        study = mi.read_study(name)
         texts = on_texts(study).with_changes(model=stories, problems=problems)
         parts += [
-            f"## {study.title}\n\n`studies/{name}.toml`, after {study.source}.\n",
+            f"## {study.title}\n\n`mless-interp study {name}`, after {study.source}.\n",
             f"- **Claimed there**: {study.claims}.\n- **Not asked here**: {not_asked}\n",
             section("the demo model", result(study, out / "demo" / name)),
-            section("stories260K", result(texts, out / "stories260K" / name)),
+            sentence("stories260K", result(texts, out / "stories260K" / name)),
         ]
     PAGE.write_text("\n".join(parts), encoding="utf-8")
     typer.echo(f"written: {PAGE}")
@@ -129,13 +122,18 @@ def result(study: Any, folder: Path) -> Any:
 
 
 def section(model: str, found: Any) -> str:
-    """What came out on one model, in words and as a table."""
+    """A study's table on one model."""
     metrics = next(iter(found.attention.values())).metrics[1:] if found.attention else ()
     columns = ["insertion", *found.contrasts, "attention", *metrics]
     columns += ["heads"] * bool(found.located) + ["answers"] * (found.answers is not None)
     rows = [[cell(row, name, found) for name in columns] for row in found.summary().to_dict("records")]
     lines = [f"| {' | '.join(cells)} |" for cells in (columns, ["---"] * len(columns), *rows)]
-    return f"**On {model}**, {len(found.problem_ids)} problems: {of_study(found)}\n\n" + "\n".join(lines) + "\n"
+    return f"**On {model}**, {len(found.problem_ids)} problems:\n\n" + "\n".join(lines) + "\n"
+
+
+def sentence(model: str, found: Any) -> str:
+    """A study's result on one model in one sentence."""
+    return f"**On {model}**, {len(found.problem_ids)} problems: {of_study(found)}\n"
 
 
 def cell(row: dict[str, Any], name: str, found: Any) -> str:

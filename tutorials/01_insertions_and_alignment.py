@@ -9,13 +9,10 @@
 # %% [markdown]
 # # 1 · Insertions and alignment
 #
-# **The question.** *Meaningless Tokens, Meaningful Gains* ([arXiv 2510.01032](https://arxiv.org/abs/2510.01032)) puts
-# a long run of slashes between the system prompt and the question, and finds that answers change. Before we can ask
-# what happens inside the model we must be able to say, for every token of the question, *which token it was before
-# the insertion*. That sounds trivial. It is not, and this chapter shows why, and what `mless_interp` proves before it
-# lets you compare anything.
-#
-# Everything here runs offline in seconds, on a small model that comes with the package.
+# **The question.** *Meaningless Tokens, Meaningful Gains* ([arXiv 2510.01032](https://arxiv.org/abs/2510.01032)) puts a
+# long run of slashes between the system prompt and the question and finds that answers change. To see what happens
+# inside the model we must know, for every token of the question, *which token it was before the insertion*. This
+# chapter shows why that is not trivial, and which checks `mless_interp` makes before it compares anything.
 
 # %%
 import mless_interp as mi
@@ -24,10 +21,9 @@ model = mi.load_model("demo")
 model
 
 # %% [markdown]
-# The demo model has 4 layers with 28 query heads and 4 key-value heads each, like a slice of Qwen2.5, and answers
-# small word problems. `model.checks` are the figures of a self-check that every model passes when it is loaded, on
-# every backend: attention rows sum to one, editing a pattern changes the logits, the logits agree with the plain
-# Hugging Face pass.
+# The demo model has 4 layers with 28 query heads and 4 key-value heads each, like a slice of Qwen2.5, and answers small
+# word problems. `model.checks` are the figures of the self-check that every model passes at loading: attention rows sum
+# to one, edits of a pattern change the logits, logits agree with plain Hugging Face.
 
 # %%
 print(model.checks)
@@ -35,21 +31,21 @@ print(model.checks)
 # %% [markdown]
 # ## A prompt is ids with a name on each token
 #
-# A `Problem` has a system prompt, a question and an answer. `build_prompt` makes token ids and says of each token
-# which segment it belongs to, so that nothing later has to guess positions.
+# A `Problem` has a system prompt, a question and an answer. `build_prompt` returns token ids and the segment of each
+# token.
 
 # %%
 problem = mi.load_problems("demo", limit=1)[0]
-prompt = mi.build_prompt(model.tokenizer, problem)
+prompt = mi.prompts.build_prompt(model.tokenizer, problem)
 print(problem.system, "|", problem.question, "|", problem.answer)
 print({name: len(prompt.indices(name)) for name in dict.fromkeys(prompt.segments)})
 
 # %% [markdown]
 # ## Why inserting text is a trap
 #
-# The obvious way, joining strings, leaves it to the tokenizer to decide what was inserted. A byte-pair tokenizer
-# merges across the borders and inside a run: `"/" * 55` is not 55 tokens. To see it without a download we train a
-# small byte-pair tokenizer here on text in which runs of slashes occur, as they do in every web corpus.
+# Joined strings leave the insertion to the tokenizer. A byte-pair tokenizer merges across the borders and inside a run:
+# `"/" * 55` is not 55 tokens. To show it without a download we train a small byte-pair tokenizer on text with runs of
+# slashes, as every web corpus has them.
 
 # %%
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -67,12 +63,12 @@ for string in ["/" * 55, " /" * 55, "add:", "Find", "add:" + "/" * 2 + "Find"]:
     print(len(bpe.encode(string).ids), "tokens:", bpe.encode(string).tokens[-6:])
 
 # %% [markdown]
-# 55 slashes without spaces are 9 tokens, with spaces 110, and neither is 55. And in the last line the colon that ended
-# the text before has become the token `://`: what was inserted has changed its neighbour.
+# 55 slashes without spaces are 9 tokens, with spaces 110. In the last line the colon before the slashes has become the
+# token `://`: the insertion changed its neighbour.
 #
-# So an `Insertion` is counted in **tokens** and inserted as **ids**, between segments that were encoded on their own.
-# `make_pairs` builds both prompts, and the map from the short one to the long one is checked token by token: without
-# its inserted tokens the long prompt *is* the short one, or there is an error and no pair.
+# An `Insertion` is therefore counted in **tokens** and inserted as **ids**. `make_pairs` builds both prompts and checks
+# the map between them token by token: without its inserted tokens the long prompt *is* the short one, or there is an
+# error.
 
 # %%
 filler = mi.Insertion.meaningless(" /", n_tokens=55)
@@ -93,8 +89,8 @@ for short in (0, pair.span[0] - 1, pair.span[0], len(pair.base) - 1):
 # %% [markdown]
 # ## A picture
 #
-# Which token sits where, without and with the insertion. The question has moved 55 places to the right, and that is
-# already an intervention: its rotary position ids have changed, before any attention is paid to a slash.
+# The question moves 55 places to the right. That is already an intervention: its rotary position ids change before any
+# token attends to a slash.
 
 # %%
 import matplotlib.pyplot as plt
@@ -114,21 +110,21 @@ figure.tight_layout()
 plt.show()
 
 # %% [markdown]
-# ## Five conditions
+# ## Conditions
 #
-# Comparing "without" and "with" mixes two things: the question *moved*, and the question can *read slashes*. Five
-# runs take them apart.
+# "Without" against "with" mixes two changes: the question *moves*, and the question can *read slashes*. Five runs
+# separate them.
 #
 # | condition | tokens | the question's positions | who may read the slashes |
 # | --- | --- | --- | --- |
 # | `base` C0 | system, question | unmoved | there are none |
 # | `gap` C2 | system, question | moved by 55 | there are none |
-# | `masked` C3 | system, slashes, question | moved by 55 | only the slashes themselves |
-# | `inserted` C1 | system, slashes, question | moved by 55 | everybody |
-# | `held` C4 | system, slashes, question | unmoved | everybody |
+# | `masked` C3 | system, slashes, question | moved by 55 | only the slashes |
+# | `inserted` C1 | system, slashes, question | moved by 55 | every token |
+# | `held` C4 | system, slashes, question | unmoved | every token |
 #
-# `gap` and `masked` differ in length and must give the *same* numbers at the shared tokens: the slashes are there but
-# nobody reads them. That is an identity, not a finding, so it is a test of the tool. Let us see it hold.
+# `gap` and `masked` differ in length and must give the *same* numbers at the shared tokens. This identity tests the
+# tool.
 
 # %%
 import torch
@@ -146,14 +142,13 @@ for first, second, why in (
     print(f"{first} -> {second}: largest difference {(logits[first] - logits[second]).abs().max():.1e} nats ({why})")
 
 # %% [markdown]
-# From the five conditions come the **contrasts**; three are used here: `content` = masked → inserted, `shift` = base →
-# gap, `total` = base → inserted. The first two join prompts of *equal length*, which is why every head patch of the next
-# chapters is exact: no activation is ever moved to a position where it does not belong, and `total = shift + content` holds by
-# construction.
+# **Contrasts** compare two conditions: `content` = masked → inserted, `shift` = base → gap, `total` = base → inserted.
+# The first two join prompts of *equal length*, so no patch moves an activation to a wrong position, and
+# `total = shift + content` by construction.
 #
 # ## What else can be inserted
 #
-# Controls matter more than the slashes. Each is counted in the same way, so that lengths match exactly.
+# Controls matter more than the slashes. They are counted the same way, so lengths match exactly.
 
 # %%
 for insertion in (
@@ -165,7 +160,7 @@ for insertion in (
     print(f"{insertion.label:32s} {model.tokenizer.decode(made.inserted.ids[made.span[0] : made.span[1]])}")
 
 # %% [markdown]
-# And what cannot be compared is refused before anything runs, with what to do:
+# Comparisons that are undefined are refused before anything runs, with the remedy:
 
 # %%
 try:
@@ -176,12 +171,10 @@ except ValueError as error:
 # %% [markdown]
 # ## What to conclude, and what not
 #
-# - Positions are bookkeeping, but they are where such studies go wrong: with strings, 55 slashes are rarely 55
-#   tokens, and the token next to them can change too.
+# - With strings, 55 slashes are rarely 55 tokens, and the tokens next to them can change.
 # - A difference between `base` and `inserted` is *not yet* an effect of the slashes. Part of it is the shift of
-#   positions, and the `gap` condition says how much.
-# - Nothing here says that the slashes help. The demo model was trained on word problems, not on mathematics at scale;
-#   it is here so that every step can be run and checked. With your own model, everything but the line that
-#   loads it stays the same.
+#   positions, which `gap` measures.
+# - Nothing here shows that slashes help. The demo model exists so that every step can be run; with your own model only
+#   the line that loads it changes.
 #
 # Next: [what the heads attend to, with and without](02_attention_collapse_and_recovery.ipynb).

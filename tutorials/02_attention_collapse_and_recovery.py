@@ -9,10 +9,9 @@
 # %% [markdown]
 # # 2 · Attention collapse and recovery
 #
-# **The question.** The paper shows one curve per head: how much attention each token *receives*, on average, from the
-# tokens after it. With slashes inserted the curve of the original tokens falls, is near zero over the slashes, and
-# comes back in the question. What of this is a discovery about language models, and what is arithmetic? This chapter
-# draws the curve, puts a null model under it, and finds out.
+# **The question.** The paper shows one curve per head: the average attention that each token *receives* from later
+# tokens. With slashes inserted the curve of the original tokens falls, is near zero over the slashes, and returns in
+# the question. Which part is a discovery about language models, and which part is arithmetic?
 
 # %%
 import numpy as np
@@ -26,23 +25,21 @@ profile = mi.attention_profile(model, pairs, progress=False)
 # %% [markdown]
 # ## The curve
 #
-# For token $j$ it is the mean of column $j$ of a head's attention matrix, strictly below the diagonal (all later
-# tokens look at it). Here for two heads of the first layer: above the original tokens, without and with the
-# insertion; below the whole prompt, the span shaded. The thin grey line is the **null**: what a head would give that
-# spreads its attention evenly over everything that it can see.
+# For token $j$ the curve is the mean of column $j$ of a head's attention matrix, strictly below the diagonal. Two heads
+# of the first layer: above the original tokens, without and with the insertion; below the whole prompt, the span
+# shaded. The thin grey line is the **null**: a head that spreads its attention evenly over all visible tokens.
 
 # %%
 mi.views.profiles(profile, [mi.Head(0, 13), mi.Head(0, 21)])
 
 # %% [markdown]
-# Look at the grey line first. It falls as well, and it is near zero over the slashes as well, although there is no
-# head in it at all. With 107 tokens instead of 52 every token's share of the attention is about half. "Near zero
-# inside the span" is what *uniform* attention looks like on a longer prompt. A per-token weight of 0.01 over 55
-# tokens is more than half of all attention.
+# The grey line falls too, and is near zero over the slashes too. With 107 tokens instead of 52, every token's even
+# share halves. "Near zero inside the span" is *uniform* attention on a longer prompt: 0.01 per token over 55 tokens is
+# more than half of all attention.
 #
-# So two numbers are worth more than the height of the curve: the **span mass**, the attention that the span gets as a
-# whole, and the **density ratio**, attention per slash over attention per other visible token. 0 on the logarithmic
-# axis means: a slash gets as much as any other token.
+# Two numbers say more than the height of the curve: the **span mass**, the attention on the whole span, and the
+# **density ratio**, attention per slash over attention per other visible token. On the logarithmic axis, 0 means that a
+# slash receives as much as any other token.
 
 # %%
 scores = mi.score_heads(model, pairs, progress=False)
@@ -67,15 +64,14 @@ figure.tight_layout()
 plt.show()
 
 # %% [markdown]
-# Most heads lie below 0: a slash gets less than an ordinary token, in some heads of layer 1 thousands of times less.
-# A few lie above: they prefer the slashes to other tokens. *That* varies from head to head and is a property of the model.
+# Most heads lie below 0: a slash receives less than an ordinary token, in some heads of layer 1 thousands of times
+# less. A few heads prefer the slashes. *That* difference between heads is a property of the model.
 #
 # ## What is an identity
 #
-# In the first layer the attention of the question to an original token is multiplied by $\lambda_i = 1 - m_i$ where
-# $m_i$ is the span mass of query $i$: the softmax has more terms in its denominator, the others are as before. This
-# is algebra, for *any* inserted text, against the run whose positions have moved in the same way (`gap`). It can be
-# checked to the last digit.
+# In the first layer the question's attention to an original token is multiplied by $\lambda_i = 1 - m_i$, with $m_i$
+# the span mass of query $i$: the softmax has more terms in its denominator. This is algebra for *any* inserted text,
+# against the run with the same positions (`gap`).
 
 # %%
 pair = pairs[0]
@@ -104,17 +100,16 @@ print(
 print("lambda of one query, by head:", [round(float(x), 2) for x in lam[:6, -1, 0]], "...")
 
 # %% [markdown]
-# So "attention to the original tokens decreases in the first layer" cannot fail, and random words would do the
-# same. Only *how much*, and in which heads, is information. In deeper layers the identity no longer holds exactly,
-# because the residual stream has changed too.
+# "Attention to the original tokens decreases in the first layer" therefore cannot fail, and random words do the same.
+# Only *how much*, and in which heads, is information. In deeper layers the identity is no longer exact, because the
+# residual stream has changed.
 #
 # ## Recovery
 #
-# Does the curve come back after the span? Two questions hide in this, and each number needs its null beside it.
-# `recovery_ratio` compares the question with the tokens before the span, in one prompt, both measured against an even
-# spread: 1 says that the question stands as well as they do. `recovery_aligned` compares the question with itself, with
-# the insertion against without: an even spread gives 0.41 here, since the question now shares with 55 more tokens.
-# `collapse` is the drop of the span below the tokens before it: an even spread already "collapses" by 0.54.
+# Each number needs its null. `recovery_ratio` compares the question with the tokens before the span in one prompt, both
+# relative to an even spread; 1 means equal levels. `recovery_aligned` compares the question with and without the
+# insertion; an even spread gives 0.41 here. `collapse` is the drop of the span below the tokens before it; an even
+# spread gives 0.54.
 
 # %%
 measures = ["collapse", "recovery_ratio", "recovery_aligned"]
@@ -127,14 +122,13 @@ deeper = (table["collapse"] > table["collapse_null"]).sum()
 print(f"of {len(table)} heads {deeper} collapse more than an even spread, {above} keep more on the question")
 
 # %% [markdown]
-# The heads in the table are the exceptions: they like the slashes, so theirs collapse *less* than an even spread, and
-# all of them keep less for the question. Most heads do the reverse. Only the distance from the null speaks about
-# the model.
+# The heads in the table prefer the slashes, so they collapse *less* than an even spread and keep less for the question.
+# Most heads do the reverse. Only the distance from the null describes the model.
 #
-# ## One head, seen token by token
+# ## One head, token by token
 #
-# CircuitsVis draws the whole pattern: without, with, and the difference on one colour scale, the long span pooled
-# into blocks. It works offline, in a notebook and as a page.
+# CircuitsVis draws the whole pattern: without, with, and the difference on one colour scale, the span pooled into
+# blocks. It works offline.
 
 # %%
 strongest = max(model.info.heads[:28], key=lambda head: scores.mean("span_mass")[head.layer, head.head])
@@ -143,9 +137,8 @@ mi.views.attention(model, pairs[0], [strongest])
 # %% [markdown]
 # ## Numbers per problem, with intervals
 #
-# Every value is kept per problem, because the problem is the unit of replication: 24 problems are 24 observations,
-# however many tokens they have. What is undefined (a recovery that never happens, a ratio with nothing below it) is
-# NaN and counted.
+# Every value is kept per problem, because the problem is the unit of replication: 24 problems are 24 observations.
+# Undefined values (a recovery that never happens) are NaN and counted.
 
 # %%
 scores.to_frame().query("metric == 'span_mass' and label == 'L0H13'")[["problem", "label", "condition", "value"]].head()
@@ -153,11 +146,11 @@ scores.to_frame().query("metric == 'span_mass' and label == 'L0H13'")[["problem"
 # %% [markdown]
 # ## What to conclude, and what not
 #
-# - The collapse over the span is mostly dilution. Compare with the grey line before you see a phenomenon.
+# - The collapse over the span is mostly dilution. Compare with the grey line first.
 # - In layer 0 the fall of the original tokens is an identity; the span mass of each head is the whole content of the
 #   picture.
-# - Heads differ by an order of magnitude in how much they look at the slashes. That makes them *candidates*, not
-#   culprits: a head may look and write nothing that matters. In the planted model of the next chapter the two heads
-#   that look hardest do just that, and a head that matters does not look at all. So the next chapter cuts heads out.
+# - Heads differ by an order of magnitude in how much they attend to the slashes. That makes them *candidates*: a head
+#   may attend and write nothing that matters. In the planted model of the next chapter the two heads that attend most
+#   do just that, and a head that matters does not attend at all.
 #
 # Next: [which heads carry the effect](03_locating_heads.ipynb).

@@ -9,10 +9,9 @@
 # %% [markdown]
 # # 3 · Locating heads
 #
-# **The question.** Which attention heads carry the effect of the slashes? Looking at attention does not answer it
-# (chapter 2). So we cut: one head at a time, every head, in both directions, and see what the answer's probability
-# does. First in a model where we know the truth, because a method that has never been seen to find what is there
-# cannot be believed when it finds nothing.
+# **The question.** Which attention heads carry the effect of the slashes? Attention does not answer it (chapter 2). We
+# edit one head at a time, every head, in both directions, and read the answer's probability. We begin with a model
+# whose truth is known: a method that has never found what is there cannot be believed when it finds nothing.
 
 # %%
 import mless_interp as mi
@@ -30,38 +29,37 @@ pairs, fresh = everything[:24], everything[24:]  # the second half is for later
 model
 
 # %% [markdown]
-# The weights of this model are set in code. Two heads **read** the slashes and write what they saw; a third, one
-# layer later, **mediates**: it never looks at a slash but passes on what the readers wrote. Three **decoys** are
-# there to fool us: *silent* stares at the slashes and writes nothing, *unread* stares and writes where nobody reads,
-# *avoids* writes loudly and looks elsewhere. Here is what they do with their attention:
+# The weights of this model are set in code. Two heads **read** the slashes and write what they saw. A third, one layer
+# later, **mediates**: it never attends to a slash but passes on what the readers wrote. Three **decoys** mislead:
+# *silent* attends to the slashes and writes nothing, *unread* attends and writes where nothing reads, *avoids* writes
+# much and looks elsewhere. Their attention:
 
 # %%
 scores = mi.score_heads(model, pairs, metrics=["span_mass"], progress=False)
 scores.top("span_mass", 6)[["label", "span_mass", "span_mass_ci_low", "span_mass_ci_high"]].round(3)
 
 # %% [markdown]
-# By attention alone two decoys come before the readers, and the mediator is nowhere.
+# By attention, two decoys come before the readers, and the mediator is nowhere.
 #
 # ## Patching one head
 #
-# We compare two runs of equal length: in `masked` nobody may read the slashes, in `inserted` everybody may. The
-# outcome is the log-probability of the right answer. **Denoising** takes a head's output from the masked (clean) run
-# into the inserted (corrupted) one: does the effect go away? **Noising** is the reverse: does the effect appear?
-# `effect_fraction` is the share of the whole effect, 0 nothing, 1 all.
+# In the `masked` (clean) run no token may read the slashes, in the `inserted` (corrupted) run every token may. The
+# outcome is the log-probability of the right answer. **Denoising** puts a head's clean output into the corrupted run:
+# does the effect disappear? **Noising** is the reverse: does the effect appear? `effect_fraction` is the share of the
+# whole effect, 0 nothing, 1 all.
 
 # %%
 patches = mi.patch_heads(model, pairs, contrast="content", direction="denoising", edit="z", progress=False)
 mi.views.head_map(patches)
 
 # %% [markdown]
-# Every cell is an *exact* value: it equals one whole forward pass with that edit, computed only from the edited layer
-# on and for the tokens that can have changed. Now the readers and the mediator stand out, and the decoys do not.
-# Strokes mark the heads that do more than 5 % of the effect in most problems, by an exact test.
+# Every cell is *exact*: it equals one whole forward pass with that edit. The readers and the mediator stand out, the
+# decoys do not. Strokes mark heads that do more than 5 % of the effect in most problems.
 #
-# But the mediator *and* the readers light up, and one picture does not say who is who. A **knockout** does: it
-# forbids one head to look at the slashes. It removes what the head reads itself; the z patch removes all that the
-# head does. The difference is what it passes on. (Effects are the slashes' own, and a head's is the part that it carries:
-# above 0 here, because the slashes *raise* the answer's log-probability in this model.)
+# A **knockout** distinguishes readers from mediators: it hides the slashes from one head. It removes what the head
+# reads itself; the z patch removes all that the head does. The difference is what the head passes on. (A head's effect
+# is its part of the slashes' effect: above 0 here, because the slashes *raise* the answer's log-probability in this
+# model.)
 
 # %%
 knockout = mi.patch_heads(model, pairs, edit="knockout", progress=False)
@@ -72,15 +70,14 @@ for head in (mi.Head(0, 13), mi.Head(0, 21), mi.Head(1, 4), mi.Head(0, 3), mi.He
 # %% [markdown]
 # ## The whole experiment
 #
-# `locate_heads` does this for all heads in both directions, and then asks what a referee would ask.
+# `locate_heads` does this for all heads in both directions, and asks three more questions.
 #
-# - *In how many problems?* A mean can rest on two of them. So a head is named if it does more than a smallest effect of
-#   interest, 5 % of the median total, in most problems. The test is a coin: if at most half of all problems were like
-#   that, how likely are so many? It is exact, whatever the effects look like, and corrected over all heads.
-# - *Would you find it again?* The best of many heads looks better than it is. `confirm=` gives problems that had no part
-#   in the choice; the named heads, and nothing else, are tested there again.
-# - *Would anything of that length do the same? Any loss of that much attention?* Random words and a knockout of other
-#   attention are the controls; *specific* means that a head did more than both in most of the fresh problems.
+# - *In how many problems?* A mean can rest on two of them. A head is named if it does more than the smallest effect of
+#   interest, 5 % of the median total, in most problems. The test is exact and corrected over all heads.
+# - *Would you find it again?* The best of many heads looks better than it is. `confirm=` gives fresh problems, on which
+#   only the named heads are tested.
+# - *Would other tokens, or any loss of attention, do the same?* Random words and a knockout of other attention are the
+#   controls. *Specific* means that a head does more than both in most of the fresh problems.
 
 # %%
 import textwrap
@@ -101,17 +98,16 @@ print(named)
 assert named == {"L0H13": "reader", "L0H21": "reader", "L1H4": "mediator"}
 
 # %% [markdown]
-# Exactly the planted heads, each with its kind, confirmed, and no decoy: the other 53 heads are not just "not named", they
-# are shown to do less than the smallest effect (*negligible*).
+# Exactly the planted heads, each with its kind, confirmed, and no decoy. The other 53 heads are *negligible*: shown to
+# do less than the smallest effect.
 #
-# The output also takes the readers apart: cutting off what they take from the span removes as much as the knockout, and
-# parking that attention on another token does not help. So it is what they read that counts, not the attention they lose.
+# The output also takes the readers apart: removing what they take from the span undoes as much as the knockout, and
+# parking that attention on another token does not help. What they read counts, not the attention that they lose.
 #
 # ## A circuit that hides
 #
-# Reader and mediator are the simple cases. If two heads do the same thing and one is enough, removing either changes
-# nothing; if both are needed, adding either brings nothing. That is why the two directions are told apart instead of being
-# demanded together:
+# If several heads do the same and one is enough, removing one changes nothing; if several are needed, adding one brings
+# nothing. The two directions are therefore reported separately:
 
 # %%
 either = mi.planted_model(
@@ -128,12 +124,12 @@ hidden.printed().head(3)[["label", "kind", "removed_count", "added_count", "n"]]
 assert set(hidden.found.values()) == {"redundant reader"} and len(hidden.found) == 3
 
 # %% [markdown]
-# *Redundant reader*: its sight of the span is enough, and nobody misses it, because the others read the span as well.
+# *Redundant reader*: its reading of the span is enough, and not needed, because the others read the span as well.
 #
 # ## The demo model
 #
-# Now a *trained* model, whose circuit nobody knows. It does respond to the slashes. Does a head carry it? (Without
-# controls here, to be quick; `make demo` runs them.)
+# A *trained* model responds to the slashes through an unknown circuit. (Without controls here, to be quick; `make demo`
+# runs them.)
 
 # %%
 demo = mi.load_model("demo")
@@ -147,16 +143,16 @@ mi.views.head_map(answer)
 # %% [markdown]
 # Read the sentences, not the colours: the map always has a darkest cell.
 #
-# Three things to see. Five heads are named, all readers of the first layer, and the next 64 problems confirm all five. They
-# are *necessary*, not enough: without one of them its part is gone in most problems, but one alone brings its part in few
-# (L0H21 in 38 of 64). And of the other 107 heads nearly all are shown to be *negligible*; three are *undecided*, as with 64
-# problems a head must act in about three of four problems to be found.
+# Five heads are named, all readers of the first layer, and the next 64 problems confirm all five. They are *necessary*:
+# without one of them its part is gone in most problems, but one head brings its part by itself in few. Nearly all other
+# heads are *negligible*. A few are *undecided*: with 64 problems a head must act in about three of four problems to be
+# found.
 #
 # ## Are the paper's heads special?
 #
-# `enrichment` asks whether a given set of heads ranks higher than random sets of heads of the same layer. The paper's
-# figures show ten of 28 heads of layer 1 (zero-based: layer 0) of Qwen2.5-Math-7B without saying how they were
-# chosen. In the demo model those numbers mean nothing, so this is only how one would ask:
+# `enrichment` asks whether given heads rank higher than random heads of the same layer. The paper's figures show ten of
+# 28 heads of layer 1 (zero-based: layer 0) of Qwen2.5-Math-7B. In the demo model these numbers mean nothing; this is
+# how to ask:
 
 # %%
 shown = [mi.Head.from_paper(layer=1, head=number) for number in (1, 2, 8, 12, 13, 14, 17, 22, 26, 28)]
@@ -166,12 +162,11 @@ show(mi.enrichment(answer, shown))
 # ## What to conclude, and what not
 #
 # - With known truth, the experiment names the planted heads and their kinds, and nothing else.
-#   `benchmarks/bench_planted.py` repeats this over random circuits of all kinds, and over real effects that are shifted to
-#   where nothing should be named.
-# - A *named* head is a candidate, a *confirmed* one a finding about most problems of this kind, with this insertion, in this
-#   model. "Undecided" is not "does nothing"; *negligible* is, and it is shown.
-# - How many problems are needed is known beforehand: `mi.statistics.detectable_prevalence`.
-# - A teacher-forced log-probability is not an answer that was generated. And the content contrast is blind to heads
-#   that respond to the shift of positions only; `contrast="shift"` is there for them.
+#   `benchmarks/bench_planted.py` repeats this over random circuits of all kinds.
+# - A *named* head is a candidate, a *confirmed* one a finding about most problems of this kind, with this insertion, in
+#   this model. "Undecided" does not mean idle; *negligible* does.
+# - `mi.statistics.detectable_prevalence` says in advance how many problems are needed.
+# - A log-probability of a given answer is not a generated answer. The content contrast does not see heads that respond
+#   only to the shift of positions; `contrast="shift"` does.
 #
 # Next: [what such a head does to the layers above](04_the_mechanism.ipynb).

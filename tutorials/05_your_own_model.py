@@ -9,19 +9,16 @@
 # %% [markdown]
 # # 5 · Your own model, your own cache
 #
-# **The question.** You already have a model in hand: a TransformerLens `HookedTransformer`, a `TransformerBridge`, an
-# nnsight model, or only an `ActivationCache` from yesterday. Do you have to give it up? No: `wrap_model` puts it
-# behind the same seam, and every analysis of the other chapters runs on it unchanged. And since the numbers must not
-# depend on the library that runs the model, this chapter lets all of them measure the same thing and compares.
+# **The question.** You have a TransformerLens `HookedTransformer`, a `TransformerBridge`, an nnsight model, or an
+# `ActivationCache`. How does it go in? `wrap_model` puts it behind one interface, and every analysis runs on it
+# unchanged. This chapter measures the same with all of them and compares the numbers.
 #
-# All models here have random weights, so that nothing is downloaded. They know no mathematics: read this chapter for
-# the plumbing only.
+# All models here have random weights, so that nothing is downloaded.
 #
 # ## A HookedTransformer in your hands
 #
-# The most used object of the field first: a `HookedTransformer` of GPT-2's shape (learned positions, LayerNorm, an MLP
-# without a gate), made of a config. Yours may be `HookedTransformer.from_pretrained("gpt2")`, or a small one that you
-# have trained. TransformerLens 3.9 is the last release that has it; on TransformerLens 4 this cell says so.
+# A `HookedTransformer` of GPT-2's shape (learned positions, LayerNorm, an MLP without a gate), built from a config.
+# Yours may be `HookedTransformer.from_pretrained("gpt2")`. TransformerLens 3.9 is the last release that has the class.
 
 # %%
 import mless_interp as mi
@@ -54,17 +51,16 @@ else:
     print(own.underlying is hooked, own.checks, sep="\n")
 
 # %% [markdown]
-# Every analysis takes it. Which heads carry what the slashes do, by cutting each one off from them, is one line. Learned
-# positions are looked up in a table, so they must be whole numbers within the context: a prompt that is too long for it
-# is refused before anything runs.
+# Every analysis takes it. One line finds which heads carry the effect of the slashes, by cutting each one off from
+# them. Learned positions come from a table, so a prompt that exceeds the context is refused before anything runs.
 
 # %%
 if own is not None:
     print(mi.patch_heads(own, mi.make_pairs(own, problems, filler), edit="knockout", progress=False))
 
 # %% [markdown]
-# A site that a shape does not have is refused by its name: GPT-2's MLP has no gate, and so no `hook_pre_linear`. And what
-# enters the scores are here the queries and keys themselves, where a model with rotary positions turns them before.
+# A missing site is refused by its name: GPT-2's MLP has no gate, so no `hook_pre_linear`. Without rotary positions,
+# queries and keys enter the scores as they are.
 
 # %%
 if own is not None:
@@ -80,8 +76,8 @@ if own is not None:
 # %% [markdown]
 # ## A model in a directory
 #
-# The rest of this chapter is of a Qwen2, saved to a temporary directory. Replace the directory by your own model's or by
-# a hub id and nothing else changes.
+# The rest of this chapter uses a Qwen2, saved to a temporary directory. Replace the directory by your own model's or by
+# a hub id.
 
 # %%
 import tempfile
@@ -110,8 +106,8 @@ saved = demo.tokenizer.save_pretrained(folder)
 # %% [markdown]
 # ## TransformerLens: HookedTransformer
 #
-# `load_model(..., backend="hooked_transformer")` makes one from the saved weights, **without** folding anything into
-# them, and it is the library's own object: `model.underlying`.
+# `load_model(..., backend="hooked_transformer")` converts the saved weights **without** folding anything.
+# `model.underlying` is the library's own object.
 
 # %%
 models = {}
@@ -122,10 +118,9 @@ if own is not None:
 # %% [markdown]
 # ## TransformerLens: TransformerBridge
 #
-# The bridge keeps the Hugging Face modules and puts TransformerLens' hook names on them. If you have one, wrap it.
-# Wrapping changes no weight and leaves no hook; it runs the self-check, so that a model that cannot be measured
-# properly is refused at once and not after a night of sweeping. Give the tokenizer too: TransformerLens 4 loads the
-# bridge's own anew, with a beginning-of-sequence token in front, and then prompts are not what you think.
+# The bridge keeps the Hugging Face modules and puts TransformerLens' hook names on them. Wrapping changes no weight,
+# leaves no hook, and runs the self-check. Give the tokenizer too: TransformerLens 4 loads the bridge's own anew, with a
+# beginning-of-sequence token in front.
 
 # %%
 from transformer_lens.model_bridge import TransformerBridge
@@ -177,8 +172,8 @@ assert disagreement < 1e-4
 # %% [markdown]
 # ## A cache that you already have
 #
-# Every attention metric also takes a TransformerLens `ActivationCache`. It needs the patterns and the prompt (so that
-# it knows where the span is).
+# Every attention metric also takes a TransformerLens `ActivationCache`. It needs the patterns, and the prompt for the
+# place of the span.
 
 # %%
 library = models.get("HookedTransformer", models["TransformerBridge"])
@@ -190,10 +185,9 @@ from_cache.top("span_mass", 5)[["label", "span_mass"]].round(4)
 # %% [markdown]
 # ## Your own edit
 #
-# Below the experiments there is one function, `Model.run`. It captures any TransformerLens hook name through a
-# reducer (so that nothing large is kept) and edits any of them with a pure function, on every backend. Here: the
-# attention of one head to the span is set to zero *without* renormalising, and the share of attention that is left is
-# read in the same pass.
+# `Model.run` captures any TransformerLens hook name through a reducer (so that nothing large is kept) and edits any of
+# them with a pure function, on every backend. Here: one head's attention to the span is set to zero *without*
+# renormalising, and the remaining attention is read in the same pass.
 
 # %%
 a, b = pair.span
@@ -218,18 +212,16 @@ for name, model in models.items():
 # %% [markdown]
 # ## Is my model measured correctly?
 #
-# `python -m mless_interp check MODEL` runs the self-check and the exact identities of the method on your model and
-# prints a certificate. If a backend lies about your architecture, for example because a patch of some other library
-# changed the attention function, this is where you see it.
+# `mless-interp check MODEL` runs the self-check and the exact identities on your model and prints a certificate. A
+# backend that shows a wrong pattern for your architecture fails there.
 #
 # ## What to conclude, and what not
 #
-# - The library that runs a model is a matter of convenience; the numbers are the same to rounding, and that is tested
-#   for every hook name and every backend on Qwen2, Llama and Gemma 3, and on GPT-2's shape against TransformerLens'
-#   own patching.
-# - HookedTransformer is the familiar one, the bridge keeps the original modules (quantised ones too), nnsight goes to
+# - The library is a matter of convenience; the numbers agree to rounding. The tests compare every hook name on every
+#   backend for Qwen2, Llama and Gemma 3, and GPT-2's shape with TransformerLens' own patching.
+# - HookedTransformer is the familiar one, the bridge keeps the original modules (quantised ones too), nnsight spans
 #   several devices: next chapter.
-# - A cache holds whole patterns: layers × heads × tokens². For long prompts use `score_heads`, which reduces each
+# - A cache contains whole patterns: layers × heads × tokens². For long prompts use `score_heads`, which reduces each
 #   layer while it runs.
 #
 # Next: [larger models](06_larger_models_with_nnsight.ipynb).

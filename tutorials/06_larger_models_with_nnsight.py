@@ -9,11 +9,10 @@
 # %% [markdown]
 # # 6 · Larger models with nnsight
 #
-# **The question.** The paper's models have 7 billion parameters and 784 heads. What changes when the model no longer
-# fits into a notebook's patience? Three things: attention patterns no longer fit into memory, a sweep takes hours and
-# must survive an interruption, and the model may lie on several devices or on somebody else's. This chapter shows
-# each, on a small model, with the cells for a large one beside them. Cells marked *not executed here* need weights or
-# a network that this notebook does not assume.
+# **The question.** The paper's models have 7 billion parameters and 784 heads. What changes at that size? Attention
+# patterns exceed memory, a sweep takes hours and must survive an interruption, and the model may lie on several devices
+# or on another machine. This chapter shows each on a small model. Cells marked *not executed here* need weights or a
+# network.
 #
 # ## Several devices, half precision, fused attention
 #
@@ -23,11 +22,11 @@
 #     backend="nnsight",
 #     device_map="auto",              # spread over the devices at hand
 #     dtype="bfloat16",
-#     attn_implementation="sdpa",     # fused attention: fast and lean, and it never makes a pattern
+#     attn_implementation="sdpa",     # fused attention: fast and lean, without a pattern
 # )
 # ```
 #
-# For layer-0 identities use `float32`: bfloat16 has three significant digits. Here the same call, for the demo model.
+# For layer-0 identities use `float32`: bfloat16 has three significant digits. The same call for the demo model:
 
 # %%
 import tempfile
@@ -43,9 +42,9 @@ model
 # %% [markdown]
 # ## No pattern, and still every attention metric
 #
-# Fused attention never makes a pattern, and asking for one is an error that says so. The metrics do not need it kept:
-# the scores of one layer are rebuilt from its rotated queries and keys, in blocks of rows, reduced to numbers per
-# head, and dropped before the next layer runs. Memory grows with layers × heads × tokens and not with tokens².
+# Fused attention never computes a pattern, and asking for one is an error. The metrics rebuild the scores of one layer
+# from its rotated queries and keys, in blocks of rows, reduce them to numbers per head, and drop them before the next
+# layer. Memory grows with layers × heads × tokens, not with tokens².
 
 # %%
 try:
@@ -73,9 +72,9 @@ print(f"all patterns {pattern / 1e9:.1f} GB, what is kept of them {kept / 1e6:.1
 # %% [markdown]
 # ## How much work is a sweep?
 #
-# A head patch at the question's positions leaves earlier layers, earlier tokens and the other heads as they are, so a
-# sweep of all heads is worth about *heads per layer × (layers + 1) / 2 × question tokens / all tokens* passes through
-# the model, not one pass per head.
+# A head patch at the question's positions leaves earlier layers, earlier tokens and the other heads unchanged. A sweep
+# of all heads costs about *heads per layer × (layers + 1) / 2 × question tokens / all tokens* passes, not one pass per
+# head.
 
 
 # %%
@@ -89,14 +88,14 @@ for name, layers, heads in (("demo", 4, 28), ("Qwen2.5-0.5B", 24, 14), ("Qwen2.5
     )
 
 # %% [markdown]
-# `locate_heads` needs four sweeps. It times a small sample first, and where the estimate exceeds `budget_seconds` it
+# `locate_heads` needs four sweeps. It times a small sample first; where the estimate exceeds `budget_seconds` it
 # screens with gradients on one half of the problems and tests the best heads exactly on the other half. The result
-# says which it did.
+# states which.
 #
 # ## A run that survives
 #
-# Every finished problem is written to disk at once. Kill the run at any moment, start it again with the same
-# settings, and it goes on; with other settings it refuses and says what differs. Let us interrupt one.
+# Every finished problem is written to disk at once. A killed run continues when started again with the same settings;
+# with other settings it refuses and lists the differences. Let us interrupt one.
 
 # %%
 folder = Path(tempfile.mkdtemp())
@@ -112,7 +111,7 @@ except ValueError as error:
     print(str(error).replace(str(folder), "..."))
 
 # %% [markdown]
-# Memory that runs out halves the batch and goes on; `max_rows` sets it by hand.
+# When memory runs out the batch is halved; `max_rows` sets it by hand.
 #
 # ## Saving with provenance
 
@@ -124,12 +123,11 @@ print(again["PatchScores"].to_frame().head(3).round(4).to_string(index=False))
 print(sorted(again["provenance"]), again["provenance"]["versions"]["torch"])
 
 # %% [markdown]
-# ## Somebody else's machine: NDIF
+# ## Another machine: NDIF
 #
-# nnsight can run the same model on the National Deep Inference Fabric. The two cells below are **not executed here**:
-# they need an account, a key and a model that is being served. `remote=True` is passed through to nnsight; the
-# streamed metrics rely on functions that are sent with the request, which has not been tried against the live
-# service. Begin with a single `model.run` and compare it with a local run.
+# nnsight can run the model on the National Deep Inference Fabric. The two cells below are **not executed here**: they
+# need an account, a key and a hosted model. `remote="local"` rehearses the same requests on local weights. Nothing has
+# been tried against the live service: begin with a single `model.run` and compare it with a local run.
 
 # %% tags=["skip-execution"]
 # Not executed here: needs a network, an NDIF key and a served model.
@@ -150,15 +148,13 @@ remote_model.run(remote_pairs[0].inserted.tokens, logits_at="last").logits.shape
 # The same, for a night on a cluster (the checkpoints lie in the output folder):
 #
 # ```
-# python analyses/patch_heads.py --model path/to/Qwen2.5-Math-7B --problems path/to/math500.jsonl --limit 128 --confirm 128 \
+# mless-interp locate --model path/to/Qwen2.5-Math-7B --problems path/to/math500.jsonl --limit 128 --confirm 128 \
 #     --backend nnsight --dtype float32 --out results/qwen-math-7b
 # ```
 #
 # ## What to conclude, and what not
 #
-# - Nothing about the method changes with size: the same functions, the same checks, the same statistics. What changes
-#   is what may be kept in memory.
-# - Fused attention gives the same metrics as eager attention, to rounding. Half precision does not: an effect of a
-#   few thousandths of a nat is below its resolution, and the result says so.
-# - No published model has been measured in these notebooks. What the paper's heads do in Qwen2.5-Math-7B is yours to
-#   find out.
+# - The method is the same at every size. Only what fits into memory changes.
+# - Fused attention gives the same metrics as eager attention, to rounding. Half precision does not resolve effects of a
+#   few thousandths of a nat, and the result reports it.
+# - No published model has been measured in these notebooks.

@@ -9,9 +9,9 @@
 # %% [markdown]
 # # 7 · From heads to a circuit
 #
-# **The question.** [Chapter 3](03_locating_heads.ipynb) named heads that carry the effect of the slashes. What do they do
-# with it? Does a head write straight to the answer, or for others to read? For whom, and by which of their inputs? Through
-# which tokens? We ask a model whose circuit we know first: what was planted must come back, and nothing else.
+# **The question.** [Chapter 3](03_locating_heads.ipynb) named heads that carry the effect of the slashes. Does such a
+# head write to the answer, or for other heads? For which, by which of their inputs, through which tokens? We begin with
+# a model whose circuit is known: the planted edges must return, and nothing else.
 
 # %%
 import mless_interp as mi
@@ -23,59 +23,58 @@ pairs = mi.make_pairs(model, mi.load_problems(planted, limit=24), mi.Insertion.m
 planted.edges
 
 # %% [markdown]
-# That is all there is in this model: two heads read the slashes in layer 0; the mediator takes what they wrote by its values
-# (`v`); the last MLP takes what all three wrote and makes the answer surer; nothing but that MLP writes to the logits.
+# The planted circuit: two heads read the slashes in layer 0; the mediator takes what they wrote by its values (`v`);
+# the last MLP takes what all three wrote and raises the answer's probability; only that MLP writes to the logits.
 #
-# ## Straight, or through others?
+# ## Direct and indirect
 #
-# What a head writes more (with the slashes than without) is added to the very last residual stream, where only the
-# unembedding sees it: that part of its effect is *direct*. The rest is *indirect*.
+# The change that the slashes cause in a head's output is added to the last residual stream, where only the unembedding
+# sees it. That part of its effect is *direct*, the rest *indirect*.
 
 # %%
 split = mi.direct_effects(model, pairs, [*readers, mediator], progress=False)
 mi.views.direct_bars(split)
 
 # %% [markdown]
-# All of it is indirect, as planted. So somebody reads them. Who?
+# All of it is indirect, as planted. Which components read these heads?
 #
 # ## Edges
 #
-# One head's change is shown to one reader alone, to its queries, its keys or its values, all else frozen. What the reader
-# then writes more goes on through the model. Every pair, every input, each tested over problems and corrected for all that
-# were asked.
+# One head's change is shown to one reader only, to its queries, keys or values, with everything else frozen. The
+# reader's new output runs on through the model. Every pair and every input is tested over problems and corrected for
+# all that were asked.
 
 # %%
 edges = mi.trace_paths(model, pairs, [*readers, mediator], mlps="all", progress=False)
 mi.views.path_graph(edges)
 
 # %%
-came_back = {(edge.sender, edge.receiver): edge.part for edge in edges.found if edge.part != "qkv"}
+came_back = {(str(edge.sender), str(edge.receiver)): edge.part for edge in edges.found if edge.part != "qkv"}
 assert came_back == planted.edges
 print(f"{len(edges.found)} of {len(edges.edges)} edges are shown; by single inputs they are the planted ones.")
 
 # %% [markdown]
-# The graph is the planted one, letter by letter. (`qkv` is all three inputs together, which of course carries what `v` does.)
-# `direction="noising"` asks the other question, which edges *suffice*: where heads stand in for each other no edge is needed,
-# and only noising sees them.
+# The graph is the planted one, letter by letter. (`qkv` is all three inputs together, so it contains `v`.)
+# `direction="noising"` asks which edges *suffice*: where heads replace one another no edge is needed, and only noising
+# finds them.
 #
 # ## Where
 #
-# The same without choosing heads: the stream before each layer, what its attention adds and what its MLP adds, at one token
-# of the question at a time.
+# Without choosing heads: the stream before each layer, its attention's output and its MLP's, at one token of the
+# question at a time.
 
 # %%
 sites = mi.patch_sites(model, pairs, n_rows=5, progress=False)
 mi.views.site_map(sites)
 
 # %% [markdown]
-# Before layer 0 nothing, after it the effect begins to be in the stream, and behind the last layer it is all in the last
-# token, which predicts the answer. What lies between is the way there: mediators look at numbers, so part of it stands at
-# other tokens for a while.
+# Before layer 0 the stream carries nothing; after the last layer the last token, which predicts the answer, carries
+# everything. Between them, mediators look at numbers, so part of the effect passes through other tokens.
 #
 # ## What do they write?
 #
-# Tokens that a head's output promotes and suppresses, were it to write straight to the unembedding; and the tokens whose
-# keys its queries prefer.
+# The tokens that a head's output would promote and suppress through the unembedding, and the tokens whose keys its
+# queries prefer.
 
 # %%
 wrote = mi.what_it_writes(model, pairs, [*readers, mediator], progress=False)
@@ -86,18 +85,17 @@ assert all(wrote.of(head, "query")[0][0].endswith("(inserted)") for head in read
 wrote
 
 # %% [markdown]
-# Where they look is plain: readers at the inserted slash, the mediator at numbers. What they *promote* is next to nothing,
-# a thousandth of a logit: these heads write on channels that the unembedding does not read. A table of such tokens would
-# still have a first row. So it **describes**; the direct effect above, which is an edit, has already said that this way
-# carries nothing.
+# Readers look at the inserted slash, the mediator at numbers. They *promote* next to nothing, a thousandth of a logit:
+# these heads write on channels that the unembedding does not read. Such a table always has a first row, so it only
+# **describes**. The direct effect above, an edit, showed that this way carries nothing.
 #
-# One more thing is exact: in layer 0 and for identical inserted tokens, what a head takes from the span ($\Sigma$) has one
-# direction, in all rows and all problems. Hence the cosines of 1.
+# In layer 0 and for identical inserted tokens, a head's input from the span ($\Sigma$) has one direction in all rows
+# and problems, exactly. Hence the cosines of 1.
 #
 # ## The demo model
 #
-# A trained model, whose circuit nobody knows. `make demo` names five readers, all in layer 0, on its first 64 problems and
-# confirms them on the next 64. We ask on the 48 after those.
+# `make demo` names five readers, all in layer 0, on its first 64 problems and confirms them on the next 64. We ask on
+# the 48 after those.
 
 # %%
 demo = mi.load_model("demo")
@@ -114,9 +112,8 @@ mi.views.path_graph(demo_edges)
 demo_edges
 
 # %% [markdown]
-# Five heads of one layer cannot read each other: their readers are MLPs and the logits. Read the sentences for which of them
-# most problems show; edges that are not drawn are undecided, not absent. Shares of edges do not add up, as a path of two
-# edges counts in both.
+# Five heads of one layer cannot read each other: their readers are MLPs and the logits. Edges that are not drawn are
+# undecided, not absent. Shares of edges do not add up, because a path of two edges counts in both.
 
 # %%
 mi.what_it_writes(demo, fresh, named, progress=False)
@@ -128,13 +125,12 @@ mi.what_it_writes(demo, fresh, named, progress=False)
 # mless-interp circuit demo --report --out results/circuit
 # ```
 #
-# does all of it, from naming heads on, and makes one page that tells it in this order.
+# does all of it, from naming heads on, on one page.
 #
 # ## What to conclude, and what not
 #
-# - Planted edges come back, each by the input by which it was planted, and no other. In a trained model the same numbers say
-#   which edges most problems show; they do not say that there are no others.
-# - Needed and sufficient are two questions. Ask both, `direction="denoising"` and `"noising"`, before an edge is called absent.
-# - Heads must be asked on problems that did not name them.
-# - Promoted tokens and preferred keys describe. They are not evidence, however well they read: the readers of the planted model
-#   promote some token too, and it has nothing to do with what they do.
+# - Planted edges return, each by its planted input, and no other. In a trained model the numbers show which edges most
+#   problems have; they do not exclude others.
+# - Needed and sufficient are two questions. Ask both directions before calling an edge absent.
+# - Measure heads on problems that did not name them.
+# - Promoted tokens and preferred keys describe; they are not evidence.

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..given import count_of
+from ..arguments import count_of
 from ..grading.graders import GRADERS, OPEN
-from ..models.gates import extension_of
+from ..models.mlp_activations import extension_of
 from ..running.results import Result, Shown, ShownTable
-from ..statistics import CONFIDENCE, Interval, defined_mean, holm, pass_at_k
+from ..statistics import CONFIDENCE, Interval, by_group, defined_mean, holm, pass_at_k
 from .comparisons import Comparison, Comparisons, compare_answers
 from .intervals import accuracy_interval
 from .linked import LinkedAccuracy, link
@@ -73,6 +73,7 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
         treatments: Sequence[str],
         n_samples: int = 1,
         golds: Sequence[str] = (),
+        groups: tuple[str, ...] = (),
         settings: dict[str, Any] | None = None,
         seed: int = 0,
     ) -> "AccuracyResults":
@@ -110,6 +111,7 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
             completions=tuple(tuple(tuple(samples) for samples in problem) for problem in texts),
             decided=decided,
             golds=tuple(golds),
+            groups=groups,
             settings=settings or {},
             seed=seed,
         )
@@ -132,7 +134,12 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
         """Accuracy of each treatment with its interval: Wilson's with one sample per problem, else bootstrapped over
         problems (Wilson's over problems where all of them are always right, or never)."""
         shares = self.share_right(grader=grader)
-        return accuracy_interval(shares, sampled=self.n_samples > 1, confidence=self.confidence, seed=self.seed)
+        sampled = self.n_samples > 1 or bool(self.groups)
+        return accuracy_interval(self.by_group(shares), sampled=sampled, confidence=self.confidence, seed=self.seed)
+
+    def by_group(self, values: np.ndarray) -> np.ndarray:
+        """Return shares `[problem, ...]` as those of groups: their problems' answers count as several answers to one."""
+        return by_group(values, self.groups, mean=True)
 
     def pass_at(self, k: int, *, grader: str = "strict") -> np.ndarray:
         """Unbiased pass@k of each treatment (Chen et al. 2021), over the problems with at least k samples; NaN without."""
@@ -141,12 +148,10 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
         n, right = done.sum(2), np.where(done, graded, 0.0).sum(2).astype(int)
         if not 1 <= k <= self.n_samples:
             raise ValueError(f"pass@{k} needs k from 1 to the {self.n_samples} samples of each problem")
-        found = np.full(len(self.treatments), np.nan)
-        for at in range(len(self.treatments)):
-            enough = n[:, at] >= k
-            if enough.any():
-                found[at] = pass_at_k(right[enough, at], n[enough, at], k=k).mean()
-        return found
+        found = np.full(n.shape, np.nan)
+        enough = n >= k
+        found[enough] = pass_at_k(right[enough], n[enough], k=k)
+        return defined_mean(self.by_group(found))
 
     def summary(self, *, pass_at: Sequence[int] | None = None) -> pd.DataFrame:
         """One row per treatment.
@@ -195,9 +200,10 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
     def compare(self, first: str, second: str, *, grader: str = "strict") -> Comparison:
         """The second treatment against the first, on the problems that both answered.
 
-        One sample per problem: exact McNemar test and Tango's score interval; several: a sign-flip test of each problem's
-        change in its share of right answers, and the interval of that change's mean (t below 20 problems). Where the test
-        does not reject, the interval holds 0.
+        Do more problems gain than lose? The exact sign test of the problems whose share of right answers differs. With one
+        sample per problem that is McNemar's test, and the difference has Tango's score interval; with several the interval
+        is that of the mean change (t below 20 problems), which it describes. Where the test does not reject, the interval
+        holds 0. Variants of one problem (`groups`) count as several samples of one.
         """
         return self._compared(first, second, grader=grader, n_tests=1)
 
@@ -211,6 +217,7 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
             b,
             names=(first, second),
             ids=self.problem_ids,
+            groups=self.groups,
             grader=grader,
             n_tests=n_tests,
             seed=self.seed,
@@ -257,6 +264,7 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
             scores,
             shares={name: shares[:, self._place(name)] for name in (reference, *chosen)},
             problem_ids=self.problem_ids,
+            groups=self.groups,
             metrics=metrics,
             grader=grader,
             seed=self.seed,
@@ -336,8 +344,8 @@ class AccuracyResults(Result, renamed={"conditions": "treatments"}):
         return self.treatments.index(treatment)
 
     def _per_treatment(self, values: np.ndarray) -> np.ndarray:
-        """Mean over samples, then over problems."""
-        return defined_mean(defined_mean(values, axis=2))
+        """Mean over samples, then over groups' problems, then over groups."""
+        return defined_mean(self.by_group(defined_mean(values, axis=2)))
 
 
 def check_names(names: Sequence[str], what: str) -> None:

@@ -6,35 +6,35 @@ import numpy as np
 import pandas as pd
 from scipy.stats import beta
 
-from ..given import count_of
+from ..arguments import count_of
 from ..running.results import Result, Shown, ShownTable, as_text, limits_of
 from ..statistics import (
     CONFIDENCE,
     Interval,
-    cohen_dz,
+    by_group,
     defined_mean,
     mcnemar,
     mean_interval,
     one_problem,
     paired_difference,
-    sample_size,
-    sign_flip,
 )
 
 POWER = 0.8
+ROUNDING = 1e-9
+"""Shares of right answers that differ by less are equal."""
 NO_CHANGE = "no problem changed: exact bound"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Comparison(Result):
+class Comparison(Result, renamed={"n_needed": None}):
     """The second treatment against the first.
 
     `difference` = second - first accuracy, with its interval over problems, which leaves out 0 only where `p` is below
-    `alpha`; `p` and the `test` behind it. `gained` are the
+    `alpha`; `p` and the `test` behind it: do more problems gain than lose? `gained` are the
     problems right under the second alone, `lost` those right under the first alone (with several samples: whose share of
-    right answers rises or falls). `n` problems were answered under both, `n_left_out` were not. `n_needed` problems would
-    show a true difference of the observed size with 80 % power (NaN without one); with `n` problems that is
-    `detectable` (a difference in accuracy). Both allow for the number of comparisons made together (Bonferroni).
+    right answers rises or falls). `n` problems were answered under both, `n_left_out` were not. `detectable`: the share of
+    problems that must gain, none losing, for the test to find it with 80 % power; it follows from `n` and the number of
+    comparisons made together (Bonferroni) alone. Of problems in groups, each group counts as one, by its name.
     """
 
     first: str
@@ -49,7 +49,6 @@ class Comparison(Result):
     lost: tuple[str, ...]
     n: int
     n_left_out: int
-    n_needed: float
     detectable: float
 
     @property
@@ -73,7 +72,6 @@ class Comparison(Result):
                 "n": [self.n],
                 "p": [self.p],
                 "test": [self.test],
-                "n_needed": [self.n_needed],
                 "detectable": [self.detectable],
                 "flag": [str(self.difference.flag)],
             }
@@ -98,21 +96,21 @@ class Comparison(Result):
         if p_corrected is not None:
             words += f", {p_corrected:.3g} after Holm's correction"
             p = p_corrected
-        if p < self.alpha and low * high > 0:
-            return [f"{words}."]
+        if p < self.alpha:
+            return [
+                f"{words}: more problems {'gain than lose' if len(self.gained) > len(self.lost) else 'lose than gain'}."
+            ]
         found = [f"{words}: no difference is established."]
         if np.isnan([low, high]).any():
             return [*found, "A single problem has no interval."]
-        if not np.isfinite(self.n_needed):
-            reach = 100 * max(abs(low), abs(high))
-            fits = f"a true difference of up to {reach:.1f} points fits too"
-            return [*found, f"With {count_of(self.n, 'problem')}, {fits}."]
-        return [
-            *found,
-            f"To show a true difference of this size, about {self.n_needed:,.0f} problems would be needed; with {self.n}, "
-            f"differences below {100 * self.detectable:.1f} points are more likely missed than one time in five (power "
-            f"{100 * POWER:.0f} %).",
-        ]
+        reach = 100 * max(abs(low), abs(high))
+        fits = f"With {count_of(self.n, 'problem')}, a true difference of up to {reach:.1f} points fits too"
+        if np.isfinite(self.detectable):
+            fits += (
+                f"; a change in fewer than {100 * self.detectable:.1f} % of the problems, all one way, is more likely missed "
+                f"than one time in five (power {100 * POWER:.0f} %)"
+            )
+        return [*found, f"{fits}."]
 
     def describe(self, *, p_corrected: float | None = None) -> str:
         """The sentences as one text."""
@@ -184,6 +182,7 @@ def compare_answers(
     names: tuple[str, str],
     ids: tuple[str, ...],
     grader: str,
+    groups: tuple[str, ...] = (),
     n_tests: int = 1,
     seed: int = 0,
     confidence: float = CONFIDENCE,
@@ -192,25 +191,22 @@ def compare_answers(
 
     `n_tests`: how many comparisons will be corrected together; the numbers about power allow for it.
     """
-    shares = [defined_mean(graded, axis=1) for graded in (first, second)]
-    both = ~np.isnan(shares[0] + shares[1])
-    a, b = shares[0][both], shares[1][both]
+    shares = np.stack([defined_mean(graded, axis=1) for graded in (first, second)], 1)
+    shares[np.isnan(shares).any(1)] = np.nan  # answered under both
+    units = by_group(shares, groups, mean=True)
+    both = ~np.isnan(units[:, 0])
+    a, b = units[both].T
     change = b - a
     n = int(both.sum())
-    known = [problem for problem, there in zip(ids, both, strict=True) if there]
-    gained = tuple(problem for problem, d in zip(known, change, strict=True) if d > 0)
-    lost = tuple(problem for problem, d in zip(known, change, strict=True) if d < 0)
-    single = first.shape[1] == 1
-    test = "exact McNemar test" if single else "sign-flip test over problems"
-    if single:
-        p = mcnemar(len(lost), len(gained)) if n else float("nan")
-    else:
-        p = _sign_flip_p(change, seed=seed) if n else float("nan")
+    known = [problem for problem, there in zip(dict.fromkeys(groups or ids), both, strict=True) if there]
+    gained = tuple(problem for problem, d in zip(known, change, strict=True) if d > ROUNDING)
+    lost = tuple(problem for problem, d in zip(known, change, strict=True) if d < -ROUNDING)
+    single = first.shape[1] == 1 and not groups
+    p = mcnemar(len(lost), len(gained)) if n else float("nan")
     if single and n:
         difference = paired_difference(len(lost), len(gained), n, confidence=confidence)
     else:
         difference = _difference(change, p, seed=seed, confidence=confidence)
-    needed, detectable = _power(change, difference, n_tests=n_tests)
     return Comparison(
         first=names[0],
         second=names[1],
@@ -219,21 +215,13 @@ def compare_answers(
         accuracy_second=float(b.mean()) if n else float("nan"),
         difference=difference,
         p=p,
-        test=test,
+        test="exact McNemar test" if single else "exact sign test of the problems that differ",
         gained=gained,
         lost=lost,
         n=n,
-        n_left_out=len(ids) - n,
-        n_needed=needed,
-        detectable=detectable,
+        n_left_out=len(units) - n,
+        detectable=_detectable(n, n_tests=n_tests, alpha=1 - confidence),
     )
-
-
-def _sign_flip_p(change: np.ndarray, *, seed: int) -> float:
-    """p of no mean change; 1 where nothing changes, also with one problem."""
-    if len(change) < 2 or (change == change[0]).all():
-        return 1.0 if not change.any() else 2.0 ** (1 - len(change))
-    return float(sign_flip(change, seed=seed, alpha=0.999))  # the warning about few problems is said by `describe`
 
 
 def _difference(change: np.ndarray, p: float, *, seed: int, confidence: float) -> Interval:
@@ -253,23 +241,10 @@ def _difference(change: np.ndarray, p: float, *, seed: int, confidence: float) -
     return replace(found, low=np.asarray(np.minimum(found.low, 0.0)), high=np.asarray(np.maximum(found.high, 0.0)))
 
 
-def _power(change: np.ndarray, difference: Interval, *, n_tests: int) -> tuple[float, float]:
-    """Problems needed to show the observed difference, and the difference that this many problems can show.
+def _detectable(n: int, *, n_tests: int, alpha: float) -> float:
+    """Return the share of problems that must change, all one way, for `n` of them to show it with `POWER`; NaN: none can.
 
-    The latter never from what was observed: McNemar's exact test rejects from `least` changes of one direction on, where none
-    goes the other way; a difference is detectable where that many come with the power asked for. More is needed where
-    answers change both ways.
+    The exact test rejects from `least` changes of one direction on. More is needed where answers change both ways.
     """
-    n = len(change)
-    if n < 2:
-        return float("nan"), float("nan")
-    alpha = 1 - difference.confidence
     least = int(np.floor(np.log2(2 * n_tests / alpha))) + 1
-    detectable = float(beta.ppf(POWER, least, n - least + 1)) if least <= n else float("nan")
-    if not change.any():
-        return float("nan"), detectable
-    effect = float(cohen_dz(change))
-    needed = float("nan")
-    if np.isfinite(effect) and effect:
-        needed = float(sample_size(effect, n_tests=n_tests, alpha=alpha, power=POWER))
-    return needed, detectable
+    return float(beta.ppf(POWER, least, n - least + 1)) if n >= max(2, least) else float("nan")

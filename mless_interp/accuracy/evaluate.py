@@ -8,17 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..arguments import checked
 from ..generation.complete import check_engine, check_numbers, check_requests, complete_all, decoding_for
 from ..generation.decoding import Completion, CompletionEngine, Decoding, Request
 from ..generation.engines import check_name, engine_for
 from ..generation.vllm import Vllm
-from ..given import checked
 from ..grading.boxes import has_closed_box
 from ..grading.graders import GRADERS, grade
 from ..models.base import Model
-from ..models.info import ModelError
 from ..prompts.pairs import make_pairs
-from ..prompts.problems import Problem, distinct
+from ..prompts.problems import Problem, distinct, groups_of, overlap
 from ..prompts.prompt import (
     Prompt,
     Template,
@@ -32,9 +31,9 @@ from ..prompts.prompt import (
     text_system,
 )
 from ..running.checkpoint import Checkpoint, Origin, key_of
+from ..running.engines import shard_of
 from ..running.progress import progress_bar
-from ..running.visible import visible
-from ..running.work import shard_of
+from ..running.text_safety import visible
 from .answered import AccuracyResults
 from .treatments import Treatment, as_treatments
 
@@ -114,6 +113,8 @@ def evaluate_accuracy(
     spelt = [(problem.id, special_as_text(model.tokenizer, problem)) for problem in asked]
     if special_words(spelt) and all(treatment.insertion is None for treatment in chosen):  # make_pairs says it too
         warnings.warn(visible(special_words(spelt)), stacklevel=3)
+    if overlap(asked) and all(treatment.insertion is None for treatment in chosen):
+        warnings.warn(visible(overlap(asked)), stacklevel=3)
     settings = {
         **model.identity,
         "engine": running.name,
@@ -149,7 +150,6 @@ def evaluate_accuracy(
             for n in range(n_samples)
         },
         shard=shard,
-        problem_of=_problem_of,
     )
     if saved.repaired:
         warnings.warn(
@@ -170,6 +170,7 @@ def evaluate_accuracy(
         treatments=[treatment.name for treatment in chosen],
         n_samples=n_samples,
         golds=list(golds.values()),
+        groups=groups_of(asked),
         settings=settings,
         seed=seed,
     )
@@ -265,19 +266,6 @@ def _line(treatment: str, problem: str, sample: int) -> str:
     return json.dumps([treatment, problem, sample], ensure_ascii=False)
 
 
-def _problem_of(name: str) -> str:
-    """The problem's id of such a name; the name itself where a damaged file has another.
-
-    >>> _problem_of(_line("none", "p1", 0)), _problem_of("[1")
-    ('p1', '[1')
-    """
-    try:
-        _, problem, _ = json.loads(name)
-    except (ValueError, TypeError):
-        return name
-    return str(problem)
-
-
 def _key(problem: str, sample: int) -> str:
     """What a row's random numbers are keyed by: the problem's id, and the sample where it is not the first."""
     return problem if sample == 0 else json.dumps([problem, sample])
@@ -319,8 +307,7 @@ def _ready(
     **decoding: Any,
 ) -> tuple[CompletionEngine, list[_Run]]:
     """What answers, and every treatment's requests, all of them checked."""
-    if model.tokenizer is None:
-        raise ModelError(f"{model.info.name} has no tokenizer, which answers need: give one when wrapping the model")
+    model.need_tokenizer("evaluate_accuracy")
     check_known(model.tokenizer, problems)
     prompts = [_prompts(model, problems, treatment, template) for treatment in treatments]
     if max_new_tokens is None:

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..given import count_of
+from ..arguments import count_of
 from ..heads import Head
 from ..locating.located import LocatedHeads
 from ..patching.attribution import HeadAttribution
 from ..patching.scores import PatchScores
 from ..running.results import Result, Shown, ShownTable, head_columns, of_heads
 from ..scores.scored import HeadScores
-from ..statistics import TwoGroups, max_t_two_groups
+from ..statistics import TwoGroups, by_group, two_groups
 
 CHANGES = ("any", "lost", "gained")
 _WORDS = {1.0: "gained", -1.0: "lost", 0.0: "same"}
@@ -73,7 +73,7 @@ class LinkedAccuracy(Result):
                 parts.append(pd.DataFrame(columns))
         return pd.concat(parts, ignore_index=True)
 
-    def groups(self, treatment: str, *, change: str = "any") -> TwoGroups:
+    def two_groups(self, treatment: str, *, change: str = "any") -> TwoGroups:
         """The scores `[metric, head]` of problems that changed against those that could have and did not.
 
         "any": changed against unchanged; "lost": lost against still right; "gained": gained against still wrong. Corrected
@@ -89,8 +89,8 @@ class LinkedAccuracy(Result):
         values = np.where(np.isinf(values), np.nan, values)
         if len(values) < 2:
             values = np.full((2, *values.shape[1:]), np.nan)
-            return max_t_two_groups(values, np.array([True, False]), seed=self.seed)
-        return max_t_two_groups(values, moved[asked] != 0, seed=self.seed)
+            return two_groups(values, np.array([True, False]), seed=self.seed)
+        return two_groups(values, moved[asked] != 0, seed=self.seed)
 
     def summary(self, *, change: str = "any") -> pd.DataFrame:
         """One row per treatment, metric and head, the smallest p first: `mean_changed`, `mean_same`, their difference with
@@ -100,7 +100,7 @@ class LinkedAccuracy(Result):
         """
         parts = []
         for treatment in self.treatments:
-            found = self.groups(treatment, change=change)
+            found = self.two_groups(treatment, change=change)
             by_metric = [
                 pd.DataFrame(
                     {
@@ -110,7 +110,7 @@ class LinkedAccuracy(Result):
                         **head_columns(self.heads),
                         "mean_changed": found.mean_in[at],
                         "mean_same": found.mean_out[at],
-                        "difference": found.difference[at],
+                        "difference": found.mean_in[at] - found.mean_out[at],
                         "low": found.low[at],
                         "high": found.high[at],
                         "n_changed": found.n_in[at],
@@ -171,11 +171,15 @@ def link(
     *,
     shares: dict[str, np.ndarray],
     problem_ids: tuple[str, ...],
+    groups: tuple[str, ...] = (),
     metrics: Sequence[str] | None,
     grader: str,
     seed: int,
 ) -> LinkedAccuracy:
-    """Join shares of right samples `[problem]` per treatment, the reference first, with the scores of heads."""
+    """Join shares of right samples `[problem]` per treatment, the reference first, with the scores of heads.
+
+    Variants of one problem are joined into one, which bears the name of their group.
+    """
     scored_ids, heads, values = per_head(scores, metrics)
     place = {problem: at for at, problem in enumerate(scored_ids)}
     common = [problem for problem in problem_ids if problem in place]
@@ -186,11 +190,12 @@ def link(
         )
     scored = [place[problem] for problem in common]
     graded = [at for at, problem in enumerate(problem_ids) if problem in place]
+    variants = tuple(groups[at] for at in graded) if groups else ()
     return LinkedAccuracy(
-        problem_ids=tuple(common),
+        problem_ids=tuple(dict.fromkeys(variants or common)),
         heads=heads,
-        scores={metric: array[scored] for metric, array in values.items()},
-        right={name: _mostly(share[graded]) for name, share in shares.items()},
+        scores={metric: by_group(array[scored], variants) for metric, array in values.items()},
+        right={name: _mostly(by_group(share[graded], variants, mean=True)) for name, share in shares.items()},
         grader=grader,
         left_out=len(set(problem_ids) ^ set(scored_ids)),
         seed=seed,

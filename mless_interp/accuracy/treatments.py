@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..circuits.head_transfer import HeadTransfer
-from ..given import checked, count_of
+from ..arguments import checked, count_of
 from ..heads import Head, as_heads
+from ..locating.located import LocatedHeads
 from ..mechanism.arm import ARM
+from ..patching.head_transfer import HeadTransfer
 from ..prompts.insertions import Insertion
 
 
@@ -97,3 +98,23 @@ def as_treatments(things: Any) -> tuple[Treatment, ...]:
             f"the treatment {twice!r} is named twice; tell them apart with Treatment(insertion=..., name=...)"
         )
     return found
+
+
+NONE, INSERTED, CUT_OFF, RANDOM = "none", "insertion", "named set cut off", "random set {} cut off"
+"""Names of the treatments of `cut_off`."""
+
+
+@checked
+def cut_off(insertion: Insertion, found: LocatedHeads, *, n_random_sets: int = 5) -> tuple[Treatment, ...]:
+    """Return treatments that ask whether answers come back: no insertion, the insertion, and the insertion with heads that
+    cannot see it: the named heads that read, and random sets of their layers (those with the fewest of them first).
+
+    For `evaluate_accuracy` on problems that named nothing. Two treatments where no named head reads.
+    """
+    made = [Treatment(name=NONE), Treatment(insertion, name=INSERTED)]
+    joint = found.joint if found.confirmation is None else found.confirmation.joint
+    if joint is not None:
+        random = sorted(joint.sets, key=lambda members: len(set(members) & set(joint.heads)))[:n_random_sets]
+        made.append(Treatment(insertion, knockout=joint.heads, name=CUT_OFF))
+        made += [Treatment(insertion, knockout=members, name=RANDOM.format(at)) for at, members in enumerate(random, 1)]
+    return tuple(made)

@@ -1,54 +1,231 @@
-"""What the results of this room share: parts of an insertion's effect, cell by cell, each with both ends of its problem."""
+"""Effects cell by cell: what edges, ways of heads, sites and places of heads carry of an insertion's effect."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import pandas as pd
+from torch import Tensor
 
+from ..arguments import count_of
+from ..heads import Head
+from ..patching.effect import SMALLEST_EFFECT
 from ..patching.parts import Parts
 from ..patching.prepared import Prepared
 from ..patching.sweep import Sweep
 from ..prompts.conditions import DIRECTIONS
-from ..running.results import largest_first
-from .stream_changes import named_on
+from ..running.engines import Tick, Unit
+from ..running.registry import savable
+from ..running.results import Grouped, Shown, ShownTable, largest_first, tidy
+from ..running.tables import Table
+from ..statistics import CONFIDENCE
+from .stream_changes import Flow, named_on, named_words
 
-PRINTED = ("label", "k", "n", "median_fraction", "effect", "effect_fraction", "ci_low", "ci_high")
+PRINTED = ("label", "k", "n", "share", "share_ci_low", "share_ci_high", "median", "effect")
 """Columns of a printed table."""
+Made = TypeVar("Made", bound="CellEffects")
 
 
-class Cells(Parts):
-    """Parts `values` `[problem, ...]` of the effect `total` `[problem]`; every entry of a problem's is a cell."""
+@savable
+@dataclass(frozen=True)
+class Way:
+    """A way of a head's effect: `way` "direct" (straight to the logits) or "indirect" (through later parts)."""
 
+    of: Head
+    way: str
+
+    def __str__(self) -> str:
+        return f"{self.of} {self.way}"
+
+
+@savable
+@dataclass(frozen=True)
+class Site:
+    """A site of a layer at one token, or at `position` "all"; "span ..." counts the span's own tokens."""
+
+    site: str
+    of_layer: int
+    position: str
+
+    def __str__(self) -> str:
+        where, label = (" of the span", self.position[5:]) if self.position.startswith("span ") else ("", self.position)
+        token = f"all tokens{where}" if label == "all" else f"token {label}{where}"
+        return f"Layer {self.of_layer} {self.site}, {token}"
+
+
+@savable
+@dataclass(frozen=True)
+class Place:
+    """A token at which a head's output is patched ("row 0"), or a part of the span that it cannot see ("span block 0")."""
+
+    of: Head
+    place: str
+
+    def __str__(self) -> str:
+        return f"{self.of} {self.place}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class CellEffects(Parts, Grouped):
+    """What each cell carries: `values` `[problem, cell]`, parts of the insertion's effect `total` `[problem]`.
+
+    Positive is with the effect (in denoising: what a cell takes out of it, in noising what it brings in); NaN where a problem
+    has no such cell. What is claimed of a cell is in how many problems it carries more than the smallest effect of interest
+    (prevalence test, Holm over all cells and both senses); means describe.
+    """
+
+    problem_ids: tuple[str, ...]
+    cells: tuple[Any, ...]
     values: np.ndarray
     total: np.ndarray
+    unit: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+    confidence: float = CONFIDENCE
+    smallest_effect: float = SMALLEST_EFFECT
+    resolution: float = 0.0
+
+    axes: ClassVar[tuple[tuple[str, str], ...]] = (("values", "problem cell"), ("total", "problem"))
 
     @property
     def per_cell(self) -> np.ndarray:
-        """`[problem, cell]`."""
-        return self.values.reshape(len(self.values), -1)
+        """`values`."""
+        return self.values
 
     @property
     def total_effect(self) -> np.ndarray:
+        """`total`."""
         return self.total
+
+    @property
+    def found(self) -> tuple[Any, ...]:
+        """The cells that carry more than the smallest effect in most problems."""
+        return tuple(cell for cell, p in zip(self.cells, self.p_prevalence, strict=True) if p < self.level)
+
+    def every(self, name: str) -> tuple[Any, ...]:
+        """Return what the cells have under this name, each once, in their order."""
+        return tuple(dict.fromkeys(getattr(cell, name) for cell in self.cells))
+
+    def _named(self) -> dict[str, list[Any]]:
+        """The columns that name cells."""
+        names = [each.name for each in fields(self.cells[0])]
+        known = {name: [getattr(cell, name) for cell in self.cells] for name in names}
+        texts = {name: [each if isinstance(each, int) else str(each) for each in known[name]] for name in names}
+        return {"label": list(map(str, self.cells)), **texts}
+
+    def summary(self) -> pd.DataFrame:
+        """One row per cell, in their order: its label and its parts.
+
+        `k` of `n` problems with more than the smallest effect in `sense`, `prevalence` with exact limits, `p_prevalence`
+        (Holm over cells and senses), `median` and `share` of the total with limits; mean `effect` and `effect_fraction`, its
+        share of the mean total.
+        """
+        return Table({**self._named(), **self.claim_columns()})
+
+    def to_frame(self) -> pd.DataFrame:
+        """One tidy row per problem and cell."""
+        named = self._named()
+        table = tidy({"problem": self.problem_ids, "label": named.pop("label")}, effect=self.values)
+        for at, (name, values) in enumerate(named.items(), start=2):
+            table.insert(at, name, values * len(self.problem_ids))
+        return Table(table)
+
+    def sentences(self) -> list[str]:
+        """What was measured, and which cells are shown in most problems."""
+        s = self.settings
+        how = [f"{s['edit']} patch"] if "edit" in s else []
+        how += [f"contrast {s.get('contrast')}", str(s.get("direction")), f"outcome {s.get('outcome')}"]
+        return [
+            f"{self._what_words()}: {', '.join(how)}, {count_of(len(self.problem_ids), 'problem')}.",
+            *self._row_words(),
+            *self._total_words(),
+            *self._claim_words(),
+            *self._sum_words(),
+            *named_words(s),
+        ]
+
+    def _what_words(self) -> str:
+        raise NotImplementedError
+
+    def _row_words(self) -> list[str]:
+        return []
+
+    def _sum_words(self) -> list[str]:
+        return []
 
     def printed(self) -> pd.DataFrame:
         """The ten cells of the largest median."""
-        return largest_first(self.summary(), "median")[list(PRINTED)].head(10)  # type: ignore[attr-defined]
+        return Table(largest_first(self.summary(), "median")[list(PRINTED)].head(10))
+
+    def shown(self) -> Shown:
+        """The hundred cells of the largest median."""
+        table = largest_first(self.summary(), "median").drop(columns=list(self._named())[1:])
+        some = ", a hundred at most" if len(table) > 100 else ""
+        told = f"{self.what[1].capitalize()}, the largest first{some}."
+        caption = f"{told} Effects are the parts of the insertion's, in {self.unit}."
+        return Shown((ShownTable(table.head(100), caption),))
 
 
-def effects_of(found: Sequence[Any], direction: str, name: str = "patched") -> tuple[np.ndarray, np.ndarray]:
-    """Parts of the insertion's effect `[problem, ...]` of outcomes under this name, and all of it `[problem]`.
+def measured(
+    kind: type[Made],
+    prepared: Prepared,
+    sweep: Sweep,
+    cells: Sequence[Any],
+    changes: Callable[[Flow], Iterable[tuple[int, int, Tensor]]],
+    *,
+    label: str,
+    heads: Any = None,
+    checkpoint: str | Path | None,
+    max_rows: int | None,
+    smallest_effect: float,
+    progress: bool,
+    seed: int,
+) -> Made:
+    """Measure what each cell carries: a row of the receiving run for every change of its stream.
 
-    `found`: of each problem the outcomes of its cells, and of its `ends` (receiving, donor).
+    `changes` of a unit's runs: the place of a cell, the stage at which its change enters the stream (none falling) and the
+    change; a cell without any is NaN. `heads`: as they were asked for, to tell where they were named.
     """
-    sign, ends = DIRECTIONS[direction], np.array([each["ends"] for each in found], dtype=float)
-    patched = np.array([each[name] for each in found], dtype=float)
-    receiving = ends[:, 0].reshape(-1, *[1] * (patched.ndim - 1))
-    return sign * (patched - receiving) + 0.0, sign * (ends[:, 1] - ends[:, 0]) + 0.0  # no -0
+
+    def of_unit(unit: Unit, tick: Tick) -> list[Any]:
+        flow, places = Flow(prepared.runs(unit), sweep, max_rows), []  # type: tuple[Flow, list[int]]
+
+        def rows() -> Iterator[tuple[int, Tensor]]:
+            for place, at, change in changes(flow):
+                places.append(place)
+                yield at, change
+
+        found, _ = flow.outcomes(rows(), tick)
+        values = np.full((len(unit), len(cells)), np.nan)
+        values[:, places] = found
+        return [{"patched": patched, "ends": ends} for patched, ends in zip(values, flow.ends, strict=True)]
+
+    found = prepared.each(
+        of_unit,
+        label=label,
+        settings={**sweep.settings, label: list(map(str, cells))},
+        checkpoint=checkpoint,
+        progress=progress,
+        steps=len(cells),
+    )
+    patched, ends = (np.array([each[name] for each in found], dtype=float) for name in ("patched", "ends"))
+    sign = DIRECTIONS[sweep.direction]
+    return kind(
+        problem_ids=prepared.ids,
+        groups=prepared.groups,
+        cells=tuple(cells),
+        values=sign * (patched - ends[:, :1]) + 0.0,  # no -0
+        total=sign * (ends[:, 1] - ends[:, 0]) + 0.0,
+        unit=prepared.outcome.unit,
+        settings=made_with(prepared, sweep, heads),
+        seed=seed,
+        smallest_effect=smallest_effect,
+        resolution=prepared.model.resolution,
+    )
 
 
 def made_with(prepared: Prepared, sweep: Sweep, heads: Any = None) -> dict[str, Any]:
     """The settings of a result: how runs were patched, on which problems and model, and where the heads were named."""
-    named = named_on(heads, prepared.ids)
-    return {**sweep.settings, **prepared.settings, **named, "resolution": prepared.model.resolution}
+    return {**sweep.settings, **prepared.settings, **named_on(heads, prepared.ids)}

@@ -1,23 +1,18 @@
 """What one insertion does beside another of as many tokens: its own rows change too, so what is written there is seen."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from ..models.inputs import Recording
 from ..patching.interventions import Intervention, edit_named
-from ..patching.prepared import Prepared, Runs, prepare
+from ..patching.prepared import Prepared, prepare
 from ..patching.sweep import Sweep
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, one_of
-from ..prompts.pairs import PromptPair, digest_of
-from ..running.work import Unit
-
-CONTROL = replace(CONTRASTS["computed"], name="control", says="the span holds other tokens", cuts="")
-"""Clean is the run with the control insertion; `Beside` gives it where the condition of this name is asked for."""
+from ..prompts.pairs import PromptPair
 
 
 def sweep_of(contrast: str, direction: str, edit: str | Intervention, control: Any) -> Sweep:
-    """The sweep of these names; with a `control` that of its own contrast. `ValueError` for what does not go together."""
+    """The sweep of these names; with a `control` its tokens are the clean ones. `ValueError` for what does not go together."""
     if control is None:
         return Sweep.named(contrast, direction, edit)
     one_of(direction, DIRECTIONS, "direction")
@@ -27,16 +22,17 @@ def sweep_of(contrast: str, direction: str, edit: str | Intervention, control: A
             f"control=... is a contrast of its own and patches z: leave contrast and edit out, got contrast={contrast!r} and "
             f"edit={intervention.name!r}"
         )
-    return Sweep(CONTROL, direction, intervention)
+    return Sweep(CONTRASTS["replaced"], direction, intervention)
 
 
 def prepared_with(model: Any, pairs: Any, outcome: Any, control: Iterable[PromptPair] | None) -> Prepared:
-    """`prepare`, with the control's pairs beside; `ValueError` unless they are the same problems, tokens of the span apart."""
+    """`prepare`, with the control's tokens as clean ones; `ValueError` unless they are the same problems, the span apart."""
     prepared = prepare(model, pairs, outcome)
     if control is None:
         return prepared
     beside = prepare(model, control, outcome)
-    if beside.ids != prepared.ids:
+    given = all(pair.given for pair in (*prepared.bare, *beside.bare))  # their ids are made of their tokens
+    if len(beside.ids) != len(prepared.ids) or (beside.ids != prepared.ids and not given):
         raise ValueError(
             f"control must hold the same problems in the same order, got {len(beside.ids)} for {len(prepared.ids)}: make both "
             "of one list, make_pairs(model, problems, ...)"
@@ -49,31 +45,6 @@ def prepared_with(model: Any, pairs: Any, outcome: Any, control: Iterable[Prompt
             )
         if pair.inserted.ids == other.inserted.ids:
             raise ValueError(f"problem {pair.id!r}: the control inserts the very same tokens, so nothing can differ")
-    return Controlled(**vars(prepared), control=beside)
-
-
-@dataclass(frozen=True, eq=False)
-class Controlled(Prepared):
-    """Problems with another insertion of as many tokens each."""
-
-    control: Prepared
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        return super().settings | {"control": self.control.insertion, "control_prompts": digest_of(self.control.pairs)}
-
-    def runs(self, unit: Unit) -> Runs:
-        return Beside(super().runs(unit), self.control.runs(unit))
-
-
-class Beside(Runs):
-    """Runs of which the clean one holds the control insertion."""
-
-    def __init__(self, runs: Runs, control: Runs) -> None:
-        super().__init__(runs.model, runs.outcome, runs.pairs)
-        self._control = control
-
-    def recording(self, condition: str, start: int) -> Recording:
-        if condition == CONTROL.clean:
-            return self._control.recording(CONTROL.corrupted, start)
-        return super().recording(condition, start)
+    both = zip(prepared.bare, beside.bare, strict=True)
+    pairs = [replace(pair, clean=other.inserted) for pair, other in both]
+    return replace(prepare(model, pairs, prepared.outcome), beside=beside.insertion)

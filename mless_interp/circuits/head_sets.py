@@ -1,7 +1,7 @@
 """What looking for a set of heads gives: how it was grown, what it does on fresh problems, what stands in for its members."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..given import count_of
+from ..arguments import count_of
 from ..heads import Head
-from ..locating.judge import established
+from ..patching.effect import Effect
 from ..patching.parts import NAMED_AT_MOST, WHOLE, listed
 from ..running.results import Quantity, Result, Shown, ShownTable, interval_columns
-from ..statistics import CONFIDENCE, Interval, Prevalence, holm, median_interval, prevalence_test
+from ..statistics import CONFIDENCE, Interval, Prevalence, holm, prevalence_test
 from .stream_changes import named_words
 
 SIDES = {
@@ -34,6 +34,7 @@ class HeadSet(Result):
     what its heads' sight of the span brings where no other head sees it, or what closing it takes away where all others do.
     `swaps` are sets with one member replaced that do as well on the problems of the search (`swap_effects`, `swap_fresh`);
     `random` `[fresh, set]` is what `sets`, other ones of the same size and layers, do, of which there are `n_possible`.
+    `fresh_groups`: the groups of `fresh_ids`, as `groups` of `problem_ids`.
     """
 
     problem_ids: tuple[str, ...]
@@ -56,6 +57,8 @@ class HeadSet(Result):
     share: float
     settings: dict[str, Any] = field(default_factory=dict)
     confidence: float = CONFIDENCE
+    resolution: float = 0.0
+    fresh_groups: tuple[str, ...] = field(default=(), kw_only=True)
 
     drawn = ("fresh_share", "share")
     axes = (
@@ -78,31 +81,31 @@ class HeadSet(Result):
         """The level of every test: 1 - `confidence`."""
         return 1 - self.confidence
 
-    @property
-    def direction(self) -> int:
-        """The sign of the median total effect on the problems of the search."""
-        return -1 if float(np.median(self.total)) < 0 else 1
-
     @cached_property
+    def wholes(self) -> tuple[Effect, Effect]:
+        """The total effect where the set was sought, and on the fresh problems, where its sign is claimed."""
+        here = Effect(self.total, self.confidence, rounding=self.resolution, groups=self.groups)
+        return here, replace(here, total=self.fresh_total, claimed=here.direction, groups=self.fresh_groups)
+
+    @property
+    def direction(self) -> float:
+        """The sign of the median total effect on the problems of the search."""
+        return self.wholes[0].direction
+
+    @property
     def established(self) -> tuple[bool, bool]:
         """Whether most problems show a total effect of this sign: where the set was sought, and on the fresh ones."""
-        here, there = (
-            established(total, resolution=self.settings.get("resolution", 0.0), alpha=self.alpha)
-            for total in (self.total, self.fresh_total)
-        )
-        return here, there and self.direction * float(np.median(self.fresh_total)) > 0
+        return self.wholes[0].established, self.wholes[1].established
 
     def shares(self, effects: np.ndarray, *, fresh: bool) -> Interval:
-        """The median of effects `[problem, cell]` as a share of the median total, with the interval of its order statistics.
+        """The share of the total effect that effects `[problem, cell]` are, with exact limits.
 
         NaN where the total effect of these problems is not established.
         """
-        total = self.fresh_total if fresh else self.total
         if not effects.shape[1]:
             nothing = np.zeros(0)
-            return Interval(nothing, nothing, nothing, nothing, nothing, nothing, self.confidence, "order statistics")
-        whole = abs(float(np.median(total))) if self.established[fresh] else np.nan
-        return median_interval(self.direction * effects / whole, confidence=self.confidence)
+            return Interval(nothing, nothing, nothing, nothing, nothing, nothing, self.confidence, "sign test")
+        return self.wholes[fresh].share(effects)
 
     @cached_property
     def test(self) -> Prevalence:
@@ -113,8 +116,8 @@ class HeadSet(Result):
         own = self.direction * self.fresh_total
         more = self.direction * self.fresh[:, -1:] - self.share * own[:, None]
         tested = np.array([self.found and self.established[1]])
-        rounding = self.settings.get("resolution", 0.0)
-        return prevalence_test(np.minimum(more, own[:, None]), rounding, senses=(1,), tested=tested)
+        more = self.wholes[1].units(np.minimum(more, own[:, None]))
+        return prevalence_test(more, self.wholes[1].rounding, senses=(1,), tested=tested)
 
     @property
     def p(self) -> float:
@@ -124,8 +127,11 @@ class HeadSet(Result):
     @property
     def n_as_large(self) -> int:
         """Random sets whose median effect on the fresh problems is as large as the set's."""
-        own, others = (np.median(self.direction * each, axis=0) for each in (self.fresh[:, -1], self.random))
-        return int((others >= own - self.settings.get("resolution", 0.0)).sum())
+        if not self.sets:
+            return 0
+        whole = self.wholes[1]
+        own, others = (whole.cell_medians(whole.turned(each)).estimate for each in (self.fresh[:, -1], self.random))
+        return int((others >= own - whole.rounding).sum())
 
     @property
     def p_random(self) -> float:
@@ -147,8 +153,8 @@ class HeadSet(Result):
     def summary(self) -> pd.DataFrame:
         """One row per set: the steps in order, then the swaps.
 
-        `share` is the median effect as a share of the median total on the problems of the search, `fresh_share` with limits on
-        the others; `changed` says which head came or went.
+        `share` is that of the total effect on the problems of the search, `fresh_share` on the others, both with limits;
+        `changed` says which head came or went.
         """
         rows = [*self.steps, *self.swaps]
         here = self.shares(np.column_stack([self.effects, self.swap_effects]), fresh=False)
@@ -165,7 +171,7 @@ class HeadSet(Result):
         )
 
     def quantity(self, column: str) -> Quantity:
-        """Shares of the median effect."""
+        """Shares of the whole effect."""
         return Quantity(WHOLE, True, (f"{column}_ci_low", f"{column}_ci_high"))
 
     def to_frame(self) -> pd.DataFrame:
@@ -203,15 +209,16 @@ class HeadSet(Result):
             return [f"No {one} set: that most problems show an effect of one sign is not established."]
         if not self.found:
             at = int(np.argmax(np.median(self.direction * self.effects, axis=0)))
-            reached = share_of(float(np.asarray(self.shares(self.effects, fresh=False).estimate)[at]))
+            reached = float(np.median(self.effects[:, at]) / np.median(self.total))
+            most = f"{np.floor(1000 * reached) / 10:.1f} %"  # rounded down: it is less than what was asked
             return [
                 f"No {one} set: none of up to {max(map(len, self.steps))} of these {count_of(len(self.candidates), 'head')} "
-                f"reaches {asked} of the median effect; the most is {reached} ({listed(list(map(str, self.steps[at])))})."
+                f"reaches {asked} of the median effect; the most is {most} ({listed(list(map(str, self.steps[at])))})."
             ]
         here = share_of(float(np.asarray(self.shares(self.effects, fresh=False).estimate)[-1]))
         does = SIDES[one][len(self.heads) == 1]
         words = (
-            f"{one.capitalize()}: {listed(list(map(str, self.heads)))} {does} {here} of the median effect where "
+            f"{one.capitalize()}: {listed(list(map(str, self.heads)))} {does} {here} of the effect where "
             f"{'it was' if len(self.heads) == 1 else 'they were'} found"
         )
         return [f"{words}, {self._fresh_words()}", *self._random_words(), *self._swap_words()]
@@ -320,7 +327,7 @@ class MinimalSets(Result):
                     "n_heads": len(each.heads),
                     **{name: np.nan if last is None else float(last[name].iloc[0]) for name in numbers},
                     "k": int(each.test.count[0, 0]) if each.found else 0,
-                    "n": len(each.fresh_ids) if each.found else 0,
+                    "n": int(each.test.n[0]) if each.found else 0,
                     "p_prevalence": float(p),
                     "confirmed": sure,
                     "p_random": each.p_random,
@@ -332,7 +339,7 @@ class MinimalSets(Result):
         return pd.DataFrame(rows)
 
     def quantity(self, column: str) -> Quantity:
-        """Shares of the median effect."""
+        """Shares of the whole effect."""
         return Quantity(WHOLE, True, (f"{column}_ci_low", f"{column}_ci_high"), "p_prevalence")
 
     def to_frame(self) -> pd.DataFrame:
@@ -355,7 +362,7 @@ class MinimalSets(Result):
                 f"Grown from {count_of(len(self.candidates), 'head')}, then pruned: no member can be left out, but a smaller "
                 "set may lie elsewhere."
             )
-        found.append("Heads that only pass on what others read have no sight of the span and are in no set.")
+        found.append("Mediators are not candidates here: only heads that attend to the span are.")
         return [*found, *named_words(self.settings)]
 
     def _in_short(self, each: HeadSet) -> str:
@@ -377,7 +384,7 @@ class MinimalSets(Result):
 
     def shown(self) -> Shown:
         """Both sets, and the steps of each."""
-        tables = [ShownTable(self.summary(), "The sets; shares are of the median effect.")]
+        tables = [ShownTable(self.summary(), "The sets; shares are of the whole effect.")]
         for each in self.both:
             if each.steps:
                 tables.append(

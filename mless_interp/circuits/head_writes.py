@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..given import check_count, checked, count_of
+from ..arguments import check_count, checked, count_of
 from ..heads import Head
 from ..locating.located import LocatedHeads
 from ..metrics.token_classes import token_texts
@@ -21,9 +21,9 @@ from ..patching.prepared import Prepared, prepare
 from ..patching.sweep import Sweep
 from ..prompts.conditions import one_of
 from ..prompts.pairs import PromptPair, over_pairs
+from ..running.engines import Tick, Unit
 from ..running.results import Quantity, Result, Shown, ShownTable, tidy
-from ..running.visible import one_line
-from ..running.work import Tick, Unit
+from ..running.text_safety import one_line
 from ..statistics import defined_mean
 from .cells import made_with
 from .stream_changes import Flow, heads_of, named_words, need_layers, need_weights
@@ -109,23 +109,26 @@ def what_it_writes(
         label="reading what heads write",
         checkpoint=checkpoint,
         progress=progress,
-        ragged=True,  # prompts differ in how many tokens they have
     )
     top = min(top, _n_known(model) // 2)
     wrote = np.array([each["wrote"] for each in found], dtype=np.float32)  # [problem, head, written, d_model]
     ids, logits = _promoted(model, np.array([each["stream"] for each in found], dtype=np.float32), wrote, top)
     keys, scores = _looked_at(prepared.pairs, [np.array(each["scores"], dtype=float) for each in found], top)
-    texts = _texts(model, {*ids.ravel().tolist(), *(key for row in keys for key, _ in row if key >= 0)})
-    written = [[tuple(texts[token] for token in row) for row in of_head] for of_head in ids.tolist()]
+    given = set(ids.ravel().tolist())
+    named = _texts(model, given) if model.info.n_classes is None else {each: str(each) for each in given}
+    texts = _texts(model, {key for row in keys for key, _ in row if key >= 0})
+    written = [[tuple(named[token] for token in row) for row in of_head] for of_head in ids.tolist()]
     looked = [tuple(texts[key] + INSERTED * inside if key >= 0 else "" for key, inside in row) for row in keys]
     return HeadWrites(
         problem_ids=prepared.ids,
+        groups=prepared.groups,
         heads=chosen,
         tokens=tuple((*wrote_, looked_) for wrote_, looked_ in zip(written, looked, strict=True)),
         values=np.concatenate([logits, scores[:, :, None]], 2),
         alike=_alike(wrote),
         rows_alike=np.array([each["rows_alike"] for each in found], dtype=float),
         settings={**made_with(prepared, sweep, heads), "positions": positions},
+        resolution=model.resolution,
     )
 
 
@@ -137,9 +140,9 @@ def _of_unit(flow: Flow, heads: Sequence[Head], positions: str) -> list[dict[str
     rows[predicts] = True
     stream = flow.stepper.stream(run, 2 * flow.layers.n_layers)[:, predicts]
     cut = runs.cut(sweep.contrast)
-    wrote = torch.zeros(len(runs.pairs), len(heads), len(WRITTEN), stream.shape[-1])
-    rows_alike = torch.full(wrote.shape[:-1], torch.nan)
-    scores: list[Tensor] = [torch.empty(0)] * len(heads)
+    wrote = torch.zeros(len(runs.pairs), len(heads), len(WRITTEN), stream.shape[-1], dtype=torch.float32)
+    rows_alike = torch.full_like(wrote[..., 0], torch.nan)
+    scores: dict[int, Tensor] = {}
     for layer in sorted({head.layer for head in heads}):
         state = LayerState.of(flow.model, run, layer, span=cut.keys, rows=cut.rows)
         sigma = state.mixed(state.pattern() * state.span_keys)
@@ -151,7 +154,7 @@ def _of_unit(flow: Flow, heads: Sequence[Head], positions: str) -> list[dict[str
                 vectors = -lost[:, rows.to(lost.device)].float().cpu()
                 wrote[:, at, place], rows_alike[:, at, place] = vectors.mean(1), _one_way(vectors)
             scores[at] = looks[:, head.head].cpu()
-    by_head = torch.stack(scores, 1)
+    by_head = torch.stack([scores[at] for at in range(len(heads))], 1)
     told = []
     for at, pair in enumerate(runs.pairs):
         means = [defined_mean(by_head[at][:, on].double().numpy(), axis=1) for on in _places(pair).values()]
@@ -164,9 +167,8 @@ def _one_way(vectors: Tensor) -> Tensor:
     """Length of the mean of unit vectors over rows, `[problem]`: 1 where all point one way; NaN where all are 0."""
     lengths = vectors.norm(dim=-1, keepdim=True)
     some = lengths > 0
-    return (vectors / lengths.where(some, torch.ones(()))).sum(1).norm(dim=-1) / some.sum((1, 2)).where(
-        some.any(1)[:, 0], torch.nan
-    )
+    summed = (vectors / lengths.where(some, 1.0)).sum(1).norm(dim=-1)
+    return (summed / some.sum((1, 2))).where(some.any(1)[:, 0], torch.nan)
 
 
 def _alike(wrote: np.ndarray) -> np.ndarray:
@@ -198,8 +200,9 @@ def _places(pair: PromptPair) -> dict[tuple[int, int], list[int]]:
 
 
 def _n_known(model: Model) -> int:
-    """Tokens that the tokenizer has; a vocabulary may be padded with rows that are none."""
-    return min(len(model.tokenizer), model.info.d_vocab)
+    """Classes, or tokens that the tokenizer has; a vocabulary may be padded with rows that are none."""
+    known = model.info.d_vocab if model.tokenizer is None else len(model.tokenizer)
+    return model.info.n_classes or min(known, model.info.d_vocab)
 
 
 def _promoted(model: Model, stream: np.ndarray, wrote: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
@@ -211,7 +214,7 @@ def _promoted(model: Model, stream: np.ndarray, wrote: np.ndarray, top: int) -> 
     def changes(at: int) -> Tensor:
         """Of one problem, `[head, written, token]`."""
         x, written = (torch.from_numpy(each[at]).to(like) for each in (stream, wrote))
-        with model.lock, torch.no_grad():
+        with model.turn(), torch.no_grad():
             logits = layers.unembed(torch.cat([x[None], x - written.flatten(0, 1)]))[:, :known].double()
         lost = (logits[:1] - logits[1:]).unflatten(0, written.shape[:2])
         return lost - lost.mean(-1, keepdim=True)
@@ -258,8 +261,13 @@ def _looked_at(
 
 
 def _texts(model: Model, ids: Iterable[int]) -> Mapping[int, str]:
-    """Each token as it stands in a text (with its space); where its bytes are no text, as the vocabulary spells it."""
+    """Each token as it stands in a text (with its space); where its bytes are no text, as the vocabulary spells it.
+
+    Its id where there is no tokenizer.
+    """
     tokenizer = model.tokenizer
+    if tokenizer is None:
+        return {token: str(token) for token in ids}
 
     def shown(token: int) -> str:
         text = token_texts([token, token], tokenizer.decode)[1]
@@ -287,6 +295,7 @@ class HeadWrites(Result):
     alike: np.ndarray
     rows_alike: np.ndarray
     settings: dict[str, Any] = field(default_factory=dict)
+    resolution: float = 0.0
 
     signed = True
     drawn = ("amount",)
@@ -307,7 +316,7 @@ class HeadWrites(Result):
         return defined_mean(self.values, axis=0)
 
     def _rounding(self, kind: str) -> float:
-        return LEAST_LOOK if kind == LOOKS else float(self.settings.get("resolution", 0.0))
+        return LEAST_LOOK if kind == LOOKS else self.resolution
 
     def of(self, head: Head | str, kind: str = "change") -> tuple[list[str], list[str]]:
         """Tokens promoted (preferred), the largest first, and suppressed (avoided), the smallest first;

@@ -3,22 +3,22 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from ..given import checked
+from ..arguments import checked
 from ..heads import Head
-from ..locating.judge import established
 from ..locating.locate import fresh_problems
 from ..locating.located import LocatedHeads
 from ..locating.measure import kept_file
 from ..models.base import Model
 from ..models.gradients import refuse_without_gradients
 from ..patching.attribution import HeadAttribution, attribute_heads
+from ..patching.effect import SMALLEST_EFFECT, Effect
 from ..patching.joint import count_sets, cutting, gate_row, gated_outcomes, random_sets
 from ..patching.outcomes import Outcome
-from ..patching.parts import SMALLEST_EFFECT
 from ..patching.prepared import Prepared, prepare
 from ..prompts.conditions import Contrast
 from ..prompts.pairs import PromptPair, digest_of
@@ -79,7 +79,8 @@ def minimal_sets(
     heads : candidates: zero-based heads, or what `locate_heads` gave (its named heads). Default: the 32 best of all heads by
         gate gradient. Only heads that read the span can be in a set; mediators are not, having no sight of it.
     fresh : problems to confirm on, none of them among `pairs`. Default: every second one of `pairs` is kept for that.
-    contrast : "content", or "computed": what is opened and closed is then the span's sight of the question.
+    contrast : "content"; "computed", what is opened and closed is then the span's sight of the question; "replaced", a closed
+        head writes what it does in the clean run.
     share : of the median effect, above 0 and at most 1.
     max_heads : how far a set is grown.
     checkpoint : a folder that receives each finished problem of each step; started again with the same settings the run goes on
@@ -116,6 +117,7 @@ def minimal_sets(
     found = attribute_heads(
         model,
         search,
+        method="gate_ig" if between.cuts else "atp",
         contrast=contrast,
         outcome=search.outcome,
         verify=0,
@@ -125,14 +127,15 @@ def minimal_sets(
     candidates = _by_gradient(found, model.info.heads if given is None else given)[: None if given else N_CANDIDATES]
     here, there = (_Measured(each, between, folder, progress) for each in (search, other))
     totals = {each: each.effects("sufficient", [model.info.heads])[:, 0] for each in (here, there)}
-    median = float(np.median(totals[here]))
-    way = _Way(-1 if median < 0 else 1, share * abs(median), SMALLEST_EFFECT * abs(median))
+    whole = Effect(totals[here], rounding=model.resolution, groups=search.groups)
+    size = abs(float(whole.median.estimate))
+    way = _Way(whole.direction, share * size, SMALLEST_EFFECT * size)
     order = candidates
     sides: dict[str, tuple[list[tuple[Head, ...]], tuple[Head, ...]]] = {side: ([], ()) for side in SIDES}
-    if established(totals[here], resolution=model.resolution):
+    if whole.established:
         order = way.in_doubt(here, candidates)
         sides = {side: way.found(here, side, order, max_heads) for side in SIDES}
-    made = {}
+    made: dict[str, Any] = {}
     for side, (steps, chosen) in sides.items():
         swaps = way.swaps(here, side, chosen, order)
         others = random_sets(chosen, model.info, n_random_sets, seed=seed) if chosen else ()
@@ -140,7 +143,9 @@ def minimal_sets(
         on_fresh = np.split(there.effects(side, [*steps, *swaps, *others]), [len(steps), len(steps) + len(swaps)], 1)
         made[side] = HeadSet(
             problem_ids=search.ids,
+            groups=search.groups,
             fresh_ids=other.ids,
+            fresh_groups=other.groups,
             side=side,
             candidates=order,
             heads=chosen,
@@ -157,10 +162,12 @@ def minimal_sets(
             n_possible=count_sets(chosen, model.info) if chosen else 0,
             unit=search.outcome.unit,
             share=share,
-            settings={**search.settings, "contrast": contrast, "max_heads": max_heads, "resolution": model.resolution},
+            settings={**search.settings, "contrast": contrast, "max_heads": max_heads},
+            resolution=model.resolution,
         )
     return MinimalSets(
         problem_ids=search.ids,
+        groups=search.groups,
         candidates=order,
         scores=of_heads(found.scores, order),
         **made,
@@ -171,7 +178,6 @@ def minimal_sets(
             **named_on(heads, other.ids),
             "fresh_prompts": digest_of(other.pairs),
             "n_fresh": len(other.ids),
-            "resolution": model.resolution,
         },
         seed=seed,
     )
@@ -181,23 +187,22 @@ def halves(prepared: Prepared, fresh: Iterable[PromptPair] | Prepared | None) ->
     """The problems to search and those to confirm on: fresh ones, checked to be so, or every second one."""
     if fresh is not None:
         return prepared, fresh_problems(prepare(prepared.model, fresh, prepared.outcome), prepared)
-    places = range(len(prepared.ids))
-    if len(places) < 2:
+    if prepared.n_groups < 2:
         raise ValueError(
-            f"one half of the problems is kept to confirm on, and there are {len(places)}: give more, or fresh=..."
+            f"one half of the problems is kept to confirm on, and there are {prepared.n_groups}: give more, or fresh=..."
         )
-    return prepared.only(places[::2]), prepared.only(places[1::2])
+    return prepared.halves()
 
 
 def few_for_sets(search: Prepared, fresh: Prepared) -> None:
     """`ValueError` with fewer problems than any test could pass with."""
     for problems, needed, what in (
-        (search, fewest_problems(1), "find sets"),
-        (fresh, fewest_problems(len(SIDES), n_senses=1), "confirm them"),
+        (search, fewest_problems(2), "find sets"),  # the sign test of the total effect
+        (fresh, fewest_problems(len(SIDES)), "confirm them"),
     ):
-        if len(problems.ids) < needed:
+        if problems.n_groups < needed:
             raise ValueError(
-                f"at least {needed} problems are needed to {what}, got {len(problems.ids)}: with fewer no test can pass "
+                f"at least {needed} problems are needed to {what}, got {problems.n_groups}: with fewer no test can pass "
                 "(without fresh=... one half of the problems is kept to confirm on)"
             )
 
@@ -242,7 +247,7 @@ class _Measured:
 class _Way:
     """How a set is looked for: what it must reach, and how little is no step of its own; both in the outcome's unit."""
 
-    direction: int
+    direction: float
     target: float
     little: float
 

@@ -1,31 +1,26 @@
 """Edges: what one part of the model does through another one alone."""
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pandas as pd
 from torch import Tensor
 
-from ..given import checked, count_of
-from ..heads import Head
+from ..arguments import checked, count_of
+from ..heads import Head, as_head
 from ..locating.located import LocatedHeads
 from ..models.base import Model
 from ..models.replay import Layers
+from ..patching.effect import SMALLEST_EFFECT
 from ..patching.interventions import Intervention
 from ..patching.outcomes import Outcome
-from ..patching.parts import SMALLEST_EFFECT
 from ..patching.prepared import Prepared
 from ..patching.sweep import Sweep
 from ..prompts.pairs import PromptPair
 from ..running.registry import savable
-from ..running.results import Result, Shown, ShownTable, largest_first, tidy
-from ..running.work import Tick, Unit
-from ..statistics import CONFIDENCE
-from .cells import PRINTED, Cells, effects_of, made_with
+from ..running.results import Result
+from .cells import CellEffects, measured
 from .controls import prepared_with, sweep_of
 from .stream_changes import (
     INPUTS,
@@ -33,7 +28,6 @@ from .stream_changes import (
     check_options,
     heads_of,
     mlp_reads,
-    named_words,
     need_layers,
     need_weights,
     writes,
@@ -43,14 +37,46 @@ LOGITS = "logits"
 TOGETHER = "".join(INPUTS)
 PARTS_OF_A_HEAD = (*INPUTS, TOGETHER)
 """Through what an edge enters a head: its queries, its keys, its values, all of them."""
-_EDGE = re.compile(r"^\s*(\S+)\s*(?:->|→)\s*(\S+)(?:\s+(\w+))?\s*$")
-_MLP = re.compile(r"^MLP(\d+)$", re.IGNORECASE)
 
 
 @savable
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
+class Mlp:
+    """The MLP of a layer (zero-based) as a node of a circuit; prints `MLP0`."""
+
+    layer: int
+
+    def __str__(self) -> str:
+        return f"MLP{self.layer}"
+
+    __repr__ = __str__
+
+
+Node = Head | Mlp | str
+"""A part of a model; of texts `LOGITS` alone."""
+
+
+def as_node(node: Node) -> Node:
+    """Return a head, an MLP or the logits from its name: `L0H13`, `0:13`, `MLP0`, `logits` (zero-based)."""
+    if not isinstance(node, str):
+        return node
+    name = node.strip().lower()
+    if name == LOGITS:
+        return LOGITS
+    if name.startswith("mlp") and name[3:].isdecimal():
+        return Mlp(int(name[3:]))
+    try:
+        return Head.parse(node)
+    except ValueError:
+        raise ValueError(
+            f'a node of a circuit must be "L0H13", "MLP0" or "logits" (zero-based), got {node!r}'
+        ) from None
+
+
+@savable
+@dataclass(frozen=True)
 class Edge:
-    """From a sender ("L0H13" or "MLP0") to a receiver (a head, an MLP, or "logits"); all numbers zero-based.
+    """From a sender (a head or an MLP, "L0H13" or "MLP0") to a receiver (these, or "logits"); all numbers zero-based.
 
     `part` of a head that receives: "q", "k", "v" or "qkv"; empty for other receivers, which have one input.
 
@@ -58,14 +84,14 @@ class Edge:
     (L0H13 -> L1H4 v, L0H13 -> MLP1)
     """
 
-    sender: str
-    receiver: str
+    sender: Node
+    receiver: Node
     part: str = ""
 
     def __post_init__(self) -> None:
         for name in ("sender", "receiver"):
-            object.__setattr__(self, name, _node(getattr(self, name), name))
-        into_head = not isinstance(_place(self.receiver), int | None)
+            object.__setattr__(self, name, as_node(getattr(self, name)))
+        into_head = isinstance(self.receiver, Head)
         if into_head and not self.part:
             object.__setattr__(self, "part", TOGETHER)
         if self.sender == LOGITS:
@@ -79,12 +105,13 @@ class Edge:
     @classmethod
     def parse(cls, text: str) -> "Edge":
         """The edge of a text such as "L0H13 -> L1H4 v"; without a part all three of a head."""
-        found = _EDGE.match(text)
-        if found is None:
+        sender, _, rest = text.replace("→", "->").partition("->")
+        words = rest.split()
+        if not sender.strip() or len(words) not in (1, 2):
             raise ValueError(
                 f'cannot read {text!r} as an edge: write "L0H13 -> L1H4 v" or "L0H13 -> MLP1" (zero-based)'
             )
-        return cls(found[1], found[2], found[3] or "")
+        return cls(sender.strip(), *words)
 
     def __str__(self) -> str:
         return f"{self.sender} -> {self.receiver} {self.part}".rstrip()
@@ -92,39 +119,16 @@ class Edge:
     __repr__ = __str__
 
 
-def _node(name: str, what: str) -> str:
-    """A node's name as results have it; `ValueError` for what is none."""
-    mlp = _MLP.match(name)
-    if mlp is not None:
-        return f"MLP{int(mlp[1])}"
-    if name.lower() == LOGITS:
-        return LOGITS
-    try:
-        return str(Head.parse(name))
-    except ValueError:
-        known = '"L0H13" or "MLP0"' + (', or "logits"' if what == "receiver" else "")
-        raise ValueError(f"the {what} of an edge must be {known} (zero-based), got {name!r}") from None
-
-
-def _place(node: str) -> Head | int | None:
-    """A head, the layer of an MLP, or None for the logits."""
-    mlp = _MLP.match(node)
-    return int(mlp[1]) if mlp is not None else None if node == LOGITS else Head.parse(node)
-
-
-def _written(layers: Layers, node: str) -> int:
+def _written(layers: Layers, node: Any) -> int:
     """From which stage on what it writes is in the stream."""
-    place = _place(node)
-    assert place is not None
-    return writes(layers, place, "mlp") if isinstance(place, int) else writes(layers, place.layer, "attention")
+    return writes(layers, node.layer, "mlp" if isinstance(node, Mlp) else "attention")
 
 
-def _reads(layers: Layers, node: str) -> int:
+def _reads(layers: Layers, node: Any) -> int:
     """The stage of the stream that it reads."""
-    place = _place(node)
-    if place is None:
+    if node == LOGITS:
         return 2 * layers.n_layers
-    return mlp_reads(layers, place) if isinstance(place, int) else 2 * place.layer
+    return mlp_reads(layers, node.layer) if isinstance(node, Mlp) else 2 * int(node.layer)
 
 
 @checked
@@ -191,33 +195,20 @@ def trace_paths(
     else:
         chosen = tuple(edge if isinstance(edge, Edge) else Edge.parse(edge) for edge in edges)
     _check(model, layers, chosen, sweep)
-    prepared = prepared_with(model, pairs, outcome, control)
     order = sorted(range(len(chosen)), key=lambda at: _order(layers, chosen[at]))
-
-    def of_unit(unit: Unit, tick: Tick) -> list[Any]:
-        flow = Flow(prepared.runs(unit), sweep, max_rows)
-        values = flow.outcomes(_cells(flow, [chosen[at] for at in order]), tick)
-        values = values[:, np.argsort(order)]
-        return [{"patched": values[at], "ends": flow.ends[at]} for at in range(len(unit))]
-
-    found = prepared.each(
-        of_unit,
+    return measured(
+        PathEffects,
+        prepared_with(model, pairs, outcome, control),
+        sweep,
+        chosen,
+        lambda flow: _changes(flow, chosen, order),
         label="tracing paths",
-        settings={**sweep.settings, "edges": list(map(str, chosen))},
+        heads=heads,
         checkpoint=checkpoint,
-        progress=progress,
-        steps=len(chosen),
-    )
-    values, total = effects_of(found, direction)
-    return PathEffects(
-        problem_ids=prepared.ids,
-        edges=chosen,
-        values=values,
-        total=total,
-        unit=prepared.outcome.unit,
-        settings=made_with(prepared, sweep, heads),
-        seed=seed,
+        max_rows=max_rows,
         smallest_effect=smallest_effect,
+        progress=progress,
+        seed=seed,
     )
 
 
@@ -240,17 +231,18 @@ def _among(
         )
     if len(set(asked)) != len(asked):
         raise ValueError(f"mlps: a layer is given twice in {list(asked)}")
-    parts = [*map(str, sorted(named)), *(f"MLP{layer}" for layer in asked)]
+    parts: list[Node] = [*sorted(named), *map(Mlp, asked)]
     found = [
         Edge(sender, receiver, part)
         for sender in parts
         for receiver in [*parts, *([LOGITS] if logits else [])]
         if sender != receiver and _written(layers, sender) <= _reads(layers, receiver)
-        for part in (inputs if isinstance(_place(receiver), Head) else ("",))
+        for part in (inputs if isinstance(receiver, Head) else ("",))
     ]
     if not found:
         raise ValueError(
-            f"no edge can be among {', '.join(parts)}, which lie in one layer: give heads of several layers, or logits=True"
+            f"no edge can be among {', '.join(map(str, parts))}, which lie in one layer: give heads of several layers, or "
+            "logits=True"
         )
     return tuple(found)
 
@@ -262,22 +254,22 @@ def _check(model: Model, layers: Layers, edges: Sequence[Edge], sweep: Sweep) ->
     twice = next((edge for edge in edges if edges.count(edge) > 1), None)
     if twice is not None:
         raise ValueError(f"edge {twice} is given twice")
-    places = [_place(node) for edge in edges for node in (edge.sender, edge.receiver)]
-    heads = list(dict.fromkeys(place for place in places if isinstance(place, Head)))
+    nodes = list(dict.fromkeys(node for edge in edges for node in (edge.sender, edge.receiver)))
+    heads = [node for node in nodes if isinstance(node, Head)]
     if heads:
         model.info.chosen(heads, what="trace paths between")
-    for layer in (place for place in places if isinstance(place, int)):
-        model.info.check_layer(layer)
+    for node in nodes:
+        if isinstance(node, Mlp):
+            model.info.check_layer(node.layer)
     for edge in edges:
         if _written(layers, edge.sender) > _reads(layers, edge.receiver):
-            why = (
-                "the two are parallel" if _same_layer(edge) else f"the model has layers 0 to {model.info.n_layers - 1}"
-            )
+            own = isinstance(edge.sender, Head) and edge.receiver == Mlp(edge.sender.layer)
+            why = "the two are parallel" if own else f"the model has layers 0 to {model.info.n_layers - 1}"
             raise ValueError(
                 f"{edge}: what {edge.sender} writes is not in the stream that {edge.receiver} reads ({why}): a sender stands "
                 "before its receiver"
             )
-    if sweep.intervention.name != "z" and any(isinstance(_place(edge.sender), int) for edge in edges):
+    if sweep.intervention.name != "z" and any(isinstance(edge.sender, Mlp) for edge in edges):
         raise ValueError(
             f"an MLP sends what the donor run has more, so it needs edit='z', got {sweep.intervention.name!r}: leave MLPs out "
             "of the senders"
@@ -285,109 +277,45 @@ def _check(model: Model, layers: Layers, edges: Sequence[Edge], sweep: Sweep) ->
     need_weights(model, [head.layer for head in heads], "trace_paths")
 
 
-def _same_layer(edge: Edge) -> bool:
-    sender, receiver = _place(edge.sender), _place(edge.receiver)
-    return isinstance(sender, Head) and isinstance(receiver, int) and sender.layer == receiver
-
-
 def _order(layers: Layers, edge: Edge) -> tuple[Any, ...]:
     """In the order of the stages at which receivers write; within a layer sender by sender, so that projections are shared."""
-    place = _place(edge.receiver)
-    joins = 2 * layers.n_layers if place is None else _written(layers, edge.receiver)
-    return joins, edge.receiver == LOGITS, isinstance(place, int), edge.sender, edge.receiver, edge.part
+    last = edge.receiver == LOGITS
+    joins = 2 * layers.n_layers if last else _written(layers, edge.receiver)
+    return joins, last, isinstance(edge.receiver, Mlp), str(edge.sender), str(edge.receiver), edge.part
 
 
-def _cells(flow: Flow, edges: Sequence[Edge]) -> Iterator[tuple[int, Tensor]]:
-    """Where each edge's change enters the stream, and the change."""
-    sent: dict[str, Tensor] = {}
-    for edge in edges:
-        sender, receiver = _place(edge.sender), _place(edge.receiver)
-        if edge.sender not in sent:
-            sent[edge.sender] = (
-                flow.head_writes(sender) if isinstance(sender, Head) else flow.part_writes(sender, "mlp")  # type: ignore[arg-type]
+def _changes(flow: Flow, edges: Sequence[Edge], order: Sequence[int]) -> Iterator[tuple[int, int, Tensor]]:
+    """The places of the edges in this order, where each one's change enters the stream, and the change."""
+    sent: dict[Any, Tensor] = {}
+    for place in order:
+        sender, receiver, part = edges[place].sender, edges[place].receiver, edges[place].part
+        if sender not in sent:
+            sent[sender] = (
+                flow.part_writes(sender.layer, "mlp") if isinstance(sender, Mlp) else flow.head_writes(as_head(sender))
             )
-        change = sent[edge.sender]
-        if receiver is None:
-            yield 2 * flow.layers.n_layers, change
-        elif isinstance(receiver, Head):
-            yield (
-                writes(flow.layers, receiver.layer, "attention"),
-                flow.head_answers(receiver, change, edge.part, sender=edge.sender),
-            )
+        change = sent[sender]
+        if isinstance(receiver, Head):
+            at, change = _written(flow.layers, receiver), flow.head_answers(receiver, change, part, sender=sender)
+        elif isinstance(receiver, Mlp):
+            at, change = _written(flow.layers, receiver), flow.mlp_answers(receiver.layer, change)
         else:
-            yield writes(flow.layers, receiver, "mlp"), flow.mlp_answers(receiver, change)
+            at = 2 * flow.layers.n_layers
+        yield place, at, change
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PathEffects(Cells, Result):
-    """What goes along each edge: `values` `[problem, edge]`, parts of the insertion's effect `total` `[problem]`.
-
-    Positive is with the effect (in denoising: what the edge takes out of it, in noising what it brings in). What is claimed of
-    an edge is in how many problems it carries more than the smallest effect of interest (prevalence test, Holm over all edges
-    traced and both senses); means describe.
-    """
-
-    problem_ids: tuple[str, ...]
-    edges: tuple[Edge, ...]
-    values: np.ndarray
-    total: np.ndarray
-    unit: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    confidence: float = CONFIDENCE
-    smallest_effect: float = SMALLEST_EFFECT
+class PathEffects(CellEffects, Result, renamed={"edges": "cells"}):
+    """What goes along each edge: `values` `[problem, cell]`, of which the cells are `edges` (`CellEffects`)."""
 
     what = ("edge", "edges")
-    axes = (("values", "problem edge"), ("total", "problem"))
 
     @property
-    def found(self) -> tuple[Edge, ...]:
-        """The edges that carry more than the smallest effect in most problems."""
-        return tuple(edge for edge, p in zip(self.edges, self.p_prevalence, strict=True) if p < self.alpha)
+    def edges(self) -> tuple[Edge, ...]:
+        """The edges, in the order in which they were asked for."""
+        return self.cells
 
-    def summary(self) -> pd.DataFrame:
-        """One row per edge, in their order.
-
-        `sender`, `receiver`, `part`; `k` of `n` problems with more than the smallest effect in `sense`, `prevalence` with
-        exact limits, `p_prevalence` (Holm over edges and senses), `median` and its share of the median total, mean `effect`,
-        each with limits; `effect_fraction`, the mean as a share of the mean total.
-        """
-        return pd.DataFrame(
-            {
-                "label": list(map(str, self.edges)),
-                "sender": [edge.sender for edge in self.edges],
-                "receiver": [edge.receiver for edge in self.edges],
-                "part": [edge.part for edge in self.edges],
-                **self.claim_columns(),
-                **self.share_columns(),
-            }
-        )
-
-    def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem and edge."""
-        return tidy({"problem": self.problem_ids, "label": list(map(str, self.edges))}, effect=self.values)
-
-    def sentences(self) -> list[str]:
-        """What was traced, and which edges are shown in most problems."""
-        s, nodes = self.settings, {node for edge in self.edges for node in (edge.sender, edge.receiver)} - {LOGITS}
-        heads = sum(isinstance(_place(node), Head) for node in nodes)
+    def _what_words(self) -> str:
+        nodes = {node for edge in self.edges for node in (edge.sender, edge.receiver)} - {LOGITS}
+        heads = sum(isinstance(node, Head) for node in nodes)
         mlps = count_of(len(nodes) - heads, "MLP") if len(nodes) > heads else "no MLPs"
-        return [
-            f"{count_of(len(self.edges), 'edge')} among {count_of(heads, 'head')} and {mlps} ({s.get('edit', 'z')} patch), "
-            f"contrast {s.get('contrast')}, {s.get('direction')}, outcome {s.get('outcome')}, "
-            f"{count_of(len(self.problem_ids), 'problem')}.",
-            *self._total_words(),
-            *self._claim_words(),
-            *named_words(s),
-        ]
-
-    def printed(self) -> pd.DataFrame:
-        """The ten edges of the largest median."""
-        columns = [*PRINTED[:3], "p_prevalence", *PRINTED[3:]]
-        return largest_first(self.summary(), "median")[columns].head(10)
-
-    def shown(self) -> Shown:
-        """Every edge, the largest median first."""
-        table = largest_first(self.summary(), "median")
-        caption = f"Edges, the largest first. Effects are the parts of the insertion's, in {self.unit}."
-        return Shown((ShownTable(table.drop(columns=["sender", "receiver", "part"]), caption),))
+        return f"{count_of(len(self.edges), 'edge')} among {count_of(heads, 'head')} and {mlps}"

@@ -1,32 +1,30 @@
 """Where it happens: what enters a layer, what its attention and MLP add, token by token; through which tokens heads act."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
-from ..given import check_count, checked, count_of
+from ..arguments import check_count, checked, count_of
 from ..heads import Head
 from ..locating.located import LocatedHeads
 from ..models.base import Model
+from ..patching.effect import SMALLEST_EFFECT
 from ..patching.interventions import Knockout, LayerState
 from ..patching.outcomes import Outcome
-from ..patching.parts import SMALLEST_EFFECT
 from ..patching.prepared import Prepared
+from ..patching.sweep import Sweep
 from ..prompts.conditions import several_of
 from ..prompts.pairs import PromptPair
-from ..running.results import Result, Shown, ShownTable, largest_first, tidy
-from ..running.work import Tick, Unit
-from ..statistics import CONFIDENCE
-from .cells import PRINTED, Cells, effects_of, made_with
+from ..running.results import Result
+from .cells import CellEffects, Made, Place, Site, measured
 from .controls import prepared_with, sweep_of
-from .stream_changes import Flow, check_options, heads_of, named_words, need_layers, need_weights, writes
+from .stream_changes import Flow, check_options, heads_of, need_layers, need_weights, writes
 
 SITES_OF_A_LAYER = {
     "resid_pre": "the residual stream before the layer",
@@ -95,50 +93,33 @@ def patch_sites(
     need_layers(model, "patch_sites")
     chosen = several_of(tuple(sites), SITES_OF_A_LAYER, "site")
     sweep, prepared = sweep_of(contrast, direction, "z", control), prepared_with(model, pairs, outcome, control)
-    positions, n_layers = _labels(n_rows, span=sweep.contrast.changes_from == "span"), model.info.n_layers
+    positions, n_layers = _labels(n_rows, span=_span_changes(sweep, prepared)), model.info.n_layers
+    cells = [Site(*each) for each in product(chosen, range(n_layers), positions)]
+    starts = range(0, len(cells), len(positions))  # of each site and layer
 
-    def of_unit(unit: Unit, tick: Tick) -> list[Any]:
-        flow = Flow(prepared.runs(unit), sweep, max_rows)
+    def changes(flow: Flow) -> Iterator[tuple[int, int, Tensor]]:
         rows = [_rows(flow, label) for label in positions]
-        known = [at for at, row in enumerate(rows) if row is not None]
-        order = sorted(
-            ((site, layer) for site in range(len(chosen)) for layer in range(n_layers)),
-            key=lambda cell: _joins(flow, chosen[cell[0]], cell[1]),
-        )
+        joins = {first: writes(flow.layers, cells[first].of_layer, PART[cells[first].site]) for first in starts}
+        for first in sorted(starts, key=joins.__getitem__):
+            change = flow.part_writes(cells[first].of_layer, PART[cells[first].site])
+            yield from (
+                (first + at, joins[first], _only(change, row)) for at, row in enumerate(rows) if row is not None
+            )
 
-        def cells() -> Iterator[tuple[int, Tensor]]:
-            for site, layer in order:
-                name = chosen[site]
-                change = flow.part_writes(layer, PART[name])
-                yield from ((_joins(flow, name, layer), _only(change, rows[at])) for at in known)
-
-        values = np.full((len(unit), len(chosen), n_layers, len(positions)), np.nan)
-        found = flow.outcomes(cells(), tick).reshape(len(unit), len(order), len(known))
-        for place, (site, layer) in enumerate(order):
-            values[:, site, layer, known] = found[:, place]
-        return [{"patched": values[at], "ends": flow.ends[at]} for at in range(len(unit))]
-
-    found = prepared.each(
-        of_unit,
+    found = measured(
+        SitePatches,
+        prepared,
+        sweep,
+        cells,
+        changes,
         label="patching sites",
-        settings={**sweep.settings, "sites": list(chosen), "n_rows": n_rows},
         checkpoint=checkpoint,
-        progress=progress,
-        steps=len(chosen) * n_layers * len(positions),
-    )
-    values, total = effects_of(found, direction)
-    positions, values = _counted(positions, values)
-    return SitePatches(
-        problem_ids=prepared.ids,
-        sites=chosen,
-        positions=positions,
-        values=values,
-        total=total,
-        unit=prepared.outcome.unit,
-        settings={**made_with(prepared, sweep), "n_rows": n_rows},
-        seed=seed,
+        max_rows=max_rows,
         smallest_effect=smallest_effect,
+        progress=progress,
+        seed=seed,
     )
+    return _counted(found, "position", n_rows)
 
 
 @checked
@@ -149,6 +130,7 @@ def map_positions(
     *,
     n_rows: int = N_ROWS,
     n_blocks: int = N_BLOCKS,
+    contrast: str = "content",
     outcome: str | Outcome = "answer_logprob",
     control: Iterable[PromptPair] | None = None,
     checkpoint: str | Path | None = None,
@@ -171,8 +153,9 @@ def map_positions(
     ----------
     heads : zero-based heads, or what `locate_heads` gave (its named heads).
     n_rows, n_blocks : tokens from each end of the question; blocks of the span (as many as it has tokens, at most).
-    outcome, checkpoint, max_rows, smallest_effect : as in `patch_heads`.
-    control : as in `trace_paths`; places are then rows alone, the span's own among them ("row span 0", ..., "row span all").
+    contrast, outcome, checkpoint, max_rows, smallest_effect : as in `patch_heads`. Where nothing can be cut off ("replaced") or
+        the span's own rows change, places are rows alone, the span's among them ("row span 0", ..., "row span all").
+    control : as in `trace_paths`; places are then rows alone, too.
 
     Returns `PositionMap` with values `[problem, head, place]`. Raises `ModelError` as `direct_effects` does.
 
@@ -184,75 +167,71 @@ def map_positions(
     chosen = heads_of(model, heads, "map")
     need_weights(model, [head.layer for head in chosen], "map_positions")
     model.need_rotated("knockouts of a part of the span")
-    sweep, prepared = sweep_of("content", "denoising", "z", control), prepared_with(model, pairs, outcome, control)
-    labels, ordered = _labels(n_rows, span=control is not None), sorted(chosen)
-    blocks = tuple(f"span {label}" for label in _blocks(n_blocks)) if control is None else ()
-    places = tuple(f"row {label}" for label in labels) + blocks
+    sweep, prepared = sweep_of(contrast, "denoising", "z", control), prepared_with(model, pairs, outcome, control)
+    labels = _labels(n_rows, span=_span_changes(sweep, prepared))
+    blocks = _blocks(n_blocks) if sweep.contrast.cuts and sweep.contrast.changes_from == "after" else ()
+    places = (*(f"row {label}" for label in labels), *(f"span {label}" for label in blocks))
+    cells = [Place(*each) for each in product(chosen, places)]
 
-    def of_unit(unit: Unit, tick: Tick) -> list[Any]:
-        flow = Flow(prepared.runs(unit), sweep, max_rows)
+    def changes(flow: Flow) -> Iterator[tuple[int, int, Tensor]]:
         rows = [_rows(flow, label) for label in labels]
         span = flow.runs.cut(sweep.contrast).keys
         masks = [_block(span, at, n_blocks) for at in range(-1, n_blocks + 1)] if blocks else []
-        parts = [*rows, *masks]
-        known = [at for at, part in enumerate(parts) if part is not None]
+        for head in sorted(chosen):
+            whole, joins = flow.head_writes(head), writes(flow.layers, head.layer, "attention")
+            first = chosen.index(head) * len(places)
+            for at, part in enumerate((*rows, *masks)):
+                if part is not None:
+                    yield first + at, joins, _only(whole, part) if at < len(rows) else _blinded(flow, head, part)
 
-        def cells() -> Iterator[tuple[int, Tensor]]:
-            for head in ordered:
-                whole = flow.head_writes(head)
-                for at in known:
-                    change = _only(whole, rows[at]) if at < len(rows) else _blinded(flow, head, masks[at - len(rows)])
-                    yield writes(flow.layers, head.layer, "attention"), change
-
-        values = np.full((len(unit), len(chosen), len(places)), np.nan)
-        found = flow.outcomes(cells(), tick).reshape(len(unit), len(ordered), len(known))
-        for place, head in enumerate(ordered):
-            values[:, chosen.index(head), known] = found[:, place]
-        return [{"patched": values[at], "ends": flow.ends[at]} for at in range(len(unit))]
-
-    found = prepared.each(
-        of_unit,
+    found = measured(
+        PositionMap,
+        prepared,
+        sweep,
+        cells,
+        changes,
         label="mapping positions",
-        settings={**sweep.settings, "positions of": list(map(str, chosen)), "n_rows": n_rows, "n_blocks": n_blocks},
+        heads=heads,
         checkpoint=checkpoint,
-        progress=progress,
-        steps=len(chosen) * len(places),
-    )
-    values, total = effects_of(found, "denoising")
-    labels, values = _counted(labels, values)
-    places = tuple(f"row {label}" for label in labels) + blocks
-    return PositionMap(
-        problem_ids=prepared.ids,
-        heads=chosen,
-        places=places,
-        values=values,
-        total=total,
-        unit=prepared.outcome.unit,
-        settings={**made_with(prepared, sweep, heads), "n_rows": n_rows},
-        seed=seed,
+        max_rows=max_rows,
         smallest_effect=smallest_effect,
+        progress=progress,
+        seed=seed,
     )
+    return _counted(found, "place", n_rows)
 
 
-def _counted(labels: tuple[str, ...], values: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
-    """The labels that stand for a token of some problem, and values `[problem, ..., label (or place)]` of these alone."""
-    some = ~np.isnan(values).all(tuple(range(values.ndim - 1)))
-    some[len(labels) :] = True
-    return tuple(label for label, here in zip(labels, some, strict=False) if here), values[..., some]
+def _counted(found: Made, name: str, n_rows: int) -> Made:
+    """The result without the rows (of cells, by this name) that stand for a token of no problem; parts of the span stay."""
+    some = ~np.isnan(found.values).all(0)
+    known = {getattr(cell, name) for cell, here in zip(found.cells, some, strict=True) if here}
+    kept = [
+        at
+        for at, cell in enumerate(found.cells)
+        if getattr(cell, name) in known or (name == "place" and cell.place.startswith(SPAN))
+    ]
+    cells, settings = tuple(found.cells[at] for at in kept), {**found.settings, "n_rows": n_rows}
+    return replace(found, cells=cells, values=found.values[:, kept], settings=settings)
 
 
-def _row_words(labels: Sequence[str], values: np.ndarray, asked: int | None) -> list[str]:
-    """What is said of `asked` tokens from each end where questions are too short for them; values `[problem, ..., label]`."""
-    at = [place for place, label in enumerate(labels) if label.lstrip("-").isdecimal()]
-    undefined = np.isnan(values[..., at]).reshape(len(values), -1, len(at)).any((1, 2))
+def _row_words(labels: Sequence[str], values: np.ndarray, settings: Any) -> list[str]:
+    """Return what to say where questions are too short for the tokens asked for; values `[problem, ..., label]`."""
+    asked, at = settings.get("n_rows"), [place for place, label in enumerate(labels) if label.lstrip("-").isdecimal()]
+    undefined = np.isnan(values[..., at]).any(tuple(range(1, values.ndim)))
     short = len(values) if asked is not None and len(at) < 2 * asked else int(undefined.sum())
     if asked is None or not short:
         return []
     where = "no question has" if short == len(values) else f"{short} of {len(values)} questions do not have"
     return [
-        f"{asked} from each end were asked for, and {where} {2 * asked} tokens: each is counted once, from its nearer end, "
+        f"{asked} from each end were asked for, and {where} {2 * asked} tokens after the insertion: "
+        f"each is counted once, from its nearer end, "
         f"{count_of(len(at), 'place')} in all."
     ]
+
+
+def _span_changes(sweep: Sweep, prepared: Prepared) -> bool:
+    """Whether there are rows of the span that change."""
+    return sweep.contrast.changes_from != "after" and bool(prepared.bare[0].spans)
 
 
 def _labels(n_rows: int, *, span: bool = False) -> tuple[str, ...]:
@@ -307,9 +286,8 @@ def _block(span: Tensor, block: int, n_blocks: int) -> Tensor | None:
     return span & (place >= first) & (place < end) if end > first else None
 
 
-def _blinded(flow: Flow, head: Head, part: Tensor | None) -> Tensor:
+def _blinded(flow: Flow, head: Head, part: Tensor) -> Tensor:
     """What the head writes more where it cannot see a part of the span."""
-    assert part is not None
     cut = flow.runs.cut(flow.sweep.contrast).rows
     state = LayerState.of(flow.model, flow.receiving, head.layer, span=part, rows=cut)
     one = _of_one(state, head.head, flow.model.info.n_heads)
@@ -337,137 +315,85 @@ def _of_one(state: LayerState, head: int, n_heads: int) -> LayerState:
     )
 
 
-def _joins(flow: Flow, site: str, layer: int) -> int:
-    """The stage at which a site's change enters the stream."""
-    return writes(flow.layers, layer, PART[site])
-
-
-def _only(change: Tensor, rows: Tensor | None) -> Tensor:
+def _only(change: Tensor, rows: Tensor) -> Tensor:
     """A change at some rows alone."""
-    assert rows is not None
     return torch.where(rows.to(change.device)[:, None], change, 0)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class SitePatches(Cells, Result):
-    """What each site carries: `values` `[problem, site, layer, position]`, parts of the insertion's effect `total`.
+class SitePatches(CellEffects, Result):
+    """What each site carries: `values` `[problem, cell]`, of which the cells are `Site`s (`CellEffects`).
 
-    NaN where a problem's question has no such token. What is claimed of a cell is in how many problems it carries more than
-    the smallest effect of interest (prevalence test, Holm over all cells and both senses); means describe.
+    By site, layer and position, in this order; NaN where a problem's question has no such token.
     """
 
-    problem_ids: tuple[str, ...]
-    sites: tuple[str, ...]
-    positions: tuple[str, ...]
-    values: np.ndarray
-    total: np.ndarray
-    unit: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    confidence: float = CONFIDENCE
-    smallest_effect: float = SMALLEST_EFFECT
-
     what = ("cell", "cells")
-    axes = (("values", "problem site layer_of_model position"), ("total", "problem"))
 
-    def _cells(self) -> dict[str, Any]:
-        return {"site": self.sites, "layer": range(self.values.shape[2]), "position": self.positions}
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The kinds of sites."""
+        return self.every("site")
 
-    def summary(self) -> pd.DataFrame:
-        """One row per site, layer and position: `k` of `n` problems that have that token, all else as in `PathEffects`."""
-        cells = pd.DataFrame(product(*self._cells().values()), columns=["site", "of_layer", "position"])
-        labels = [f"Layer {row.of_layer} {row.site}, {_token(row.position)}" for row in cells.itertuples()]
-        return pd.DataFrame({"label": labels, **cells, **self.claim_columns(), **self.share_columns()})
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers, zero-based."""
+        return self.every("of_layer")
 
-    def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem, site, layer and position."""
-        return tidy({"problem": self.problem_ids, **self._cells()}, effect=self.values)
+    @property
+    def positions(self) -> tuple[str, ...]:
+        """The tokens' labels."""
+        return self.every("position")
 
-    def sentences(self) -> list[str]:
-        """What was patched, and which cells are shown in most problems."""
-        s = self.settings
-        return [
-            f"Patched {', '.join(self.sites)} in {count_of(self.values.shape[2], 'layer')} at "
-            f"{count_of(self.positions.index(ALL), 'token')} of the question (from both ends) and at all{self._span_words()}, "
-            f"contrast {s.get('contrast')}, {s.get('direction')}, outcome {s.get('outcome')}, "
-            f"{count_of(len(self.problem_ids), 'problem')}.",
-            *_row_words(self.positions, self.values, s.get("n_rows")),
-            *self._total_words(),
-            *self._claim_words(),
-            *named_words(s),
-        ]
+    @property
+    def by_site(self) -> np.ndarray:
+        """`values` as `[problem, site, layer, position]`."""
+        return self.values.reshape(len(self.values), len(self.sites), len(self.layers), len(self.positions))
+
+    def _what_words(self) -> str:
+        return (
+            f"Patched {', '.join(self.sites)} in {count_of(len(self.layers), 'layer')} at "
+            f"{count_of(self.positions.index(ALL), 'token')} of the question (from both ends) and at all{self._span_words()}"
+        )
+
+    def _row_words(self) -> list[str]:
+        return _row_words(self.positions, self.by_site, self.settings)
 
     def _span_words(self) -> str:
         return ", and likewise in the span's own rows" if SPAN + ALL in self.positions else ""
 
-    def shown(self) -> Shown:
-        """The hundred cells of the largest median."""
-        caption = (
-            f"Sites, the largest first, a hundred at most. Effects are the parts of the insertion's, in {self.unit}."
-        )
-        return Shown((ShownTable(largest_first(self.summary(), "median")[list(PRINTED)].head(100), caption),))
-
-
-def _token(position: str) -> str:
-    where, label = (" of the span", position.removeprefix(SPAN)) if position.startswith(SPAN) else ("", position)
-    return f"all tokens{where}" if label == ALL else f"token {label}{where}"
-
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PositionMap(Cells, Result):
-    """Through which tokens heads act: `values` `[problem, head, place]`, parts of the insertion's effect `total`.
+class PositionMap(CellEffects, Result):
+    """Through which tokens heads act: `values` `[problem, cell]`, of which the cells are `Place`s (`CellEffects`).
 
-    A place is a token of the question at which alone the head's output is patched ("row 0", "row -1", "row all"), or a part of
-    the span that the head cannot see ("span first token", "span block 0", "span all"). NaN where a problem has no such
-    token. Tested as in `PathEffects`, Holm over heads, places and both senses.
+    By head and place, in this order. A place is a token of the question at which alone the head's output is patched ("row 0",
+    "row -1", "row all"), or a part of the span that the head cannot see ("span first token", "span block 0", "span all"). NaN
+    where a problem has no such token.
     """
 
-    problem_ids: tuple[str, ...]
-    heads: tuple[Head, ...]
-    places: tuple[str, ...]
-    values: np.ndarray
-    total: np.ndarray
-    unit: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    seed: int = 0
-    confidence: float = CONFIDENCE
-    smallest_effect: float = SMALLEST_EFFECT
-
     what = ("place", "places")
-    axes = (("values", "problem head place"), ("total", "problem"))
 
-    def summary(self) -> pd.DataFrame:
-        """One row per head and place; `k` of `n` problems that have it, and the rest as in `PathEffects`."""
-        of = [(str(head), place) for head in self.heads for place in self.places]
-        return pd.DataFrame(
-            {
-                "label": [f"{head} {place}" for head, place in of],
-                "of": [head for head, _ in of],
-                "place": [place for _, place in of],
-                **self.claim_columns(),
-                **self.share_columns(),
-            }
-        )
+    @property
+    def heads(self) -> tuple[Head, ...]:
+        """The heads, in the order in which they were asked for."""
+        return self.every("of")
 
-    def to_frame(self) -> pd.DataFrame:
-        """One tidy row per problem, head and place."""
-        axes = {"problem": self.problem_ids, "label": list(map(str, self.heads)), "place": self.places}
-        return tidy(axes, effect=self.values)
+    @property
+    def places(self) -> tuple[str, ...]:
+        """The places of a head."""
+        return self.every("place")
 
-    def sentences(self) -> list[str]:
-        """Of which heads, which places are shown in most problems, and that they do not add up."""
+    @property
+    def by_head(self) -> np.ndarray:
+        """`values` as `[problem, head, place]`."""
+        return self.values.reshape(len(self.values), -1, len(self.places))
+
+    def _what_words(self) -> str:
         who = f"{len(self.heads)} heads act" if len(self.heads) > 1 else f"{self.heads[0]} acts"
-        return [
-            f"Where {who}: patched at single tokens{self._place_words()}; "
-            f"outcome {self.settings.get('outcome')}, {count_of(len(self.problem_ids), 'problem')}.",
-            *_row_words(
-                [place.removeprefix("row ") for place in self.places], self.values, self.settings.get("n_rows")
-            ),
-            *self._total_words(),
-            *self._claim_words(),
-            *self._sum_words(),
-            *named_words(self.settings),
-        ]
+        return f"Where {who}: patched at single tokens{self._place_words()}"
+
+    def _row_words(self) -> list[str]:
+        return _row_words([place.removeprefix("row ") for place in self.places], self.by_head, self.settings)
 
     def _place_words(self) -> str:
         blind = f"span {ALL}" in self.places
@@ -478,15 +404,10 @@ class PositionMap(Cells, Result):
         if f"span {ALL}" not in self.places:
             return []
         blocks = [at for at, place in enumerate(self.places) if place.startswith("span block")]
-        whole = self.values[:, :, self.places.index(f"span {ALL}")].mean(0)
-        summed = np.nansum(self.values[:, :, blocks], 2).mean(0)
+        whole = self.by_head[:, :, self.places.index(f"span {ALL}")].mean(0)
+        summed = np.nansum(self.by_head[:, :, blocks], 2).mean(0)
         return [
             f"Of the effect, {head} blind to the whole span takes {every:+.4f} {self.unit} away on average; blind to its "
             f"blocks one by one, {each:+.4f} in sum."
             for head, every, each in zip(self.heads, whole, summed, strict=True)
         ]
-
-    def shown(self) -> Shown:
-        """Every place, the largest median first."""
-        caption = f"Places, the largest first. Effects are the parts of the insertion's, in {self.unit}."
-        return Shown((ShownTable(largest_first(self.summary(), "median")[list(PRINTED)], caption),))

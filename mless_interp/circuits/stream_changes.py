@@ -1,27 +1,22 @@
 """What one part of a model changes in the residual stream, and what comes of it where only some of the model may see it."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from ..given import check_count
+from ..arguments import check_count
 from ..heads import Head
 from ..locating.located import LocatedHeads
 from ..models.arithmetic import mix_values, pattern_of
 from ..models.base import Model
 from ..models.info import AttentionOutput, ModelError
 from ..models.inputs import Recording
-from ..models.memory import halved, rows_per_pass
 from ..models.replay import Stepper, stage
-from ..models.sent import is_half
-from ..patching.parts import check_smallest_effect
+from ..patching.effect import check_smallest_effect
 from ..patching.prepared import Runs
-from ..patching.sweep import Sweep
-from ..running.work import Tick
+from ..patching.sweep import Engine, Sweep
 
 INPUTS = ("q", "k", "v")
 """What a head makes of the stream; "qkv" is all three."""
@@ -38,12 +33,9 @@ def need_layers(model: Model, what: str) -> Stepper:
     """What continues a run layer by layer; `ModelError` with the reason where nothing can."""
     found = model.stepper
     if found is None:
-        why = (
-            "it runs elsewhere" if model.remote else model.why_not_by_layers or "the self-check found that it disagrees"
-        )
         raise ModelError(
             f"{what} continues runs layer by layer, which {model.info.name} ({model.info.architecture}) on backend "
-            f"{model.info.backend!r} cannot ({why}): use another backend, or patch_heads"
+            f"{model.info.backend!r} cannot ({model.why_whole_passes}): use another backend, or patch_heads"
         )
     return found
 
@@ -79,8 +71,8 @@ def named_on(heads: Any, problem_ids: Sequence[str]) -> dict[str, Any]:
 def named_words(settings: Any) -> list[str]:
     """Beside which control the insertion stood, and that the heads were named on the same problems, where that is so."""
     found = []
-    if settings.get("control_prompts"):  # the runs held it; the control of a transfer stands beside its effect
-        found.append(f"Effects are those beside another insertion of as many tokens: {settings['control']}.")
+    if settings.get("beside"):
+        found.append(f"Effects are those beside another insertion of as many tokens: {settings['beside']}.")
     if settings.get("named_on_these"):
         found.append(
             "The heads were named on some of these problems: whether they act was asked there, how they act is asked here."
@@ -88,44 +80,14 @@ def named_words(settings: Any) -> list[str]:
     return found
 
 
-class Flow:
-    """Two runs of one unit, and the receiving one continued from changes of its stream. Short-lived."""
+class Flow(Engine):
+    """The receiving run continued from changes of its stream, and what parts of the model make of such changes."""
 
     def __init__(self, runs: Runs, sweep: Sweep, max_rows: int | None = None) -> None:
-        self.runs, self.sweep, self.model = runs, sweep, runs.model
+        super().__init__(runs, sweep, max_rows)
         self.stepper = need_layers(runs.model, "this")
         self.layers = self.stepper.layers
-        self.donor, self.receiving = sweep.recordings(runs)
-        clean = sweep.contrast.clean
-        self._clean = runs.recording(clean, sweep.start(runs, clean)).logits
-        self._here, self._there = sweep.edited(runs)
-        read, run = runs.read(sweep.receiving), self.receiving
-        self.n_changed = run.n_tokens - run.start
-        self._read = torch.tensor(read) - run.start
-        self._rows = max_rows or rows_per_pass(
-            self.model.info,
-            batch=len(runs.pairs),
-            changed=self.n_changed,
-            length=run.n_tokens,
-            read=len(read),
-            devices=self.model.devices,
-        )
         self._outputs: dict[int, AttentionOutput] = {}
-        self._newest: dict[str, tuple[Any, Any]] = {}
-
-    @cached_property
-    def ends(self) -> np.ndarray:
-        """Outcomes `[problem, (receiving, donor)]`."""
-        return np.stack([self._outcomes(run.logits)[:, 0] for run in (self.receiving, self.donor)], -1)
-
-    def _outcomes(self, logits: Tensor | None) -> np.ndarray:
-        return self.runs.outcomes(logits, clean=self._clean)
-
-    def _kept(self, what: str, key: Any, make: Any) -> Any:
-        """What is asked for again and again with one key, made once."""
-        if what not in self._newest or self._newest[what][0] != key:
-            self._newest[what] = (key, make())
-        return self._newest[what][1]
 
     def output(self, layer: int) -> AttentionOutput:
         """How a layer writes what its heads give."""
@@ -137,19 +99,18 @@ class Flow:
 
     def head_writes(self, head: Head) -> Tensor:
         """What the sweep's edit of one head adds where the head writes."""
-        new = self._kept("z", head.layer, lambda: self.sweep.new_z(self.runs, head.layer, self._here, self._there))
         z = self.receiving.z[head.layer]
-        change = self._put(z[:, :, head.head], new[:, :, head.head])
+        change = self._put(z[:, :, head.head], self.new_z(head.layer)[:, :, head.head])
         return self.output(head.layer).change(z, head.head, change)
 
     def part_writes(self, layer: int, part: str) -> Tensor:
         """What the donor has more than the receiving run: in a layer's input or output, or of what a part of it adds."""
         there, here = (self._part(run, layer, part) for run in (self.donor, self.receiving))
-        return self._put(here, there[:, self._there.on(there)])
+        return self._put(here, there[:, self.there.on(there)])
 
     def _put(self, old: Tensor, new: Tensor) -> Tensor:
         """What changes where `new` takes its place among the receiving run's rows; nothing in rows that the donor lacks."""
-        change, at = torch.zeros_like(old), self._here.on(old)
+        change, at = torch.zeros_like(old), self.here.on(old)
         change[:, at] = new.to(old) - old[:, at]
         return change
 
@@ -170,8 +131,8 @@ class Flow:
 
     def mlp_answers(self, layer: int, change: Tensor) -> Tensor:
         """What a layer's MLP adds more where `change` is added to its input alone."""
-        base = self._kept("mlp input", layer, lambda: self.stepper.stream(self.receiving, self.mlp_reads(layer)))
-        old = self._kept("mlp", layer, lambda: self._mlp(layer, base))
+        base = self.kept("mlp input", layer, lambda: self.stepper.stream(self.receiving, self.mlp_reads(layer)))
+        old = self.kept("mlp", layer, lambda: self._mlp(layer, base))
         change = change.to(base)
         return torch.where(_rows_of(change), self._mlp(layer, base + change) - old, 0)
 
@@ -181,7 +142,7 @@ class Flow:
         `inputs`: of "qkv". `sender` names the change, of which the projections are kept.
         """
         layer, at = head.layer, head.head
-        q, k, v = self._kept("projected", (layer, sender), lambda: self._projected(layer, change))
+        q, k, v = self.kept("projected", (layer, sender), lambda: self._projected(layer, change))
         run, rule = self.receiving, self.layers.rule(layer).of(at)
         group = at // (self.model.info.n_heads // self.model.info.n_key_value_heads)
         old = (
@@ -197,7 +158,7 @@ class Flow:
         def attended(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return mix_values(pattern_of(q, k, mask, rule), v)
 
-        before = self._kept("attended", head, lambda: attended(*old))
+        before = self.kept("attended", head, lambda: attended(*old))
         return self.output(layer).change(run.z[layer], at, (attended(*mixed) - before)[:, :, 0])
 
     def _projected(self, layer: int, change: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -205,7 +166,7 @@ class Flow:
         run, start = self.receiving, self.receiving.start
         resid, positions = run.resid_pre[layer], run.inputs.positions[:, start:]
         project = lambda x: self.layers.project(layer, x, positions)  # noqa: E731
-        old = self._kept("unchanged", layer, lambda: project(resid))
+        old = self.kept("unchanged", layer, lambda: project(resid))
         new = project(resid + change.to(resid))
         touched = _rows_of(change)[..., None].to(resid.device)
         q, k, v = (torch.where(touched, after - before, 0) for after, before in zip(new, old, strict=True))
@@ -213,49 +174,6 @@ class Flow:
             torch.cat([x[layer][:, :start], x[layer][:, start:] + more], 1) for x, more in ((run.k, k), (run.v, v))
         ]
         return run.q[layer] + q, behind[0], behind[1]
-
-    def outcomes(self, cells: Iterator[tuple[int, Tensor]], tick: Tick) -> np.ndarray:
-        """Outcomes `[problem, cell]` where each cell's change enters the stream at its stage (none falling)."""
-        each = len(self.runs.pairs)
-        with torch.no_grad():  # the cells are made here too
-            return np.concatenate([self._passed(part) for part in _chunks(cells, self._rows, tick, each)], 1)
-
-    def _passed(self, cells: list[tuple[int, Tensor]]) -> np.ndarray:
-        """Of one pass, or of several where memory runs out; a change of nothing has the receiving run's outcome exactly."""
-        base = self.ends[:, :1]
-        last = 2 * self.layers.n_layers
-        found = [self._acting(change, at == last) for at, change in cells]
-        acts = torch.stack([each.to(found[0].device) for each in found], 1).cpu().numpy()
-        anywhere = np.asarray(acts.any(0))
-        some = [cell for cell, acting in zip(cells, anywhere, strict=True) if acting]
-        values = np.repeat(base, len(cells), 1)
-        if some:
-            values[:, anywhere] = self._resumed(some, base)
-        return np.where(acts, values, base)
-
-    def _acting(self, change: Tensor, last: bool) -> Tensor:
-        return (change[:, self._read.to(change.device)] if last else change).ne(0).flatten(1).any(1)
-
-    def _resumed(self, cells: list[tuple[int, Tensor]], base: np.ndarray) -> np.ndarray:
-        half = is_half(self.receiving.z[0])  # much of the rounding is common to the rows of a stage
-        stages = [at for at, _ in cells]
-        rows = [(at, change) for at, change in cells]
-        if half:
-            rows = sorted(
-                [*rows, *((at, torch.zeros_like(cells[0][1])) for at in dict.fromkeys(stages))], key=lambda row: row[0]
-            )
-        change = torch.stack([change.to(rows[0][1].device) for _, change in rows], 1).flatten(0, 1)
-        try:
-            logits = self.stepper.resume(self.receiving, [at for at, _ in rows], change, self._read)
-        except (MemoryError, RuntimeError) as error:
-            few = halved(len(cells), error)
-            return np.concatenate([self._resumed(part, base) for part in (cells[:few], cells[few:])], 1)
-        values = self._outcomes(logits)
-        if not half:
-            return values
-        blank = {at: place for place, (at, change) in enumerate(rows) if not change.any()}
-        kept = [place for place, (_, change) in enumerate(rows) if change.any()]
-        return np.stack([values[:, place] - values[:, blank[rows[place][0]]] + base[:, 0] for place in kept], 1)
 
 
 def mlp_reads(layers: Any, layer: int) -> int:
@@ -271,19 +189,3 @@ def writes(layers: Any, layer: int, part: str) -> int:
 def _rows_of(change: Tensor) -> Tensor:
     """Rows in which anything changes, `[problem, changed, 1]`."""
     return change.ne(0).any(-1, keepdim=True)
-
-
-def _chunks(
-    cells: Iterator[tuple[int, Tensor]], size: int, tick: Tick, each: int
-) -> Iterator[list[tuple[int, Tensor]]]:
-    """The cells in lists of at most `size`, made when they are needed."""
-    part: list[tuple[int, Tensor]] = []
-    for cell in cells:
-        part.append(cell)
-        if len(part) == size:
-            yield part
-            tick(each * len(part))
-            part = []
-    if part:
-        yield part
-        tick(each * len(part))

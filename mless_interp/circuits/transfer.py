@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from scipy.stats import spearmanr
 from torch import Tensor
 
-from ..given import checked, count_of
+from ..arguments import checked, count_of
 from ..heads import Head
 from ..locating.located import LocatedHeads
 from ..locating.measure import kept_file
@@ -20,17 +21,18 @@ from ..mechanism.runs import DECOMPOSED, span_reads
 from ..models.base import Model
 from ..models.memory import rows_per_pass
 from ..models.sites import site
+from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect, fewest_for
+from ..patching.head_transfer import AT, HeadTransfer
 from ..patching.joint import count_sets, random_sets
 from ..patching.outcomes import Outcome
-from ..patching.parts import SMALLEST_EFFECT, WHOLE, Parts, check_smallest_effect
+from ..patching.parts import WHOLE, Parts, share_words
 from ..patching.prepared import Prepared, prepare, single
 from ..prompts.conditions import CONDITIONS, Contrast, one_of
 from ..prompts.insertions import Insertion
-from ..prompts.pairs import PromptPair, digest_of, pairs_like
+from ..prompts.pairs import Given, PromptPair, digest_of, pairs_like
 from ..running.results import Result, Shown, ShownTable, tidy
-from ..statistics import CONFIDENCE, Prevalence, fewest_problems, holm, prevalence_test
+from ..statistics import CONFIDENCE, Prevalence
 from ..statistics.arguments import check_count, derive_generator
-from .head_transfer import AT, HeadTransfer
 from .minimal_sets import halves
 from .stream_changes import heads_of, named_on, named_words
 
@@ -47,7 +49,7 @@ def transfer(
     fresh: Iterable[PromptPair] | Prepared | None = None,
     contrast: str = "total",
     outcome: str | Outcome = "answer_logprob",
-    control: str | Insertion | None = "random_sentence",
+    control: str | Insertion | Iterable[PromptPair] | None = "random_sentence",
     n_control_draws: int = 5,
     n_random_sets: int = 20,
     smallest_effect: float = SMALLEST_EFFECT,
@@ -57,8 +59,8 @@ def transfer(
 ) -> "Transfer":
     r"""Give prompts without the insertion what it does to the named heads on average: how much of the effect comes back?
 
-    On some problems each head's retained mass and what it reads of the span are measured, means over the rows after the span,
-    then over problems,
+    On some problems each head's retained mass and what it reads of the span are measured, means over the rows after the span
+    (the outcome's answer included: these rows are edited), then over problems,
 
     $$ \bar\lambda = \overline{1 - \textstyle\sum_{k \in I} A'_{ik}}, \qquad
        \bar\Sigma = \overline{\textstyle\sum_{k \in I} A'_{ik} v_k} $$
@@ -82,7 +84,8 @@ def transfer(
     fresh : problems that are given the means, none of them among `pairs`. Default: every second one of `pairs`.
     contrast : "total" (base -> inserted): given to the plain prompt. "content" (masked -> inserted): to the inserted prompt
         whose span cannot be seen, so that positions are the same. "held" (base -> held): span in place, positions unmoved.
-    control : another insertion, "random_sentence" (means over `n_control_draws` draws), an `Insertion`, or None.
+    control : another insertion, "random_sentence" (means over `n_control_draws` draws; left out for pairs of token ids), an
+        `Insertion`, other pairs, or None.
     smallest_effect : of interest, as a share of the median total effect.
     checkpoint : a folder that receives each finished problem; started again with the same settings the run goes on there.
 
@@ -136,10 +139,11 @@ def transfer(
     first = 1 + len(sets)
     return Transfer(
         problem_ids=other.ids,
+        groups=other.groups,
         measured_ids=search.ids,
         heads=chosen,
-        lam=edits[0].lam[:, 0],
-        sigma=edits[0].sigma[:, 0],
+        edit_lam=edits[0].lam[:, 0],
+        edit_sigma=edits[0].sigma[:, 0],
         base=ends[:, 0],
         inserted=ends[:, 1],
         given=values[:, 0],
@@ -153,30 +157,35 @@ def transfer(
             **other.settings,
             **named_on(heads, other.ids),
             "place": edits[0].place,
-            "resolution": model.resolution,
         },
         seed=seed,
         smallest_effect=smallest_effect,
+        resolution=model.resolution,
     )
 
 
 def _check(search: Prepared, fresh: Prepared, model: Model) -> None:
     """`ValueError` for problems that are too few, or whose span has several blocks."""
-    needed = fewest_problems(len(CELLS))
+    needed = fewest_for(2 * len(CELLS))
     if len(search.ids) < 2 or len(fresh.ids) < needed:
         raise ValueError(
             f"a transfer is measured on at least 2 problems and tested on at least {needed} others, got {len(search.ids)} and "
             f"{len(fresh.ids)} (without fresh=... one half of the problems is kept to test on)"
         )
     for pair in (*search.pairs, *fresh.pairs):
+        pair.need_span("a transfer of heads")
         pair.one_block("a transfer of heads")
 
 
-def _controls(search: Prepared, control: str | Insertion | None, n_draws: int, seed: int) -> list[Prepared]:
+def _controls(search: Prepared, control: Any, n_draws: int, seed: int) -> list[Prepared]:
     """The problems of the search with another insertion, draw by draw; `ValueError` where it is their own."""
     if control is None:
         return []
+    if not isinstance(control, str | Insertion):
+        return [prepare(search.model, control, search.outcome)]
     own = search.bare[0].insertion
+    if isinstance(own, Given):
+        return []
     if isinstance(control, str):
         drawn = own.kind == "random_sentence" and own.seed == seed
         draws = [draw for draw in range(n_draws + 1) if not (drawn and draw == own.draw)][:n_draws]
@@ -195,7 +204,7 @@ class _Means:
     layers: list[int]
     lam: np.ndarray
     sigma: np.ndarray
-    insertion: Insertion
+    insertion: Any
 
     def of(self, heads: Sequence[Head]) -> HeadTransfer:
         at = [self.layers.index(head.layer) for head in heads], [head.head for head in heads]
@@ -249,20 +258,21 @@ def _moved(model: Model, inputs: Any, edits: Sequence[HeadTransfer], start: int,
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Transfer(Parts, Result):
+class Transfer(Parts, Result, renamed={"lam": "edit_lam", "sigma": "edit_sigma"}):
     """How much of an insertion's effect comes back without its tokens: `given` `[problem]`, of `inserted` - `base`.
 
-    `lam` `[head]` and `sigma` `[head, d_head]` are the means that the `heads` were given, measured on `measured_ids`. `random`
-    `[problem, set]`: what `sets` of heads of the same layers bring with their own means (`n_possible` exist); `other`
-    `[problem, draw]`: what these heads bring with means under another insertion. The prevalence test is of the three `CELLS`
-    (Holm over them and both senses); controls count as their means within the problem.
+    `edit_lam` `[head]` and `edit_sigma` `[head, d_head]` are the means that the `heads` were given: over the rows that the edit
+    changes (the prompt's after the span, and the answer's) of `measured_ids`. `lam` of `decompose_attention` leaves the answer
+    out. `random` `[problem, set]`: what `sets` of heads of the same layers bring with their own means (`n_possible` exist);
+    `other` `[problem, draw]`: what these heads bring with means under another insertion. The prevalence test is of the three
+    `CELLS` (Holm over them and both senses); controls count as their means within the problem.
     """
 
     problem_ids: tuple[str, ...]
     measured_ids: tuple[str, ...]
     heads: tuple[Head, ...]
-    lam: np.ndarray
-    sigma: np.ndarray
+    edit_lam: np.ndarray
+    edit_sigma: np.ndarray
     base: np.ndarray
     inserted: np.ndarray
     given: np.ndarray
@@ -275,12 +285,12 @@ class Transfer(Parts, Result):
     seed: int = 0
     confidence: float = CONFIDENCE
     smallest_effect: float = SMALLEST_EFFECT
+    resolution: float = 0.0
 
-    drawn = ("median_fraction", "median")
     what = ("edit", "edits")
     axes = (
-        ("lam", "head"),
-        ("sigma", "head d_head"),
+        ("edit_lam", "head"),
+        ("edit_sigma", "head d_head"),
         ("base", "problem"),
         ("inserted", "problem"),
         ("given", "problem"),
@@ -318,21 +328,20 @@ class Transfer(Parts, Result):
     def edit(self) -> HeadTransfer:
         """The edit itself, a treatment of `evaluate_accuracy`."""
         insertion, place = str(self.settings.get("insertion", "")), self.settings.get("place") or {}
-        return HeadTransfer(self.heads, self.lam[:, None], self.sigma[:, None], insertion, dict(place))
+        return HeadTransfer(self.heads, self.edit_lam[:, None], self.edit_sigma[:, None], insertion, dict(place))
 
     @cached_property
     def exceeds(self) -> Prevalence:
-        """In how many problems the heads bring more than each control, paired, `[1, control]`; Holm over the controls."""
-        margin = self.direction * (self.per_cell[:, :1] - self.per_cell[:, 1:])
-        rounding = self.settings.get("resolution", 0.0)
-        tested = np.full(margin.shape[1], self.established)
-        return prevalence_test(margin, rounding, senses=(1,), tested=tested, confidence=self.confidence)
+        """In how many problems the heads bring more than each control, by more than the smallest effect, `[1, control]`."""
+        return self.whole.prevalence(self.per_cell[:, :1] - self.per_cell[:, 1:], senses=(1,))
 
     @property
     def n_as_large(self) -> int:
         """Random sets whose median is as large as the heads'."""
-        own, others = (np.median(self.direction * each, axis=0) for each in (self.given, self.random))
-        return int((others >= own - self.settings.get("resolution", 0.0)).sum())
+        if not self.sets:
+            return 0
+        own, others = (self.whole.cell_medians(self.whole.turned(each)).estimate for each in (self.given, self.random))
+        return int((others >= own - self.rounding).sum())
 
     @property
     def p_random(self) -> float:
@@ -340,22 +349,26 @@ class Transfer(Parts, Result):
         return (1 + self.n_as_large) / (1 + len(self.sets)) if self.sets and self.established else float("nan")
 
     def summary(self) -> pd.DataFrame:
-        """One row per cell: `k` of `n` problems with more than the smallest effect in `sense`, corrected p, the median and its
-        share of the median total, the mean, each with limits; of controls `exceeded` problems in which the heads bring more,
-        and its corrected p."""
+        """One row per cell: `k` of `n` problems with more than the smallest effect in `sense`, corrected p, the median and the
+        share of the total with limits, the mean; `spearman`, the correlation of what comes back with the total over problems (a
+        share that pairs nothing has none); of controls `exceeded` problems in which the heads bring more
+        by more than the smallest effect, and its corrected p."""
         nothing = [np.nan]
         n_controls = len(self.cells) - 1
-        p = self.exceeds.p[0] if n_controls else np.zeros(0)
-        p = holm(p) if np.isfinite(p).any() else p
         return pd.DataFrame(
             {
                 "label": list(self.cells),
                 **self.claim_columns(),
-                **self.share_columns(),
+                "spearman": [self._spearman(column) for column in self.per_cell.T],
                 "exceeded": [*nothing, *(self.exceeds.count[0] if n_controls else [])],
-                "p_exceeded": [*nothing, *p],
+                "p_exceeded": [*nothing, *(self.exceeds.p_corrected[0] if n_controls else [])],
             }
         )
+
+    def _spearman(self, column: np.ndarray) -> float:
+        """The rank correlation of a cell with the total over problems; NaN where either is the same in all of them."""
+        both = self.whole.units(column), self.whole.units(self.total_effect)
+        return float(spearmanr(*both).statistic) if min(map(np.ptp, both)) > 0 else float("nan")
 
     def to_frame(self) -> pd.DataFrame:
         """One tidy row per problem and cell, with both ends."""
@@ -379,10 +392,12 @@ class Transfer(Parts, Result):
     def _share_words(self) -> str:
         if not self.established:
             return "where most problems show no effect of one sign, so that there is none to bring back"
-        made = self.median_fraction
-        share, low, high = (100 * float(np.asarray(each)[0]) for each in (made.estimate, made.low, made.high))
-        outcome = self.settings.get("outcome")
-        return f"bring back {share:z.0f} % [{low:z.0f}, {high:z.0f}] of the median effect (outcome {outcome})"
+        row = self.summary().iloc[0]
+        outcome, paired = self.settings.get("outcome"), f"{row['spearman']:z.2f}"
+        return (
+            f"bring back {share_words(row)} of the effect (outcome {outcome}; rank correlation with the problem's own effect "
+            f"{paired})"
+        )
 
     def _control_words(self) -> list[str]:
         table = self.summary().set_index("label")
@@ -397,14 +412,14 @@ class Transfer(Parts, Result):
             f" (of all {count_of(n, 'set')}, {self.n_as_large or 'none'} as much as the heads, p = {self.p_random:.2g})"
         )
         return [
-            f"{of[name]} {100 * row['median_fraction']:z.0f} %{rank if name == CELLS[1] else ''}; the named heads bring more "
+            f"{of[name]} {100 * row['share']:z.0f} %{rank if name == CELLS[1] else ''}; the named heads bring more "
             f"in {int(row['exceeded'])} of {count_of(len(self.problem_ids), 'problem')} (p = {row['p_exceeded']:.2g})."
             for name, row in ((name, table.loc[name]) for name in self.cells[1:])
         ]
 
     def printed(self) -> pd.DataFrame:
         """The heads and their controls."""
-        columns = ["label", "k", "n", "median", "median_fraction", "median_fraction_ci_low", "median_fraction_ci_high"]
+        columns = ["label", "k", "n", "median", "share", "share_ci_low", "share_ci_high", "spearman"]
         return self.summary()[[*columns, "p_prevalence", "exceeded"]].astype({"exceeded": "Int64"})
 
     def shown(self) -> Shown:
@@ -412,17 +427,15 @@ class Transfer(Parts, Result):
         given = pd.DataFrame(
             {
                 "label": [str(head) for head in self.heads],
-                "lambda": self.lam,
-                "norm of Sigma": np.linalg.norm(self.sigma, axis=1),
+                "edit_lam": self.edit_lam,
+                "norm of edit_sigma": np.linalg.norm(self.edit_sigma, axis=1),
             }
         )
         caption = f"What is brought back ({WHOLE}), in {self.unit}, beside its controls."
-        names = {"label": "what is given"} | {
-            f"effect{end}": f"mean effect{end}" for end in ("", "_ci_low", "_ci_high")
-        }
+        names = {"label": "what is given", "effect": "mean effect"}
         return Shown(
             (
                 ShownTable(self.summary().rename(columns=names), caption),
-                ShownTable(given, "Mean lambda and Sigma that were given."),
+                ShownTable(given, "Mean lambda and Sigma of the edited rows (prompt and answer), as they were given."),
             )
         )

@@ -19,5 +19,5 @@ COMMANDS = {
 """What follows `mless-interp` -> the file of this folder, and the script of `analyses/`, that holds it."""
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
-    __name__, [*COMMANDS.values(), "answers", "certify", "compare_runs", "merge_shards", "plan", "show_again", "kept"]
+    __name__, [*COMMANDS.values(), "answers", "certify", "compare_runs", "plan", "run_folder"]
 )

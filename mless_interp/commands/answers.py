@@ -7,11 +7,12 @@ import numpy as np
 import pandas as pd
 
 from ..accuracy.comparisons import compare_answers
-from ..given import count_of
+from ..arguments import count_of
 from ..heads import Head
-from ..locating.sentences import few_problems
-from ..running.results import limits_of, with_limits
-from ..running.visible import short_name
+from ..locating.sentences import few_problems, smallest_words
+from ..patching.parts import share_words
+from ..running.results import limits_of, of_heads, with_limits
+from ..running.text_safety import short_name
 from ..scores.scored import OF_SINKS
 from ..statistics import defined_mean
 
@@ -54,11 +55,12 @@ def _each(row: Any, estimate: str, low: str, high: str, *, percent: bool = False
 def of_located(found: Any) -> str:
     """Of `LocatedHeads`: which heads carry how much of what, in how many problems, and what fresh problems say."""
     s, n = found.settings, len(found.problem_ids)
-    total = f"median effect {with_limits(found.total_interval, found.unit)}, {count_of(n, 'problem')}"
-    few = few_problems(n, len(found.heads), found.judged.alpha)
+    effect = found.judged.effect
+    total = f"median effect {with_limits(effect.median, found.unit)}, {count_of(n, 'problem')}"
+    few = few_problems(effect.n, len(found.heads), found.confidence)
     if not found.established:
         return f"No head is named: {s['insertion']} has no established effect on {s['outcome']} ({total}).{few and ' ' + few}"
-    share = f"{100 * found.judged.smallest_effect:.3g} %"
+    share = smallest_words(effect)
     if not found.found:
         return (
             f"None of {count_of(len(found.heads), 'head')} is shown to carry more than {share} of the effect of "
@@ -89,7 +91,7 @@ def _specific(found: Any) -> str:
     table = None if made is None else made.control_table()
     if table is None or not len(sure) or table.empty or not table["exceeds_random_n"].any():
         return ""
-    passed = set(table.loc[table["p_specific"] < made.settings["alpha"], "label"])
+    passed = set(table.loc[table["p_specific"] < made.judged.effect.level, "label"])
     specific = [str(head) for head in sure if str(head) in passed]
     which = "all of them" if len(specific) == len(sure) > 1 else listed(specific) or "none"
     return f" Shown to be specific to this insertion (more than under random words of the same length): {which}."
@@ -101,13 +103,12 @@ def of_sweep(found: Any) -> str:
     what = f"the effect of {s.get('insertion')} on {s.get('outcome')}"
     if not found.established:
         return f"No head is tested: that most of {count_of(n, 'problem')} show {what} with one sign is not established."
-    share = f"{100 * found.smallest_effect:.3g} %"
+    share = smallest_words(found.whole)
     table = in_order(found.summary())
-    named = table[table["p_prevalence"] < found.alpha]
+    named = table[table["p_prevalence"] < found.level]
 
     def words(row: Any) -> str:
-        fraction = _each(row, "median_fraction", "median_fraction_ci_low", "median_fraction_ci_high", percent=True)
-        return f"{row['label']} ({row['k']} of {count_of(row['n'], 'problem')}, median share {fraction})"
+        return f"{row['label']} ({row['k']} of {count_of(row['n'], 'problem')}, share {share_words(row)})"
 
     if len(named):
         told = listed(words(row) for row in named.to_dict("records"))
@@ -116,7 +117,7 @@ def of_sweep(found: Any) -> str:
             f"most problems: {told}."
         )
     (first,) = table.head(1).to_dict("records")
-    few = few_problems(n, m, found.alpha)
+    few = few_problems(found.whole.n, m, found.confidence, per_head=2)
     return (
         f"None of {count_of(m, 'head')} is shown to do more than {share} of {what} in most problems; closest is {words(first)}."
         f"{few and ' ' + few}"
@@ -149,17 +150,28 @@ def of_scores(found: Any) -> str:
     def largest(metric: str) -> Any:
         return table.loc[table[metric].idxmax()] if metric in table and table[metric].notna().any() else None
 
+    def untrained(metric: str, row: Any) -> str:
+        """The same of the untrained twins, each one's own largest, and whether it comes up to the model's."""
+        if not found.twins:
+            return ""
+        value = float(np.mean([np.nanmax(of_heads(twin.middle(metric), twin.heads)) for twin in found.twins]))
+        least = row[f"{metric}_ci_low"] if np.isfinite(row[f"{metric}_ci_low"]) else row[metric]
+        return f" (untrained twins: {100 * value:.0f} %{', so this holds without training' if value >= least else ''})"
+
     parts = []
     if (row := largest("collapse_relative")) is not None:
         drop = _each(row, "collapse_relative", "collapse_relative_ci_low", "collapse_relative_ci_high", percent=True)
         where = f"most inside the span in {row['label']}, by {drop} relative to uniform"
         none = f"inside the span in no head (nearest to it {row['label']}, {drop} relative to uniform)"
-        parts.append(f"attention per token drops {where if row['collapse_relative'] > 0 else none}")
+        told = where if row["collapse_relative"] > 0 else none
+        parts.append(f"attention per token drops {told}{untrained('collapse_relative', row)}")
     if (row := largest("span_mass")) is not None:
         mass = _each(row, "span_mass", "span_mass_ci_low", "span_mass_ci_high", percent=True)
         null = row.get("span_mass_null", np.nan)
         even = "" if np.isnan(null) else f" (uniform attention: {100 * null:.0f} %)"
-        parts.append(f"{row['label']} reads the span most, with {mass} of its attention{even}")
+        parts.append(
+            f"{row['label']} reads the span most, with {mass} of its attention{even}{untrained('span_mass', row)}"
+        )
     metric = next((name for name in found.metrics if largest(name) is not None), None)
     if not parts and set(OF_SINKS) <= set(found.metrics):
         counts, n = found.sinks()
@@ -198,19 +210,13 @@ def of_study(found: Any) -> str:
     """Of `StudyResult`: which insertions have an established effect and how large, which heads carry it, what answers do."""
     contrast, outcome = found.contrasts[0], found.outcomes[0]
     table = found.effect_table().query("contrast == @contrast and outcome == @outcome")
-    sure = table[table["p_holm"] < 0.05].to_dict("records")
+    sure = table[table["p_holm"] < found.alpha].to_dict("records")
     have = "has" if len(sure) == 1 else "have"
     told = f"{len(sure)} of {count_of(len(table), 'insertion')} {have} an established {contrast} effect on {outcome}"
     if sure:
         sizes = (f"{row['insertion']!r} {_each(row, 'median', 'median_ci_low', 'median_ci_high')}" for row in sure)
         told += f" (median, {sure[0]['unit']}): {listed(sizes)}"
     told = " ".join([f"{told}.", *found.too_few()])
-    if found.attention and (more := next(iter(found.attention.values())).metrics[1:2]):
-        rows = found.summary().to_dict("records")
-        sizes = (
-            f"{row['insertion']!r} {_each(row, more[0], f'{more[0]}_ci_low', f'{more[0]}_ci_high')}" for row in rows
-        )
-        told += f" {more[0].replace('_', ' ').capitalize()} (mean over heads and problems): {listed(sizes)}."
     if found.located:
         tested = any(made.confirmation is not None for made in found.located.values())
         named = {name: list(made.confirmed if tested else made.found) for name, made in found.located.items()}
@@ -278,8 +284,12 @@ def of_cut_off(found: Any) -> str:
     made = found.compare(inserted, named)
     heads = listed(found.settings["treatments"][named]["knockout"])
     right = 100 * table.loc[[base, inserted, named], "accuracy"].to_numpy()
-    points = f", {right[2] - right[1]:.1f} of the {right[0] - right[1]:.1f} points lost" if right[0] > right[1] else ""
-    back = f"answers come back{points}" if _more(made) else "that answers come back is not shown"
+    points = (
+        f" {right[2] - right[1]:.1f} of the {right[0] - right[1]:.1f} percentage points lost"
+        if right[0] > right[1]
+        else ""
+    )
+    back = f"this recovers{points or ' answers'}" if _more(made) else "that answers come back is not shown"
     told += f"; with {heads} cut off from it {share[named]} are: {back} (p = {made.p:.2g})."
     if not random:
         return f"{told} There is no other set of the same layers and size."
@@ -288,7 +298,7 @@ def of_cut_off(found: Any) -> str:
 
 def _more(made: Any) -> bool:
     """Is more right under the second of two treatments?"""
-    return bool(made.p < made.alpha and float(made.difference.low) > 0)
+    return bool(made.p < made.alpha and len(made.gained) > len(made.lost))
 
 
 def _among(found: Any, named: str, random: list[str]) -> str:
@@ -301,20 +311,21 @@ def _among(found: Any, named: str, random: list[str]) -> str:
         shares[:, at[:1]],
         names=("random sets", named),
         ids=found.problem_ids,
+        groups=found.groups,
         grader="strict",
         seed=found.seed,
         confidence=found.confidence,
     )
-    own, *others = 100 * defined_mean(shares[:, at], axis=0)
+    own, *others = 100 * defined_mean(found.by_group(shares[:, at]), axis=0)
     told = f"{others[0]:.1f} %"
     if len(random) > 1:
         as_well = sum(other >= own for other in others)
-        told = f"{min(others):.1f} % to {max(others):.1f} %, {as_well or 'none'} of the {len(random)} at least as many"
+        told = f"{min(others):.1f} % to {max(others):.1f} %, {as_well or 'none'} of the {len(random)} recover at least as many"
     limits = limits_of(made.difference.low, made.difference.high, "+.1f", scale=100)
     return (
         f"With {'a random set' if len(random) == 1 else f'{len(random)} random sets'} of the same layers and size cut off "
-        f"likewise: {told}; with the named set {'more' if _more(made) else 'no more is shown'}, "
-        f"{100 * float(made.difference.estimate):+.1f} points{limits} from {'it' if len(random) == 1 else 'their mean'} (p = "
+        f"likewise: {told}; the named set is {'' if _more(made) else 'not '}shown to do better "
+        f"({100 * float(made.difference.estimate):+.1f} points{limits} from {'it' if len(random) == 1 else 'their mean'}, p = "
         f"{made.p:.2g})."
     )
 
@@ -337,7 +348,7 @@ def of_doses(found: Any) -> str:
     if low * high > 0:
         return f"{outcome} moves most with {found.doses[most]} inserted tokens, by {moved} {where}; {read}."
     return (
-        f"No number of inserted tokens is shown to move {outcome}: the largest mean change, with {found.doses[most]}, is "
+        f"No number of inserted tokens is shown to move {outcome}: the largest median change, with {found.doses[most]}, is "
         f"{moved} {where}; {read}."
     )
 
@@ -349,7 +360,7 @@ def of_mechanism(parts: Any, mediated: Any) -> str:
     here = {name: rows.loc[(reading, name)] for name in ("scale", "bias", "both", "interaction")}
     told = {}
     for name, row in here.items():
-        told[name] = f"{row['mean']:+.4f}{limits_of(row['ci_low'], row['ci_high'])}"
+        told[name] = f"{row['median']:+.4f}{limits_of(row['median_ci_low'], row['median_ci_high'])}"
     sure = [name for name, row in here.items() if row["p_corrected"] < 1 - mediated.confidence]
     what = mediated.settings.get("outcome") if reading == "outcome" else reading.replace("_", " ")
     shown = ", ".join(name for name in sure if name != "interaction")
@@ -360,7 +371,7 @@ def of_mechanism(parts: Any, mediated: Any) -> str:
     return (
         f"Through layer {mediated.settings.get('layer')}, {parts.settings.get('insertion')} changes {what} by {told['scale']} "
         f"{here['both']['unit']} as it scales what attention wrote, by {told['bias']} as it adds to it, by {told['both']} as "
-        f"both (means over {count_of(len(mediated.problem_ids), 'problem')}){apart}; {shown}."
+        f"both (medians over {count_of(len(mediated.problem_ids), 'problem')}){apart}; {shown}."
     )
 
 
@@ -373,6 +384,8 @@ def of_claims(checks: Mapping[str, Any], figure: str) -> str:
         agree, against, unknown = (verdicts.count(verdict) for verdict in ("agrees", "disagrees", "cannot tell"))
         rest = [f"{n} {what}" for n, what in ((against, "disagree"), (unknown, "cannot be told")) if n]
         size = f", {found.settings.get('n_problems')} problems" * (len(sizes) > 1)
-        parts.append(f"on {name}{size}, {', '.join([f'{agree} of {len(verdicts)} claims agree', *rest])}")
+        shared = len(found.without_training)
+        without = f" ({shared or 'none'} of them without training)" * bool(found.twins and agree)
+        parts.append(f"on {name}{size}, {', '.join([f'{agree} of {len(verdicts)} claims agree{without}', *rest])}")
     of = f" ({count_of(sizes.pop(), 'problem')})" if len(sizes) == 1 else ""
     return f"{figure}{of}: {'; '.join(parts)}."

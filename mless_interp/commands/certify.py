@@ -1,7 +1,6 @@
 """`mless-interp check`: a certificate for a model on a backend."""
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -9,24 +8,30 @@ from typing import Annotated
 import typer
 from typer import Argument, Option
 
-from ..command_line import Loading, NoProgressOption
+from ..command_line import Loading, is_file, is_model, tell
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Loading):
     """What can be asked."""
 
-    model: Annotated[str, Argument(metavar="MODEL", help="'demo' (bundled), a saved model's directory, or a hub id.")]
+    model: Annotated[
+        str,
+        Argument(callback=is_model, metavar="MODEL", help="'demo' (bundled), a saved model's directory, or a hub id."),
+    ]
     problems: Annotated[
         str | None,
-        Option(help="A .jsonl file with MATH-500's keys to take the prompts from. [default: three small sums]"),
+        Option(
+            callback=is_file,
+            help="A .jsonl file with MATH-500's keys to take the prompts from. [default: three small sums]",
+        ),
     ] = None
     n_prompts: Annotated[
         int,
         Option(min=1, help="How many prompts: the shortest of the problems, one of them also with the span after it."),
     ] = 3
     json_file: Annotated[Path | None, Option("--json", help="Also write the certificate to this file.")] = None
-    no_progress: NoProgressOption = False
+    no_progress: Annotated[bool, Option("--no-progress", help="No progress bars.")] = False
 
 
 def check(options: Options) -> None:
@@ -51,12 +56,10 @@ def check(options: Options) -> None:
     except FailedCheck as error:
         if json_file is not None:
             json_file.write_text(json.dumps({"passed": False, "error": str(error)}, indent=1), encoding="utf-8")
-        sys.stdout.write(
-            f"{error}\n1 failed: the self-check at loading. Do not trust results of this model on this backend\n"
-        )
+        tell(f"{error}\n1 failed: the self-check at loading. Do not trust results of this model on this backend")
         raise typer.Exit(1) from error
     certificate = certify_model(loaded, short_pairs(loaded, asked, n_prompts), progress=not options.no_progress)
-    sys.stdout.write(f"{certificate!r}\n")
+    tell(repr(certificate))
     if json_file is not None:
         json_file.write_text(as_json(certificate), encoding="utf-8")
     raise typer.Exit(0 if certificate.passed else 1)

@@ -6,26 +6,21 @@ from typing import Annotated, Any
 
 from typer import Option
 
+from ..arguments import count_of
 from ..command_line import (
-    Asking,
-    InsertionOption,
+    Inserting,
     OutcomeOption,
     OutOption,
-    PlaceOption,
     chosen_insertion,
     chosen_numbers,
 )
-from ..given import count_of
-from .kept import Computed, Kept, Presented, program
+from .run_folder import Computed, Kept, Presented, program, shown_attention
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(Asking):
+class Options(Inserting):
     """What can be asked."""
 
-    insertion: InsertionOption = "meaningless"
-    unit: Annotated[str | None, Option(help="The repeated unit or word. [default: ' /' or 'he']")] = None
-    place: PlaceOption = "before-question"
     doses: Annotated[str, Option(help="Numbers of inserted tokens, increasing.")] = "1,2,4,8,16,32,55,70,110"
     layer: Annotated[int, Option(min=0, help="The layer whose heads are read, zero-based.")] = 0
     outcome: OutcomeOption = "answer_logprob"
@@ -39,21 +34,19 @@ def compute(options: Options) -> Computed:
     and head), dose_response.png, the results themselves in results/ (mi.load) and run.json; with --report also report.html.
     A run that is stopped goes on from where it was when it is started again with the same settings.
     """
+    numbers = chosen_numbers(options.doses, name="--doses")
+    if options.n_tokens is not None:
+        raise ValueError("--n-tokens: the lengths of the insertion are --doses here")
+    questions = options.questions()
     from ..heads import Head
     from ..patching.dose import check_has_doses, checked_doses, dose_response
-    from ..patching.outcomes import outcome_named
     from ..prompts.pairs import make_pairs
-    from ..views.pooling import read_attention
-    from ..views.report import ShownPrompt
 
-    doses = checked_doses(chosen_numbers(options.doses, name="--doses"))
+    doses = checked_doses(numbers)
     check_has_doses(options.insertion)
-    outcome_named(options.outcome, signed_for="dose-response")
-    questions = options.questions()
-    filler = chosen_insertion(
-        options.insertion, options.unit, n_tokens=doses[-1], seed=options.seed, problems=questions, place=options.place
-    )
-    model = options.load(at_least=doses[-1])
+    given: dict[str, Any] = {"n_tokens": doses[-1], "seed": options.seed, "place": options.place}
+    filler = chosen_insertion(options.insertion, options.unit, **given, pool=options.pool)
+    model = options.load()
     found = dose_response(
         model,
         questions,
@@ -66,24 +59,13 @@ def compute(options: Options) -> Computed:
         progress=options.progress,
         seed=options.seed,
     )
-    (pair,) = make_pairs(model, questions[:1], filler, template=options.template)
-    shown: dict[str, Any] = {"prompt": ShownPrompt.of(model, pair)}
+    pairs = make_pairs(model, questions[:1], filler, template=options.template)
+    shown = {}
     if options.attention == "eager":
         most = [Head.parse(label) for label in found.summary().nlargest(3, f"log_odds_at_{doses[-1]}")["label"]]
-        shown["attention"] = read_attention(model, pair, most)
-    return Computed(
-        results={"DoseResponse": found},
-        told=repr(found),
-        model=model,
-        shown=shown,
-        facts={
-            "settings": found.settings | {"doses": doses, "layer": options.layer},
-            "conclusion": found.describe(),
-            "n_problems": len(questions),
-            "problems": found.problem_ids,
-            "kind": filler.kind,
-        },
-    )
+        shown["attention"] = shown_attention(model, pairs, most)
+    facts = {"settings": found.settings | {"doses": doses, "layer": options.layer}, "n_problems": len(questions)}
+    return Computed({"DoseResponse": found}, model, pairs, shown, facts | {"kind": filler.kind})
 
 
 def present(kept: Kept) -> Presented:
@@ -108,7 +90,7 @@ def present(kept: Kept) -> Presented:
         if "attention" in kept.shown:
             made = made.heading("Attention of the heads that read the span most")
             made = made.view(attention_view(kept.shown["attention"]))
-        return made.heading("What the model reads").shown_prompt(kept.shown["prompt"])
+        return made
 
     files = {
         "slopes.csv": found.summary(),

@@ -6,23 +6,25 @@ from typing import Annotated, Any
 
 from typer import Option
 
+from ..arguments import count_of
 from ..command_line import (
     KINDS,
     Asking,
-    ConditionsOption,
     HeadsOption,
     LayersOption,
     LengthOption,
     OutOption,
     PlaceOption,
-    ProblemOption,
+    TwinsOption,
     chosen_heads,
     chosen_insertion,
     chosen_names,
+    listed,
+    one_of_names,
     read_heads,
 )
-from ..given import count_of
-from .kept import Computed, Kept, Presented, program, shown_attention
+from ..prompts.conditions import CONDITIONS, as_words, one_of, several_of
+from .run_folder import Computed, Kept, Presented, program, shown_attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,7 @@ class Options(Asking):
     insertion: Annotated[
         list[str] | None,
         Option(
-            help=f"KIND or KIND=UNIT, repeatable; a KIND is one of {KINDS}; for example --insertion meaningless "
+            help=f"KIND or KIND=UNIT, repeatable; a KIND is one of {listed(KINDS)}; for example --insertion meaningless "
             "--insertion 'meaningful=she'. [default: meaningless]"
         ),
     ] = None
@@ -43,15 +45,21 @@ class Options(Asking):
     metrics: Annotated[
         str | None, Option(help="Names, separated by commas, 'all', or 'sinks'. [default: the usual ones]")
     ] = None
-    conditions: ConditionsOption = "base,inserted"
-    rows: Annotated[str, Option(help="Rows averaged over: shared, all, question (of tokens after the span).")] = (
-        "shared"
+    conditions: Annotated[str, Option(help=f"{as_words(CONDITIONS)}. All are compared with the first.")] = (
+        "base,inserted"
     )
+    rows: Annotated[
+        str,
+        Option(
+            callback=one_of_names("shared", "all", "question"),
+            help="Rows averaged over: shared, all, question (of tokens after the span).",
+        ),
+    ] = "shared"
     show: Annotated[
         int,
         Option(min=1, help="How many heads to draw (those chosen, or the most collapsed and the one that reads most)."),
     ] = 3
-    problem: ProblemOption = None
+    twins: TwinsOption = 3
     out: OutOption = Path("results/head_profiles")
 
 
@@ -63,31 +71,27 @@ def compute(options: Options) -> Computed:
     themselves in results/ (mi.load) and run.json; with --report also report.html. A run that is stopped goes on from where
     it was when it is started again with the same settings.
     """
-    from ..prompts.conditions import CONDITIONS, several_of
+    read_heads(options.heads, options.layers)
+    conditions = chosen_names(options.conditions)
+    several_of(conditions, CONDITIONS, "condition")
+    questions = options.questions()
+    fillers = _insertions(options)
+    from ..models.load import untrained_twin
     from ..prompts.pairs import make_pairs
     from ..scores import attention_profile, score_heads
     from ..scores.catalogue import chosen_metrics
-    from ..scores.layout import Thresholds
-    from ..scores.score import check_rows
     from ..views.report import ShownPrompt
     from .answers import of_scores, told_heads
 
-    questions = options.questions()
-    fillers = _insertions(options, questions)
     metrics = options.metrics if options.metrics in (None, "all", "sinks") else chosen_names(options.metrics or "")
-    conditions = chosen_names(options.conditions)
     chosen_metrics(metrics)
-    several_of(conditions, CONDITIONS, "condition")
-    check_rows(options.rows, min_rows=Thresholds().min_rows)
-    read_heads(options.heads, options.layers)
-    problem = options.shown_problem(options.problem)
     model = options.load()
     heads = chosen_heads(options.heads, options.layers, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
     common: dict[str, Any] = {"conditions": conditions, "rows": options.rows, "seed": options.seed}
     common["progress"] = options.progress
     results: dict[str, Any] = {}
     shown: dict[str, Any] = {}
-    prompts, told, found = {}, [], None
+    prompts = {}
     for number, filler in enumerate(fillers):
         pairs = make_pairs(model, questions, filler, template=options.template)
         kept = {what: options.partial / f"{what}-{number}.jsonl" for what in ("scores", "profile")}
@@ -97,17 +101,26 @@ def compute(options: Options) -> Computed:
         results |= {f"scores_{number}": found, f"profile_{number}": profile}
         shown[f"prompt_{number}"] = ShownPrompt.of(model, pairs[0])
         if options.attention == "eager":
-            shown[f"attention_{number}"] = shown_attention(model, pairs, drawn, problem)
+            shown[f"attention_{number}"] = shown_attention(model, pairs, drawn)
         prompts[filler.label] = [pair.record() for pair in pairs]
-        told.append(f"{of_scores(found)}\n{found!r}")
-    assert found is not None
+    for seed in range(options.twins):
+        options.say(f"untrained twin {seed + 1} of {options.twins} ...")
+        twin = untrained_twin(model, seed)
+        for number, filler in enumerate(fillers):
+            pairs = make_pairs(twin, questions, filler, template=options.template)
+            name = f"scores_{number}"
+            file = options.partial / f"scores-{number}-twin-{seed}.jsonl"
+            made = score_heads(twin, pairs, heads=heads, metrics=metrics, checkpoint=file, **common)
+            results[name] = replace(results[name], twins=(*results[name].twins, made))
+    scores = [results[f"scores_{number}"] for number in range(len(fillers))]
     facts = {
-        "settings": found.settings,
+        "settings": scores[-1].settings,
         "n_problems": len(questions),
         "insertions": [{"kind": filler.kind, "label": filler.label} for filler in fillers],
         "prompts": prompts,
     }
-    return Computed(results, "\n".join(told), model, shown, facts)
+    told = "\n".join(f"{of_scores(found)}\n{found!r}" for found in scores)
+    return Computed(results, model, (), shown, facts, lambda: told)
 
 
 def present(kept: Kept) -> Presented:
@@ -140,7 +153,7 @@ def present(kept: Kept) -> Presented:
         for number, (filler, found) in enumerate(zip(fillers, scores, strict=True)):
             caption = "Attention received per token; grey: uniform attention, shaded: inserted tokens."
             picture = pictures[f"profile_{number}_{filler['kind']}.png"]
-            made = made.result(found, heading=filler["label"], pictures={caption: picture}, shown=_sorted(found))
+            made = made.result(found, heading=filler["label"], pictures={caption: picture})
             if f"attention_{number}" in shown:
                 made = made.view(attention_view(shown[f"attention_{number}"]))
             made = made.shown_prompt(shown[f"prompt_{number}"])
@@ -158,33 +171,22 @@ def present(kept: Kept) -> Presented:
     return Presented(files, page)
 
 
-def _insertions(options: Options, questions: Any) -> list[Any]:
+def _insertions(options: Options) -> list[Any]:
     """Those asked for; `--n-tokens` is the length of those that are counted, and of the others where none is."""
-    from ..prompts.conditions import one_of
-    from ..prompts.insertions import KINDS as BY_NAME
-
     asked = [text.partition("=") for text in options.insertion or ["meaningless"]]
     empty = next((kind for kind, equals, unit in asked if equals and not unit), None)
     if empty is not None:
         raise ValueError(f"--insertion {empty}=: nothing stands after '='; give a unit, or leave the '=' out")
-    counted = [one_of(kind, BY_NAME, "insertion").counted for kind, _, _ in asked]
-    given: dict[str, Any] = {"seed": options.seed, "problems": questions, "place": options.place}
+    for kind, _, _ in asked:
+        one_of(kind, dict.fromkeys(KINDS), "insertion")
+    from ..prompts.insertions import KINDS as BY_NAME
+
+    counted = [BY_NAME[kind].counted for kind, _, _ in asked]
+    given: dict[str, Any] = {"seed": options.seed, "pool": options.pool, "place": options.place}
     return [
         chosen_insertion(kind, unit or None, n_tokens=options.n_tokens if counts or not any(counted) else None, **given)
         for (kind, _, unit), counts in zip(asked, counted, strict=True)
     ]
-
-
-def _sorted(found: Any) -> Any:
-    """How a page shows scores: the table sorted by what it is drawn by, the most first."""
-    shown = found.shown()
-    metric = None if shown.head_map is None else shown.head_map.value
-    if metric is None:
-        return shown
-    tables = [
-        replace(table, frame=table.frame.sort_values(metric, ascending=False, kind="stable")) for table in shown.tables
-    ]
-    return replace(shown, tables=tuple(tables))
 
 
 app = program("head_profiles", compute, present)

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 from typer import Option
 
+from ..arguments import count_of
 from ..command_line import (
     Inserting,
     LayersOption,
@@ -14,10 +15,11 @@ from ..command_line import (
     between,
     chosen_heads,
     contrasts,
+    one_of_names,
     read_heads,
 )
-from ..given import count_of
-from .kept import Computed, Kept, Presented, program
+from ..prompts.conditions import DIRECTIONS
+from .run_folder import Computed, Kept, Presented, program, shown_attention
 
 CONTRASTS = ("content", "held")
 
@@ -30,14 +32,21 @@ class Options(Inserting):
     layer: Annotated[
         int, Option(min=0, help="The layer of MLP and mediation, zero-based (the paper speaks of the first).")
     ] = 0
-    contrast: Annotated[str, Option(help=f"What is drawn and said: {contrasts(*CONTRASTS)}. For the MLP: content.")] = (
-        "content"
-    )
+    contrast: Annotated[
+        str,
+        Option(
+            callback=one_of_names(*CONTRASTS), help=f"What is drawn: {contrasts(*CONTRASTS)}. For the MLP: content."
+        ),
+    ] = "content"
     control: Annotated[
         bool, Option("--control/--no-control", help="Compare lambda with random words of the same length.")
     ] = True
     direction: Annotated[
-        str, Option(help="Mediation: noising (add the parts without the span) or denoising (take them away).")
+        str,
+        Option(
+            callback=one_of_names(*DIRECTIONS),
+            help="Mediation: noising (add the parts without the span) or denoising (take them away).",
+        ),
     ] = "noising"
     outcome: OutcomeOption = "answer_logprob"
     c: Annotated[
@@ -55,20 +64,12 @@ def compute(options: Options) -> Computed:
     themselves in results/ (mi.load) and run.json; with --report also report.html. A run that is stopped goes on from where it
     was when it is started again with the same settings.
     """
+    read_heads(None, options.layers)
+    layer, contrast, questions = options.layer, options.contrast, options.questions()
     from ..heads import Head
     from ..mechanism import activation_shift, decompose_attention, mediate
-    from ..patching.outcomes import outcome_named
-    from ..prompts.conditions import DIRECTIONS, one_of
-    from ..views.pooling import read_attention
-    from ..views.report import ShownPrompt
 
-    layer, contrast = options.layer, options.contrast
-    if contrast not in CONTRASTS:
-        raise ValueError(f"unknown contrast {contrast!r}; choose content or held (heads_total.csv has the total one)")
-    outcome_named(options.outcome, signed_for="mediation")
-    one_of(options.direction, DIRECTIONS, "direction")
-    read_heads(None, options.layers)
-    model, pairs = options.begin()
+    model, (pairs,) = options.begin(questions)
     heads = chosen_heads(None, options.layers, n_layers=model.info.n_layers, n_heads=model.info.n_heads)
     common: dict[str, Any] = {"progress": options.progress, "seed": options.seed}
     mediated = mediate(
@@ -95,31 +96,18 @@ def compute(options: Options) -> Computed:
         checkpoint=options.partial / "decomposition.jsonl",
         **common,
     )
-    shown: dict[str, Any] = {"prompt": ShownPrompt.of(model, pairs[0])}
+    shown = {}
     if options.attention == "eager":
         least = [Head.parse(label) for label in parts.summary().nsmallest(3, "lam")["label"]]
-        shown["attention"] = read_attention(model, pairs[0], least)
+        shown["attention"] = shown_attention(model, pairs[:1], least)
     everything = (parts, shift, mediated)
-    return Computed(
-        results={type(result).__name__: result for result in everything},
-        told="\n\n".join(map(repr, everything)) + "\n",
-        model=model,
-        shown=shown,
-        facts={
-            "settings": {
-                "attention": parts.settings,
-                "activations": shift.settings,
-                "mediation": mediated.settings,
-            },
-            "conclusion": [result.describe() for result in everything],
-            "n_problems": len(pairs),
-            "prompts": [pair.record() for pair in pairs],
-        },
-    )
+    settings = {"attention": parts.settings, "activations": shift.settings, "mediation": mediated.settings}
+    facts = {"settings": settings, "n_problems": len(pairs)}
+    return Computed({type(result).__name__: result for result in everything}, model, pairs, shown, facts)
 
 
 MEDIATED = (
-    "Scale only, bias only, both: means with 95 % intervals over problems. Filled: most problems move that way (sign test, "
+    "Scale only, bias only, both: medians over problems with 95 % intervals. Filled: most problems move that way (sign test, "
     "corrected p < 0.05)."
 )
 
@@ -163,7 +151,6 @@ def present(kept: Kept) -> Presented:
             "Near zero by token class.": pictures["near_zero.png"],
         }
         made = made.result(shift, heading="Activations", pictures=moved)
-        made = made.heading("What the model reads").shown_prompt(kept.shown["prompt"])
         if "attention" not in kept.shown:
             return made
         made = made.heading("Heads with the smallest lambda")

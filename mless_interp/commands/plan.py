@@ -1,149 +1,119 @@
-"""`mless-interp plan`: what a run takes on this machine or another, before any weight is here."""
+"""`mless-interp plan`: a run's seconds and memory on this machine or another, before it is started."""
 
+import dataclasses
 import json
-import os
-import sys
-from pathlib import Path
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-import typer
 from typer import Argument, Option
 
 from ..command_line import (
+    ATTENTIONS,
     BACKENDS,
-    DeviceOption,
-    InsertionOption,
-    LengthOption,
-    NAnswerOption,
-    NBeforeOption,
-    NContextOption,
+    DTYPES,
+    Inserting,
     OutcomeOption,
-    PlaceOption,
-    ProblemsOption,
-    SeedOption,
-    TemplateOption,
-    UnitOption,
+    Saving,
     between,
     chosen_insertion,
-    chosen_problems,
-    fewer_than,
+    is_model,
+    listed,
+    one_of_names,
+    tell,
 )
 
-LIMITS = {"sweep": 32, "locate": 64, "profiles": 32, "mechanism": 32, "accuracy": 500}
+LIMITS = {"sweep": 32, "locate": 64, "profiles": 32, "mechanism": 32, "accuracy": 500, "circuit": 64}
 """How many problems each analysis takes where nothing else is asked for."""
-PLANNED = ", ".join(LIMITS)
+TREATMENTS = {"meaningless": "mless", "meaningful": "mful", "random_sentence": "random_sentence"}
+"""Kinds of insertion -> treatments of `mless-interp accuracy`."""
+NOT_ASKED = {field.name for field in dataclasses.fields(Saving)} - {"seed"} | {
+    *("tf32", "device_map", "max_memory", "offload_folder", "quantization_config")
+}
+"""Options of other commands that make no difference to a plan."""
 
 
-def plan(
+@dataclass(frozen=True, kw_only=True)
+class Options(Inserting):
+    """What can be asked."""
+
     model: Annotated[
         str,
         Argument(
-            metavar="MODEL", help="'demo', a directory with config.json and tokenizer (weights or not), a hub id."
+            callback=is_model, help="'demo', a directory with config.json and tokenizer, weights or not; a hub id."
         ),
-    ],
-    what: Annotated[str, Argument(metavar="[WHAT]", help=f"{PLANNED}.")] = "locate",
-    problems: ProblemsOption = None,
-    limit: Annotated[
-        int | None, Option(min=1, help="How many problems, from the first. [default: the analysis' own]")
-    ] = None,
-    n_before: NBeforeOption = None,
-    n_context: NContextOption = None,
-    n_answer: NAnswerOption = None,
-    template: TemplateOption = "raw",
-    insertion: InsertionOption = "meaningless",
-    unit: UnitOption = None,
-    n_tokens: LengthOption = None,
-    place: PlaceOption = "before-question",
-    outcome: OutcomeOption = "answer_logprob",
-    backend: Annotated[str | None, Option(help=f"{BACKENDS}. [default: what suits the size]")] = None,
-    dtype: Annotated[
-        str | None, Option(help="float32, float64, bfloat16 or float16. [default: float32 where it fits]")
-    ] = None,
-    device: DeviceOption = None,
-    attention: Annotated[str | None, Option(help="eager or sdpa (nnsight). [default: what suits the size]")] = None,
-    memory: Annotated[str | None, Option(help="Of a GPU that is not here, with --tflops: 80GB.")] = None,
-    tflops: Annotated[
-        float | None,
-        Option(
-            callback=between(0.0), help="Of a GPU that is not here: 10^12 operations a second in the chosen precision."
-        ),
-    ] = None,
-    treatments: Annotated[
-        int | None, Option(min=1, help="accuracy: how often the problems are answered. [default: 2]")
-    ] = None,
-    max_new_tokens: Annotated[int | None, Option(min=1, help="accuracy: longest answer.")] = None,
-    named: Annotated[
-        int | None,
-        Option(min=1, help="locate: heads that are supposed to be named, which controls are of. [default: 5]"),
-    ] = None,
-    price: Annotated[
-        float | None, Option(callback=between(0.0), help="Of an hour on the machine, to say what the run costs.")
-    ] = None,
-    seconds: Annotated[float, Option(callback=between(0.0), help="How long real code may be timed, about.")] = 20.0,
-    seed: SeedOption = 0,
-    json_file: Annotated[
-        Path | None, Option("--json", help="Also write everything to this file ('-': only that, here).")
-    ] = None,
-) -> None:
-    """Say what a run takes before it is started: memory, time, what fits where, the command. Needs no weights.
-
-    Parameters are counted from config.json, tokens with the tokenizer, operations from both; times come from the real code
-    on a few random layers of the same geometry, on this machine. What is an estimate is called one.
-    """
-    from ..planning import plan_run
-    from ..planning.needed import parsed_bytes
-    from ..planning.planned import N_NAMED
-
-    if what not in LIMITS:
-        raise ValueError(f"unknown analysis {what!r}; choose one of {PLANNED}")
-    printed = json_file is not None and str(json_file) == "-"
-    if json_file is not None and not printed:
-        _check_writable(json_file)
-    of_one = {"treatments": ("accuracy", treatments), "max-new-tokens": ("accuracy", max_new_tokens)}
-    for option, (analysis, given) in (of_one | {"named": ("locate", named)}).items():
-        if given is not None and what != analysis:
-            raise ValueError(f"--{option} is for {analysis}, and {what} has no use for it: leave it out")
-    sizes = {"n_before": n_before, "n_context": n_context, "n_answer": n_answer}
-    wanted = LIMITS[what] if limit is None else limit
-    questions = chosen_problems(problems, model, limit=wanted, **sizes)
-    if few := fewer_than(wanted, len(questions)):
-        sys.stderr.write(f"{few}\n")
-    filler = chosen_insertion(insertion, unit, n_tokens=n_tokens, seed=seed, problems=questions, place=place)
-    options: dict[str, Any] = {"backend": backend, "dtype": dtype, "device": device, "attention": attention}
-    found = plan_run(
-        model,
-        questions,
-        filler,
-        what=what,
-        template=template,
-        outcome=outcome,
-        memory=None if memory is None else parsed_bytes(memory),
-        tflops=tflops,
-        n_treatments=2 if treatments is None else treatments,
-        max_new_tokens=max_new_tokens,
-        n_named=N_NAMED if named is None else named,
-        price=price,
-        seconds=seconds,
-        source={"problems": problems, **sizes},
-        **options,
+    ]
+    what: Annotated[str, Argument(metavar="[WHAT]", callback=one_of_names(*LIMITS), help=f"{', '.join(LIMITS)}.")] = (
+        "locate"
     )
-    as_json = json.dumps(found.to_dict(), indent=1)
-    if printed:
-        sys.stdout.write(f"{as_json}\n")
-        return
-    first, _, rest = repr(found).partition("\n")
-    typer.secho(first, bold=True)
-    typer.echo(rest)
-    if json_file is not None:
-        json_file.write_text(as_json, encoding="utf-8")
+    limit: Annotated[int | None, Option(min=1, help="How many problems. [default: the analysis' own]")] = None  # type: ignore[assignment]
+    outcome: OutcomeOption = "answer_logprob"
+    backend: Annotated[
+        str | None,
+        Option(callback=one_of_names(*BACKENDS), help=f"{listed(BACKENDS)}. [default: what suits the size]"),
+    ] = None  # type: ignore[assignment]
+    dtype: Annotated[
+        str | None, Option(callback=one_of_names(*DTYPES), help=f"{listed(DTYPES)}. [default: float32 if it fits]")
+    ] = None  # type: ignore[assignment]
+    attention: Annotated[
+        str | None,
+        Option(callback=one_of_names(*ATTENTIONS), help="eager or sdpa (nnsight). [default: what suits the size]"),
+    ] = None  # type: ignore[assignment]
+    memory: Annotated[str | None, Option(help="Of a GPU that is not here, with --tflops: 80GB.")] = None
+    tflops: Annotated[
+        float | None, Option(callback=between(0.0), help="Of a GPU that is not here: 10^12 operations a second.")
+    ] = None
+    max_new_tokens: Annotated[
+        int | None, Option(min=1, help="accuracy: longest answer. [default: longest solution]")
+    ] = None
+    as_json: Annotated[bool, Option("--json", help="Print everything as JSON.")] = False
 
 
-def _check_writable(file: Path) -> None:
-    """`OSError` where a file of that name could not be written, before anything is timed."""
-    folder = file.resolve().parent
-    if not folder.is_dir():
-        raise FileNotFoundError(f"--json {file}: there is no folder {str(folder)!r}")
-    if file.is_dir():
-        raise IsADirectoryError(f"--json {file}: it is a folder; name a file")
-    if not os.access(file if file.exists() else folder, os.W_OK):
-        raise PermissionError(f"--json {file}: it may not be written there; name another file")
+def plan(options: Options) -> None:
+    """Estimate a run's time and memory before it is started, and print the command that starts it.
+
+    Where the weights are here, a few problems are run and timed; elsewhere operations are counted from config.json.
+    """
+    what, memory = options.what, options.memory
+    wanted = (options.limit or LIMITS[what]) * (2 if what == "circuit" else 1)
+    questions = replace(options, limit=wanted).questions()
+    from accelerate.utils import convert_file_size_to_int
+
+    from ..planning import plan_run
+
+    chosen = {name: getattr(options, name) for name in ("backend", "dtype", "device", "attention", "tflops")}
+    chosen["memory"] = None if memory is None else convert_file_size_to_int(memory)
+    given: dict[str, Any] = {"n_tokens": options.n_tokens, "seed": options.seed, "place": options.place}
+    filler = chosen_insertion(options.insertion, options.unit, **given, pool=options.pool)
+    asked = {name: getattr(options, name) for name in ("template", "outcome", "max_new_tokens")}
+    found = plan_run(options.model, questions, filler, what=what, **asked, **chosen)
+    found = replace(found, command=_command(options, found.chosen))
+    tell(json.dumps(found.to_dict(), indent=1) if options.as_json else repr(found))
+
+
+def _command(options: Options, chosen: Mapping[str, str]) -> str:
+    """Return the command of these options, as it is to be typed, with all that was chosen."""
+    apart = ("model", "what", "memory", "tflops", "as_json")
+    fields = [field for field in dataclasses.fields(options) if field.name not in apart]
+    given = {each.name: value for each in fields if (value := getattr(options, each.name)) != each.default}
+    what, model = options.what, options.model
+    begin = {"sweep": ["locate", "--mode", "sweep"], "circuit": ["circuit", model]}
+    words = begin.get(what, [what]) + ([] if what == "circuit" else ["--model", model])
+    if what == "accuracy":
+        kind = given.pop("insertion", "meaningless")
+        if kind not in TREATMENTS:
+            raise ValueError(f"accuracy answers under {', '.join(TREATMENTS)}, not {kind!r}")
+        given["treatments"] = f"none,{TREATMENTS[kind]}"
+        if kind == "meaningful" and "unit" in given:
+            given["word"] = given.pop("unit")
+    if what == "circuit" and "limit" in given:
+        given["confirm"] = given["limit"]
+    if what == "profiles" and "unit" in given:
+        given["insertion"] = f"{given.get('insertion', 'meaningless')}={given.pop('unit')}"
+    if what == "profiles":
+        given["twins"] = "0"  # the plan is of the model alone
+    given |= {name: value for name, value in chosen.items() if (name, value) != ("device", "GPU elsewhere")}
+    return shlex.join(
+        ["mless-interp", *words, *(f"--{name.replace('_', '-')}={value}" for name, value in given.items())]
+    )

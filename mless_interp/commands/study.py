@@ -1,29 +1,53 @@
 """`mless-interp study`: several insertions side by side, as one file asks for them."""
 
+import tomllib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+import typer
 from typer import Argument, Option
 
-from ..command_line import Asking, OutOption
-from ..given import count_of
-from .kept import Computed, Kept, Presented, program
+from ..arguments import count_of
+from ..command_line import Asking, OutOption, is_file, is_model, tell
+from ..prompts.conditions import nearest
+from ..studies import INCLUDED
+from .run_folder import Computed, Kept, Presented, program
+
+
+def _listed(study: str | None) -> str:
+    """The study that was asked for; without one, list those that are included."""
+    if study is not None and study not in INCLUDED and not Path(study).is_file():
+        raise typer.BadParameter(
+            f"there is no file {str(Path(study).absolute())!r}, and no included study of that name"
+            f"{nearest(study, INCLUDED)}; there are {', '.join(INCLUDED)}"
+        )
+    if study is None:
+        tell("\n".join(f"{name:28}{tomllib.loads(path.read_text())['title']}" for name, path in INCLUDED.items()))
+        raise typer.Exit
+    return study
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options(Asking):
     """What can be asked beside the file; what is given here takes the place of what the file says."""
 
-    file: Annotated[Path, Argument(metavar="FILE", help="The study, a .toml file: see studies/.")] = Path("study.toml")
+    file: Annotated[
+        str,
+        Argument(
+            metavar="STUDY",
+            callback=_listed,
+            help=f"A .toml file, or an included study: {', '.join(INCLUDED)}. Without it, these are listed.",
+        ),
+    ] = None  # type: ignore[assignment]
     backend: Annotated[str, Option(help="bridge or nnsight (answers with a cache), hooked_transformer, auto.")] = (
         "bridge"
     )
     model: Annotated[
-        str | None, Option(help="'demo' (bundled), a saved model's directory, or a hub id. [default: the file's]")
+        str | None, Option(callback=is_model, help="'demo' (bundled), a directory, or a hub id. [default: the file's]")
     ] = None  # type: ignore[assignment]
     problems: Annotated[
-        str | None, Option(help="'demo', 'math500', a .jsonl or .txt file, as of other commands. [default: the file's]")
+        str | None, Option(callback=is_file, help="'demo', 'math500', a .jsonl or .txt file. [default: the file's]")
     ] = None
     limit: Annotated[
         int | None, Option(min=2, help="How many problems are measured, from the first. [default: the file's]")
@@ -45,20 +69,17 @@ class Options(Asking):
     seed: Annotated[int | None, Option(min=0, help="In place of the seeds of the file.")] = None  # type: ignore[assignment]
     out: OutOption = Path("results/study")
 
-    def shortage(self) -> str:
-        return ""  # a study of too few problems is refused
-
 
 def compute(options: Options) -> Computed:
     """Measure every insertion of a study alike, and lay them side by side.
 
-    FILE names a model, problems, insertions with their places, contrasts, outcomes and seeds. Writes study.csv (a row per
+    STUDY names a model, problems, insertions with their places, contrasts, outcomes and seeds. Writes study.csv (a row per
     insertion), effects.csv (a row per effect), study.parquet (a row per problem and measure), study.png, the results
     themselves in results/ (mi.load) and run.json; with answers also completions.jsonl, with --report also report.html. A run
     that is stopped goes on from where it was when it is started again with the same settings.
     """
-    from ..studies.asked import read_study
-    from ..studies.conduct import check_enough, pairs_of, run_study
+    from ..studies.runner import check_enough, pairs_of, run_study
+    from ..studies.spec import read_study
     from ..views.report import ShownPrompt
     from .answers import of_study
 
@@ -75,25 +96,19 @@ def compute(options: Options) -> Computed:
     whole = replace(
         options, model=study.model, problems=study.problems, limit=study.n_problems, template=study.template
     )
-    questions = whole.questions()
+    questions = whole.first(None if study.draws_questions else study.n_problems)
     check_enough(study, questions)
-    model = whole.load(at_least=study.longest)
+    model = whole.load()
     found = run_study(study, model=model, problems=questions, checkpoint=options.partial, progress=options.progress)
     first = pairs_of(study, model, questions)
-    return Computed(
-        results={"StudyResult": found},
-        told=f"{of_study(found)}\n{found!r}",
-        model=model,
-        shown={f"prompt_{at}": ShownPrompt.of(model, pairs[0]) for at, pairs in enumerate(first.values())},
-        facts={
-            "settings": found.settings,
-            "conclusion": found.describe(),
-            "study": study.title,
-            "source": study.source,
-            "n_problems": len(found.problem_ids),
-            "problems": found.problem_ids,
-        },
-    )
+    shown = {f"prompt_{at}": ShownPrompt.of(model, pairs[0]) for at, pairs in enumerate(first.values())}
+    facts = {
+        "settings": found.settings,
+        "study": study.title,
+        "source": study.source,
+        "n_problems": len(found.problem_ids),
+    }
+    return Computed({"StudyResult": found}, model, (), shown, facts, lambda: f"{of_study(found)}\n{found!r}")
 
 
 def present(kept: Kept) -> Presented:

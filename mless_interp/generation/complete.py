@@ -14,7 +14,7 @@ from ..heads import Head, as_heads, check_heads
 from ..models.base import Model
 from ..models.info import ModelError, ModelInfo
 from ..models.memory import halved, smallest_gpu
-from ..running.work import Tick, Unit, shard_of
+from ..running.engines import Tick, Unit, shard_of
 from .decoding import Completion, CompletionEngine, Decoding, Movement, Redistribution, Request, Row
 from .engines import engine_for
 from .vllm import Vllm
@@ -136,7 +136,7 @@ class _Batches:
         while waiting := [request for request in asked if request.key not in found]:
             rows = [Row(request, self.decoding, self.model.tokenizer, closing) for request in waiting[:limit]]
             try:
-                with self.model.lock, torch.no_grad():  # its hooks stay on from the first token to the last
+                with self.model.turn(), torch.no_grad():  # its hooks stay on from the first token to the last
                     self.engine.run(rows, self.decoding, finished)
             except (MemoryError, RuntimeError) as error:
                 limit = halved(sum(row.stop is None for row in rows), error)
@@ -148,10 +148,9 @@ def decoding_for(model: Model, **options: Any) -> Decoding:
     knockout = check_heads(options.pop("knockout", ()), n_layers=model.info.n_layers, n_heads=model.info.n_heads)
     decoding = Decoding(stop_ids=stop_ids_of(model), knockout=knockout, **options)
     check_numbers(decoding.max_new_tokens, decoding.temperature, decoding.top_p)
-    if model.tokenizer is None:
-        raise ModelError(
-            f"{model.info.name} has no tokenizer, which completions need: give one when wrapping the model"
-        )
+    model.need_tokenizer("generating text")
+    if model.info.n_classes is not None:
+        raise ModelError(f"{model.info.name} gives {model.info.n_classes} classes, not tokens, so it completes no text")
     if not decoding.stop_ids and decoding.complete is None:
         raise ModelError(
             f"{model.info.name} names no end-of-sequence token (generation config, config and tokenizer have none), so "

@@ -11,12 +11,12 @@ from torch import Tensor
 from ..models.base import Model
 from ..models.checks import TOLERANCE, probe_tokens
 from ..models.decoder import unwrapped
-from ..models.gates import gate_edits
 from ..models.hugging_face import reference_logits
 from ..models.info import ModelError
 from ..models.inputs import Edit
-from ..models.sent import additive_mask
+from ..models.mlp_activations import gate_edits
 from ..models.sites import site
+from ..models.traced_ops import additive_mask
 from .decoding import CompletionEngine, Decoding, Finished, Movement, Row, accept_all, check_numbers, next_tokens
 from .vllm import Vllm, VllmEngine
 
@@ -64,7 +64,7 @@ class HuggingFaceEngine:
         tokens = probe_tokens(model.info.d_vocab).to(model.info.device)
         ours = model.run(tokens).logits
         assert ours is not None
-        with model.lock:
+        with model.turn():
             theirs = reference_logits(self.module, tokens).to(ours)
         difference = float((ours - theirs).abs().max() / ours.abs().max().clamp(min=1e-30))
         if not difference <= TOLERANCE.get(model.info.dtype, 1e-3):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..given import checked
+from ..arguments import checked
 from ..models.base import Model
 from ..models.info import ModelError
 from ..models.load import source_of

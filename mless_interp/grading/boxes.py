@@ -3,40 +3,28 @@ r"""Where the answer stands: balanced `\boxed{...}` in a text, found in one pass
 import re
 from collections.abc import Iterator
 
-_BOX = re.compile(r"\\f?box(?:ed)?\s*\{")
-BOXED = ("boxed",)
-BOXED_OR_FBOX = ("boxed", "fbox")
+_TOKEN = re.compile(r"\\(boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 
 
-def balanced_boxes(text: str, *, commands: tuple[str, ...] = BOXED) -> Iterator[tuple[int, int, int]]:
-    r"""Start, start of content and end of content of every balanced box, in the order in which they close.
+def balanced_boxes(text: str, *, commands: tuple[str, ...] = ("boxed",)) -> Iterator[tuple[int, int, int]]:
+    r"""Yield start, start of content and end of content of every balanced box, in the order in which they close.
 
     A box is `\boxed`, optional white space, and a brace that is closed again; a backslash and the character after it
     belong together, so `\{` and `\}` are no braces, and `\\{` is a line break and a brace. A box that is never closed is
     none; boxes inside it count. One pass, whatever the text holds.
     """
     opened: list[tuple[int, int] | None] = []
-    at = 0
-    while at < len(text):
-        if text[at] == "\\":
-            found = _BOX.match(text, at)
-            if found and found.group()[1:-1].rstrip() in commands:
-                opened.append((at, found.end()))
-                at = found.end()
-            else:
-                at += 2
-            continue
-        if text[at] == "{":
-            opened.append(None)
-        elif text[at] == "}" and opened:
+    for token in _TOKEN.finditer(text):
+        if token[0].endswith("{") and token[0] != r"\{":
+            opened.append(token.span() if token[1] in commands else None)
+        elif token[0] == "}" and opened:
             box = opened.pop()
             if box is not None:
-                yield *box, at
-        at += 1
+                yield *box, token.start()
 
 
-def last_box(text: str, *, commands: tuple[str, ...] = BOXED) -> str | None:
-    r"""What stands in the last balanced `\boxed{...}`, the outer one where they are nested, stripped; None without one.
+def last_box(text: str, *, commands: tuple[str, ...] = ("boxed",)) -> str | None:
+    r"""Return what stands in the last balanced `\boxed{...}`, the outer one where they are nested, stripped; None without one.
 
     >>> last_box(r"\boxed{1}, no: \boxed{ \frac{1}{2} }. And \boxed{3")
     '\\frac{1}{2}'
@@ -47,8 +35,8 @@ def last_box(text: str, *, commands: tuple[str, ...] = BOXED) -> str | None:
     return None if last is None else unboxed(text[slice(*last)], commands=commands).strip()
 
 
-def unboxed(text: str, *, commands: tuple[str, ...] = BOXED) -> str:
-    r"""The text with every balanced box replaced by what stands in it.
+def unboxed(text: str, *, commands: tuple[str, ...] = ("boxed",)) -> str:
+    r"""Return the text with every balanced box replaced by what stands in it.
 
     >>> unboxed(r"x = \boxed{7}")
     'x = 7'
@@ -61,7 +49,7 @@ def unboxed(text: str, *, commands: tuple[str, ...] = BOXED) -> str:
 
 
 def has_closed_box(text: str) -> bool:
-    r"""Whether the text holds a balanced `\boxed{...}` that is not empty: the sign to stop generating.
+    r"""Return whether the text holds a balanced `\boxed{...}` that is not empty: the sign to stop generating.
 
     >>> has_closed_box(r"\boxed{ 7 }"), has_closed_box(r"\boxed{"), has_closed_box(r"\boxed{}")
     (True, False, False)

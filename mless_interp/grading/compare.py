@@ -14,7 +14,7 @@ What counts as the same answer:
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -37,21 +37,20 @@ _BASE = re.compile(r"([0-9A-Fa-f]+)_\{?(\d+)\}?")
 _MATRIX = re.compile(r"\\begin\{([bBp]?matrix|smallmatrix|array|vmatrix)\}(?:\{[lcr|\s]*\})?(.*)\\end\{\1\}", re.DOTALL)
 
 
+GAVE_UP = "gave up"
+"""Nothing decided, within the limits of time and memory."""
+
+
 @dataclass(frozen=True)
 class Equality:
-    """Whether two answers are equal, and what decided: "text", "number", "parts", "math-verify", or why nothing did:
-    "gave up" (beyond the limits of time and memory), "undecided" (the process that compares was ended, twice).
-    """
+    """Whether two answers are equal, and what decided: "text", "number", "parts", "math-verify", or `GAVE_UP`."""
 
     equal: bool
     by: str
 
 
-Leaf = Callable[[str, str], Equality]
-
-
 def compare(answer: str, gold: str, ask: Questions | None = None) -> Equality:
-    r"""Whether an answer equals the gold one, strictly; see the module for what counts as the same.
+    r"""Return whether an answer equals the gold one, strictly; see the module for what counts as the same.
 
     `ask` holds the limits of a grade that compares more than once.
 
@@ -72,55 +71,36 @@ def compare(answer: str, gold: str, ask: Questions | None = None) -> Equality:
 # ------------------------------------------------------------------------------------------------------------- parts
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """An answer of several parts: kind is "list" (any order), "union", "matrix" or the two brackets of a tuple."""
-
-    kind: str
-    parts: tuple[str, ...]
-
-
 def split(text: str, separators: Sequence[str]) -> list[str]:
-    """The pieces between separators that stand outside all brackets."""
-    pieces, depth, start, at = [], 0, 0, 0
-    while at < len(text):
-        word = next((word for word in separators if depth == 0 and text.startswith(word, at)), None)
-        if word is not None:
-            pieces.append(text[start:at])
-            at = start = at + len(word)
+    """Return the pieces between separators that stand outside all brackets."""
+    pieces, depth = [""], 0
+    for token in re.findall(rf"{'|'.join(map(re.escape, separators))}|\\.|.", text, re.DOTALL):
+        if depth == 0 and token in separators:
+            pieces.append("")
             continue
-        if text.startswith(("\\{", "\\}"), at):
-            depth += 1 if text[at + 1] == "{" else -1
-            at += 2
-            continue
-        if text[at] == "\\":
-            at += 2
-            continue
-        depth += (text[at] in "([{") - (text[at] in ")]}")
-        at += 1
-    pieces.append(text[start:])
+        depth += (token in ("(", "[", "{", r"\{")) - (token in (")", "]", "}", r"\}"))
+        pieces[-1] += token
     return [piece.strip() for piece in pieces]
 
 
 def _enclosed(text: str) -> tuple[str, str] | None:
-    r"""The two brackets round a whole answer, as "(]", and what they hold; None where none enclose it."""
-    opens = "{" if text.startswith("\\{") else text[:1]
-    closes = text[-1:]
-    if (opens == "{") != text.startswith("\\{") or (closes == "}") != text.endswith("\\}"):
+    r"""Return the two brackets round a whole answer, as "(]" or "{}", and what they hold; None where none enclose it."""
+    found = re.fullmatch(r"(\\\{|[(\[])(.*)(\\\}|[)\]])", text, re.DOTALL)
+    if not found or (found[1] == r"\{") != (found[3] == r"\}"):
         return None
-    if opens not in _CLOSES or closes not in _CLOSES.values() or (opens == "{") != (closes == "}"):
-        return None
-    inner = text[1 + (opens == "{") : -1 - (closes == "}")]
     depth = 0
-    for c in inner:
+    for c in found[2]:
         depth += (c in "([{") - (c in ")]}")
         if depth < 0:
             return None
-    return (opens + closes, inner.strip()) if depth == 0 else None
+    return None if depth else (found[1][-1] + found[3][-1], found[2].strip())
 
 
-def _parts(text: str) -> _Parts | None:
-    """The parts of an answer; None for one that has none."""
+def _parts(text: str) -> tuple[str, tuple[str, ...]] | None:
+    """Return the kind and the parts of an answer, None for one that has none.
+
+    Kinds are "list" (in any order), "union", the shape of a matrix, and the two brackets of a tuple.
+    """
     if number(text) is not None:
         return None
     matrix = _MATRIX.fullmatch(text)
@@ -128,33 +108,32 @@ def _parts(text: str) -> _Parts | None:
         rows = [split(row, ["&"]) for row in re.split(latex.NEW_ROW + r"(?:\s*\[[^\]]*\])?", matrix[2])]
         rows = [row for row in rows if any(row)]
         kind = "determinant" if matrix[1] == "vmatrix" else "matrix"
-        return _Parts(f"{kind} {[len(row) for row in rows]}", tuple(cell for row in rows for cell in row))
+        return f"{kind} {[len(row) for row in rows]}", tuple(cell for row in rows for cell in row)
     spoken = re.sub(r"\\text\s*\{\s*,?\s*(?:and|or)\s*\}|(?<=[\s}\d])(?:and|or)(?=[\s\d\\])", ",", text)
-    pieces = [piece for piece in split(spoken, [",", ";"]) if piece]
+    pieces = _pieces(spoken)
     if len(pieces) > 1:
-        return _Parts("list", _both_signs(pieces))
+        return "list", _both_signs(pieces)
     union = split(text, [r"\cup"])
     if len(union) > 1:
-        return _Parts("union", tuple(union))
-    found = _enclosed(text)
-    if found is not None:
-        brackets, inner = found
-        pieces = [piece for piece in split(inner, [",", ";"]) if piece]
-        if brackets == "{}":
-            return _Parts("list", _both_signs(pieces))
-        return _Parts(brackets, tuple(pieces)) if len(pieces) > 1 else None
-    signs = _both_signs([text])
-    return _Parts("list", signs) if len(signs) > 1 else None
+        return "union", tuple(union)
+    brackets, inner = _enclosed(text) or ("", text)
+    pieces = _pieces(inner)
+    if brackets and brackets != "{}":
+        return (brackets, tuple(pieces)) if len(pieces) > 1 else None
+    members = _both_signs(pieces)
+    return ("list", members) if brackets or len(members) > 1 else None
+
+
+def _pieces(text: str) -> list[str]:
+    return [piece for piece in split(text, [",", ";"]) if piece]
 
 
 def _both_signs(pieces: Sequence[str]) -> tuple[str, ...]:
-    r"""Each `a \pm b` as `a + b` and `a - b`."""
+    r"""Return each `a \pm b` as `a + b` and `a - b`."""
     found: list[str] = []
     for piece in pieces:
-        if piece.count(r"\pm") != 1:
-            found.append(piece)
-            continue
-        found += [piece.replace(r"\pm", s).replace(r"\mp", t) for s, t in (("+", "-"), ("-", "+"))]
+        signs = (("+", "-"), ("-", "+")) if piece.count(r"\pm") == 1 else ((r"\pm", r"\mp"),)
+        found += [piece.replace(r"\pm", s).replace(r"\mp", t) for s, t in signs]
     return tuple(found)
 
 
@@ -172,34 +151,27 @@ def _compare(answer: str, gold: str, ask: Questions, *, depth: int) -> Equality:
         second = _parts(gold)
     if first is None and second is None:
         return _compare_leaves(answer, gold, ask)
-    single = [p for p in (first, second) if p is not None and (p.kind != "list" or len(p.parts) != 1)]
-    if not single:  # {5} is 5
-        return _compare(first.parts[0] if first else answer, second.parts[0] if second else gold, ask, depth=depth + 1)
+    if all(parts is None or (parts[0] == "list" and len(parts[1]) == 1) for parts in (first, second)):  # {5} is 5
+        return _compare(first[1][0] if first else answer, second[1][0] if second else gold, ask, depth=depth + 1)
     if first is None or second is None:
         if _is_relation(answer) != _is_relation(gold):
             return _by_math_verify(answer, gold, ask)
         return Equality(False, "parts")
-    if first.kind != second.kind or len(first.parts) != len(second.parts) or len(first.parts) > MOST_PARTS:
+    (kind, members), (gold_kind, golds) = first, second
+    if kind != gold_kind or len(members) != len(golds) or len(members) > MOST_PARTS:
         return Equality(False, "parts")
-    return _compare_parts(first.parts, second.parts, ask, any_order=first.kind in ("list", "union"), depth=depth)
-
-
-def _compare_parts(
-    first: tuple[str, ...], second: tuple[str, ...], ask: Questions, *, any_order: bool, depth: int
-) -> Equality:
-    """Equal part by part; in any order, each gold part takes the first answer part that equals it and is still free."""
-    free = list(range(len(first)))
-    for place, gold in enumerate(second):
-        here = free if any_order else [place]
-        hit = next((i for i in here if _compare(first[i], gold, ask, depth=depth + 1).equal), None)
+    free = list(range(len(members)))
+    for place, part in enumerate(golds):  # in any order, each takes the first that equals it and is still free
+        here = free if kind in ("list", "union") else [place]
+        hit = next((i for i in here if _compare(members[i], part, ask, depth=depth + 1).equal), None)
         if hit is None:
-            return Equality(False, ask.open or "parts")
+            return Equality(False, GAVE_UP if ask.gave_up else "parts")
         free.remove(hit)
     return Equality(True, "parts")
 
 
 def _unwrapped(text: str) -> str:
-    r"""Without `x \in`, and without round brackets, braces or `\text` round a single thing."""
+    r"""Return an answer without `x \in`, and without round brackets, braces or `\text` round a single thing."""
     text = re.sub(r"^\\?[a-zA-Z]\s*\\in(?![a-zA-Z])", "", text.strip()).strip()
     if _REALS.fullmatch(latex.compact(text)):
         return r"(-\infty,\infty)"
@@ -226,7 +198,7 @@ def _unwrapped(text: str) -> str:
 
 
 def number(text: str) -> Fraction | None:
-    r"""The exact value of a number: integer, decimal (repeating too), fraction, mixed number, `a \cdot 10^b`; else None.
+    r"""Return the exact value of a number: integer, decimal (repeating too), fraction, mixed number, `a \cdot 10^b`; else None.
 
     >>> number(r"1\frac{4}{5}"), number("1,000.5"), number("7 7")
     (Fraction(9, 5), Fraction(2001, 2), None)
@@ -279,15 +251,13 @@ def _compare_leaves(answer: str, gold: str, ask: Questions) -> Equality:
     if latex.holds_words(first) or latex.holds_words(second):
         return Equality(_words(first) == _words(second), "text")
     bases = [_BASE.fullmatch(latex.compact(text)) for text in (first, second)]
-    if all(bases):
-        return Equality(len({(b[1].lower(), b[2]) for b in bases if b}) == 1, "number")
     if any(bases):
-        return Equality(False, "number")
+        return Equality(all(bases) and len({(b[1].lower(), b[2]) for b in bases if b}) == 1, "number")
     return _by_math_verify(first, second, ask)
 
 
 def _value(text: str, other: str) -> str:
-    """The right side of `name = value` or of `2 + 5 = 7`, unless the other one is an equation with another left side."""
+    """Return the right side of `name = value` or of `2 + 5 = 7`, unless the other one is an equation with another left side."""
     sides = split(text, ["="])
     if len(sides) < 2 or text.rstrip()[-1:] in "<>=" or re.search(r"[<>!]=|\\(?:[lg]eq|neq)(?![a-z])", text):
         return text
@@ -302,7 +272,7 @@ def _value(text: str, other: str) -> str:
 
 
 def _choice(text: str) -> str:
-    r"""`\text{(C)}` as C."""
+    r"""Return `\text{(C)}` as C."""
     found = re.fullmatch(r"\(?([A-Za-z])\)?", latex.without_text(text))
     return found[1] if found else text
 
@@ -326,12 +296,13 @@ def _by_math_verify(answer: str, gold: str, ask: Questions) -> Equality:
     equal = ask.equal(first, second)
     if equal is False and _is_relation(second) != _is_relation(first):
         equal = ask.equal(second, first)
-    return Equality(bool(equal), ask.open if equal is None else "math-verify")
+    return Equality(bool(equal), GAVE_UP if equal is None else "math-verify")
 
 
 def _exact(text: str) -> str | None:
-    r"""LaTeX without decimals; None where braces do not match or digits stand apart."""
-    if re.search(r"\d \d|\d_|[^\x00-\x7f]", latex.compact(text)) or not _balanced(text):
+    r"""Return LaTeX without decimals; None where braces do not match or digits stand apart."""
+    unmatched = latex.closing(f"{{{text}}}", 0) != len(text) + 1
+    if unmatched or re.search(r"\d \d|\d_|[^\x00-\x7f]", latex.compact(text)):
         return None
     return re.sub(r"\d*\.\d+", _as_fraction, text.replace(latex.NEW_ROW, r"\\"))
 
@@ -339,12 +310,3 @@ def _exact(text: str) -> str | None:
 def _as_fraction(found: re.Match[str]) -> str:
     value = Fraction("0" + found[0])
     return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
-
-
-def _balanced(text: str) -> bool:
-    depth = 0
-    for c in re.sub(r"\\.", "", text):
-        depth += (c == "{") - (c == "}")
-        if depth < 0:
-            return False
-    return depth == 0

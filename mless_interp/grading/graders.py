@@ -1,4 +1,4 @@
-r"""Graders: is the answer in a completion the gold one? Three of them, to be reported side by side.
+r"""Graders: is the answer in a completion the gold one? Three of them, to report side by side.
 
 All take `(completion, gold)`: what the model wrote after the prompt, never the prompt itself (it holds `\boxed{}`), and
 the answer key's entry. All give a truth value for any text: malformed LaTeX is wrong, a completion is searched in time in
@@ -7,22 +7,20 @@ of time and memory (`equivalence.py`).
 """
 
 import re
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-from ..given import checked
+from ..arguments import checked
 from . import latex
-from .boxes import BOXED_OR_FBOX, last_box, unboxed
-from .compare import LONGEST, NAME, Equality, compare, number
-from .equivalence import GAVE_UP, UNDECIDED, Questions
+from .boxes import last_box, unboxed
+from .compare import GAVE_UP, LONGEST, NAME, Equality, compare, number
+from .equivalence import Questions
 from .paper_grader import grade_paper
 from .units import without_unit
 
 GRADERS = ("strict", "lenient", "paper")
 """Who grades every completion, each a truth value of `Grade`; the first is the one to conclude from."""
-OPEN = (GAVE_UP, UNDECIDED)
+OPEN = (GAVE_UP, "undecided")  # as older results say it
 """What `Grade.decided` says of a strict grade that nothing settled: it counts as wrong, and is to be counted."""
 
 
@@ -31,9 +29,8 @@ class Grade:
     r"""What all graders say of one completion.
 
     `answer` is what the last box holds (None without a box) and `boxed` whether it holds something. `decided` says what
-    settled the strict grade: "no box", "empty box", "text", "number", "parts", "math-verify"; or why nothing did (`OPEN`),
-    and the answer counts as wrong: "gave up", where the comparison took more time or memory than its limits, "undecided",
-    where the process that compares was ended from outside, and the one that was asked next as well.
+    settled the strict grade: "no box", "empty box", "text", "number", "parts", "math-verify"; or "gave up", where the
+    comparison took more time or memory than its limits, and the answer counts as wrong.
     """
 
     strict: bool
@@ -46,7 +43,7 @@ class Grade:
 
 @checked
 def grade(completion: str, gold: str) -> Grade:
-    r"""All three grades at once, with what decided the strict one.
+    r"""Return all three grades at once, with what decided the strict one.
 
     >>> grade(r"so \boxed{ 7 } <eos>", "7")
     Grade(strict=True, lenient=True, paper=True, boxed=True, answer='7', decided='text')
@@ -66,7 +63,7 @@ def grade(completion: str, gold: str) -> Grade:
 
 @checked
 def grade_strict(completion: str, gold: str) -> bool:
-    r"""Whether the last balanced `\boxed{...}` of the completion holds an answer equal to the gold one.
+    r"""Return whether the last balanced `\boxed{...}` of the completion holds an answer equal to the gold one.
 
     No box or an empty one is wrong. `compare.py` says what counts as equal (exact numbers, ordered tuples, kinds of
     brackets, unordered lists, units, words); what it cannot tell apart is math-verify's to decide, within a limit of
@@ -85,7 +82,7 @@ def grade_strict(completion: str, gold: str) -> bool:
 
 @checked
 def grade_lenient(completion: str, gold: str) -> bool:
-    r"""Whether the answer is right, however it is written: `grade_strict`, and forgiving about place and form.
+    r"""Return whether the answer is right, however it is written: `grade_strict`, and forgiving about place and form.
 
     Without a non-empty box the answer is looked for after `\boxed` without braces, in an `\fbox`, after "answer is" or
     "answer:", in the last formula, in the last number. Brackets, units and bases may be left out, variables renamed, and a
@@ -101,31 +98,14 @@ def grade_lenient(completion: str, gold: str) -> bool:
 
 
 _ANSWER_IS = re.compile(r"(?i)answer\s*(?:is|:|=)\s*:?\s*")
-_FORMULA = re.compile(r"\$\$?([^$]+)\$\$?|\\[(\[]")
-_CLOSING = {r"\(": r"\)", r"\[": r"\]"}
+_FORMULA = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _SPECIAL = re.compile(r"<\|?[a-zA-Z_/]+\|?>")
 _LAST_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
 
 
-def _formulas(text: str) -> Iterator[str]:
-    r"""What stands in `$...$`, `$$...$$`, `\(...\)` and `\[...\]`, one after the other, in one pass."""
-    at, never_closed = 0, set()
-    while found := _FORMULA.search(text, at):
-        at = found.end()
-        if found[1] is not None:
-            yield found[1]
-        elif found[0] not in never_closed:
-            end = text.find(_CLOSING[found[0]], at + 1)
-            if end < 0:
-                never_closed.add(found[0])
-            else:
-                yield text[at:end]
-                at = end + 2
-
-
 def found_answer(completion: str) -> str | None:
-    """The answer of a completion wherever it stands, or None; what `grade_lenient` grades."""
-    boxed = last_box(completion, commands=BOXED_OR_FBOX)
+    """Return the answer of a completion wherever it stands, or None; what `grade_lenient` grades."""
+    boxed = last_box(completion, commands=("boxed", "fbox"))
     if boxed:
         return boxed
     text = _SPECIAL.sub(" ", unboxed(completion))
@@ -135,20 +115,20 @@ def found_answer(completion: str) -> str | None:
     said = _ANSWER_IS.split(text)
     tail = said[-1].split("\n")[0].strip() if len(said) > 1 else ""
     if tail and len(tail) <= 100:
-        formula = next(_formulas(tail), None)
+        formula = _FORMULA.search(tail)
         if formula:
-            return formula
+            return formula[formula.lastindex or 0]
         return re.sub(r"\.\s.*$", "", tail).strip(" .*") or None
-    formulas = deque(_formulas(text), maxlen=1)
+    formulas = ["".join(groups) for groups in _FORMULA.findall(text)]
     if formulas:
-        return formulas[0]
+        return formulas[-1]
     numbers = _LAST_NUMBER.findall(text)
     return numbers[-1].rstrip(",") if numbers else None
 
 
 def _lenient(completion: str, gold: str, ask: Questions) -> bool:
     answer = found_answer(completion)
-    if answer is None or ask.open:
+    if answer is None or ask.gave_up:
         return False
     if compare(answer, gold, ask).equal:
         return True
@@ -171,7 +151,7 @@ def _lenient(completion: str, gold: str, ask: Questions) -> bool:
 
 
 def _loose(text: str) -> str:
-    """An answer without unit, base, left side of an equation and outer brackets."""
+    """Return an answer without unit, base, left side of an equation and outer brackets."""
     value, _ = without_unit(latex.plain(text))
     sides = value.split("=")
     value = sides[1].strip() if len(sides) == 2 and NAME.fullmatch(latex.compact(sides[0])) else value
@@ -180,7 +160,7 @@ def _loose(text: str) -> str:
 
 
 def _decimals(text: str) -> int | None:
-    """Decimals of a decimal number with at least three significant digits."""
+    """Return the decimals of a decimal number with at least three significant digits."""
     found = re.fullmatch(r"-?(\d*)\.(\d+)", text)
     if found is None or len((found[1] + found[2]).lstrip("0")) < 3:
         return None

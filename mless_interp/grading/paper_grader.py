@@ -1,7 +1,6 @@
 r"""The grader of the paper's released code, kept to reproduce its numbers. Unsound: report it beside `grade_strict` only."""
 
-from ..given import checked
-from .boxes import BOXED, BOXED_OR_FBOX
+from ..arguments import checked
 
 
 @checked
@@ -31,10 +30,8 @@ def grade_paper(completion: str, gold: str) -> bool:
 
 def _last_box(text: str) -> str | None:
     """MATH's rule: from the last `\\boxed`, braces are counted up to the first balance, escaped ones too."""
-    start = text.rfind("\\boxed")
-    name = BOXED[0]
-    if start < 0:
-        start, name = text.rfind("\\fbox"), BOXED_OR_FBOX[1]
+    name = "boxed" if "\\boxed" in text else "fbox"
+    start = text.rfind(f"\\{name}")
     if start < 0:
         return None
     depth = 0
@@ -50,7 +47,7 @@ def _last_box(text: str) -> str | None:
 
 
 def stripped(answer: str) -> str:
-    """An answer by the rules of MATH's `_strip_string`, in their order; IndexError or ValueError where they have one."""
+    """Return an answer by the rules of MATH's `_strip_string`, in their order; IndexError or ValueError where they have one."""
     s = answer
     for old, new in (
         ("\n", ""), ("\\!", ""), ("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"), ("\\left", ""), ("\\right", ""),

@@ -18,7 +18,7 @@ _TEXT_AFTER = re.compile(
 
 
 def without_unit(text: str) -> tuple[str, str]:
-    r"""An answer and its unit, in one spelling; the unit is empty where there is none, or none that counts.
+    r"""Return an answer and its unit, in one spelling; the unit is empty where there is none, or none that counts.
 
     >>> without_unit(r"864 \mbox{ inches}^2"), without_unit("864 square inches"), without_unit(r"\text{east}")
     (('864', 'inch^2'), ('864', 'inch^2'), ('\\text{east}', ''))
@@ -28,27 +28,26 @@ def without_unit(text: str) -> tuple[str, str]:
         found = _WORDS_AFTER.fullmatch(text)
         if found is None or re.search(r"\\[a-zA-Z]*$", found[1]) or _mathematics(found[2]):
             return text, ""
-    value = found[1].strip().rstrip("-").strip()
     power = re.sub(r"[^\d]", "", found[3] or "")
-    words = [_UNIT_NAMES.get(w, w) for w in (w[:-1] if w.endswith("s") else w for w in _unit_words(found[2]))]
-    for word, meant in (("square", "2"), ("cubic", "3")):
-        if word in words:
-            words.remove(word)
-            power = power or meant
-    words = [word for word in words if word not in _NO_UNITS]
-    return value, "".join(words) + (f"^{power}" if words and power not in ("", "1") else "")
-
-
-def _unit_words(text: str) -> list[str]:
-    return re.findall("[a-z]+", text.lower())
+    words = []
+    for word in re.findall("[a-z]+", found[2].lower()):
+        one = word.removesuffix("s")
+        one = _UNIT_NAMES.get(one, one)
+        if one in ("square", "cubic"):
+            power = power or ("2" if one == "square" else "3")
+        elif one not in _NO_UNITS:
+            words.append(one)
+    return found[1].strip().rstrip("-").strip(), "".join(words) + (
+        f"^{power}" if words and power not in ("", "1") else ""
+    )
 
 
 def _mathematics(words: str) -> bool:
-    """Whether letters after a number are a product or a function, `2ab` or `3 sin`, and no unit.
+    """Return whether letters after a number are a product or a function, `2ab` or `3 sin`, and no unit.
 
     A unit is known, or a word with a vowel: of four letters or more, or of three after a space.
     """
-    found = _unit_words(words)
+    found = re.findall("[a-z]+", words.lower())
     if any(word in latex.FUNCTIONS and word not in _UNIT_NAMES for word in found):  # 5 min: minutes
         return True
     shortest = 3 if words[:1].isspace() else 4

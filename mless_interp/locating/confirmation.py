@@ -7,34 +7,37 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..given import count_of
+from ..arguments import count_of
 from ..heads import Head
+from ..patching.effect import SMALLEST_EFFECT
 from ..patching.joint import JointKnockout
 from ..patching.reads import ReadEffects
 from ..running.results import Result, Shown, ShownTable, head_columns, interval_columns, tidy
-from ..statistics import holm, median_interval
+from ..statistics import CONFIDENCE, Prevalence, holm
 from .control import beside_controls
 from .curves import CircuitCurve
-from .judge import KINDS, SIDES, Claims, Judged, judge, measured
+from .judge import KINDS, SIDES, Claims, InStratum, Verdicts, measured
 from .sentences import (
     few_problems,
     left_out_words,
     readers_words,
-    share_words,
+    smallest_words,
     specific_words,
+    strata_words,
     total_words,
     verdict_words,
 )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Confirmation(Result):
+class Confirmation(Verdicts, Result):
     """The heads that were named elsewhere, and nothing else, on fresh problems: Holm over these heads alone.
 
     `heads`, `kinds` and `senses` `[head]` are the claims, `direction` the sign of the effect that they are told by;
     `values[measure]` `[problem, head]` and `total` `[problem]` were measured on the fresh problems. So were the controls
     (`controls[name]` `[problem, head]`), the readers knocked out together (`joint`), and the curve of the ranking
-    (`curve`): all chosen on other problems, so that their p-values mean something.
+    (`curve`): all chosen on other problems, so that their p-values mean something. `within` are the claims about strata,
+    `strata` names the stratum of each fresh problem.
     """
 
     problem_ids: tuple[str, ...]
@@ -51,6 +54,11 @@ class Confirmation(Result):
     unit: str = "nats"
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+    confidence: float = CONFIDENCE
+    smallest_effect: float = SMALLEST_EFFECT
+    resolution: float = 0.0
+    within: tuple[InStratum, ...] = ()
+    strata: tuple[str, ...] = ()
 
     axes = (
         ("values", "problem head"),
@@ -61,29 +69,49 @@ class Confirmation(Result):
     @property
     def claims(self) -> Claims:
         """What was claimed."""
-        return Claims(self.direction, self.heads, self.kinds, self.senses)
-
-    @cached_property
-    def judged(self) -> Judged:
-        """The verdicts on the fresh problems."""
-        s = self.settings
-        options = {"alpha": s["alpha"], "smallest_effect": s["smallest_effect"], "rounding": s["resolution"]}
-        return judge(self.values, self.total, self.heads, claims=self.claims, **options)
+        return Claims(self.direction, self.heads, self.kinds, self.senses, self.within)
 
     @cached_property
     def confirmed(self) -> np.ndarray:
-        """Whether every side that a head was named for passes again, in its sense, `[head]`."""
-        return (np.nan_to_num(self.p, nan=1.0) < self.settings["alpha"]) & self.judged.established
+        """Whether every side that a head was named for passes again, in its sense, `[head]`; of a specialist, in a stratum."""
+        whole = np.nan_to_num(self.p, nan=1.0) < self.judged.effect.level
+        again = {each.head for each in self.confirmed_within}
+        special = np.array(
+            [kind == "specialist" and head in again for head, kind in zip(self.heads, self.kinds, strict=True)]
+        )
+        return whole | special
+
+    @property
+    def confirmed_within(self) -> tuple[InStratum, ...]:
+        """The claims about strata that pass again on fresh problems of the same stratum."""
+        p = np.nan_to_num(self._p[1], nan=1.0)
+        return tuple(each for each, one in zip(self.within, p, strict=True) if one < self.judged.effect.level)
+
+    @property
+    def p(self) -> np.ndarray:
+        """Corrected p of each head's claim, `[head]`: the larger of its sides' own, Holm over the heads and their strata."""
+        return self._p[0]
 
     @cached_property
-    def p(self) -> np.ndarray:
-        """Corrected p of each head's claim, `[head]`: the larger of its sides' own, Holm over the heads."""
-        wanted = [KINDS[kind].side for kind in self.kinds]
-        p = [
-            [self.judged.sides[side].p[0, at] for side in SIDES if want in ("both", side)]
-            for at, want in enumerate(wanted)
-        ]
-        return holm(np.array([max(one) for one in p]))
+    def _p(self) -> tuple[np.ndarray, np.ndarray]:
+        """Corrected p of the heads' claims over all problems (NaN of specialists) and of the claims about strata."""
+        whole = [self._larger(self.judged.sides, KINDS[kind].side, at) for at, kind in enumerate(self.kinds)]
+        whole = [np.nan if kind == "specialist" else p for p, kind in zip(whole, self.kinds, strict=True)]
+        p = np.array([*whole, *(self._within(each) for each in self.within)], dtype=float)
+        p = holm(p) if np.isfinite(p).any() else p
+        return p[: len(whole)], p[len(whole) :]
+
+    def _larger(self, tests: dict[str, Prevalence], wanted: str, at: int) -> float:
+        return max(float(tests[side].p[0, at]) for side in SIDES if wanted in ("both", side))
+
+    def _within(self, claim: InStratum) -> float:
+        """The p of a claim about a stratum, on the fresh problems of that stratum; NaN where there are none."""
+        inside, at = np.array([name == claim.stratum for name in self.strata]), self.heads.index(claim.head)
+        if not inside.any():
+            return float("nan")
+        both = np.stack([measured(self.values, measure)[:, [at]] for measure in SIDES.values()], 1)
+        test = self.judged.effect.prevalence(np.where(inside[:, None, None], both, np.nan) * claim.sense, senses=(1,))
+        return self._larger({side: test.of(place) for place, side in enumerate(SIDES)}, claim.side, 0)
 
     @property
     def same_kind(self) -> np.ndarray:
@@ -92,7 +120,7 @@ class Confirmation(Result):
 
     def control_table(self) -> pd.DataFrame:
         """One row per head: its effect beside the same under each control, with the test (`control.beside_controls`)."""
-        return beside_controls(self.claims, self.values, self.controls, fresh=True)
+        return beside_controls(self.judged.effect, self.claims, self.values, self.controls, fresh=True)
 
     def summary(self) -> pd.DataFrame:
         """One row per head: claim, verdict here, counts of problems, corrected p of each side, the median with limits."""
@@ -101,12 +129,14 @@ class Confirmation(Result):
             "confirmed": self.confirmed,
             "p": self.p,
             "kind": list(self.judged.kinds),
-            "n": np.full(len(self.heads), len(self.total)),
+            "n": np.full(len(self.heads), self.judged.effect.n),
         }
         for side, measure in SIDES.items():
             test = self.judged.sides[side]
             columns |= {f"{side}_count": test.count[0], f"{side}_p": test.p_corrected[0]}
-            columns |= interval_columns(f"{side}_median", median_interval(measured(self.values, measure)))
+            columns |= interval_columns(
+                f"{side}_median", self.judged.effect.cell_medians(measured(self.values, measure))
+            )
         return pd.DataFrame(columns)
 
     def to_frame(self) -> pd.DataFrame:
@@ -119,11 +149,13 @@ class Confirmation(Result):
         heads = count_of(len(self.heads), "head")
         found = [f"{count_of(n, 'fresh problem')}, none of them used to name the heads; {heads} tested again."]
         found += total_words(self.judged, self.unit, s.get("contrast", "content"))
-        few = few_problems(n, len(self.heads), s["alpha"], again=True)
+        few = few_problems(self.judged.effect.n, len(self.heads), self.confidence, per_head=1)
         if few:
             found.append(few)
         if not self.judged.established:
             return [*found, "The effect is not established there in the direction claimed, so no head is confirmed."]
+        if np.isnan(self.judged.effect.delta):
+            return found  # too few problems, which is said already
         sure = [str(head) for head, one in zip(self.heads, self.confirmed, strict=True) if one]
         lost = [str(head) for head, one in zip(self.heads, self.confirmed, strict=True) if not one]
         found.append(
@@ -135,7 +167,8 @@ class Confirmation(Result):
             for kind, claimed in zip(self.judged.kinds, self.kinds, strict=True)
         ]
         found += [f"{text}{kind}." for text, kind in zip(words, kinds, strict=True)]
-        found += specific_words(self.control_table(), alpha=s["alpha"], n=n, confirmed=sure)
+        found += strata_words("Confirmed within strata", self.confirmed_within) if self.within else []
+        found += specific_words(self.control_table(), level=self.judged.effect.level, n=n, confirmed=sure)
         if self.joint is not None:
             found += readers_words(self.joint)
         if self.reads is not None:
@@ -149,7 +182,7 @@ class Confirmation(Result):
         """The claims and what came of them, and the effects beside the controls."""
         columns = ["label", "paper_label", "claimed", "confirmed", "kind", "removed_count", "added_count", "n"]
         columns += ["removed_median", "removed_p", "added_p"]
-        smallest = share_words(self.settings["smallest_effect"])
+        smallest = smallest_words(self.judged.effect)
         caption = f"Named heads on fresh problems; counts of problems with more than {smallest} of the effect."
         tables = [ShownTable(self.summary(), caption, columns)]
         if self.controls:

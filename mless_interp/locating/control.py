@@ -1,7 +1,7 @@
 """What a claim about heads is held against: other insertions, other attention, the gap alone, other heads."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ..heads import Head
+from ..patching.effect import SMALLEST_EFFECT, Effect
 from ..patching.interventions import MatchedMassKnockout
 from ..patching.joint import JointKnockout, joint_knockout
 from ..patching.prepared import Prepared, prepare
@@ -20,14 +21,13 @@ from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, digest_of, pairs_like
 from ..running.checkpoint import CheckpointError
 from ..running.results import interval_columns
-from ..statistics import holm, median_interval, one_problem, prevalence_test
+from ..scores import HeadScores, score_heads
+from ..statistics import holm, one_problem, prevalence_test
 from .judge import PARTS, SIDES, Claims, measured
 from .measure import kept_file, measure
 
 LEAST_MATCHED = 8
 """A matched-mass knockout is tested where it is defined on this many problems and on half of them (on all if fewer)."""
-LEAST_READ = 0.05
-"""The smallest effect of interest of a read where locating was given none."""
 OTHERS = {"random": "random words", "questions": "questions of other problems", "mful": "a repeated word"}
 """What else is inserted, in the same place and length: the first decides, the others are reported."""
 
@@ -52,7 +52,7 @@ class Controls:
 
     draws: int
     n_random_sets: int
-    alpha: float
+    confidence: float
     smallest_effect: float
     folder: Path | None
     progress: bool
@@ -72,12 +72,14 @@ class Controls:
         its reads may be tested.
         """
         named = claims.heads
-        values = self._gap_alone(prepared, named, spare)
+        values = self._gap_alone(prepared, named, spare) if prepared.bare[0].spans else {}
         if not named:
             return Held(values)
         left_out: dict[str, str] = {}
         prompts: dict[str, str] = {}
-        if self.contrast.reads_inserted:
+        if prepared.bare[0].given:
+            left_out |= dict.fromkeys(OTHERS, "pairs of token ids have no text to draw others from")
+        elif self.contrast.reads_inserted:
             self._other_insertions(prepared, named, values, left_out, prompts)
         else:
             left_out |= dict.fromkeys(OTHERS, "with no tokens inserted, other tokens make no difference")
@@ -105,8 +107,8 @@ class Controls:
                 prepared,
                 readers,
                 outcome=prepared.outcome,
-                alpha=self.alpha,
-                smallest_effect=self.smallest_effect or LEAST_READ,
+                confidence=self.confidence,
+                smallest_effect=self.smallest_effect or SMALLEST_EFFECT,
                 chosen_elsewhere=fresh,
                 checkpoint=kept_file(self.folder, "reads", readers),
                 progress=self.progress,
@@ -213,8 +215,9 @@ class Held:
 class Specificity:
     """In how many problems each named head does more than under its controls, and the test of that, arrays `[named]`.
 
-    `exceeds` of `n` problems more than random words; `exceeds_mass` of `n_mass` more than a knockout of as much attention
-    elsewhere (heads whose knockout is tested; 0 of 0 else); `p`: Holm over the named heads, the larger of the two.
+    More: by more than the smallest effect. `exceeds` of `n` problems more than random words; `exceeds_mass` of `n_mass` more
+    than a knockout of as much attention elsewhere (heads whose knockout is tested; 0 of 0 else); `p`: Holm over the named
+    heads, the larger of the two.
     """
 
     exceeds: np.ndarray
@@ -224,13 +227,15 @@ class Specificity:
     p: np.ndarray
 
 
-def specificity(claims: Claims, values: dict[str, np.ndarray], controls: dict[str, np.ndarray]) -> Specificity | None:
+def specificity(
+    effect: Effect, claims: Claims, values: dict[str, np.ndarray], controls: dict[str, np.ndarray]
+) -> Specificity | None:
     """Is a head's effect larger than random words' of the same length, and a reader's than that of taking as much attention?
 
-    Paired over problems, in size, by the prevalence test (more than 0 in most problems). `values` are the measures of the
-    named heads, `[problem, head]`. A head is compared by the z patch of its side, a reader that is needed also by its
-    knockout. Where the matched-mass knockout is undefined on too many problems (not enough other attention to take),
-    random words alone decide. None where the controls were not run. Source: methods §8, rule 5.
+    Paired over problems, in size, by the prevalence test (by more than `effect.delta` in most problems). `values` are the
+    measures of the named heads, `[problem, head]`. A head is compared by the z patch of its side, a reader that is needed
+    also by its knockout. Where the matched-mass knockout is undefined on too many problems (not enough other attention to
+    take), random words alone decide. None where the controls were not run. Source: methods §8, rule 5.
     """
     if "random_size_removed" not in controls or not claims.heads:
         return None
@@ -239,26 +244,28 @@ def specificity(claims: Claims, values: dict[str, np.ndarray], controls: dict[st
     mass = np.full_like(margin, np.nan)
     if "matched_mass_size" in controls:
         mass = np.where(needed, claims.own(values, "knockout") - controls["matched_mass_size"], np.nan)
-    n = len(margin)
-    defined = np.isfinite(mass).sum(0)
-    more = prevalence_test(margin, 0.0, senses=(1,))
-    more_mass = prevalence_test(mass, 0.0, senses=(1,), tested=defined >= min(n, max(LEAST_MATCHED, n // 2)))
-    p = holm(np.fmax(more.p[0], more_mass.p[0]))
+    mass = effect.units(mass)
+    n, defined = len(mass), np.isfinite(mass).sum(0)
+    more = prevalence_test(effect.units(margin), effect.delta, senses=(1,))
+    more_mass = prevalence_test(mass, effect.delta, senses=(1,), tested=defined >= min(n, max(LEAST_MATCHED, n // 2)))
+    p = np.fmax(more.p[0], more_mass.p[0])
+    p = holm(p) if np.isfinite(p).any() else p
     return Specificity(more.count[0], np.asarray(more.n), more_mass.count[0], defined, p)
 
 
 def beside_controls(
-    claims: Claims, values: dict[str, np.ndarray], controls: dict[str, np.ndarray], *, fresh: bool
+    effect: Effect, claims: Claims, values: dict[str, np.ndarray], controls: dict[str, np.ndarray], *, fresh: bool
 ) -> pd.DataFrame:
     """One row per named head: its effect and the same measure under each control, medians over problems with intervals.
 
     Parts of the effect of what is inserted, in the outcome's unit; the z patch of the head's side. `random`:
     random words; `questions`: those of other problems; `mful`: a repeated word; `matched_mass`: as much attention taken
-    elsewhere (readers); `shift`: the head's part in what the gap alone does. `exceeds_random` of `exceeds_random_n`
-    problems are more than random words', likewise `exceeds_mass`; `p_specific` is NaN unless the problems are `fresh`.
-    NaN where a control was not run or does not apply.
+    elsewhere (readers); `shift`: the head's part in what the gap alone does. `random_words_share` is the share of the head's
+    effect that comes with random words too. `exceeds_random` of `exceeds_random_n` problems are more than random words' by
+    more than the smallest effect, likewise `exceeds_mass`; `p_specific` is NaN unless the problems are `fresh`. NaN where a
+    control was not run or does not apply.
     """
-    made = specificity(claims, values, controls)
+    made = specificity(effect, claims, values, controls)
     columns: dict[str, Any] = {"label": [str(head) for head in claims.heads], "kind": list(claims.kinds)}
     nothing = np.full((len(next(iter(values.values()))), len(claims.heads)), np.nan)
 
@@ -273,7 +280,13 @@ def beside_controls(
     used["matched_mass_effect"] = np.where(claims.reads, controls.get("matched_mass", nothing), np.nan)
     used["shift_effect"] = claims.by_side(*(controls.get(f"shift_{side}", nothing) for side in SIDES))
     for name, effects in used.items():  # without named heads there are the columns alone
-        columns |= interval_columns(name, median_interval(effects) if claims.heads else one_problem(effects[0]))
+        columns |= interval_columns(name, effect.cell_medians(effects) if claims.heads else one_problem(effects[0]))
+    shares = [
+        interval_columns("random_words_share", replace(effect, total=own, claimed=0.0).share(random))
+        for own, random in zip(used["effect"].T, used["random_effect"].T, strict=True)
+    ]
+    for name in ("random_words_share", "random_words_share_ci_low", "random_words_share_ci_high"):
+        columns[name] = [float(share[name]) for share in shares]
     unknown = np.zeros(len(claims.heads), dtype=int)
     columns |= {
         "exceeds_random": unknown if made is None else made.exceeds,
@@ -283,3 +296,16 @@ def beside_controls(
         "p_specific": np.full(len(claims.heads), np.nan) if made is None or not fresh else made.p,
     }
     return pd.DataFrame(columns)
+
+
+def sinks_read(prepared: Prepared, heads: Sequence[Head], *, checkpoint: Path | None, progress: bool) -> HeadScores:
+    """What tells whether the span is a sink to these heads, on prompts with the insertion and the answer."""
+    options = {"checkpoint": checkpoint, "progress": progress}
+    return score_heads(
+        prepared.model,
+        prepared.pairs,
+        metrics="sinks",
+        conditions=("inserted",),
+        heads=heads,
+        **options,  # type: ignore[arg-type]
+    )

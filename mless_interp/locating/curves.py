@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -9,23 +10,25 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..given import checked, count_of
+from ..arguments import checked, count_of
 from ..heads import Head
 from ..metrics.rankings import circuit_distance, circuit_performance
 from ..models.base import Model
+from ..patching.effect import Effect
 from ..patching.joint import CHOSEN_HERE, cutting, gate_row, gated_outcomes, single_knockouts
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, prepare
 from ..prompts.pairs import PromptPair
-from ..running.results import Result, tidy
-from ..statistics import Interval, derive_generator, mean_interval, share_interval
-from .judge import established
+from ..running.results import Result, tidy, with_limits
+from ..statistics import CONFIDENCE, derive_generator
 
 FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """MIB's sizes of circuits, as shares of all heads."""
 ABLATION = {
     "content": "attention to the span masked, renormalised",
     "computed": "the span's attention to the question masked, renormalised",
+    "inside": "the span's attention to itself masked, renormalised",
+    "replaced": "head outputs of the clean run",
 }
 
 
@@ -56,7 +59,8 @@ def circuit_curve(
 
     Parameters
     ----------
-    contrast : "content", or "computed": the heads then let the span's rows see the question, from blind to inserted.
+    contrast : "content"; "computed", the heads then let the span's rows see the question, from blind to inserted; "replaced",
+        they write what they do in the run under study, all others what they do in the clean one.
     ranking : best head first; heads that it leaves out follow in order of layer and head.
     fractions : sizes as shares of all heads, each in (0, 1]; those that give the same number of heads count once, and the
         empty and the whole set are always there.
@@ -110,6 +114,7 @@ def circuit_curve(
     )
     return CircuitCurve(
         problem_ids=prepared.ids,
+        groups=prepared.groups,
         ranking=order,
         sizes=sizes,
         orders=tuple(orders),
@@ -118,13 +123,10 @@ def circuit_curve(
         joint=inserted[:, None] - values[:, 2 + len(open_gates) :],
         singles=singles,
         unit=prepared.outcome.unit,
-        settings={
-            **settings,
-            **prepared.settings,
-            "resolution": model.resolution,
-            "chosen_elsewhere": chosen_elsewhere,
-        },
+        settings={**settings, **prepared.settings},
         seed=seed,
+        resolution=model.resolution,
+        chosen_elsewhere=chosen_elsewhere,
     )
 
 
@@ -169,6 +171,9 @@ class CircuitCurve(Result):
     unit: str
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+    confidence: float = CONFIDENCE
+    resolution: float = 0.0
+    chosen_elsewhere: bool = False
 
     axes = (
         ("values", "problem order size"),
@@ -186,36 +191,31 @@ class CircuitCurve(Result):
         """Effect of letting every head see the span (inserted - masked), `[problem]`."""
         return self.values[:, 0, -1] - self.values[:, 0, 0]
 
-    @property
-    def established(self) -> bool:
-        """Whether there is an effect to restore: in most problems, of one sign, and more than rounding."""
-        resolution = self.settings.get("resolution", 0.0)
-        if len(self.total) < 2:
-            return bool(abs(self.total[0]) > resolution)
-        return established(self.total, resolution=resolution)
+    @cached_property
+    def whole(self) -> Effect:
+        """The effect to restore."""
+        return Effect(self.total, self.confidence, rounding=self.resolution, groups=self.groups)
 
     @property
     def faithfulness(self) -> np.ndarray:
-        """Restored share of the effect, ratio of means, `[order, size]`; NaN where there is no effect to restore."""
+        """Restored share of the effect, ratio of means, `[order, size]`: a description; NaN where no effect is established, or
+        its mean is none to have a share of (`Effect.mean`)."""
         gained = (self.values - self.values[:, :, :1]).mean(0)
-        return gained / (self.total.mean() if self.established else np.nan)
-
-    @property
-    def interval(self) -> Interval:
-        """The ranking's faithfulness with its bootstrap interval over problems, `[size]` (no limits for one problem)."""
-        if len(self.total) < 2:
-            return mean_interval(self.faithfulness[None, 0], seed=self.seed)
-        return share_interval(self.values[:, 0] - self.values[:, 0, :1], self.total, seed=self.seed)
+        return gained / (self.whole.mean if self.whole.established else np.nan)
 
     @property
     def cpr(self) -> np.ndarray:
         """Area under the faithfulness curve, `[order]`: higher is better."""
-        return circuit_performance(torch.tensor(self.fractions), torch.tensor(self.faithfulness)).numpy()
+        return circuit_performance(
+            torch.tensor(self.fractions, dtype=torch.float64), torch.tensor(self.faithfulness)
+        ).numpy()
 
     @property
     def cmd(self) -> np.ndarray:
         """Area between the faithfulness curve and 1, `[order]`: lower is better."""
-        return circuit_distance(torch.tensor(self.fractions), torch.tensor(self.faithfulness)).numpy()
+        return circuit_distance(
+            torch.tensor(self.fractions, dtype=torch.float64), torch.tensor(self.faithfulness)
+        ).numpy()
 
     @property
     def p_random(self) -> float:
@@ -224,7 +224,7 @@ class CircuitCurve(Result):
         NaN without any, and where the ranking was made on these problems: it would be tested on what it was chosen by.
         """
         random = self.cmd[2:]
-        if not self.settings.get("chosen_elsewhere") or not len(random) or np.isnan(self.cmd[0]):
+        if not self.chosen_elsewhere or not len(random) or np.isnan(self.cmd[0]):
             return float("nan")
         return float((1 + (random <= self.cmd[0] + 1e-12).sum()) / (1 + len(random)))
 
@@ -237,15 +237,13 @@ class CircuitCurve(Result):
         return CHOSEN_HERE if np.isnan(self.p_random) else f"p = {self.p_random:.3f} for the CMD"
 
     def summary(self) -> pd.DataFrame:
-        """One row per size: the ranking's faithfulness with its interval, the reverse, the random orders' mean and range."""
-        faithful, interval = self.faithfulness, self.interval
+        """One row per size: the ranking's faithfulness, the reverse, the random orders' mean and range."""
+        faithful = self.faithfulness
         random = faithful[2:] if len(faithful) > 2 else np.full((1, len(self.sizes)), np.nan)
         table = {
             "n_heads": self.sizes,
             "fraction": self.fractions,
             "faithfulness": faithful[0],
-            "ci_low": interval.low,
-            "ci_high": interval.high,
             "reversed": faithful[1],
             "random_mean": random.mean(0),
             "random_low": random.min(0),
@@ -260,18 +258,19 @@ class CircuitCurve(Result):
 
     def sentences(self) -> list[str]:
         """What the first heads restore, against the reverse and random orders, and whether they add up."""
-        s, total = self.settings, float(self.total.mean())
+        s = self.settings
         words = [
             f"{s.get('insertion')}, {count_of(len(self.problem_ids), 'problem')}, outcome {s.get('outcome')}; ablation: "
             f"{s.get('ablation')}.",
-            f"Total effect {total:+.4f} {self.unit}.",
+            f"Total effect: median {with_limits(self.whole.median, self.unit)}, mean {self.total.mean():+.4f}.",
         ]
-        if not self.established:
-            words.append(
-                "It is not established (too few problems, or not most of them, show one of one sign), so there is no curve to "
-                "draw."
+        if np.isnan(self.faithfulness).all():
+            why = (
+                "Its mean is not told from 0 with the median's sign"
+                if self.whole.established
+                else "It is not established (too few problems, or not most of them, show one of one sign)"
             )
-            return words
+            return [*words, f"{why}, so there is no curve to draw."]
         cpr, cmd = self.cpr, self.cmd
         at = int(np.argmax(self.faithfulness[0] >= 0.5))
         size = (
@@ -279,7 +278,7 @@ class CircuitCurve(Result):
             if self.sizes[at] - self.sizes[at - 1] > 1
             else self.sizes[at]
         )
-        words.append(f"Half of it is back with {size} of {count_of(len(self.ranking), 'head')}.")
+        words.append(f"On average half of it is back with {size} of {count_of(len(self.ranking), 'head')}.")
         words.append(f"CPR {cpr[0]:.3f}, CMD {cmd[0]:.3f}; reversed {cpr[1]:.3f}, {cmd[1]:.3f}.")
         if len(self.orders) > 2:
             words.append(

@@ -7,7 +7,9 @@ from functools import cached_property
 import numpy as np
 
 from ..heads import Head
-from ..statistics import SENSES, Prevalence, prevalence_test, sign_test, within_test
+from ..patching.effect import SMALLEST_EFFECT, Effect
+from ..running.registry import savable
+from ..statistics import CONFIDENCE, SENSES, Prevalence
 
 SIDES = {"removed": "z_removed", "added": "z_added"}
 """What a claim about a head rests on: the patch of its output, denoising and noising."""
@@ -94,13 +96,23 @@ KINDS: dict[str, Kind] = {
         Kind(
             "sufficient only", "s", "added", False, False, "suffices; that it is needed is not shown, nor how it acts"
         ),
+        Kind(
+            "specialist",
+            "Sp",
+            "both",
+            False,
+            False,
+            "carries the effect in some strata of problems, not shown over all",
+        ),
         Kind("negligible", "", "", False, False, "shown to do less than the smallest effect in most problems"),
         Kind("undecided", "", "", False, False, "neither shown to carry the effect nor shown not to"),
     )
 }
 """Every verdict: carriers pass on both sides, other named heads on one."""
 _BY_PARTS = {
-    (kind.side, kind.reads, kind.mediates): name for name, kind in KINDS.items() if name != "conditional reader"
+    (kind.side, kind.reads, kind.mediates): name
+    for name, kind in KINDS.items()
+    if name not in ("conditional reader", "specialist")
 }
 NAMED = tuple(name for name, kind in KINDS.items() if kind.side)
 
@@ -115,14 +127,29 @@ def measured(values: dict[str, np.ndarray], measure: str) -> np.ndarray:
     return np.asarray(sum(values[part] for part in PARTS.get(measure, (measure,))))
 
 
+@savable
+@dataclass(frozen=True, order=True)
+class InStratum:
+    """A head that passes within a stratum of the problems: on which side ("both", "removed", "added"), in which sense."""
+
+    head: Head
+    stratum: str
+    side: str
+    sense: int
+
+
 @dataclass(frozen=True, eq=False)
 class Claims:
-    """What is said of the heads that are named: kinds, senses `[head]`, and the direction of the effect they are told by."""
+    """What is said of the heads that are named: kinds, senses `[head]`, and the direction of the effect they are told by.
+
+    `within`: in which strata of the problems they pass.
+    """
 
     direction: float
     heads: tuple[Head, ...]
     kinds: tuple[str, ...]
     sense: np.ndarray
+    within: tuple[InStratum, ...] = ()
 
     def own(self, values: dict[str, np.ndarray], measure: str) -> np.ndarray:
         """A measure of these heads, `[problem, head]`, positive in each head's own sense."""
@@ -149,72 +176,100 @@ class Claims:
 
 @dataclass(frozen=True, eq=False)
 class Judged:
-    """The verdicts over a family of heads, from measures `[problem, head]` and the total effect `[problem]`.
+    """The verdicts over a family of heads, from measures `[problem, head]` and the total `effect`.
 
-    Everything is a prevalence test: more than `delta` of the effect in more than half of all problems, exact for a given
-    `delta` (which is a share of these problems' own median total), Holm over the family. All measures are turned so that
-    the insertion's own effect is positive; a head's sense is +1 with it, -1 against it. Both senses are tested; where
-    `claims` are tested again, the claimed ones alone.
+    Everything is a prevalence test: more than `effect.delta` in more than half of all problems, Holm over the family. All
+    measures are turned so that the insertion's own effect is positive; a head's sense is +1 with it, -1 against it. Heads are
+    named by what patching their output removes or adds, in either sense: one family, so that any false name at all has at most
+    the stated probability. Where `claims` are tested again, the claimed senses alone.
+
+    `strata` names the stratum of each problem: every head is then tested over all problems and within each stratum that is
+    large enough, in the same family (methods §9).
     """
 
     heads: tuple[Head, ...]
     values: dict[str, np.ndarray]
-    total: np.ndarray
-    smallest_effect: float
-    alpha: float
-    rounding: float
+    effect: Effect
     claims: Claims | None = None
+    strata: tuple[str, ...] = ()
 
     @cached_property
-    def direction(self) -> float:
-        """The sign of the total effect: of the median total, or as claimed."""
-        if self.claims is not None:
-            return self.claims.direction
-        return -1.0 if float(np.median(self.total)) < 0 else 1.0
-
-    @cached_property
-    def delta(self) -> float:
-        """The smallest effect of interest in the outcome's unit: a share of the median total, and more than rounding."""
-        return max(self.smallest_effect * abs(float(np.median(self.total))), self.rounding)
-
-    @cached_property
-    def p_total(self) -> float:
-        """Sign test of the total effect, beyond rounding."""
-        return float(sign_test(self.total, rounding=self.rounding))
+    def large(self) -> tuple[str, ...]:
+        """The strata that are tested, the largest first: as many as can still pass where so many are tested."""
+        where = np.array(self.strata, dtype=object)
+        named = np.array(self.effect.groups or range(len(where)), dtype=object)
+        sizes = {name: len(set(named[where == name])) for name in dict.fromkeys(self.strata)}
+        order = sorted(sizes, key=lambda name: (-sizes[name], name))
+        per_stratum = len(SIDES) * len(SENSES) * len(self.heads)
+        enough = [
+            k for k in range(1, len(order) + 1) if sizes[order[k - 1]] >= self.effect.fewest(per_stratum * (1 + k))
+        ]
+        return tuple(order[: max(enough, default=0)])
 
     @property
     def established(self) -> bool:
         """Whether the insertion does anything in most problems (as claimed); where not, no head is named."""
-        return self.direction * float(np.median(self.total)) > self.rounding and self.p_total < self.alpha
+        return self.effect.established
 
     def turned(self, measure: str) -> np.ndarray:
         """A measure, or one of the two z patches, `[problem, head]`, positive with the insertion's effect."""
-        return self.direction * measured(self.values, measure)
+        return self.effect.turned(measured(self.values, measure))
 
     @cached_property
-    def sides(self) -> dict[str, Prevalence]:
-        """The tests of all heads: what patching their output removes, and what it adds."""
-        if self.claims is None:
-            return {side: self._test(self.turned(measure), SENSES) for side, measure in SIDES.items()}
-        return {side: self._test(self.turned(measure) * self.claims.sense, (1,)) for side, measure in SIDES.items()}
+    def _tests(self) -> dict[str, Prevalence]:
+        """side -> the tests of all heads over all problems, then within each stratum, `[sense, 1 + stratum, head]`; Holm over
+        all of them."""
+        both = np.stack([measured(self.values, measure) for measure in SIDES.values()], 1)
+        own, senses = (1, SENSES) if self.claims is None else (self.claims.sense, (1,))
+        where = np.array(self.strata, dtype=object)
+        inside = [np.where((where == name)[:, None, None], both, np.nan) for name in self.large]
+        test = self.effect.prevalence(np.stack([both, *inside], 2) * own, senses=senses)
+        return {side: test.of(at) for at, side in enumerate(SIDES)}
 
-    def _test(self, turned: np.ndarray, senses: tuple[int, ...], tested: np.ndarray | None = None) -> Prevalence:
-        return prevalence_test(turned, self.delta, senses=senses, tested=tested)
+    @property
+    def sides(self) -> dict[str, Prevalence]:
+        """The tests of all heads over all problems: what patching their output removes, and what it adds."""
+        return {side: test.of(0) for side, test in self._tests.items()}
+
+    def within(self, stratum: str) -> dict[str, Prevalence]:
+        """The same tests within a stratum that is large enough."""
+        return {side: test.of(1 + self.large.index(stratum)) for side, test in self._tests.items()}
+
+    @cached_property
+    def in_strata(self) -> tuple[InStratum, ...]:
+        """Where heads pass within strata, each in one sense."""
+        found = []
+        for stratum in self.large:
+            passed = {
+                side: np.subtract(*self._sure(test.p_corrected).astype(int))
+                for side, test in self.within(stratum).items()
+            }
+            for at, head in enumerate(self.heads):
+                senses = {side: int(sense[at]) for side, sense in passed.items() if sense[at]}
+                if len(set(senses.values())) == 1:
+                    side = "both" if len(senses) == len(SIDES) else next(iter(senses))
+                    found.append(InStratum(head, stratum, side, next(iter(senses.values()))))
+        return tuple(sorted(found))
 
     @cached_property
     def passed(self) -> dict[str, np.ndarray]:
         """side -> the sense in which each head passed, 0 for neither, `[head]`; nobody where no effect is established."""
         found = {}
         for side, test in self.sides.items():
-            sure = (np.nan_to_num(test.p_corrected, nan=1.0) < self.alpha).astype(int) * int(self.established)
+            sure = self._sure(test.p_corrected).astype(int)
             found[side] = sure[0] - sure[1] if self.claims is None else sure[0] * self.claims.sense
         return found
+
+    def _sure(self, p: np.ndarray) -> np.ndarray:
+        return np.nan_to_num(p, nan=1.0) < self.effect.level
 
     @cached_property
     def sense(self) -> np.ndarray:
         """+1: with the insertion's effect, -1: against it, 0: not named, or each way on another side, `[head]`."""
         removed, added = self.passed["removed"], self.passed["added"]
-        return np.where(removed * added < 0, 0, np.sign(removed + added))
+        whole = np.where(removed * added < 0, 0, np.sign(removed + added))
+        inside = np.array([sum(each.sense for each in self.in_strata if each.head == head) for head in self.heads])
+        return np.where((whole == 0) & ~(removed * added < 0), np.sign(inside), whole)
 
     @cached_property
     def side(self) -> np.ndarray:
@@ -228,9 +283,9 @@ class Judged:
         own = self.sense if self.claims is None else self.claims.sense
         return np.where(own == 0, 1, own)
 
-    def counted(self, measure: str) -> Prevalence:
-        """In how many problems a measure exceeds delta in each head's own sense: a description, uncorrected; `[1, head]`."""
-        return self._test(self.turned(measure) * self.told_in, (1,))
+    def counted(self, measure: str, tested: np.ndarray | None = None) -> Prevalence:
+        """In how many problems a measure exceeds delta in each head's own sense, `[1, head]`; Holm over the heads tested."""
+        return self.effect.prevalence(measured(self.values, measure) * self.told_in, senses=(1,), tested=tested)
 
     @cached_property
     def parts(self) -> dict[str, np.ndarray]:
@@ -244,29 +299,29 @@ class Judged:
             "mediated_added": added & deeper,
         }
         return {
-            measure: self._test(self.turned(measure) * self.told_in, (1,), tested).p_corrected[0]
+            measure: self.counted(measure, tested).p_corrected[0]
             for measure, tested in asked.items()
             if measure in self.values
         }
 
     @cached_property
     def negligible(self) -> np.ndarray:
-        """Heads shown to remove and to add less than delta in most problems, `[head]`."""
-        if not self.established or not self.delta > 0:
-            return np.zeros(len(self.heads), dtype=bool)
-        both = [within_test(self.turned(measure), self.delta)[1] for measure in SIDES.values()]
-        return np.nan_to_num(np.maximum(*both), nan=1.0) < self.alpha
+        """Heads shown to remove and to add less than the smallest effect in most problems, `[head]`."""
+        both = [self.effect.within(measured(self.values, measure))[1] for measure in SIDES.values()]
+        return self._sure(np.maximum(*both))
 
     @cached_property
     def kinds(self) -> tuple[str, ...]:
         """One of `KINDS` for each head."""
-        sure = {measure: np.nan_to_num(p, nan=1.0) < self.alpha for measure, p in self.parts.items()}
+        sure = {measure: self._sure(p) for measure, p in self.parts.items()}
         return tuple(
             self._kind(str(self.side[at]), {measure: bool(passed[at]) for measure, passed in sure.items()}, at)
             for at in range(len(self.heads))
         )
 
     def _kind(self, side: str, sure: dict[str, bool], at: int) -> str:
+        if not side and any(each.head == self.heads[at] for each in self.in_strata):
+            return "specialist"
         if not side:
             return "negligible" if self.negligible[at] else "undecided"
         removed, added = side != "added", side != "removed"
@@ -290,10 +345,11 @@ class Judged:
         """What is said of the heads that are named, in the family's order."""
         at = np.flatnonzero(self.named)
         return Claims(
-            self.direction,
+            self.effect.direction,
             tuple(self.heads[i] for i in at),
             tuple(self.kinds[i] for i in at),
-            self.sense[at],
+            np.where(self.sense[at] == 0, 1, self.sense[at]),
+            self.in_strata,
         )
 
 
@@ -302,19 +358,56 @@ def judge(
     total: np.ndarray,
     heads: Sequence[Head],
     *,
-    alpha: float = 0.05,
-    smallest_effect: float = 0.05,
+    confidence: float = CONFIDENCE,
+    smallest_effect: float = SMALLEST_EFFECT,
     rounding: float = 0.0,
     claims: Claims | None = None,
+    groups: tuple[str, ...] = (),
+    strata: tuple[str, ...] = (),
 ) -> Judged:
     """The statistics of `locate_heads`, from measures `[problem, head]` (`measure.MEASURES`) on.
 
     `claims`: verdicts reached on other problems, to be tested again: the direction of the effect and the heads' senses are
     then taken as claimed, and Holm's family is these heads alone.
     """
-    return Judged(tuple(heads), values, np.asarray(total, dtype=float), smallest_effect, alpha, rounding, claims)
+    claimed = 0.0 if claims is None else claims.direction
+    effect = Effect(np.asarray(total, dtype=float), confidence, smallest_effect, rounding, claimed, groups)
+    return Judged(tuple(heads), values, effect, claims, strata)
 
 
-def established(total: np.ndarray, *, resolution: float, alpha: float = 0.05) -> bool:
-    """Whether an effect `[problem]` is there: most problems show it with one sign, beyond rounding (sign test)."""
-    return abs(float(np.median(total))) > resolution and float(sign_test(total, rounding=resolution)) < alpha
+class Verdicts:
+    """What is judged of measures `values` `[problem, head]` and of the `total` effect `[problem]` of a result."""
+
+    heads: tuple[Head, ...]
+    values: dict[str, np.ndarray]
+    total: np.ndarray
+    confidence: float
+    smallest_effect: float
+    resolution: float
+    groups: tuple[str, ...]
+    strata: tuple[str, ...]
+
+    @property
+    def claims(self) -> Claims | None:
+        """What was claimed of the heads on other problems, if anything was."""
+        return None
+
+    @cached_property
+    def judged(self) -> Judged:
+        """The verdicts: of every head its kind, its sense, and the tests behind them."""
+        return judge(
+            self.values,
+            self.total,
+            self.heads,
+            confidence=self.confidence,
+            smallest_effect=self.smallest_effect,
+            rounding=self.resolution,
+            claims=self.claims,
+            groups=self.groups,
+            strata=() if self.claims else self.strata,
+        )
+
+    @property
+    def established(self) -> bool:
+        """Whether most problems show an effect of one sign (as claimed), beyond rounding."""
+        return self.judged.established

@@ -9,26 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from ..given import checked
+from ..arguments import checked
 from ..heads import Head
 from ..models.base import Model
+from ..patching.effect import SMALLEST_EFFECT, check_smallest_effect
 from ..patching.outcomes import outcome_named
 from ..patching.prepared import Prepared, prepare
 from ..prompts.conditions import CONTRASTS, Contrast, one_of
 from ..prompts.pairs import PromptPair, digest_of
-from ..running.visible import visible
-from ..statistics.arguments import check_count, derive_generator
+from ..prompts.problems import overlap
+from ..running.text_safety import visible
+from ..statistics import CONFIDENCE
+from ..statistics.arguments import check_count, check_share, derive_generator
 from .confirmation import Confirmation
-from .control import Controls, Held, check_controls
+from .control import Controls, Held, check_controls, sinks_read
 from .curves import circuit_curve
-from .judge import SIDES, Judged, judge
+from .judge import SIDES, Judged
 from .located import LocatedHeads
-from .measure import N_SCREENED, Measured, Way, kept_file, kept_way, measure, screened
-from .sentences import few_problems
-from .sinks_read import sinks_read
+from .measure import N_SCREENED, Measured, Way, chosen_way, kept_file, measure, screened
+from .sentences import PER_HEAD, few_problems
 
 MODES = ("auto", "exact", "screen")
-LOCATED = ("content", "computed", "shift", "total")
+LOCATED = ("content", "computed", "inside", "shift", "total", "replaced")
 """The contrasts whose heads can be located."""
 
 
@@ -40,9 +42,10 @@ def locate_heads(
     confirm: Iterable[PromptPair] | Prepared | None = None,
     contrast: str = "content",
     outcome: str = "answer_logprob",
+    by: str | None = None,
     heads: Iterable[Head | str] | None = None,
-    alpha: float = 0.05,
-    smallest_effect: float = 0.05,
+    confidence: float = CONFIDENCE,
+    smallest_effect: float = SMALLEST_EFFECT,
     mode: str = "auto",
     budget_seconds: float = 3600.0,
     n_control_draws: int = 5,
@@ -61,11 +64,11 @@ def locate_heads(
     0 in layer 0). Read and mediated part together are what patching the head's output removes and adds.
 
     A head is named if patching its output removes, or adds, more than `smallest_effect` of the median total effect in most
-    problems: the prevalence test (exact binomial, against half of all problems; Holm over all tested heads and both senses,
-    with the effect and against it), since effects on log-probabilities are far too skewed for tests of means. Both ways: a
-    carrier; one way: necessary only, or sufficient only. Its kind (reader, conditional reader, mediator, ..., `judge.KINDS`)
-    follows from the same test of the four measures among the named heads. Heads shown to do less than that are negligible,
-    all others undecided. If most problems do not show a total effect of one sign, no head is named.
+    problems: the prevalence test (exact binomial, against half of all problems; Holm over all tested heads, both ways and both
+    senses, with the effect and against it), since effects on log-probabilities are far too skewed for tests of means. Both
+    ways: a carrier; one way: necessary only, or sufficient only. Its kind (reader, conditional reader, mediator, ...,
+    `judge.KINDS`) follows from the same test of the four measures among the named heads. Heads shown to do less than that are
+    negligible, all others undecided. If most problems do not show a total effect of one sign, no head is named.
 
     Parameters
     ----------
@@ -76,10 +79,16 @@ def locate_heads(
         question from the span's own rows, a mediator passes on what was read; `read_effects` is of the span's readers and left
         out. "shift" and "total" differ in more than in what may be seen: heads are named by their z patches alone, as
         carriers, and not taken apart; "shift" inserts nothing, so there are no controls.
+    by : "answer", or another key of the problems (`Problem.tags`, level, subject): every head is tested over all problems and
+        within each stratum that is large enough, in one family; a head that passes in some and not over all is a *specialist*
+        for these (methods §9). Fresh problems confirm it in the same strata. Strata are fixed before effects are seen.
     controls : the named heads under random words of the same length (mean of `n_control_draws`) and, for readers, under a
-        knockout of as much attention elsewhere: more than both in most problems is *specific*. Reported beside: questions
-        of other problems, a repeated word, the gap alone, and whether the span that a head reads is an attention sink
-        (`LocatedHeads.sinks`). False leaves them all out.
+        knockout of as much attention elsewhere: more than both, by more than the smallest effect, in most problems is
+        *specific*. Reported beside: questions of other problems, a repeated word, the gap alone, and whether the span that a
+        head reads is an attention sink (`LocatedHeads.sinks`). False leaves them all out.
+    confidence : of intervals; 1 - confidence bounds the probability that any head is named falsely.
+    smallest_effect : of interest, as a share of the median total effect, which is taken at its upper limit (a fifth of 1 -
+        confidence is spent on that, the rest on the tests).
     mode : "exact" sweeps all `heads` on all problems; "screen" ranks heads by gradients on one half of the problems and
         tests the best 64 on the other; "auto" sweeps exactly where that stays within `budget_seconds`, estimated from
         small sweeps over all layers of the first problem. The result says which was done and why.
@@ -93,42 +102,61 @@ def locate_heads(
     Source: methods §8 and §9. Differs from a plain patching sweep in that the problem is the unit of replication, and a
     claim about a head is a number of problems.
     """
-    rules = Rules(alpha, smallest_effect, n_control_draws, n_random_sets, controls, seed)
+    rules = Rules(confidence, smallest_effect, n_control_draws, n_random_sets, controls, seed)
     one_of(mode, dict.fromkeys(MODES), "mode")
     between = CONTRASTS[one_of(contrast, dict(zip(LOCATED, LOCATED, strict=True)), "contrast to locate heads by")]
     if not budget_seconds >= 0:
         raise ValueError(f"budget_seconds must be 0 or more, got {budget_seconds}")
     prepared = prepare(model, pairs, outcome_named(outcome, signed_for="locating heads"))
-    if len(prepared.ids) < 2:
-        raise ValueError(f"locating heads needs at least 2 problems (the unit of replication), got {len(prepared.ids)}")
+    if prepared.n_groups < 2:
+        raise ValueError(f"locating heads needs at least 2 problems (the unit of replication), got {prepared.n_groups}")
     if controls:
         check_controls(prepared.bare)
+        if between.reads_inserted and not all(pair.given for pair in prepared.bare):
+            model.need_tokenizer("locate_heads with controls (controls=False does without)")
+    strata = _strata(prepared, by)
     fresh = None if confirm is None else fresh_problems(prepare(model, confirm, prepared.outcome), prepared)
+    if fresh is not None:
+        _strata(fresh, by)
     candidates = model.info.chosen(heads, what="locate")
     top = folder = None if checkpoint is None else Path(checkpoint)
-    way = kept_way(prepared, candidates, between, mode=mode, budget_seconds=budget_seconds, folder=folder)
+    way = chosen_way(prepared, candidates, between, mode=mode, budget_seconds=budget_seconds, folder=folder)
     family = candidates
     if not way.exact:
-        everything = range(len(prepared.ids))
-        discovery, prepared = prepared.only(everything[::2]), prepared.only(everything[1::2])
-        _warn_of_few(len(prepared.ids), min(len(candidates), N_SCREENED), alpha)
+        discovery, prepared = prepared.halves()
+        strata = _strata(prepared, by)
+        _warn_of_few(prepared.n_groups, min(len(candidates), N_SCREENED), confidence)
         family = screened(discovery, candidates, between, folder=folder, progress=progress)
     else:
-        _warn_of_few(len(prepared.ids), len(family), alpha)
+        _warn_of_few(prepared.n_groups, len(family), confidence)
     if fresh is not None:
-        _warn_of_few(len(fresh.ids), 1, alpha, again=True)
+        _warn_of_few(fresh.n_groups, 1, confidence, per_head=1)
     file = None if folder is None else folder / "mless.jsonl" if way.exact else kept_file(folder, "mless", family)
     measured = measure(prepared, family, contrast=between, checkpoint=file, progress=progress, seed=seed)
-    resolution = _resolution(model, measured)
-    judged = rules.judged(measured.values, measured.total, family, resolution)
     settings = {
         **prepared.settings,
         "contrast": contrast,
         **rules.settings,
         **_way_settings(way, family, candidates, budget_seconds if mode == "auto" else None),
-        "resolution": resolution,
         "n_fresh": 0 if fresh is None else len(fresh.ids),
+        **({} if by is None else {"by": by}),
     }
+    found = LocatedHeads(
+        problem_ids=prepared.ids,
+        heads=family,
+        values=measured.values,
+        total=measured.total,
+        patches=replace(measured.patches, smallest_effect=smallest_effect, confidence=confidence),
+        unit=prepared.outcome.unit,
+        settings=settings,
+        seed=seed,
+        confidence=confidence,
+        smallest_effect=smallest_effect,
+        resolution=_resolution(model, measured),
+        groups=prepared.groups,
+        strata=strata,
+    )
+    judged = found.judged
     held, confirmation = Held(), None
     if fresh is not None and judged.named.any():
         folder = None if folder is None else folder / "confirm"
@@ -141,16 +169,10 @@ def locate_heads(
     sinks = None
     if controls and readers:
         sinks = sinks_read(prepared, readers, checkpoint=kept_file(top, "sinks", readers), progress=progress)
-    return LocatedHeads(
-        problem_ids=prepared.ids,
-        heads=family,
-        values=measured.values,
-        total=measured.total,
-        patches=replace(measured.patches, smallest_effect=smallest_effect),
+    return replace(
+        found,
         controls=held.values,
-        unit=prepared.outcome.unit,
         settings={**settings, **held.settings},
-        seed=seed,
         joint=held.joint,
         reads=held.reads,
         confirmation=confirmation,
@@ -168,8 +190,19 @@ def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
             f"{again[0]!r}): nothing can be confirmed on what it was chosen by; give others, for example "
             "problems[:64] to name and problems[64:128] to confirm"
         )
-    if len(fresh.ids) < 2:
-        raise ValueError(f"confirming needs at least 2 problems (the unit of replication), got {len(fresh.ids)}")
+    mine, before = ([pair.problem for pair in prepared.bare] for prepared in (fresh, used))
+    named = {problem.group or problem.id for problem in before}
+    variants = [problem for problem in mine if (problem.group or problem.id) in named]
+    if variants:
+        raise ValueError(
+            f"{len(variants)} of {len(fresh.ids)} problems to confirm on are variants of those that name the heads (first: "
+            f"{variants[0].id!r}, of group {variants[0].group!r}): nothing can be confirmed on what it was chosen by; give "
+            "problems of other groups"
+        )
+    if alike := overlap(mine, before):
+        raise ValueError(f"nothing can be confirmed on variants of the problems that name the heads: {alike}")
+    if fresh.n_groups < 2:
+        raise ValueError(f"confirming needs at least 2 problems (the unit of replication), got {fresh.n_groups}")
     for what in ("insertion", "template"):
         ours, theirs = ({str(getattr(pair, what)) for pair in prepared.bare} for prepared in (used, fresh))
         if ours != theirs:
@@ -180,13 +213,28 @@ def fresh_problems(fresh: Prepared, used: Prepared) -> Prepared:
     return fresh
 
 
+def _strata(prepared: Prepared, by: str | None) -> tuple[str, ...]:
+    """The stratum of each problem by a key; `ValueError` where some problems have nothing under it."""
+    if by is None:
+        return ()
+    found = [pair.problem.text(by) for pair in prepared.bare]
+    lacking = [pair.id for pair, value in zip(prepared.bare, found, strict=True) if not value]
+    if lacking:
+        known = sorted(set.intersection(*(set(pair.problem.keys) for pair in prepared.bare)) - {"id", "question"})
+        raise ValueError(
+            f"by={by!r}: {len(lacking)} of {len(found)} problems have nothing under that key (first: {lacking[0]!r}); all have "
+            f"{', '.join(known)}"
+        )
+    return tuple(map(str, found))
+
+
 def _resolution(model: Model, measured: Measured) -> float:
     """What is rounding: the precision's own size, or what it did to rows that were not edited, if that is more."""
     return float(np.fmax(model.resolution, measured.noise))
 
 
-def _warn_of_few(n: int, n_heads: int, alpha: float, *, again: bool = False) -> None:
-    words = few_problems(n, n_heads, alpha, again=again)
+def _warn_of_few(n: int, n_heads: int, confidence: float, *, per_head: int = PER_HEAD) -> None:
+    words = few_problems(n, n_heads, confidence, per_head=per_head)
     if words:
         warnings.warn(visible(words), stacklevel=4)
 
@@ -195,7 +243,7 @@ def _warn_of_few(n: int, n_heads: int, alpha: float, *, again: bool = False) -> 
 class Rules:
     """By what heads are named and what the named ones are held against; checked before anything runs."""
 
-    alpha: float
+    confidence: float
     smallest_effect: float
     n_control_draws: int
     n_random_sets: int
@@ -203,11 +251,8 @@ class Rules:
     seed: int
 
     def __post_init__(self) -> None:
-        if not 0 < self.alpha < 1 or not 0 <= self.smallest_effect < 1:
-            raise ValueError(
-                "alpha must lie in (0, 1) and smallest_effect, a share of the total effect, in [0, 1), got "
-                f"{self.alpha} and {self.smallest_effect}"
-            )
+        check_share(self.confidence, name="confidence")
+        check_smallest_effect(self.smallest_effect)
         if not isinstance(self.controls, bool):
             raise TypeError(f"controls must be True or False, got {self.controls!r}")
         if self.controls:
@@ -218,22 +263,14 @@ class Rules:
     @property
     def settings(self) -> dict[str, Any]:
         return {
-            "alpha": self.alpha,
-            "smallest_effect": self.smallest_effect,
             "n_control_draws": self.n_control_draws if self.controls else 0,
             "n_random_sets": self.n_random_sets if self.controls else 0,
             "control_seed": self.seed,
         }
 
-    def judged(
-        self, values: dict[str, np.ndarray], total: np.ndarray, family: tuple[Head, ...], rounding: float
-    ) -> Judged:
-        options: dict[str, Any] = {"alpha": self.alpha, "smallest_effect": self.smallest_effect, "rounding": rounding}
-        return judge(values, total, family, **options)
-
     def controls_in(self, folder: Path | None, progress: bool, contrast: Contrast) -> Controls:
         draws, sets = self.n_control_draws, self.n_random_sets
-        return Controls(draws, sets, self.alpha, self.smallest_effect, folder, progress, self.seed, contrast)
+        return Controls(draws, sets, self.confidence, self.smallest_effect, folder, progress, self.seed, contrast)
 
     def confirmed(
         self, fresh: Prepared, judged: Judged, settings: dict[str, Any], *, folder: Path | None, progress: bool
@@ -261,6 +298,7 @@ class Rules:
             )
         return Confirmation(
             problem_ids=fresh.ids,
+            groups=fresh.groups,
             heads=claims.heads,
             kinds=claims.kinds,
             senses=claims.sense,
@@ -272,19 +310,21 @@ class Rules:
             reads=held.reads,
             curve=curve,
             unit=fresh.outcome.unit,
-            settings={
-                **settings,
-                "resolution": _resolution(fresh.model, measured),
-                **held.settings,
-                "prompts": digest_of(fresh.pairs),
-            },
+            settings={**settings, **held.settings, "prompts": digest_of(fresh.pairs)},
             seed=self.seed,
+            confidence=self.confidence,
+            smallest_effect=self.smallest_effect,
+            resolution=_resolution(fresh.model, measured),
+            within=claims.within,
+            strata=_strata(fresh, settings.get("by")),
         )
 
 
 def ranking(judged: Judged) -> tuple[Head, ...]:
     """The family by the median of what each head removes or adds, whichever is more, in its own sense; the named first."""
-    size = np.max([np.median(judged.told_in * judged.turned(z), axis=0) for z in SIDES.values()], axis=0)
+    size = np.max(
+        [judged.effect.cell_medians(judged.told_in * judged.turned(z)).estimate for z in SIDES.values()], axis=0
+    )
     order = np.lexsort((-np.nan_to_num(size, nan=-np.inf), ~judged.named))
     return tuple(judged.heads[at] for at in order)
 

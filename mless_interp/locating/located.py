@@ -1,14 +1,14 @@
 """What locating heads gives: the heads named, in how many problems, what that rests on, and what could not be told."""
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ..given import count_of
+from ..arguments import count_of
 from ..heads import Head, as_head
+from ..patching.effect import SMALLEST_EFFECT
 from ..patching.joint import JointKnockout
 from ..patching.parts import WHOLE
 from ..patching.reads import ReadEffects
@@ -27,39 +27,36 @@ from ..running.results import (
 )
 from ..scores import HeadScores
 from ..scores.scored import is_sink
-from ..statistics import Interval, mean_interval, median_interval
+from ..statistics import CONFIDENCE, defined_mean
 from .confirmation import Confirmation
 from .control import OTHERS, beside_controls
-from .judge import NAMED, SIDES, Judged, judge, measured
+from .judge import NAMED, SIDES, Verdicts, measured
 from .measure import MEASURES
 from .sentences import (
+    PER_HEAD,
     concentration_words,
     gap_words,
     left_out_words,
     power_words,
     readers_words,
-    share_words,
+    sink_words,
+    smallest_words,
     specific_words,
+    strata_words,
     total_words,
     verdict_words,
 )
-from .sinks_read import sink_words
 
 NAMED_MARK = "outlined: named, by a test of most problems, corrected for testing many heads"
 OF_THE_PATCH = (
     "effect_fraction",
-    "ci_low",
-    "ci_high",
     "recovered",
-    "recovered_ci_low",
-    "recovered_ci_high",
     "n",
-    "flag",
     "rank",
 )
 """Columns of the z sweep that stand in the table of located heads."""
 SHARES = tuple(f"{side}_share" for side in SIDES)
-"""Medians as shares of the median total effect."""
+"""Shares of the total effect."""
 SATURATES = (
     "Outcomes that saturate (a log-probability near 0) make heads look redundant or needed only together: locate them with "
     "outcome='logit_diff' as well, where the problems have distractors."
@@ -67,8 +64,10 @@ SATURATES = (
 WHAT = {
     "content": "the insertion's content",
     "computed": "what the span has read of the question",
+    "inside": "what the span's tokens read of one another",
     "shift": "the shift of positions",
     "total": "the insertion",
+    "replaced": "the replaced tokens",
 }
 """What a contrast's effect is the effect of."""
 READS_OF_COMPUTED = [
@@ -79,8 +78,11 @@ _UNSEEN = {
     "content": "the content contrast does not see heads that only respond to the shift of positions (contrast='shift' is there "
     "for them)",
     "computed": "the computed contrast does not see heads that use the span whatever it has read (contrast='content' does)",
+    "inside": "the inside contrast does not see heads that use the span whatever its tokens have read of one another "
+    "(contrast='content' does)",
     "shift": "the shift contrast does not see the inserted tokens at all; heads are not told apart into readers and mediators",
     "total": "the total contrast mixes content and shift, and heads are not told apart into readers and mediators",
+    "replaced": "heads are not told apart into readers and mediators (a span and contrast='content' do that)",
 }
 
 
@@ -88,13 +90,14 @@ def cannot_say(contrast: str) -> list[str]:
     """What naming heads by a contrast leaves open."""
     return [
         f"What this cannot say: a teacher-forced log-probability is not generated accuracy; {_UNSEEN[contrast]}; heads are "
-        "edited one at a time, and one that is not named is not shown to do nothing unless it is called negligible; all of it "
-        "holds for this model, this insertion and problems like these."
+        "edited one at a time, and an unnamed head may still matter unless it is listed as negligible; all of it holds for "
+        "this model, this insertion and problems like these."
     ]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class LocatedHeads(
+    Verdicts,
     Result,
     renamed=dict.fromkeys(("readers", "mediators", "p_reader", "p_mediator", "tested", "specific", "p_specific")),
 ):
@@ -107,6 +110,7 @@ class LocatedHeads(
     there. Else `controls[name]` holds effects `[problem, named]` of the named heads (and `shift_total` `[problem]`,
     what the gap alone does), and `joint` those that read, knocked out together.
     `sinks`: of the named heads that read, whether the span is an attention sink, on the problems that named them.
+    `strata`: with `by=`, the stratum of each problem; `specialists` are the heads that pass within some of them.
     """
 
     problem_ids: tuple[str, ...]
@@ -122,19 +126,42 @@ class LocatedHeads(
     reads: ReadEffects | None = None
     confirmation: Confirmation | None = None
     sinks: HeadScores | None = None
+    confidence: float = CONFIDENCE
+    smallest_effect: float = SMALLEST_EFFECT
+    resolution: float = 0.0
+    strata: tuple[str, ...] = ()
 
-    drawn = ("removed_share", "effect_fraction", "removed_median")
+    drawn = ("removed_share", "removed_median")
     axes = (
         ("values", "problem head"),
         ("total", "problem"),
     )
 
-    @cached_property
-    def judged(self) -> Judged:
-        """The verdicts: of every head its kind, its sense, and the tests behind them."""
-        s = self.settings
-        options = {"alpha": s["alpha"], "smallest_effect": s["smallest_effect"], "rounding": s["resolution"]}
-        return judge(self.values, self.total, self.heads, **options)
+    @property
+    def specialists(self) -> dict[Head, tuple[str, ...]]:
+        """The strata of each head that passes within some and is not shown to act over all problems."""
+        found = [head for head, kind in self.found.items() if kind == "specialist"]
+        return {head: tuple(each.stratum for each in self.judged.in_strata if each.head == head) for head in found}
+
+    def by_stratum(self) -> pd.DataFrame:
+        """One row per head and stratum that was tested, the largest first.
+
+        `n` problems; for both sides the `_count` with more than the smallest effect in the better sense, the `_median`, and the
+        corrected `_p` (Holm over heads, sides, senses, all problems and strata); `passes`.
+        """
+        judged, rows = self.judged, []
+        passed = {(each.head, each.stratum) for each in judged.in_strata}
+        for stratum in judged.large:
+            tests, inside = judged.within(stratum), np.array(self.strata) == stratum
+            for at, head in enumerate(self.heads):
+                row: dict[str, Any] = {"label": str(head), "stratum": stratum, "passes": (head, stratum) in passed}
+                for side, test in tests.items():
+                    better = int(np.argmax(test.count[:, at]))
+                    row |= {"n": int(test.n[at]), f"{side}_count": test.count[better, at]}
+                    row |= {f"{side}_p": np.fmin.reduce(test.p_corrected[:, at])}
+                    row |= {f"{side}_median": np.median(judged.turned(SIDES[side])[inside, at])}
+                rows.append(row)
+        return pd.DataFrame(rows)
 
     @property
     def found(self) -> dict[Head, str]:
@@ -149,21 +176,6 @@ class LocatedHeads(
             return {}
         return {head: kind for head, kind, sure in zip(made.heads, made.kinds, made.confirmed, strict=True) if sure}
 
-    @property
-    def established(self) -> bool:
-        """Whether most problems show an effect of one sign, beyond rounding."""
-        return self.judged.established
-
-    @property
-    def total_interval(self) -> Interval:
-        """Median total effect (content: inserted - masked) with its interval over problems."""
-        return median_interval(self.total)
-
-    @property
-    def smallest_effect(self) -> float:
-        """The smallest effect of interest in the outcome's unit; NaN where the total is not established."""
-        return self.judged.delta if self.established else float("nan")
-
     def summary(self) -> pd.DataFrame:
         """One row per tested head, the named ones first, then by size.
 
@@ -171,14 +183,13 @@ class LocatedHeads(
         `confirmed`, and of those that read `reads_sink`: the span is an attention sink) and what it rests on. For the sides
         `removed` (z patch, denoising) and `added` (noising): `_count` of `n`
         problems with more than the smallest effect in the head's sense, their `_prevalence` with exact limits, the
-        corrected `_p` of the better sense, the `_median` and its `_share` of the median total (NaN where that is not
-        established), both with limits. `p_either`: twice the smaller of both sides', NaN where the total is not
-        established. For the four measures their `_count`, `_median` and mean (`_effect`), the latter two with limits. Last,
-        of named heads, the controls of `control_table` where they were run on these problems. Effects are in the outcome's
-        unit: parts of the insertion's (inserted - masked) that the head carries.
+        `_p` of the better sense (Holm over heads, sides and senses), the `_median` and the `_share` of the total (NaN where
+        that is not established), both with limits. `p_either`: the smaller of both sides'. For the four measures their
+        `_count`, the `_median` with limits and the mean (`_effect`). Last, of named heads, the controls of `control_table`
+        where they were run on these problems. Effects are in the outcome's unit: parts of the insertion's (inserted - masked)
+        that the head carries.
         """
-        judged = self.judged
-        whole = abs(float(np.median(self.total))) if self.established else np.nan
+        judged, effect = self.judged, self.judged.effect
         sense = np.where(judged.named, np.where(judged.sense > 0, "with", "against"), "")
         patched = self.patches.summary()[[*head_columns(()), *OF_THE_PATCH]]
         columns: dict[str, Any] = dict(patched) | {
@@ -188,18 +199,17 @@ class LocatedHeads(
             "reads_sink": pd.array([self.reads_sink(head) for head in self.heads], dtype="boolean"),
         }
         for side, measure in SIDES.items():
-            counted = judged.counted(measure)
+            counted, values = judged.counted(measure), measured(self.values, measure)
             columns |= {f"{side}_count": counted.count[0], f"{side}_prevalence": counted.share[0]}
             columns |= {f"{side}_prevalence_ci_low": counted.low[0], f"{side}_prevalence_ci_high": counted.high[0]}
             columns[f"{side}_p"] = np.fmin(*judged.sides[side].p_corrected)
-            columns |= interval_columns(f"{side}_median", median_interval(measured(self.values, measure)))
-            columns |= interval_columns(f"{side}_share", median_interval(judged.turned(measure) / whole))
-        either = 2 * np.fmin(columns["removed_p"], columns["added_p"])  # the better of two sides
-        columns["p_either"] = np.minimum(either, 1.0) if self.established else np.full(len(self.heads), np.nan)
+            columns |= interval_columns(f"{side}_median", effect.cell_medians(values))
+            columns |= interval_columns(f"{side}_share", effect.share(values))
+        columns["p_either"] = np.fmin(columns["removed_p"], columns["added_p"])
         for measure in (name for name in MEASURES if name in self.values):
             columns[f"{measure}_count"] = judged.counted(measure).count[0]
-            columns |= interval_columns(f"{measure}_median", median_interval(self.values[measure]))
-            columns |= interval_columns(f"{measure}_effect", mean_interval(self.values[measure], seed=self.seed))
+            columns |= interval_columns(f"{measure}_median", effect.cell_medians(self.values[measure]))
+            columns[f"{measure}_effect"] = defined_mean(self.values[measure])
         beside = self.control_table() if self.confirmation is None else self.control_table().head(0)
         beside = beside.drop(columns=["kind", *(name for name in beside if name.startswith("effect"))])
         table = pd.DataFrame(columns).merge(beside, on="label", how="left")
@@ -227,12 +237,11 @@ class LocatedHeads(
 
     def quantity(self, column: str) -> Quantity:
         """A share of the whole effect or a part of it; strokes mark heads that pass on either side."""
-        claim = f"> {share_words(self.judged.smallest_effect)} in most problems"
+        claim, level = f"> {smallest_words(self.judged.effect)} in most problems", self.judged.effect.level
         if column in SHARES:
-            return Quantity(
-                WHOLE, True, (f"{column}_ci_low", f"{column}_ci_high"), "p_either", claim, "against the effect"
-            )
-        return replace(self.patches.quantity(column), p="p_either", claim=claim)
+            limits = (f"{column}_ci_low", f"{column}_ci_high")
+            return Quantity(WHOLE, True, limits, "p_either", claim, "against the effect", level)
+        return replace(self.patches.quantity(column), p="p_either", claim=claim, level=level)
 
     def control_table(self) -> pd.DataFrame:
         """One row per named head: its effect beside the same under each control (`control.beside_controls`).
@@ -242,7 +251,9 @@ class LocatedHeads(
         if self.confirmation is not None:
             return self.confirmation.control_table()
         named = {measure: values[:, self.judged.named] for measure, values in self.values.items()}
-        return beside_controls(self.judged.found, named, self.controls if self._of_today else {}, fresh=False)
+        return beside_controls(
+            self.judged.effect, self.judged.found, named, self.controls if self._of_today else {}, fresh=False
+        )
 
     @property
     def _of_today(self) -> bool:
@@ -262,15 +273,15 @@ class LocatedHeads(
             *total_words(judged, self.unit, self.contrast.name),
             *concentration_words(self.total, self.problem_ids, self.unit, s["outcome"]),
             *self._way_words(),
-            power_words(n, len(self.heads), judged.alpha),
+            power_words(judged),
         ]
-        if not (np.abs(self.total) > judged.rounding).any():
+        if not (np.abs(self.total) > self.resolution).any():
             found.append(
-                f"That is no change at all (rounding reaches {judged.rounding:g}): {WHAT[self.contrast.name]} does nothing to "
+                f"That is no change at all (rounding reaches {self.resolution:g}): {WHAT[self.contrast.name]} does nothing to "
                 "this outcome, so no head is named."
             )
         elif not self.established:
-            found.append("That most problems show an effect of one sign is not established, so no head is named.")
+            found.append("No consistent effect across problems was established, so no head is named.")
         else:
             found += [*self._named_words(), *sink_words(self.sinks)]
         if self.confirmation is not None:
@@ -282,7 +293,7 @@ class LocatedHeads(
             found.append(f"The {self.settings['n_fresh']} fresh problems were not used: there is no head to confirm.")
         return [
             *found,
-            *gap_words(self._held, unit=self.unit, alpha=judged.alpha, rounding=judged.rounding),
+            *gap_words(self._held, judged.effect, self.unit),
             *cannot_say(self.contrast.name),
         ]
 
@@ -297,10 +308,8 @@ class LocatedHeads(
 
     def _way_words(self) -> list[str]:
         why, screened = self.settings.get("why"), self.settings.get("screened")
-        if not why:
+        if not why or screened is None:
             return []
-        if screened is None:
-            return [f"Swept exactly: {why}."]
         left = self.settings["n_candidates"] - len(screened)
         return [
             f"Screened by gradients: {why}.",
@@ -312,8 +321,9 @@ class LocatedHeads(
         judged, s = self.judged, self.settings
         places = np.flatnonzero(judged.named)
         found = [
-            f"Smallest effect of interest: {judged.delta:.4g} {self.unit} ({share_words(judged.smallest_effect)} of the median "
-            "total)."
+            f"Smallest effect of interest: {judged.effect.delta_words(self.unit)}; p < {judged.effect.level:.3g} after Holm "
+            f"over {PER_HEAD * len(self.heads) * (1 + len(judged.large))} tests (heads, both sides, both senses"
+            f"{', all problems and strata' if self.strata else ''})."
         ]
         if len(places):
             found += [f"{verdict_words(judged, at, judged.kinds[at])}." for at in places.tolist()]
@@ -322,6 +332,10 @@ class LocatedHeads(
             found.append(
                 "No head is shown to carry more than the smallest effect of interest in most problems, so none is named."
             )
+        if self.strata:
+            by, n = s.get("by"), len(judged.large)
+            tested = f"{n} of {count_of(len(set(self.strata)), 'stratum', 'strata')} of {by} have enough problems to be tested"
+            found += [f"{tested}.", *(strata_words(f"Within {by}", judged.in_strata) if n else [])]
         others = [kind for kind, named in zip(judged.kinds, judged.named, strict=True) if not named]
         found.append(
             f"Of the {'other ' if len(places) else ''}{count_of(len(others), 'head')} {others.count('negligible')} are shown "
@@ -330,8 +344,7 @@ class LocatedHeads(
         if any(judged.side[at] != "both" for at in places) and s["outcome"] != "logit_diff":
             found.append(SATURATES)
         if self.confirmation is None and len(places):
-            options = {"alpha": judged.alpha, "n": len(self.total)}
-            found += specific_words(self.control_table(), **options)  # type: ignore[arg-type]
+            found += specific_words(self.control_table(), level=judged.effect.level, n=len(self.total))
             if self.joint is not None:
                 found += readers_words(self.joint)
             if self.reads is not None:
@@ -372,9 +385,12 @@ class LocatedHeads(
         columns = [name for name in (*columns, "effect_fraction") if name in table]
         caption = (
             f"Tested heads: named ones first, then by size. Counts of problems with more than "
-            f"{share_words(self.judged.smallest_effect)} of the effect; effects are the parts of the insertion's."
+            f"{smallest_words(self.judged.effect)} of the effect; effects are the parts of the insertion's."
         )
         tables = [ShownTable(table, caption, columns)]
+        if self.strata and len(strata := self.by_stratum()):
+            of = f"Heads within strata of {self.settings['by']}"
+            tables.append(ShownTable(strata, f"{of}; p: Holm over heads, sides, senses, strata and all problems."))
         beside = self.control_table()
         if len(beside):
             where = "fresh" if self.confirmation is not None else "the same"

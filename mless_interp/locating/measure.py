@@ -2,25 +2,25 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..given import count_of
+from ..arguments import count_of
 from ..heads import Head
 from ..models.gradients import no_gradients_because, refuse_without_gradients
 from ..models.info import ModelError
 from ..patching.attribution import attribute_heads
 from ..patching.prepared import Prepared
 from ..patching.scores import PatchScores
-from ..patching.sweep import Sweep, patch_heads, sweep_heads
-from ..prompts.conditions import CONDITIONS, CONTRASTS, DIRECTIONS, Contrast
+from ..patching.sweep import Sweep, sweep_heads
+from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast
 from ..running.checkpoint import Checkpoint, key_of
+from ..running.engines import shard_of
 from ..running.loop import OF_THE_LIST
-from ..running.work import shard_of
 
 MEASURES = ("knockout", "edge_noise", "mediated_removed", "mediated_added")
 N_SCREENED = 64
@@ -58,11 +58,7 @@ def measure(
     see the span; `mediated_removed`, `mediated_added`: z patch minus direct read, denoising and noising. Under "computed" it is
     the span's rows whose sight of the question is cut. Where nothing can be cut: the z patches alone.
     """
-    sweeps = {
-        f"{edit}-{direction}": Sweep.named(contrast.name, edit=edit, direction=direction)
-        for edit in (("knockout", "z") if contrast.cuts else ("z",))
-        for direction in DIRECTIONS
-    }
+    sweeps = sweeps_of(contrast)
     options = {"checkpoint": checkpoint, "progress": progress, "seed": seed}
     runs = sweep_heads(prepared, sweeps, heads, **options)  # type: ignore[arg-type]
     effect = {name: run.per_head for name, run in runs.items()}
@@ -82,6 +78,15 @@ def measure(
         runs["z-denoising"],
         float(np.fmax.reduce([run.noise_floor for run in runs.values()])),
     )
+
+
+def sweeps_of(contrast: Contrast) -> dict[str, Sweep]:
+    """Return the exact sweeps that `measure` takes, by name: four, or two of a contrast in which nothing can be cut off."""
+    return {
+        f"{edit}-{direction}": Sweep.named(contrast.name, edit=edit, direction=direction)
+        for edit in (("knockout", "z") if contrast.cuts else ("z",))
+        for direction in DIRECTIONS
+    }
 
 
 def kept_file(folder: Path | None, name: str, *of: Any) -> Path | None:
@@ -107,9 +112,15 @@ def screening(contrast: Contrast) -> tuple[str, ...]:
 
 
 def chosen_way(
-    prepared: Prepared, heads: Sequence[Head], contrast: Contrast, *, mode: str, budget_seconds: float
+    prepared: Prepared,
+    heads: Sequence[Head],
+    contrast: Contrast,
+    *,
+    mode: str,
+    budget_seconds: float,
+    folder: Path | None,
 ) -> Way:
-    """Exact where that was asked for, or is cheap; raises where heads would have to be screened and cannot be."""
+    """Return "exact" where that was asked for, or is cheap; raise where heads would have to be screened and cannot be."""
     joins = (
         "" if screening(contrast) else f"contrast {contrast.name!r} joins runs of two lengths, which no gradient does"
     )
@@ -119,16 +130,14 @@ def chosen_way(
     if mode == "auto":
         if len(heads) <= N_SCREENED:
             return Way(True, f"{count_of(len(heads), 'head')}, no more than screening would keep ({N_SCREENED})")
-        if shard_of(model.engine) is not None:
+        seconds = _kept_seconds(prepared, heads, contrast, folder)
+        if seconds is None:
             return Way(True, "shards sweep exactly, as no clock of one is that of all")
-        seconds = estimated_seconds(prepared, heads, contrast)
         estimate = f"the {'four' if contrast.cuts else 'two'} exact sweeps are estimated"
         if seconds <= budget_seconds:
-            return Way(True, f"{estimate} to stay within the budget of {_duration(budget_seconds)}", seconds)
-        why = f"{estimate} to exceed the budget of {_duration(budget_seconds)}"
-        ways = (
-            f"{why}, at {_duration(seconds)}; raise budget_seconds, or choose mode='exact' to sweep whatever it takes"
-        )
+            return Way(True, f"{estimate} to stay within the budget of {duration(budget_seconds)}", seconds)
+        why = f"{estimate} to exceed the budget of {duration(budget_seconds)}"
+        ways = f"{why}, at {duration(seconds)}; raise budget_seconds, or choose mode='exact' to sweep whatever it takes"
         obstacle = joins or no_gradients_because(model)
         if obstacle is not None:
             raise ModelError(f"heads cannot be screened: {obstacle}. But {ways}")
@@ -145,68 +154,69 @@ def chosen_way(
     return Way(False, why, seconds)
 
 
-def kept_way(
-    prepared: Prepared,
-    heads: Sequence[Head],
-    contrast: Contrast,
-    *,
-    mode: str,
-    budget_seconds: float,
-    folder: Path | None,
-) -> Way:
-    """`chosen_way`, asked once: a run that is started again goes the way of its first start, whatever its clock says."""
-    asked = {"contrast": contrast.name, "mode": mode, "budget_seconds": budget_seconds}
-    settings = {"heads": list(map(str, heads)), **asked, **prepared.settings}
+def _kept_seconds(prepared: Prepared, heads: Sequence[Head], contrast: Contrast, folder: Path | None) -> float | None:
+    """Return the estimate that the run's first start kept, so that a run started again goes the same way; None of shards."""
+    settings = {"heads": list(map(str, heads)), "contrast": contrast.name, **prepared.settings}
     fixed = {name: value for name, value in settings.items() if name not in OF_THE_LIST}
     shard = shard_of(prepared.model.engine)
-    with Checkpoint(None if folder is None else folder / "way.jsonl", fixed, shard=shard) as saved:
-        way = saved.get("way")
-        if way is None:
-            way = vars(chosen_way(prepared, heads, contrast, mode=mode, budget_seconds=budget_seconds))
-            saved.put({"way": way})
-    return Way(**way)
+    with Checkpoint(None if folder is None else folder / "estimate.jsonl", fixed, shard=shard) as saved:
+        kept = saved.get("estimate")
+        if kept is None:
+            sweeps = sweeps_of(contrast).values()
+            kept = {"seconds": None if shard is not None else estimated_seconds(prepared, heads, sweeps)}
+            saved.put({"estimate": kept})
+    return kept["seconds"]
 
 
-def estimated_seconds(
-    prepared: Prepared,
-    heads: Sequence[Head],
-    contrast: Contrast = CONTRASTS["content"],
-    *,
-    clock: Callable[[], float] | None = None,
-) -> float:
-    """Seconds that the four exact sweeps (two where nothing can be cut) over all problems would take, from small sweeps of the
-    first problem.
-
-    The sweeps' arithmetic is rows times the layers that remain, so the sample has the same number of heads in each layer
-    (first one, then four): the line through the two times has the cost of the two runs, which all four share, as its
-    intercept and that of a head in a middle layer as its slope. Problems count by their rows that can change.
-    """
-    now = clock or time.perf_counter
-    first = prepared.only([0])
+def estimated_seconds(prepared: Prepared, heads: Sequence[Head], sweeps: Iterable[Sweep]) -> float:
+    """Return the seconds that these sweeps would take over all problems, from sweeps of some heads of each layer on the problem
+    of the most usual length."""
+    rows = np.array([len(pair.inserted) - pair.spans[0][1] for pair in prepared.pairs])
+    usual = prepared.only([int(np.argmin(np.abs(rows - rows.mean())))])
+    named = {str(at): sweep for at, sweep in enumerate(sweeps)}
     layers: dict[int, list[Head]] = {}
     for head in heads:
         layers.setdefault(head.layer, []).append(head)
 
-    def timed(per_layer: int) -> tuple[int, float]:
-        sample = [head for members in layers.values() for head in members[:per_layer]]
-        began = now()
-        options: dict[str, Any] = {"edit": "knockout" if contrast.cuts else "z", "contrast": contrast.name}
-        patch_heads(prepared.model, first, heads=sample, outcome=prepared.outcome, progress=False, **options)
-        return len(sample), now() - began
+    def run(per_layer: int) -> None:
+        some = [head for members in layers.values() for head in members[:per_layer]]
+        sweep_heads(usual, named, some, progress=False)
 
-    timed(1)  # first calls are slow
-    (few, short), (many, long) = timed(1), timed(4)
-    each = max(long - short, 0.0) / (many - few) if many > few else short / few
-    remaining = {layer: prepared.model.info.n_layers - layer for layer in layers}
-    middle = sum(remaining.values()) / len(remaining)
-    sweeps = [4 if contrast.cuts and head.layer else 2 for head in heads]  # in layer 0 z patches are knockouts
-    rows_by_layers = sum(n * remaining[head.layer] for n, head in zip(sweeps, heads, strict=True)) / middle
-    one = max(short - each * few, 0.0) + each * rows_by_layers  # with a single head in all there is no line
-    rows = [len(pair.inserted) - contrast.start(pair, CONDITIONS["inserted"]) for pair in prepared.pairs]
-    return one * sum(rows) / rows[0]
+    return len(rows) * extrapolated(run, max(map(len, layers.values())))
 
 
-def _duration(seconds: float) -> str:
+ENOUGH = 1.0
+"""Seconds of a run that is long enough to be timed."""
+
+
+def extrapolated(run: Callable[[int], Any], total: float | int, *, sizes: int = 1) -> float:
+    """Return the seconds of `run(total)`, by the line through runs of 1, 2, 4 ... units up to the first that takes `ENOUGH`.
+
+    What loads at the first call does not count, unless that call alone takes so long. `sizes`: run at least so many.
+    """
+
+    def timed(units: int) -> float:
+        began = time.perf_counter()
+        run(units)
+        return time.perf_counter() - began
+
+    size, spent = 1, timed(1)
+    if spent < ENOUGH:
+        spent = timed(1)
+    each = spent
+    while 2 * size <= total and (spent < ENOUGH or size < sizes):
+        before, size = spent, 2 * size
+        spent = timed(size)
+        each = max(0.0, spent - before) / (size - size // 2)
+    return spent + each * (total - size)
+
+
+def duration(seconds: float) -> str:
+    """Return seconds in words: s, min or h.
+
+    >>> duration(3.14159), duration(600.0), duration(9000.0)
+    ('3.14 s', '10 min', '2.5 h')
+    """
     if not math.isfinite(seconds):
         return "any length"
     if seconds < 120:

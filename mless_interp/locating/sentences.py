@@ -1,64 +1,69 @@
 """How verdicts are told: in how many problems, out of how many, and what the problems could not tell."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ..given import count_of
+from ..arguments import count_of
+from ..patching.effect import Effect, fewest_for
 from ..patching.joint import CHOSEN_HERE, JointKnockout
-from ..patching.parts import FEWEST
-from ..running.results import with_limits
-from ..statistics import (
-    concentration,
-    detectable_prevalence,
-    fewest_problems,
-    mean_interval,
-    median_interval,
-)
+from ..patching.parts import FEWEST, share_words
+from ..running.results import interval_columns, with_limits
+from ..scores import HeadScores
+from ..scores.scored import is_sink
+from ..statistics import SENSES, concentration, defined_mean
 from .control import OTHERS
-from .judge import KINDS, SIDES, Judged, established
+from .judge import KINDS, SIDES, InStratum, Judged, measured
+
+PER_HEAD = len(SIDES) * len(SENSES)
+"""Tests of a head in the family that names heads."""
 
 
-def few_problems(n: int, n_heads: int, alpha: float, *, again: bool = False) -> str:
+def few_problems(n: int, n_heads: int, confidence: float, *, per_head: int = PER_HEAD) -> str:
     """What to say where so few problems cannot name any of so many heads; nothing where they can.
 
-    `again`: heads that were named before are to be confirmed, each in its own sense; the total effect has two signs still.
+    `per_head`: tests of a head; 1: heads that were named before are to be confirmed.
     """
-    needed = max(fewest_problems(n_heads, alpha=alpha, n_senses=1 if again else 2), fewest_problems(1, alpha=alpha))
+    needed, again = fewest_for(per_head * n_heads, confidence), per_head == 1
     if n >= needed:
         return ""
     heads = "a head" if n_heads == 1 else f"any of {n_heads} heads"
     return (
         f"{count_of(n, 'problem')} {'is' if n == 1 else 'are'} too few to {'confirm' if again else 'name'} {heads} at alpha "
-        f"= {alpha:g}: not even a head that acts "
+        f"= {1 - confidence:.3g}: not even a head that acts "
         f"in every problem would pass. {needed} problems are needed, more where heads act in fewer than all."
     )
 
 
-def power_words(n: int, n_heads: int, alpha: float) -> str:
+def power_words(judged: Judged) -> str:
     """What these problems can find: from the binomial alone, never from what was observed."""
-    least = detectable_prevalence(n, n_heads, alpha=alpha)
+    n, n_heads = judged.effect.n, len(judged.heads)
+    least = judged.effect.detectable(PER_HEAD * n_heads)
     if np.isnan(least):
-        return few_problems(n, n_heads, alpha)
-    return f"{n} problems name one of {n_heads} heads with 80 % power where it acts in {100 * least:.0f} % of all problems."
+        return few_problems(n, n_heads, judged.effect.confidence)
+    return (
+        f"Power: with {n} problems, one of {n_heads} heads is found 80 % of the time where it acts in "
+        f"{100 * least:.0f} % of all problems."
+    )
 
 
-def share_words(share: float) -> str:
+def smallest_words(effect: Effect) -> str:
     """The smallest effect of interest as it is said: a share of the effect."""
-    return f"{100 * share:.3g} %"
+    return f"{100 * effect.smallest_effect:.3g} %"
 
 
 def total_words(judged: Judged, unit: str, contrast: str = "content") -> list[str]:
     """The whole effect: its median, in how many problems it is of one sign, its mean, and who carries the mean."""
-    total = judged.total
-    agree = int((judged.direction * total > judged.rounding).sum())
+    effect = judged.effect
+    agree = int((effect.units(effect.turned(effect.total)) > effect.rounding).sum())
     sign = "this sign" if judged.claims is None else "the sign claimed"
     name = "" if contrast == "total" else f"{contrast} "
     return [
-        f"Total {name}effect: median {with_limits(median_interval(total), unit)}, of {sign} in {agree} of {len(total)} "
-        f"problems (sign test, p = {judged.p_total:.2g}); mean {with_limits(mean_interval(total))}."
+        f"Total {name}effect: median {with_limits(effect.median, unit)}, of {sign} in {agree} of "
+        f"{effect.counted(effect.n)} (sign test, p = {effect.p:.2g}); mean {defined_mean(effect.total):+.4f}."
     ]
 
 
@@ -72,8 +77,8 @@ def concentration_words(total: np.ndarray, ids: Sequence[str], unit: str, outcom
     which = ", ".join(ids[at] for at in found.problems[:5]) + (", ..." if len(found.problems) > 5 else "")
     words = (
         f"A few problems carry most of it: {100 * found.share:.0f} % of all that happens lies in {len(found.problems)} of "
-        f"{count_of(len(total), 'problem')} ({which}); as they are left out, its mean lies between {found.low:+.4f} and "
-        f"{found.high:+.4f} {unit}. Means and fractions below rest on them; the counts of problems do not."
+        f"{count_of(len(total), 'problem')} ({which}); leaving them out one after another, the mean ranges from "
+        f"{found.low:+.4f} to {found.high:+.4f} {unit}. Means and fractions below rest on them; the counts of problems do not."
     )
     if outcome != "answer_prob":
         words += " The bounded outcome answer_prob has no such tails."
@@ -81,10 +86,9 @@ def concentration_words(total: np.ndarray, ids: Sequence[str], unit: str, outcom
 
 
 def verdict_words(judged: Judged, at: int, kind: str) -> str:
-    """One head's verdict: its kind, in how many problems it removes and adds the effect, and the median share.
+    """One head's verdict: its kind, in how many problems it removes and adds the effect, and the share.
 
-    "L0H13: reader; removes more than 5 % of the effect in 61 of 64 problems, adds it in 60; median 31 % [28, 34] of the
-    total"
+    "L0H13: reader; removes more than 5 % of the effect in 61 of 64 problems, adds it in 60; 31 % [28, 34] of the total"
     """
     side = "added" if KINDS[kind].side == "added" else "removed"
     other = next(name for name in SIDES if name != side)
@@ -93,22 +97,30 @@ def verdict_words(judged: Judged, at: int, kind: str) -> str:
     against = {"removed": "taking it out raises", "added": "putting it in lowers"}
     counts = {name: judged.counted(measure) for name, measure in SIDES.items()}
     did, n, did_other = int(counts[side].count[0, at]), int(counts[side].n[at]), int(counts[other].count[0, at])
-    smallest = share_words(judged.smallest_effect)
+    smallest = smallest_words(judged.effect)
     if with_it:
-        of = count_of(n, "problem")
+        of = judged.effect.counted(n)
         told = f"{verbs[side]} more than {smallest} of the effect in {did} of {of}, {verbs[other]} it in {did_other}"
     else:
         told = (
-            f"against the effect: {against[side]} it by more than {smallest} in {did} of {count_of(n, 'problem')}, "
+            f"against the effect: {against[side]} it by more than {smallest} in {did} of {judged.effect.counted(n)}, "
             f"{against[other]} it in {did_other}"
         )
-    share = median_interval(judged.turned(SIDES[side])[:, at])
-    whole = abs(float(np.median(judged.total))) / 100
-    limits = "" if np.isnan(share.low) else f" [{float(share.low) / whole:.0f}, {float(share.high) / whole:.0f}]"
-    return f"{judged.heads[at]}: {kind}; {told}; median {float(share.estimate) / whole:.0f} %{limits} of the total"
+    share = judged.effect.share(measured(judged.values, SIDES[side])[:, at])
+    words = share_words({name: float(value) for name, value in interval_columns("share", share).items()})
+    return f"{judged.heads[at]}: {kind}; {told}; {words} of the total"
 
 
-def specific_words(table: pd.DataFrame, *, alpha: float, n: int, confirmed: Sequence[str] | None = None) -> list[str]:
+def strata_words(what: str, found: Sequence[InStratum]) -> list[str]:
+    """In which strata heads pass, head by head: `Confirmed within strata: L1H0 a, c; L1H2 b.`"""
+    by_head: dict[Any, list[str]] = {}
+    for each in found:
+        by_head.setdefault(each.head, []).append(each.stratum + (" (against the effect)" if each.sense < 0 else ""))
+    told = "; ".join(f"{head} {', '.join(strata)}" for head, strata in by_head.items())
+    return [f"{what}: {told or 'none'}."]
+
+
+def specific_words(table: pd.DataFrame, *, level: float, n: int, confirmed: Sequence[str] | None = None) -> list[str]:
     """Whether the named heads do more than under random words of the same length, and than a knockout of as much attention.
 
     `confirmed`: those that fresh problems confirmed, which the table is then of; None where it is of the problems on which
@@ -125,22 +137,28 @@ def specific_words(table: pd.DataFrame, *, alpha: float, n: int, confirmed: Sequ
             else ""
         )
         p = f" (p = {row.p_specific:.2g})" if fresh and not np.isnan(row.p_specific) else ""
+        share = share_words(row._asdict(), "random_words_share")
+        also = "" if np.isnan(row.random_words_share) else f"; {share} of it comes with random words too"
         counts.append(
-            f"{row.label} more than random words of the same length in {row.exceeds_random} of {row.exceeds_random_n}{mass}{p}"
+            f"{row.label} more than random words of the same length in {row.exceeds_random} of {row.exceeds_random_n}{mass}"
+            f"{p}{also}"
         )
     if confirmed is not None:
-        passed = table.loc[table["p_specific"] < alpha, "label"]
+        passed = table.loc[table["p_specific"] < level, "label"]
         specific = ", ".join(label for label in passed if label in confirmed) or "none"
         words = [f"Confirmed and specific to this insertion: {specific}. {'; '.join(counts)}."]
     else:
         words = [f"Beside their controls ({CHOSEN_HERE}): {'; '.join(counts)}."]
     needed = [name for name, kind in KINDS.items() if kind.reads and kind.side != "added"]
     short = table[table["kind"].isin(needed) & (table["exceeds_mass_n"] < n)]
-    lacking = [f"{row.label} on {row.exceeds_mass_n}" for row in short.itertuples()]
-    if lacking:
+    some = [f"{row.label} on {row.exceeds_mass_n}" for row in short.itertuples() if row.exceeds_mass_n]
+    none = [row.label for row in short.itertuples() if not row.exceeds_mass_n]
+    if some or none:
+        where = [f"possible for {', '.join(some)} of {count_of(n, 'problem')}"] if some else []
+        where += [f"not possible for {', '.join(none)} on any problem"] if none else []
         words.append(
-            f"Taking as much attention elsewhere is possible on fewer than all {count_of(n, 'problem')} for "
-            f"{', '.join(lacking)} (not enough other attention to take); where it is on too few, random words alone decide."
+            f"Matched-attention control: {'; '.join(where)} (too little other attention to remove); where it is "
+            "possible on too few, random words alone decide."
         )
     return words
 
@@ -156,15 +174,32 @@ def left_out_words(left_out: dict[str, str]) -> list[str]:
     return [f"The control of {OTHERS[name]} was left out: {why}." for name, why in left_out.items()]
 
 
-def gap_words(controls: dict[str, Any], *, unit: str, alpha: float, rounding: float) -> list[str]:
-    """What the change of positions does with nothing inserted."""
+def gap_words(controls: dict[str, Any], effect: Effect, unit: str) -> list[str]:
+    """What the change of positions does with nothing inserted, by the rules of the whole `effect`."""
     if "shift_total" not in controls:
         return []
-    shift = controls["shift_total"]
+    shift = replace(effect, total=controls["shift_total"], claimed=0.0)
     words = (
-        "Gap only (positions shifted as by the insertion, nothing inserted): median "
-        f"{with_limits(median_interval(shift), unit)}"
+        f"Gap only (positions shifted as by the insertion, nothing inserted): median {with_limits(shift.median, unit)}"
     )
-    if not (np.abs(shift) > rounding).any():
+    if not (np.abs(shift.total) > shift.rounding).any():
         return [f"{words}: no change at all."]
-    return [f"{words}{'' if established(shift, resolution=rounding, alpha=alpha) else ': not established'}."]
+    return [f"{words}{'' if shift.established else ': not established'}."]
+
+
+def sink_words(scores: HeadScores | None) -> list[str]:
+    """Which heads read a span that is a sink in most problems; nothing where none does."""
+    if scores is None:
+        return []
+    counts, n = is_sink(scores).sum(0), len(scores.problem_ids)
+    flagged = [
+        f"{head} (in {count} of {count_of(n, 'problem')})"
+        for head, count in zip(scores.heads, counts, strict=True)
+        if 2 * count > n
+    ]
+    if not flagged:
+        return []
+    return [
+        f"Reading a span that is an attention sink: {', '.join(flagged)}. Attention rests on a sink whatever stands there, so "
+        "that these heads read the span does not show that they use what it says."
+    ]

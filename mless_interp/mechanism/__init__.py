@@ -2,7 +2,7 @@
 
 from .activation_results import ActivationShift
 from .arm import ARM, ArmPlan
-from .decompose import AttentionParts, attention_parts, decompose_attention
+from .decompose import decompose_attention
 from .decomposition import AttentionDecomposition
 from .gate_activations import activation_shift
 from .mediation import mediate
@@ -13,10 +13,8 @@ __all__ = [
     "ActivationShift",
     "ArmPlan",
     "AttentionDecomposition",
-    "AttentionParts",
     "Mediation",
     "activation_shift",
-    "attention_parts",
     "decompose_attention",
     "mediate",
 ]

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..given import count_of
-from ..models.gates import extension_of
+from ..arguments import count_of
+from ..models.mlp_activations import extension_of
 from ..running.results import Result, Shown, ShownTable, place_of, tidy
 from ..statistics import CONFIDENCE, Interval, benjamini_hochberg, defined_mean, holm, mcnemar, mean_interval
 from .activation_summaries import DISTANCES, VALUES
@@ -25,18 +25,18 @@ UNITS = VALUES | DISTANCES
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ActivationShift(Result):
-    """Metrics of one layer's MLP activations `[problem, contrast, group, metric]` in the runs before and after.
+class ActivationShift(Result, renamed={"groups": "token_groups"}):
+    """Metrics of one layer's MLP activations `[problem, contrast, token_group, metric]` in the runs before and after.
 
-    `groups` are all tokens and each token class; NaN where a problem has no token of a class (variance: fewer than two).
+    `token_groups` are all tokens and each token class; NaN where a problem has no token of a class (variance: fewer than two).
     Distances have a `difference` only. `thresholds` `[problem, 2]`: near zero in ARM's and in the quantile form.
-    `counts` `[contrast, group, before/after, bin]` are histograms over all problems with `edges`.
+    `counts` `[contrast, token_group, before/after, bin]` are histograms over all problems with `edges`.
     """
 
     problem_ids: tuple[str, ...]
     layer: int
     contrasts: tuple[str, ...]
-    groups: tuple[str, ...]
+    token_groups: tuple[str, ...]
     metrics: tuple[str, ...]
     before: np.ndarray
     after: np.ndarray
@@ -51,11 +51,11 @@ class ActivationShift(Result):
 
     number = ".4g"
     axes = (
-        ("before", "problem contrast group metric"),
-        ("after", "problem contrast group metric"),
-        ("difference", "problem contrast group metric"),
+        ("before", "problem contrast token_group metric"),
+        ("after", "problem contrast token_group metric"),
+        ("difference", "problem contrast token_group metric"),
         ("thresholds", "problem form"),
-        ("counts", "contrast group run bin"),
+        ("counts", "contrast token_group run bin"),
     )
 
     def of(self, metric: str, *, contrast: str | None = None, token_class: str = "all") -> np.ndarray:
@@ -72,11 +72,12 @@ class ActivationShift(Result):
         """
         rows = []
         for at, contrast in enumerate(self.contrasts):
-            values = [self._signs(metric, contrast, "all") for metric, _ in CLAIMS.values()]
-            p = np.array([found.p for found in values])
+            signs = [self._signs(metric, contrast, "all") for metric, _ in CLAIMS.values()]
+            p = np.array([found.p for found in signs])
             corrected = holm(p) if np.isfinite(p).any() else p
-            for (claim, (metric, claimed)), found, p_corrected in zip(CLAIMS.items(), values, corrected, strict=True):
-                made = mean_interval(self.of(metric, contrast=contrast), confidence=self.confidence, seed=self.seed)
+            for (claim, (metric, claimed)), found, p_corrected in zip(CLAIMS.items(), signs, corrected, strict=True):
+                values = self.by_group(self.of(metric, contrast=contrast))
+                made = mean_interval(values, confidence=self.confidence, seed=self.seed)
                 rows.append(
                     {
                         "contrast": contrast,
@@ -105,13 +106,11 @@ class ActivationShift(Result):
         `p_fdr` is corrected over all rows of a contrast (Benjamini-Hochberg): a map to explore, not a test of a claim.
         Distances have no sign, so no test (`n_up` is 0).
         """
-        made, before, after = (
-            mean_interval(values, confidence=self.confidence, seed=self.seed)
-            for values in (self.difference, self.before, self.after)
-        )
+        each = [self.by_group(values) for values in (self.difference, self.before, self.after)]
+        made, before, after = (mean_interval(values, confidence=self.confidence, seed=self.seed) for values in each)
         rows = []
         for i, contrast in enumerate(self.contrasts):
-            for j, group in enumerate(self.groups):
+            for j, group in enumerate(self.token_groups):
                 for k, metric in enumerate(self.metrics):
                     found = self._signs(metric, contrast, group)
                     rows.append(
@@ -120,17 +119,17 @@ class ActivationShift(Result):
                             "token_class": group,
                             "metric": metric,
                             "unit": UNITS[metric],
-                            "before": float(defined_mean(self.before[:, i, j, k])),
+                            "before": float(defined_mean(each[1][:, i, j, k])),
                             "before_ci_low": before.low[i, j, k],
                             "before_ci_high": before.high[i, j, k],
-                            "after": float(defined_mean(self.after[:, i, j, k])),
+                            "after": float(defined_mean(each[2][:, i, j, k])),
                             "after_ci_low": after.low[i, j, k],
                             "after_ci_high": after.high[i, j, k],
                             "difference": made.estimate[i, j, k],
                             "ci_low": made.low[i, j, k],
                             "ci_high": made.high[i, j, k],
                             "n": found.n,
-                            "n_undefined": len(self.problem_ids) - found.n,
+                            "n_undefined": self.n_groups - found.n,
                             "tokens_per_problem": float(self.n_tokens[:, j].mean()),
                             "n_up": 0 if metric in DISTANCES else found.n_up,
                             "n_down": found.n_down,
@@ -146,43 +145,6 @@ class ActivationShift(Result):
                 table.loc[here, "p_fdr"] = benjamini_hochberg(table.loc[here, "p"].to_numpy())
         return table
 
-    def class_gaps(self, metric: str = "near_zero_arm", *, contrast: str | None = None) -> pd.DataFrame:
-        """How each token class differs from the other tokens of the same problems, in the run before and after.
-
-        The paper says that digits, operators and conjunctions have the largest near-zero share. One row per run and class:
-        mean of class - other over problems with both, its interval, the sign test, Holm's correction over the classes.
-        """
-        if metric in DISTANCES:
-            raise ValueError(f"{metric!r} compares runs and has no value of its own; choose one of {', '.join(VALUES)}")
-        i, k = self._contrast(contrast), self._metric(metric)
-        rows = []
-        for run, values in (("before", self.before), ("after", self.after)):
-            other = values[:, i, self._group("other"), k]
-            gaps = {
-                name: values[:, i, self._group(name), k] - other for name in self.groups if name not in ("all", "other")
-            }
-            signs = [_Signs.of(gap, np.abs(other)) for gap in gaps.values()]
-            p = np.array([found.p for found in signs])
-            corrected = holm(p) if np.isfinite(p).any() else p
-            for (name, gap), found, p_corrected in zip(gaps.items(), signs, corrected, strict=True):
-                made = mean_interval(gap, confidence=self.confidence, seed=self.seed)
-                rows.append(
-                    {
-                        "run": run,
-                        "token_class": name,
-                        "metric": metric,
-                        "gap": float(made.estimate),
-                        "ci_low": float(made.low),
-                        "ci_high": float(made.high),
-                        "n": found.n,
-                        "n_up": found.n_up,
-                        "n_down": found.n_down,
-                        "p": found.p,
-                        "p_corrected": float(p_corrected),
-                    }
-                )
-        return pd.DataFrame(rows)
-
     def histograms(self) -> pd.DataFrame:
         """One row per contrast, token class and bin: its edges, how many activations of all problems fell into it before
         and after, the same as a share per unit of activation (`_density`), and how that changes (`density_change`).
@@ -192,7 +154,7 @@ class ActivationShift(Result):
         widths = np.diff(self.edges)
         parts = []
         for i, contrast in enumerate(self.contrasts):
-            for j, group in enumerate(self.groups):
+            for j, group in enumerate(self.token_groups):
                 density = [n / (n.sum() or np.nan) / widths for n in self.counts[i, j]]
                 table = {
                     "contrast": contrast,
@@ -213,7 +175,7 @@ class ActivationShift(Result):
         axes = {
             "problem": self.problem_ids,
             "contrast": self.contrasts,
-            "token_class": self.groups,
+            "token_class": self.token_groups,
             "metric": self.metrics,
         }
         shape = self.difference.shape
@@ -244,7 +206,7 @@ class ActivationShift(Result):
                 "input (GPT-J, GPT-NeoX, Falcon, Phi-2), nothing inserted reaches the MLP of layer 0; ask for a later layer."
             )
         absent = (self.n_tokens == 0).sum(0)
-        missing = [f"{name} in {n}" for name, n in zip(self.groups, absent, strict=True) if n]
+        missing = [f"{name} in {n}" for name, n in zip(self.token_groups, absent, strict=True) if n]
         if missing:
             found.append(f"No token of a class (NaN): {', '.join(missing)} problems.")
         found.append(
@@ -276,13 +238,13 @@ class ActivationShift(Result):
         i, j, k = self._contrast(contrast), self._group(group), self._metric(metric)
         own = self._metric("root_mean_square") if VALUES.get(metric) == "activation" else k
         scale = np.maximum(np.abs(self.before[:, i, j, own]), np.abs(self.after[:, i, j, own]))
-        return _Signs.of(self.difference[:, i, j, k], np.nan_to_num(scale))
+        return _Signs.of(self.by_group(self.difference[:, i, j, k]), self.by_group(np.nan_to_num(scale)))
 
     def _contrast(self, name: str | None) -> int:
         return place_of(self.contrasts[0] if name is None else name, self.contrasts, "contrast")
 
     def _group(self, name: str) -> int:
-        return place_of(name, self.groups, "token class")
+        return place_of(name, self.token_groups, "token class")
 
     def _metric(self, name: str) -> int:
         return place_of(name, self.metrics, "metric")

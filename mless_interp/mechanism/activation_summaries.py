@@ -95,7 +95,7 @@ def distances(before: Float[Tensor, "token d_mlp"], after: Float[Tensor, "token 
     }
 
 
-def groups_of(classes: tuple[str, ...]) -> dict[str, Bool[Tensor, " token"]]:
+def token_groups_of(classes: tuple[str, ...]) -> dict[str, Bool[Tensor, " token"]]:
     """Which tokens are in each of `GROUPS`."""
     masks = {name: torch.tensor([found == name for found in classes], dtype=torch.bool) for name in CLASSES}
     return {"all": torch.ones(len(classes), dtype=torch.bool)} | masks

@@ -15,12 +15,12 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..given import as_annotated, checked
+from ..arguments import as_annotated, checked
 from ..metrics.activations import arm_threshold, quantile
 from ..metrics.segments import widened
 from ..models.base import Model
-from ..models.gates import gate_edits
 from ..models.inputs import Edit, Inputs
+from ..models.mlp_activations import gate_edits
 from ..running.registry import savable
 from ..statistics.arguments import derive_generator
 from .arm_published import published_arm
@@ -146,7 +146,7 @@ class ARM:
     def from_paper(cls, model: str, benchmark: str, *, source: str = "table", **options: Any) -> "ARM":
         """The published setting for a model and a benchmark.
 
-        `source`: "table" (Table 9) or "code"; they agree except where `mi.paper.PUBLISHED_ARM` says otherwise. With
+        `source`: "table" (Table 9) or "code"; they agree except where `arm_published` says otherwise. With
         `reading="code_replace"` the rest follows the code for that model too (Llama's p_min of 0.2; Gemma's quantiles).
         Any field can be given as an option.
 

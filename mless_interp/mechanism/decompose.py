@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor
 
-from ..given import checked, count_of
+from ..arguments import checked
 from ..heads import Head
 from ..models.base import Model
 from ..patching.prepared import single
-from ..prompts.conditions import CONTRASTS, HELD_POSITIONS, one_of, several_of
+from ..prompts.conditions import HELD_POSITIONS, one_of, several_of
 from ..prompts.insertions import Insertion
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, pairs_like
-from ..running.results import Found, Result, head_columns, put, stacked, tidy
+from ..prompts.problems import groups_of
+from ..running.results import Found, put, stacked
 from .decomposition import METRICS, AttentionDecomposition
 from .reduction import HeadNumbers, LayerNumbers, LayerRuns, PairReduction, layer_numbers
 from .runs import DECOMPOSED, readable_pairs, span_reads
@@ -103,6 +103,7 @@ def decompose_attention(
     )
     return AttentionDecomposition(
         problem_ids=tuple(pair.id for pair in found),
+        groups=groups_of(pair.problem for pair in found),
         contrasts=contrasts,
         heads=chosen,
         values=stacked([each["heads"] for each in done], METRICS),
@@ -111,107 +112,6 @@ def decompose_attention(
         settings=settings,
         seed=seed,
     )
-
-
-@dataclass(frozen=True, eq=False, repr=False)
-class AttentionParts(Result):
-    """One pair, one layer, one contrast, every query: `lam`, `drop` `[head, query]`; the rest `[head, query, d_head]`.
-
-    `queries` are the positions in the inserted prompt. `after` = `before` + `scale` + `bias` (+ `shift`) + `rest`, where
-    scale = (lambda - 1) before, bias = Sigma, and `rest` is 0 in layer 0 up to rounding.
-    """
-
-    problem_id: str
-    layer: int
-    contrast: str
-    queries: np.ndarray
-    lam: np.ndarray
-    drop: np.ndarray
-    after: np.ndarray
-    before: np.ndarray
-    scale: np.ndarray
-    bias: np.ndarray
-    shift: np.ndarray | None
-    rest: np.ndarray
-
-    @property
-    def heads(self) -> tuple[Head, ...]:
-        """The heads of the layer, in order."""
-        return tuple(Head(self.layer, head) for head in range(len(self.lam)))
-
-    def _lengths(self) -> dict[str, np.ndarray]:
-        """Norm of every part, `[head, query]`."""
-        parts = {name: getattr(self, name) for name in ("before", "after", "scale", "bias", "shift", "rest")}
-        return {name: np.linalg.norm(part, axis=-1) for name, part in parts.items() if part is not None}
-
-    def summary(self) -> pd.DataFrame:
-        """One row per head: mean lambda over queries, its ends, and the mean length of every part."""
-        return pd.DataFrame(
-            {
-                **head_columns(self.heads),
-                "lam": self.lam.mean(1),
-                "lam_low": self.lam.min(1),
-                "lam_high": self.lam.max(1),
-                **{name: length.mean(1) for name, length in self._lengths().items()},
-            }
-        )
-
-    def to_frame(self) -> pd.DataFrame:
-        """One tidy row per head and query: lambda, drop, and the length of every part."""
-        axes = {"label": [str(head) for head in self.heads], "query": self.queries}
-        return tidy(axes, lam=self.lam, drop=self.drop, **self._lengths())
-
-    def sentences(self) -> list[str]:
-        """Where lambda lies, and what the affine form leaves open."""
-        change = np.linalg.norm(self.after - self.before)
-        left = np.linalg.norm(self.rest) / change if change > 0 else np.nan
-        return [
-            f"Problem {self.problem_id!r}, layer {self.layer} (zero-based), contrast {self.contrast!r}: lambda of "
-            f"{count_of(len(self.lam), 'head')} at {len(self.queries)} queries, {self.lam.min():.4f} to "
-            f"{self.lam.max():.4f}; the affine form leaves {left:.2g} of the change open."
-        ]
-
-    def printed(self) -> pd.DataFrame:
-        """The ten heads of smallest lambda."""
-        return self.summary().sort_values("lam", kind="stable").head(10).drop(columns=["layer", "head"])
-
-
-@checked
-def attention_parts(
-    model: Model, pair: PromptPair, layer: int, *, contrast: str = "content", held_positions: str = "first"
-) -> AttentionParts:
-    """Lambda, Sigma and the other terms of one layer at every query of one pair (`decompose_attention` keeps their means).
-
-    Source: methods §3.
-    """
-    (pair,) = readable_pairs(model, [pair], what="decompose")
-    one_of(contrast, DECOMPOSED, "contrast")
-    one_of(held_positions, dict.fromkeys(HELD_POSITIONS), "held_positions")
-    model.info.check_layer(layer)
-    made: list[AttentionParts] = []
-
-    def visit(at: int, runs: LayerRuns, visible: Tensor) -> None:
-        new, reference = CONTRASTS[contrast].corrupted, CONTRASTS[contrast].clean
-        parts, read = runs.parts(contrast), runs.read[new]
-        made.append(
-            AttentionParts(
-                problem_id=pair.id,
-                layer=at,
-                contrast=contrast,
-                queries=np.arange(pair.span[1], len(pair.inserted)),
-                lam=_numbers(read.lam),
-                drop=_numbers(read.drop),
-                after=_numbers(runs.z[new]),
-                before=_numbers(runs.z[reference]),
-                scale=_numbers(parts.scale),
-                bias=_numbers(parts.bias),
-                shift=None if parts.shift is None else _numbers(parts.shift),
-                rest=_numbers(parts.rest),
-            )
-        )
-
-    PairReduction(model, pair, (contrast,), layers=[layer], held_positions=held_positions, visit=visit).run()
-    return made[0]
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..given import count_of
+from ..arguments import count_of
 from ..heads import Head
 from ..running.results import (
     Found,
@@ -129,11 +129,11 @@ class AttentionDecomposition(Result):
 
     def mean(self, metric: str, contrast: str | None = None) -> np.ndarray:
         """Mean over the problems where it is defined, `[layer, head]`; NaN where there is none (see `count`)."""
-        return defined_mean(self.of(metric, contrast))
+        return defined_mean(self.by_group(self.of(metric, contrast)))
 
     def count(self, metric: str, contrast: str | None = None) -> np.ndarray:
         """Problems where the metric is defined, `[layer, head]`."""
-        return np.isfinite(self.of(metric, contrast)).sum(0)
+        return np.isfinite(self.by_group(self.of(metric, contrast))).sum(0)
 
     def null(self, against: str = "uniform", contrast: str | None = None) -> np.ndarray:
         """Lambda of the null, `[problem, layer, head]`: "uniform" attention, or the "control" insertion."""
@@ -158,7 +158,7 @@ class AttentionDecomposition(Result):
         Exact, Holm over heads and senses. Heads that differ by rounding alone are left out (p = NaN). None with a single
         problem (nothing replicates), or where no head differs.
         """
-        difference = of_heads(self.of("lam", contrast) - self.null(against, contrast), self.heads)
+        difference = self.by_group(of_heads(self.of("lam", contrast) - self.null(against, contrast), self.heads))
         differs = (np.abs(difference) > SAME).any(0)
         if len(difference) < 2 or not differs.any():
             return None
@@ -181,7 +181,7 @@ class AttentionDecomposition(Result):
                 for against in self._nulls(contrast):
                     null, p = NULLS[against]
                     test = self.null_test(against, contrast)
-                    columns[null] = defined_mean(of_heads(self.null(against, contrast), self.heads))
+                    columns[null] = defined_mean(self.by_group(of_heads(self.null(against, contrast), self.heads)))
                     columns[p] = np.nan if test is None else np.fmin(*test.p_corrected)
                 columns["lam_minus_uniform"] = columns["lam"] - columns["lam_null"]
         return pd.DataFrame(columns)
@@ -225,7 +225,7 @@ class AttentionDecomposition(Result):
 
     def _with_n(self, metric: str, values: np.ndarray) -> dict[str, np.ndarray]:
         """The columns of a metric `[problem, row]`: mean over problems, limits, n."""
-        made = mean_interval(values, confidence=self.confidence, seed=self.seed)
+        made = mean_interval(self.by_group(values), confidence=self.confidence, seed=self.seed)
         return interval_columns(metric, made) | {f"{metric}_n": made.n}
 
     def _contrast(self, contrast: str | None) -> str:
@@ -290,7 +290,7 @@ class AttentionDecomposition(Result):
             f"Lambda runs from {np.nanmin(lam):.3f} to {np.nanmax(lam):.3f} over heads; uniform attention would keep "
         )
         words += f"{low:.3f}" if high - low < 5e-4 else f"{low:.3f} to {high:.3f}, by layer"
-        if len(self.problem_ids) < 2:
+        if self.n_groups < 2:
             return f"{words}; a single problem tests nothing."
         for against in self._nulls(contrast):
             name = str(self.settings.get("control")) if against == "control" else against
@@ -301,7 +301,7 @@ class AttentionDecomposition(Result):
             above, below = (int((p < self.alpha).sum()) for p in test.p_corrected)
             keep = f"{count_of(above, 'head')} {'keeps' if above == 1 else 'keep'} more and {below} less"
             words += f"; against {name} {keep} in most problems (corrected p < "
-            least = fewest_problems(int(np.isfinite(test.p[0]).sum()), alpha=self.alpha)
+            least = fewest_problems(2 * int(np.isfinite(test.p[0]).sum()), alpha=self.alpha)
             words += f"{self.alpha:.3g}" + (
                 f"; that takes {count_of(least, 'problem')} at least)" if test.n.max() < least else ")"
             )

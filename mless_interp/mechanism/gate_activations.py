@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..given import checked
+from ..arguments import checked
 from ..metrics.activations import histogram
 from ..metrics.segments import widened
 from ..metrics.token_classes import CLASSES, token_classes, token_texts
@@ -19,6 +19,7 @@ from ..models.sites import site
 from ..patching.prepared import fit_pairs, single
 from ..prompts.conditions import CONDITIONS, CONTRASTS, one_of, several_of
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs
+from ..prompts.problems import groups_of
 from ..statistics.arguments import check_count
 from .activation_results import ActivationShift
 from .activation_summaries import (
@@ -28,9 +29,9 @@ from .activation_summaries import (
     NearZero,
     check_widths,
     distances,
-    groups_of,
     histogram_edges,
     summarise,
+    token_groups_of,
 )
 
 POSITIONS = ("shared", "question")
@@ -117,9 +118,10 @@ def activation_shift(
     stacked = {key: np.array([value[key] for value in done], dtype=np.float64) for key in done[0]}
     return ActivationShift(
         problem_ids=tuple(pair.id for pair in found),
+        groups=groups_of(pair.problem for pair in found),
         layer=layer,
         contrasts=names,
-        groups=GROUPS,
+        token_groups=GROUPS,
         metrics=(*VALUES, *DISTANCES),
         before=stacked["before"],
         after=stacked["after"],
@@ -176,7 +178,7 @@ def _one(
 ) -> dict[str, Any]:
     """One problem: `before`, `after`, `difference` `[contrast, group, metric]`, token counts, thresholds, histograms."""
     wanted = read.tokens(pair).tolist()
-    groups = groups_of(tuple(kind for kind, here in zip(kinds, wanted, strict=True) if here))
+    groups = token_groups_of(tuple(kind for kind, here in zip(kinds, wanted, strict=True) if here))
     runs = {"base": read(pair, "base")}
     thresholds = NearZero.of(runs["base"], c=c, q=q)
     parts: dict[str, list[Any]] = {"before": [], "after": [], "difference": [], "counts": []}
@@ -212,8 +214,7 @@ def _counts(activations: Tensor, edges: Tensor) -> list[float]:
 def _classes(model: Model, pair: PromptPair, classify: Classify | None) -> tuple[str, ...]:
     """The class of every token of the base prompt."""
     if classify is None:
-        if model.tokenizer is None:
-            raise ValueError("token classes need the model's tokenizer, and it has none; give classify=...")
+        model.need_tokenizer("activation_shift without classify=")
         decode = lambda ids: model.tokenizer.decode(  # noqa: E731
             ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
         )

@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..given import checked
+from ..arguments import checked
 from ..heads import Head
 from ..metrics.activations import mean_absolute, median_variance, near_zero_fraction
 from ..metrics.segments import widened
+from ..models.activation_buffer import Held
 from ..models.base import Model
-from ..models.held import Held
 from ..models.sites import attention_sites, site
 from ..patching.outcomes import Outcome
 from ..patching.prepared import Prepared, prepare, single
@@ -108,6 +108,7 @@ def mediate(
     )
     return Mediation(
         problem_ids=prepared.ids,
+        groups=prepared.groups,
         readings=(*READINGS, "outcome"),
         arms=ARMS,
         values=np.array(values, dtype=float),

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..given import count_of
-from ..models.gates import extension_of
+from ..arguments import count_of
+from ..models.mlp_activations import extension_of
 from ..running.results import Result, Shown, ShownTable, interval_columns, limits_of, place_of, tidy
-from ..statistics import CONFIDENCE, holm, mean_interval, median_interval, sign_test
+from ..statistics import CONFIDENCE, defined_mean, holm, median_interval, sign_test
 
 EDITED = ("reference", "scale", "bias", "both", "patched")
 """The edited run with z, lambda z, z + Sigma, lambda z + Sigma, z'."""
@@ -67,16 +67,16 @@ class Mediation(Result):
         return arm(effect) - arm("reference")
 
     def summary(self) -> pd.DataFrame:
-        """One row per reading and effect: mean and median over problems with their intervals, `n_up` and `n_down` of `n`
-        problems that rose and fell, and `p_corrected`: the exact sign test of that, Holm over the effects on a reading.
+        """One row per reading and effect.
 
-        `before` is the reading's mean without the span. Changes within rounding count as none; p is NaN where there is no
-        other, and of a single problem.
+        The median over problems with its interval, the mean (a description), `n_up` and `n_down` of `n` problems that rose and
+        fell, and `p_corrected`: the exact sign test of that, Holm over the effects on a reading. `before` is the reading's mean
+        without the span. Changes within rounding count as none; p is NaN where there is no other, and of a single problem.
         """
         keys = [(reading, effect) for reading in self.readings for effect in EFFECTS]
-        cells = np.stack([self.effect(*key) for key in keys], 1)
+        cells = self.by_group(np.stack([self.effect(*key) for key in keys], 1))
         noise = 1e-5 * np.abs(np.nanmean(np.stack([self.of(key[0], "without") for key in keys], 1), 0))
-        made = mean_interval(cells, confidence=self.confidence, seed=self.seed)
+        made = median_interval(cells, confidence=self.confidence)
         moved = np.where(np.abs(cells) > noise, cells, np.where(np.isnan(cells), np.nan, 0.0))
         tested = (moved != 0).any(0) & (len(cells) > 1)
         p = np.where(tested, sign_test(moved), np.nan).reshape(len(self.readings), len(EFFECTS))
@@ -85,11 +85,9 @@ class Mediation(Result):
             {
                 "reading": [reading for reading, _ in keys],
                 "effect": [effect for _, effect in keys],
-                "before": [float(self.of(reading, "without").mean()) for reading, _ in keys],
-                "mean": made.estimate,
-                "ci_low": made.low,
-                "ci_high": made.high,
-                **interval_columns("median", median_interval(cells, confidence=self.confidence)),
+                "before": [float(self.by_group(self.of(reading, "without")).mean()) for reading, _ in keys],
+                **interval_columns("median", made),
+                "mean": defined_mean(cells),
                 "n_up": (moved > 0).sum(0),
                 "n_down": (moved < 0).sum(0),
                 "p_corrected": p,
@@ -137,7 +135,7 @@ class Mediation(Result):
             found.append(
                 "In this layer z' is not lambda z + Sigma: what upstream layers changed is the 'rest', not scale or bias."
             )
-        if len(self.problem_ids) < 2:
+        if self.n_groups < 2:
             found.append("A single problem has no interval.")
         return found
 
@@ -156,10 +154,10 @@ class Mediation(Result):
             "Change of each reading when attention's outputs get only their scale, only their bias, or both; interaction "
             "is both minus their sum, total the change by the insertion itself."
         )
-        named = dict.fromkeys(table.columns, "") | {"mean": "change", "before": "without the span"}
+        named = dict.fromkeys(table.columns, "") | {"median": "change", "before": "without the span"}
         return Shown((ShownTable(table, caption, named),))
 
 
 def _with_interval(row: Any) -> str:
-    """The mean with its interval; alone where there is none (a single problem)."""
-    return f"{row['mean']:+.4f}{limits_of(row['ci_low'], row['ci_high'])}"
+    """The median with its interval; alone where there is none (few problems)."""
+    return f"{row['median']:+.4f}{limits_of(row['median_ci_low'], row['median_ci_high'])}"

@@ -9,9 +9,9 @@ from torch import Tensor
 from ..metrics.affine import AffineParts, affine_fit, affine_parts, affine_residual, frozen_gain, residual_share
 from ..metrics.attention import span_mass_null
 from ..metrics.outputs import direction_coherence, value_cosine, value_effective_rank, value_spectral_share
+from ..models.activation_buffer import Held
 from ..models.arithmetic import with_extra
 from ..models.base import Model
-from ..models.held import Held
 from ..models.inputs import Reducer
 from ..models.sites import attention_sites, site
 from ..prompts.conditions import CONDITIONS, CONTRASTS

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ..metrics.attention import retained_mass, span_mass
 from ..metrics.outputs import span_output
+from ..models.activation_buffer import Held
 from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
-from ..models.held import Held
 from ..models.info import AttentionRule
 from ..models.inputs import Reducer
 from ..models.sites import attention_sites, site
@@ -119,7 +119,10 @@ def span_reads(
 def readable_pairs(model: Model, pairs: Iterable[PromptPair], *, what: str) -> tuple[PromptPair, ...]:
     """The pairs, fit for comparing runs with and without the span on a model that shows what is read."""
     model.need_rotated("lambda and Sigma")
-    return own_pairs(model, fit_pairs(followed(pairs), what=what))
+    found = own_pairs(model, fit_pairs(followed(pairs), what=what))
+    for pair in found:
+        pair.need_span("what is read of it")
+    return found
 
 
 def rounding(model: Model, dtype: torch.dtype) -> float:

@@ -133,8 +133,9 @@ def log_density_ratio(
     $$ \mathrm{LD}_i = \ln \frac{m_i / n_i}{(1 - m_i - s_i) / (c_i - n_i - k_i)} $$
 
     with $c_i$ visible keys, $n_i$ of them in the span, $k_i$ in the sink, and sink mass $s_i$ (`sink=None` keeps the
-    sink among the others). Below 0 the span is avoided token by token, 0 is uniform, above 0 preferred; -inf where it
-    gets exactly nothing. NaN where the row sees no span key or no other key.
+    sink among the others). Below 0 the span is avoided token by token, 0 is uniform, above 0 preferred. NaN where the row
+    sees no span key or no other key. Infinite where the probabilities of either have underflowed: take
+    `log_density_ratio_from_scores`.
 
     Source: project's own (methods 4.3), with the row's visible span instead of the whole: the same for question rows
     without a sliding window.
@@ -143,17 +144,41 @@ def log_density_ratio(
     ...                   span=torch.tensor([False, False, True])).exp()
     tensor([   nan,    nan, 0.5000])
     """
-    check_span(span, n_tokens=pattern.shape[-1])
-    if sink is None:
-        others = ~span
-    else:
-        _check_sink(sink, span)
-        others = ~span & ~sink
     pattern, visible = prepared(pattern, visible=visible, dest_positions=dest_positions)
-    n_span = (visible & span[..., None, :]).sum(-1)
-    n_others = (visible & others[..., None, :]).sum(-1)
-    ratio = (row_sums(pattern, span) / n_span) / (row_sums(pattern, others) / n_others)
-    return torch.where((n_span > 0) & (n_others > 0), ratio.log(), torch.nan)
+    return log_density_ratio_from_scores(pattern.log(), span=span, sink=sink, visible=visible)
+
+
+def log_density_ratio_from_scores(
+    scores: Float[Tensor, "*lead dest src"],
+    *,
+    span: Segment,
+    sink: Segment | None = None,
+    visible: Visible | None = None,
+    dest_positions: DestPositions | None = None,
+) -> PerRow:
+    r"""`log_density_ratio` from attention scores before the softmax, in nats: finite where probabilities underflow.
+
+    $$ \mathrm{LD}_i = \operatorname{LSE}_{k \in I} s_{ik} - \ln n_i
+       - \operatorname{LSE}_{j \notin I \cup K_0} s_{ij} + \ln (c_i - n_i - k_i) $$
+
+    Scores of keys that are not visible may hold anything.
+
+    >>> log_density_ratio_from_scores(torch.tensor([[0.0, 0.0, -200.0]]), span=torch.tensor([False, False, True]),
+    ...                               dest_positions=torch.tensor([2]))
+    tensor([-200.])
+    """
+    check_span(span, n_tokens=scores.shape[-1])
+    if sink is not None:
+        _check_sink(sink, span)
+    visible = resolved_visible(scores, visible=visible, dest_positions=dest_positions)
+    inside, others = (visible & segment[..., None, :] for segment in (span, ~span if sink is None else ~span & ~sink))
+    wide = widened(scores)
+    levels = [
+        torch.where(seen, wide, -torch.inf).logsumexp(-1) - seen.sum(-1).to(wide.dtype).log()
+        for seen in (inside, others)
+    ]
+    ratio = (levels[0] - levels[1]).masked_fill(levels[0].isneginf(), -torch.inf)  # also where both are: 0 / 0
+    return torch.where(inside.any(-1) & others.any(-1), ratio, torch.nan)
 
 
 def _check_sink(sink: Tensor, span: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""How attention mixes tokens over layers: rollout, and how alike their residual vectors become."""
+"""How attention mixes tokens over layers: rollout."""
 
 import torch
 from jaxtyping import Float
@@ -6,8 +6,7 @@ from torch import Tensor
 
 from mless_interp.metrics.attention import span_mass
 from mless_interp.metrics.patterns import prepared
-from mless_interp.metrics.segments import check_segment, widened
-from mless_interp.shapes import Pattern, PerHead, PerRow, Segment, Vectors, Visible
+from mless_interp.shapes import Pattern, PerRow, Segment, Visible
 
 
 def rollout(patterns: Float[Tensor, "layer *lead dest src"], *, visible: Visible | None = None) -> Pattern:
@@ -49,29 +48,6 @@ def rollout_span_share(
     tensor([1.0000, 0.2000])
     """
     return span_mass(rollout(patterns, visible=visible), span=span, visible=_closure(patterns, visible))
-
-
-def residual_ratio(resid: Vectors, *, tokens: Segment) -> PerHead:
-    r"""How far the vectors of some tokens are from being all the same, in [0, 1]: rank collapse.
-
-    $$ \lVert X - 𝟏 \bar x^\top \rVert_F / \lVert X \rVert_F $$
-
-    0: all tokens alike (rank collapse); 1: they cancel on average. Repeated tokens lower it trivially: take the shared
-    tokens. NaN where all vectors are zero.
-
-    Source: Dong et al. 2021 (arXiv 2103.03404), with the Frobenius norm and the mean instead of their composite norm
-    and closest vector.
-
-    >>> residual_ratio(torch.tensor([[1.0], [-1.0], [7.0]]), tokens=torch.tensor([True, True, False]))
-    tensor(1.)
-    """
-    check_segment(tokens, name="tokens", n_tokens=resid.shape[-2])
-    keep = tokens[..., None]
-    chosen = torch.where(keep, widened(resid), 0)
-    count = keep.sum(-2, keepdim=True)
-    residual = torch.where(keep, chosen - chosen.sum(-2, keepdim=True) / count, 0)
-    norm = chosen.flatten(-2).norm(dim=-1)
-    return torch.where(norm > 0, residual.flatten(-2).norm(dim=-1) / norm, torch.nan)
 
 
 def _closure(patterns: Tensor, visible: Tensor | None) -> Tensor | None:

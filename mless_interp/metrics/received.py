@@ -63,11 +63,6 @@ def received_from_sums(sums: PerColumn, counts: Counts, *, min_rows: int = 3) ->
     """
     if min_rows < 1:
         raise ValueError(f"min_rows must be 1 or more, got {min_rows}")
-    if counts.numel() and counts.max() < min_rows:
-        raise ValueError(
-            f"no token is read by min_rows={min_rows} rows (the most is {int(counts.max())}): the prompt, or the "
-            'selection of rows, is too short. Use a longer prompt or a smaller min_rows (1 for rows="last")'
-        )
     return torch.where(counts >= min_rows, sums / counts.clamp(min=1), torch.nan)
 
 

@@ -188,8 +188,8 @@ def recovery_latency(
     aim = threshold * reference.expand(after.shape).unfold(-1, width, 1).mean(-1)
     defined = ~level.isnan() & (aim > 0)
     reached = defined & (level >= aim)
-    latency = torch.where(reached.any(-1), reached.int().argmax(-1), torch.inf)
-    return torch.where(defined.any(-1), latency, torch.nan).to(after.dtype)
+    latency = torch.where(reached.any(-1), reached.int().argmax(-1).to(after.dtype), torch.inf)
+    return torch.where(defined.any(-1), latency, torch.nan)
 
 
 def running_median(series: PerColumn, *, width: int = 5) -> PerColumn:

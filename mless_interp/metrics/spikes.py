@@ -6,7 +6,7 @@ pi]`) and NaN where undefined (sink, tail): tokens undefined in either run leave
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 from scipy.signal import find_peaks
 from scipy.stats import rankdata
 from torch import Tensor
@@ -131,7 +131,7 @@ def matched_peaks_f1(base_peaks: Peaks, inserted_peaks: Peaks, *, tolerance: int
                 j += 1
     total = base_peaks.sum(-1) + inserted_peaks.sum(-1)
     share = 2 * torch.from_numpy(matched).to(base_peaks.device) / total
-    return torch.where(total > 0, share, torch.nan).to(torch.get_default_dtype())
+    return torch.where(total > 0, share, torch.nan).float()
 
 
 def peak_attenuation(base: PerColumn, inserted: PerColumn, *, peaks: Peaks) -> PerHead:
@@ -146,49 +146,6 @@ def peak_attenuation(base: PerColumn, inserted: PerColumn, *, peaks: Peaks) -> P
     """
     x, y = _paired(base, inserted)
     return segment_mean(torch.where(x > 0, y / x, torch.nan), peaks)
-
-
-def timing_p_value(
-    base: PerColumn,
-    inserted: PerColumn,
-    *,
-    generator: torch.Generator,
-    segments: Int[Tensor, " src"] | None = None,
-    n_shifts: int = 999,
-) -> PerHead:
-    r"""One-sided p-value of the rank correlation of two aligned profiles, against circular shifts within each segment.
-
-    $$ p = \frac{1 + \#\{k : \text{corr}(x, \text{shift}_k(y)) \ge \text{corr}(x, y)\}}{1 + K} $$
-
-    Small: the timing agrees beyond what two profiles with the same trend over segments and the same smoothness would
-    show. `segments` labels each token (prefix 0, question 1, ...; one segment by default); each is rotated on its own
-    by a uniform random amount, the same for every head. NaN where the correlation is.
-
-    Source: project's own (methods 4.6).
-
-    >>> x = torch.rand(40, generator=torch.Generator().manual_seed(0))
-    >>> timing_p_value(x, 0.5 * x, generator=torch.Generator().manual_seed(1), n_shifts=99) < 0.1
-    tensor(True)
-    """
-    if n_shifts < 1:
-        raise ValueError(f"n_shifts must be 1 or more, got {n_shifts}")
-    n_tokens = base.shape[-1]
-    labels = torch.zeros(n_tokens, dtype=torch.long, device="cpu") if segments is None else segments.cpu()
-    kinds = labels.unique()
-    turns = torch.rand(n_shifts, len(kinds), generator=generator, device=generator.device).cpu()
-    x, y = (_ranks(values).double().cpu().reshape(-1, n_tokens) for values in _paired(base, inserted))
-    exceeded = torch.ones_like(x[:, 0])
-    for defined in (~x.isnan()).unique(dim=0):
-        (heads,) = torch.nonzero((~x.isnan() == defined).all(-1), as_tuple=True)
-        places = [torch.nonzero(defined & (labels == kind))[:, 0] for kind in kinds]
-        blocks = torch.arange(int(defined.sum()), device="cpu").split([len(p) for p in places])
-        fixed, moved = (_standardised(ranks[heads][:, torch.cat(places)]) for ranks in (x, y))
-        observed = (fixed * moved).sum(-1)
-        for turn in turns:
-            order = torch.cat([b.roll(-int(share * len(b))) for b, share in zip(blocks, turn, strict=True)])
-            exceeded[heads] += (fixed * moved[:, order]).sum(-1) >= observed - 1e-12
-    p_values = (exceeded / (1 + n_shifts)).reshape(base.shape[:-1]).to(base.device, widened(base).dtype)
-    return torch.where(timing_spearman(base, inserted).isnan(), torch.nan, p_values)
 
 
 def _paired(base: Tensor, inserted: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,10 @@
 """The seam: `Model.run` and `Model.replay`, and nothing else, know which library runs the model."""
 
 import copy
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -12,16 +14,17 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 
-from ..running.work import Engine, here
+from ..arguments import count_of
+from ..running.engines import Engine, here
 from .arithmetic import visibility
 from .info import AttentionOutput, AttentionRule, GatedMlp, LeanAttentionError, ModelChecks, ModelError, ModelInfo
 from .inputs import Edit, Inputs, LogitsAt, Recording, Reducer, Run, Tap, Taps
 from .loaded_weights import WeightsHash
-from .memory import computed_on
+from .locking import added_hooks, lock_of, turn
+from .memory import computed_on, threads_for
 from .replay import Layers, Stepper
-from .sent import can_be_sent, replaced, tail
 from .sites import EAGER_SITES, SITES, parsed, site
-from .turns import Turn
+from .traced_ops import can_be_sent, replaced, tail
 
 if TYPE_CHECKING:  # importing transformers takes seconds, and whoever loads a model does
     from transformers import PreTrainedModel
@@ -41,6 +44,8 @@ class Model(ABC):
     underlying: Any
     hf_model: "PreTrainedModel | None" = None
     """The Hugging Face module that runs underneath, here; None for HookedTransformer and for models run elsewhere."""
+    config: Any = None
+    """What it was made from: the Hugging Face config, or the HookedTransformerConfig of a model that was wrapped."""
     remote: bool | str = False
     """Whether it runs elsewhere, and how (nnsight)."""
     float32_softmax: bool = False
@@ -64,8 +69,6 @@ class Model(ABC):
     """Who computes the problems of a long analysis of this model (`on`)."""
     how: "Callable[[], Model] | None" = None
     """Loads it once more, as another process does; None for a model that was given."""
-    _hooks_when_loaded: int | None = None
-    """How many hooks its modules had, where it can be loaded again."""
     _hashing: WeightsHash | None = None
     _held: str | None = None
     """The hash of what the library's own object held when the model was loaded."""
@@ -83,38 +86,33 @@ class Model(ABC):
 
     def checked(self, checks: ModelChecks | None) -> "Model":
         """This model with these figures, able to do what they say; None is the model as it was before any check."""
+        return self._with(checks=checks)
+
+    def _with(self, **changes: Any) -> "Model":
+        """This model with other attributes."""
         model = copy.copy(self)
-        model.checks = checks
+        vars(model).update(changes)
         return model
 
     def known_by(self, weights_hash: str | None = None) -> "Model":
         """This model, its weights known by this hash (None: by that of what it holds)."""
-        model = copy.copy(self)
-        model._hashing = WeightsHash()
-        model._held = None if self.weights is None else model._hashing.of(self.weights)
-        model.info = replace(self.info, weights_hash=weights_hash or model._held)
-        return model
+        hashing = WeightsHash()
+        held = None if self.weights is None else hashing.of(self.weights)
+        return self._with(_hashing=hashing, _held=held, info=replace(self.info, weights_hash=weights_hash or held))
 
     def multiplying(self, *, tf32: bool) -> "Model":
         """This model, whose products of float32 are made in TF32 or in full; itself where no GPU makes any."""
         if self.info.dtype != "float32" or all(device.startswith(("cpu", "meta")) for device in self.devices):
             return self
-        model = copy.copy(self)
-        model.tf32 = tf32
-        return model
+        return self._with(tf32=tf32)
 
     def loaded_by(self, how: "Callable[[], Model]") -> "Model":
         """This model, which other processes can load by calling `how`."""
-        model = copy.copy(self)
-        model.how = how
-        model._hooks_when_loaded = _hooks_of(self.hf_model if self.hf_model is not None else self.underlying)
-        return model
+        return self._with(how=how)
 
     def on(self, engine: Engine) -> "Model":
         """This model, whose long analyses are computed by an engine: `RayWorkers(...)`, a `Shard(...)`, or `here`."""
-        model = copy.copy(self)
-        model.engine = engine
-        return model
+        return self._with(engine=engine)
 
     def sent(self) -> tuple[Callable[..., "Model"], tuple[Any, ...]]:
         """What another process gets instead of a model: the way to load it, and the weights that it must then have."""
@@ -122,11 +120,11 @@ class Model(ABC):
             raise ModelError(
                 f"{self.info.name} was given as an object, which other processes cannot load: load it with load_model"
             )
-        module = self.hf_model if self.hf_model is not None else self.underlying
-        if self._hooks_when_loaded is not None and _hooks_of(module) != self._hooks_when_loaded:
+        hooks = self.hooks
+        if hooks:
             raise ModelError(
-                f"{self.info.name} has hooks that were added since it was loaded, which other processes would not have: take "
-                "them off, or compute here"
+                f"{self.info.name} has hooks that other processes would not have, first {hooks[0]}: remove them, or compute "
+                "here"
             )
         return _here, (self.how, self.info.name, self.identity, self.checks)
 
@@ -141,18 +139,44 @@ class Model(ABC):
         now = self._hashing.of(self.weights)
         return self.info.weights_hash if now == self._held else now
 
+    def turn(self, *, of_passes: bool = True) -> AbstractContextManager[None]:
+        """Keep other threads out, and run the model alike whatever the process is set to (see `models.locking.turn`).
+
+        `of_passes=False`: around passes and what is made of them, whose products are the process's own, not TF32.
+        """
+        tf32 = self.tf32 if of_passes else None
+        return turn(self.underlying, self._modules, threads=threads_for(self.info), tf32=tf32)
+
     @property
-    def lock(self) -> Any:
-        """Held while hooks are on the library's object, which all threads share, and products are made as asked; re-entrant."""
-        return Turn(self.underlying, self.tf32)
+    def _modules(self) -> list[nn.Module]:
+        """The modules that run, here."""
+        return [each for each in (self.underlying, self.hf_model) if isinstance(each, nn.Module)]
+
+    @property
+    def hooks(self) -> tuple[str, ...]:
+        """Forward hooks, pre-hooks and replaced forwards that are on the model now, by path and kind; none by which a library
+        runs it."""
+        with lock_of(self.underlying):
+            return added_hooks(self._modules)
 
     @property
     def stepper(self) -> Stepper | None:
-        """Continues a run layer by layer; None where nothing can, or where the self-check found that it disagrees."""
-        trusted = self.checks is None or self.checks.by_layers
-        if self.layers is None or not trusted:
+        """Continues a run layer by layer; None where only whole passes are right (`why_whole_passes`)."""
+        if self.layers is None or self.why_whole_passes:
             return None
-        return Stepper(self.layers, self.lock, float32_stream=self.float32_stream)
+        return Stepper(self.layers, self.turn, float32_stream=self.float32_stream)
+
+    @property
+    def why_whole_passes(self) -> str:
+        """Why runs cannot be continued layer by layer; empty where they can."""
+        if self.remote:
+            return "it runs elsewhere"
+        if self.layers is None:
+            return self.why_not_by_layers or "this architecture cannot be continued layer by layer"
+        hooks = self.hooks
+        if hooks:
+            return f"hooks were added to it, which only whole passes obey: {count_of(len(hooks), 'hook')}, first {hooks[0]}"
+        return "" if self.checks is None or self.checks.by_layers else "the self-check found that it disagrees"
 
     @property
     def shows_rotated(self) -> bool:
@@ -196,9 +220,11 @@ class Model(ABC):
             "weights": self.weights_hash or "not read here, as the model runs elsewhere",
             "config": info.config_hash,
             "toolkit": version("mless_interp"),
-            "computed_on": "elsewhere" if self.remote is True else computed_on(self.devices, tf32=self.tf32),
+            "computed_on": "elsewhere"
+            if self.remote is True
+            else computed_on(self.devices, threads=threads_for(info), tf32=self.tf32),
             "largest_logit": None if self.checks is None else round(self.checks.largest_logit, 3),
-        }
+        } | ({"hooks": list(hooks)} if (hooks := self.hooks) else {})
 
     @abstractmethod
     def attention_rule(self, layer: int) -> AttentionRule:
@@ -241,6 +267,13 @@ class Model(ABC):
                 f"{list(expected)} [head, d_head, d_model] that can be read here (found: {came}), so what single heads "
                 "write into the residual stream is not known"
             )
+        checks = self.checks
+        if checks is not None and checks.output_error is not None and not checks.output_error <= checks.tolerance:
+            raise ModelError(
+                f"{self.info.name} ({self.info.architecture}): what attention adds is not z W_O + b (off by "
+                f"{checks.output_error:.3g} of the largest value), so what single heads write into the residual stream is not "
+                "known"
+            )
         return found
 
     def _attention_output(self, layer: int) -> AttentionOutput | None:
@@ -252,6 +285,17 @@ class Model(ABC):
         """Whether what attention writes is normed before it is added, so that its heads do not add up (Gemma 2 and 3)."""
         found = self._attention_output(0)
         return found is not None and found.norm is not None
+
+    def need_tokenizer(self, what: str) -> None:
+        """`ModelError` if there is no tokenizer, which `what` needs."""
+        if self.tokenizer is None:
+            raise ModelError(
+                f"{self.info.name} has no tokenizer, which {what} needs: give one, wrap_model(..., tokenizer=...)"
+            )
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, as they are; the ids themselves where there is no tokenizer."""
+        return " ".join(map(str, ids)) if self.tokenizer is None else str(self.tokenizer.decode(ids))
 
     def need_rotated(self, what: str) -> None:
         """`ModelError` if the queries and keys that enter the scores cannot be had, which `what` is computed from."""
@@ -330,7 +374,7 @@ class Model(ABC):
             kept = _keeper(captured, name, None if there else reducer, grad) if name in capture else None
             taps[name] = Tap(edit, kept, there)
         masks = None if inputs.plain else self.visible(inputs)
-        with self.lock, torch.set_grad_enabled(grad):
+        with self.turn(), torch.set_grad_enabled(grad):
             logits = self._forward(inputs, masks, taps, read)
         missing = [name for name in capture if name not in captured]
         missing += [name for name in edits if name not in edited and not self.remote]
@@ -411,8 +455,10 @@ class Model(ABC):
                 f"a replay from position {receiving.start} on has no logits before it; asked for {logits_at!r}"
             )
         with torch.no_grad():
-            stepper = self.stepper
-            if stepper is None or exact_forward:
+            stepper = None if exact_forward else self.stepper
+            if stepper is None:
+                if self.hooks and not exact_forward:
+                    warnings.warn(f"{self.info.name} is slow: {self.why_whole_passes}", stacklevel=1)  # once
                 return self._replay_by_forward(receiving, layers, z, read)
             return stepper.replay(receiving, layers, z, read - receiving.start)
 
@@ -559,7 +605,3 @@ def _here(how: "Callable[[], Model]", name: str, identity: Mapping[str, Any], ch
         )
     _HERE[known] = model
     return model.checked(checks)
-
-
-def _hooks_of(module: Any) -> int:
-    return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in module.modules())

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from .arithmetic import values_of_heads
 from .decoder import unwrapped
-from .entering import mixed_taps
 from .hooked import as_hook
 from .hugging_face import HuggingFaceModel, float32_unembedding, layer_masks, own_windows_lifted
 from .info import AttentionOutput
 from .inputs import Inputs, Tap, Taps
+from .rotary_sites import mixed_taps
 from .sites import attention_sites
 
 
@@ -22,7 +22,7 @@ class BridgeModel(HuggingFaceModel):
 
     def __init__(self, bridge: Any, *, name: str, tokenizer: Any = None) -> None:
         super().__init__(
-            bridge.eval(),
+            bridge,
             bridge.original_model,
             name=name,
             tokenizer=tokenizer if tokenizer is not None else bridge.tokenizer,

@@ -7,14 +7,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ..given import checked
+from ..arguments import checked
 from .arithmetic import mix_values, pattern_of, softmax, values_of_heads, with_sinks
 from .base import Model
 from .info import BY_LAYERS, ModelChecks, ModelError
 from .inputs import Inputs, Recording
-from .saved import first_line
-from .sent import is_half, look_at_self
+from .model_folder import first_line
 from .sites import attention_sites, site
+from .traced_ops import is_half, look_at_self
 
 TOLERANCE = {"float64": 1e-4, "float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}
 """Largest difference allowed, relative to the largest logit. HF's eager softmax is float32 even in float64. TF32 has
@@ -38,7 +38,7 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
     if the model fails. A replay that disagrees is no failure: `replay` says that whole forward passes take its place.
     """
     model, info = model.checked(None), model.info
-    tokens = probe_tokens(info.d_vocab)
+    tokens = probe_tokens(info.d_vocab, n_tokens=min(12, info.context_length))
     tolerance = TOLERANCE.get("float16" if model.tf32 else info.dtype, 1e-3)
 
     def fail(reason: str) -> FailedCheck:
@@ -111,6 +111,7 @@ def check_model(model: Model, reference: Tensor | None = None) -> ModelChecks:
         shows_rotated=not entering,
         entering_error=entering_error,
         entering=entering,
+        output_error=_output_error(model, tokens),
     )
     return replace(figures, resolution=None if model.remote else _resolution(model.checked(figures), tokens))
 
@@ -162,7 +163,8 @@ def _edited_pattern(model: Model, tokens: Tensor, logits: Tensor) -> tuple[float
 def _gap_difference(model: Model, tokens: Tensor, logits: Tensor) -> tuple[float, float]:
     """Largest difference of the masked condition's logits (a mask for each head) from the gap's on shared tokens, and from
     the plain run's (`logits`) on the tokens before the span."""
-    size, start, stop = tokens.shape[1], 4, 8
+    size = tokens.shape[1]
+    start, stop = size // 3, 2 * size // 3
     keep = torch.tensor([*range(start), *range(stop, size)])
     inside = torch.zeros(size, dtype=torch.bool)
     inside[start:stop] = True
@@ -202,6 +204,29 @@ def _check_entering(model: Model, tokens: Tensor, tolerance: float) -> tuple[flo
     return largest, ""
 
 
+@torch.no_grad()
+def _output_error(model: Model, tokens: Tensor) -> float | None:
+    """Return the largest difference of what a layer's attention adds from z W_O + b at random z, as a share of the largest;
+    None where the weights are not here."""
+    layers, shape = range(model.info.n_layers), (model.info.n_heads, model.info.d_head)
+    z = torch.randn(1, tokens.shape[1], *shape, dtype=torch.float32, generator=torch.Generator().manual_seed(4))
+    edits = {site(layer, "attn.hook_z"): lambda old: z.to(old) for layer in layers}
+    names = [site(layer, "hook_attn_out") for layer in layers]
+    errors = []
+    try:
+        model.attention_output(0)
+        added = model.run(tokens, edits=edits, capture=dict.fromkeys(names), logits_at="none").captured
+        for layer, name in zip(layers, names, strict=True):
+            output = model.attention_output(layer)
+            wrote = output.before_norm(z.to(output.weights))
+            wrote = wrote if output.norm is None else output.norm(wrote)
+            off = (wrote.to(added[name]) - added[name]).abs().max().double()
+            errors.append(off if off == 0 else off / added[name].abs().max())
+    except ModelError:
+        return None
+    return _max_of(errors)
+
+
 def _resolution(model: Model, tokens: Tensor, *, rows: int = 4) -> float:
     """What rounding does to the log-probability of a token, in nats: `ModelChecks.resolution`."""
     n_layers, start = model.info.n_layers, tokens.shape[1] // 2
@@ -224,7 +249,9 @@ def _resolution(model: Model, tokens: Tensor, *, rows: int = 4) -> float:
 
 
 def _log_probability(logits: Tensor, ids: Tensor) -> Tensor:
-    return logits.cpu().double().log_softmax(-1).gather(-1, ids)
+    return (
+        logits.cpu().double().log_softmax(-1).gather(-1, ids % logits.shape[-1])
+    )  # where it gives classes, any will do
 
 
 def _moved_by_rounding(
@@ -241,9 +268,6 @@ def _moved_by_rounding(
     return 2 * max(moved)
 
 
-_UNKNOWN = "this architecture cannot be continued layer by layer"
-
-
 def _check_replay(model: Model, tokens: Tensor, allowed: float) -> tuple[float | None, str | None]:
     """How far a replay of three layers at once is off, and why runs are not to be continued so (None: they are).
 
@@ -251,11 +275,11 @@ def _check_replay(model: Model, tokens: Tensor, allowed: float) -> tuple[float |
     move by their smallest step: there the replay is held against that, as it is measured here.
     """
     if model.stepper is None:
-        return None, model.why_not_by_layers or _UNKNOWN
+        return None, model.why_whole_passes
     layers, start = sorted({0, model.info.n_layers // 2, model.info.n_layers - 1}), tokens.shape[1] // 2
     recording = model.record(Inputs(tokens), start=start)
     generator = torch.Generator().manual_seed(1)
-    noise = torch.randn(recording.z[0].shape, generator=generator)
+    noise = torch.randn(recording.z[0].shape, generator=generator, dtype=torch.float32)
     z = torch.stack([(recording.z[layer].cpu() + noise).to(recording.z[0]) for layer in layers], 1).flatten(0, 1)
     try:
         fast = model.replay(recording, layers, z, logits_at="all")

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from .info import AttentionOutput, AttentionRule, GatedMlp, ModelInfo
+from .kernels import fused, is_hooked, product
 from .loaded_weights import brought
-from .products import fused, is_hooked, product
-from .sent import got, is_half, unembedded
+from .traced_ops import got, is_half, unembedded
 
 # ------------------------------------------------------------------------------------- the names that parts go by: data
 
@@ -143,7 +143,7 @@ class QueriesKeysValues:
         return self.paths[min(which, len(self.paths) - 1)]
 
     def part(self, which: int) -> tuple[Any, ...]:
-        """The part of what a projection gives that is queries (0), keys (1) or values (2), as `sent.got` takes it."""
+        """The part of what a projection gives that is queries (0), keys (1) or values (2), as `traced_ops.got` takes it."""
         h = self.heads
         if self.layout == "apart":
             return "heads", h.d_head
@@ -248,6 +248,11 @@ class DecoderLayer:
             self.norms.parallel or bool(getattr(self.module, "use_parallel_residual", False))
         )
 
+    @property
+    def share(self) -> float:
+        """What the layer multiplies all that it adds to the stream by (Granite)."""
+        return float(getattr(self.module, "residual_multiplier", 1.0))
+
     def add_mlp(self) -> Callable[[Tensor], Tensor]:
         """What the MLP adds of its normed input, be it plain or experts."""
         if self.mlp is not None:
@@ -267,46 +272,43 @@ class DecoderLayer:
             return None
         return GatedMlp(self.mlp.act.forward, gated=self.mlp.gate is not None)  # not its hooks, as below
 
-    def attention_output(self, *, d_head: int) -> AttentionOutput | None:
-        """The output projection of its attention, where that is one matrix per head."""
-        with brought(self.output) as offloaded:
-            weight, bias = (getattr(self.output, name, None) for name in ("weight", "bias"))
-            if offloaded:
-                weight, bias = (None if each is None else each.detach().clone() for each in (weight, bias))
-        if self.norms is None or not isinstance(weight, Tensor):
+    def attention_output(self, heads: Geometry) -> AttentionOutput | None:
+        """Return the output projection of its attention, where that is one matrix per head."""
+        if self.norms is None or self.output is None:
             return None
-        if weight.is_floating_point() and weight.element_size() > 1:
-            if weight.dim() != 2:
-                return None
-            weight = weight.detach() if type(self.output) is Conv1D else weight.detach().T
-        else:
-            with brought(self.output):
-                weight = _dequantised(self.output, bias)
-            if weight is None:
-                return None
-        if weight.shape[0] % d_head:
+        weight, bias = _matrix(self.output, heads.n_heads * heads.d_head)
+        if weight.dim() != 2 or weight.shape[0] % heads.d_head:
             return None
         after = self.norms.after_attention
+        if self.share != 1.0:
+            weight, bias = weight * self.share, None if bias is None else bias * self.share
         return AttentionOutput(
-            weight.unflatten(0, (-1, d_head)),
-            None if bias is None else bias.detach(),
+            weight.unflatten(0, (-1, heads.d_head)),
+            bias,
             None if after is None else self.norm(after).forward,  # not its hooks: it is asked in the middle of a run
-            getattr(self.module, "residual_multiplier", 1.0),
         )
 
 
-def _dequantised(module: Any, bias: Tensor | None) -> Tensor | None:
-    """The weights `[in, out]` of a quantised linear layer, in the dtype that it computes in: what it makes of the identity.
+def _matrix(module: Any, width: int) -> tuple[Tensor, Tensor | None]:
+    """Return the weights `[in, out]` and the bias of a module that multiplies what it is given, `width` numbers, by a matrix.
 
-    None for one that does not say how wide its input is. Its hooks are not called, as this is asked in the middle of a run.
+    Those of a plain linear layer are its own. Of any other module (an adapter that is not merged, quantised weights) its
+    `weight` may be a part or a code: its matrix is what it makes of the identity. Its hooks are not called, as this is asked
+    in the middle of a run.
     """
-    width, weight = getattr(module, "in_features", None), module.weight
-    if width is None:
-        return None
-    dtype = getattr(module, "compute_dtype", None) or (torch.float32 if bias is None else bias.dtype)
-    with torch.no_grad():
-        made = type(module).forward(module, torch.eye(width, dtype=dtype, device=weight.device))
-        return made if bias is None else made - bias.to(made)
+    with brought(module) as offloaded, torch.no_grad():
+        if type(module) in (nn.Linear, Conv1D):
+            weight, bias = module.weight.detach(), None if module.bias is None else module.bias.detach()
+            if offloaded:
+                weight, bias = weight.clone(), None if bias is None else bias.clone()
+            return weight if type(module) is Conv1D else weight.T, bias
+        held = [*module.parameters(), *module.buffers()]
+        dtypes = [each.dtype for each in held if each.is_floating_point() and each.element_size() > 1]
+        dtype = getattr(module, "compute_dtype", None) or next(iter(dtypes), torch.float32)
+        device = next((each.device for each in held if not each.is_meta), "cpu")
+        rows = torch.eye(1 + width, width, device=device, dtype=dtype).roll(1, 0)  # nothing, then the identity
+        made = type(module).forward(module, rows)
+        return made[1:] - made[0], made[0]
 
 
 def unwrapped(module: Any) -> Any:
@@ -544,7 +546,6 @@ class HuggingFaceLayers:
         self._scale = getattr(hf_model, "logit_scale", None)
         if getattr(decoder.config, "logits_scaling", None):  # Granite divides by it
             self._scale = 1 / decoder.config.logits_scaling
-        self._share = getattr(decoder.config, "residual_multiplier", None)  # Granite's, of all that its layers write
 
     @classmethod
     def of(cls, hf_model: Any, layers: tuple[DecoderLayer, ...], *, d_head: int) -> "HuggingFaceLayers | None":
@@ -569,14 +570,15 @@ class HuggingFaceLayers:
         return self._layers[layer].parallel
 
     def attention_out(self, layer: int, z: Tensor) -> Tensor:
-        return self._shared(self._norms[layer][1](linear(self._layers[layer].output, z.flatten(-2))))
+        return self._shared(layer, self._norms[layer][1](linear(self._layers[layer].output, z.flatten(-2))))
 
     def mlp_out(self, layer: int, resid: Tensor) -> Tensor:
         _, _, before, after = self._norms[layer]
-        return self._shared(after(self._mlps[layer](before(resid))))
+        return self._shared(layer, after(self._mlps[layer](before(resid))))
 
-    def _shared(self, wrote: Tensor) -> Tensor:
-        return wrote if self._share is None else wrote * self._share
+    def _shared(self, layer: int, wrote: Tensor) -> Tensor:
+        share = self._layers[layer].share
+        return wrote if share == 1.0 else wrote * share
 
     def unembed(self, resid: Tensor) -> Tensor:
         assert self._norm is not None

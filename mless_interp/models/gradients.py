@@ -30,7 +30,7 @@ def no_gradients_because(model: Model) -> str | None:
             f"outside, or {INSTEAD}"
         )
     if model.stepper is None:
-        return f"{name} cannot be continued layer by layer, which gradients need: {INSTEAD}"
+        return f"{name} cannot be continued layer by layer, which gradients need ({model.why_whole_passes}): {INSTEAD}"
     return None
 
 

@@ -6,15 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .activation_buffer import Held
 from .arithmetic import masked_scores
 from .base import Model
-from .entering import turned_taps
-from .held import Held
 from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
 from .inputs import Edit, Inputs, Tap, Taps
-from .products import fused, is_hooked, product
-from .sent import float32_logits, is_half
+from .kernels import fused, is_hooked, product
+from .rotary_sites import turned_taps
 from .sites import attention_sites, site
+from .traced_ops import float32_logits, is_half
 
 Hook = Callable[..., Tensor | None]
 """A function of an activation and, by name, its hook point."""
@@ -35,7 +35,7 @@ class HookedTransformerModel(Model):
 
     def __init__(self, hooked: Any, *, name: str, tokenizer: Any = None) -> None:
         cfg = hooked.cfg
-        self.underlying = hooked.eval()
+        self.underlying = hooked
         self.layers = HookedLayers.of(hooked)
         if splits_its_inputs(cfg):
             self.why_not_by_layers = "its cfg.use_attn_in or cfg.use_split_qkv_input is set"
@@ -66,6 +66,7 @@ class HookedTransformerModel(Model):
             d_model=cfg.d_model,
             d_mlp=None if cfg.num_experts else cfg.d_mlp,
             d_vocab=cfg.d_vocab,
+            n_classes=None if cfg.d_vocab_out == cfg.d_vocab else cfg.d_vocab_out,
             context_length=cfg.n_ctx,
             windows=tuple(cfg.window_size if is_local else None for is_local in local),
             dtype=str(cfg.dtype).removeprefix("torch."),

@@ -4,12 +4,11 @@ import copy
 import inspect
 import json
 import os
-import re
 import shutil
-import uuid
+import tempfile
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from logging import Filter, LogRecord
 from pathlib import Path
@@ -20,16 +19,14 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import cached_file, logging
 
-from ..running.locks import Lock
 from .base import Model
 from .decoder import Geometry, HuggingFaceLayers, Positions, attention_rule_of, decoder_layers, unwrapped
-from .entering import turned_taps
 from .info import AttentionOutput, AttentionRule, GatedMlp, ModelError, ModelInfo, versions_of
 from .inputs import Inputs, Taps
-from .loaded_weights import device_of, refuse_not_finite, refuse_strange_keys
-from .mapped import must_move
-from .saved import INDEX, check_saved, first_line, named_shards
-from .sent import additive_mask, unembedded
+from .loaded_weights import adapters, device_of, refuse_not_finite, refuse_strange_keys
+from .model_folder import ADAPTER, INDEX, check_saved, first_line, must_move, named_shards
+from .rotary_sites import turned_taps
+from .traced_ops import additive_mask, unembedded
 
 OTHER_ATTENTION = {
     "kv_a_proj_with_mqa": "makes its keys and values of a latent vector (multi-head latent attention), so that it has no keys "
@@ -41,7 +38,7 @@ _SHAPE = ("num_hidden_layers", "num_attention_heads", "hidden_size", "max_positi
 
 
 def hugging_face_info(
-    hf_model: PreTrainedModel, *, name: str, backend: str, attention: str, versions: Mapping[str, str]
+    hf_model: Any, *, name: str, backend: str, attention: str, versions: Mapping[str, str]
 ) -> ModelInfo:
     """Geometry from the Hugging Face config (its text part for multimodal models).
 
@@ -158,7 +155,7 @@ class HuggingFaceModel(Model):
     def __init__(
         self,
         underlying: Any,
-        hf_model: PreTrainedModel,
+        hf_model: Any,
         *,
         name: str,
         tokenizer: Any,
@@ -213,7 +210,7 @@ class HuggingFaceModel(Model):
             raise ModelError(
                 f"{self.info.name} runs remotely, so its output weights are not here: load it here, with remote=False"
             )
-        return self.parts[layer].attention_output(d_head=self.info.d_head) if self.parts else None
+        return self.parts[layer].attention_output(Geometry.of(self.info)) if self.parts else None
 
 
 @dataclass(frozen=True)
@@ -242,6 +239,9 @@ class Placement:
             "quantization_config": self.quantization_config,
         }
         options |= {name: value for name, value in given.items() if value is not None}
+        adapted = source is not None and (Path(source) / ADAPTER).is_file()
+        if adapted:  # loaded by itself below: together, transformers would not say which weights the model lacks
+            options["adapter_kwargs"] = {"subfolder": "none"}
         with _own_folder(self.offload_folder) as (own, goes_with), _quiet_loading():
             model, loading = kind.from_pretrained(
                 source,
@@ -257,7 +257,10 @@ class Placement:
                     "device in device_map, or max_memory room for one"
                 )
             goes_with(model)
-        refuse_strange_keys(loading, name=name, architecture=type(model).__name__)
+            refuse_strange_keys(loading, name=name, architecture=type(model).__name__)
+            if adapted:
+                loading = model.load_adapter(source).to_dict()
+                refuse_strange_keys(loading, name=f"{name}, its adapter", architecture=type(model).__name__)
         # left where a file has them, products of these would round by the length of its header; read before this, all files
         # would stay in memory beside the copies, now one at a time does
         for weight in model.parameters():
@@ -271,10 +274,6 @@ class Placement:
         return (model if places is not None else model.to(self.device)).eval()
 
 
-_OWN = re.compile("weights-([0-9]+)-[0-9a-f]{32}")
-"""What a folder of a loading is called: by its process, and by a number that no other has."""
-
-
 @contextmanager
 def _own_folder(parent: str | None) -> Iterator[tuple[str | None, Callable[[Any], object]]]:
     """A new folder in `parent` for what one loading leaves on the disk, and what makes it go with the model; None for None.
@@ -284,16 +283,9 @@ def _own_folder(parent: str | None) -> Iterator[tuple[str | None, Callable[[Any]
     if parent is None:
         yield None, lambda model: None
         return
-    own = Path(parent).absolute() / f"weights-{os.getpid()}-{uuid.uuid4().hex}"
     try:
-        own.parent.mkdir(parents=True, exist_ok=True)
-        for left in own.parent.glob("weights-*"):  # by processes that were killed, whose locks are free
-            process = _OWN.fullmatch(left.name)
-            if process is not None and int(process[1]) != os.getpid():
-                with suppress(BlockingIOError), Lock(left):
-                    shutil.rmtree(left, ignore_errors=True)
-        lock = Lock(own)
-        own.mkdir()
+        Path(parent).mkdir(parents=True, exist_ok=True)
+        own = tempfile.mkdtemp(prefix="weights-", dir=Path(parent).absolute())
     except OSError as error:
         raise ModelError(
             f"the offload_folder {parent!r} cannot be written ({error.strerror}): choose another"
@@ -303,10 +295,9 @@ def _own_folder(parent: str | None) -> Iterator[tuple[str | None, Callable[[Any]
     def remove() -> None:
         if os.getpid() == here:  # a forked process has not written it
             shutil.rmtree(own, ignore_errors=True)
-            lock.release()
 
     try:
-        yield str(own), lambda model: weakref.finalize(model, remove)
+        yield own, lambda model: weakref.finalize(model, remove)
     except BaseException:
         remove()
         raise
@@ -347,8 +338,13 @@ def _check_index(name: str) -> None:
         named_shards(json.loads(Path(path).read_text(encoding="utf-8")), f"{name}/{INDEX}")
 
 
-def copied(hf_model: PreTrainedModel, placed: Placement, *, name: str) -> PreTrainedModel:
+def copied(hf_model: Any, placed: Placement, *, name: str) -> PreTrainedModel:
     """A model's weights under its config, as if it had been saved and loaded; nothing is shared with it."""
+    if any(adapters(hf_model)):
+        raise ModelError(
+            f"{name!r} has an adapter that is not merged, which a copy of its config and weights has not: merge it "
+            "(merge_and_unload()), or use wrap_model with an nnsight model of it"
+        )
     config, weights = copy.deepcopy(hf_model.config), copy.deepcopy(hf_model.state_dict())
     made = placed.load(type(hf_model), None, name=name, config=config, state_dict=weights)
     made.generation_config = copy.deepcopy(hf_model.generation_config)

@@ -28,6 +28,8 @@ class ModelInfo:
     `weights_hash`: what the weights were known by when they were loaded (`models.loaded_weights.WeightsHash`): as Hugging
     Face has them in this dtype, whatever backend runs them, or as a wrapped object holds them. None where they are not here
     (a model run by `remote=True`) and in what was saved before there was one. `Model.weights_hash` is that of now.
+    `n_classes`: how many classes it gives, where these are no tokens (a HookedTransformer whose `d_vocab_out` is not its
+    `d_vocab`); answers are then classes. None: it gives tokens.
     `config_hash`: what its config said then (`models.loaded_weights.config_hash`), without which the weights mean nothing.
     """
 
@@ -50,6 +52,7 @@ class ModelInfo:
     loaded_from: str | None = None
     weights_hash: str | None = None
     config_hash: str | None = None
+    n_classes: int | None = None
 
     @property
     def heads(self) -> tuple[Head, ...]:
@@ -125,7 +128,8 @@ class ModelChecks:
     sees where all queries are set to 0, as a share of the layer's largest value (None in figures of versions that did not
     measure it); `entering` says why not. `resolution`: twice the root mean square, over layers and tokens, of what rounding
     did to the log-probability of a token, in nats, where heads' outputs were changed by the smallest step that their
-    precision has and where they were put back as they are.
+    precision has and where they were put back as they are. `output_error`: largest difference of what attention adds from
+    z W_O + b, with its norm where it has one, at random z, as a share of the largest (None where weights are not here).
     """
 
     largest_logit: float
@@ -141,6 +145,7 @@ class ModelChecks:
     entering_error: float | None = None
     entering: str = ""
     resolution: float | None = None
+    output_error: float | None = None
 
     @property
     def by_layers(self) -> bool:
@@ -196,14 +201,13 @@ class GatedMlp:
 class AttentionOutput:
     """How a layer makes `hook_attn_out` of its head outputs: norm(sum over heads of z W_O + bias).
 
-    `weights` is W_O per query head, `[head, d_head, d_model]`; `norm` is None but where the layer norms what attention
-    writes before it is added (Gemma 2 and 3): heads add up before it, not after it. `share` multiplies what is added (Granite).
+    `weights` is W_O per query head, `[head, d_head, d_model]`, times what the layer multiplies it by (Granite). `norm` is None
+    but where the layer norms what attention writes before it is added (Gemma 2 and 3): heads add up before it, not after it.
     """
 
     weights: Tensor
     bias: Tensor | None = None
     norm: Callable[[Tensor], Tensor] | None = None
-    share: float = 1.0
 
     def change(self, z: Tensor, head: int, change: Tensor) -> Tensor:
         r"""By how much what is added to the stream changes, `[..., d_model]`, as one head's output `[..., d_head]` does.
@@ -215,7 +219,7 @@ class AttentionOutput:
         if self.norm is not None:
             before = self.before_norm(z)
             wrote = self.norm(before + wrote) - self.norm(before)
-        return wrote * self.share
+        return wrote
 
     def before_norm(self, z: Tensor) -> Tensor:
         """What all heads write together, `[..., d_model]`, of head outputs `[..., head, d_head]`."""

@@ -1,28 +1,27 @@
-"""`load_model` and `wrap_model`: from a name or an object to a checked `Model`."""
+"""`load_model`, `wrap_model` and `untrained_twin`: from a name or an object to a checked `Model`."""
 
 import copy
 import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from ..given import checked
+from ..arguments import checked
 from .base import Model
 from .checks import check_model, probe_tokens
 from .info import ModelError
 from .loaded_weights import WeightsHash, config_hash, refuse_not_finite
-from .saved import first_line
+from .model_folder import ADAPTER, first_line
 
 if TYPE_CHECKING:  # importing transformers takes seconds
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 BACKENDS = ("auto", "hooked_transformer", "bridge", "nnsight")
-WRAPPED = {"HookedTransformer", "TransformerBridge"}
-"""Classes of TransformerLens that `wrap_model` takes."""
 CONVERTED_AT_MOST = 2e9
 """Bytes of weights that "auto" still converts to a HookedTransformer: three times as many are held meanwhile."""
 DEMO_DIRECTORY = Path(__file__).parents[1] / "data" / "demo"
@@ -80,7 +79,8 @@ def load_model(
     Parameters
     ----------
     name : "demo" (bundled), a local directory (nothing is fetched), or a hub id where there is a network. Weights are
-        read from safetensors only. Or a model in memory: a `PlantedModel`, or anything with `name`, `hf_model` and
+        read from safetensors only. A directory may hold a HookedTransformer: its config's fields as config.json, its state as
+        model.safetensors. Or a model in memory: a `PlantedModel`, or anything with `name`, `hf_model` and
         `tokenizer` (`models.load.InMemory`), which is copied.
     backend : "hooked_transformer" (TransformerLens 3.9), "bridge" (3.9 and 4.x), "nnsight"; "auto" takes
         HookedTransformer where it is installed and reproduces the model, else the bridge, else nnsight. It begins with the
@@ -97,7 +97,7 @@ def load_model(
     tf32 : on a GPU, products of float32 are made in TF32 (factors of 10 bits, sums of float32), several times as fast; False:
         in full. Set for this model's own passes alone, and part of what results were `computed_on`.
     trust_remote_code : off; running code from a model's repository is your decision.
-    remote : nnsight only. True: on NDIF, a hub id that it hosts; no weight is read here ([how](larger-models.md)). "local":
+    remote : nnsight only. True: on NDIF, a hub id that it hosts; no weight is read here ([how](../larger-models.md)). "local":
         each request is written down as for NDIF, and answered here.
     remote_timeout : seconds to wait for NDIF's answer to one request.
 
@@ -119,7 +119,6 @@ def load_model(
         )
     if device_map is None and (max_memory is not None or offload_folder is not None):
         raise ValueError("max_memory and offload_folder say how a device_map is to be made: give device_map='auto' too")
-    _check_places(device_map, max_memory)
     if isinstance(device_map, dict) and "disk" in device_map.values() and backend == "bridge":
         raise ValueError("a TransformerBridge reads weights itself, so none may lie on the disk: use backend='nnsight'")
     if device is not None and device_map is not None:
@@ -128,7 +127,6 @@ def load_model(
         raise ValueError(f'remote must be False, True or "local", got {remote!r}')
     if not remote_timeout > 0:
         raise ValueError(f"remote_timeout must be above 0 seconds, got {remote_timeout}")
-    _refuse_objects(name)
     if remote is True:
         placed_here = {"device": device, "device_map": device_map, "quantization_config": quantization_config}
         given = [what for what, value in placed_here.items() if value is not None]
@@ -140,6 +138,15 @@ def load_model(
         made = hosted(name, attention=attn_implementation, trust_remote_code=trust_remote_code, timeout=remote_timeout)
         return _checked(made, None, made.underlying._module.config, name)
     device = _device(device)
+    if isinstance(name, str | Path) and (saved := hooked_folder(name)) is not None:
+        if backend not in ("auto", "hooked_transformer") or device_map is not None or quantization_config is not None:
+            raise ValueError(
+                f"{str(name)!r} holds a HookedTransformer: backend must be 'hooked_transformer', on one device"
+            )
+        from .transformer_lens import hooked_from_folder
+
+        found = hooked_from_folder(saved, name=str(name), dtype=wanted, device=device)
+        return _checked(found, config=found.underlying.cfg, loaded_from=str(name), tf32=tf32)
     from .hugging_face import Placement, copied, load_hugging_face, quantisation_of, reference_logits
 
     folder = None if offload_folder is None else str(offload_folder)
@@ -226,6 +233,42 @@ def wrap_model(thing: Any, *, name: str | None = None, tokenizer: Any = None) ->
     return _checked(model, config=getattr(model.hf_model, "config", None) or getattr(thing, "cfg", None))
 
 
+@checked
+def untrained_twin(model: Model, seed: int = 0) -> Model:
+    """A model of the same configuration and tokenizer whose weights are drawn anew: what it shows holds without training.
+
+    The architecture's own initialisation draws the weights, from `seed` alone: Hugging Face's for a model of `load_model`,
+    TransformerLens' for a wrapped HookedTransformer. The twin is as large as the model and runs where it does (a quantised
+    model's twin is not quantised). Raises `ModelError` for a model that runs elsewhere.
+    """
+    info, label = model.info, f"untrained twin of {model.info.name} (seed {seed})"
+    if model.remote is True or model.config is None:
+        raise ModelError(
+            f"{info.name} runs elsewhere, and its untrained twin would have to be made here: load it here, or leave twins out"
+        )
+    from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        if not isinstance(model.config, PreTrainedConfig):
+            from .transformer_lens import untrained_hooked
+
+            return wrap_model(untrained_hooked(model.config), name=label, tokenizer=model.tokenizer).on(model.engine)
+        config = copy.deepcopy(model.config)
+        config.__dict__.pop("quantization_config", None)
+        make: Any = AutoModelForCausalLM.from_config if model.hf_model is None else type(model.hf_model)._from_config
+        drawn = make(config, dtype=getattr(torch, info.dtype))
+    placed: dict[str, Any] = {"device": info.device} if len(model.devices) == 1 else {"device_map": "auto"}
+    twin = load_model(
+        SimpleNamespace(name=label, hf_model=drawn, tokenizer=model.tokenizer),
+        backend=info.backend,
+        dtype=info.dtype,
+        attn_implementation=info.attention,
+        **placed,
+    )
+    return twin.on(model.engine)
+
+
 def _checked(
     model: Model,
     reference: Tensor | None = None,
@@ -238,41 +281,31 @@ def _checked(
     model = model.known_by(weights_hash)
     model = model if tf32 is None else model.multiplying(tf32=tf32)
     model.info = replace(model.info, loaded_from=loaded_from, config_hash=config_hash(config))
+    model.config = config
     return model.checked(check_model(model, reference))
-
-
-def _refuse_objects(name: Any) -> None:
-    """`TypeError` for what is neither a name nor a model in memory, with the function that takes it."""
-    if isinstance(name, str | Path):
-        return
-    kind = type(name)
-    if isinstance(name, Model):
-        instead = "it is loaded already: use it as it is"
-    elif {base.__name__ for base in kind.__mro__} & WRAPPED or kind.__module__.startswith("nnsight."):
-        instead = "for a model that is loaded already use wrap_model(model)"
-    elif hasattr(name, "from_pretrained"):
-        instead = (
-            "for a Hugging Face model give an object with its name, hf_model and tokenizer, as types.SimpleNamespace is"
-        )
-    elif isinstance(name, InMemory):
-        return
-    else:
-        instead = "a model in memory needs a name, an hf_model and a tokenizer"
-    raise TypeError(
-        f"load_model takes a directory, a hub id, 'demo' or a model in memory, got {kind.__name__}; {instead}"
-    )
 
 
 def tokenizer_of_model(name: str) -> Any:
     """The tokenizer of the model that `load_model` would load by this name, alone; `ModelError` where there is none."""
     from .hugging_face import load_tokenizer
-    from .saved import first_line
+    from .model_folder import first_line
 
     source = source_of(name)
     try:
         return load_tokenizer(source, local_files_only=Path(source).is_dir())
     except Exception as error:  # of a dozen kinds, as where models are loaded
         raise ModelError(f"cannot load the tokenizer of {name!r}: {first_line(error)}") from error
+
+
+def hooked_folder(label: str | Path) -> Path | None:
+    """The directory behind a model's name where it holds a HookedTransformer, whose config is not Hugging Face's; else None."""
+    from .model_folder import document
+
+    directory = Path(label)
+    if not (directory / "config.json").is_file():
+        return None
+    config = document(directory, "config.json")
+    return directory if {"d_head", "n_ctx"} <= config.keys() and "model_type" not in config else None
 
 
 def source_of(label: str) -> str:
@@ -284,6 +317,11 @@ def source_of(label: str) -> str:
                 f"unknown model {label!r}: there is no such directory; give a directory, a hub id, or 'demo'"
             )
         return label
+    if not (directory / "config.json").exists() and (directory / ADAPTER).exists():
+        raise ModelError(
+            f"{label!r} holds an adapter without its model: copy the model's files into the folder, or save the merged model "
+            "(merge_and_unload())"
+        )
     if not (directory / "config.json").exists():
         raise ModelError(f"{label!r} holds no config.json: it is not a saved Hugging Face model")
     return str(directory)
@@ -304,27 +342,7 @@ def _device(device: str | None) -> str:
     return device
 
 
-def _check_places(device_map: Any, max_memory: Any) -> None:
-    """`ValueError` for what is no place for weights, and for no amount of memory."""
-    places = device_map.values() if isinstance(device_map, dict) else [] if device_map is None else [device_map]
-    if device_map == {}:
-        raise ValueError("device_map names no module: write auto, or {'': 'cpu'}")
-    for place in places:
-        known = isinstance(place, int | str | torch.device) and not isinstance(place, bool)
-        if not known or str(place).partition(":")[0] == "meta":
-            raise ValueError(
-                f"device_map: no weights can lie on {place!r}; give a device such as 0, 'cuda:1' or 'cpu', or 'disk'"
-            )
-    for device, most in (max_memory or {}).items():
-        known = isinstance(most, int | str) and not isinstance(most, bool)
-        if not known or (isinstance(most, int) and most < 0):
-            raise ValueError(
-                f"max_memory of {device!r} must be bytes (a whole number, 0 or more) or text such as '20GiB', got {most!r}"
-            )
-
-
 def _devices() -> str:
-
     return " or ".join(["cpu", *(f"cuda:{gpu}" for gpu in range(torch.cuda.device_count()))])
 
 

@@ -44,6 +44,15 @@ def held_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
                     yield label, tensor.detach(), name not in part._non_persistent_buffers_set
 
 
+def adapters(module: nn.Module) -> Iterator[tuple[str, str]]:
+    """Yield the path of every layer that PEFT adapts, and which of its adapters act, with what scale, or are merged."""
+    for path, part in module.named_modules():
+        if hasattr(part, "merged_adapters"):
+            acting = [] if part.disable_adapters else part.active_adapters
+            scales = {name: getattr(part, "scaling", {}).get(name) for name in acting}
+            yield path.replace("_original_component.", ""), f"adapters {scales}, merged {part.merged_adapters}"
+
+
 @contextmanager
 def brought(part: nn.Module | None) -> Iterator[bool]:
     """A module's own weights are here for as long as this lasts; whether they had to be brought (offloaded by accelerate)."""
@@ -105,9 +114,9 @@ def _dtype_of(module: nn.Module) -> str:
 class WeightsHash:
     """The hash of a module's weights, as they are when it is asked: name, dtype, shape and bytes of all that is saved.
 
-    It depends neither on where they were read from nor on how they were split over files. Weights on the CPU are read
-    each time (several GB/s); what lies elsewhere only if PyTorch counted a write to it since, so a write to a GPU's
-    weights through `.data`, which is not counted, is not seen.
+    It depends neither on where they were read from nor on how they were split over files; where adapters are not merged, on
+    which of them act. Weights on the CPU are read each time (several GB/s); what lies elsewhere only if PyTorch counted a
+    write to it since, so a write to a GPU's weights through `.data`, which is not counted, is not seen.
     """
 
     def __init__(self) -> None:
@@ -122,6 +131,7 @@ class WeightsHash:
                 if key not in seen:  # tied weights are read once
                     seen[key] = self._digest(key, tensor)
                 lines.append(f"{name} {tensor.dtype} {list(tensor.shape)} {seen[key]}\n")
+        lines += [f"{path} {acting}\n" for path, acting in adapters(module)]
         return f"xxh3:{xxhash.xxh3_128_hexdigest(''.join(sorted(lines)).encode())}"
 
     def _digest(self, key: tuple[Any, ...], tensor: Tensor) -> str:

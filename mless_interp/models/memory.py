@@ -10,12 +10,20 @@ from .info import ModelInfo
 
 TOKENS_PER_PASS = {"cpu": 1024, "cuda": 16_384}
 """Enough tokens in one pass for full matrix products; more would only leave the caches."""
+PER_THREAD = 2**28
+"""Multiplications of one product that are worth a CPU thread: threads wait for each other after every product."""
 GRAPH_BYTES = 2e9
 """What the graph of one pass with gradients may take on a CPU; on a GPU a quarter of its memory."""
 
 
 REQUEST_BYTES, REQUEST_TOKENS = 750_000, 32_768
 """Of head outputs that one request to a server carries, and of tokens in its pass, at most."""
+
+
+def threads_for(info: ModelInfo) -> int:
+    """Return how many CPU threads the products of a pass of this model are worth, at most as many as the process has."""
+    product = TOKENS_PER_PASS["cpu"] * info.d_model * (info.d_mlp or 4 * info.d_model)
+    return max(1, min(torch.get_num_threads(), product // PER_THREAD))
 
 
 def rows_per_pass(
@@ -62,16 +70,15 @@ def smallest_gpu(devices: Sequence[str]) -> int | None:
     return min((gpu_memory(device) for device in devices if "cuda" in device), default=None)
 
 
-def computed_on(devices: Sequence[str], *, tf32: bool | None = None) -> dict[str, Any]:
+def computed_on(devices: Sequence[str], *, threads: int, tf32: bool | None = None) -> dict[str, Any]:
     """What decides the last bits of a product, beside its numbers: machine, library and their settings (`Model.tf32`).
 
     Which GPUs a model lies on says nothing, of which kinds they are does.
     """
     gpus = sorted({torch.cuda.get_device_name(device) for device in devices if "cuda" in device})
     kind = " and ".join(gpus) or f"{devices[0]} {torch.backends.cpu.get_cpu_capability()}"
-    threads = {} if gpus else {"threads": torch.get_num_threads()}
     products = torch.get_float32_matmul_precision() if tf32 is None else "tf32" if tf32 else "highest"
-    return {"device": kind, "torch": torch.__version__, "products": products, **threads}
+    return {"device": kind, "torch": torch.__version__, "products": products} | ({} if gpus else {"threads": threads})
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -3,7 +3,7 @@
 The only file that imports nnsight. Attention internals are operations inside the module's source; their labels depend
 on library versions, so they are found by what they carry (shapes, row sums, an edit that the heads' outputs obey).
 
-What is done inside a trace is in `sent.py`, and is told in plain data, so that the same trace runs here and on a server.
+What is done inside a trace is in `traced_ops.py`, and is told in plain data, so that the same trace runs here and on a server.
 """
 
 import copy
@@ -18,22 +18,22 @@ from typing import Any, NamedTuple
 import nnsight
 import torch
 from nnsight.intervention.backends.remote import RemoteError
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from . import sent
+from . import traced_ops
 from .arithmetic import values_of_heads
 from .decoder import DecoderLayer, Geometry, Mlp, layer_modules
-from .entering import mixed_taps
 from .hugging_face import HuggingFaceModel, load_tokenizer, own_windows_lifted
 from .info import ModelError
 from .inputs import Inputs, Tap, Taps
 from .loaded_weights import device_of
-from .saved import first_line
-from .sent import walked
+from .model_folder import first_line
+from .rotary_sites import mixed_taps
 from .sites import SITES, site
+from .traced_ops import walked
 
-nnsight.register(sent)
+nnsight.register(traced_ops)
 _PROBE = 7  # tokens of the prompt on which the operations are found
 
 
@@ -146,7 +146,7 @@ class NnsightModel(HuggingFaceModel):
     """A causal language model traced with nnsight.
 
     `remote`: False; True, on NDIF, where what `traced` is made of holds no weights; or "local", which writes each request as
-    for NDIF and answers it here. What is done elsewhere is what can be written down: see `sent.py`.
+    for NDIF and answers it here. What is done elsewhere is what can be written down: see `traced_ops.py`.
     """
 
     def __init__(
@@ -191,20 +191,29 @@ class NnsightModel(HuggingFaceModel):
                 "remotely, so load it here"
             )
         self.paths = [_path(traced, module) for module in layer_modules(hf_model)]
-        self.traced_layers = [sent.found(traced, path) for path in self.paths]
+        self.traced_layers = [traced_ops.found(traced, path) for path in self.paths]
         self.head = _path(traced, hf_model.get_output_embeddings())
         self.attentions = [f"{at}.{part.attention_path}" for at, part in zip(self.paths, self.parts, strict=True)]
         if remote is not True:  # instrumented now: inside a trace it would come after the layer began
             for attention in self.attentions:
-                _ = sent.found(traced, attention).source
-        self.operations = operations or _find_attention_ops(
-            traced,
-            self.paths[0],
-            self.parts[0],
-            heads=Geometry.of(info),
-            eager=info.attention == "eager" and not self.has_sinks,  # no operation gives rows that sum to 1
-        )
+                _ = traced_ops.found(traced, attention).source
+        with self.turn():
+            self.operations = operations or _find_attention_ops(
+                traced,
+                self.paths[0],
+                self.parts[0],
+                heads=Geometry.of(info),
+                eager=info.attention == "eager" and not self.has_sinks,  # no operation gives rows that sum to 1
+            )
         self.places = [_places(self.operations, part, d_head=info.d_head) for part in self.parts]
+
+    @property
+    def _modules(self) -> list[nn.Module]:
+        return [self.underlying._module]
+
+    @property
+    def hooks(self) -> tuple[str, ...]:
+        return (*super().hooks, *["edit(inplace=True)" for _ in self.underlying._edits])
 
     def _forward(
         self, inputs: Inputs, masks: tuple[Tensor, ...] | None, taps: Taps, read: Tensor | None
@@ -236,7 +245,7 @@ class NnsightModel(HuggingFaceModel):
         ]
         plan: dict[str, Any] = {
             "instrumented": sorted({path for _, path, labels, *_ in steps if labels}),
-            "masks": list(map(sent.packed, shown)) if self.remote else shown,
+            "masks": list(map(traced_ops.packed, shown)) if self.remote else shown,
             "head": self.head,
             "logits": read is not None,
             "brought": bool(self.remote),
@@ -252,7 +261,7 @@ class NnsightModel(HuggingFaceModel):
         return found.get("logits")
 
     def _steps(self, layer: int, taps: Taps, mask: int | None) -> Iterator[tuple[Any, ...]]:
-        """What `sent.walked` does in a layer, in the order of the forward pass; its mask right after its input."""
+        """What `traced_ops.walked` does in a layer, in the order of the forward pass; its mask right after its input."""
         at, wanted = self.paths[layer], _layer_taps(taps, layer)
         for name in _order(wanted, mask is not None):
             if name == "mask":
@@ -264,14 +273,14 @@ class NnsightModel(HuggingFaceModel):
                 )
             place, tap = self.places[layer][name], wanted[name]
             edit, keep = self._said(site(layer, name), tap) if self.remote else (tap.edit, tap.keep)
-            if edit is not None and place.part == sent.REFUSED:
+            if edit is not None and place.part == traced_ops.REFUSED:
                 raise ModelError("hook_resid_mid can be captured but not edited in nnsight: edit hook_attn_out instead")
             path = ".".join(filter(None, (at, place.path)))
             yield site(layer, name), path, place.labels, place.side, place.part, edit, keep
 
     def _said(self, name: str, tap: Tap) -> tuple[Any, Any]:
         """A tap's edit and what is kept, as they can be sent."""
-        if tap.edit is not None and not sent.can_be_sent(tap.edit):
+        if tap.edit is not None and not traced_ops.can_be_sent(tap.edit):
             raise ModelError(
                 f"{self.info.name} runs elsewhere, and the edit of {name} is a function of this process, which cannot be sent "
                 "there: sweeps of heads can (patch_heads, Model.replay); for all else load it here, with remote=False"
@@ -334,11 +343,11 @@ def _walked(
 
 class Place(NamedTuple):
     """Where a site is: the input or output (`side`) of the module at a path in the layer, or of the operation at these labels
-    in it, and which part of it (`sent.got`)."""
+    in it, and which part of it (`traced_ops.got`)."""
 
     path: str
     side: str
-    part: tuple[Any, ...] = sent.WHOLE
+    part: tuple[Any, ...] = traced_ops.WHOLE
     labels: tuple[str, ...] = ()
 
 
@@ -355,7 +364,7 @@ def _places(found: Operations, part: DecoderLayer, *, d_head: int) -> dict[str, 
     """Where the sites of a layer are; those it has not are left out."""
     inputs, norms, attention = part.inputs, part.norms, part.attention_path
     assert inputs is not None and norms is not None
-    made = {"hook_resid_pre": Place("", "input"), "hook_resid_post": Place("", "output", sent.FIRST)}
+    made = {"hook_resid_pre": Place("", "input"), "hook_resid_post": Place("", "output", traced_ops.FIRST)}
     for which, name in enumerate("qkv"):
         made[f"attn.hook_{name}"] = Place(inputs.path(which), "output", inputs.part(which))
     if found.call is not None:
@@ -365,14 +374,13 @@ def _places(found: Operations, part: DecoderLayer, *, d_head: int) -> dict[str, 
         made["attn.hook_attn_scores"] = Place(attention, "input", labels=found.scores)
         made["attn.hook_pattern"] = Place(attention, "output", labels=found.pattern)
     made["attn.hook_z"] = Place(part.output_path, "input", ("heads", d_head))
-    made["hook_attn_out"] = (
-        Place(norms.after_attention, "output") if norms.after_attention else Place(attention, "output", sent.FIRST)
-    )
+    added = traced_ops.FIRST if part.share == 1.0 else ("times", part.share)
+    made["hook_attn_out"] = Place(norms.after_attention or attention, "output", added)
     if not part.mlp_path:
         return made  # its own layer's, of batch times token rows: none that the sites promise
-    made["hook_mlp_out"] = Place(norms.after_mlp or part.mlp_path, "output", sent.FIRST)
+    made["hook_mlp_out"] = Place(norms.after_mlp or part.mlp_path, "output", added)
     if norms.before_mlp is not None and not part.parallel:
-        made["hook_resid_mid"] = Place(norms.before_mlp, "input", sent.REFUSED)
+        made["hook_resid_mid"] = Place(norms.before_mlp, "input", traced_ops.REFUSED)
     return made | _mlp_places(part.mlp)
 
 
@@ -421,7 +429,7 @@ def _find_attention_ops(traced: Any, layer: str, part: DecoderLayer, *, heads: G
     Another library may have wrapped the attention function (TransformerBridge does for Gemma): then one level deeper.
     """
     tokens = torch.arange(_PROBE)[None].to(device_of(traced._module))
-    attn = sent.found(traced, f"{layer}.{part.attention_path}")
+    attn = traced_ops.found(traced, f"{layer}.{part.attention_path}")
     shape = (1, heads.n_heads, _PROBE, _PROBE)
 
     def probe(visit: Callable[[], Any]) -> Any:
@@ -455,11 +463,11 @@ def _find_attention_ops(traced: Any, layer: str, part: DecoderLayer, *, heads: G
     def normalised(path: tuple[str, ...]) -> list[tuple[str, ...]]:
         """Paths of all operations inside the one at `path` whose output is a pattern."""
         names: list[str] = []
-        probe(lambda: names.__iadd__(sent.found(attn, "", path).source.compiled.names))
+        probe(lambda: names.__iadd__(traced_ops.found(attn, "", path).source.compiled.names))
         found: list[tuple[str, ...]] = []
         for label in names:
             try:
-                value = probe(partial(lambda at: sent.found(attn, "", at).output, (*path, label)))
+                value = probe(partial(lambda at: traced_ops.found(attn, "", at).output, (*path, label)))
             except Exception:  # noqa: BLE001 - as above
                 continue
             if is_pattern(value):
@@ -471,20 +479,20 @@ def _find_attention_ops(traced: Any, layer: str, part: DecoderLayer, *, heads: G
                     continue
         return found
 
-    at, patterns = sent.found(traced, layer), normalised(() if call is None else (call,))
+    at, patterns = traced_ops.found(traced, layer), normalised(() if call is None else (call,))
     places = _places(Operations(call), part, d_head=heads.d_head)
     values, mixed = places["attn.hook_v"], places["attn.hook_z"]
     for path in reversed(patterns):
 
         def look_at_self(path: tuple[str, ...] = path) -> tuple[Tensor, Tensor]:
-            projected = sent.found(at, values.path)
-            own = sent.got(values.part, projected.output)
-            own = torch.randn(own.shape, generator=torch.Generator().manual_seed(0)).to(own)
-            projected.output = sent.put(values.part, projected.output, own)
-            pattern = sent.found(attn, "", path)  # looked up when the call has begun
+            projected = traced_ops.found(at, values.path)
+            own = traced_ops.got(values.part, projected.output)
+            own = torch.randn(own.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32).to(own)
+            projected.output = traced_ops.put(values.part, projected.output, own)
+            pattern = traced_ops.found(attn, "", path)  # looked up when the call has begun
             shown = pattern.output
             pattern.output = torch.eye(_PROBE).expand(shape).to(shown)
-            return own, sent.got(mixed.part, sent.found(at, mixed.path).input)
+            return own, traced_ops.got(mixed.part, traced_ops.found(at, mixed.path).input)
 
         own, z = probe(look_at_self)
         expected = values_of_heads(own[0], heads.n_heads).transpose(0, 1)

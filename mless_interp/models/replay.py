@@ -15,7 +15,7 @@ from torch import Tensor
 from .arithmetic import finished_scores, softmax
 from .info import AttentionRule
 from .inputs import Recording
-from .sent import is_half
+from .traced_ops import is_half
 
 
 @runtime_checkable
@@ -73,7 +73,7 @@ def finished(layers: Layers, layer: int, resid: Tensor, z: Tensor) -> Tensor:
 
 
 def stage(layers: Layers, layer: int, part: str) -> int:
-    """When what a part of a layer adds is in the stream, for `Stepper.resume`: "input" (before the layer), "attention", "mlp"
+    """When what a part of a layer adds is in the stream, for `Stepper.replay`: "input" (before the layer), "attention", "mlp"
     or "output" (after the layer).
 
     Stages count half layers: 2 l is the stream before layer l, 2 l + 1 that between its attention and its MLP, 2 n_layers the
@@ -122,96 +122,68 @@ class Stepper:
     write is not rounded once more each time it is added up.
     """
 
-    def __init__(self, layers: Layers, lock: Any, *, float32_stream: bool = True) -> None:
-        self.layers, self._lock, self._float32 = layers, lock, float32_stream
+    def __init__(self, layers: Layers, turn: Any, *, float32_stream: bool = True) -> None:
+        self.layers, self._turn, self._float32 = layers, turn, float32_stream
 
     def _stream(self, resid: Tensor) -> Tensor:
         """The residual stream as it is carried on: float32 where the model is in half precision, unless asked otherwise."""
         return resid.float() if self._float32 and is_half(resid) else resid
 
-    def replay(self, receiving: Recording, joins: Sequence[int], z: Tensor, read: Tensor) -> Tensor:
-        """Logits `[batch x row, read, vocab]` at `read` (counted from `start`); see `Model.replay`.
+    def replay(self, receiving: Recording, joins: Sequence[int], edits: Tensor, read: Tensor) -> Tensor:
+        """Logits `[batch x row, read, vocab]` at `read` (counted from `start`), one row for each edit.
 
-        `joins` (one per row, never falling) says at which layer each row joins: one pass reads every layer's weights once.
+        `edits` are head outputs `[batch x row, changed, head, d_head]` (see `Model.replay`), or changes
+        `[batch x row, changed, d_model]` that are added to the stream. `joins` (one per row, never falling) says at which
+        layer, or at which stage of the stream (see `stage`), each row joins: one pass reads every layer's weights once. What
+        stands before is the receiving run's own.
         """
-        with self._lock:
-            return self._replay(receiving, joins, z, read)
+        with self._turn():
+            return self._replay(receiving, list(joins), edits, read)
 
-    def _replay(self, receiving: Recording, joins: Sequence[int], z: Tensor, read: Tensor) -> Tensor:
-        batch, rows = receiving.inputs.batch, len(joins)
+    def _replay(self, receiving: Recording, joins: list[int], edits: Tensor, read: Tensor) -> Tensor:
+        batch, n_layers, of_heads = receiving.inputs.batch, self.layers.n_layers, edits.dim() == 4
         last = int(read.max()) + 1  # later positions are read by nobody
         positions = receiving.inputs.positions[:, receiving.start :][:, :last]
-        edited = z.view(batch, rows, *z.shape[1:])[:, :, :last]
-        active = 0
-        resid, z = self._stream(receiving.resid_pre[joins[0]][:0]), z[:0]  # none yet
-        for at in range(joins[0], self.layers.n_layers):
-            final = at == self.layers.n_layers - 1  # there, all queries but those read are of no use
-            if active:
-                resid = resid.to(receiving.resid_pre[at].device)  # layers may lie on several devices
-                read_as = resid.to(receiving.z[at].dtype)
-                q, k, v = self.layers.project(at, read_as, positions.repeat_interleave(active if batch > 1 else 1, 0))
-                if final:
-                    read = read.to(resid.device)
-                    q, resid = q[:, read], resid[:, read]
-                z = self._attend(receiving, at, q, k, v, dest=read if final else None)
-            joining = joins.count(at)
-            if joining:
-                fresh = self._stream(receiving.resid_pre[at])[:, None, :last].expand(-1, joining, -1, -1)
-                own = edited[:, active : active + joining].to(fresh.device)
-                if final:
-                    read = read.to(fresh.device)
-                    fresh, own = fresh[:, :, read], own[:, :, read]
-                resid, z = _joined(resid, fresh), _joined(z, own)
-                active += joining
-            resid = finished(self.layers, at, resid, z)
-        return self.layers.unembed(resid)
-
-    def resume(self, receiving: Recording, stages: Sequence[int], change: Tensor, read: Tensor) -> Tensor:
-        """Logits `[batch x row, read, vocab]` where `change` `[batch x row, changed, d_model]` is added to the stream.
-
-        `stages` (one per row, never falling; see `stage`) says where. What stands before is the receiving run's own.
-        """
-        with self._lock:
-            return self._resume(receiving, stages, change, read)
-
-    def _resume(self, receiving: Recording, stages: Sequence[int], change: Tensor, read: Tensor) -> Tensor:
-        batch, n_layers = receiving.inputs.batch, self.layers.n_layers
-        last = int(read.max()) + 1  # later positions are read by nobody
-        positions = receiving.inputs.positions[:, receiving.start :][:, :last]
-        change = change.view(batch, len(stages), *change.shape[1:])[:, :, :last]
+        edits = edits.view(batch, len(joins), *edits.shape[1:])[:, :, :last]
         active = 0
 
-        def joined(resid: Tensor, at: int, rows: Tensor | None = None) -> Tensor:
-            """The stream with the rows that join at this stage, of which only the positions `rows` go on."""
+        def joining(at: int, own: Tensor, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+            """Of the rows that join here, the run's own stream and what is edited, at the positions that go on (`rows`)."""
             nonlocal active
-            joining = list(stages).count(at)
-            if not joining:
+            count = joins.count(at)
+            own, more = own[:, None, :last], edits[:, active : active + count].to(own.device)
+            active += count
+            own, more = (own, more) if rows is None else (own[:, :, rows], more[:, :, rows])
+            return own.expand(-1, count, -1, -1), more
+
+        def changed(resid: Tensor, at: int, rows: Tensor | None = None) -> Tensor:
+            """The stream with the rows that join at this stage."""
+            if of_heads or at not in joins:
                 return resid
-            own = self.stream(receiving, at)[:, :last]
-            more = change[:, active : active + joining].to(own.device)
-            own, more = (own, more) if rows is None else (own[:, rows], more[:, :, rows])
-            active += joining
-            return _joined(resid, own[:, None] + more)
+            own, more = joining(at, self.stream(receiving, at), rows)
+            return _joined(resid, own + more)
 
         resid = self._stream(receiving.resid_pre[-1][:0, :last])  # none yet
-        for at in range(stages[0] // 2, n_layers):
-            resid = joined(resid.to(receiving.resid_pre[at].device), 2 * at)  # layers may lie on several devices
-            rows = (
-                read.to(resid.device) if at == n_layers - 1 else None
-            )  # there, all queries but those read are of no use
-            mid = resid if rows is None else resid[:, rows]
-            before = mid
+        for at in range(joins[0] if of_heads else joins[0] // 2, n_layers):
+            resid = changed(resid.to(receiving.resid_pre[at].device), 2 * at)  # layers may lie on several devices
+            rows = read.to(resid.device) if at == n_layers - 1 else None  # there, other queries are of no use
+            mid, z = resid if rows is None else resid[:, rows], resid[:0]
             if active:
                 read_as = resid.to(receiving.z[at].dtype)
                 q, k, v = self.layers.project(at, read_as, positions.repeat_interleave(active if batch > 1 else 1, 0))
                 z = self._attend(receiving, at, q if rows is None else q[:, rows], k, v, dest=rows)
+            if of_heads and at in joins:
+                own, fresh = joining(at, self._stream(receiving.resid_pre[at]), rows)
+                mid, z = _joined(mid, own), _joined(z, fresh)
+            before = mid
+            if active:
                 mid = mid + self.layers.attention_out(at, z)
-            mid = joined(mid, 2 * at + 1, rows)
+            mid = changed(mid, 2 * at + 1, rows)
             if active:
                 x = before if self.layers.parallel(at) else mid
                 mid = mid + self.layers.mlp_out(at, x.to(receiving.z[at].dtype))
             resid = mid
-        return self.layers.unembed(joined(resid, 2 * n_layers, read.to(resid.device)))
+        return self.layers.unembed(changed(resid, 2 * n_layers, read.to(resid.device)))
 
     def stream(self, receiving: Recording, at: int) -> Tensor:
         """The run's own residual stream at a stage (see `stage`), `[batch, changed, d_model]`, as it is carried on."""
@@ -243,7 +215,7 @@ class Stepper:
 
         `offsets[layer]` `[batch, changed, head, d_head]` is added to z (for gradients at z).
         """
-        with self._lock:
+        with self._turn():
             return self._tail(receiving, read, gates=gates, span=span, rows=rows, offsets=offsets)
 
     def _tail(

@@ -6,12 +6,16 @@ The only file that imports transformer_lens. What runs is in `hooked.py` (Hooked
 
 import copy
 import importlib
+import logging
 import math
 import warnings
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from .base import Model
@@ -20,7 +24,11 @@ from .decoder import Geometry, Positions, attention_rule_of, decoder_layers
 from .hooked import HookedTransformerModel
 from .hugging_face import hugging_face_info
 from .info import ModelError
-from .saved import first_line
+from .loaded_weights import adapters, refuse_not_finite
+from .model_folder import WEIGHTS, document, first_line, inside
+
+BUFFERS = ("mask", "IGNORE", "rotary_sin", "rotary_cos")
+"""What a HookedTransformer makes itself, whatever its weights are."""
 
 
 def has_hooked_transformer() -> bool:
@@ -28,13 +36,22 @@ def has_hooked_transformer() -> bool:
     return int(version("transformer-lens").split(".")[0]) < 4
 
 
+def _imported(name: str) -> Any:
+    """Import a part of TransformerLens, and put back transformers' log level and the warnings filter that its import sets."""
+    logger = logging.getLogger("transformers")
+    filters: Any = warnings.filters
+    level, before = logger.level, list(filters)
+    found = importlib.import_module(name)
+    logger.setLevel(level)
+    filters[:] = [each for each in filters if each in before or "generation flags" not in str(each[1])]
+    return found
+
+
 def bridge_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: str) -> BridgeModel:
     """A TransformerBridge around a loaded Hugging Face model (which it rebuilds in place)."""
-    from transformer_lens.model_bridge import TransformerBridge
-
     _refuse_what_installs(hf_model, name=name)
     try:
-        bridge = TransformerBridge.boot_transformers(
+        bridge = _imported("transformer_lens.model_bridge").TransformerBridge.boot_transformers(
             hf_model.config.name_or_path or name,
             hf_model=hf_model,
             tokenizer=_for_a_bridge(tokenizer),
@@ -92,9 +109,8 @@ def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: 
             f"HookedTransformer was removed in TransformerLens 4.0 and {version('transformer-lens')} is installed: "
             'pip install "transformer-lens>=3.9,<4", or use backend="bridge"'
         )
-    from transformer_lens import HookedTransformer, HookedTransformerConfig
-    from transformer_lens.pretrained import weight_conversions as convert
-
+    library = _imported("transformer_lens")
+    convert = importlib.import_module("transformer_lens.pretrained.weight_conversions")
     converters = {
         "GPT2LMHeadModel": convert.convert_gpt2_weights,
         "GPTNeoForCausalLM": convert.convert_neo_weights,
@@ -119,10 +135,13 @@ def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: 
             f"{architecture} cannot be converted to a HookedTransformer here (convertible: {', '.join(converters)}); "
             'use backend="bridge"'
         )
-    cfg = HookedTransformerConfig(**_hooked_config(hf_model, architecture))
-    with warnings.catch_warnings():  # that it goes in 4.0 is known here
-        warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
-        hooked = HookedTransformer(cfg, tokenizer=None, move_to_device=False)
+    if any(adapters(hf_model)):
+        raise ModelError(
+            f"{name!r} has an adapter that is not merged, which cannot be converted to a HookedTransformer: merge it "
+            '(merge_and_unload()), or use backend="bridge"'
+        )
+    cfg = library.HookedTransformerConfig(**_hooked_config(hf_model, architecture))
+    hooked = _hooked(cfg)
     try:
         with torch.no_grad():
             state = converters[architecture](hf_model, cfg)
@@ -134,8 +153,7 @@ def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: 
     for key, value in state.items():  # one by one, so that what a converter made of a weight goes as its copy comes
         state[key] = value.detach().to(hf_model.dtype).clone(memory_format=torch.contiguous_format)
     missing, unexpected = hooked.load_state_dict(state, strict=False, assign=True)
-    buffers = ("mask", "IGNORE", "rotary_sin", "rotary_cos")
-    missing = [key for key in missing if not key.endswith(buffers)]
+    missing = [key for key in missing if not key.endswith(BUFFERS)]
     absent = [key for key in missing if key.rpartition(".")[2].startswith("b_")]  # as in the model: a bias of 0
     for key in absent:
         torch.nn.init.zeros_(hooked.get_parameter(key))
@@ -147,7 +165,9 @@ def hooked_transformer_from(hf_model: PreTrainedModel, tokenizer: Any, *, name: 
             f'without a place, first {(missing + unexpected)[0]}; use backend="bridge"'
         )
     hooked.tokenizer = tokenizer  # kept with the object, for whoever takes it out and wraps it again
-    return HookedTransformerModel(hooked.to(hf_model.device, print_details=False), name=name, tokenizer=tokenizer)
+    return HookedTransformerModel(
+        hooked.to(hf_model.device, print_details=False).eval(), name=name, tokenizer=tokenizer
+    )
 
 
 def _hooked_config(hf_model: PreTrainedModel, architecture: str) -> dict[str, Any]:
@@ -235,6 +255,39 @@ def _rotary_config(config: Any, positions: Positions, d_head: int) -> dict[str, 
     elif kind != "default":
         raise ModelError(f'rotary scaling {kind!r} is not converted to HookedTransformer; use backend="bridge"')
     return made
+
+
+def _hooked(cfg: Any) -> Any:
+    with warnings.catch_warnings():  # that it goes in 4.0 is known here
+        warnings.filterwarnings("ignore", "HookedTransformer is deprecated", DeprecationWarning)
+        return _imported("transformer_lens").HookedTransformer(cfg, tokenizer=None, move_to_device=False)
+
+
+def hooked_from_folder(folder: Path, *, name: str, dtype: torch.dtype, device: str) -> HookedTransformerModel:
+    """A HookedTransformer of a saved directory: the fields of its config as config.json, its state as model.safetensors."""
+    if not has_hooked_transformer():
+        raise ModelError(f"{name!r} holds a HookedTransformer, which this TransformerLens no longer has: install 3.9")
+    library, weights = _imported("transformer_lens"), inside(folder, WEIGHTS)
+    try:
+        options = document(folder, "config.json") | {"dtype": dtype, "device": device, "init_weights": False}
+        hooked = _hooked(library.HookedTransformerConfig(**options))
+        missing, unexpected = hooked.load_state_dict(load_file(weights), strict=False)
+    except (TypeError, ValueError, RuntimeError, AssertionError, SafetensorError) as error:
+        raise ModelError(f"{name!r} holds no HookedTransformer that can be made here: {first_line(error)}") from error
+    missing = [key for key in missing if not key.endswith(BUFFERS)]
+    if missing or unexpected:
+        raise ModelError(
+            f"{name!r}: {len(missing)} weights are missing, {len(unexpected)} too many, first {(missing + unexpected)[0]}"
+        )
+    refuse_not_finite(hooked, name=name)
+    return HookedTransformerModel(hooked.to(device, print_details=False).eval(), name=name)
+
+
+def untrained_hooked(cfg: Any) -> Any:
+    """A HookedTransformer of this config with weights drawn by TransformerLens' own initialisation."""
+    hooked = _hooked(copy.deepcopy(cfg))
+    hooked.init_weights()
+    return hooked.to(cfg.device)
 
 
 def model_around(thing: Any, *, name: str, tokenizer: Any) -> Model | None:

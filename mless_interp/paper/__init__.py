@@ -3,46 +3,14 @@
 "Meaningless Tokens, Meaningful Gains: How Activation Shifts Enhance LLM Reasoning", Shi et al. 2025, version 1.
 """
 
-from ..mechanism.arm_published import PUBLISHED_ARM, PublishedArm, arm_settings, published_arm
-from .checked_claims import ClaimCheck, ClaimChecks, check_claims
-from .claims import CLAIMS, Claim
-from .enriched import Enrichment, enrichment
-from .figures import (
-    FIGURES,
-    MODELS,
-    SHOWN_HEADS,
-    Contradiction,
-    Figure,
-    Panel,
-    PaperModel,
-    load_panel_model,
-    stand_in_problems,
-)
-from .published import CONTRADICTIONS, PUBLISHED, Published, published
+import lazy_loader
 
-__all__ = [
-    "CLAIMS",
-    "CONTRADICTIONS",
-    "FIGURES",
-    "MODELS",
-    "PUBLISHED",
-    "PUBLISHED_ARM",
-    "SHOWN_HEADS",
-    "Claim",
-    "ClaimCheck",
-    "ClaimChecks",
-    "Contradiction",
-    "Enrichment",
-    "Figure",
-    "Panel",
-    "PaperModel",
-    "Published",
-    "PublishedArm",
-    "arm_settings",
-    "check_claims",
-    "enrichment",
-    "load_panel_model",
-    "published",
-    "published_arm",
-    "stand_in_problems",
-]
+__getattr__, __dir__, __all__ = lazy_loader.attach(
+    __name__,
+    submod_attrs={
+        "claims": ["CLAIMS", "Claim", "ClaimCheck", "ClaimChecks", "check_claims"],
+        "enriched": ["Enrichment", "enrichment"],
+        "figures": ["FIGURES", "MODELS", "SHOWN_HEADS", "Figure", "Panel", "PaperModel", "published"],
+        "reproduce": ["load_panel_model", "reproduce_figure", "stand_in_problems"],
+    },
+)

@@ -1,9 +1,38 @@
-"""What the figures claim about attention, and what each claim is measured by and compared with."""
+"""What the figures claim about attention, each computed against its null: agrees, disagrees or cannot tell.
 
-from dataclasses import dataclass
+Everything is a number per problem, averaged over the heads given, so that the problem is the unit of replication. The
+intervals are not corrected for testing several claims. A null takes out one thing: the shift of positions, dilution, another
+text. It does not take out what every model of this build does, and most of these claims agree on random weights too
+(attenuation in the first layer is arithmetic, methods section 3). So each claim stands beside the same check of untrained
+twins, and one that most of them share holds without training. That a repeated token receives little is compared with other
+repeated tokens: equal tokens share one score, so that uniform attention is no null of it.
+"""
 
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from ..arguments import count_of
 from ..data import paper_entries
+from ..heads import Head, as_heads
+from ..metrics.recovery import aligned_recovery, span_variation
+from ..metrics.spikes import timing_spearman
 from ..running.registry import savable
+from ..running.results import Result, Shown, ShownTable
+from ..scores import AttentionProfile
+from ..statistics import CONFIDENCE, by_group, defined_mean, derive_generator, mean_interval
+
+N_SHIFTS = 100
+FEWEST_REPEATS = 20
+"""Other repeated tokens that a rank among them takes: with 20, the first of 21 has p = .048."""
+WITHOUT_TRAINING = "holds without training"
+SAME = 0.05
+"""Layers whose retention differs by less than this, with confidence, count as alike."""
 
 
 @savable
@@ -23,3 +52,358 @@ class Claim:
 
 
 CLAIMS: dict[str, Claim] = {entry["key"]: Claim(**entry) for entry in paper_entries("claims")["claims"]}
+
+
+@savable
+@dataclass(frozen=True)
+class ClaimCheck:
+    """One claim on one model: measured mean with interval, null mean, interval of their difference, verdict."""
+
+    claim: Claim
+    measured: float
+    low: float
+    high: float
+    null: float
+    difference_low: float
+    difference_high: float
+    n: int
+    verdict: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ClaimChecks(Result):
+    """The claims checked on one model; `twins` are the same checks of its untrained twins (`untrained_twin`), if any."""
+
+    checks: tuple[ClaimCheck, ...]
+    settings: dict[str, Any] = field(default_factory=dict)
+    twins: tuple["ClaimChecks", ...] = ()
+
+    number = ".3f"
+
+    def __getitem__(self, key: str) -> ClaimCheck:
+        for check in self.checks:
+            if check.claim.key == key:
+                return check
+        raise KeyError(f"no check of {key!r}; there are {', '.join(check.claim.key for check in self.checks)}")
+
+    def shared(self, check: ClaimCheck) -> int:
+        """In how many untrained twins a claim agrees."""
+        return sum(twin[check.claim.key].verdict == "agrees" for twin in self.twins)
+
+    @property
+    def without_training(self) -> tuple[ClaimCheck, ...]:
+        """The claims that agree here and in most untrained twins."""
+        return tuple(c for c in self.checks if c.verdict == "agrees" and 2 * self.shared(c) > len(self.twins))
+
+    def summary(self) -> pd.DataFrame:
+        """One row per claim: measured against its null, with the interval of the difference, and the verdict; of untrained
+        twins the mean of what was measured, and in how many the claim agrees."""
+        table = pd.DataFrame(
+            [
+                {
+                    "claim": check.claim.text,
+                    "key": check.claim.key,
+                    "figures": " ".join(check.claim.figures),
+                    "measure": check.claim.measure,
+                    "measured": check.measured,
+                    "ci_low": check.low,
+                    "ci_high": check.high,
+                    "null": check.null,
+                    "null_is": check.claim.null,
+                    "difference_ci_low": check.difference_low,
+                    "difference_ci_high": check.difference_high,
+                    "n": check.n,
+                    "verdict": check.verdict,
+                    "reason": check.reason,
+                }
+                for check in self.checks
+            ]
+        )
+        if self.twins:
+            measured = [[twin[check.claim.key].measured for check in self.checks] for twin in self.twins]
+            table["untrained"] = np.mean(measured, axis=0)
+            table["untrained_verdict"] = [
+                f"{self.shared(check)} of {len(self.twins)} agree"
+                + f": {WITHOUT_TRAINING}" * (check in self.without_training)
+                for check in self.checks
+            ]
+        return table
+
+    def to_frame(self) -> pd.DataFrame:
+        """The same as `summary`: what is kept of a claim is one row."""
+        return self.summary()
+
+    def sentences(self) -> list[str]:
+        """On what the claims were checked, and how many agree."""
+        s = self.settings
+        plural = {"agrees": "agree", "disagrees": "disagree"}
+        counted = Counter(plural.get(check.verdict, check.verdict) for check in self.checks)
+        return [
+            f"{count_of(len(self.checks), 'claim')} checked on {s.get('model')}, heads {s.get('heads')} (zero-based), "
+            f"{s.get('insertion')}, {s.get('n_problems')} problems: "
+            f"{', '.join(f'{number} {verdict}' for verdict, number in counted.items())}.{self.untrained_words()}"
+        ]
+
+    def untrained_words(self) -> str:
+        """How many of the claims that agree hold without training; nothing where no twin was asked."""
+        n = len(self.without_training)
+        of = count_of(len(self.twins), "untrained twin")
+        return f" {n or 'None'} of those that agree {'holds' if n == 1 else 'hold'} without training ({of})." * bool(
+            self.twins
+        )
+
+    def printed(self) -> pd.DataFrame:
+        """Every claim, without its details."""
+        columns = ["claim", "measured", "ci_low", "ci_high", "null", "null_is", "n", "verdict"]
+        return self.summary()[columns + ["untrained", "untrained_verdict"] * bool(self.twins)]
+
+    def shown(self) -> Shown:
+        """Every claim against its null."""
+        columns = ["claim", "measured", "ci_low", "null", "null_is", "difference_ci_low", "n", "verdict"]
+        columns += [*["untrained", "untrained_verdict"] * bool(self.twins), "reason"]
+        return Shown((ShownTable(self.summary(), "The paper's claims, each against its null.", columns),))
+
+
+def check_claims(
+    profile: AttentionProfile,
+    *,
+    heads: Iterable[Head | str] | None = None,
+    random_sentence: AttentionProfile | Sequence[AttentionProfile] = (),
+    meaningful: AttentionProfile | None = None,
+    repeats: Sequence[AttentionProfile] = (),
+    claims: Iterable[str] | None = None,
+    seed: int = 0,
+    confidence: float = CONFIDENCE,
+) -> ClaimChecks:
+    """Check what the figures claim on a model's own profiles.
+
+    Parameters
+    ----------
+    profile : of the meaningless insertion, conditions base and inserted; with gap too, the position-matched null.
+    heads : which of its heads; default all of the lowest layer there is. `first_layer_differs` also takes the heads of
+        the same number in layers 1 and 2 (zero-based), if the profile has them.
+    random_sentence : of the same problems with random words of the same length, in place of the paper's random sentence;
+        several draws are averaged.
+    meaningful : of the same problems with a repeated word.
+    repeats : of the same problems with other repeated tokens (`Insertion.other_repeats`), condition inserted, at least
+        `FEWEST_REPEATS`: among them the insertion's own token has its rank.
+
+    For an untrained twin check its own profiles, and give the checks of all: `replace(checks, twins=(...))`. A claim whose
+    null is not here, or with fewer than two problems, is "cannot tell", with the reason.
+    """
+    for name in ("base", "inserted"):
+        if name not in profile.conditions:
+            raise ValueError(
+                f"check_claims needs a profile with conditions base and inserted, this one has {profile.conditions}"
+            )
+    lowest = min(head.layer for head in profile.heads)
+    chosen = as_heads(heads) if heads is not None else tuple(head for head in profile.heads if head.layer == lowest)
+    for head in chosen:
+        profile.of(head)
+    wanted = tuple(CLAIMS) if claims is None else tuple(claims)
+    for key in wanted:
+        if key not in CLAIMS:
+            raise ValueError(f"unknown claim {key!r}; there are {', '.join(CLAIMS)}")
+    draws = (random_sentence,) if isinstance(random_sentence, AttentionProfile) else tuple(random_sentence)
+    for other in (*draws, *repeats, *([] if meaningful is None else [meaningful])):
+        if other.problem_ids != profile.problem_ids:
+            raise ValueError(
+                "the profiles must be of the same problems in the same order: they are compared problem by problem"
+            )
+    measures = _Measures(profile, chosen, draws, meaningful, seed)
+    common: dict[str, Any] = {"groups": profile.groups, "seed": seed, "confidence": confidence}
+    checks = tuple(
+        _ranked(CLAIMS[key], measures.level(profile), [measures.level(each) for each in repeats], **common)
+        if key == "low_in_span"
+        else _judged(CLAIMS[key], *measures.of(key), **common)
+        for key in wanted
+    )
+    settings = {**profile.settings, "heads": " ".join(map(str, chosen)), "n_problems": len(profile.problem_ids)}
+    return ClaimChecks(checks, settings)
+
+
+@dataclass(frozen=True, eq=False)
+class _Measures:
+    """Measured and null numbers per problem, by claim."""
+
+    profile: AttentionProfile
+    heads: tuple[Head, ...]
+    draws: tuple[AttentionProfile, ...]
+    meaningful: AttentionProfile | None
+    seed: int
+
+    def of(self, key: str) -> tuple[np.ndarray | None, np.ndarray | float | None, str]:
+        """(measured `[problem]`, null `[problem]` or a number, why one is missing)."""
+        match key:
+            case "attenuation":
+                return self.retention(self.profile), 1.0, ""
+            case "attenuation_beyond_position":
+                if "gap" not in self.profile.conditions:
+                    return self.retention(self.profile), None, "profile has no gap condition"
+                return self.retention(self.profile), self.retention(self.profile, "gap"), ""
+            case "attenuation_beyond_dilution":
+                return self.retention(self.profile), self.retention(self.profile, uniform=True), ""
+            case "low_in_span_beyond_random":
+                return self.level(self.profile), self.over_draws(self.level), self.no_draws()
+            case "timing":
+                return (*self.timing(), "")
+            case "recovery":
+                return self.level(self.profile, "question") - self.level(self.profile), 0.0, ""
+            case "more_uniform":
+                return self.variation(self.profile), self.over_draws(self.variation), self.no_draws()
+            case "first_layer_differs":
+                return self.layers()
+        if self.meaningful is None:
+            return None, None, "no profile with meaningful tokens"
+        return self.alike(self.meaningful), self.over_draws(self.alike), self.no_draws()
+
+    def no_draws(self) -> str:
+        return "" if self.draws else "no profile with random words"
+
+    def over_draws(self, measure: Callable[[AttentionProfile], np.ndarray]) -> np.ndarray | None:
+        return np.mean([measure(draw) for draw in self.draws], 0) if self.draws else None
+
+    def rows(self, profile: AttentionProfile, heads: Sequence[Head]) -> list[int]:
+        return [profile.of(head) for head in heads]
+
+    def retention(
+        self,
+        profile: AttentionProfile,
+        condition: str = "inserted",
+        *,
+        uniform: bool = False,
+        heads: Sequence[Head] | None = None,
+    ) -> np.ndarray:
+        """Received attention that shared tokens keep, mean over heads, `[problem]`."""
+        if uniform:
+            profile = AttentionProfile(**{**vars(profile), "received": profile.uniform})
+        rows = self.rows(profile, heads or self.heads)
+        found = []
+        for base, other in zip(profile.aligned("base"), profile.aligned(condition), strict=True):
+            tokens = torch.ones(base.shape[1], dtype=torch.bool)
+            kept = aligned_recovery(torch.from_numpy(base[rows]), torch.from_numpy(other[rows]), tokens=tokens)
+            found.append(defined_mean(kept.numpy()))
+        return np.array(found)
+
+    def level(self, profile: AttentionProfile, segment: str = "inserted") -> np.ndarray:
+        """Received attention of a segment over uniform attention's, mean over heads, `[problem]`."""
+        rows = self.rows(profile, self.heads)
+        return np.array([defined_mean(heads) for heads in profile.level("inserted", segment, relative=True)[:, rows]])
+
+    def variation(self, profile: AttentionProfile) -> np.ndarray:
+        rows = self.rows(profile, self.heads)
+        found = []
+        for index, values in enumerate(profile.whole("inserted")):
+            inside = torch.from_numpy(profile.is_inserted(index))
+            found.append(defined_mean(span_variation(torch.from_numpy(values[rows]), span=inside).numpy()))
+        return np.array(found)
+
+    def timing(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rank correlation with and without the insertion, and its mean over rotations within prefix and question."""
+        rows = self.rows(self.profile, self.heads)
+        measured, null = [], []
+        pairs = zip(self.profile.aligned("base"), self.profile.aligned("inserted"), self.profile.spans, strict=True)
+        for index, (base, other, (start, _)) in enumerate(pairs):
+            x, y = torch.from_numpy(base[rows]), torch.from_numpy(other[rows])
+            defined = ~(x.isnan() | y.isnan()).any(0)
+            x, y, first = x[:, defined], y[:, defined], int(defined[:start].sum())
+            measured.append(defined_mean(timing_spearman(x, y).numpy()))
+            draw = derive_generator(self.seed, "claim timing", index)
+            turned = []
+            for _ in range(N_SHIFTS):
+                parts = [
+                    part.roll(int(draw.integers(0, max(1, part.shape[1]))), 1) for part in (y[:, :first], y[:, first:])
+                ]
+                turned.append(torch.cat(parts, 1))
+            shifted = timing_spearman(x.expand(N_SHIFTS, *x.shape), torch.stack(turned))
+            null.append(defined_mean(shifted.numpy().ravel()))
+        return np.array(measured), np.array(null)
+
+    def layers(self) -> tuple[np.ndarray | None, np.ndarray | None, str]:
+        first = [head for head in self.heads if head.layer == 0]
+        later = [Head(layer, head.head) for layer in (1, 2) for head in first]
+        if not first or any(head not in self.profile.heads for head in later):
+            return None, None, "profile lacks these heads in layers 0, 1 and 2 (zero-based)"
+        return self.retention(self.profile, heads=first), self.retention(self.profile, heads=later), ""
+
+    def alike(self, other: AttentionProfile) -> np.ndarray:
+        """Rank correlation of two insertions' profiles on shared tokens, mean over heads, `[problem]`."""
+        own, their = self.rows(self.profile, self.heads), self.rows(other, self.heads)
+        pairs = zip(self.profile.aligned("inserted"), other.aligned("inserted"), strict=True)
+        return np.array(
+            [
+                defined_mean(timing_spearman(torch.from_numpy(a[own]), torch.from_numpy(b[their])).numpy())
+                for a, b in pairs
+            ]
+        )
+
+
+def _judged(
+    claim: Claim,
+    measured: np.ndarray | None,
+    null: np.ndarray | float | None,
+    why: str,
+    *,
+    groups: tuple[str, ...],
+    seed: int,
+    confidence: float,
+) -> ClaimCheck:
+    nan = float("nan")
+    if measured is None:
+        return ClaimCheck(claim, nan, nan, nan, nan, nan, nan, 0, "cannot tell", why)
+    measured = np.where(np.isfinite(measured), measured, nan)
+    if null is None:
+        mean, low, high, n = _interval(by_group(measured, groups), seed, confidence)
+        return ClaimCheck(claim, mean, low, high, nan, nan, nan, n, "cannot tell", why)
+    difference = measured - null
+    measured, null = (
+        by_group(np.where(np.isnan(difference), nan, values), groups) for values in (measured, null)
+    )  # on the same problems
+    difference = by_group(difference, groups)
+    mean, low, high, _ = _interval(measured, seed, confidence)
+    _, below, above, n = _interval(difference, seed, confidence)
+    reference = float(defined_mean(null))
+    if n < 2:
+        return ClaimCheck(claim, mean, low, high, reference, nan, nan, n, "cannot tell", "fewer than 2 problems")
+    if claim.direction == 0:
+        verdict = "agrees" if below > 0 or above < 0 else "cannot tell"
+        if below > -SAME and above < SAME:
+            verdict = "disagrees"
+    else:
+        ends = sorted((claim.direction * below, claim.direction * above))
+        verdict = "agrees" if ends[0] > 0 else "disagrees" if ends[1] < 0 else "cannot tell"
+    return ClaimCheck(claim, mean, low, high, reference, below, above, n, verdict)
+
+
+def _ranked(
+    claim: Claim,
+    measured: np.ndarray,
+    others: Sequence[np.ndarray],
+    *,
+    groups: tuple[str, ...],
+    seed: int,
+    confidence: float,
+) -> ClaimCheck:
+    """A claim about one repeated token, by the rank of its mean over problems among other repeated tokens'."""
+    nan = float("nan")
+    measured, others = by_group(measured, groups), [by_group(other, groups) for other in others]
+    mean, low, high, n = _interval(measured, seed, confidence)
+    levels = np.array([defined_mean(other) for other in others])
+    if len(levels) < FEWEST_REPEATS or not np.isfinite([mean, *levels]).all():
+        why = f"{len(levels)} other repeated tokens, {FEWEST_REPEATS} needed" if np.isfinite(mean) else "undefined"
+        return ClaimCheck(claim, mean, low, high, nan, nan, nan, n, "cannot tell", why)
+    _, below, above, _ = _interval(measured - np.mean(others, axis=0), seed, confidence)
+    ranks = [1 + int((claim.direction * side * (levels - mean) >= 0).sum()) for side in (1, -1)]
+    likely = (1 - confidence) * (1 + len(levels))
+    verdict = "agrees" if ranks[0] <= likely else "disagrees" if ranks[1] <= likely else "cannot tell"
+    where = f"rank {ranks[0]} of {1 + len(levels)} repeated tokens, the lowest first"
+    return ClaimCheck(claim, mean, low, high, float(levels.mean()), below, above, n, verdict, where)
+
+
+def _interval(values: np.ndarray, seed: int, confidence: float) -> tuple[float, float, float, int]:
+    n = int(np.isfinite(values).sum())
+    if len(values) < 2:
+        return float(defined_mean(values)), float("nan"), float("nan"), n
+    found = mean_interval(values, seed=seed, confidence=confidence)
+    return float(defined_mean(values)), float(found.low), float(found.high), n

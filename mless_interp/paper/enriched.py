@@ -6,13 +6,16 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.stats import rankdata
 
-from ..given import checked
+from ..arguments import checked
 from ..heads import Head, as_heads
 from ..locating.located import LocatedHeads
 from ..patching.scores import PatchScores
 from ..running.results import Result, Shown, ShownTable, head_columns
-from ..statistics import CONFIDENCE, rank_enrichment
+from ..statistics import CONFIDENCE, derive_generator
+
+N_RESAMPLES = 2_000
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -84,7 +87,8 @@ def enrichment(
     """Are these heads ranked higher by their effect than random heads of the same layers?
 
     Of `LocatedHeads` by |mean knockout effect|, of `PatchScores` by |mean effect|. Rank 1 is the largest of its layer, equal
-    heads share the middle rank; the null draws as many heads from each layer. A p-value near 1 says that they are not
+    heads share the middle rank; the null draws as many heads from each layer: `p` = (1 + draws whose mean rank is as small)
+    / (1 + draws). A p-value near 1 says that they are not
     special here, which is a result too. The heads must be named without these problems (as the paper's are). Each rank has
     a bootstrap interval over problems: a wide one says that the order of the heads is not known.
 
@@ -102,25 +106,40 @@ def enrichment(
         if isinstance(found, PatchScores)
         else found.values["knockout" if "knockout" in found.values else "z_removed"]
     )
-    made = rank_enrichment(
-        effects,
-        np.array([family.index(head) for head in chosen]),
-        strata=np.array([head.layer for head in family]),
-        confidence=confidence,
-        n_draws=n_draws,
-        seed=seed,
-    )
-    names = [str(head) for head in chosen]
-    limits = {name: (low, high) for name, low, high in zip(names, made.low.tolist(), made.high.tolist(), strict=True)}
+    effects = found.by_group(effects)
+    n, generator = len(effects), derive_generator(seed, "rank enrichment", *map(str, chosen))
+    weights = generator.multinomial(n, np.full(n, 1 / n), N_RESAMPLES) / n
+    ranks, limits, drawn, expected = {}, {}, np.zeros(n_draws), 0.0
+    for layer in {head.layer for head in chosen}:
+        members = [at for at, head in enumerate(family) if head.layer == layer]
+        of_layer = effects[:, members]
+        if np.isnan(of_layer).any():
+            raise ValueError(f"heads of layer {layer} are undefined (NaN) on some problems: leave out those problems")
+        rank, resampled = _ranks(of_layer.mean(0)), _ranks(weights @ of_layer)
+        low = np.quantile(resampled, (1 - confidence) / 2, axis=0, method="lower")
+        high = np.quantile(resampled, (1 + confidence) / 2, axis=0, method="higher")
+        for place, at in enumerate(members):
+            if family[at] in chosen:
+                ranks[family[at]] = float(rank[place])
+                limits[family[at]] = (float(low[place]), float(high[place])) if n > 1 else (np.nan, np.nan)
+        n_chosen = sum(head.layer == layer for head in chosen)
+        drawn += generator.permuted(np.tile(rank, (n_draws, 1)), axis=1)[:, :n_chosen].sum(1)
+        expected += n_chosen * (len(members) + 1) / 2
+    total = sum(ranks.values())
     return Enrichment(
         heads=chosen,
-        mean_rank=made.mean_rank,
-        expected_rank=made.expected,
-        p=made.p,
-        ranks=dict(zip(names, made.rank.tolist(), strict=True)),
-        limits=limits,
-        settings={"n_problems": len(found.problem_ids), "confidence": confidence},
+        mean_rank=total / len(chosen),
+        expected_rank=expected / len(chosen),
+        p=float(1 + (drawn <= total + 1e-9).sum()) / (1 + n_draws),
+        ranks={str(head): ranks[head] for head in chosen},
+        limits={str(head): limits[head] for head in chosen},
+        settings={"n_problems": n, "confidence": confidence},
     )
+
+
+def _ranks(means: np.ndarray) -> np.ndarray:
+    """Ranks of heads by |mean|, 1 for the largest, along the last axis."""
+    return np.asarray(rankdata(-np.abs(means), axis=-1))
 
 
 def _rank_words(rank: float, limits: tuple[float, float] | None) -> str:

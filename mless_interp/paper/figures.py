@@ -1,13 +1,13 @@
-"""Which model, layer and heads each of the five figures shows, and where the paper's own numbers disagree."""
+"""Which model, layer and heads each of the five figures shows, and the accuracies that the paper prints."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from ..data import paper_entries
+from ..data import paper_entries, paper_table
 from ..heads import Head
-from ..models.base import Model
-from ..models.load import load_model
-from ..prompts.problems import Problem
+
+if TYPE_CHECKING:  # pandas takes a second
+    import pandas as pd
 
 Kind = Literal["with_and_without", "against_random_sentence", "layers", "bars_and_head"]
 
@@ -102,42 +102,19 @@ SHOWN_HEADS: dict[str, tuple[Head, ...]] = {
 """Every first-layer head that any figure shows; the paper gives no rule by which they were chosen."""
 
 
-@dataclass(frozen=True)
-class Contradiction:
-    """Two or more places of the paper (or of the descriptions of its figures) that say different things."""
+def published(**wanted: str) -> "pd.DataFrame":
+    """Every accuracy that the paper prints, in `percent`, with the table (`source`) that prints it; means of five runs where
+    the paper says so (Table 1), without intervals. Tables differ in places.
 
-    about: str
-    readings: tuple[tuple[str, str], ...]
-
-
-IN_WORDS = tuple(Contradiction(**entry) for entry in _DATA["contradictions"])
-"""Contradictions that are no accuracies."""
-
-
-def load_panel_model(key: str, *, tiny: bool = False, directory: str | None = None, **options: Any) -> Model:
-    """A model of the figures: from `directory` or the hub, with `load_model`'s options, or its small random stand-in
-    (`tiny`, which takes `backend` and `attn_implementation` only).
-
-    Raises `ValueError` for an unknown key.
+    `published(benchmark="MATH-500", model="llama-3.1-8b-instruct")` filters; `treatment` is none, mless (slashes), mful
+    ("he"), arm or question_mark.
     """
-    if key not in MODELS:
-        raise ValueError(f"no model {key!r} in the figures; there are {', '.join(MODELS)}")
-    model = MODELS[key]
-    if not tiny:
-        return load_model(directory or model.hub_id, **options)
-    from ..ground_truth.stand_ins import stand_in
+    import pandas as pd
 
-    return stand_in(
-        model.architecture,
-        name=model.title,
-        n_heads=model.n_heads,
-        n_key_value_heads=model.n_key_value_heads,
-        **options,
-    )
-
-
-def stand_in_problems(n: int, *, seed: int = 0) -> tuple[Problem, ...]:
-    """Problems that the tiny stand-ins can read."""
-    from ..ground_truth.stand_ins import stand_in_problems as draw
-
-    return draw(n, seed=seed)
+    table = pd.DataFrame(paper_table("published"))
+    table = table.assign(percent=table["percent"].astype(float), approximate=table["approximate"] == "yes")
+    for column, value in wanted.items():
+        if column not in table:
+            raise ValueError(f"no column {column!r}; there are {', '.join(table.columns)}")
+        table = table[table[column] == value]
+    return table.reset_index(drop=True)

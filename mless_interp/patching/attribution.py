@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..given import checked, count_of
+from ..arguments import checked, count_of
 from ..heads import Head
 from ..models.base import Model
 from ..models.gradients import INSTEAD, refuse_without_gradients
@@ -18,8 +18,8 @@ from ..models.info import ModelError
 from ..models.memory import halved, out_of_memory, rows_per_graph
 from ..prompts.conditions import CONTRASTS, Contrast, one_of
 from ..prompts.pairs import PromptPair
+from ..running.engines import Tick, Unit
 from ..running.results import Quantity, Result, head_columns, of_heads, tidy
-from ..running.work import Tick, Unit
 from .interventions import EdgeNoise, Knockout, LayerState
 from .outcomes import Outcome, outcome_named
 from .prepared import Prepared, Runs, prepare
@@ -34,7 +34,7 @@ def attribute_heads(
     model: Model,
     pairs: Iterable[PromptPair] | Prepared,
     *,
-    method: str = "gate_ig",
+    method: str | None = None,
     contrast: str = "content",
     outcome: str | Outcome = "answer_logprob",
     steps: int = 16,
@@ -64,6 +64,8 @@ def attribute_heads(
     "atp": (z_inserted - z_masked) . dY/dz at the inserted run, one backward pass for all problems of a length; it sees
     mediators too.
 
+    `method`: by default "gate_ig" where something can be cut off, else "atp".
+
     `contrast`: "content"; "computed" (gates on the attention from the span's rows to the question, from blind to inserted); for
     "atp" any whose runs have equal length. What is said of masked and inserted then holds for its clean and corrupted run.
 
@@ -79,6 +81,8 @@ def attribute_heads(
     Raises `ModelError` where no gradients can be had (quantised weights, inference mode, a remote model, one that cannot
     be continued layer by layer) and `ValueError` for an outcome whose gradient vanishes at the run ("kl" with "atp").
     """
+    between = one_of(contrast, CONTRASTS, "contrast")
+    method = method or ("gate_ig" if between.cuts or not between.equal_length else "atp")
     if method not in METHODS:
         raise ValueError(f"unknown method {method!r}; choose one of {', '.join(METHODS)}")
     if outcome_named(outcome).needs_clean and method == "atp":
@@ -87,7 +91,6 @@ def attribute_heads(
         )
     if steps < 1:
         raise ValueError(f"steps must be 1 or more, got {steps}")
-    between = one_of(contrast, CONTRASTS, "contrast")
     if method == "gate_ig" and not between.cuts:
         raise ValueError(
             f"gate_ig moves gates on what may be seen, and contrast {contrast!r} is none of that: use method='atp', or "
@@ -124,11 +127,13 @@ def attribute_heads(
     gated = method == "gate_ig"
     made = HeadAttribution(
         problem_ids=prepared.ids,
+        groups=prepared.groups,
         scores=stacked("scores"),
         masked=stacked("masked"),
         inserted=stacked("inserted"),
         unit=prepared.outcome.unit,
-        settings={**settings, **prepared.settings, "resolution": model.resolution},
+        settings={**settings, **prepared.settings},
+        resolution=model.resolution,
         knockout=stacked("knockout") if gated else None,
         edge_noise=stacked("edge_noise") if gated else None,
     )
@@ -278,6 +283,7 @@ class HeadAttribution(Result):
     knockout: np.ndarray | None = None
     edge_noise: np.ndarray | None = None
     exact: np.ndarray | None = None
+    resolution: float = 0.0
 
     signed = True
     axes = (
@@ -296,7 +302,7 @@ class HeadAttribution(Result):
 
     def mean(self) -> np.ndarray:
         """Mean score over problems, `[layer, head]`."""
-        return self.scores.mean(0)
+        return self.by_group(self.scores).mean(0)
 
     @property
     def best(self) -> np.ndarray:
@@ -316,7 +322,7 @@ class HeadAttribution(Result):
         known = [name for name in ("best", "scores", "knockout", "edge_noise") if getattr(self, name) is not None]
         if by not in known:
             raise ValueError(f"cannot rank by {by!r}; this result has {', '.join(known)}")
-        mean = np.abs(getattr(self, by).mean(0))
+        mean = np.abs(self.by_group(getattr(self, by)).mean(0))
         later = ~self.verified if by == "best" else np.zeros_like(self.verified)
         order = np.lexsort((-mean.ravel(), later.ravel()))  # stable: the last key decides first
         return tuple(Head(int(i // mean.shape[1]), int(i % mean.shape[1])) for i in order)
@@ -343,7 +349,11 @@ class HeadAttribution(Result):
             "edge noise (estimate)": self.edge_noise,
             "exact": self.exact,
         }
-        means = {name: of_heads(values.mean(0), ranked) for name, values in given.items() if values is not None}
+        means = {
+            name: of_heads(self.by_group(values).mean(0), ranked)
+            for name, values in given.items()
+            if values is not None
+        }
         ranked_by = ["exact" if self.verified[head.layer, head.head] else "estimate" for head in ranked]
         return pd.DataFrame({**head_columns(ranked), "ranked by": ranked_by, **means})
 
@@ -357,9 +367,9 @@ class HeadAttribution(Result):
         found = [
             f"{self.settings.get('method')} of {count_of(self.scores[0].size, 'head')}, "
             f"{count_of(len(self.problem_ids), 'problem')}; total effect "
-            f"({self._ends}) {float(effects.mean()):+.4f} {self.unit}."
+            f"({self._ends}) {float(self.by_group(effects).mean()):+.4f} {self.unit}."
         ]
-        if np.abs(effects).max() <= self.settings.get("resolution", 0.0):
+        if np.abs(effects).max() <= self.resolution:
             found.append("The outcome does not change at all in any problem: there is nothing to attribute.")
         if self.settings.get("method") == "gate_ig":
             worst, size = np.abs(self.completeness).max(), np.abs(effects).max()

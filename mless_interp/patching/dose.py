@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..given import checked, count_of
+from ..arguments import checked, count_of
 from ..heads import Head
 from ..metrics.attention import span_log_odds
 from ..models.arithmetic import masked_scores, with_extra, with_sinks
@@ -20,9 +20,9 @@ from ..prompts.insertions import KINDS, Insertion
 from ..prompts.pairs import make_pairs, over_pairs
 from ..prompts.problems import Problem
 from ..prompts.prompt import Template
+from ..running.engines import Tick, Unit
 from ..running.results import Result, Shown, ShownTable, head_columns, interval_columns, limits_of, tidy
-from ..running.work import Tick, Unit
-from ..statistics import CONFIDENCE, Interval, mean_interval
+from ..statistics import CONFIDENCE, Interval, mean_interval, median_interval
 from .outcomes import Outcome, outcome_named
 from .prepared import Runs, prepare
 
@@ -142,6 +142,7 @@ def dose_response(
     )
     return DoseResponse(
         problem_ids=last.ids,
+        groups=last.groups,
         doses=np.array(doses),
         layer=layer,
         log_odds={c: np.array([each["log_odds"][c] for each in done], dtype=float) for c in READ},
@@ -218,17 +219,17 @@ class DoseResponse(Result):
 
     def mean_slope(self, condition: str = "held") -> Interval:
         """Slope of the heads' mean log odds in log N with its interval over problems."""
-        return mean_interval(self.slopes(condition).mean(1), seed=self.seed)
+        return mean_interval(self.by_group(self.slopes(condition).mean(1)), seed=self.seed)
 
     def effects(self, contrast: str = "total", *, together: bool = False) -> Interval:
-        """Mean effect (corrupted - clean) of each dose on the outcome with its interval over problems, `[dose]`.
+        """Median effect (corrupted - clean) of each dose on the outcome with its interval over problems, `[dose]`.
 
         `together`: wider intervals that hold for all doses at once (Bonferroni), for a dose that is picked by its effect.
         """
         found = one_of(contrast, CONTRASTS, "contrast")
         values = self._outcome(found.corrupted) - self._outcome(found.clean)
         confidence = 1 - (1 - CONFIDENCE) / len(self.doses) if together else CONFIDENCE
-        return mean_interval(values, confidence=confidence, seed=self.seed)
+        return median_interval(self.by_group(values), confidence=confidence)
 
     def _outcome(self, condition: str) -> np.ndarray:
         """Outcomes `[problem, dose]` in a condition, or in its twin."""
@@ -241,31 +242,33 @@ class DoseResponse(Result):
         """One row per head: both slopes with their intervals over problems, and the log odds at the largest dose."""
         table: dict[str, Any] = dict(head_columns(self.heads))
         for condition in READ[::-1]:
-            table |= interval_columns(f"slope_{condition}", mean_interval(self.slopes(condition), seed=self.seed))
-        table[f"log_odds_at_{self.doses[-1]}"] = self.log_odds["inserted"][:, -1].mean(0)
-        table["n"] = np.isfinite(self.slopes("inserted")).sum(0)
+            slopes = self.by_group(self.slopes(condition))
+            table |= interval_columns(f"slope_{condition}", mean_interval(slopes, seed=self.seed))
+        table[f"log_odds_at_{self.doses[-1]}"] = self.by_group(self.log_odds["inserted"][:, -1]).mean(0)
+        table["n"] = np.isfinite(self.by_group(self.slopes("inserted"))).sum(0)
         return pd.DataFrame(table)
 
     def outcome_table(self) -> pd.DataFrame:
-        """One row per dose: the mean outcome, and each contrast's effect with its interval over problems (each dose by
+        """One row per dose: the mean outcome, and each contrast's median effect with its interval over problems (each dose by
         itself; `total_together_ci_low`, `total_together_ci_high` hold for all doses at once)."""
-        table: dict[str, Any] = {"n_tokens": self.doses, "outcome": self.outcomes["inserted"].mean(0)}
+        inserted = self.by_group(self.outcomes["inserted"])
+        table: dict[str, Any] = {"n_tokens": self.doses, "outcome": inserted.mean(0)}
         for contrast in ("total", "content", "shift", "held"):
             table |= interval_columns(contrast, self.effects(contrast))
         both = self.effects("total", together=True)
         table |= {"total_together_ci_low": both.low, "total_together_ci_high": both.high}
-        return pd.DataFrame(table | {"n": np.isfinite(self.outcomes["inserted"]).sum(0)})
+        return pd.DataFrame(table | {"n": np.isfinite(inserted).sum(0)})
 
     def reading_table(self, condition: str = "held") -> pd.DataFrame:
         """One row per dose: the log odds of reading the span of each head (a column by its label), their mean with its
         interval over problems, and `slope_1`, the line of slope 1 through the middle of the heads."""
         log_odds = self._read(condition)
-        heads = log_odds.mean(0)
+        heads = self.by_group(log_odds).mean(0)
         above = heads - np.log(self.doses)[:, None]
         middle = np.median(above[np.isfinite(above)]) if np.isfinite(above).any() else np.nan
         table: dict[str, Any] = {"n_tokens": self.doses}
         table |= {str(head): heads[:, at] for at, head in enumerate(self.heads)}
-        table |= interval_columns("mean", mean_interval(log_odds.mean(2), seed=self.seed))
+        table |= interval_columns("mean", mean_interval(self.by_group(log_odds.mean(2)), seed=self.seed))
         return pd.DataFrame(table | {"slope_1": np.log(self.doses) + middle})
 
     def to_frame(self) -> pd.DataFrame:
@@ -287,7 +290,7 @@ class DoseResponse(Result):
             f"(zero-based), {count_of(len(self.heads), 'head')}.",
             f"Slope of logit(1 - lambda) in log N: held positions {_range(held)}{known}; inserted {_range(inserted)}.",
             f"The outcome {self.settings.get('outcome')} moves most at {count_of(self.doses[most], 'token')}: "
-            f"{float(total.estimate[most]):+.4f} {self.unit} against no insertion, 95 % interval"
+            f"{float(total.estimate[most]):+.4f} {self.unit} against no insertion (median), 95 % interval"
             f"{limits_of(low, high) or ' undefined'} (for all {len(self.doses)} doses together: this one was picked by its "
             f"effect){', which holds 0.' if low * high <= 0 else '.'}",
         ]

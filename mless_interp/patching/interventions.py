@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..heads import Head, as_heads, check_heads
+from ..heads import Head, check_heads
+from ..models.activation_buffer import Held
 from ..models.arithmetic import mix_values, pattern_of
 from ..models.base import Model
-from ..models.held import Held
 from ..models.info import AttentionRule
 from ..models.inputs import Edit, Inputs, Recording
 from ..models.sites import attention_sites, site
@@ -385,44 +385,6 @@ def run_edits(
     for layer in sorted({head.layer for head in chosen}):
         of_layer(layer, [head.head for head in chosen if head.layer == layer])
     return edits
-
-
-def generate(
-    model: Model,
-    inputs: Inputs,
-    *,
-    max_new_tokens: int,
-    intervention: Intervention | None = None,
-    heads: Iterable[Head | str] = (),
-    span: Tensor | None = None,
-    start: int = 0,
-    stop_ids: Iterable[int] = (),
-) -> Tensor:
-    """Greedy continuation `[batch, new]` of one prompt, the intervention active on every decode step too.
-
-    One whole forward pass a token, which is what "still active" means without a cache that was filled by another model.
-    Generated tokens are never part of the span. Stops at any of `stop_ids`. Only for plain inputs (no mask, no position
-    ids).
-    """
-    if inputs.tokens.shape[0] != 1 or inputs.position_ids is not None or inputs.attention_mask is not None:
-        raise ValueError("generate continues one plain prompt (batch of 1, no position ids, no mask)")
-    if max_new_tokens <= 0:
-        raise ValueError(f"max_new_tokens must be 1 or more, got {max_new_tokens}")
-    if intervention is not None and span is None:
-        raise ValueError("an intervention needs to know the span: give it as boolean [batch, token]")
-    tokens, chosen, stops = inputs.tokens.to(model.info.device), as_heads(heads), set(stop_ids)
-    for _ in range(max_new_tokens):
-        edits: dict[str, Edit] = {}
-        if intervention is not None and span is not None:
-            more = tokens.shape[1] - span.shape[-1]
-            inside = torch.nn.functional.pad(span.view(1, -1), (0, more), value=False)
-            edits = run_edits(model, Inputs(tokens), intervention, chosen, span=inside, start=start)
-        logits = model.run(tokens, edits=edits, logits_at="last").logits
-        assert logits is not None
-        tokens = torch.cat([tokens, logits[:, -1].argmax(-1, keepdim=True)], 1)
-        if int(tokens[0, -1]) in stops:
-            break
-    return tokens[:, inputs.n_tokens :]
 
 
 def _not_empty(visible: Tensor, state: LayerState) -> Tensor:

@@ -12,22 +12,20 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..given import checked
+from ..arguments import checked
 from ..heads import Head
 from ..models.base import Model
 from ..models.info import ModelInfo
 from ..models.memory import rows_per_pass
 from ..prompts.conditions import CONTRASTS, Contrast, one_of
 from ..prompts.pairs import PromptPair
-from ..running.results import Result, interval_columns
-from ..statistics import Interval, derive_generator, mean_interval, sign_test
-from .interventions import Knockout, run_edits
+from ..running.results import Result, interval_columns, with_limits
+from ..statistics import CONFIDENCE, Interval, derive_generator, median_interval, sign_test
+from .interventions import Knockout, PatchZ, run_edits
 from .outcomes import Outcome
 from .prepared import Prepared, Runs, prepare, single
 from .sweep import Sweep, sweep_heads
 
-CHANCE = 0.05
-"""Below this the interaction is told from none."""
 CHOSEN_HERE = "chosen on these problems, so no p-value"
 """What stands in the place of a p-value where heads were chosen because of their effects on the same problems."""
 
@@ -50,7 +48,9 @@ def joint_knockout(
     r"""Take the sight of the span from a set of heads at once, and from random sets of equal size in the same layers.
 
     $$ \Delta_p(S) = Y_p - Y_p^{\,S \text{ cannot see the span}}, \qquad
-       p = \frac{1 + \#\{R : |\bar\Delta(R)| \ge |\bar\Delta(S)|\}}{1 + \#R} $$
+       p = \frac{1 + \#\{R : |\tilde\Delta(R)| \ge |\tilde\Delta(S)|\}}{1 + \#R} $$
+
+    with the median over problems.
 
     Each random set holds as many heads of each layer as the given one, some perhaps of the given ones: only if any set
     could have been any other is its rank a p-value. Where only `n_random_sets` or fewer such sets exist, all of them are
@@ -104,6 +104,7 @@ def joint_knockout(
     removed = values[:, :1] - values[:, 1:]
     return JointKnockout(
         problem_ids=prepared.ids,
+        groups=prepared.groups,
         heads=chosen,
         effect=removed[:, 0],
         singles=singles,
@@ -118,10 +119,11 @@ def joint_knockout(
 
 
 def cutting(contrast: str) -> Contrast:
-    """The contrast of that name; `ValueError` where nothing can be cut off in it."""
+    """The contrast of that name; `ValueError` where heads can neither be cut off in it nor given what they wrote in a clean
+    run of the same length and positions."""
     found = one_of(contrast, CONTRASTS, "contrast")
-    if not found.cuts:
-        known = ", ".join(repr(name) for name, made in CONTRASTS.items() if made.cuts)
+    if not found.cuts and found.changes_from != "tokens":
+        known = ", ".join(repr(name) for name, made in CONTRASTS.items() if made.cuts or made.changes_from == "tokens")
         raise ValueError(
             f"sets of heads are knocked out of what a contrast lets be seen: use one of {known}, got {contrast!r}"
         )
@@ -132,7 +134,7 @@ def single_knockouts(
     prepared: Prepared, heads: Sequence[Head], *, contrast: str = "content", progress: bool
 ) -> np.ndarray:
     """What the knockout of each head alone removes of the insertion's effect, `[problem, head]`."""
-    sweeps = {"knockout": Sweep.named(contrast, edit="knockout")}
+    sweeps = {"knockout": Sweep.named(contrast, edit="knockout" if CONTRASTS[contrast].cuts else "z")}
     return sweep_heads(prepared, sweeps, heads, progress=progress)["knockout"].per_head
 
 
@@ -167,7 +169,7 @@ def random_sets(heads: Sequence[Head], info: ModelInfo, n_sets: int, *, seed: in
 
 def gate_row(heads: Iterable[Head], info: ModelInfo, *, closed: bool = True) -> torch.Tensor:
     """Gates `[layer, head]`: these heads closed and all others open, or (`closed=False`) these open and all others closed."""
-    gates = torch.full((info.n_layers, info.n_heads), float(closed))
+    gates = torch.full((info.n_layers, info.n_heads), float(closed), dtype=torch.float32)
     for head in heads:
         gates[head.layer, head.head] = 1 - float(closed)
     return gates
@@ -185,12 +187,13 @@ def gated_outcomes(
 ) -> np.ndarray:
     """The outcome `[problem, row]` under each row of gates `[row, layer, head]`, 0 (cannot see the span) or 1.
 
-    `contrast`: in whose corrupted run, and what a closed gate cuts off there.
+    `contrast`: in whose corrupted run, and what a closed gate cuts off there. Where nothing can be cut off ("replaced"), a
+    closed gate gives the head its output in the clean run.
 
     One pass over the changed positions where the model can be continued layer by layer, else one whole forward pass per
     row: the same numbers.
     """
-    way = _by_replay if prepared.model.stepper is not None else _by_forward
+    way = _by_replay if contrast.cuts and prepared.model.stepper is not None else _by_forward
     found = prepared.each(
         single(lambda at: way(prepared.runs((at,)), gates, contrast)),
         label=label,
@@ -220,12 +223,13 @@ def _by_replay(runs: Runs, gates: torch.Tensor, contrast: Contrast) -> np.ndarra
 def _by_forward(runs: Runs, gates: torch.Tensor, contrast: Contrast) -> np.ndarray:
     run, (rows, span) = contrast.corrupted, runs.cut(contrast)
     inputs, start = runs.inputs(run), runs.start(contrast, run)
+    edit, donor = (Knockout(), None) if contrast.cuts else (PatchZ(), runs.recording(contrast.clean, start))
     found = []
     for row in gates:
         shut = [Head(int(layer), int(head)) for layer, head in (row == 0).nonzero().tolist()]
         edits = {}
         if shut:
-            edits = run_edits(runs.model, inputs, Knockout(), shut, span=span, rows=rows, start=start)
+            edits = run_edits(runs.model, inputs, edit, shut, span=span, rows=rows, start=start, donor=donor)
         found.append(runs.outcomes(runs.model.run(inputs, edits=edits, logits_at=runs.read(run)).logits)[0])
     return np.concatenate(found)
 
@@ -250,13 +254,14 @@ class JointKnockout(Result):
     settings: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
     chosen_elsewhere: bool = False
+    confidence: float = CONFIDENCE
 
     axes = (("effect", "problem"), ("singles", "problem head"), ("random", "problem set"))
 
     @property
     def interval(self) -> Interval:
-        """Mean joint effect with its interval over problems."""
-        return mean_interval(self.effect, seed=self.seed)
+        """Median joint effect with its interval over problems."""
+        return median_interval(self.by_group(self.effect), confidence=self.confidence)
 
     @property
     def interaction(self) -> np.ndarray:
@@ -265,8 +270,8 @@ class JointKnockout(Result):
 
     @property
     def interaction_interval(self) -> Interval:
-        """Mean interaction with its interval over problems."""
-        return mean_interval(self.interaction, seed=self.seed)
+        """Median interaction with its interval over problems."""
+        return median_interval(self.by_group(self.interaction), confidence=self.confidence)
 
     @property
     def exact(self) -> bool:
@@ -275,31 +280,26 @@ class JointKnockout(Result):
 
     @property
     def p(self) -> float:
-        """Rank of the set's |mean effect| among the random ones', itself included; NaN where there are none, or where the
+        """Rank of the set's |median effect| among the random ones', itself included; NaN where there are none, or where the
         heads were chosen on these problems."""
         return (1 + self.n_as_large) / (1 + len(self.sets)) if self.sets and self.chosen_elsewhere else float("nan")
 
     @property
     def n_as_large(self) -> int:
-        """Random sets whose |mean effect| is as large as the set's."""
-        own, others = abs(self.effect.mean()), np.abs(self.random.mean(0))
+        """Random sets whose |median effect| is as large as the set's."""
+        own, others = abs(np.median(self.by_group(self.effect))), np.abs(np.median(self.by_group(self.random), axis=0))
         return int((others >= own * (1 - 1e-9)).sum())
 
-    @property
-    def margin_interval(self) -> Interval:
-        """The set's effect minus the random sets' mean, in the sign of the set's, paired over problems."""
-        sign = np.sign(self.effect.mean())
-        return mean_interval(sign * (self.effect - self.random.mean(1)), seed=self.seed)
-
     def summary(self) -> pd.DataFrame:
-        """One row per set, the given one first: mean effect with its interval over problems."""
+        """One row per set, the given one first: median effect with its interval over problems, and the mean."""
         values = np.column_stack([self.effect, self.random])
-        made = mean_interval(values, seed=self.seed)
+        made = median_interval(self.by_group(values), confidence=self.confidence)
         return pd.DataFrame(
             {
                 "set": ["given"] + [f"random {i}" for i in range(len(self.sets))],
                 "heads": [" ".join(map(str, members)) for members in (self.heads, *self.sets)],
-                **interval_columns("effect", made),
+                **interval_columns("median", made),
+                "effect": values.mean(0),
             }
         )
 
@@ -322,14 +322,15 @@ class JointKnockout(Result):
         """What the set removes together, whether any heads of these layers would, and whether its heads add up."""
         together = " together" if len(self.heads) > 1 else ""
         found = [
-            f"Knocking out {', '.join(map(str, self.heads))}{together} removes {_shown(self.interval)} {self.unit} on average.",
+            f"Knocking out {', '.join(map(str, self.heads))}{together} removes {with_limits(self.interval, self.unit)} "
+            "(median over problems).",
             self._random_words(),
         ]
         if len(self.heads) > 1:
-            made = self.interaction_interval
+            made, alone = self.interaction_interval, float(np.median(self.by_group(self.singles.sum(1))))
             found.append(
-                f"One by one they remove {self.singles.sum(1).mean():+.4f} in sum, on average; interaction (joint minus sum) "
-                f"{_shown(made)}{self._interaction_word(made)}."
+                f"One by one they remove {alone:+.4f} in sum; interaction (joint minus sum) "
+                f"{with_limits(made)}{self._interaction_word(made)}."
             )
         return [words for words in found if words]
 
@@ -340,34 +341,31 @@ class JointKnockout(Result):
             return (
                 "There is no other set of the same size in the same layers, so whether any heads would do is not known."
             )
-        means = self.random.mean(0)
-        low, middle, high = np.quantile(means, (0.025, 0.5, 0.975))
+        medians = np.median(self.by_group(self.random), axis=0)
+        low, middle, high = np.quantile(medians, (0.025, 0.5, 0.975))
         which = f"all {len(self.sets)} other" if self.exact else f"{len(self.sets)} random"
         shared = sum(not set(self.heads).isdisjoint(members) for members in self.sets)
         some = f", {shared} of which hold some of these heads," if shared else ""
         words = (
-            f"{which} sets of the same layers and size{some} remove {middle:+.4f} (median of their means; 95 % of them "
+            f"{which} sets of the same layers and size{some} remove {middle:+.4f} (median of their medians; 95 % of them "
             f"{low:+.4f} to {high:+.4f}), {self.n_as_large or 'none'} of them as much; "
         )
         words += f"p = {self.p:.3g}" if self.chosen_elsewhere else CHOSEN_HERE
         smallest = 1 / (1 + len(self.sets))
-        if self.chosen_elsewhere and self.exact and smallest >= 0.05:
+        if self.chosen_elsewhere and self.exact and smallest >= 1 - self.confidence:
             words += f" (too few other sets: no p below {smallest:.3g} can come out)"
         return words[0].upper() + words[1:] + "."
 
     def _interaction_word(self, made: Interval) -> str:
-        """By the sign test: means of skewed data have intervals that leave out 0 too often."""
+        """By the sign test over problems."""
         if not np.isfinite(made.low):
             return ""
-        if not float(sign_test(self.interaction)) < CHANCE:
+        apart, effect = self.by_group(self.interaction), self.by_group(self.effect)
+        if not float(sign_test(apart)) < 1 - self.confidence:
             return ": they add up, as far as can be told"
-        helps = np.sign(np.median(self.interaction)) == np.sign(np.median(self.effect))
+        helps = np.sign(np.median(apart)) == np.sign(np.median(effect))
         return ": they back each other up" if helps else ": they overlap"
 
     def printed(self) -> pd.DataFrame:
         """Nothing more: the sentences have the numbers."""
         return pd.DataFrame()
-
-
-def _shown(made: Interval) -> str:
-    return f"{float(made.estimate):+.4f} [{float(made.low):+.4f}, {float(made.high):+.4f}]"

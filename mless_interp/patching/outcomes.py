@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..metrics.logits import answer_logprob, answer_probability, kl_divergence, logit_difference, mean_logprob
+from ..models.info import ModelInfo
 from ..prompts.conditions import one_of
 from ..prompts.pairs import PromptPair
 
@@ -27,6 +28,24 @@ class Outcome:
     needs_clean: bool = False
     needs_distractor: bool = False
 
+    def asked(self, pair: PromptPair, info: ModelInfo) -> PromptPair:
+        """Return the pair with what is appended; what nothing is read behind is left out where it does not fit the context.
+
+        A class is no token, so none is appended. `ValueError` for an answer or a distractor that the model cannot give.
+        """
+        if info.n_classes is None:
+            grown = pair.answered(self.appended, unfed=int(pair.given))
+            over = len(grown.inserted) - info.context_length
+            return grown if over <= 0 else pair.answered(self.appended, unfed=min(over, min(self.reads(grown)) - 1))
+        given = {"answer": pair.answer_ids, "solution": pair.solution_ids, "distractor": pair.distractor_ids}
+        for what, ids in ((what, given[what]) for what in (self.appended, "distractor")):
+            if len(ids) > 1 or max(ids, default=0) >= info.n_classes:
+                raise ValueError(
+                    f"problem {pair.id!r}: its {what} is {list(ids)}, but {info.name} gives one of {info.n_classes} classes: "
+                    f"give a single id from 0 to {info.n_classes - 1}"
+                )
+        return pair.answered(self.appended, unfed=1)
+
     def check(self, pairs: Sequence[PromptPair]) -> None:
         """`ValueError` if a problem lacks what this outcome reads."""
         lacking = [pair.id for pair in pairs if self.needs_distractor and not pair.distractor_ids]
@@ -45,7 +64,11 @@ class Outcome:
 
 
 def _answer_reads(pair: PromptPair) -> list[int]:
-    return [pair.n_answer + 1 - k for k in range(pair.n_answer)]
+    return [pair.n_answer + 1 - k for k in range(len(pair.answer_ids))]
+
+
+def _solution_reads(pair: PromptPair) -> list[int]:
+    return [pair.n_answer + 1 - k for k in range(len(pair.solution_ids))]
 
 
 def _first_difference(pair: PromptPair) -> int | None:
@@ -97,7 +120,7 @@ OUTCOMES = {
     for made in (
         Outcome("answer_logprob", "answer", "nats", _answer_reads, _answer_value),
         Outcome("answer_prob", "answer", "probability", _answer_reads, _probability_value),
-        Outcome("solution_logprob", "solution", "nats per token", _answer_reads, _solution_value),
+        Outcome("solution_logprob", "solution", "nats per token", _solution_reads, _solution_value),
         Outcome("logit_diff", "answer", "logits", _difference_read, _difference_value, needs_distractor=True),
         Outcome("kl", "answer", "nats per position", _question_reads, _kl_value, needs_clean=True),
         Outcome("kl_last", "answer", "nats", _first_answer_read, _kl_value, needs_clean=True),

@@ -1,132 +1,71 @@
 """Parts of an insertion's effect, problem by problem: what is claimed of them, and how it is said."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ..given import count_of
+from ..arguments import count_of
 from ..prompts.conditions import CONTRASTS
-from ..running.results import Quantity, interval_columns, with_limits
-from ..statistics import (
-    SENSES,
-    Concentration,
-    Interval,
-    Prevalence,
-    concentration,
-    detectable_prevalence,
-    fewest_problems,
-    mean_interval,
-    median_interval,
-    prevalence_test,
-    share_interval,
-    sign_test,
-)
+from ..running.results import Quantity, interval_columns, limits_of, with_limits
+from ..statistics import SENSES, Concentration, Interval, Prevalence, concentration, defined_mean
+from .effect import Effect
 
 WHOLE = "1: the whole effect"
 """How an axis says what a share is of."""
-SMALLEST_EFFECT = 0.05
-"""The smallest effect of interest, as a share of the median total effect."""
 FEWEST = 6
 """Problems from which on it is said that a few of them carry the mean; of fewer, one always may."""
 NAMED_AT_MOST = 10
 """Heads or problems that a sentence names."""
 
 
-def check_smallest_effect(share: float) -> None:
-    """`ValueError` unless a smallest effect of interest is a share of the total: 0 or more and below 1."""
-    if not 0 <= share < 1:
-        raise ValueError(f"smallest_effect is a share of the median total effect, from 0 to below 1, got {share!r}")
-
-
 class Parts:
     """What results share that take an effect apart: into heads, edges or sites ("cells").
 
     A result gives `per_cell` `[problem, cell]` and `total_effect` `[problem]`, and has the fields below. What is claimed of a
-    cell is how many problems show it: more than `delta` = `smallest_effect` x |median total effect| (and more than rounding),
-    with the total effect or against it, in more than half of all problems (`prevalence`). Means describe.
+    cell is how many problems show it: more than the smallest effect of interest, with the total effect or against it, in more
+    than half of all problems (`whole`, an `Effect`, has the rules). Means describe.
     """
 
     problem_ids: Any
+    groups: Any
     per_cell: Any
     total_effect: Any
     unit: str
     settings: Any
-    seed: int
     confidence: float
     smallest_effect: float
+    resolution: float
     signed: ClassVar[bool] = True
-    drawn: ClassVar[tuple[str, ...]] = ("effect_fraction", "effect")
+    drawn: ClassVar[tuple[str, ...]] = ("share", "median")
     what: ClassVar[tuple[str, str]] = ("head", "heads")
     """What a cell is called, one and several."""
 
     @cached_property
-    def total_interval(self) -> Interval:
-        """Mean total effect with its bootstrap interval over problems (NaN limits for a single problem)."""
-        return mean_interval(self.total_effect, confidence=self.confidence, seed=self.seed)
-
-    @cached_property
-    def effect_interval(self) -> Interval:
-        """Mean effect per cell with its interval."""
-        return mean_interval(self.per_cell, confidence=self.confidence, seed=self.seed)
-
-    @cached_property
-    def effect_fraction(self) -> Interval:
-        """Ratio of means per cell with its interval."""
-        return share_interval(self.per_cell, self.total_effect, confidence=self.confidence, seed=self.seed)
-
-    @property
-    def alpha(self) -> float:
-        """The level of every test: 1 - `confidence`."""
-        return 1 - self.confidence
-
-    @cached_property
-    def median_total(self) -> Interval:
-        """Median total effect with the interval of its order statistics."""
-        return median_interval(self.total_effect, confidence=self.confidence)
-
-    @cached_property
-    def p_total(self) -> float:
-        """Two-sided sign test of the total effect: do most problems show one, of one sign?"""
-        return float(sign_test(self.total_effect, rounding=self.rounding))
+    def whole(self) -> Effect:
+        """The whole effect, by which its parts are judged."""
+        return Effect(self.total_effect, self.confidence, self.smallest_effect, self.rounding, groups=self.groups)
 
     @property
     def established(self) -> bool:
         """Whether most problems show a total effect; where not, there is nothing for a cell to carry and none is tested."""
-        return self.p_total < self.alpha
+        return self.whole.established
 
     @property
-    def direction(self) -> int:
-        """The sign of the median total effect: +1, -1 (0 counts as +1)."""
-        return -1 if float(self.median_total.estimate) < 0 else 1
+    def level(self) -> float:
+        """What corrected p-values of cells are held against."""
+        return self.whole.level
 
     @property
     def rounding(self) -> float:
         """Effects up to this are taken for rounding, in `unit`."""
-        return float(self.settings.get("resolution", 0.0))
-
-    @property
-    def delta(self) -> float:
-        """The smallest effect of interest, in `unit`: a share of the median total, and more than rounding."""
-        return max(self._asked, self.rounding)
-
-    @property
-    def _asked(self) -> float:
-        """The share of the median total that is asked for, in `unit`."""
-        return self.smallest_effect * abs(float(self.median_total.estimate))
+        return self.resolution
 
     @cached_property
     def prevalence(self) -> Prevalence:
-        """In how many problems each cell does more than `delta`, with the total effect and against it, `[sense, cell]`.
-
-        p is exact for any distribution and corrected (Holm) over cells and senses; NaN where the total effect is not
-        established, and for a cell that is undefined on every problem.
-        """
-        turned = self.direction * self.per_cell
-        tested = np.full(turned.shape[1:], self.established)
-        return prevalence_test(turned, self.delta, tested=tested, confidence=self.confidence)
+        """In how many problems each cell does more than the smallest effect, with the total and against it, `[sense, cell]`."""
+        return self.whole.prevalence(self.per_cell)
 
     @cached_property
     def sense(self) -> np.ndarray:
@@ -146,16 +85,22 @@ class Parts:
     @cached_property
     def median(self) -> Interval:
         """Median effect per cell with the interval of its order statistics."""
-        return median_interval(self.per_cell, confidence=self.confidence)
+        return self.whole.cell_medians(self.per_cell)
 
     @cached_property
-    def median_fraction(self) -> Interval:
-        """`median` as a share of the median total effect; NaN where the total effect is not established."""
-        total = float(self.median_total.estimate) if self.established else np.nan
-        one, made = abs(total) or np.nan, self.median
-        low, high = (made.low, made.high) if self.direction > 0 else (-made.high, -made.low)
-        estimate, low, high = (x / one + 0.0 for x in (self.direction * made.estimate, low, high))  # no -0
-        return replace(made, estimate=estimate, low=low, high=high)
+    def share(self) -> Interval:
+        """The share of the total effect that each cell is, with exact limits; NaN where the total is not established."""
+        return self.whole.share(self.per_cell)
+
+    @cached_property
+    def mean_effect(self) -> np.ndarray:
+        """Mean effect per cell: a description, without limits."""
+        return defined_mean(self.per_cell)
+
+    @property
+    def effect_fraction(self) -> np.ndarray:
+        """Ratio of means per cell: a description; NaN where the mean total is not one to have a share of (`Effect.mean`)."""
+        return self.mean_effect / self.whole.mean + 0.0
 
     @cached_property
     def concentration(self) -> Concentration:
@@ -163,7 +108,8 @@ class Parts:
         return concentration(self.total_effect)
 
     def claim_columns(self) -> dict[str, Any]:
-        """The columns of a summary that say what is claimed: sense, k of n problems with limits, p, the median with limits."""
+        """The columns of a summary that say what is claimed (sense, k of n problems with limits, p, median and share with
+        limits), and the means that describe."""
         told = self.prevalence
         return {
             "sense": self.sense,
@@ -174,44 +120,35 @@ class Parts:
             "prevalence_ci_high": self._in_its_sense(told.high),
             "p_prevalence": self.p_prevalence,
             **interval_columns("median", self.median),
-            **interval_columns("median_fraction", self.median_fraction),
-            **interval_columns("effect", self.effect_interval),
+            **interval_columns("share", self.share),
+            "effect": self.mean_effect,
+            "effect_fraction": self.effect_fraction,
         }
-
-    def share_columns(self) -> dict[str, Any]:
-        """The columns of a summary that describe: the mean as a share of the mean total, with its limits."""
-        share = self.effect_fraction
-        return {"effect_fraction": share.estimate, "ci_low": share.low, "ci_high": share.high}
 
     def quantity(self, column: str) -> Quantity:
         """Parts of the effect, or shares of it or of the problems; all rest on the same test."""
-        limits = ("ci_low", "ci_high") if column == "effect_fraction" else (f"{column}_ci_low", f"{column}_ci_high")
+        limits, tested = (f"{column}_ci_low", f"{column}_ci_high"), ("p_prevalence", self._claim())
         if column == "prevalence":
-            return Quantity("share of problems", False, limits, "p_prevalence", self._claim())
-        share = column in ("effect_fraction", "median_fraction")
+            return Quantity("share of problems", False, limits, *tested, level=self.level)
+        share = column in ("effect_fraction", "share")
         below = "against the effect" if share else "lowers the outcome"
-        return Quantity(WHOLE if share else self.unit, True, limits, "p_prevalence", self._claim(), below)
+        return Quantity(WHOLE if share else self.unit, True, limits, *tested, below, self.level)
 
     def _claim(self) -> str:
         return f"more than {100 * self.smallest_effect:.3g} % of the effect in most problems"
 
     def _total_words(self) -> list[str]:
-        mean, n = self.total_interval, len(self.problem_ids)
-        low, high = float(mean.low), float(mean.high)
-        same = int((self.direction * self.total_effect > 0).sum())
+        whole, n = self.whole, len(self.problem_ids)
+        same = int((whole.units(whole.turned(self.total_effect)) > 0).sum())
         contrast = CONTRASTS.get(str(self.settings.get("contrast")))
         name = "" if contrast is None or contrast.name == "total" else f"{contrast.name} "
         ends = "" if contrast is None else f" ({contrast.corrupted} - {contrast.clean})"
         found = [
-            f"Total {name}effect{ends}: median {with_limits(self.median_total, self.unit)}, of this sign in {same} of "
-            f"{count_of(n, 'problem')} (sign test, p = {self.p_total:.2g}); mean {with_limits(mean, self.unit)}."
+            f"Total {name}effect{ends}: median {with_limits(whole.median, self.unit)}, of this sign in {same} of "
+            f"{whole.counted(whole.n)} (sign test, p = {whole.p:.2g}); mean {defined_mean(self.total_effect):+.4f}."
         ]
-        if n == 1:
-            found.append(
-                "One problem: the mean has no interval, and effect_fraction is that problem's, without limits."
-            )
-        elif not low * high > 0:
-            found.append("The mean's interval holds 0: effect_fraction is NaN, read the raw effects only.")
+        if np.isnan(whole.mean):
+            found.append("That mean is not told from 0 with the median's sign, so effect_fraction is NaN.")
         few = self.concentration
         if few.concentrated and n >= FEWEST:
             names = listed([str(self.problem_ids[at]) for at in few.problems])
@@ -228,12 +165,12 @@ class Parts:
         if why := self.why_none():
             return [why]
         table = self.summary().sort_values("p_prevalence", kind="stable")  # type: ignore[attr-defined]
-        passed = table[table["p_prevalence"] < self.alpha]
+        passed = table[table["p_prevalence"] < self.level]
         rest, share = len(passed) - NAMED_AT_MOST, f"{100 * self.smallest_effect:.3g} %"
         return [
             f"{len(passed)} of {count_of(self._n_tested, *self.what)} {'does' if len(passed) == 1 else 'do'} more than {share} "
             f"of the effect in most problems ({self._test_words()}).",
-            *(_cell_words(row, share) for row in passed.head(NAMED_AT_MOST).to_dict("records")),
+            *(self._cell_words(row, share) for row in passed.head(NAMED_AT_MOST).to_dict("records")),
             *([f"{rest} more {'stands' if rest == 1 else 'stand'} in the table."] if rest > 0 else []),
         ]
 
@@ -244,41 +181,45 @@ class Parts:
 
     def _test_words(self) -> str:
         cells = count_of(self._n_tested, *self.what)
-        test = f"prevalence test, p < {self.alpha:.3g} after Holm over {cells} and both senses"
-        if self.delta > self._asked:
-            test += f"; effects up to {self.delta:.2g} {self.unit} are taken for rounding, which is more than that"
-        return test
+        return (
+            f"prevalence test, p < {self.level:.3g} after Holm over {cells} and both senses; smallest effect "
+            f"{self.whole.delta_words(self.unit)}"
+        )
 
     def why_none(self) -> str:
         """Why no cell is shown to do more than the smallest effect, in a sentence; "" where one is."""
-        one, n, m = self.what[0], len(self.total_effect), self._n_tested
+        one, n, m = self.what[0], self.whole.n, self._n_tested
         if not self.established:
             return f"That most problems show an effect of one sign is not established, so no {one} is tested."
-        if bool((self.p_prevalence < self.alpha).any()):
+        if bool((self.p_prevalence < self.level).any()):
             return ""
-        least = fewest_problems(m, alpha=self.alpha) if m else 0
+        least = self.whole.fewest(len(SENSES) * m) if m else 0
         if n < least:
             takes = "takes" if m == 1 else "take"
             return (
-                f"No {one} can pass with {count_of(n, 'problem')}: {count_of(m, *self.what)} {takes} at least {least} "
-                f"({self._test_words()})."
+                f"No {one} can pass with {self.whole.counted(n)}: {count_of(m, *self.what)} {takes} at least {least} "
+                f"(prevalence test, p < {self.level:.3g} after Holm over both senses)."
             )
         said = f"No {one} is shown to do more than {100 * self.smallest_effect:.3g} % of the effect in most problems"
         if not m:
             return f"{said}: none is defined on any problem."
-        power = detectable_prevalence(n, m, alpha=self.alpha)
+        power = self.whole.detectable(len(SENSES) * m)
         found = f"one that does in {100 * power:.0f} % of all problems would be found with 80 % power"
         return f"{said} ({self._test_words()}); {found}."
 
+    def _cell_words(self, row: dict[str, Any], share: str) -> str:
+        """One cell's claim, from its row of the summary."""
+        way = "of the effect" if row["sense"] > 0 else "against the effect"
+        return (
+            f"{row['label']}: more than {share} {way} in {row['k']} of {self.whole.counted(row['n'])}; {share_words(row)} of "
+            "the total."
+        )
 
-def _cell_words(row: dict[str, Any], share: str) -> str:
-    """One cell's claim, from its row of the summary."""
-    way = "of the effect" if row["sense"] > 0 else "against the effect"
-    middle, low, high = (100 * row[f"median_fraction{end}"] for end in ("", "_ci_low", "_ci_high"))
-    return (
-        f"{row['label']}: more than {share} {way} in {row['k']} of {count_of(row['n'], 'problem')}; median {middle:.0f} % "
-        f"[{low:.0f}, {high:.0f}] of the total."
-    )
+
+def share_words(row: Any, column: str = "share") -> str:
+    """A share with its limits in percent, from a row of a summary: `31 % [28, 34]`."""
+    limits = limits_of(row[f"{column}_ci_low"], row[f"{column}_ci_high"], "z.0f", scale=100)
+    return f"{100 * row[column]:z.0f} %{limits}"
 
 
 def listed(names: Sequence[str]) -> str:

@@ -14,9 +14,9 @@ from ..models.base import Model
 from ..models.inputs import Inputs, Recording
 from ..prompts.conditions import CONDITIONS, Contrast, Hidden
 from ..prompts.pairs import PromptPair, digest_of, over_pairs, own_pairs
-from ..prompts.problems import distinct
+from ..prompts.problems import distinct, groups_of
 from ..prompts.prompt import MAX_UNKNOWN
-from ..running.work import Compute, Unit
+from ..running.engines import Compute, Unit
 from .outcomes import Outcome, outcome_named
 
 PER_UNIT = 8
@@ -28,7 +28,7 @@ class Prepared:
     """Problems ready for a model and an outcome: `bare` pairs, and `pairs` with what the outcome appends.
 
     `units`: problems of equal geometry, which can share a batch; planned from the whole list, so that what a problem is
-    computed beside depends on nothing but the list.
+    computed beside depends on nothing but the list. `beside`: the insertion whose tokens are the clean ones, in words.
     """
 
     model: Model
@@ -36,10 +36,16 @@ class Prepared:
     bare: tuple[PromptPair, ...]
     pairs: tuple[PromptPair, ...]
     units: tuple[Unit, ...]
+    beside: str = ""
 
     @property
     def ids(self) -> tuple[str, ...]:
         return tuple(pair.id for pair in self.bare)
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """The group of each problem; () where every problem is its own."""
+        return groups_of(pair.problem for pair in self.bare)
 
     @property
     def insertion(self) -> str:
@@ -50,9 +56,22 @@ class Prepared:
     def settings(self) -> dict[str, Any]:
         """What every result of these problems says of its making."""
         spelt = sum(bool(pair.special_as_text) for pair in self.bare)
-        said = {"special_tokens_as_text": spelt} if spelt else {}
+        said: dict[str, Any] = {"special_tokens_as_text": spelt} if spelt else {}
+        said |= {"beside": self.beside} if self.beside else {}
         made = {"outcome": self.outcome.name, "insertion": self.insertion, **said, **self.model.identity}
         return made | {"prompts": digest_of(self.pairs)}
+
+    @property
+    def n_groups(self) -> int:
+        """How many problems there are, variants of one another counted once."""
+        return len(set(self.groups)) or len(self.ids)
+
+    def halves(self) -> "tuple[Prepared, Prepared]":
+        """Every second problem and the others; groups stay whole."""
+        names = self.groups or self.ids
+        second = set(list(dict.fromkeys(names))[1::2])
+        here, there = ([at for at, name in enumerate(names) if (name in second) is side] for side in (False, True))
+        return self.only(here), self.only(there)
 
     def only(self, places: Sequence[int]) -> "Prepared":
         """Some of the problems, in this order."""
@@ -107,8 +126,8 @@ def prepare(
     bare = own_pairs(model, fit_pairs(pairs))
     if read.appended == "solution":
         _refuse_unknown_solutions(model, bare)
-    answered = fit_pairs(pair.answered(read.appended) for pair in bare)
-    read.check(answered)
+    read.check(bare)
+    answered = fit_pairs(read.asked(pair, model.info) for pair in bare)
     return Prepared(model, read, bare, answered, units_of(answered, read))
 
 
@@ -155,7 +174,8 @@ def units_of(pairs: Sequence[PromptPair], outcome: Outcome) -> tuple[Unit, ...]:
     alike: dict[tuple[Any, ...], list[int]] = {}
     for at, pair in enumerate(pairs):
         read = tuple(outcome.reads(pair))
-        alike.setdefault((len(pair.base), pair.spans, pair.n_answer, read), []).append(at)
+        change = None if pair.clean is None else pair.first_change
+        alike.setdefault((len(pair.base), pair.spans, pair.n_answer, read, change), []).append(at)
     return tuple(
         tuple(members[at : at + PER_UNIT]) for members in alike.values() for at in range(0, len(members), PER_UNIT)
     )

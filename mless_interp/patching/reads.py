@@ -9,24 +9,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..given import checked, count_of
+from ..arguments import checked, count_of
 from ..heads import Head
 from ..models.base import Model
 from ..prompts.pairs import PromptPair
-from ..running.results import Quantity, Result, Shown, ShownTable, interval_columns, tidy
-from ..statistics import (
-    CONFIDENCE,
-    Interval,
-    Prevalence,
-    fewest_problems,
-    holm,
-    median_interval,
-    prevalence_test,
-    sign_test,
-    within_test,
-)
+from ..running.results import Quantity, Result, Shown, ShownTable, interval_columns, tidy, with_limits
+from ..statistics import CONFIDENCE, holm, prevalence_test
+from ..statistics.arguments import check_share
+from .effect import SMALLEST_EFFECT
 from .joint import CHOSEN_HERE
 from .outcomes import Outcome
+from .parts import WHOLE, Parts
 from .prepared import Prepared, prepare
 from .sweep import Sweep, sweep_heads
 
@@ -95,8 +88,8 @@ def read_effects(
     heads: Iterable[Head | str],
     *,
     outcome: str | Outcome = "answer_logprob",
-    alpha: float = 0.05,
-    smallest_effect: float = 0.05,
+    confidence: float = CONFIDENCE,
+    smallest_effect: float = SMALLEST_EFFECT,
     chosen_elsewhere: bool = False,
     checkpoint: str | Path | None = None,
     max_rows: int | None = None,
@@ -134,7 +127,7 @@ def read_effects(
         knockout, `knockout` is no second evidence for them.
     outcome : one with a sign: "answer_logprob", "answer_prob", "solution_logprob", "logit_diff".
     smallest_effect : of interest, as a share of the |median total effect|, above 0.
-    alpha : level of all tests together.
+    confidence : of intervals; 1 - confidence is the level of all tests together.
     chosen_elsewhere : True says that the heads were chosen without these problems (on others, from the literature, by
         their planting); only then are there p-values, else what is found describes these problems.
     checkpoint : a file that receives each finished problem; started again with the same settings the run goes on there.
@@ -146,18 +139,19 @@ def read_effects(
 
     Source: methods §3 (I1, I7, I8), §6, §8.
     """
-    _check_levels(alpha, smallest_effect)
+    _check_levels(confidence, smallest_effect)
     prepared = prepare(model, pairs, outcome, signed_for="taking a read apart")
     chosen = model.info.chosen(heads, what="take apart")
     sweeps = {name: Sweep.named(edit=name) for name in READ_EDITS}
     swept = sweep_heads(prepared, sweeps, chosen, checkpoint=checkpoint, max_rows=max_rows, progress=progress)
     return ReadEffects(
         problem_ids=prepared.ids,
+        groups=prepared.groups,
         heads=chosen,
         values=np.stack([swept[name].per_head for name in READ_EDITS], -1),
         total=swept["knockout"].total_effect,
         unit=prepared.outcome.unit,
-        alpha=alpha,
+        confidence=confidence,
         smallest_effect=smallest_effect,
         resolution=model.resolution,
         chosen_elsewhere=chosen_elsewhere,
@@ -166,19 +160,19 @@ def read_effects(
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class ReadEffects(Result):
+class ReadEffects(Parts, Result, renamed={"alpha": None}):
     """What each edit of each head's read removes: `values` `[problem, head, intervention]` (`READ_EDITS`, in their order).
 
     `total` `[problem]` is the insertion's content effect (inserted - masked), `values` the parts of it that go, both in the
-    outcome's unit; `turned` are the parts in the direction of the effect: positive with it, negative against it. `delta`, the
-    smallest effect of interest, is `smallest_effect` x |median total|; effects up to `resolution` are rounding. NaN is
+    outcome's unit; `turned` are the parts in the direction of the effect: positive with it, negative against it. `whole` is the
+    total `Effect`, with the smallest effect of interest (`delta`); effects up to `resolution` are rounding. NaN is
     undefined: the problem leaves that cell's n.
 
-    A cell is *shown* to remove "more" than delta (with the effect, or "against" it), or "less" (|removed| < delta), where
+    A cell is *shown* to remove "more" than the smallest effect (with the effect, or "against" it), or "less" than that, where
     most problems do. That an edit does next to nothing is concluded where it is also shown to be smaller than half of what
     the knockout removes, in most problems and in the knockout's sense. Exact binomial tests, Holm over all of them (heads x
-    (interventions x 3 questions + the 4 edits beside the knockout x 2 senses)), at `alpha`. Where the total effect is not
-    established (sign test over problems) there are no shares, and nothing is shown.
+    (interventions x 3 questions + the 4 edits beside the knockout x 2 senses)), at the level of `whole`. Where the total effect
+    is not established (sign test over problems) there are no shares, and nothing is shown.
 
     `chosen_elsewhere`: the heads were not chosen on these problems, so that `p` means something; else it is NaN, and what is
     shown by the same rule describes these problems.
@@ -189,92 +183,50 @@ class ReadEffects(Result):
     values: np.ndarray
     total: np.ndarray
     unit: str
-    alpha: float = 0.05
-    smallest_effect: float = 0.05
+    smallest_effect: float = SMALLEST_EFFECT
     resolution: float = 0.0
     settings: dict[str, Any] = field(default_factory=dict)
     confidence: float = CONFIDENCE
     chosen_elsewhere: bool = False
 
     drawn = ("share", "removed_median")
+    axes = (("values", "problem head intervention"), ("total", "problem"))
 
     def __post_init__(self) -> None:
-        shape = (len(self.problem_ids), len(self.heads), len(READ_EDITS))
-        if self.values.shape != shape or self.total.shape != shape[:1]:
-            raise ValueError(
-                f"values must be [problem, head, intervention] = {list(shape)} and total [problem], got "
-                f"{list(self.values.shape)} and {list(self.total.shape)}"
-            )
-        _check_levels(self.alpha, self.smallest_effect)
+        _check_levels(self.confidence, self.smallest_effect)
 
     # -------------------------------------------------------------------------------------------------------- numbers
 
-    @cached_property
-    def total_interval(self) -> Interval:
-        """Median total effect with its order-statistic interval over problems."""
-        return median_interval(self.total, confidence=self.confidence)
+    @property
+    def per_cell(self) -> np.ndarray:
+        """`values`."""
+        return self.values
 
     @property
-    def _size(self) -> float:
-        """|median total|, in `unit`."""
-        return abs(float(self.total_interval.estimate))
+    def total_effect(self) -> np.ndarray:
+        """`total`."""
+        return self.total
 
     @property
-    def _turn(self) -> float:
-        """The sign of the median total."""
-        return -1.0 if float(self.total_interval.estimate) < 0 else 1.0
-
-    @cached_property
-    def p_total(self) -> float:
-        """Sign test of the total effect, beyond rounding."""
-        return float(sign_test(self.total, rounding=self.resolution))
-
-    @property
-    def established(self) -> bool:
-        """Whether the insertion does anything in most problems."""
-        return self.p_total < self.alpha and self._size > self.resolution
-
-    @property
-    def delta(self) -> float:
-        """The smallest effect of interest, in `unit`, and more than rounding; NaN where the total effect is not established."""
-        return max(self.smallest_effect * self._size, self.resolution) if self.established else float("nan")
-
-    @cached_property
     def turned(self) -> np.ndarray:
         """`values`, positive where a part of the insertion's effect in most problems goes."""
-        return self._turn * self.values
-
-    @cached_property
-    def removed_interval(self) -> Interval:
-        """Median of `values` over problems with its order-statistic interval, `[head, intervention]`, in `unit`."""
-        return median_interval(self.values, confidence=self.confidence)
-
-    @cached_property
-    def share_interval(self) -> Interval:
-        """The same as a share of the median total, whose own error is not in it; NaN where that is not established."""
-        whole = self._size if self.established else np.nan
-        return median_interval(self.turned / whole, confidence=self.confidence)
-
-    @cached_property
-    def prevalence(self) -> Prevalence | None:
-        """In how many problems each cell removes more than delta, and less than -delta; None without a delta."""
-        return prevalence_test(self.turned, self.delta, confidence=self.confidence) if self.established else None
+        return self.whole.turned(self.values)
 
     @cached_property
     def _corrected(self) -> np.ndarray:
         """`[more | against | less | half | half_against, head, intervention]`, Holm over all; NaN where nothing is tested."""
-        if self.prevalence is None:
+        if np.isnan(self.whole.delta):
             return np.full((len(ASKED + BESIDE), *self.values.shape[1:]), np.nan)
-        whole = self.turned[..., :1]
-        below_half = np.sign(whole) * np.maximum(np.abs(whole) - 2 * np.abs(self.turned), 0.0)
-        half = prevalence_test(below_half, 0.0).p
+        knocked = self.turned[..., :1]
+        below_half = np.sign(knocked) * np.maximum(np.abs(knocked) - 2 * np.abs(self.turned), 0.0)
+        half = prevalence_test(self.whole.units(below_half), 0.0).p
         half[..., 0] = np.nan  # the knockout beside itself
-        return holm(np.concatenate([self.prevalence.p, within_test(self.turned, self.delta)[0][None], half]))
+        return holm(np.concatenate([self.prevalence.p, self.whole.within(self.values)[0][None], half]))
 
     @property
     def _sure(self) -> np.ndarray:
-        """Which of these are below `alpha`."""
-        return np.nan_to_num(self._corrected, nan=1.0) < self.alpha
+        """Which of these are below the level."""
+        return np.nan_to_num(self._corrected, nan=1.0) < self.whole.level
 
     @property
     def p(self) -> np.ndarray:
@@ -296,17 +248,16 @@ class ReadEffects(Result):
     def summary(self) -> pd.DataFrame:
         """One row per head and intervention.
 
-        `removed_median` over problems with its interval, a part of the insertion's effect in `unit`; `share`: the same over
-        the median total, whose own error is not in its limits; `prevalence`: the share of problems in which more than delta
-        is removed, with exact limits; corrected p of removing more, of acting against the effect, of removing less, and of
-        less than half of the knockout (NaN where the heads were chosen on these problems); `shown`: which of the first three
-        is shown; n, and the `n_undefined` problems that it lacks.
+        `removed_median` over problems with its interval, a part of the insertion's effect in `unit`; `share` of the total
+        effect and `prevalence`, the share of problems in which more than delta is removed, with exact limits; corrected p of
+        removing more, of acting against the effect, of removing less, and of less than half of the knockout (NaN where the
+        heads were chosen on these problems); `shown`: which of the first three is shown; n, and the `n_undefined` problems
+        that it lacks.
         """
-        made, counted = self.removed_interval, self.prevalence
-        unknown = np.full(made.n.shape, np.nan)
-        above = [unknown] * 3 if counted is None else [counted.share[0], counted.low[0], counted.high[0]]
-        columns = interval_columns("removed_median", made) | interval_columns("share", self.share_interval)
-        columns |= dict(zip(("prevalence", "prevalence_ci_low", "prevalence_ci_high"), above, strict=True))
+        made, counted = self.median, self.prevalence
+        columns = interval_columns("removed_median", made) | interval_columns("share", self.share)
+        columns |= {"prevalence": counted.share[0], "prevalence_ci_low": counted.low[0]}
+        columns["prevalence_ci_high"] = counted.high[0]
         columns |= {f"p_{name}": p for name, p in zip(ASKED + BESIDE, self.p, strict=True)}
         columns |= {"shown": self.verdicts, "n": made.n, "n_undefined": len(self.total) - made.n}
         table = tidy({"label": list(map(str, self.heads)), "intervention": list(READ_EDITS)}, **columns)
@@ -315,7 +266,7 @@ class ReadEffects(Result):
 
     def quantity(self, column: str) -> Quantity:
         """An amount in the outcome's unit, a share of the median total effect, or of the problems."""
-        unit = {"share": "1: the median total effect", "prevalence": "1: every problem"}.get(column, self.unit)
+        unit = {"share": WHOLE, "prevalence": "1: every problem"}.get(column, self.unit)
         return Quantity(unit, column != "prevalence", (f"{column}_ci_low", f"{column}_ci_high"))
 
     def to_frame(self) -> pd.DataFrame:
@@ -337,7 +288,7 @@ class ReadEffects(Result):
         """Every edit of every head."""
         caption = (
             f"What each edit of a head's attention to the span removes of the insertion's effect: median over problems "
-            f"({'as a share of the median total effect' if self.established else self.unit}), and in which share of the "
+            f"({self.unit}; share of the total effect beside), and in which share of the "
             f"problems it is more than {self._least} of the total. Shown: more than that, as much against the effect, or "
             "less, in most problems ("
             + ("p after Holm over all tests" if self.chosen_elsewhere else CHOSEN_HERE)
@@ -360,18 +311,17 @@ class ReadEffects(Result):
     def sentences(self) -> list[str]:
         """What is removed from each head's read, edit by edit, and what follows; what does not follow is not said."""
         s, n = self.settings, len(self.total)
-        total = [float(x) for x in (self.total_interval.estimate, self.total_interval.low, self.total_interval.high)]
         heads = ", ".join(map(str, self.heads))
         what = f"What the read of {heads} is" if len(self.heads) == 1 else f"What the reads of {heads} are"
         found = [
             f"{what}: {s.get('insertion')}, {count_of(n, 'problem')}, outcome "
-            f"{s.get('outcome')}, median total content effect {_with_limits(total, self.unit)}."
+            f"{s.get('outcome')}, median total content effect {with_limits(self.whole.median, self.unit)}."
         ]
         n_tests = len(self.heads) * (len(ASKED) * len(READ_EDITS) + len(BESIDE) * len(FOLLOWS))
-        needed = fewest_problems(n_tests, alpha=self.alpha, n_senses=1)
-        least = f"more or less than {self._least} of the median total ({self.delta:.3g} {self.unit})"
+        needed = self.whole.fewest(n_tests)
+        least = f"smallest effect {self.whole.delta_words(self.unit)}"
         if not self.established:
-            p = f", p = {self.p_total:.2g}" if self.chosen_elsewhere else ""
+            p = f", p = {self.whole.p:.2g}" if self.chosen_elsewhere else ""
             found.append(
                 f"That is no established effect (sign test over problems{p}), so there are no shares of it, and nothing is "
                 "concluded."
@@ -382,7 +332,7 @@ class ReadEffects(Result):
             )
         elif self.chosen_elsewhere:
             found.append(
-                f"What is concluded holds in most problems: {least}, p < {self.alpha:g} after Holm over "
+                f"What is concluded holds in most problems: {least}, p < {self.whole.level:.3g} after Holm over "
                 f"{np.isfinite(self.p).sum()} tests."
             )
         else:
@@ -403,15 +353,15 @@ class ReadEffects(Result):
 
     def _edits_words(self, at: int) -> str:
         """What each edit removes of one head's read, and in how many problems."""
-        head, made = self.heads[at], self.share_interval
+        head, made = self.heads[at], self.share
         words = []
         for k, said in enumerate(READ_EDITS.values()):
             said += f"{' removes' if k == 0 else ''} {self._amount(at, k)}"
-            if k == 0 and self.prevalence is not None:
+            if k == 0 and not np.isnan(self.whole.delta):
                 against = int(made.estimate[at, k] < -self.smallest_effect)
                 count, n = int(self.prevalence.count[against, at, k]), int(self.prevalence.n[at, k])
                 way = " against it" * against
-                said += f" of the median total (more than {self._least}{way} in {count} of {count_of(n, 'problem')})"
+                said += f" of the total (more than {self._least}{way} in {count} of {count_of(n, 'problem')})"
             lacking = len(self.total) - int(made.n[at, k])
             words.append(
                 said + (f" (undefined in {lacking} of {count_of(len(self.total), 'problem')})" if lacking else "")
@@ -419,8 +369,8 @@ class ReadEffects(Result):
         return f"{head} ({head.paper_label} in the paper's counting): {'; '.join(words)}."
 
     def _amount(self, at: int, k: int) -> str:
-        """A cell's median with its interval: percent of the median total where that is established, else in `unit`."""
-        made = self.share_interval if self.established else self.removed_interval
+        """What a cell removes, with its interval: percent of the total where that is established, else its median in `unit`."""
+        made = self.share if self.established else self.median
         numbers = [float(values[at, k]) for values in (made.estimate, made.low, made.high)]
         if not np.isfinite(numbers[0]):
             return "undefined"
@@ -430,7 +380,7 @@ class ReadEffects(Result):
 
     def _conclusion(self, at: int) -> list[str]:
         """What is shown of one head's read; only where its knockout is shown to do anything."""
-        if self.prevalence is None:
+        if np.isnan(self.whole.delta):
             return []
         head, found = self.heads[at], dict(zip(READ_EDITS, self.verdicts[at], strict=True))
         whole = found.pop("knockout")
@@ -467,9 +417,8 @@ def _with_limits(numbers: list[float], unit: str, *, form: str = "+z.4f") -> str
     return f"{middle} {unit}" + (f" [{low}, {high}]" if np.isfinite(numbers).all() else "")
 
 
-def _check_levels(alpha: float, smallest_effect: float) -> None:
-    if not 0 < alpha < 1:
-        raise ValueError(f"alpha must lie between 0 and 1, got {alpha}")
+def _check_levels(confidence: float, smallest_effect: float) -> None:
+    check_share(confidence, name="confidence")
     if not 0 < smallest_effect < np.inf:
         raise ValueError(
             f"smallest_effect must be above 0, a share of the total effect such as 0.05, got {smallest_effect}: without one "

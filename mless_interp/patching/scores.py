@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..given import count_of
+from ..arguments import count_of
 from ..heads import Head
 from ..prompts.conditions import DIRECTIONS
 from ..running.results import (
@@ -21,7 +21,8 @@ from ..running.results import (
     of_heads,
 )
 from ..statistics import CONFIDENCE
-from .parts import SMALLEST_EFFECT, WHOLE, Parts, check_smallest_effect
+from .effect import SMALLEST_EFFECT, check_smallest_effect
+from .parts import WHOLE, Parts
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -30,14 +31,15 @@ class PatchScores(Parts, Result):
 
     `total_effect` is the insertion's own (corrupted - clean) and `effect` the part of it that a head carries: what denoising
     the head takes out, what noising it brings in. What patching does to the outcome, patched - receiving, is
-    `patching_changes`: `effect` when noising, the same with its sign turned when denoising. `effect_fraction` = mean effect /
-    mean total effect: 0 nothing, 1 everything, below 0 against it, in both directions; rank by it. `recovered` = (patched -
-    corrupted) / (clean - corrupted): 1 minus it when noising. Fractions are ratios of means over problems with intervals;
-    where the denominator's own interval holds 0 they are NaN and flagged, and only the raw effect stands.
+    `patching_changes`: `effect` when noising, the same with its sign turned when denoising.
 
-    Means describe; what is *claimed* of a head is how many problems show it: more than `delta` = `smallest_effect` x
-    |median total effect| (and more than `rounding`), with the total effect or against it, in more than half of all problems
-    (`prevalence`). On log-probabilities a few problems often carry the mean (`concentration`).
+    What is *claimed* of a head is how many problems show it: more than the smallest effect (`whole.delta`, more than
+    `rounding`), with the total effect or against it, in more than half of all problems (`prevalence`). `share` is its share
+    of the total effect, with limits: 0 nothing, 1 everything, below 0 against it.
+
+    Means describe, and have no limits: on log-probabilities a few problems often carry them (`concentration`).
+    `effect_fraction` = mean effect / mean total effect, NaN where the mean total is not told from 0; `recovered` = (patched -
+    corrupted) / (clean - corrupted): 1 minus it when noising.
 
     `noise` `[problem, layer]` is how far the outcome of a row was off that continued the receiving run from that layer
     unedited (NaN for layers that were not swept but 0; None in results of versions that did not measure it): rounding.
@@ -55,6 +57,8 @@ class PatchScores(Parts, Result):
     confidence: float = CONFIDENCE
     smallest_effect: float = SMALLEST_EFFECT
     noise: np.ndarray | None = None
+    direction: str = "denoising"
+    resolution: float = 0.0
 
     axes = (
         ("patched", "problem layer head_of_layer"),
@@ -65,26 +69,11 @@ class PatchScores(Parts, Result):
 
     def __post_init__(self) -> None:
         check_smallest_effect(self.smallest_effect)
-        n = len(self.problem_ids)
-        shapes = {name: np.shape(getattr(self, name)) for name in ("patched", "receiving", "donor", "noise")}
-        layers, heads = (*shapes["patched"][1:], 0, 0)[:2]
-        expected = {"patched": (n, layers, heads), "receiving": (n,), "donor": (n,), "noise": (n, layers)}
-        if self.noise is None:
-            del shapes["noise"]
-        for name, shape in shapes.items():
-            if shape != expected[name]:
-                axes = {"patched": "[problem, layer, head]", "noise": "[problem, layer]"}.get(name, "[problem]")
-                raise ValueError(f"{name} must be {axes} for {n} problems, got shape {list(shape)}")
-        outside = [head for head in self.heads if head.layer >= layers or head.head >= heads]
-        if outside or not self.heads:
-            raise ValueError(
-                f"heads must be of the {layers} layers x {heads} heads of `patched`, got {outside[0] if outside else 'none'}"
-            )
 
     @property
     def sign(self) -> int:
         """What turns changes of the receiving run into parts of the insertion's effect (`prompts.conditions.DIRECTIONS`)."""
-        return DIRECTIONS[self.settings.get("direction", "denoising")]
+        return DIRECTIONS[self.direction]
 
     @property
     def patching_changes(self) -> np.ndarray:
@@ -129,13 +118,13 @@ class PatchScores(Parts, Result):
     @cached_property
     def rank(self) -> np.ndarray:
         """Rank of each head by |effect|, 1 the largest, in the order of `heads`; NaN where undefined or within the noise."""
-        size = np.abs(self.effect_interval.estimate)
+        size = np.abs(self.mean_effect)
         return pd.Series(np.where(self.within_noise, np.nan, size)).rank(ascending=False, method="min").to_numpy()
 
     @property
     def within_noise(self) -> np.ndarray:
         """Whether a head's mean effect is no larger than `noise_floor`, in the order of `heads`."""
-        return np.abs(self.effect_interval.estimate) <= self.noise_floor
+        return np.abs(self.mean_effect) <= self.noise_floor
 
     def mean(self) -> np.ndarray:
         """Mean effect over problems, `[layer, head]` (NaN where a problem's is undefined)."""
@@ -146,26 +135,16 @@ class PatchScores(Parts, Result):
 
         What is claimed: `sense` (+1 with the total effect, -1 against it), `k` of `n` problems with more than the smallest
         effect in it, `prevalence` = k / n with its exact limits, `p_prevalence` (prevalence test, Holm over heads and
-        senses), `median` and `median_fraction` with their limits. What describes: the means of `effect` and
-        `patching_changes`, `effect_fraction` (limits `ci_low`, `ci_high`), `recovered`, `flag`. `noise` is `noise_floor`,
-        `rank` NaN where the mean effect does not exceed it.
+        senses), `median` and `share` with their limits. What describes: the means of `effect` and `patching_changes`,
+        `effect_fraction`, `recovered`. `noise` is `noise_floor`, `rank` NaN where the mean effect does not exceed it.
         """
         fraction = self.effect_fraction
-        recovered = fraction.estimate, fraction.low, fraction.high
-        if self.sign > 0:
-            recovered = 1 - fraction.estimate, 1 - fraction.high, 1 - fraction.low
         return pd.DataFrame(
             {
                 **head_columns(self.heads),
                 **self.claim_columns(),
-                "patching_changes": self.sign * self.effect_interval.estimate + 0.0,
-                "effect_fraction": fraction.estimate,
-                "recovered": recovered[0],
-                "ci_low": fraction.low,
-                "ci_high": fraction.high,
-                "recovered_ci_low": recovered[1],
-                "recovered_ci_high": recovered[2],
-                "flag": fraction.flag,
+                "patching_changes": self.sign * self.mean_effect + 0.0,
+                "recovered": 1 - fraction if self.sign > 0 else fraction,
                 "noise": self.noise_floor,
                 "rank": self.rank,
             }
@@ -198,8 +177,7 @@ class PatchScores(Parts, Result):
         )
 
     def top(self, k: int = 10) -> pd.DataFrame:
-        """The `k` heads of largest |effect_fraction| (largest |effect| where fractions are undefined); those without a
-        rank come last."""
+        """The `k` heads of largest |share| (largest |median| where shares are undefined); those without a rank come last."""
         table = self.summary()
         key = self.default_column(table)
         ranked = largest_first(table, key).sort_values("rank", key=np.isnan, kind="stable")
@@ -210,7 +188,7 @@ class PatchScores(Parts, Result):
         s = self.settings
         found = [
             f"{s.get('edit', 'z')} patch of {count_of(len(self.heads), 'head')}, contrast {s.get('contrast')}, "
-            f"{s.get('direction')}, outcome {s.get('outcome')}, {count_of(len(self.problem_ids), 'problem')}.",
+            f"{self.direction}, outcome {s.get('outcome')}, {count_of(len(self.problem_ids), 'problem')}.",
             *self._total_words(),
             *self._claim_words(),
         ]
@@ -230,26 +208,18 @@ class PatchScores(Parts, Result):
 
     def printed(self) -> pd.DataFrame:
         """The ten heads of the largest share, of those that have a rank."""
-        columns = ["label", "paper_label", "k", "n", "median_fraction", "effect", "effect_fraction"]
+        columns = ["label", "paper_label", "k", "n", "share", "share_ci_low", "share_ci_high", "median", "effect"]
         top = self.top(10)
-        return top.loc[top["rank"].notna(), [*columns, "ci_low", "ci_high"]]
+        return top.loc[top["rank"].notna(), columns]
 
     def shown(self) -> Shown:
         """Every head's share as a map and a table."""
-        columns = ["label", "paper_label", "effect_fraction", "ci_low", "effect", "recovered"]
-        columns += [
-            "median_fraction",
-            "median_fraction_ci_low",
-            "prevalence",
-            "prevalence_ci_low",
-            "k",
-            "n",
-            "p_prevalence",
-        ]
+        columns = ["label", "paper_label", "share", "share_ci_low", "prevalence", "prevalence_ci_low", "k", "n"]
+        columns += ["p_prevalence", "median", "effect", "effect_fraction", "recovered"]
         table = self.summary()
         key = self.default_column(table)
-        marked = ((table["p_prevalence"] < self.alpha) & table["rank"].notna()).tolist()
-        means = f"outlined: {self._claim()}, p < {self.alpha:.3g} corrected for testing many heads"
+        marked = ((table["p_prevalence"] < self.level) & table["rank"].notna()).tolist()
+        means = f"outlined: {self._claim()}, p < {self.level:.3g} corrected for testing many heads"
         caption = f"Patched heads, the largest share first. Effects are the parts of the insertion's, in {self.unit}."
         return Shown(
             (ShownTable(self.top(len(table)), caption, columns),),

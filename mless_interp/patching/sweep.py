@@ -1,7 +1,9 @@
 """Exact sweeps: patch one head at a time, every head, and see what the outcome does."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -9,25 +11,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..given import check_count, checked, count_of
+from ..arguments import check_count, checked, count_of
 from ..heads import Head
 from ..models.base import Model
 from ..models.inputs import Recording
 from ..models.memory import halved, rows_per_pass, rows_per_request
-from ..models.sent import is_half
+from ..models.traced_ops import is_half
 from ..prompts.conditions import CONTRASTS, DIRECTIONS, Contrast, one_of
 from ..prompts.pairs import PromptPair
-from ..running.work import Tick, Unit
+from ..running.engines import Tick, Unit
+from .effect import SMALLEST_EFFECT, check_smallest_effect
 from .interventions import KNOCKOUTS, Intervention, LayerState, PatchZ, edit_named
 from .outcomes import Outcome
-from .parts import SMALLEST_EFFECT, check_smallest_effect
 from .prepared import Prepared, Runs, prepare
 from .scores import PatchScores
 
 POSITIONS = ("question", "last", "prefix", "span", "all")
 """Where heads are edited; see `patch_heads`."""
-UNEDITED = -1
-"""In the place of a head: none is edited."""
+Row = tuple[int, Tensor | None]
+"""Where a row joins a pass (the layer of head outputs, the stage of a change of the stream), and what is put there; None:
+nothing is edited."""
 
 
 @checked
@@ -119,7 +122,7 @@ class Sweep:
         if intervention.needs_span and not found.cuts:
             raise ValueError(
                 f"edit {intervention.name!r} acts on attention to the inserted span, or from it to the question, so it needs "
-                f"contrast='content' or 'computed', got {contrast!r}"
+                f"contrast='content', 'computed' or 'inside', got {contrast!r}"
             )
         if not found.equal_length and positions not in ("question", "last"):
             raise ValueError(
@@ -226,7 +229,7 @@ def sweep_heads(
         runs, done = prepared.runs(unit), {}  # type: tuple[Runs, dict[str, dict[str, np.ndarray]]]
         for name in sorted(sweeps, key=knockouts.__contains__):  # what others enter as comes first
             first = done[knockouts[name]] if name in knockouts else None
-            done[name] = _Swept(runs, sweeps[name], max_rows).all_heads(chosen, tick, first=first)
+            done[name] = _swept(Engine(runs, sweeps[name], max_rows), chosen, tick, first=first)
         return [
             {name: {key: values[place] for key, values in arrays.items()} for name, arrays in done.items()}
             for place in range(len(unit))
@@ -251,102 +254,168 @@ def sweep_heads(
         noise = np.array([each[name]["noise"] for each in found], dtype=float)
         return PatchScores(
             problem_ids=prepared.ids,
+            groups=prepared.groups,
             patched=np.array([each[name]["patched"] for each in found], dtype=float),
             receiving=ends[:, 0],
             donor=ends[:, 1],
             heads=chosen,
             unit=prepared.outcome.unit,
-            settings={
-                **sweep.settings,
-                "heads": list(map(str, chosen)),
-                **prepared.settings,
-                "resolution": prepared.model.resolution,
-            },
+            settings={**sweep.settings, "heads": list(map(str, chosen)), **prepared.settings},
             seed=seed,
             noise=noise,
+            direction=sweep.direction,
+            resolution=prepared.model.resolution,
         )
 
     return {name: scores(name, sweep) for name, sweep in sweeps.items()}
 
 
-class _Swept:
-    """One sweep of one unit; short-lived."""
+class Engine:
+    """Two runs of one unit, and the receiving one continued from edits of heads or of its stream. Short-lived."""
 
-    def __init__(self, runs: Runs, sweep: Sweep, max_rows: int | None) -> None:
-        self.runs, self.model = runs, runs.model
-        self.sweep = sweep
-        length = runs.length(sweep.receiving)
+    def __init__(self, runs: Runs, sweep: Sweep, max_rows: int | None = None) -> None:
+        self.runs, self.sweep, self.model = runs, sweep, runs.model
         self.donor, self.receiving = sweep.recordings(runs)
-        clean = sweep.contrast.clean
-        self.clean_logits = runs.recording(clean, sweep.start(runs, clean)).logits
-        self.read = runs.read(sweep.receiving)
-        self.edited, self.given = sweep.edited(runs)
-        changed = length - self.receiving.start
-        sizes = {"batch": len(runs.pairs), "changed": changed, "length": length}
+        clean, run = sweep.contrast.clean, self.receiving
+        self._clean = runs.recording(clean, sweep.start(runs, clean)).logits
+        self.here, self.there = sweep.edited(runs)
+        self.read, self.n_changed = runs.read(sweep.receiving), run.n_tokens - run.start
+        sizes = {"batch": len(runs.pairs), "changed": self.n_changed, "length": run.n_tokens}
         if self.model.remote:
             self.rows = max_rows or rows_per_request(self.model.info, **sizes)
         else:
             devices = self.model.devices
             self.rows = max_rows or rows_per_pass(self.model.info, **sizes, read=len(self.read), devices=devices)
-        self._newest: tuple[int, Tensor] | None = None
+        self._kept: dict[str, tuple[Any, Any]] = {}
 
-    def all_heads(
-        self, heads: Sequence[Head], tick: Tick, *, first: "dict[str, np.ndarray] | None" = None
-    ) -> dict[str, np.ndarray]:
-        """`patched` `[problem, layer, head]` (NaN where not asked), `ends` `[problem, (receiving, donor)]`, and `noise`
-        `[problem, layer]`: how far the outcome of a row is off that joins the same passes there unedited.
-
-        `first`: what a sweep gave whose edits in layer 0 are the same ones; they are not made again.
-        """
-        info, n = self.model.info, len(self.runs.pairs)
-        values = np.full((n, info.n_layers, info.n_heads + 1), np.nan)  # the last cell of a layer is the unedited one
-        same = np.zeros(values.shape, dtype=bool)
-        ends = np.stack([self._outcomes(run.logits) for run in (self.receiving, self.donor)], -1)[:, 0]
-        cells = {(head.layer, head.head) for head in heads if first is None or head.layer}
-        if len(cells) < len(heads):
-            tick((len(heads) - len(cells)) * n)
-        ordered, at = sorted(cells | {(layer, UNEDITED) for layer in {0, *(layer for layer, _ in cells)}}), 0
-        while at < len(ordered):
-            some = ordered[at : at + self.rows]
-            try:
-                found = self._patched(some)
-            except (MemoryError, RuntimeError) as error:
-                self.rows = halved(self.rows, error)
-                continue
-            place = (slice(None), [layer for layer, _ in some], [head for _, head in some])
-            values[place], same[place] = found
-            at += len(some)
-            tick(sum(head != UNEDITED for _, head in some) * n)
-        receiving = ends[:, 0, None]
-        noise = values[..., UNEDITED] - receiving
-        if is_half(self.receiving.z[0]):  # much of the rounding is common to the rows of a layer
-            values -= noise[..., None]
-        patched = np.where(same, receiving[..., None], values)[..., :UNEDITED]
-        if first is not None:
-            patched[:, 0] = first["patched"][:, 0]
-        return {"patched": patched, "ends": ends, "noise": noise}
-
-    def _new_z(self, layer: int) -> Tensor:
-        if self._newest is None or self._newest[0] != layer:  # heads come in layer order: the last one is enough
-            self._newest = (layer, self.sweep.new_z(self.runs, layer, self.edited, self.given))
-        return self._newest[1]
-
-    def _patched(self, cells: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
-        """Of one pass, `[problem, cell]`: outcomes, and where an edit changes nothing, so that its effect is exactly 0."""
-        rows: list[Tensor] = []
-        same: list[Tensor] = []
-        for layer, head in cells:
-            old = self.receiving.z[layer]
-            z = old.clone()
-            if head != UNEDITED:
-                z[:, self.edited.on(z), head] = self._new_z(layer)[:, :, head].to(z.dtype)
-            unchanged = (z == old).flatten(1).all(1)
-            rows.append(z.to(rows[0].device) if rows else z)
-            same.append(unchanged.to(rows[0].device))  # all are looked at together: nobody waits for each
-        joins = [layer for layer, _ in cells]
-        logits = self.model.replay(self.receiving, joins, torch.stack(rows, 1).flatten(0, 1), logits_at=self.read)
-        return self._outcomes(logits), torch.stack(same, 1).cpu().numpy()
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """Outcomes `[problem, (receiving, donor)]`."""
+        return np.stack([self._outcomes(run.logits)[:, 0] for run in (self.receiving, self.donor)], -1)
 
     def _outcomes(self, logits: Tensor | None) -> np.ndarray:
         """Outcomes `[problem, row]`."""
-        return self.runs.outcomes(logits, clean=self.clean_logits)
+        return self.runs.outcomes(logits, clean=self._clean)
+
+    def kept(self, what: str, key: Any, make: Callable[[], Any]) -> Any:
+        """Return what is asked for again and again with one key, made once."""
+        if what not in self._kept or self._kept[what][0] != key:
+            self._kept[what] = (key, make())
+        return self._kept[what][1]
+
+    def new_z(self, layer: int) -> Tensor:
+        """What takes the place of a layer's z at the edited rows, each head as if it alone were edited."""
+        return self.kept("z", layer, lambda: self.sweep.new_z(self.runs, layer, self.here, self.there))
+
+    def head_edit(self, head: Head) -> Row:
+        """The edit of one head: its layer, and the receiving run's z there with the head's own replaced."""
+        old = self.receiving.z[head.layer]
+        z = old.clone()
+        z[:, self.here.on(z), head.head] = self.new_z(head.layer)[:, :, head.head].to(z.dtype)
+        return head.layer, z
+
+    def outcomes(
+        self, edits: Iterable[Row], tick: Tick, *, of_heads: bool = False
+    ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+        """Outcomes `[problem, edit]`, and how far that of a row is off which joins at the same place unedited, `[problem]`.
+
+        Edits come by where they join, none falling. An edit that changes nothing has the receiving run's outcome exactly. Rows
+        are left unedited for edits of heads, and in half precision, where much of the rounding is common to the rows that join
+        at one place and is taken off. Where memory runs out, passes are halved.
+        """
+        base, half = self.ends[:, :1], is_half(self.receiving.z[0])
+        values, acts, joins, noise = [], [], [], {}  # type: tuple[list[Any], list[Any], list[int], dict[int, np.ndarray]]
+        rows = _with_unedited(edits) if of_heads or half else iter(edits)
+        with torch.no_grad():  # the edits are made here too
+            while part := list(islice(rows, self.rows)):
+                found, acting = self._passed(part, of_heads)
+                for (at, edited), value, acted in zip(part, found.T, acting.T, strict=True):
+                    if edited is None:
+                        noise[at] = value - base[:, 0]
+                    else:
+                        values.append(value)
+                        acts.append(acted)
+                        joins.append(at)
+                tick(len(base) * sum(edited is not None for _, edited in part))
+        if not joins:
+            return np.empty((len(base), 0)), noise
+        made = np.stack(values, 1) - (np.stack([noise[at] for at in joins], 1) if half else 0)
+        return np.where(np.stack(acts, 1), made, base), noise
+
+    def _passed(self, edits: list[Row], of_heads: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Of one pass, or of several where memory runs out, `[problem, edit]`: outcomes, and where an edit acts."""
+        try:
+            acts = self._acting(edits, of_heads)
+            run = [at for at, (_, edited) in enumerate(edits) if edited is None or acts[:, at].any()]
+            values = np.repeat(self.ends[:, :1], len(edits), 1)
+            if run:
+                values[:, run] = self._continued([edits[at] for at in run], of_heads)
+            return values, acts
+        except (MemoryError, RuntimeError) as error:
+            self.rows = halved(len(edits), error)
+            parts = [self._passed(part, of_heads) for part in (edits[: self.rows], edits[self.rows :])]
+            values, acts = (np.concatenate(both, 1) for both in zip(*parts, strict=True))
+            return values, acts
+
+    def _acting(self, edits: list[Row], of_heads: bool) -> np.ndarray:
+        """Where an edit changes anything that is read, `[problem, edit]`; all are looked at together: nobody waits for each."""
+        same = torch.zeros(len(self.runs.pairs), dtype=torch.bool)
+        read, last = torch.tensor(self.read) - self.receiving.start, 2 * self.model.info.n_layers
+        found: list[Tensor] = []
+        for at, edited in edits:
+            if edited is None:
+                found.append(same)
+            elif of_heads:
+                found.append((edited != self.receiving.z[at]).flatten(1).any(1))
+            else:
+                found.append((edited[:, read.to(edited.device)] if at == last else edited).ne(0).flatten(1).any(1))
+        place = next((each.device for each in found if each is not same), same.device)
+        return torch.stack([each.to(place) for each in found], 1).cpu().numpy()
+
+    def _continued(self, edits: list[Row], of_heads: bool) -> np.ndarray:
+        """Outcomes `[problem, row]` of one pass."""
+        run, joins = self.receiving, [at for at, _ in edits]
+        some = next(
+            (edited for _, edited in edits if edited is not None), run.resid_pre[0] if run.resid_pre else run.z[0]
+        )
+        values = [
+            edited if edited is not None else run.z[at] if of_heads else torch.zeros_like(some) for at, edited in edits
+        ]
+        rows = torch.stack([value.to(values[0].device) for value in values], 1).flatten(0, 1)
+        if of_heads:
+            return self._outcomes(self.model.replay(run, joins, rows, logits_at=self.read))
+        assert self.model.stepper is not None  # asked for before anything ran
+        return self._outcomes(self.model.stepper.replay(run, joins, rows, torch.tensor(self.read) - run.start))
+
+
+def _with_unedited(edits: Iterable[Row]) -> Iterator[Row]:
+    """The edits, before the first of each place one that changes nothing."""
+    known: set[int] = set()
+    for at, edited in edits:
+        if edited is not None and at not in known:
+            yield at, None
+        known.add(at)
+        yield at, edited
+
+
+def _swept(
+    engine: Engine, heads: Sequence[Head], tick: Tick, *, first: "dict[str, np.ndarray] | None" = None
+) -> dict[str, np.ndarray]:
+    """`patched` `[problem, layer, head]` (NaN where not asked), `ends` `[problem, (receiving, donor)]`, and `noise`
+    `[problem, layer]`: how far the outcome of a row is off that joins the same passes there unedited.
+
+    `first`: what a sweep gave whose edits in layer 0 are the same ones; they are not made again.
+    """
+    info, n = engine.model.info, len(engine.runs.pairs)
+    patched, noise = np.full((n, info.n_layers, info.n_heads), np.nan), np.full((n, info.n_layers), np.nan)
+    asked = sorted(head for head in heads if first is None or head.layer)
+    if len(asked) < len(heads):
+        tick((len(heads) - len(asked)) * n)
+    edits = chain([(0, None)], map(engine.head_edit, asked))  # layer 0's noise is measured in any case
+    values, unedited = engine.outcomes(edits, tick, of_heads=True)
+    patched[:, [head.layer for head in asked], [head.head for head in asked]] = values
+    for layer, off in unedited.items():
+        noise[:, layer] = off
+    if first is not None:
+        patched[:, 0] = first["patched"][:, 0]
+    return {"patched": patched, "ends": engine.ends, "noise": noise}

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from torch import Tensor
 
-from ..given import check_count, checked, count_of
+from ..arguments import check_count, check_share, checked, count_of
 from ..models.base import Model
 from ..models.inputs import Edit, Inputs
 from ..models.sites import attention_sites
@@ -36,7 +36,7 @@ def transplant_span(
     *,
     n_partners: int = 4,
     outcome: str | Outcome = "answer_logprob",
-    alpha: float = 0.05,
+    confidence: float = CONFIDENCE,
     checkpoint: str | Path | None = None,
     progress: bool = True,
     seed: int = 0,
@@ -60,7 +60,7 @@ def transplant_span(
     n_partners : other problems whose spans are given to each one, 2 or more, drawn by `seed` and the problem's id among
         those with the same inserted tokens, such that their answers differ from each other and from the problem's own.
     outcome : "answer_logprob" or "answer_prob", of the answers appended behind the receiver's answer prefix.
-    alpha : of the sign test that says whether most problems show it.
+    confidence : of intervals; 1 - confidence is the level of the sign test that says whether most problems show it.
     checkpoint : a file that receives each finished problem; started again with the same settings the run goes on there.
 
     Returns `Transplant` with `values` `[problem, answer, span]`, in the outcome's unit. With learned position embeddings keys
@@ -69,8 +69,7 @@ def transplant_span(
     Source: methods §6; filler tokens after the question as in Pfau et al. (2404.15758).
     """
     check_count(n_partners, name="n_partners", at_least=FEWEST_PARTNERS)
-    if not 0 < alpha < 1:
-        raise ValueError(f"alpha must lie between 0 and 1, got {alpha}")
+    check_share(confidence, name="confidence")
     prepared = prepare(model, pairs, outcome, signed_for="a transplant")
     read = prepared.outcome
     if read.appended != "answer" or read.needs_distractor:
@@ -81,7 +80,7 @@ def transplant_span(
         )
     partners = partners_of(prepared.bare, n_partners, seed=seed)
     before = {pair.base.ids[: pair.base.indices("question")[0]] for pair in prepared.bare}
-    settings = {"n_partners": n_partners, "seed": seed, "alpha": alpha, "n_prompts": len(before), **prepared.settings}
+    settings = {"n_partners": n_partners, "seed": seed, "n_prompts": len(before), **prepared.settings}
     prompts = [[prepared.bare[k].fingerprint() for k in (at, *partners[at])] for at in range(len(prepared.ids))]
     found = over_pairs(
         model,
@@ -95,10 +94,13 @@ def transplant_span(
     )
     return Transplant(
         problem_ids=prepared.ids,
+        groups=prepared.groups,
         partners=tuple(tuple(prepared.ids[k] for k in chosen) for chosen in partners),
         values=np.array(found, dtype=float),
         unit=read.unit,
-        settings={**settings, "resolution": model.resolution},
+        settings=settings,
+        resolution=model.resolution,
+        confidence=confidence,
     )
 
 
@@ -130,7 +132,7 @@ def _one(model: Model, outcome: Outcome, pairs: Sequence[PromptPair]) -> np.ndar
     given = [_span_of(model, pair, sites) for pair in pairs[1:]]
     values = np.empty((len(pairs), len(pairs)))
     for at, pair in enumerate(pairs):
-        asked = replace(receiver, answer_ids=pair.answer_ids).answered()
+        asked = outcome.asked(replace(receiver, answer_ids=pair.answer_ids), model.info)
         rows = asked.span_mask.nonzero()[:, 0]
         edits = {name: _put(rows, [span[name] for span in given]) for name in sites}
         length = len(asked.inserted)
@@ -174,6 +176,7 @@ class Transplant(Result):
     unit: str
     settings: dict[str, Any] = field(default_factory=dict)
     confidence: float = CONFIDENCE
+    resolution: float = 0.0
 
     signed = True
     axes = (("values", "problem answer span"),)
@@ -191,24 +194,19 @@ class Transplant(Result):
         """How much more likely the problem's own span makes its answer than the partners' spans do, `[problem]`."""
         return self.values[:, 0, 0] - self.values[:, 0, 1:].mean(1)
 
-    @property
-    def resolution(self) -> float:
-        """Effects up to this are rounding."""
-        return float(self.settings.get("resolution", 0.0))
-
     def interval(self, reading: str) -> Interval:
         """Median of `carried` or `lost` over problems with its interval."""
-        return median_interval(getattr(self, reading), confidence=self.confidence)
+        return median_interval(self.by_group(getattr(self, reading)), confidence=self.confidence)
 
     def p(self, reading: str) -> float:
         """Sign test of `carried` or `lost` beyond rounding: do most problems show it with one sign?"""
-        return float(sign_test(getattr(self, reading), rounding=self.resolution))
+        return float(sign_test(self.by_group(getattr(self, reading)), rounding=self.resolution))
 
     def summary(self) -> pd.DataFrame:
         """One row for `carried` and one for `lost`: median with its interval, in how many problems it is above 0, and p."""
         parts = []
         for name in READINGS:
-            values, made = getattr(self, name), self.interval(name)
+            values, made = self.by_group(getattr(self, name)), self.interval(name)
             columns = {key: [float(value)] for key, value in interval_columns("median", made).items()}
             above = int((values > self.resolution).sum())
             parts.append(
@@ -240,13 +238,13 @@ class Transplant(Result):
         if not any(np.abs(getattr(self, name)).max() > self.resolution for name in READINGS):
             return [*found, "Nothing changes in any problem: the span holds nothing of the question it is read with."]
         for name, words in READINGS.items():
-            values = getattr(self, name)
-            above = int((values > self.resolution).sum())
-            sure = self.p(name) < s.get("alpha", 0.05)
+            values = self.by_group(getattr(self, name))
+            above = f"{int((values > self.resolution).sum())} of {count_of(len(values), 'problem')}"
+            sure = self.p(name) < 1 - self.confidence
             found.append(
                 f"{'Established' if sure else 'Not established'} that {words}{_against(sure, self.interval(name))}: median "
-                f"{with_limits(self.interval(name), self.unit)}, above 0 in {above} of {count_of(n, 'problem')} (sign test, "
-                f"p = {self.p(name):.2g})."
+                f"{with_limits(self.interval(name), self.unit)}, above 0 in {above} (sign "
+                f"test, p = {self.p(name):.2g})."
             )
         if s.get("n_prompts", 1) > 1:
             found.append(

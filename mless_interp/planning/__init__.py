@@ -1,5 +1,5 @@
-"""Before a long run: what it takes on this machine or another, from a config alone."""
+"""Before a long run: its time and memory on this machine, or on a GPU elsewhere."""
 
-from .planned import Plan, Term, plan_run
+from .planned import Plan, plan_run
 
-__all__ = ["Plan", "Term", "plan_run"]
+__all__ = ["Plan", "plan_run"]

@@ -4,10 +4,11 @@ import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
-    ["examples", "insertions", "pairs", "problems", "prompt", "texts"],
+    ["examples", "insertions", "own_ids", "pairs", "problems", "prompt", "texts"],
     {
         "examples": ["with_examples"],
         "insertions": ["Insertion"],
+        "own_ids": ["pairs_from_ids"],
         "pairs": ["PromptPair", "insert_tokens", "make_pairs"],
         "problems": ["Problem", "load_problems"],
         "prompt": ["Prompt", "Template", "build_prompt"],

@@ -3,7 +3,8 @@
 A new condition is one entry in `CONDITIONS`; a new comparison of two of them is one entry in `CONTRASTS`.
 """
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -28,19 +29,25 @@ class Hidden(NamedTuple):
 class Condition:
     """One way to run a prompt pair. `title` is its name in pictures, `says` a line of explanation.
 
-    `has_span`: the tokens are those of the inserted prompt. `positions`: whose position ids the tokens of both prompts
-    have. `hides(inserted prompt)`: from which rows which keys are hidden, beyond causality (None: everything may be seen).
-    `twin`: the condition that gives the tokens of both prompts the same activations (methods §3, I6).
+    `prompt`: which of the pair's prompts gives the tokens; "clean" is one of the inserted prompt's length. `positions`: whose
+    position ids the tokens of both prompts have. `hides(inserted prompt)`: from which rows which keys are hidden, beyond
+    causality (None: everything may be seen). `twin`: the condition that gives the tokens of both prompts the same activations
+    (methods §3, I6).
     """
 
     name: str
     code: str
-    has_span: bool
+    prompt: Literal["base", "inserted", "clean"]
     positions: Positions
     title: str
     says: str
     hides: Callable[[Any], Hidden] | None = None
     twin: str | None = None
+
+    @property
+    def has_span(self) -> bool:
+        """Whether the run has the length of the inserted prompt."""
+        return self.prompt != "base"
 
     @property
     def reads_span(self) -> bool:
@@ -64,15 +71,23 @@ def question_from_span(prompt: Any) -> Hidden:
     return Hidden(span & behind, ~span & behind)
 
 
+def span_from_span(prompt: Any) -> Hidden:
+    """The span's keys, hidden from its own rows, in a `Prompt` with something before the span that they can see instead."""
+    span = prompt.mask("inserted")
+    if bool(span[0]):
+        raise ValueError("the span holds the first token, which would see nothing at all: let it begin later")
+    return Hidden(span, span)
+
+
 CONDITIONS: dict[str, Condition] = {
     made.name: made
     for made in (
-        Condition("base", "C0", False, "base", "without insertion", "the prompt without insertion"),
-        Condition("inserted", "C1", True, "inserted", "with insertion", "the prompt with it"),
+        Condition("base", "C0", "base", "base", "without insertion", "the prompt without insertion"),
+        Condition("inserted", "C1", "inserted", "inserted", "with insertion", "the prompt with it"),
         Condition(
             "gap",
             "C2",
-            False,
+            "base",
             "inserted",
             "without, positions as with it",
             "without it, but the question keeps the position ids that it has with it",
@@ -81,7 +96,7 @@ CONDITIONS: dict[str, Condition] = {
         Condition(
             "masked",
             "C3",
-            True,
+            "inserted",
             "inserted",
             "with, but nobody sees it",
             "with it, but nobody outside the span may see the span",
@@ -91,7 +106,7 @@ CONDITIONS: dict[str, Condition] = {
         Condition(
             "held",
             "C4",
-            True,
+            "inserted",
             "base",
             "with, positions as without it",
             "with it, but the question keeps the position ids that it has without it",
@@ -99,11 +114,28 @@ CONDITIONS: dict[str, Condition] = {
         Condition(
             "blind",
             "C5",
-            True,
+            "inserted",
             "inserted",
             "with, but it cannot see the question",
             "with it, but the span may not see the question (or what has read it)",
             hides=question_from_span,
+        ),
+        Condition(
+            "apart",
+            "C6",
+            "inserted",
+            "inserted",
+            "with, but its tokens cannot see one another",
+            "with it, but the span's rows may not see the span",
+            hides=span_from_span,
+        ),
+        Condition(
+            "clean",
+            "C7",
+            "clean",
+            "inserted",
+            "with other tokens",
+            "the clean prompt of a pair of equal length, as `pairs_from_ids(clean=...)` makes them",
         ),
     )
 }
@@ -113,7 +145,8 @@ CONDITIONS: dict[str, Condition] = {
 class Contrast:
     """Two conditions: `clean` without the insertion's influence, `corrupted` with it. `says` what differs.
 
-    `changes_from`: the first row that can differ is the first one after the span ("after"), or the span's own ("span").
+    `changes_from`: the first row that can differ is the first one after the span ("after"), the span's own ("span"), or the
+    first one whose token differs, or the span's ("tokens").
     `cuts`: what a head that is knocked out can no longer do, in words ("" where the contrast is none of what may be seen).
     """
 
@@ -121,7 +154,7 @@ class Contrast:
     clean: str
     corrupted: str
     says: str
-    changes_from: Literal["after", "span"] = "after"
+    changes_from: Literal["after", "span", "tokens"] = "after"
     cuts: str = ""
 
     @property
@@ -168,6 +201,9 @@ class Contrast:
 
     def start(self, pair: Any, condition: Condition) -> int:
         """The first row that can differ, in the run of one of the two conditions."""
+        if self.changes_from == "tokens":
+            return int(pair.first_change)
+        pair.need_span(f"contrast {self.name!r}")
         first, stop = pair.spans[0]
         return first if self.changes_from == "span" or not condition.has_span else stop
 
@@ -199,6 +235,21 @@ CONTRASTS: dict[str, Contrast] = {
             changes_from="span",
             cuts="see the question from the span's rows",
         ),
+        Contrast(
+            "inside",
+            "apart",
+            "inserted",
+            "the span's rows can read the span; everybody else may in both",
+            changes_from="span",
+            cuts="see the span from its own rows",
+        ),
+        Contrast(
+            "replaced",
+            "clean",
+            "inserted",
+            "some tokens are others; length and positions are the same",
+            changes_from="tokens",
+        ),
     )
 }
 
@@ -215,8 +266,18 @@ def one_of(name: Any, known: Any, what: str) -> Any:
     'base'
     """
     if not isinstance(name, str) or name not in known:
-        raise ValueError(f"unknown {what} {name!r}; choose one of {', '.join(known)}")
+        raise ValueError(f"unknown {what} {name!r}; choose one of {', '.join(known)}{nearest(name, known)}")
     return known[name]
+
+
+def nearest(name: Any, known: Iterable[str]) -> str:
+    """The known name that is most like this one, as a question; "" where none is.
+
+    >>> nearest("contnet", CONTRASTS), nearest("x", CONTRASTS)
+    (' (did you mean content?)', '')
+    """
+    found = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.7)
+    return f" (did you mean {found[0]}?)" if found else ""
 
 
 def several_of(names: Any, known: Any, what: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Any, Literal
 
-from ..given import check_count, checked
+from ..arguments import check_count, checked
 from .conditions import one_of
 from .problems import Problem
 from .prompt import MAX_UNKNOWN, Prompt, encode_within, special_ids, spells_special
@@ -287,6 +287,24 @@ class Insertion:
             question = problem.question
         others = tuple((other, text) for other, text in self.pool if text != question.strip())
         return KINDS[self.kind].ids(replace(self, pool=others), tokenizer, problem)
+
+    def other_repeats(self, tokenizer: Any, n: int = 20, *, seed: int = 0) -> tuple["Insertion", ...]:
+        """`n` other tokens, drawn from the vocabulary, each repeated as often in this repeated unit's place: its null.
+
+        A unit of several tokens is compared with units of as many. `ValueError` for an insertion that repeats no text, and
+        where the tokenizer has too few ordinary tokens.
+        """
+        if not self.repeats:
+            raise ValueError(f"{self.label} repeats no unit, so other repeated tokens are no null of it")
+        unit = _encoded(self, tokenizer)
+        pool = [token for (token,) in _ordinary_tokens(tokenizer) if token not in unit]
+        if len(pool) < n * len(unit):
+            raise ValueError(
+                f"{n} other repeated units need {n * len(unit)} ordinary tokens, this tokenizer has {len(pool)}"
+            )
+        drawn = random.Random(seed).sample(pool, n * len(unit))
+        units = (tuple(drawn[at : at + len(unit)]) for at in range(0, len(drawn), len(unit)))
+        return tuple(Insertion.ids(ids, self.length).placed_as(self) for ids in units)
 
     def placed_as(self, other: "Insertion") -> "Insertion":
         """This insertion, in the place of another one."""

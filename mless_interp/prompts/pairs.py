@@ -10,20 +10,20 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ..given import checked
+from ..arguments import checked
 from ..models.inputs import Inputs
+from ..running.engines import Compute, Tick, Unit
 from ..running.loop import over_problems
-from ..running.visible import one_line
-from ..running.work import Compute
+from ..running.text_safety import one_line
 from .conditions import CONDITIONS, HELD_POSITIONS, Condition, one_of
 from .insertions import Insertion
-from .problems import Problem
+from .problems import Problem, overlap
 from .prompt import (
     TEMPLATES,
     Prompt,
@@ -43,23 +43,38 @@ from .prompt import (
 )
 
 
+@dataclass(frozen=True)
+class Given:
+    """What takes an insertion's place in pairs that were made of token ids: its name in tables."""
+
+    label: str
+    kind: str = "given"
+    repeats: bool = False
+    before: None = None
+    after: None = None
+    at: None = None
+
+
 @dataclass(frozen=True, eq=False)
 class PromptPair:
-    """A prompt without and with an insertion, and the map between them, proved at construction.
+    """Two or three prompts of one problem and the map between them, proved at construction.
 
-    `span` = (first inserted position, one past the last) in the inserted prompt; where the insertion lies in several blocks
-    (`spans`), other tokens stand between. `alignment[t]` is the position in the
+    `inserted` is the prompt under study, `base` the same without its span, `clean` (where there is one) other tokens in as
+    many places. An insertion is one way to make a pair (`make_pairs`), token ids another (`pairs_from_ids`); without a span
+    `base` is `inserted`. `span` = (first inserted position, one past the last) in the inserted prompt; where the insertion
+    lies in several blocks (`spans`), other tokens stand between. `alignment[t]` is the position in the
     inserted prompt of base token `t` (-1: none, only where a text-level insertion merged it). `boundary_merge`: tokens
     merged at a border of a text-level insertion. `n_answer`: how many last tokens are the teacher-forced answer (0:
-    this pair holds the bare prompts; `answered` makes the other). `special_as_text`: the parts of the problem that spell
-    special tokens of the tokenizer; they are encoded as the text that they are. `tokenizer`: whose ids these are, where
-    `make_pairs` made them.
+    this pair holds the bare prompts, or none had to be fed; `answered` makes the other). `special_as_text`: the parts of
+    the problem that spell special tokens of the tokenizer; they are encoded as the text that they are. `tokenizer`: whose
+    ids these are, where `make_pairs` made them. `insertion`: an `Insertion`, or what
+    takes its place (`Given`). `names`: what views call token ids, where the caller said it.
     """
 
     problem: Problem
     base: Prompt
     inserted: Prompt
-    insertion: Insertion
+    insertion: Any
     span: tuple[int, int]
     alignment: tuple[int, ...]
     span_source: str
@@ -73,16 +88,18 @@ class PromptPair:
     template: Template = TEMPLATES["raw"]
     special_as_text: tuple[str, ...] = ()
     tokenizer: Any = None
+    clean: Prompt | None = None
+    names: tuple[tuple[int, str], ...] = ()
 
     def __post_init__(self) -> None:
         start, stop = self.span
-        if not 0 <= start < stop <= len(self.inserted):
+        if not 0 <= start <= stop <= len(self.inserted) or (start == stop and self.clean is None):
             raise ValueError(f"pair {self.id!r}: the span {self.span} is empty or outside the prompt")
         if set(self.inserted.segments) == {"inserted"}:
             raise ValueError(f"pair {self.id!r}: the inserted span covers the whole prompt")
         if self.boundary_merge:
             return
-        if not self.spans or (self.spans[0][0], self.spans[-1][1]) != self.span:
+        if start < stop and (not self.spans or (self.spans[0][0], self.spans[-1][1]) != self.span):
             raise ValueError(
                 f"pair {self.id!r}: the segment 'inserted' must cover the span {self.span} and nothing else, but its tokens "
                 f"lie in {list(self.spans)}"
@@ -128,6 +145,26 @@ class PromptPair:
         return tuple(self.inserted.ids[at] for start, stop in self.spans for at in range(start, stop))
 
     @property
+    def given(self) -> bool:
+        """Whether the pair was made of token ids, so that there is no text to draw others from."""
+        return isinstance(self.insertion, Given)
+
+    @cached_property
+    def first_change(self) -> int:
+        """The first position at which the clean prompt has another token, or the span's first where that comes before."""
+        if self.clean is None:
+            raise ValueError(
+                f"pair {self.id!r} has no clean prompt of equal length: make it with pairs_from_ids(..., clean=...), or use a "
+                "contrast of its span"
+            )
+        both = zip(self.inserted.ids, self.clean.ids, strict=True)
+        return min([next(at for at, (x, y) in enumerate(both) if x != y), *(start for start, _ in self.spans)])
+
+    def text_of(self, model: Any, token: int) -> str:
+        """What views call a token: by the caller's `names`, else as the model's tokenizer has it."""
+        return dict(self.names).get(token) or str(model.text_of([token]))
+
+    @property
     def n_inserted(self) -> int:
         return sum(stop - start for start, stop in self.spans)
 
@@ -150,6 +187,14 @@ class PromptPair:
     def n_after(self) -> int:
         """How many tokens follow the insertion, its last block."""
         return len(self.inserted) - self.span[1]
+
+    def need_span(self, what: str) -> None:
+        """`ValueError` unless there is a span, which `what` is not defined without."""
+        if not self.spans and not self.boundary_merge:
+            raise ValueError(
+                f"pair {self.id!r} has no span, so {what} is not defined: use contrast='replaced', or give pairs_from_ids a "
+                "span"
+            )
 
     def one_block(self, what: str) -> tuple[int, int]:
         """The span; `ValueError` where the insertion lies in several blocks, which `what` is not defined for."""
@@ -177,6 +222,7 @@ class PromptPair:
             "answer_prefix": self.answer_prefix,
             "answer_prefix_ids": list(self.answer_prefix_ids),
             "answer_ids": list(self.answer_ids),
+            **({} if self.clean is None else {"clean_ids": list(self.clean.ids)}),
         }
 
     def condition(self, name: str, *, held_positions: str = "first") -> Inputs:
@@ -191,6 +237,12 @@ class PromptPair:
                 f"pair {self.id!r}: tokens merged at the border of a text-level insertion, so condition {name!r} is "
                 'not defined; make the pair with template="raw"'
             )
+        if chosen.prompt == "clean":
+            at = self.first_change  # says what is missing
+            assert self.clean is not None and at >= 0
+            return Inputs(self.clean.tokens)
+        if name != "inserted":
+            self.need_span(f"condition {name!r}")
         if not chosen.has_span:
             shifted = None if chosen.positions == "base" else torch.tensor([self.alignment])
             return Inputs(self.base.tokens, position_ids=shifted)
@@ -208,8 +260,9 @@ class PromptPair:
         plain = torch.arange(len(self.inserted))[None].to(held)
         everything = torch.ones(1, 1, len(self.inserted), len(self.inserted), dtype=torch.bool)
         masks = [self._mask(each if each.has_span else CONDITIONS["masked"]) for each in chosen]
+        tokens = [self.condition("clean" if each.prompt == "clean" else "inserted").tokens for each in chosen]
         return Inputs(
-            self.inserted.tokens.expand(len(chosen), -1),
+            torch.cat(tokens),
             position_ids=torch.cat([held if each.positions == "base" else plain for each in chosen]),
             attention_mask=torch.cat([everything if mask is None else mask for mask in masks]),
         )
@@ -229,13 +282,16 @@ class PromptPair:
 
     def fingerprint(self) -> list[Any]:
         """What tells this pair's prompts, answer and distractor from any others, short and the same in every process."""
-        ids = (self.base.ids, self.inserted.ids, self.answer_ids, self.distractor_ids)
+        ids: list[Any] = [self.base.ids, self.inserted.ids, self.answer_ids, self.distractor_ids]
+        ids += [] if self.clean is None else [self.clean.ids]
         digest = hashlib.sha256(json.dumps(ids).encode()).hexdigest()[:16]
         blocks = [list(block) for block in self.spans] if len(self.spans) > 1 else []
         return [self.id, *self.span, self.n_answer, digest, *blocks]
 
-    def answered(self, which: Literal["answer", "solution"] = "answer") -> "PromptPair":
+    def answered(self, which: Literal["answer", "solution"] = "answer", *, unfed: int = 0) -> "PromptPair":
         """This pair with the template's answer prefix and the teacher-forced answer (or solution) appended to both.
+
+        `unfed`: how many of its last tokens are left out.
 
         Raises `ValueError` if that text encodes to no tokens or the problem has none.
         """
@@ -246,14 +302,16 @@ class PromptPair:
         ids = self.answer_ids if which == "answer" else self.solution_ids
         if not ids:
             raise ValueError(f"problem {self.id!r}: its {which} encodes to no tokens; leave it out or give it one")
-        prefix = self.answer_prefix_ids if which == "answer" else ()
-        grown = [p.extended(prefix, "template").extended(ids, "answer") for p in (self.base, self.inserted)]
+        prefix, ids = self.answer_prefix_ids if which == "answer" else (), ids[: len(ids) - unfed]
+        prompts = [self.base, self.inserted, *([] if self.clean is None else [self.clean])]
+        grown = [prompt.extended(prefix, "template").extended(ids, "answer") for prompt in prompts]
         more = len(prefix) + len(ids)
         first = len(self.inserted)
         return replace(
             self,
             base=grown[0],
             inserted=grown[1],
+            clean=grown[2] if len(grown) > 2 else None,
             alignment=self.alignment + tuple(range(first, first + more)),
             n_answer=len(ids),
         )
@@ -303,9 +361,12 @@ def digest_of(pairs: "Iterable[PromptPair]") -> str:
 
 
 def own_pairs(model: Any, pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]:
-    """The pairs; `ValueError` where they were made for another tokenizer, in which their ids are other tokens than here."""
+    """The pairs; `ValueError` where they were made for another tokenizer, in which their ids are other tokens than here, or
+    hold ids that this model has not."""
     found = tuple(pairs)
     for pair in found:
+        if pair.given:
+            _check_ids(model.info, pair)
         theirs, ours = pair.tokenizer, model.tokenizer
         if theirs is ours or theirs is None or ours is None:
             continue
@@ -324,12 +385,41 @@ def own_pairs(model: Any, pairs: Iterable[PromptPair]) -> tuple[PromptPair, ...]
     return found
 
 
+def _check_ids(info: Any, pair: PromptPair) -> None:
+    """`ValueError` unless a model has these token ids, and a context that holds them."""
+    prompts = (pair.inserted, *([] if pair.clean is None else [pair.clean]))
+    highest = max(max(prompt.ids) for prompt in prompts)
+    if highest >= info.d_vocab:
+        raise ValueError(
+            f"pair {pair.id!r} holds token id {highest}, but {info.name} has the ids 0 to {info.d_vocab - 1}"
+        )
+    answers = (*pair.answer_ids, *pair.distractor_ids)
+    if info.n_classes is None and max(answers) >= info.d_vocab:
+        raise ValueError(
+            f"pair {pair.id!r}: its answer or distractor holds id {max(answers)}, but {info.name} has the ids 0 to "
+            f"{info.d_vocab - 1}"
+        )
+    fed = 0 if pair.n_answer else len(pair.answer_ids) - 1
+    if len(pair.inserted) + fed > info.context_length:
+        raise ValueError(
+            f"pair {pair.id!r} needs {len(pair.inserted) + fed} positions, but {info.name} has a context of "
+            f"{info.context_length}"
+        )
+
+
 def over_pairs(
     model: Any, pairs: Sequence[PromptPair], compute: Compute, *, prompts: Sequence[Any] | None = None, **options: Any
 ) -> list[Any]:
     """`over_problems` of a model's pairs, computed by its engine; `prompts`: by default the pairs' own."""
     told = [pair.fingerprint() for pair in pairs] if prompts is None else prompts
-    return over_problems([pair.id for pair in pairs], compute, prompts=told, engine=model.engine, **options)
+    alike = partial(_in_turn, model, compute)
+    return over_problems([pair.id for pair in pairs], alike, prompts=told, engine=model.engine, **options)
+
+
+def _in_turn(model: Any, compute: Compute, unit: Unit, tick: Tick) -> Sequence[Any]:
+    """Compute a unit as the model's identity says, also what is made of its passes."""
+    with model.turn(of_passes=False):
+        return compute(unit, tick)
 
 
 def pairs_like(model: Any, pairs: Sequence[PromptPair], insertion: Insertion) -> tuple[PromptPair, ...]:
@@ -340,7 +430,7 @@ def pairs_like(model: Any, pairs: Sequence[PromptPair], insertion: Insertion) ->
     for length in lengths:
         fits = replace(placed, n_tokens=length) if len(lengths) > 1 and placed.n_tokens is not None else placed
         alike = [pair.problem for pair in pairs if pair.n_inserted == length]
-        made |= {pair.id: pair for pair in make_pairs(model, alike, fits, template=pairs[0].template)}
+        made |= {pair.id: pair for pair in pairs_of_any(model, alike, fits, template=pairs[0].template)}
     return tuple(made[pair.id] for pair in pairs)
 
 
@@ -356,14 +446,15 @@ def make_pairs(
 
     A problem's text is text: special tokens that it spells (`<|im_end|>`) are encoded as letters and signs, with a warning.
     Raises `ValueError` naming the problem for anything that cannot be built or does not fit the model's context, and for
-    problems that the tokenizer does not know.
+    problems that the tokenizer does not know. Warns of questions that look like variants of one problem and have no `group`.
     """
     asked = tuple(problems)
     check_known(tokenizer_of(model), asked)
     pairs = pairs_of_any(model, asked, insertion, template=template)
     words = special_words([(pair.id, pair.special_as_text) for pair in pairs])
-    if words:
-        warnings.warn(words, stacklevel=3)
+    for told in (words, overlap(asked)):
+        if told:
+            warnings.warn(told, stacklevel=3)
     return pairs
 
 
@@ -396,7 +487,7 @@ def pairs_of_any(
                 f"problem {pair.id!r} holds the token id {highest}, but {info.name} has the ids 0 to {info.d_vocab - 1}: its "
                 "tokenizer is another model's, or has words that were added later; put the model's own beside it"
             )
-        longest = len(pair.inserted) + len(pair.answer_prefix_ids) + len(pair.answer_ids)
+        longest = len(pair.inserted) + len(pair.answer_prefix_ids) + max(0, len(pair.answer_ids) - 1)
         if info is not None and longest > info.context_length:
             raise ValueError(
                 f"problem {pair.id!r} needs {longest} tokens with {pair.n_inserted} inserted, but {info.name} has a "

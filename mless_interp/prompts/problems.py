@@ -11,8 +11,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from ..given import check_count, checked, shown
-from ..running.visible import is_blank, one_line
+from ..arguments import check_count, checked, shown
+from ..running.text_safety import is_blank, one_line
 
 DEMO_PROBLEMS = Path(__file__).parents[1] / "data" / "demo" / "problems.jsonl"
 MATH500_HUB_ID = "HuggingFaceH4/MATH-500"
@@ -26,6 +26,7 @@ class Problem:
     `answer_prefix` is the text after which the answer is teacher-forced, for example `The final answer is \\boxed{`.
     `examples`: worked examples before the question, as text (`with_examples` writes them).
     `extra`: other texts that belong to it, by key, for `Insertion.from_key` (kept as sorted pairs).
+    `group`: the name that problems share which are variants of one another (methods §9); None: the problem stands alone.
     """
 
     id: str
@@ -39,6 +40,7 @@ class Problem:
     level: str | None = None
     examples: str | None = None
     extra: Mapping[str, str] | tuple[tuple[str, str], ...] = ()
+    group: str | None = None
 
     def __post_init__(self) -> None:
         parts = {name: getattr(self, name) for name in FIELDS}
@@ -70,7 +72,7 @@ class Problem:
         if is_blank(self.question):
             raise ValueError(
                 f"problem {self.id!r}: its question is empty"
-                + f" (it holds nothing that shows: {self.question[:8]!r})" * bool(self.question.strip())
+                + f" (it contains only invisible characters: {self.question[:8]!r})" * bool(self.question.strip())
             )
 
     @property
@@ -87,6 +89,11 @@ class Problem:
             *(key for key, text in dict(self.extra).items() if text),
         )
 
+    @property
+    def tags(self) -> dict[str, str]:
+        """What is known of the problem beyond its fields, by key (`extra`)."""
+        return dict(self.extra)
+
     def text(self, key: str) -> str | None:
         """What stands under a key, a field's name or one of `extra`; None where there is nothing."""
         return getattr(self, key) if key in FIELDS else dict(self.extra).get(key)
@@ -94,7 +101,7 @@ class Problem:
     @classmethod
     def from_dict(cls, record: dict[str, Any]) -> "Problem":
         """A problem from MATH-500's keys (problem, answer, unique_id; solution, subject, level) and our optional ones
-        (system, distractor, answer_prefix, examples); other keys that hold text are kept as `extra`."""
+        (system, distractor, answer_prefix, examples, group); other keys that hold text are kept as `extra`."""
         missing = [key for key in REQUIRED_KEYS if record.get(key) is None]
         if missing:
             raise ValueError(f"missing {', '.join(missing)}; a problem needs the keys {', '.join(REQUIRED_KEYS)}")
@@ -106,7 +113,9 @@ class Problem:
 FIELDS = tuple(field.name for field in fields(Problem) if field.name != "extra")
 KEYS = {name: name for name in FIELDS} | {"id": "unique_id", "question": "problem"}
 """The key of a file in which each part of a problem stands."""
-MAY_BE_NUMBERS = ("unique_id", "answer", "distractor", "level")
+RUN, LEAST = 5, 10
+"""Words in a run, and how many shared runs are the fewest that say anything: `overlap`."""
+MAY_BE_NUMBERS = ("unique_id", "answer", "distractor", "level", "group")
 
 
 def _text(value: Any, key: str) -> Any:
@@ -225,6 +234,62 @@ def distinct(problems: Iterable[Problem]) -> tuple[Problem, ...]:
                 "come once only; leave the others out"
             )
     return found
+
+
+def groups_of(problems: Iterable[Problem]) -> tuple[str, ...]:
+    """Return each problem's group, its id where it has none; () where no two problems share one."""
+    found = tuple(problem.group or problem.id for problem in problems)
+    return found if len(set(found)) < len(found) else ()
+
+
+def whole_groups(problems: Iterable[Problem], *counts: int) -> tuple[Problem, ...]:
+    """Return the problems in an order of which the first `counts[0]`, the next `counts[1]`, ... share no group.
+
+    Groups stand together, in order of first appearance. Where a count ends within a group, its other problems are left out.
+    """
+    found = tuple(problems)
+    first: dict[str, int] = {}
+    waiting = sorted(found, key=lambda each: first.setdefault(each.group or each.id, len(first)))
+    if len(first) == len(found):
+        return found
+    parts: list[Problem] = []
+    for count in counts:
+        used = {each.group or each.id for each in parts}
+        parts += [each for each in waiting if (each.group or each.id) not in used][:count]
+    return tuple(parts)
+
+
+def overlap(problems: Sequence[Problem], used: Sequence[Problem] = ()) -> str:
+    """Return, in words, which two questions are so alike that they look like variants of one problem; "" where none are.
+
+    They share at least ten runs of five words, and more than half of those of the shorter question. Where any problem has a
+    `group`, the groups say what is a variant of what. With `used`, each of `problems` is compared with those alone.
+    """
+    every = (*used, *problems)
+    if any(problem.group for problem in every):
+        return ""
+    holding: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    sizes: list[int] = []
+    for at, problem in enumerate(every):
+        words = problem.asked[1].split()
+        runs = {tuple(words[start : start + RUN]) for start in range(len(words) - RUN + 1)}
+        sizes.append(len(runs))
+        if at >= len(used):
+            elsewhere = (other for run in runs for other in holding.get(run, ()) if every[other].id != problem.id)
+            shared = Counter(elsewhere)
+            alike = [other for other, n in shared.items() if n >= LEAST and 2 * n > min(len(runs), sizes[other])]
+            if alike:
+                first = min(alike)
+                return (
+                    f"the questions of problems {every[first].id!r} and {problem.id!r} share {shared[first]} of "
+                    f"{min(len(runs), sizes[first])} runs of {RUN} words, so they look like variants of one problem. Give "
+                    "variants the same `group` (a key of the problem file), so that together they count once; where they are "
+                    "independent, give each a group of its own"
+                )
+        if at < len(used) or not used:
+            for run in runs:
+                holding[run].append(at)
+    return ""
 
 
 def _from_hub() -> tuple[Problem, ...]:

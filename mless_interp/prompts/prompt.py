@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..given import checked, shown
+from ..arguments import checked, shown
 from .problems import Problem
 
 SEGMENTS = ("bos", "template", "system", "examples", "inserted", "question", "answer")
@@ -125,7 +125,8 @@ def tokenizer_of(model: Any) -> Any:
     if hasattr(tokenizer, "encode") and not isinstance(tokenizer, str):
         return tokenizer
     lacks = " without a tokenizer" if hasattr(model, "tokenizer") else ""
-    raise TypeError(f"model must be a Model or a tokenizer, got {shown(model)}{lacks}: load_model(...) gives both")
+    instead = "give it one, wrap_model(..., tokenizer=...)" if lacks else "load_model(...) gives both"
+    raise TypeError(f"model must be a Model or a tokenizer, got {shown(model)}{lacks}: {instead}")
 
 
 def encode(tokenizer: Any, text: str, *, markers: bool = False) -> tuple[int, ...]:

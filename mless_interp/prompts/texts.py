@@ -7,7 +7,7 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from ..given import check_count, checked
+from ..arguments import check_count, checked
 from .problems import Problem, load_problems
 from .prompt import check_known, encode, tokenizer_of
 
@@ -86,9 +86,9 @@ def problems_from_file(
     return tuple(made)
 
 
-def problems_of(model: str, source: str | None = None, *, limit: int, **sizes: int) -> tuple[Problem, ...]:
-    """The first `limit` problems of `source`, as `load_problems` takes it; without one those that a model's directory brings
-    along, or the demo's.
+def problems_of(model: str, source: str | None = None, *, limit: int | None, **sizes: int) -> tuple[Problem, ...]:
+    """The first `limit` problems (None: all) of `source`, as `load_problems` takes it; without one those that a model's
+    directory brings along, or the demo's.
 
     A .txt file's texts are cut into problems by the model's tokenizer, which alone is loaded for it; `sizes` are those of
     `problems_from_texts`.

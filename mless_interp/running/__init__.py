@@ -4,5 +4,5 @@ import lazy_loader
 
 __getattr__, __dir__, __all__ = lazy_loader.attach(
     __name__,
-    ["checkpoint", "folders", "locks", "loop", "progress", "registry", "results", "store", "tables", "visible"],
+    ["checkpoint", "folders", "locks", "loop", "progress", "registry", "results", "store", "tables", "text_safety"],
 )

@@ -1,24 +1,22 @@
 """Nothing finished is lost, nothing damaged is used: one line of a .jsonl file per finished problem, with its digest."""
 
-import contextlib
 import hashlib
 import json
 import os
-import re
-import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from .engines import Shard, parts_of
 from .locks import Lock, refuse_in_use
-from .work import Shard, parts_of
 
-SHOWN = 3
-"""Differences or damaged lines that a message names."""
 WAYS_ON = "use the old settings, choose another file, or delete this one to start again"
+
+
+BEGIN = b'{"settings": '
 
 
 class CheckpointError(ValueError):
@@ -36,19 +34,15 @@ class Checkpoint:
     """Finished problems of a long run, by id; `Checkpoint(None, ...)` keeps nothing at all.
 
     The first line holds the run's settings and the toolkit's version. A file made with others is refused with the
-    differences named. Every line carries a digest of all it says and of the settings: a line that was damaged, or comes
-    from another run, is named in a warning and its problem done again; a last line that was cut off is dropped
-    (`repaired`). NaN and infinity are kept as they are.
+    differences named. Every line carries a digest of all it says and of the settings: a file with a line that was damaged, or
+    comes from another run, is refused by name; a last line that was cut off is dropped (`repaired`). NaN and infinity are
+    kept as they are.
 
     `origins` say what else a problem's numbers come from: a kept problem with another prompt is refused; one file may hold a
     problem in several units, so that a run of a longer list finds what it shares with a shorter one.
 
-    The file is locked until `close` (or the end of a `with`): a second run on it is refused with the first one's owner.
-
-    A `shard` writes a file of its own beside `path`; what the other shards have kept is read along, there and by a run
-    without a shard, for which they must have ended.
-
-    `problem_of` gives the problem's id of a name under which a value is kept, for messages, where that is more than the id.
+    The file is locked until `close` (or the end of a `with`). A `shard` writes a file of its own beside `path`; what the other
+    shards have kept is read along, there and by a run without a shard, for which they must have ended.
     """
 
     def __init__(
@@ -58,19 +52,20 @@ class Checkpoint:
         origins: Mapping[str, Origin] | None = None,
         *,
         shard: Shard | None = None,
-        problem_of: Callable[[str], str] = str,
     ) -> None:
-        whole = None if path is None else _checked(path)
+        whole = None if path is None else Path(path).resolve()
         if shard is not None and whole is None:
             raise ValueError(f"{shard!r} of a run needs a checkpoint= in which it keeps its part: give one")
         self.path = whole if whole is None or shard is None else shard.file(whole)
         self.repaired = False
-        self._problem_of = problem_of
         self._done: dict[tuple[str, ...], Any] = {}
         self._origins = dict(origins or {})
         self._lock: Lock | None = None
         if self.path is None:
             return
+        assert whole is not None
+        if self.path.is_dir():
+            raise IsADirectoryError(f"checkpoint {str(path)!r} is a folder: name a file in it, run.jsonl, say")
         self._settings = json.loads(json.dumps(plain({"toolkit": version("mless_interp"), **settings})))
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,16 +75,16 @@ class Checkpoint:
         except OSError as error:
             raise _unwritable(self.path, error, "choose another place") from error
         try:
-            assert whole is not None
             self._whole = whole
             for other in parts_of(whole) if shard is None else [whole]:
                 refuse_in_use(other)  # no shard beside the whole run
-            begun = self.path.exists() and self.path.stat().st_size
-            if begun:
-                self._read(self.path.read_bytes())
+            sound, size = self._read(self.path)
             self.join()  # what does not belong together is refused before anything is written
-            if not begun:
-                self._replace([])  # whole or not at all: a run can be stopped at any moment
+            if sound < size:
+                self.repaired = True
+                os.truncate(self.path, sound)
+            if not sound:
+                self._append([{"settings": self._settings}])
         except BaseException:
             self.close()
             raise
@@ -109,7 +104,7 @@ class Checkpoint:
         return len(self._done)
 
     def get(self, problem_id: str) -> Any:
-        """What was kept for this problem, asked and computed as it is now, or None."""
+        """Return what was kept for this problem, asked and computed as it is now, or None."""
         return self._done.get((problem_id, *self._of(problem_id)))
 
     def put(self, values: Mapping[str, Any]) -> None:
@@ -121,124 +116,60 @@ class Checkpoint:
             self._append([self._signed(problem_id, value) for problem_id, value in values.items()])
             self._done |= {(problem_id, *self._of(problem_id)): value for problem_id, value in values.items()}
 
+    def join(self) -> None:
+        """Take what the other shards of this run, and the whole run, have kept by now; they may be writing."""
+        for other in [self._whole, *parts_of(self._whole)]:
+            if other != self.path:
+                self._read(other)
+
     def _of(self, problem_id: str) -> Origin:
         return self._origins.get(problem_id, Origin())
 
-    def _refuse_other_prompts(self, prompts: Mapping[str, str], path: Path | None = None) -> None:
-        """Problems that were asked otherwise than now, by the keys of what was asked then."""
-        kept = [each for each, now in self._origins.items() if prompts.get(each, now.prompt) != now.prompt]
-        changed = list(dict.fromkeys(map(self._problem_of, kept)))
-        if changed:
-            words = "s {} have other prompts" if len(changed) > 1 else " {} has another prompt"
-            raise CheckpointError(
-                f"{path or self.path} was made with other problems: problem{words.format(_few(map(repr, changed)))} "
-                f"(or another answer) now; {WAYS_ON}"
-            )
-
     def _signed(self, problem_id: str, value: Any) -> dict[str, Any]:
-        """A line as it is written."""
+        """Return a line as it is written."""
         record = {"id": problem_id, **self._of(problem_id)._asdict(), "value": plain(value)}
         return {name: each for name, each in record.items() if each != ""} | {"digest": self._digest(record)}
 
     def _digest(self, record: Mapping[str, Any]) -> str:
         return key_of([self._settings, *(record.get(name, "") for name in ("id", *Origin._fields, "value"))])
 
-    def _read(self, text: bytes) -> None:
+    def _read(self, path: Path) -> tuple[int, int]:
+        """Take what a file has kept; the bytes of its whole lines, and all its bytes."""
+        text = path.read_bytes() if path.exists() else b""
         *lines, cut = text.split(b"\n")
-        self.repaired = bool(cut)  # the next record would join the last line
-        first, *rest = [_parsed(line) for line in [*lines, *([cut] if cut else [])]]
-        intact = _settings_of(first)
-        sound = [record for record in rest if self._is_sound(record)]
-        if intact is None and not sound:
-            raise CheckpointError(self._why_unreadable(first, rest))
-        if intact is not None and (changed := _differences(intact, self._settings)):
-            raise CheckpointError(f"{self.path} was made with other settings: {_few(changed, '; ')}; {WAYS_ON}")
-        self._refuse_other_prompts({record["id"]: record.get("prompt", "") for record in sound})
-        damaged = ["line 1 (the settings, which are those of now)"] if intact is None else []
-        for number, record in enumerate(rest, start=2):
-            if not self._is_sound(record):
-                if number <= len(lines):  # a last line that was cut off is no damage: the run was stopped
-                    damaged.append(f"line {number}{_named(record, lines[number - 1], self._problem_of)}")
-                continue
-            self._done[record["id"], *(record.get(name, "") for name in Origin._fields)] = record["value"]
-        if damaged:
-            warnings.warn(
-                f"{self.path}: {_few(damaged)} cannot be read or does not fit its digest: damaged, taken out, and what it held "
-                "is done again",
-                stacklevel=4,
-            )
-        if damaged or self.repaired:
-            self._replace(sound)
-
-    def join(self) -> None:
-        """Take what the other shards of this run, and the whole run, have kept by now."""
-        for other in [self._whole, *parts_of(self._whole)]:
-            if other != self.path:
-                self._join(other)
-
-    def _join(self, path: Path) -> None:
-        """Take what another run of the same settings has kept; its file, which it may be writing, stays as it is."""
-        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-        if not lines:
-            return
-        settings, records = _settings_of(_parsed(lines[0])), [_parsed(line) for line in lines[1:]]
-        if settings is not None and (changed := _differences(settings, self._settings)):
+        sound = len(text) - len(cut)
+        first, *records = [_parsed(line) for line in lines] or [{}]
+        settings = first.get("settings") if isinstance(first, dict) else None
+        if not lines and BEGIN.startswith(text[: len(BEGIN)]):  # new, or killed while its first line was written
+            return sound, len(text)
+        if not isinstance(settings, dict):
+            raise CheckpointError(f"{path} is no checkpoint of this toolkit, or its first line is damaged; {WAYS_ON}")
+        if changed := _differences(settings, self._settings):
             raise CheckpointError(f"{path} was made with other settings: {_few(changed, '; ')}; {WAYS_ON}")
-        sound = [record for record in records if self._is_sound(record)]
-        self._refuse_other_prompts({record["id"]: record.get("prompt", "") for record in sound}, path)
-        for record in sound:
+        for number, record in enumerate(records, start=2):
+            if not isinstance(record, dict) or record.get("digest") != self._digest(record):
+                raise CheckpointError(
+                    f"{path}, line {number} is damaged (it does not fit its digest): delete this line to compute its problem "
+                    "again, or the file to start again"
+                )
+        asked = {record["id"]: record.get("prompt", "") for record in records}
+        changed = [repr(each) for each, now in self._origins.items() if asked.get(each, now.prompt) != now.prompt]
+        if changed:
+            raise CheckpointError(
+                f"{path} was made with other problems: {_few(changed)} had another prompt or another answer; {WAYS_ON}"
+            )
+        for record in records:
             self._done[record["id"], *(record.get(name, "") for name in Origin._fields)] = record["value"]
-        if len(sound) < len(records):
-            warnings.warn(f"{path}: {len(records) - len(sound)} lines are damaged and not used", stacklevel=5)
-
-    def _is_sound(self, record: Any) -> bool:
-        whole = isinstance(record, dict) and {"id", "value", "digest"} <= set(record)
-        return whole and isinstance(record["id"], str) and record["digest"] == self._digest(record)
-
-    def _why_unreadable(self, first: Any, rest: list[Any]) -> str:
-        settings = isinstance(first, dict) and isinstance(first.get("settings"), dict)
-        ours = [isinstance(record, dict) and {"id", "value"} <= set(record) for record in rest]
-        if settings and "digest" not in first and all(ours):
-            return (
-                f"{self.path} was written by an older version of the toolkit, whose lines carry no digest and cannot be "
-                "checked; choose another file, or delete this one to start again"
-            )
-        if (settings and "digest" in first) or any(
-            "digest" in record for record, our in zip(rest, ours, strict=True) if our
-        ):
-            return (
-                f"{self.path}, line 1: the settings are damaged, so that nothing in it can be trusted; choose another file, or "
-                "delete this one to start again"
-            )
-        return f"{self.path} is no checkpoint of this toolkit; choose another file"
+        return sound, len(text)
 
     def _append(self, records: list[dict[str, Any]]) -> None:
         assert self.path is not None
-        size = None
         try:
-            size = self.path.stat().st_size
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(_lines(records))
+                file.write("".join(json.dumps(plain(record)) + "\n" for record in records))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            if size is not None:
-                with contextlib.suppress(OSError):  # take back what was half written
-                    os.truncate(self.path, size)
-            raise _unwritable(self.path, error) from error
-
-    def _replace(self, records: list[dict[str, Any]]) -> None:
-        assert self.path is not None
-        temporary = self.path.with_name(f".{self.path.name}.new")
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(_lines([{"settings": self._settings, "digest": key_of(self._settings)}, *records]))
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self.path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
             raise _unwritable(self.path, error) from error
 
 
@@ -249,35 +180,6 @@ def key_of(value: Any) -> str:
     True
     """
     return hashlib.sha256(json.dumps(plain(value), sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _checked(path: str | Path) -> Path:
-    """The file that a path means (a link's target); errors for what can be none."""
-    if not isinstance(path, str | os.PathLike):
-        raise TypeError(f"checkpoint must be the path of a file, or None, got {type(path).__name__}")
-    if "\0" in str(path):
-        raise ValueError(f"checkpoint {str(path)!r} is no name that can be written; choose another")
-    try:
-        found = Path(path).resolve()
-        above = next(folder for folder in found.parents if folder.exists())
-        folder, other = found.is_dir(), found.exists() and not found.is_file()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"checkpoint {path!r} is no name that can be written; choose another") from error
-    except RuntimeError as error:  # from Python 3.13 on an OSError
-        raise ValueError(f"checkpoint {str(path)!r} is a link that leads to itself; choose another") from error
-    except OSError as error:
-        raise _unwritable(Path(path), error, "choose another name") from error
-    if not above.is_dir():
-        raise NotADirectoryError(
-            f"checkpoint {str(path)!r}: {str(above)!r} is a file, not a folder; choose another place"
-        )
-    if folder:
-        raise IsADirectoryError(
-            f"checkpoint {str(path)!r} is a folder: name a file in it, {str(found / 'run.jsonl')!r}, say"
-        )
-    if other:
-        raise OSError(f"checkpoint {str(path)!r} is no regular file; choose another")
-    return found
 
 
 def _unwritable(path: Path, error: OSError, remedy: str = "") -> OSError:
@@ -292,29 +194,10 @@ def _parsed(line: bytes) -> Any:
         return None
 
 
-def _settings_of(first: Any) -> dict[str, Any] | None:
-    """The settings of a first line that is as it was written, else None."""
-    if isinstance(first, dict) and isinstance(settings := first.get("settings"), dict):
-        return settings if first.get("digest") == key_of(settings) else None
-    return None
-
-
-def _named(record: Any, line: bytes, problem_of: Callable[[str], str] = str) -> str:
-    """The problem of a damaged line, as far as it can be read."""
-    name = record["id"] if isinstance(record, dict) and isinstance(record.get("id"), str) else None
-    if name is None and (found := re.match(rb'\{"id": ("(?:[^"\\]|\\.)*")', line)):
-        name = _parsed(found.group(1))
-    return "" if name is None else f" (problem {problem_of(name)!r})"
-
-
-def _few(words: Iterable[str], between: str = ", ") -> str:
+def _few(words: Iterable[str], between: str = ", ", most: int = 3) -> str:
     """The first few, and how many more there are."""
     every = list(words)
-    return between.join(every[:SHOWN]) + f" and {len(every) - SHOWN} more" * (len(every) > SHOWN)
-
-
-def _lines(records: list[dict[str, Any]]) -> str:
-    return "".join(json.dumps(plain(record)) + "\n" for record in records)
+    return between.join(every[:most]) + f" and {len(every) - most} more" * (len(every) > most)
 
 
 def plain(value: Any) -> Any:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..given import count_of
-from .checkpoint import Checkpoint, CheckpointError, Origin, key_of, plain
+from ..arguments import count_of
+from .checkpoint import Checkpoint, Origin, key_of
+from .engines import Compute, Engine, Tick, Unit, here, shard_of
 from .progress import progress_bar
-from .work import Compute, Engine, Tick, Unit, here, shard_of
 
 OF_THE_LIST = frozenset({"prompts", "control_prompts", "special_tokens_as_text"})
 """Settings that tell of all problems together; a unit is told by its own prompts."""
@@ -25,7 +25,6 @@ def over_problems(
     prompts: Sequence[Any] | None = None,
     units: Sequence[Unit] | None = None,
     checkpoint: str | Path | None = None,
-    ragged: bool = False,
     steps: int = 1,
     progress: bool = True,
     engine: Engine = here,
@@ -47,7 +46,6 @@ def over_problems(
     can decide the last bits. So another list of problems (a longer one, say) reuses the units that are the same, and gives
     the same bits as one without a checkpoint; a kept problem with another prompt is refused.
 
-    Values of one run have one form, or what is kept is refused: the same names and shapes (`ragged`: only the first axis).
     An error of the caller's input says which problems it came from; what ended the run says what is kept.
     """
     _check_ids(ids)
@@ -60,9 +58,6 @@ def over_problems(
     work = _Work(compute, tuple(ids))
     with Checkpoint(checkpoint, fixed, origins, shard=shard) as saved:
         found = {at: saved.get(ids[at]) for unit in planned for at in unit if _kept(saved, ids, unit)}
-        form = _form(next(iter(found.values())), ragged) if found else None
-        for at, value in found.items():
-            _check_form(value, form, ragged, ids[at], saved.path)
         asked_for = planned if shard is None else shard.units(planned)
         waiting = [unit for unit in asked_for if unit[0] not in found]
         with progress_bar((len(found) + sum(map(len, waiting))) * steps, label, enabled=progress) as bar:
@@ -76,10 +71,7 @@ def over_problems(
 
             try:
                 for unit, values in engine(work, waiting, tick):
-                    made = {ids[at]: value for at, value in zip(unit, values, strict=True)}
-                    for each, value in made.items():
-                        _check_form(plain(value), form, ragged, each, saved.path)
-                    saved.put(made)
+                    saved.put({ids[at]: value for at, value in zip(unit, values, strict=True)})
                     found |= dict(zip(unit, values, strict=True))
                     bar.update(len(unit) * steps - ticked)
                     ticked = 0
@@ -145,37 +137,10 @@ def _kept(saved: Checkpoint, ids: Sequence[str], unit: Unit) -> bool:
 
 
 def _what_is_kept(found: Mapping[int, Any], ids: Sequence[str], saved: Checkpoint) -> str:
-    done = f"{len(found)} of {count_of(len(ids), 'problem')} were finished"
+    done = f"{len(found)} of {count_of(len(ids), 'problem')} completed"
     if saved.path is None:
         return f"{done}, and none is kept: checkpoint= names a file that keeps them"
-    return f"{done} and are kept in {saved.path}: start again with the same settings to go on"
-
-
-def _form(value: Any, ragged: bool, name: str = "value") -> dict[str, tuple[int, ...]]:
-    """What values of all problems have in common: names, and the shape of every array (the first axis alone, if `ragged`).
-
-    >>> _form({"a": [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], "b": 1}, False)
-    {'value.a': (2, 3), 'value.b': ()}
-    """
-    if isinstance(value, dict):
-        return {
-            path: form for key, inner in value.items() for path, form in _form(inner, ragged, f"{name}.{key}").items()
-        }
-    shape: list[int] = []
-    while isinstance(value, list):
-        shape.append(len(value))
-        value = value[0] if value else None
-    return {name: tuple(shape[:1] if ragged else shape)}
-
-
-def _check_form(value: Any, kept: dict[str, tuple[int, ...]] | None, ragged: bool, of: str, file: Any) -> None:
-    """`CheckpointError` where a value differs in form from what a file has kept: it is of another model, or was edited."""
-    if kept is not None and (ours := _form(value, ragged)) != kept:
-        where = next(name for name in {**ours, **kept} if ours.get(name) != kept.get(name))
-        raise CheckpointError(
-            f"problem {of!r}: {where} has shape {ours.get(where)}, others kept in {file} have {kept.get(where)}; the same "
-            "layers and heads are expected of all: delete the file to start again"
-        )
+    return f"{done}, kept in {saved.path}: rerun with the same settings to resume"
 
 
 @contextmanager
@@ -207,7 +172,7 @@ OUT_OF_MEMORY = (
     "bad_alloc",
     "could not create a primitive",
 )
-"""How torch, the system, the loader of libraries, CUDA's, C++ and oneDNN say it in an error of no kind of its own."""
+"""Texts that mark out-of-memory errors which torch, the system, the loader, CUDA's, C++ and oneDNN raise as generic ones."""
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from .visible import one_line
+from .text_safety import one_line
 
 
 @contextmanager
@@ -17,7 +17,10 @@ def progress_bar(total: int, label: str, *, enabled: bool = True) -> Iterator[An
     On the error stream, as usual, so that output can be piped; in a notebook, which colours that stream red, on the other.
     """
     file = sys.stdout if type(sys.stdout).__module__.startswith("ipykernel") else sys.stderr
-    with tqdm(
-        total=total, desc=one_line(label), disable=not enabled, leave=False, dynamic_ncols=True, file=file
-    ) as bar:
+    options: dict[str, Any] = {"leave": False, "dynamic_ncols": True, "miniters": 1, "file": file}
+    with _Bar(total=total, desc=one_line(label), disable=not enabled, **options) as bar:
         yield bar
+
+
+class _Bar(tqdm):
+    monitor_interval = 0  # tqdm's thread, which redraws bars that skip updates, would outlive the run

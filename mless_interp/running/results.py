@@ -12,11 +12,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
+from ..arguments import count_of
 from ..heads import Head
-from ..statistics import Interval
+from ..statistics import Interval, by_group
 from .registry import savable
 from .tables import Table
-from .visible import one_line, visible
+from .text_safety import one_line, visible
 
 savable(Interval)
 
@@ -58,8 +59,8 @@ class Shown:
 @dataclass(frozen=True)
 class Quantity:
     """What a picture must know of a column of a summary: its `unit`, whether 0 is the middle of its colours (`signed`),
-    the columns where its interval's `limits` and its corrected p-values stand, if there are any, and words for a legend: what
-    a small p says (`claim`), what a number below 0 does (`below`)."""
+    the columns where its interval's `limits` and its corrected p-values stand, if there are any, words for a legend: what
+    a small p says (`claim`), what a number below 0 does (`below`), and the `level` below which p is small."""
 
     unit: str = ""
     signed: bool = False
@@ -67,9 +68,26 @@ class Quantity:
     p: str | None = None
     claim: str = ""
     below: str = ""
+    level: float = 0.05
 
 
-class Result:
+@dataclass(frozen=True, eq=False)
+class Grouped:
+    """The one field of all results: `groups`, one name per problem of `problem_ids`; () where every problem is its own."""
+
+    groups: tuple[str, ...] = dataclasses.field(default=(), kw_only=True)
+
+    @property
+    def n_groups(self) -> int:
+        """How many problems there are, variants of one another counted once."""
+        return len(set(self.groups)) or len(self.problem_ids)  # type: ignore[attr-defined]
+
+    def by_group(self, values: np.ndarray) -> np.ndarray:
+        """Return values `[problem, ...]` as those of groups, `[group, ...]`: what intervals and tests are made of."""
+        return by_group(values, self.groups)
+
+
+class Result(Grouped):
     """A frozen outcome of an analysis. Subclasses are dataclasses; what is printed, drawn and saved comes from here.
 
     All data frames that its methods give are `Table`s, and what it prints is `visible`: names and ids that came from outside
@@ -112,7 +130,7 @@ class Result:
 
     def check_axes(self) -> None:
         """`ValueError` unless its arrays have the declared axes, each of one length."""
-        fields = {field.name for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        fields = {field.name for field in dataclasses.fields(self)}
         lengths: dict[str, tuple[int, str]] = {}
         for field, names in self.axes:
             axes = names.split()
@@ -128,7 +146,11 @@ class Result:
 
     def told(self) -> list[str]:
         """The sentences as a reader gets them: where the model ran in half precision, with one on what that resolves."""
-        return [*self.sentences(), *self._precision()]
+        variants = []
+        if self.groups:
+            n = count_of(self.n_groups, "group")
+            variants = [f"These {len(self.groups)} problems are variants in {n}; each group counts once."]
+        return [*self.sentences(), *variants, *self._precision()]
 
     def _precision(self) -> list[str]:
         dtype = str(self.settings.get("dtype"))
@@ -138,8 +160,8 @@ class Result:
         words = f"The model ran in {dtype}, which rounds every activation to {HALF[dtype]}"
         if np.isfinite(noise):
             words += f"; it moves rows that are not edited by {noise:.1e} {unit}"
-        elif "resolution" in self.settings:
-            words += f"; effects up to {self.settings['resolution']:.1e} {unit} are taken for rounding"
+        elif (resolution := getattr(self, "resolution", self.settings.get("resolution"))) is not None:
+            words += f"; effects up to {resolution:.1e} {unit} are taken for rounding"
         return [f"{words.rstrip()}."]
 
     def describe(self) -> str:

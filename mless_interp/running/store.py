@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from ..given import checked
+from ..arguments import checked
 from ..heads import Head
 from .checkpoint import plain
-from .folders import damaged_files, finish_replacement, new_folder
+from .folders import RESULTS, RUN, damaged_files, new_folder, recover
+from .locks import Lock
 from .registry import RENAMED, SAVED
 from .results import Result
 
@@ -74,15 +75,18 @@ def save(path: str | Path, *results: Any, overwrite: bool = False, model: Any = 
 
 @checked
 def load(path: str | Path) -> dict[str, Any]:
-    """The results of a folder written by `save`, by name, with their provenance under "provenance".
+    """Load the results of a folder by name, with their provenance under "provenance": one that `save` wrote, or the `--out`
+    of a run.
 
     What is read is checked first against the folder's manifest (folders of version 0.1 have none). `ValueError` names the
     file that is missing, cut off or changed, or the result whose arrays do not fit together.
     """
     folder = Path(path)
-    if not folder.exists():
-        with contextlib.suppress(OSError, RuntimeError):  # a link that leads to itself is either
-            finish_replacement(folder)
+    if not folder.exists():  # killed while it was replaced?
+        with contextlib.suppress(OSError), Lock(folder.resolve()):
+            recover(folder.resolve())
+    if (folder / RUN).is_file():
+        folder /= RESULTS
     damaged = damaged_files(folder, (DOCUMENT, ARRAYS)) if folder.is_dir() else {}
     if damaged:
         what = "; ".join(f"{str(folder / name)!r} {why}" for name, why in damaged.items())
@@ -185,7 +189,11 @@ def _decode(value: Any, arrays: Any) -> Any:
 def _rebuild(part: dict[str, Any], arrays: Any) -> Any:
     kind = _result_class(part["class"])
     renamed = RENAMED[kind.__name__]
+    if not part["fields"].keys().isdisjoint(renamed.values()):
+        renamed = {}  # written after the renaming: the former name may be another field's today
     fields = {renamed.get(key, key): _decode(value, arrays) for key, value in part["fields"].items()}
+    known = {field.name for field in dataclasses.fields(kind)} - set(fields)
+    fields |= {key: value for key, value in _once_settings(fields.get("settings")).items() if key in known}
     made = kind(**{key: value for key, value in fields.items() if key is not None})
     if isinstance(made, Result):
         try:
@@ -195,13 +203,19 @@ def _rebuild(part: dict[str, Any], arrays: Any) -> Any:
     return made
 
 
+def _once_settings(settings: Any) -> dict[str, Any]:
+    """What is a field of a result today, and stood among its settings in an older folder."""
+    found = {} if settings is None else dict(settings)
+    return found | ({"confidence": 1 - found["alpha"]} if "alpha" in found else {})
+
+
 def _result_class(name: str) -> Any:
     """The result class of that public name; folders written before 0.2 name its module as well, which may have moved."""
     short = name.rpartition(".")[2]
     if name not in (short, f"mless_interp.{name.partition('.')[2]}"):
         raise _Refused(f"refusing to load class {name!r}: it is not part of this toolkit")
     package = sys.modules["mless_interp"]
-    if short not in SAVED and short in package.__all__:
+    if short not in SAVED and any(short in names for names in package.RESULTS.values()):
         getattr(package, short)  # its module enters it there
     if short not in SAVED:
         raise _Refused(f"this version of the toolkit has no result {name!r}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from .visible import visible
+from .text_safety import visible
 
 _FORMULA = re.compile("'*[=+\\-@\t\r\n＝＋－＠]")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)

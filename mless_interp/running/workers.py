@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ..given import checked
-from .work import Compute, Tick, Unit
+from ..arguments import checked
+from .engines import Compute, Tick, Unit
 
 TRIES = 3
 """How often a unit is begun whose worker died."""

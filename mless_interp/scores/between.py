@@ -10,12 +10,13 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from ..given import checked, count_of
+from ..arguments import checked, count_of
 from ..heads import Head
 from ..metrics.segments import segment_mean
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair, digest_of, over_pairs, own_pairs
+from ..prompts.problems import groups_of
 from ..prompts.prompt import SEGMENTS, Prompt
 from ..running.loop import Tick
 from ..running.results import (
@@ -99,6 +100,7 @@ def attention_between_segments(
     )
     return SegmentAttention(
         problem_ids=tuple(pair.id for pair in found),
+        groups=groups_of(pair.problem for pair in found),
         heads=chosen,
         segments=segments,
         values={name: np.stack([np.asarray(each[name], dtype=float) for each in done]) for name in conditions},
@@ -176,13 +178,13 @@ class SegmentAttention(Result):
     def over_heads(self, condition: str | None = None) -> pd.DataFrame:
         """The table over all heads: a row per segment that reads, a column per segment that is read; mean over heads within
         each problem, then over the problems that have the one that reads."""
-        table = defined_mean(self._cells(condition).mean(1))
+        table = defined_mean(self.by_group(self._cells(condition).mean(1)))
         return pd.DataFrame(table, columns=list(self.segments)).assign(reads=self.segments)[["reads", *self.segments]]
 
     def summary(self, condition: str | None = None) -> pd.DataFrame:
         """One row per head and two segments: layer, head, label, paper_label, `dest` (which reads), `src` (which is read), the
         mean `share` over problems with its interval `share_ci_low`, `share_ci_high`, and the number of problems `n`."""
-        cells = self._cells(condition)
+        cells = self.by_group(self._cells(condition))
         size = len(self.segments)
         flat = cells.reshape(len(cells), -1)
         columns: dict[str, Any] = {

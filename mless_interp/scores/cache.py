@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..given import checked
+from ..arguments import checked
 from ..heads import Head
 from ..metrics.segments import RowChoice
 from ..models.arithmetic import visibility

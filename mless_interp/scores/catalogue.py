@@ -120,6 +120,13 @@ def _rollout(rows: Rows) -> Tensor:
     return flow_step(rows.block, rows.flow)
 
 
+def _density(rows: Rows) -> Tensor:
+    segments = {"span": rows.span, "sink": rows.sink}
+    if rows.block.scores is None:
+        return attention.log_density_ratio(rows.block.pattern, **segments, **rows.options)
+    return attention.log_density_ratio_from_scores(rows.block.scores, **segments, **rows.options)
+
+
 def _distance(formula: Callable[[Tensor, Tensor], Tensor]) -> RowFormula:
     def value(rows: Rows) -> Tensor:
         block = rows.block
@@ -150,10 +157,10 @@ ROWS = (
         "log_density_ratio",
         "nats",
         "attention per span token against another token's; 0 is even",
-        _from_pattern(attention.log_density_ratio, "span", "sink"),
+        _density,
         "span",
+        "scores",
         signed=True,
-        censored=True,
     ),
     _row(
         "within_span_entropy",

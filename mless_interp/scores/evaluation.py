@@ -16,6 +16,7 @@ def plan_for(names: Sequence[str], *, span: bool, other: bool, values: bool, exc
     """What one run has to be reduced to for these metrics; `span`, `other`, `values`: what there is in this run."""
     there: dict[Need, bool] = {
         "span": span,
+        "scores": True,
         "sink_levels": True,
         "values": values,
         "residual": values,
@@ -54,7 +55,10 @@ def head_values(names: Sequence[str], reduced: Reduced, profile: Profile, base: 
         if metric.kind == "row" and metric.name in reduced.rows:
             rows = reduced.rows[metric.name].cpu()
             last = name != metric.name
-            values[name] = rows[:, -1] if last else segment_mean(rows, torch.ones(rows.shape[-1], dtype=torch.bool))
+            found = rows[:, -1] if last else segment_mean(rows, torch.ones(rows.shape[-1], dtype=torch.bool))
+            values[name] = found.masked_fill(
+                found.isinf(), torch.nan
+            )  # a probability underflowed: unknown, not nothing
         elif name in reduced.states:
             values[name] = reduced.states[name].cpu()
         elif metric.kind == "profile" and ("span" not in metric.needs or profile.layout.span is not None):

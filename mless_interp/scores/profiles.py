@@ -9,15 +9,16 @@ import numpy as np
 import pandas as pd
 import torch
 
-from ..given import checked, count_of
+from ..arguments import checked, count_of
 from ..heads import Head, as_head, as_heads
 from ..metrics.segments import RowChoice
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair, digest_of, over_pairs, own_pairs
+from ..prompts.problems import groups_of
+from ..running.engines import Tick
 from ..running.loop import in_context
 from ..running.results import Result, Shown, ShownTable, head_columns, head_map, place_of
-from ..running.work import Tick
 from ..statistics import CONFIDENCE, bootstrap_interval, defined_mean
 from .layout import pair_layout
 from .score import described_pairs
@@ -102,7 +103,6 @@ def attention_profile(
             "heads": list(map(str, chosen)),
             "source": source,
         },
-        ragged=True,
         checkpoint=checkpoint,
         steps=len(conditions),
         progress=progress,
@@ -111,17 +111,17 @@ def attention_profile(
     def per_problem(what: str) -> dict[str, tuple[np.ndarray, ...]]:
         return {name: tuple(np.asarray(each[name][what], dtype=float) for each in done) for name in conditions}
 
-    decode = model.tokenizer.decode
     return AttentionProfile(
         problem_ids=tuple(pair.id for pair in found),
+        groups=groups_of(pair.problem for pair in found),
         conditions=tuple(conditions),
         heads=chosen,
         received=per_problem("received"),
         uniform=per_problem("uniform"),
         alignment=tuple(np.array(pair.alignment) for pair in found),
         spans=tuple(pair.span for pair in found),
-        base_texts=tuple(tuple(decode([i]) for i in pair.base.ids) for pair in found),
-        inserted_texts=tuple(tuple(decode([i]) for i in pair.inserted.ids) for pair in found),
+        base_texts=tuple(tuple(pair.text_of(model, i) for i in pair.base.ids) for pair in found),
+        inserted_texts=tuple(tuple(pair.text_of(model, i) for i in pair.inserted.ids) for pair in found),
         settings=settings,
         seed=seed,
     )
@@ -221,12 +221,13 @@ class AttentionProfile(Result):
         grid = np.full((len(found), max(first - s + len(v) for s, v in zip(starts, found, strict=True))), np.nan)
         for line, values, start in zip(grid, found, starts, strict=True):
             line[first - start : first - start + len(values)] = values
+        grid = self.by_group(grid)
         n, mean = np.isfinite(grid).sum(0), defined_mean(grid)
         low, high = np.full(len(mean), np.nan), np.full(len(mean), np.nan)
-        if len(found) > 1:
+        if len(grid) > 1:
             interval = bootstrap_interval(grid, confidence=self.confidence, seed=self.seed, n_resamples=n_resamples)
             low, high = interval.low, interval.high
-        shown = n >= max(1.0, min_share * len(found))
+        shown = n >= max(1.0, min_share * len(grid))
         mean, low, high = (np.where(shown, values, np.nan) for values in (mean, low, high))
         return Curve(np.arange(len(mean)), mean, low, high, n)
 
@@ -322,7 +323,8 @@ class AttentionProfile(Result):
             columns: dict[str, Any] = {**head_columns(self.heads), "condition": condition}
             for segment in SEGMENTS:
                 for name, relative in (("received", False), ("relative", True)):
-                    columns[f"{segment}_{name}"] = defined_mean(self.level(condition, segment, relative=relative))
+                    level = self.level(condition, segment, relative=relative)
+                    columns[f"{segment}_{name}"] = defined_mean(self.by_group(level))
             parts.append(pd.DataFrame(columns))
         return pd.concat(parts, ignore_index=True)
 

@@ -7,16 +7,16 @@ from typing import get_args
 
 import numpy as np
 
-from ..given import checked
+from ..arguments import checked
 from ..heads import Head
 from ..metrics.segments import RowChoice
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS, one_of, several_of
 from ..prompts.pairs import PromptPair, digest_of, followed, over_pairs, own_pairs
-from ..prompts.problems import distinct
+from ..prompts.problems import distinct, groups_of
+from ..running.engines import Tick
 from ..running.loop import in_context
 from ..running.results import Found, put, stacked
-from ..running.work import Tick
 from .catalogue import Profile, chosen_metrics, metric_named
 from .evaluation import layer_values, plan_for
 from .layout import Layout, Thresholds, pair_layout
@@ -57,8 +57,9 @@ def score_heads(
         model needs), "auto" (the first where there is one).
     checkpoint : a file that receives each finished problem; a run started again with the same settings goes on there.
 
-    Patterns are reduced inside the layer that made them. Raises `ValueError` naming the problem where a prompt is too
-    short for `min_rows` or has no tokens after the insertion, and for heads out of range (zero-based).
+    Patterns are reduced inside the layer that made them. What a prompt is too short for
+    is NaN and counted. Raises `ValueError` naming the problem where it has no tokens after the insertion, and for heads out of
+    range (zero-based).
     """
     names = chosen_metrics(metrics)
     thresholds = thresholds or Thresholds()
@@ -93,6 +94,7 @@ def score_heads(
     )
     return HeadScores(
         problem_ids=tuple(pair.id for pair in found),
+        groups=groups_of(pair.problem for pair in found),
         conditions=tuple(conditions),
         heads=chosen,
         values=stacked([each["values"] for each in done]),
@@ -123,6 +125,8 @@ def described_pairs(
     if not found:
         raise ValueError("there are no prompt pairs to describe")
     distinct(pair.problem for pair in found)
+    for pair in found:
+        pair.need_span("its attention")
     return found
 
 

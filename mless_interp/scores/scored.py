@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import binom
 
-from ..given import count_of
+from ..arguments import count_of
 from ..heads import Head
 from ..running.results import (
     Found,
@@ -44,8 +44,9 @@ class HeadScores(Result):
     `values[metric][condition]` is `[problem, layer, head]`, NaN where undefined or not asked for; a metric of the span
     has no entry for a condition without one, and paired metrics stand under the condition that is compared with the
     first. `null[metric][condition]` `[problem, layer]` is the same metric of uniform attention on the same prompts,
-    where it has one. Infinite values (attention that never recovers, a span that gets none at all) are kept, counted, and
-    rank as the most extreme.
+    where it has one. `twins` are the scores of untrained twins (`untrained_twin`) on the same pairs, if any: a summary has
+    their mean in `_untrained`. Infinite values (attention that never recovers) are kept, counted, and rank as the most
+    extreme.
     """
 
     problem_ids: tuple[str, ...]
@@ -57,6 +58,7 @@ class HeadScores(Result):
     seed: int = 0
     confidence: float = CONFIDENCE
     n_resamples: int = 2000
+    twins: tuple["HeadScores", ...] = ()
 
     drawn = ("collapse_relative", "lam")
     axes = (
@@ -88,21 +90,22 @@ class HeadScores(Result):
     def mean(self, metric: str, condition: str | None = None) -> np.ndarray:
         """Mean over the problems where it is defined, `[layer, head]`; NaN where there is none (see `count`), infinite where
         it is infinite on one (see `middle`)."""
-        return defined_mean(self.of(metric, condition))
+        return defined_mean(self.by_group(self.of(metric, condition)))
 
     def middle(self, metric: str, condition: str | None = None) -> np.ndarray:
         """The mean over problems, `[layer, head]`; the median of metrics that may be infinite (`Metric.censored`)."""
-        values = self.of(metric, condition)
+        values = self.by_group(self.of(metric, condition))
         return _median_interval(values, self.confidence)[0] if metric_named(metric).censored else defined_mean(values)
 
     def count(self, metric: str, condition: str | None = None) -> np.ndarray:
         """Problems where the metric is defined (not NaN), `[layer, head]`."""
-        return (~np.isnan(self.of(metric, condition))).sum(0)
+        return (~np.isnan(self.by_group(self.of(metric, condition)))).sum(0)
 
     def summary(self, condition: str | None = None) -> pd.DataFrame:
         """One row per head: layer, head, label, paper_label, and for each metric its mean over problems (median of metrics
         that may be infinite), interval `_ci_low`, `_ci_high`, the number of problems `_n` where it is defined, in how many of
-        them it is infinite (`_infinite`, where any is), and uniform attention's `_null`.
+        them it is infinite (`_infinite`, where any is), uniform attention's `_null`, and the untrained twins' mean
+        `_untrained`.
 
         Intervals of means are `mean_interval`'s (t below 20 problems), of medians those of order statistics.
         """
@@ -111,7 +114,7 @@ class HeadScores(Result):
         for metric, found in self.values.items():
             if condition not in found:
                 continue
-            cells = of_heads(found[condition], self.heads)
+            cells = self.by_group(of_heads(found[condition], self.heads))
             if metric_named(metric).censored:
                 estimate, low, high = _median_interval(cells, self.confidence)
             else:
@@ -121,8 +124,11 @@ class HeadScores(Result):
             if np.isinf(cells).any():
                 columns[f"{metric}_infinite"] = np.isinf(cells).sum(0)
             if condition in self.null.get(metric, {}):
-                null = defined_mean(self.null[metric][condition])
+                null = defined_mean(self.by_group(self.null[metric][condition]))
                 columns[f"{metric}_null"] = null[[head.layer for head in self.heads]]
+            if self.twins:
+                untrained = [of_heads(twin.middle(metric, condition), self.heads) for twin in self.twins]
+                columns[f"{metric}_untrained"] = np.mean(untrained, axis=0)
         return pd.DataFrame(columns)
 
     def to_frame(self) -> pd.DataFrame:
@@ -144,7 +150,8 @@ class HeadScores(Result):
         """
         sunk = is_sink(self)
         unknown = ~sunk & np.any([np.isnan(of_heads(self.of(name), self.heads)) for name in OF_SINKS], axis=0)
-        return sunk.sum(0), (~unknown).sum(0)
+        known = self.by_group(np.where(unknown, np.nan, sunk))
+        return (known > 0.5).sum(0), (~np.isnan(known)).sum(0)
 
     def top(self, metric: str, k: int = 10, condition: str | None = None) -> pd.DataFrame:
         """The `k` heads with the largest mean (median, where it may be infinite) of a metric, as rows of `summary`."""
@@ -211,11 +218,13 @@ class HeadScores(Result):
         first = [metric for metric in USUAL if metric in here] or here[:5]
         columns = ["label", "paper_label"]
         for metric in first:
-            columns += [name for end in ("", "_null", "_n", "_infinite") if (name := f"{metric}{end}") in table]
+            columns += [
+                name for end in ("", "_null", "_untrained", "_n", "_infinite") if (name := f"{metric}{end}") in table
+            ]
         where = f"condition {self.conditions[-1]!r}"
         caption = (
             f"Attention per head, {where}: means over problems (medians of those that may be infinite); null: uniform "
-            "attention on the same prompts; n: problems."
+            f"attention on the same prompts; {'untrained: untrained twins; ' if self.twins else ''}n: problems."
         )
         tables = [ShownTable(table, caption, columns)]
         if len(here) > len(first):
@@ -248,13 +257,16 @@ def is_sink(scores: HeadScores) -> np.ndarray:
 def _sink_words(scores: HeadScores) -> str:
     """To how many heads the span is a sink in most problems, and to which most of all, in how many of those that tell."""
     counts, n = scores.sinks()
-    cells = len(scores.problem_ids) * len(n)
+    cells = scores.n_groups * len(n)
     lacking = f" Undefined in {cells - int(n.sum())} of {cells} cells (problem x head)." if n.sum() < cells else ""
     if not n.any():
         return f"Is the span an attention sink? It is undefined for every head.{lacking}"
     shares = np.where(n > 0, counts / np.maximum(n, 1), -1.0)
     most, m = int(shares.argmax()), int((2 * counts > n).sum())
     limits = wilson(int(counts[most]), int(n[most]), confidence=scores.confidence)
+    untrained = [int((2 * sunk > known).sum()) for sunk, known in (twin.sinks() for twin in scores.twins)]
+    if untrained:
+        lacking += f" In untrained twins to {' and '.join(map(str, untrained))} of {len(counts)}."
     said = f"yes, to {m} of {len(counts)} heads" if m else f"no, to none of {len(counts)} heads"
     often = f"most often to {scores.heads[most]}, in" if counts[most] else "in no problem to any of them,"
     if len(counts) == 1:

@@ -14,21 +14,23 @@ from torch import Tensor
 
 from ..metrics.patterns import uniform_pattern, with_sink_key
 from ..metrics.received import received_from_sums, received_sums
+from ..models.activation_buffer import Held
 from ..models.arithmetic import masked_scores, softmax, values_of_heads, with_extra, with_sinks
 from ..models.base import Model
-from ..models.held import Held
 from ..models.info import AttentionRule
 from ..models.inputs import Inputs, Reducer
-from ..models.sites import site
+from ..models.sites import attention_sites, site
 from ..once import computed_once
 from .layout import Layout
 
 Source = Literal["auto", "pattern", "recomputed"]
 SOURCES = ("auto", "pattern", "recomputed")
-Need = Literal["span", "sink_levels", "values", "residual", "output_weights", "flow", "first_profile", "first_rows"]
-"""What a metric can need: an inserted span; what each token gives itself and gets of all later ones; value vectors; the
-residual stream before the layer; W_O; the rollout from the span; and, of the first condition's run, its profile or its
-attention rows."""
+Need = Literal[
+    "span", "scores", "sink_levels", "values", "residual", "output_weights", "flow", "first_profile", "first_rows"
+]
+"""What a metric can need: an inserted span; scores before the softmax; what each token gives itself and gets of all later
+ones; value vectors; the residual stream before the layer; W_O; the rollout from the span; and, of the first condition's
+run, its profile or its attention rows."""
 BLOCK_ELEMENTS = 2**20
 """Largest heads x rows x keys of a block: 4 MB in float32, times the few copies that a formula makes."""
 
@@ -38,7 +40,8 @@ class Block:
     """Some rows of a layer's pattern `[head, dest, src]`, `visible` `[1|head, dest, src]`, `positions` `[dest]`.
 
     `src` runs from the first token to the last one that any of these rows can see; `n_extra` keys follow that are no tokens:
-    one where heads have learned sinks (`metrics.patterns.with_sink_key`).
+    one where heads have learned sinks (`metrics.patterns.with_sink_key`). `scores` `[head, dest, src]` are those before the
+    softmax, None where they are not known.
     """
 
     pattern: Tensor
@@ -46,6 +49,7 @@ class Block:
     positions: Tensor
     first: int
     n_extra: int = 0
+    scores: Tensor | None = None
 
     @property
     def n_src(self) -> int:
@@ -64,7 +68,8 @@ class Block:
         if len(kept) == len(self.positions):
             return self
         at = slice(a, b) if b - a == len(kept) else kept.to(self.pattern.device)  # one piece needs no copy
-        return Block(self.pattern[:, at], self.visible[:, at], self.positions[at], self.first + a, self.n_extra)
+        scores = None if self.scores is None else self.scores[:, at]
+        return Block(self.pattern[:, at], self.visible[:, at], self.positions[at], self.first + a, self.n_extra, scores)
 
 
 def row_ranges(n_tokens: int, n_heads: int) -> Iterator[tuple[int, int]]:
@@ -76,26 +81,29 @@ def row_ranges(n_tokens: int, n_heads: int) -> Iterator[tuple[int, int]]:
         start += rows
 
 
-def pattern_blocks(pattern: Tensor, visible: Tensor, *, n_extra: int = 0) -> Iterator[Block]:
+def pattern_blocks(
+    pattern: Tensor, visible: Tensor, *, n_extra: int = 0, scores: Tensor | None = None
+) -> Iterator[Block]:
     """Blocks of a pattern `[head, token, token]` that exists as a whole; `visible` `[1|head, token, token]`.
 
-    `n_extra` is 1 where its rows sum to less than 1, as learned sinks leave them.
+    `n_extra` is 1 where its rows sum to less than 1, as learned sinks leave them. `scores` are those of the pattern's tokens.
     """
     n_heads, n_tokens = pattern.shape[:2]
     for a, b in row_ranges(n_tokens, n_heads):
         rows, seen, positions = pattern[:, a:b, :b], visible[:, a:b, :b], torch.arange(a, b, device=pattern.device)
         if n_extra:
             rows, seen = with_sink_key(rows, visible=seen, dest_positions=positions)
-        yield Block(rows, seen, positions, a, n_extra)
+        given = None if scores is None else torch.nn.functional.pad(scores[:, a:b, :b], (0, n_extra))
+        yield Block(rows, seen, positions, a, n_extra, given)
 
 
 def recomputed_blocks(q: Tensor, k: Tensor, visible: Tensor, rule: AttentionRule) -> Iterator[Block]:
     """The same blocks from rotated queries `[1, token, head, d]` and keys `[1, token, kv_head, d]`; never half."""
     q, k = (x.float() if x.element_size() < 4 else x for x in (q, k))
     for a, b in row_ranges(q.shape[1], q.shape[2]):
-        scores = masked_scores(q[:, a:b], k[:, :b], visible[None, :, a:b, :b], rule)
+        scores = with_sinks(masked_scores(q[:, a:b], k[:, :b], visible[None, :, a:b, :b], rule), rule.column)
         seen, positions = with_extra(visible[:, a:b, :b], rule, value=True), torch.arange(a, b, device=q.device)
-        yield Block(softmax(with_sinks(scores, rule.column))[0], seen, positions, a, rule.n_extra)
+        yield Block(softmax(scores)[0], seen, positions, a, rule.n_extra, scores[0])
 
 
 def uniform_blocks(visible: Tensor, dtype: torch.dtype, *, n_extra: int = 0) -> Iterator[Block]:
@@ -353,18 +361,20 @@ class PromptReduction:
             if "values" in self.plan.needs:
                 capture |= self._held.captures(site(layer, "attn.hook_v"))
             if self.recompute or self.keep:
-                capture |= self._held.captures(site(layer, "attn.hook_rot_q"))
-                capture[site(layer, "attn.hook_rot_k")] = self._keys(layer)
+                capture |= self._held.captures(*attention_sites(layer, "rot_q", "rot_k"))
+                capture[site(layer, "attn.hook_z")] = self._entered(layer)
             if not self.recompute:
+                if "scores" in self.plan.needs:
+                    capture |= self._held.captures(site(layer, "attn.hook_attn_scores"))
                 capture[site(layer, "attn.hook_pattern")] = self._pattern(layer)
         self.model.run(self.inputs, capture=capture, logits_at="none")
         self.layers = brought_in(self.layers)
         self._null_plan()
         return self
 
-    def _keys(self, layer: int) -> Callable[[Tensor], None]:
-        def reduce(k: Tensor) -> None:
-            (q,), rule = self._held.take(site(layer, "attn.hook_rot_q")), self.model.attention_rule(layer)
+    def _entered(self, layer: int) -> Callable[[Tensor], None]:
+        def reduce(z: Tensor) -> None:  # by then queries, keys and values have come, in whatever order
+            (q, k), rule = self._held.take(*attention_sites(layer, "rot_q", "rot_k")), self.model.attention_rule(layer)
             if self.keep and layer in self.asked:
                 wide = [x.float() if x.element_size() < 4 else x.clone() for x in (q, k)]
                 self.kept[layer] = Other(wide[0], wide[1], self._seen(layer, q.device), rule, self.layout)
@@ -375,9 +385,13 @@ class PromptReduction:
 
     def _pattern(self, layer: int) -> Callable[[Tensor], None]:
         n_extra = self.model.attention_rule(layer).n_extra
-        return lambda pattern: self._reduce(
-            layer, pattern_blocks(pattern[0], self._seen(layer, pattern.device), n_extra=n_extra)
-        )
+
+        def reduce(pattern: Tensor) -> None:
+            held = self._held.take(site(layer, "attn.hook_attn_scores")) if "scores" in self.plan.needs else ()
+            seen = self._seen(layer, pattern.device)
+            self._reduce(layer, pattern_blocks(pattern[0], seen, n_extra=n_extra, scores=held[0][0] if held else None))
+
+        return reduce
 
     def _seen(self, layer: int, device: torch.device) -> Tensor:
         key = id(self.visible[layer]), device  # layers of one window on one device share a mask

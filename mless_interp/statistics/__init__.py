@@ -6,17 +6,16 @@ comes from `derive_generator(seed, ...)`, so the same seed gives the same result
 
 - claims about most problems, exact for any distribution: `prevalence_test`, `within_test`, `sign_test`; how many problems
   they take: `fewest_problems`, `detectable_prevalence`
-- medians and who carries a mean: `median_interval`, `concentration`
-- planning and shape: `cohen_dz`, `sample_size`, `average_within_problem`, `defined_mean`, `derive_generator`
-- intervals of means: `mean_interval`, `share_interval` (t below 20 problems), `bootstrap_interval`, `ratio_interval`
-- tests of means, for symmetric data: `max_t_sign_flip`, `corrected_p` (its p-values alone), `sign_flip`; of two groups:
-  `max_t_two_groups`
-- many tests at once: `holm`, `benjamini_hochberg`; absence of an effect on average: `tost`
-- ranking: `rank_intervals`, `rank_enrichment`, `split_half_spearman`, `jaccard_at_k`
+- variants of one problem as one value: `by_group`; medians and who carries a mean: `median_interval`, `concentration`
+- the share of an effect that a part of it is, with exact limits: `share_of_total`
+- means of what is defined: `defined_mean`; random numbers: `derive_generator`
+- intervals of means: `mean_interval` (t below 20 problems), `bootstrap_interval`
+- two groups of problems: `two_groups`
+- many tests at once: `holm`, `benjamini_hochberg`
 - accuracy: `mcnemar`, `paired_difference`, `wilson`, `pass_at_k`
 """
 
-from .arguments import Cells, Effects, derive_generator
+from .arguments import Cells, Effects, defined_mean, derive_generator
 from .bootstrap import (
     CONFIDENCE,
     FEW_PROBLEMS,
@@ -24,16 +23,10 @@ from .bootstrap import (
     bootstrap_interval,
     mean_interval,
     one_problem,
-    paired_bootstrap_difference,
-    ratio_interval,
-    share_interval,
 )
-from .effects import Equivalence, ProblemMeans, average_within_problem, cohen_dz, sample_size, tost
-from .groups import TwoGroups, max_t_two_groups
-from .means import defined_mean
-from .medians import Concentration, concentration, median_interval, sign_test
+from .groups import TwoGroups, two_groups
+from .medians import Concentration, by_group, concentration, median_interval, sign_test
 from .multiplicity import benjamini_hochberg, holm
-from .permutation import SignFlipTest, corrected_p, max_t_sign_flip, sign_flip
 from .prevalence import (
     SENSES,
     Prevalence,
@@ -44,15 +37,7 @@ from .prevalence import (
     within_test,
 )
 from .proportions import mcnemar, paired_difference, pass_at_k, wilson
-from .ranking import (
-    RankEnrichment,
-    RankIntervals,
-    SplitHalf,
-    jaccard_at_k,
-    rank_enrichment,
-    rank_intervals,
-    split_half_spearman,
-)
+from .shares import share_of_total
 
 __all__ = [
     "CONFIDENCE",
@@ -61,47 +46,29 @@ __all__ = [
     "Cells",
     "Concentration",
     "Effects",
-    "Equivalence",
     "Interval",
     "Prevalence",
-    "ProblemMeans",
-    "RankEnrichment",
-    "RankIntervals",
-    "SignFlipTest",
-    "SplitHalf",
     "TwoGroups",
-    "average_within_problem",
     "benjamini_hochberg",
     "bootstrap_interval",
-    "cohen_dz",
+    "by_group",
     "concentration",
-    "corrected_p",
     "defined_mean",
     "derive_generator",
     "detectable_prevalence",
     "exact_limits",
     "fewest_problems",
     "holm",
-    "jaccard_at_k",
-    "max_t_sign_flip",
-    "max_t_two_groups",
     "mcnemar",
     "mean_interval",
     "median_interval",
     "one_problem",
-    "paired_bootstrap_difference",
     "paired_difference",
     "pass_at_k",
     "prevalence_test",
-    "rank_enrichment",
-    "rank_intervals",
-    "ratio_interval",
-    "sample_size",
-    "share_interval",
-    "sign_flip",
+    "share_of_total",
     "sign_test",
-    "split_half_spearman",
-    "tost",
+    "two_groups",
     "wilson",
     "within_test",
 ]

@@ -4,23 +4,21 @@ import hashlib
 import json
 
 import numpy as np
-from jaxtyping import Bool, Float64, Shaped
+from jaxtyping import Float64, Shaped
 
-from ..given import as_annotated, count_of
-from ..given import check_choice as check_choice
-from ..given import check_count as check_count
-from ..given import check_share as check_share
+from ..arguments import as_annotated, count_of
+from ..arguments import check_choice as check_choice
+from ..arguments import check_count as check_count
+from ..arguments import check_share as check_share
 
 Effects = Shaped[np.ndarray, "problem *cells"]
 """Input: one number (or truth value) per problem and cell; read as float64."""
-Rows = Shaped[np.ndarray, "row *cells"]
-"""Input with several rows per problem, for example one per sampled answer."""
+Groups = Shaped[np.ndarray, "group *cells"]
+"""Output: one number per group of problems and cell."""
 PValues = Shaped[np.ndarray, "*cells"]
 AnyArray = Shaped[np.ndarray, "..."]
-"""Input whose shape the function itself compares with another, to say more than a signature can."""
 Cells = Float64[np.ndarray, "*cells"]
 """Output: one number per cell."""
-CellMask = Bool[np.ndarray, "*cells"]
 CellCounts = Shaped[np.ndarray, "*cells"]
 
 
@@ -70,3 +68,22 @@ def check_p_values(p_values: object) -> tuple[np.ndarray, np.ndarray]:
             f"p-values must lie in [0, 1], got values from {np.nanmin(p):g} to {np.nanmax(p):g}; NaN marks an untested cell"
         )
     return p, defined
+
+
+def defined_mean(values: AnyArray, axis: int = 0) -> AnyArray:
+    """Mean over one axis (the problems, unless named) of what is not NaN; NaN where nothing is.
+
+    An infinite value is defined and makes the mean infinite: where it means something ("never",
+    "nothing at all"), use a median.
+
+    >>> defined_mean(np.array([[1.0, np.nan], [3.0, np.nan]]))
+    array([ 2., nan])
+    >>> defined_mean(np.array([1.0, -np.inf, np.nan]))
+    array(-inf)
+    """
+    defined = ~np.isnan(values)
+    if values.ndim == 1:  # summed without gaps, so that a gap does not change which numbers are added first
+        values, defined = values[defined], defined[defined]
+    count = defined.sum(axis)
+    with np.errstate(invalid="ignore"):  # both infinities together have no mean
+        return np.where(count > 0, np.where(defined, values, 0.0).sum(axis) / np.maximum(count, 1), np.nan)

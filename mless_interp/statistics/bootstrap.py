@@ -28,7 +28,6 @@ TOO_FEW = "fewer than 2 problems"
 ALL_EQUAL = "all values equal"
 FEW = "few problems"
 FELL_BACK = "BCa undefined: percentile"
-HOLDS_ZERO = "denominator interval holds 0"
 
 FEW_PROBLEMS = 20
 """Below, means get Student's t intervals and a flag."""
@@ -102,7 +101,7 @@ def bootstrap_interval(
     shape = array.shape[1:]
     flat = array.reshape(len(array), -1)
     out = _Table(flat.shape[1], counts=(~np.isnan(flat)).sum(axis=0))
-    for cells, (column,) in _by_count(flat):
+    for cells, column in _by_count(flat):
         n = len(column)
         weights = resample_weights(n, n_resamples, seed)
         for part in _blocks(cells.size, n_resamples):
@@ -206,148 +205,13 @@ def one_problem(estimate: AnyArray, *, confidence: float = CONFIDENCE) -> Interv
     )
 
 
-def paired_bootstrap_difference(
-    first: Effects,
-    second: AnyArray,
-    *,
-    confidence: float = CONFIDENCE,
-    n_resamples: int = 10_000,
-    seed: int = 0,
-    method: Method = "bca",
-) -> Interval:
-    """Bootstrap interval of the mean of `second - first` over the same problems (0 and 1, or truth values, for accuracy).
-
-    A problem counts where both are defined; `standard_error` is the paired one, sd of the differences / sqrt(n).
-
-    >>> paired_bootstrap_difference(np.array([0.0, 1.0, 0.0]), np.array([1.0, 1.0, 0.0])).estimate.round(3).item()
-    0.333
-    """
-    before, after = check_effects(first, name="first"), check_effects(second, name="second")
-    if before.shape != after.shape:
-        raise ValueError(f"paired values need one shape, got first {before.shape} and second {after.shape}")
-    return bootstrap_interval(after - before, confidence=confidence, n_resamples=n_resamples, seed=seed, method=method)
-
-
-def share_interval(
-    numerator: Effects, denominator: AnyArray, *, confidence: float = CONFIDENCE, seed: int = 0
-) -> Interval:
-    """A ratio of means over problems with its interval: `ratio_interval` from 20 problems on, Fieller's below, flagged.
-
-    NaN, flagged, where the denominator's own interval holds 0. One problem has an estimate without limits.
-
-    >>> share_interval(np.array([2.0, 2.6, 3.1, 2.4]), np.array([4.0, 5.0, 6.0, 5.0]))
-    0.505 [0.4706, 0.5329] (95 % fieller, n = 4; few problems)
-    """
-    above, below = np.asarray(numerator, dtype=float), np.asarray(denominator, dtype=float)
-    if len(above) >= FEW_PROBLEMS:
-        return ratio_interval(above, below, confidence=confidence, seed=seed)
-    below = np.broadcast_to(below.reshape(below.shape + (1,) * (above.ndim - below.ndim)), above.shape)
-    if len(above) == 1:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return one_problem(np.where(below[0] != 0, above[0] / below[0], np.nan), confidence=confidence)
-    return _fieller(check_effects(above, name="numerator"), check_effects(below, name="denominator"), confidence)
-
-
-def _fieller(x: np.ndarray, y: np.ndarray, confidence: float) -> Interval:
-    r"""All r with $|\bar x - r \bar y| \le t\, s(x - r y) / \sqrt n$. Source: Fieller 1954."""
-    defined = ~np.isnan(x + y)
-    n = np.asarray(defined.sum(0))
-    mean = lambda v: np.where(defined, v, 0.0).sum(0) / np.where(n > 0, n, np.nan)  # noqa: E731
-    x_mean, y_mean = mean(x), mean(y)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        of = lambda a, b: mean(a * b) / np.where(n > 1, n - 1, np.nan)  # noqa: E731  # variance of a mean
-        dx, dy = x - x_mean, y - y_mean
-        t2 = stats.t.isf((1 - confidence) / 2, np.maximum(n - 1, 1)) ** 2
-        a, b, c = y_mean**2 - t2 * of(dy, dy), x_mean * y_mean - t2 * of(dx, dy), x_mean**2 - t2 * of(dx, dx)
-        held = ~(a > 0)  # the denominator's own t interval holds 0
-        root = np.sqrt(np.maximum(b**2 - a * c, 0.0))
-        estimate = x_mean / y_mean
-        rest = of(dx, dx) - 2 * estimate * of(dx, dy) + estimate**2 * of(dy, dy)
-        error = np.sqrt(np.maximum(rest, 0.0)) / np.abs(y_mean)
-        low, high = (b - root) / a, (b + root) / a
-    undefined = held | (n < 2)
-    blank = lambda v: np.asarray(np.where(undefined, np.nan, v))  # noqa: E731
-    return Interval(
-        estimate=blank(estimate),
-        low=blank(low),
-        high=blank(high),
-        standard_error=blank(error),
-        n=n,
-        flag=np.asarray(np.where(n < 2, TOO_FEW, np.where(held, HOLDS_ZERO, FEW))),
-        confidence=confidence,
-        method="fieller",
-    )
-
-
-def ratio_interval(
-    numerator: Effects,
-    denominator: AnyArray,
-    *,
-    confidence: float = CONFIDENCE,
-    n_resamples: int = 10_000,
-    seed: int = 0,
-    method: Method = "bca",
-) -> Interval:
-    r"""Ratio of means over problems, with a bootstrap interval that draws numerator and denominator together.
-
-    $$ F_h = \frac{\sum_p x_{p,h}}{\sum_p y_p}, \qquad F_h^* = \frac{\sum_p w^*_p x_{p,h}}{\sum_p w^*_p y_p} $$
-
-    For example `effect_fraction`: 0 the patch does nothing, 1 it does everything; values outside are legitimate. Where the
-    denominator's own interval holds 0 there is nothing to be a fraction of: estimate and limits are NaN, flagged. Never a
-    mean of ratios. `denominator` is `[problem]` (one for all cells) or has the numerator's shape; a problem counts in a
-    cell where both are defined. `standard_error` is the standard deviation of the resampled ratios.
-
-    >>> ratio_interval(np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 6.0]))
-    0.5 [0.5, 0.5] (95 % bca, n = 3; all values equal)
-    """
-    _check_options(confidence, n_resamples, method)
-    above, below = check_effects(numerator, name="numerator"), check_effects(denominator, name="denominator")
-    if below.shape != above.shape and below.shape != above.shape[:1]:
-        raise ValueError(
-            f"denominator must be [problem] = {above.shape[:1]} or have the numerator's shape {above.shape}, "
-            f"got {below.shape}"
-        )
-    shape = above.shape[1:]
-    above = above.reshape(len(above), -1)
-    below = np.broadcast_to(below.reshape(len(below), -1), above.shape)
-    out = _Table(above.shape[1], counts=(~np.isnan(above + below)).sum(axis=0))
-    for cells, (upper, lower) in _by_count(above, below):
-        n = len(upper)
-        weights = resample_weights(n, n_resamples, seed)
-        for part in _blocks(cells.size, n_resamples, arrays=2):
-            x, y = upper[:, part], lower[:, part]
-            x_mean, y_mean = x.mean(axis=0), y.mean(axis=0)
-            x_draws, y_draws = _means(x, weights), _means(y, weights)
-            y_low, y_high, _ = _limits(
-                y_draws.copy(),
-                y_mean,
-                tie=_TIE * np.abs(y).max(axis=0),
-                skew=_skew(y - y_mean),
-                confidence=confidence,
-                method=method,
-            )
-            holds_zero = (y_low <= 0) & (y_high >= 0)
-            y, y_mean = np.where(holds_zero, 1.0, y), np.where(holds_zero, 1.0, y_mean)
-            y_draws = np.where(holds_zero[:, None], 1.0, y_draws)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                estimate, draws = x_mean / y_mean, x_draws / y_draws
-                left_out = (x.sum(axis=0) - x) / (y.sum(axis=0) - y)
-                deviation = left_out.mean(axis=0) - left_out
-                error = draws.std(axis=1, ddof=1)
-            tie = 10 * _TIE * np.abs(x).mean(axis=0) * np.abs(y).mean(axis=0) / y_mean**2
-            equal = np.abs(left_out - estimate).max(axis=0) <= tie
-            limits = _limits(draws, estimate, tie=tie, skew=_skew(deviation), confidence=confidence, method=method)
-            out.put(cells[part], estimate, limits, equal=equal, error=error, undefined=holds_zero)
-    return out.interval(shape, confidence=confidence, method=method)
-
-
 class _Table:
     """Collects the cells of one result; short-lived."""
 
     def __init__(self, n_cells: int, *, counts: np.ndarray) -> None:
         self.counts = counts
         self.columns = np.full((4, n_cells), np.nan)
-        self.flag = np.where(counts < 2, TOO_FEW, "").astype(f"<U{len(HOLDS_ZERO)}")
+        self.flag = np.where(counts < 2, TOO_FEW, "").astype(f"<U{len(FELL_BACK)}")
 
     def put(
         self,
@@ -357,14 +221,12 @@ class _Table:
         *,
         equal: np.ndarray,
         error: np.ndarray,
-        undefined: np.ndarray | bool = False,
     ) -> None:
         low, high, fell_back = limits
         rows = np.stack([estimate, np.where(equal, estimate, low), np.where(equal, estimate, high), error])
         rows[3, equal] = 0.0
-        self.columns[:, cells] = np.where(undefined, np.nan, rows)
-        flag = np.where(equal, ALL_EQUAL, np.where(fell_back, FELL_BACK, ""))
-        self.flag[cells] = np.where(undefined, HOLDS_ZERO, flag)
+        self.columns[:, cells] = rows
+        self.flag[cells] = np.where(equal, ALL_EQUAL, np.where(fell_back, FELL_BACK, ""))
 
     def interval(self, shape: tuple[int, ...], *, confidence: float, method: str) -> Interval:
         estimate, low, high, error = (row.reshape(shape) for row in self.columns)
@@ -386,22 +248,21 @@ def _check_options(confidence: float, n_resamples: int, method: str) -> None:
     check_choice(method, name="method", choices=("bca", "percentile"))
 
 
-def _by_count(*arrays: np.ndarray) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
-    """Cells with equally many defined problems, and for each array those problems' values, in the problems' order."""
-    undefined = np.isnan(sum(arrays))
+def _by_count(array: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Cells with equally many defined problems, and those problems' values, in the problems' order."""
+    undefined = np.isnan(array)
     counts = (~undefined).sum(axis=0)
     for n in np.unique(counts[counts >= 2]):
         cells = np.flatnonzero(counts == n)
-        if n == len(undefined):
-            yield cells, [array[:, cells] for array in arrays]
-        else:
-            rows = np.argsort(undefined[:, cells], axis=0, kind="stable")[:n]
-            yield cells, [np.take_along_axis(array[:, cells], rows, axis=0) for array in arrays]
+        column = array[:, cells]
+        if n < len(undefined):
+            column = np.take_along_axis(column, np.argsort(undefined[:, cells], axis=0, kind="stable")[:n], axis=0)
+        yield cells, column
 
 
-def _blocks(n_cells: int, n_resamples: int, *, arrays: int = 1) -> Iterator[slice]:
-    """Slices of cells whose resampled means, in that many arrays, fit in a bounded block of memory."""
-    size = max(1, _CHUNK_VALUES // n_resamples // arrays)
+def _blocks(n_cells: int, n_resamples: int) -> Iterator[slice]:
+    """Slices of cells whose resampled means fit in a bounded block of memory."""
+    size = max(1, _CHUNK_VALUES // n_resamples)
     for start in range(0, n_cells, size):
         yield slice(start, min(start + size, n_cells))
 

@@ -1,15 +1,43 @@
 """What most problems show, however skewed: medians with exact intervals, the sign test, and who carries the mean."""
 
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
 
-from ..given import count_of
-from .arguments import Cells, Effects, check_effects, check_share
+from ..arguments import count_of
+from .arguments import Cells, Effects, Groups, check_effects, check_share
 from .bootstrap import CONFIDENCE, Interval
 
 TOO_FEW_FOR_MEDIAN = "too few problems for a median's interval"
+
+
+def by_group(values: Effects, groups: Sequence[str], *, mean: bool = False) -> Groups:
+    """Return `[group, *cells]`: the median of each group's problems, groups in order of first appearance.
+
+    Problems that are variants of one another are no independent problems, so the group replicates and the tests and
+    intervals take these values. NaN members are left out; NaN where all are. Without groups, and where every problem has
+    a group of its own, the values come back as they are.
+
+    groups: one name per problem; () where every problem is its own.
+    mean: take the mean of a group's problems, as for shares of right answers.
+
+    >>> by_group(np.array([1.0, 5.0, 2.0, 3.0]), ("a", "b", "a", "a"))
+    array([2., 5.])
+    """
+    if groups and len(groups) != len(values):
+        raise ValueError(f"groups must name one group per problem: got {len(groups)} for {len(values)} problems")
+    members: dict[str, list[int]] = {}
+    for place, name in enumerate(groups):
+        members.setdefault(name, []).append(place)
+    if len(members) == len(groups):
+        return values
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # all of a group's members undefined: NaN is the answer
+        middle = np.nanmean if mean else np.nanmedian
+        return np.stack([middle(values[places], axis=0) for places in members.values()])
 
 
 def median_interval(values: Effects, *, confidence: float = CONFIDENCE) -> Interval:
@@ -34,7 +62,7 @@ def median_interval(values: Effects, *, confidence: float = CONFIDENCE) -> Inter
         cells = counts == n
         ordered = np.sort(flat[:, cells], axis=0)[:n]  # NaN last
         middle[cells] = np.median(ordered, axis=0)
-        k = int((stats.binom.cdf(np.arange((n + 1) // 2), n, 0.5) <= (1 - confidence) / 2).sum())
+        k = order_statistic(n, (1 - confidence) / 2)
         if k > 0:
             low[cells], high[cells] = ordered[k - 1], ordered[n - k]
     shape = array.shape[1:]
@@ -48,6 +76,15 @@ def median_interval(values: Effects, *, confidence: float = CONFIDENCE) -> Inter
         confidence=confidence,
         method="order statistics",
     )
+
+
+def order_statistic(n: int, tail: float) -> int:
+    """The largest k such that the k-th of n ordered values lies above the median with probability `tail` at most; 0 for none.
+
+    >>> order_statistic(16, 0.025), order_statistic(6, 0.01)
+    (4, 0)
+    """
+    return int((stats.binom.cdf(np.arange((n + 1) // 2), n, 0.5) <= tail).sum())
 
 
 def sign_test(values: Effects, *, rounding: float = 0.0) -> Cells:

@@ -11,7 +11,7 @@ def holm(p_values: PValues) -> Cells:
 
     $$ \tilde p_{(k)} = \max_{j \le k} \min\{1, (m - j + 1)\, p_{(j)}\} $$
 
-    Valid under any dependence between the tests; for heads tested on the same problems `max_t_sign_flip` is sharper.
+    Valid under any dependence between the tests.
 
     Source: Holm 1979. As published.
 

@@ -1,6 +1,6 @@
 """Claims about most problems: in how many does something exceed a smallest effect? Exact for any distribution."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Shaped
@@ -20,7 +20,7 @@ class Prevalence:
     """In how many of `n` problems each cell exceeds `delta`, in each of `senses`: arrays `[sense, *cells]`.
 
     `p` is one cell's own, `p_corrected` Holm's over the whole family (all tested cells, all senses); NaN: not tested.
-    `low` and `high` are the exact limits of the prevalence count / n.
+    `low` and `high` are the exact limits of the prevalence count / n. Where `delta` is NaN nothing is counted: all is NaN.
     """
 
     senses: tuple[int, ...]
@@ -37,6 +37,11 @@ class Prevalence:
     def share(self) -> Senses:
         """count / n; NaN without problems."""
         return np.asarray(self.count / np.where(self.n > 0, self.n, np.nan))
+
+    def of(self, at: int) -> "Prevalence":
+        """The tests at one place of the first axis of the cells, corrected as they are."""
+        rows = {name: getattr(self, name)[:, at] for name in ("count", "low", "high", "p", "p_corrected")}
+        return replace(self, n=self.n[at], **rows)
 
     def in_sense(self, sense: int, values: Senses) -> CellCounts:
         """The row of `values` that belongs to a sense."""
@@ -65,7 +70,7 @@ def prevalence_test(
 
     for each sense $s$, Holm over all tested cells and senses. Exact for any skew and under any dependence between cells: no
     permutations, no seed. Values equal to $\delta$ do not count. A problem in which a cell is NaN leaves its n; a cell
-    without problems is not tested.
+    without problems is not tested, and nothing is where $\delta$ is NaN (unknown).
 
     Source: the sign test of a quantile (Conover 1999, section 3.2), at the smallest effect of interest; methods §9.
 
@@ -75,11 +80,13 @@ def prevalence_test(
     [0.1094, 1.0]
     """
     array = check_effects(effects, min_problems=1)
-    if not (np.isfinite(delta) and delta >= 0):
+    if not (np.isnan(delta) or (np.isfinite(delta) and delta >= 0)):
         raise ValueError(f"delta must be a finite number, 0 or more, in the unit of the effects, got {delta!r}")
     defined = ~np.isnan(array)
     n = np.asarray(defined.sum(0))
     count = np.stack([np.asarray((defined & (sense * array > delta)).sum(0)) for sense in senses])
+    if np.isnan(delta):
+        count = np.full(count.shape, np.nan)
     p, corrected = _most_of_all(count, n, tested)
     low, high = exact_limits(count, np.broadcast_to(n, count.shape), confidence=confidence)
     return Prevalence(senses, count, n, low, high, p, corrected, float(delta), confidence)
@@ -101,8 +108,8 @@ def exact_limits(count: np.ndarray, n: np.ndarray, *, confidence: float = CONFID
     check_share(confidence, name="confidence")
     half = (1 - confidence) / 2
     with np.errstate(invalid="ignore"):
-        low = np.where(count > 0, stats.beta.ppf(half, count, n - count + 1), 0.0)
-        high = np.where(count < n, stats.beta.isf(half, count + 1, n - count), 1.0)
+        low = np.where(count == 0, 0.0, stats.beta.ppf(half, count, n - count + 1))
+        high = np.where(count == n, 1.0, stats.beta.isf(half, count + 1, n - count))
     return np.where(n > 0, low, np.nan), np.where(n > 0, high, np.nan)
 
 
@@ -124,30 +131,27 @@ def within_test(effects: Effects, delta: float, *, tested: np.ndarray | None = N
     return _most_of_all(np.asarray(count), np.asarray(n), tested)
 
 
-def fewest_problems(n_cells: int, *, alpha: float = 0.05, n_senses: int = len(SENSES)) -> int:
-    """Problems with which a prevalence test of so many cells can reject at all: 2^-n < alpha / (senses x cells).
+def fewest_problems(n_tests: int, *, alpha: float = 0.05) -> int:
+    """Problems with which any of so many prevalence tests (cells x senses x sides) can reject: 2^-n < alpha / tests.
 
-    >>> fewest_problems(784), fewest_problems(112)
-    (15, 13)
+    >>> fewest_problems(2 * 784), fewest_problems(2 * 2 * 112, alpha=0.04)
+    (15, 14)
     """
-    check_count(n_cells, name="n_cells")
+    check_count(n_tests, name="n_tests")
     check_share(alpha, name="alpha")
-    return int(np.floor(np.log2(n_senses * n_cells / alpha) + 1e-12)) + 1
+    return int(np.floor(np.log2(n_tests / alpha) + 1e-12)) + 1
 
 
-def detectable_prevalence(
-    n: int, n_cells: int, *, power: float = 0.8, alpha: float = 0.05, n_senses: int = len(SENSES)
-) -> float:
-    """The true prevalence that `n` problems find with this power in a family of so many cells; NaN where none can be.
+def detectable_prevalence(n: int, n_tests: int, *, power: float = 0.8, alpha: float = 0.05) -> float:
+    """The true prevalence that `n` problems find with this power in a family of so many tests; NaN where none can be.
 
     From the binomial alone, never from an observed effect. It is what the sharpest step of Holm needs (Bonferroni's).
 
-    >>> round(detectable_prevalence(64, 112), 3), detectable_prevalence(10, 112)
+    >>> round(detectable_prevalence(64, 2 * 112), 3), detectable_prevalence(10, 2 * 112)
     (0.77, nan)
     """
     check_share(power, name="power")
-    if n < fewest_problems(n_cells, alpha=alpha, n_senses=n_senses):
+    if n < fewest_problems(n_tests, alpha=alpha):
         return float("nan")
-    level = alpha / (n_senses * n_cells)
-    least = next(k for k in range(n // 2, n + 1) if stats.binom.sf(k - 1, n, 0.5) <= level)
+    least = next(k for k in range(n // 2, n + 1) if stats.binom.sf(k - 1, n, 0.5) <= alpha / n_tests)
     return float(stats.beta.ppf(power, least, n - least + 1))

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..arguments import count_of
 from ..circuits.direct import WAYS, DirectEffects
 from ..circuits.paths import LOGITS, TOGETHER, PathEffects
 from ..circuits.site_patches import ALL, PositionMap, SitePatches
-from ..given import count_of
 from ..heads import Head
 from ..running.results import largest_first
 from .head_plots import MADE_WITH
@@ -21,13 +21,13 @@ NUMBERED = 20
 GOLDEN = 0.618034
 """Steps of this size, taken modulo 1, spread evenly whatever their number."""
 WAY_WORDS = dict(zip(WAYS, ("straight to the logits", "through later parts of the model"), strict=True))
-SHARE, EFFECT = "effect_fraction", "effect"
+MEAN_SHARE, EFFECT = "effect_fraction", "effect"
 
 
 def _column(table: pd.DataFrame) -> tuple[str, str]:
     """The column of means to draw: shares where they are defined, which add up as the means do; and what it is."""
-    shares = bool(table[SHARE].notna().any())
-    return (SHARE, "part of the insertion's effect") if shares else (EFFECT, "mean effect")
+    shares = bool(table[MEAN_SHARE].notna().any())
+    return (MEAN_SHARE, "part of the insertion's effect") if shares else (EFFECT, "mean effect")
 
 
 def direct_bars(found: DirectEffects, *, top: int = 12) -> Picture:
@@ -48,8 +48,8 @@ def direct_bars(found: DirectEffects, *, top: int = 12) -> Picture:
         bottom = np.where(height >= 0, above, below)
         style = {"color": LINES[number][0], "hatch": HATCHES[2 * number], "edgecolor": "white", "linewidth": 0}
         axes.bar(at, height, 0.7, bottom, label=f"{way}: {WAY_WORDS[way]}", **style)
-        sure = (rows["p_prevalence"] < found.alpha).to_numpy()
-        starred = f"most problems show it (p < {found.alpha:.3g}, corrected)" if way == WAYS[-1] else None
+        sure = (rows["p_prevalence"] < found.level).to_numpy()
+        starred = f"most problems show it (p < {found.level:.3g}, corrected)" if way == WAYS[-1] else None
         star = {"color": "white", "markeredgecolor": "black", "markersize": 9, "linestyle": "none", "label": starred}
         axes.plot(at[sure], (bottom + height / 2)[sure], "*", **star)
         above, below = above + np.maximum(height, 0), below + np.minimum(height, 0)
@@ -62,7 +62,7 @@ def direct_bars(found: DirectEffects, *, top: int = 12) -> Picture:
 
 
 def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = True, smallest: float = 0.01) -> Picture:
-    """The edges as a graph: heads and MLPs by layer from below, the logits on top; the wider, the larger the median share.
+    """The edges as a graph: heads and MLPs by layer from below, the logits on top; the wider, the larger the share.
 
     Solid lines are with the insertion's effect, dashed ones against it; grey tones do not carry meaning. On the 20 widest
     edges stand their number and, into a head, those of q, k and v that most problems show. Where a node stands in its layer
@@ -77,10 +77,10 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
     Where there is no such edge, a sentence under the nodes says so and, as far as it is known, why.
     """
     table = found.summary()
-    column, words = "median_fraction", "median share of the insertion's effect"
+    column, words = "share", "share of the insertion's effect"
     if not found.established:  # there is nothing to have a share of
-        table[column], words = found.direction * table[EFFECT], "mean effect, with the median total effect"
-    sure = table["p_prevalence"] < found.alpha
+        table[column], words = found.whole.turned(table[EFFECT].to_numpy()), "mean effect, with the median total effect"
+    sure = table["p_prevalence"] < found.level
     wanted = sure if only_found else table[column].abs() >= smallest
     rows = largest_first(table[wanted & (table["part"].isin(["", part]) | (part == TOGETHER))], column)
     other = ~rows["part"].isin(["", part])
@@ -127,12 +127,12 @@ def path_graph(found: PathEffects, *, part: str = TOGETHER, only_found: bool = T
     axes.set_axis_off()
     axes.set_title(words_of(found, *MADE_WITH), fontsize=9)
     line: dict[str, Any] = {"color": "0.25", "linewidth": 1.5}
-    drawn = f"that most problems show (p < {found.alpha:.3g}, corrected)" if only_found else f"of {smallest:g} or more"
+    drawn = f"that most problems show (p < {found.level:.3g}, corrected)" if only_found else f"of {smallest:g} or more"
     numbered = f"; numbers on the {NUMBERED} widest" if len(rows) > NUMBERED else ""
     if rows.empty:
         which, size = (
             f"that enters by {part} " * (part != TOGETHER),
-            "median share" if found.established else "mean effect",
+            "share" if found.established else "mean effect",
         )
         why = found.why_none() or f"No edge {which}is among those that most problems show."
         said = why if only_found else f"No edge {which}has a {size} {drawn}."
@@ -189,7 +189,7 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None, limi
 
     Parameters
     ----------
-    value : the column of the summary to draw; default the share of the means, where that is known.
+    value : the column of the summary to draw; default the share of the effect, where that is known.
     limit : the end of the colour scale.
     """
     table = found.summary()
@@ -200,7 +200,7 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None, limi
         of_span = "; of the span" if found.positions[-1].startswith("span ") else ""
         x, y = f"token of the question, from either end{of_span}", "layer (zero-based)"
         titles, names = found.sites, found.positions
-        rows = [str(layer) for layer in range(found.values.shape[2])]
+        rows = list(map(str, found.layers))
     else:
         titles, names, x, y = ("",), found.places, "token of the question; part of the span", "head (zero-based)"
         rows = [str(head) for head in found.heads]
@@ -215,7 +215,7 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None, limi
     hatched = False
     for at in range(shape[0]):
         with np.errstate(invalid="ignore"):
-            marked = [(int(row), int(column)) for row, column in zip(*np.nonzero(p[at] < found.alpha), strict=True)]
+            marked = [(int(row), int(column)) for row, column in zip(*np.nonzero(p[at] < found.level), strict=True)]
         hatched = hatched or bool(marked)
         image = draw_cells(axes[0, at], np.clip(grids[at], -limit, limit), limit=limit, hatched=marked)
         axes[0, at].set_xticks(range(len(names)), [name.removeprefix("row ") for name in names], rotation=90)
@@ -230,7 +230,7 @@ def site_map(found: SitePatches | PositionMap, *, value: str | None = None, limi
     picture.suptitle(words_of(found, *MADE_WITH), fontsize=9)
     if hatched:
         strokes = {"facecolor": "white", "hatch": "////", "edgecolor": "black", "linewidth": 0.5}
-        key_below(picture, handles=key([(f"p < {found.alpha:.3g}, corrected: {quantity.claim}", strokes)]))
+        key_below(picture, handles=key([(f"p < {found.level:.3g}, corrected: {quantity.claim}", strokes)]))
     return picture
 
 

@@ -28,12 +28,12 @@ from typing import Any
 
 import numpy as np
 
-from ..given import count_of
+from ..arguments import count_of
 from ..heads import Head, as_heads
 from ..models.base import Model
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair
-from ..running.visible import visible
+from ..running.text_safety import visible
 from ..scores import AttentionProfile
 from .notebook import show_after_cell
 from .packing import packed, scale_of
@@ -136,7 +136,7 @@ def attention(
     heads: Iterable[Head | str],
     *,
     problem: str | int | None = None,
-    conditions: Sequence[str] = ("base", "inserted"),
+    conditions: Sequence[str] | None = None,
     difference: bool = True,
     max_span: int | None = 1,
     scale: float | None = None,
@@ -154,7 +154,8 @@ def attention(
     pair : one pair, or several: the mean over their problems, on what their prompts share (a segment of several lengths by
         its first and last tokens, and one block between them).
     problem : of several pairs only this one, by the problem's id or its place (zero-based).
-    conditions : of base, inserted, gap, masked, held; a panel each.
+    conditions : of base, inserted, gap, masked, held, clean; a panel each. Default: inserted beside base, or clean where there
+        is no span.
     scale : attention with the darkest colour, the same in all panels. None: the 99th percentile of all cells shown, so that
         a sink does not pale everything else. Larger values keep their number.
     max_bytes : the saved page, script included, stays below this. Numbers are rounded to 256 steps, three quarters of them

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from ..given import count_of
+from ..arguments import count_of
 from ..heads import Head, as_heads
 from ..locating.curves import CircuitCurve
 from ..patching.dose import DoseResponse
@@ -22,7 +22,7 @@ def profile(profile: AttentionProfile, head: Head | str, **options: Any) -> Pict
 
 
 def profiles(
-    profile: AttentionProfile,
+    profile: AttentionProfile | Sequence[AttentionProfile],
     heads: Iterable[Head | str] | None = None,
     *,
     conditions: Sequence[str] | None = None,
@@ -31,7 +31,7 @@ def profiles(
     null: bool = True,
     names: Mapping[str, str] | None = None,
 ) -> Picture:
-    """Attention received per token, a column per head.
+    """Attention received per token, a column per head; of several models' profiles side by side.
 
     Above, all conditions at the base prompt's tokens; below (`whole`), the whole sequence of the last condition with its
     inserted span shaded.
@@ -39,13 +39,15 @@ def profiles(
     Lines are means over problems, bands their 95 % bootstrap intervals (none for a single problem), grey is what
     uniform attention would give. `relative` divides by it. `names` are the conditions' names in the legend.
     """
-    shown = profile.heads if heads is None else as_heads(heads)
-    conditions = tuple(conditions or profile.conditions)
+    every = [profile] if isinstance(profile, AttentionProfile) else list(profile)
+    chosen = None if heads is None else as_heads(heads)
+    shown = [(profile, head) for profile in every for head in (profile.heads if chosen is None else chosen)]
+    conditions = tuple(conditions or every[0].conditions)
     last = conditions[-1]
-    whole = whole and bool(profile.shaded(last))
+    whole = whole and all(profile.shaded(last) for profile in every)
     names = SERIES | dict(names or {})
     picture = _grid(len(shown), 2 if whole else 1)
-    for column, head in enumerate(shown):
+    for column, (profile, head) in enumerate(shown):
         axes = picture.add_subplot(2 if whole else 1, len(shown), column + 1)
         for number, condition in enumerate(conditions):
             curve = profile.curve(head, condition, aligned=True, relative=relative)
@@ -88,7 +90,7 @@ def compare_profiles(
 def circuit_curve(found: CircuitCurve) -> Picture:
     """A `CircuitCurve`: the share of the effect restored against the number of heads that see the span.
 
-    The ranking with its 95 % interval over problems, its reverse, and the range of the random orders (hatched grey). 0:
+    The ranking, its reverse, and the range of the random orders (hatched grey): shares of means, which have no intervals. 0:
     nothing, 1: everything; the area under the ranking's line is CPR.
     """
     table = found.summary()
@@ -100,16 +102,13 @@ def circuit_curve(found: CircuitCurve) -> Picture:
     )  # fmt: skip
     for number, (column, name) in enumerate((("faithfulness", "ranking"), ("reversed", "ranking reversed"))):
         draw_series(axes, at, table[column], None, number, name)
-    axes.fill_between(
-        at, table["ci_low"], table["ci_high"], color=LINES[0][0], alpha=0.2, linewidth=0, label="ranking, 95 % interval"
-    )
     for level in (0, 1):
         axes.axhline(level, color="0.5", linewidth=0.8, zorder=1)
     axes.set_xscale("symlog", linthresh=1)
     whole_numbers(axes.xaxis, at)
     axes.set_xlim(left=0)
     if not table["faithfulness"].notna().any():
-        undefined = "undefined: the whole effect is not established\n(its interval holds 0, or there is one problem)"
+        undefined = "undefined: the whole effect is not established,\nor its mean is not told from 0"
         axes.text(0.5, 0.5, undefined, transform=axes.transAxes, ha="center", va="center", fontsize=8)
     name_axes(
         axes,
@@ -126,7 +125,7 @@ def dose_response(found: DoseResponse) -> Picture:
 
     Left at held positions, middle as inserted: every head's log odds of reading the span (thin), their mean with its 95 %
     interval over problems, and thick grey the slope 1 that identical tokens give in the first layer; the legend has the
-    mean's slope with its interval. Right: each number's effect on the outcome with its interval.
+    mean's slope with its interval. Right: each number's median effect on the outcome with its interval.
     """
     picture = Picture(figsize=(11.4, 3.6), layout="constrained")
     doses = found.doses

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..given import count_of
+from ..arguments import count_of
 from ..heads import Head, as_heads
 from ..locating.judge import KINDS, NAMED, Kind
 from ..locating.located import LocatedHeads
@@ -32,25 +32,26 @@ LOCATED: tuple[tuple[str, str, dict[str, Any]], ...] = (
 
 
 def head_map(
-    found: Result, *, value: str | None = None, top: int = 3, level: float = 0.05, limit: float | None = None
+    found: Result, *, value: str | None = None, top: int = 3, level: float | None = None, limit: float | None = None
 ) -> Picture:
     """Layer × head map of a result's summary, 0 in the middle of the colours where the number has a sign.
 
     Works for `LocatedHeads`, `PatchScores`, `HeadScores` and any other result whose `.summary()` has a row per head with
-    layer and head. Strokes mark heads whose corrected p-value, a column of that summary, is below `level`; frames the heads
-    that locating named, with the letters of their kind (`locating.judge.KINDS`; a minus before them: against the effect): solid
-    those that read, dashed those that mediate, dash-dotted both, dotted neither resolved. Grey is undefined or not tested.
-    Zero-based numbers are left and below, the paper's one-based ones right and above.
+    layer and head. Strokes mark heads whose corrected p-value, a column of that summary, is below `level` (None: the result's
+    own); frames the heads that locating named, with the letters of their kind (`locating.judge.KINDS`; a minus before them:
+    against the effect): solid those that read, dashed those that mediate, dash-dotted both, dotted neither resolved. Grey is
+    undefined or not tested. Zero-based numbers are left and below, the paper's one-based ones right and above.
 
     Parameters
     ----------
-    value : the column to show. None: the result's own choice (for example removed_share, effect_fraction, lam), where
+    value : the column to show. None: the result's own choice (for example removed_share, share, lam), where
         that is defined.
     top : how many heads of largest magnitude carry their number.
     limit : the end of the colour scale, in the value's unit (None: the largest magnitude).
     """
     table = found.summary()
     value, quantity = _chosen(found, table, value)
+    level = quantity.level if level is None else level
     grid = _grid_of(table, value)
     cells = [(int(layer), int(head)) for layer, head in zip(table["layer"], table["head"], strict=True)]
     hatched = _significant(table, quantity, level)
@@ -77,7 +78,7 @@ def head_map(
     if hatched:
         strokes = {"facecolor": "white", "hatch": "////", "edgecolor": "black", "linewidth": 0.5}
         words = quantity.claim or f"{count_of(len(table), 'head')} tested"
-        entries.append((f"p < {level:g}, corrected: {words}", strokes))
+        entries.append((f"p < {level:.3g}, corrected: {words}", strokes))
     for letters, kind in dict(named.values()).items():
         style = FRAMES[kind.reads, kind.mediates]
         frame = {"facecolor": "white", "edgecolor": "black", "linestyle": style, "linewidth": 1.5}
@@ -213,8 +214,8 @@ def forest(
     series = [(name, shown[column], *_limits(shown, found.quantity(column)), style) for column, name, style in measures]
     picture, axes = panel(7.2, 1.5 + (0.45 if located else 0.33) * len(rows))
     draw_forest(axes, rows, series)
-    if located is not None and located.smallest_effect > 0:
-        reach = located.smallest_effect
+    if located is not None and located.judged.effect.delta > 0:
+        reach = located.judged.effect.delta
         line: dict[str, Any] = {"color": "0.4", "linewidth": 0.9, "linestyle": (0, (4, 3))}
         axes.axvline(-reach, label=f"smallest effect of interest, {reach:.3g}", **line)
         axes.axvline(reach, **line)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..given import count_of
+from ..arguments import count_of
 from ..mechanism import ActivationShift, AttentionDecomposition, Mediation
 from ..patching.reads import ReadEffects
 from .plots import (
@@ -132,7 +132,7 @@ def affine_layers(found: AttentionDecomposition, *, contrast: str | None = None)
 def mediation(found: Mediation) -> Picture:
     """What scale alone, bias alone and both do to each reading, their interaction, and the whole effect.
 
-    95 % intervals over problems; filled: corrected p < 0.05, a sign test, Holm over the effects on a reading.
+    Medians over problems with 95 % intervals; filled: corrected p < 0.05, a sign test, Holm over the effects on a reading.
     """
     table = found.summary()
     readings = list(dict.fromkeys(table["reading"]))
@@ -143,10 +143,12 @@ def mediation(found: Mediation) -> Picture:
         axes = picture.add_subplot(rows, columns, number + 1)
         here = table[table["reading"] == reading].set_index("effect").loc[list(SHOWN_EFFECTS)]
         style = {"fmt": "o", "color": LINES[0][0], "markerfacecolor": "white"}
-        draw_forest(axes, SHOWN_EFFECTS, [(reading, here["mean"], here["ci_low"], here["ci_high"], style)])
+        draw_forest(
+            axes, SHOWN_EFFECTS, [(reading, here["median"], here["median_ci_low"], here["median_ci_high"], style)]
+        )
         places = np.arange(len(here))[::-1]
         sure = (here["p_corrected"] < 1 - found.confidence).to_numpy()
-        axes.plot(here["mean"][sure], places[sure], "o", color=LINES[0][0], markersize=4.5, zorder=5)
+        axes.plot(here["median"][sure], places[sure], "o", color=LINES[0][0], markersize=4.5, zorder=5)
         outcome = found.settings.get("outcome", "outcome")
         axes.set_title(READING_NAMES.get(reading, f"{outcome} ({found.unit})"), fontsize=8)
         axes.locator_params(axis="x", nbins=4)
@@ -162,7 +164,7 @@ def mediation(found: Mediation) -> Picture:
 def read_effects(found: ReadEffects) -> Picture:
     """What each edit of each head's read removes: a panel per head, median over problems with its 95 % interval.
 
-    As shares of the median total effect; in the outcome's unit where that is not established. Filled: shown to be more than
+    As shares of the total effect; in the outcome's unit where that is not established. Filled: shown to be more than
     the smallest effect of interest in most problems, with the insertion's effect (round) or against it (a triangle); square:
     shown to be less; open: neither is shown. The band is the smallest effect of interest.
     """
@@ -174,7 +176,7 @@ def read_effects(found: ReadEffects) -> Picture:
     columns = min(3, len(labels))
     rows = -(-len(labels) // columns)
     picture = Picture(figsize=(2.7 * columns + 1.9, 1.9 * rows + 1.0), layout="constrained")
-    reach = {"share": found.smallest_effect}.get(value, found.delta)
+    reach = found.whole.delta / (abs(float(found.whole.median.estimate)) if value == "share" else 1)
     axes: Any = None
     for number, label in enumerate(labels):
         axes = picture.add_subplot(rows, columns, number + 1, sharex=axes)

@@ -10,7 +10,7 @@ from ..accuracy import AccuracyResults
 from ..heads import Head
 from ..mechanism import ActivationShift
 from ..scores import AttentionProfile
-from ..studies.studied import StudyResult
+from ..studies.result import StudyResult
 from .curve_plots import draw_curve, label_curve, shade_span
 from .plots import HATCHES, LINES, Picture, draw_forest, key_below, name_axes, panel, plain_numbers, reach_of, words_of
 from .pooling import both_names

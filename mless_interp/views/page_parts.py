@@ -13,16 +13,12 @@ from ..scores.catalogue import METRICS as CATALOGUE
 COLUMNS = {
     "label": ("head", "layer and query head, zero-based"),
     "paper_label": ("in the paper's counting", "one-based"),
-    "effect": ("effect", "the part of the insertion's effect that the head carries, in the outcome's unit"),
+    "effect": ("mean effect", "the part of the insertion's effect that the head carries, in the outcome's unit"),
     "patching_changes": ("patching changes", "patched - receiving, mean over problems, in the outcome's unit"),
-    "effect_fraction": (
-        "share of the effect",
-        "effect / the insertion's whole effect: 0 nothing, 1 everything, below 0 against it",
-    ),
-    "k": ("problems", "in so many of n, it does more than the smallest effect"),
+    "effect_fraction": ("share of the mean effect", "mean effect / the insertion's mean effect"),
+    "k": ("problems", "number of problems (of n) in which the effect exceeds the smallest effect"),
     "prevalence": ("share of problems", "k / n"),
     "p_prevalence": ("p, corrected", "prevalence test: more than half of all problems; Holm over heads and senses"),
-    "median_fraction": ("median share", "median effect / median of the insertion's whole effect"),
     "recovered": ("recovered", "(patched - corrupted) / (clean - corrupted)"),
     "kind": ("verdict", "a test over most problems, corrected for testing many heads"),
     "claimed": ("claimed", "the verdict on the problems that named the head"),
@@ -34,11 +30,12 @@ COLUMNS = {
         "in so many of n, patching its output out removes more than the smallest effect",
     ),
     "added_count": ("problems: added", "in so many of n, patching its output in adds more than the smallest effect"),
-    "removed_share": ("removed, share", "median of what patching its output out removes / median total"),
-    "added_share": ("added, share", "median of what patching its output in adds / median total"),
+    "removed_share": ("removed, share", "the share of the whole effect that patching its output out removes"),
+    "added_share": ("added, share", "the share of the whole effect that patching its output in adds"),
+    "random_words_share": ("with random words too", "the share of the head's effect that comes with random words too"),
     "removed_median": ("removed, median", "median of what patching its output out removes, in the outcome's unit"),
-    "removed_p": ("p, removed", "corrected for all heads tested, and for both senses"),
-    "added_p": ("p, added", "corrected for all heads tested, and for both senses"),
+    "removed_p": ("p, removed", "corrected for all heads tested, both sides and both senses"),
+    "added_p": ("p, added", "corrected for all heads tested, both sides and both senses"),
     "knockout_median": ("own read, median", "what hiding the inserted tokens from this head takes away"),
     "mediated_removed_median": ("mediated, median", "the part of the head's effect that earlier heads cause"),
     "random_effect": ("under random words", "the head's effect where random words of the same length are inserted"),
@@ -50,9 +47,9 @@ COLUMNS = {
     "exceeds_mass": ("more than as much attention", "in so many problems"),
     "exceeds_random_n": ("of", "problems where random words were tried"),
     "exceeds_mass_n": ("of so many", "problems where as much attention elsewhere can be taken"),
-    "p_specific": ("p, specific", "more than under random words, on fresh problems"),
+    "p_specific": ("p, specific", "more than under random words by more than the smallest effect, on fresh problems"),
     "intervention": ("edit", "what is done to the head's attention to the span"),
-    "share": ("share", "part of the whole that this one has"),
+    "share": ("share", "part of the whole that this one has: 0 nothing, 1 everything, below 0 against it"),
     "shown": ("shown", "what most problems show, by an exact test"),
     "p_more": ("p, more", "that it does more than the smallest effect in most problems"),
     "p_against": (
@@ -98,7 +95,12 @@ COLUMNS = {
     "null_is": ("null is", "what would be measured if the claim did not hold"),
     "difference": ("difference", "after - before, or second - first, on the same problems"),
     "verdict": ("verdict", "agrees, disagrees, or cannot tell: from the interval against the null, over problems"),
-    "reason": ("reason", "why nothing can be told"),
+    "untrained": ("untrained", "the same of untrained twins: same configuration and prompts, weights drawn anew"),
+    "untrained_verdict": (
+        "untrained twins",
+        "in how many of them the claim agrees; where in most, it holds without training",
+    ),
+    "reason": ("reason", "why nothing can be told, or the rank that the verdict rests on"),
     "rank": ("rank", "1 is the largest; ties share the middle rank"),
     "condition": ("condition", "which run: without insertion, with it, ..."),
     "before_received": ("before the span", "attention that a token before the span receives, mean"),
@@ -109,10 +111,10 @@ COLUMNS = {
     "question_relative": ("in the question, relative", "the same / uniform attention's"),
     "n_tokens": ("inserted tokens", "how many tokens are inserted"),
     "outcome": ("outcome", "mean over problems, with the insertion"),
-    "total": ("total effect", "with the insertion - without it, mean over problems"),
-    "content": ("content effect", "with the insertion - the same positions, insertion hidden; mean over problems"),
-    "shift": ("effect of the shift", "shifted positions, nothing inserted - unshifted; mean over problems"),
-    "held": ("effect at held positions", "with the insertion, positions as without - without it; mean over problems"),
+    "total": ("total effect", "with the insertion - without it, median over problems"),
+    "content": ("content effect", "with the insertion - the same positions, insertion hidden; median over problems"),
+    "shift": ("effect of the shift", "shifted positions, nothing inserted - unshifted; median over problems"),
+    "held": ("effect at held positions", "with the insertion, positions as without - without it; median over problems"),
     "slope_held": (
         "slope, positions held",
         "of the log odds of reading the span in log N; 1 for identical tokens in layer 0",
@@ -136,8 +138,7 @@ COLUMNS = {
     "p_holm": ("p, corrected", "Holm's correction over the comparisons"),
     "p_corrected": ("p, corrected", "Holm's correction over the tests made together"),
     "test": ("test", "which test gives p"),
-    "n_needed": ("problems needed", "to show a true difference of the observed size with 80 % power"),
-    "detectable": ("detectable", "the difference that this many problems show with 80 % power"),
+    "detectable": ("detectable", "share of problems that must change, all one way, to be found with 80 % power"),
     "flag": ("remark", "what is unusual about the interval"),
     "set": ("set", "which heads together"),
     "n": ("n", "problems where it is defined"),
@@ -217,7 +218,7 @@ OF_EFFECTS = {
     "undefined": ("undefined", "problems where the outcome is not defined"),
 }
 """What columns such as `content_median` hold, by their ends."""
-VERDICTS = ("claimed", "kind", "verdict", "confirmed", "reads_sink", "shown", "status")
+VERDICTS = ("claimed", "kind", "verdict", "untrained_verdict", "confirmed", "reads_sink", "shown", "status")
 """Columns that stand right after the first."""
 LATER = ("paper_label", "layer", "head", "sense", "n", "recovered", "prevalence", "flag", "unit", "null_is", "contrast")
 """Columns that stand behind the others where there are more than `AT_ONCE`."""
@@ -294,7 +295,7 @@ class Table:
                 continue
             if low is not None and frame[[low, _upper(low, frame)]].notna().any(axis=None):
                 what = _interval_words(low)
-                made.append(Column(f"{label} [{what}]", f"{note or label}; in brackets the {what} of it", True))
+                made.append(Column(f"{label} [{what}]", note or label, True))
                 cells.append(_numbers(frame[name].tolist(), (frame[low].tolist(), frame[_upper(low, frame)].tolist())))
                 continue
             of = f"{str(name)[:-2]}_n" if str(name).endswith("_k") else COUNTS.get(str(name))
@@ -339,6 +340,7 @@ def _of_a_metric(name: str) -> str:
     """What a column of an attention metric holds; nothing where no metric has that name."""
     ends = {
         "_null": ", of uniform attention on the same prompts",
+        "_untrained": ", of untrained twins of the model",
         "_n": "; problems where it is defined",
         "_infinite": "; problems where it is infinite",
         "_control": ", under the control",
@@ -391,7 +393,7 @@ def _ordered(
             return 0
         column = frame[columns[at][0]]
         says = (column.notna() & (column.astype(object) != "")).any()
-        if many and (not says or name in LATER or name.endswith(("_null", "_n", "_infinite"))):
+        if many and (not says or name in LATER or name.endswith(("_null", "_untrained", "_n", "_infinite"))):
             return 3
         return 1 if name in VERDICTS else 2
 

@@ -25,7 +25,7 @@ from matplotlib.text import Text
 from matplotlib.ticker import FixedFormatter, FuncFormatter, NullFormatter
 
 from ..running.results import Result
-from ..running.visible import code_of, one_line, short_name, visible
+from ..running.text_safety import code_of, one_line, short_name, visible
 from .notebook import show_after_cell
 
 DIVERGING = "RdBu_r"

@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..given import count_of
+from ..arguments import count_of
 from ..heads import Head, as_head
 from ..models.base import Model
 from ..models.sites import site
 from ..prompts.conditions import CONDITIONS
 from ..prompts.pairs import PromptPair
 from ..running.registry import savable
-from ..running.visible import visible
+from ..running.text_safety import visible
 
 MARK = "▌"
 """Stands before the text of an inserted token."""
@@ -189,15 +189,17 @@ def read_attention(
     heads: Iterable[Head | str],
     *,
     problem: str | int | None = None,
-    conditions: Sequence[str] = ("base", "inserted"),
+    conditions: Sequence[str] | None = None,
 ) -> PairAttention:
     """The attention of chosen heads in these conditions of a pair, or its mean over the problems of several pairs."""
     chosen = model.info.chosen(heads, what="show")
+    pairs = _shown_pairs(pair, problem)
+    if conditions is None:
+        conditions = ("base" if pairs[0].n_inserted else "clean", "inserted")
     if not conditions:
         raise ValueError("no conditions to show; give at least one, such as 'base'")
     if len(set(conditions)) != len(conditions):
         raise ValueError(f"a condition is given twice: {', '.join(conditions)}")
-    pairs = _shown_pairs(pair, problem)
     if len(pairs) == 1:
         of = f"problem {pairs[0].id}"
         panels = tuple(read_patterns(model, pairs[0], name, chosen) for name in conditions)
@@ -236,14 +238,14 @@ def read_patterns(model: Model, pair: PromptPair, condition: str, heads: Iterabl
     chosen = model.info.chosen(heads, what="show")
     values = patterns_of(model, pair, condition, chosen).double().numpy()
     short = values.shape[-1] == len(pair.base)
-    ids = pair.base.ids if short else pair.inserted.ids
+    ids = pair.condition(condition).tokens[0].tolist()
     base = np.arange(len(ids)) if short else np.full(len(ids), -1)
     if not short:
         for token, position in enumerate(pair.alignment):
             if position >= 0:
                 base[position] = token
     inserted = np.zeros(len(ids), dtype=bool) if short else pair.span_mask.numpy()
-    texts = tuple(readable(model.tokenizer.decode([i])) for i in ids)
+    texts = tuple(readable(pair.text_of(model, i)) for i in ids)
     return Patterns(condition, values, texts, base, inserted, np.ones(len(ids), dtype=int), np.arange(len(ids)))
 
 

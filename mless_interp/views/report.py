@@ -22,7 +22,7 @@ from ..models.base import Model
 from ..prompts.pairs import PromptPair
 from ..running.registry import savable
 from ..running.results import Result, Shown, ShownMap
-from ..running.visible import visible
+from ..running.text_safety import visible
 from .page_parts import HeadMap, Table
 
 
@@ -100,9 +100,8 @@ class ShownPrompt:
         """A pair's prompt with its insertion, as the model reads it."""
         start, stop = pair.span
         ids = list(pair.inserted.ids)
-        before, inserted, after = (
-            model.tokenizer.decode(part) if part else "" for part in (ids[:start], ids[start:stop], ids[stop:])
-        )
+        text = (lambda part: " ".join(pair.text_of(model, i) for i in part)) if pair.given else model.text_of
+        before, inserted, after = (text(part) if part else "" for part in (ids[:start], ids[start:stop], ids[stop:]))
         blocks = f" in {len(pair.spans)} blocks, with what stands between," if len(pair.spans) > 1 else ""
         caption = (
             caption
@@ -137,7 +136,7 @@ OPEN_TABLES, OPEN_SENTENCES, FIRST_SENTENCES = 2, 6, 2
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """A page in the making; every method gives a new one with a part more, so that they can be chained.
+    """Build a page; every method returns a new report with one more part, so that they can be chained.
 
     `answer` is what was found, in one sentence: it stands first, in bold.
 

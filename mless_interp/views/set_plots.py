@@ -5,21 +5,21 @@ from typing import Any
 
 import numpy as np
 
+from ..arguments import count_of
 from ..circuits.head_sets import HeadSet, MinimalSets
 from ..circuits.transfer import Transfer
-from ..given import count_of
 from ..statistics import median_interval
 from .head_plots import MADE_WITH
 from .plots import GREY, HATCHES, LINES, Picture, draw_series, key_below, name_axes, panel, words_of
 
 WHAT = {
-    "sufficient": "they alone see the span: share of the median effect brought",
-    "necessary": "they alone cannot see it: share of the median effect taken away",
+    "sufficient": "they alone see the span: share of the effect brought",
+    "necessary": "they alone cannot see it: share of the effect taken away",
 }
 
 
 def set_growth(found: MinimalSets | HeadSet) -> Picture:
-    """A panel per set: the share of the median effect at every step, where it was sought and on fresh problems.
+    """A panel per set: the share of the effect at every step, where it was sought and on fresh problems.
 
     Heads come (+) from left to right and go (-) where the set was pruned; the last step is the set. The dotted line is the
     share that was asked for, the grey bar at the end what random sets of the same size and layers do on the fresh problems.
@@ -41,7 +41,7 @@ def _one_set(axes: Any, each: HeadSet) -> None:
     x = np.arange(len(table))
     for number, (column, words) in enumerate((("share", "problems of the search"), ("fresh_share", "fresh problems"))):
         limits = table[f"{column}_ci_low"].to_numpy(float), table[f"{column}_ci_high"].to_numpy(float)
-        draw_series(axes, x, table[column].to_numpy(float), limits, number, f"{words} (band: interval of the median)")
+        draw_series(axes, x, table[column].to_numpy(float), limits, number, f"{words} (band: its limits)")
     axes.axhline(each.share, color="black", linestyle=":", linewidth=0.9, label="share asked for")
     axes.axhline(0, color="0.4", linewidth=0.8)
     if each.found and each.sets and each.established[1]:
@@ -65,10 +65,10 @@ def transfer_bars(found: Transfer) -> Picture:
     """
     values = {"base": found.base, "inserted": found.inserted}
     values |= {f"base + {name.lower()}": found.base + found.per_cell[:, at] for at, name in enumerate(found.cells)}
-    made = median_interval(np.stack(list(values.values()), 1), confidence=found.confidence)
+    made = median_interval(found.by_group(np.stack(list(values.values()), 1)), confidence=found.confidence)
     picture, axes = panel(0.8 * len(values) + 2.0, 3.4)
     middle, low, high = (np.asarray(each, dtype=float) for each in (made.estimate, made.low, made.high))
-    sure = np.concatenate([[False, False], np.nan_to_num(found.p_prevalence, nan=1.0) < found.alpha])
+    sure = np.concatenate([[False, False], np.nan_to_num(found.p_prevalence, nan=1.0) < found.level])
     for at, name in enumerate(values):
         colour = LINES[0 if at == 1 else 1 if at == 2 else 5][0] if at else GREY
         axes.bar(at, middle[at], 0.7, color=colour, hatch=HATCHES[at % len(HATCHES)], edgecolor="white", label=name)

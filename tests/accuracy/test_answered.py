@@ -13,12 +13,11 @@ from scipy.stats import binom
 
 import mless_interp as mi
 from mless_interp.accuracy import Comparison, Comparisons
-from mless_interp.accuracy.answered import ROW
 from mless_interp.grading import GRADERS, grade
 from mless_interp.patching.attribution import HeadAttribution
 from mless_interp.patching.scores import PatchScores
 from mless_interp.scores import HeadScores
-from mless_interp.statistics import max_t_two_groups, mcnemar
+from mless_interp.statistics import mcnemar, two_groups
 
 graded = lru_cache(grade)
 TREATMENTS = ("none", "mless", "mful")
@@ -169,14 +168,6 @@ def test_cut_off_answers_and_grades_given_up_are_said() -> None:
     assert found.summary()["gave_up"].item() == 1
 
 
-def test_the_tidy_frame_has_one_row_per_answer(by_hand: mi.AccuracyResults) -> None:
-    table = by_hand.to_frame()
-    assert len(table) == 1500 and set(ROW) <= set(table.columns) and set(table["gold"]) == {"7"}
-    assert table["completion"].isna().sum() == table["strict"].isna().sum() == 100
-    again = table.groupby("treatment", sort=False)["strict"].mean()
-    np.testing.assert_allclose(again, by_hand.summary()["accuracy"])
-
-
 def test_bars_carry_the_published_numbers_beside_the_measured(by_hand: mi.AccuracyResults) -> None:
     assert set(by_hand.bars()["source"]) == {"measured"}
     bars = by_hand.bars(mi.paper.published(model="llama-3.1-8b-instruct", benchmark="MATH-500"))
@@ -199,8 +190,7 @@ def test_a_paired_comparison_by_hand(by_hand: mi.AccuracyResults) -> None:
     assert float(found.difference.low) == pytest.approx(0.026 - 1.96 * sd / 500**0.5, abs=0.004)
     # McNemar's test rejects from 6 changes of one direction on (2 / 2^6 < .05), which come in 80 % of samples at this rate
     assert binom.sf(5, 500, found.detectable) == pytest.approx(0.8) and mcnemar(0, 6) < 0.05 < mcnemar(0, 5)
-    assert found.n_needed == np.ceil((2.8016 * sd / 0.026) ** 2)
-    assert "no difference is established" in repr(found) and "1,2" in repr(found)
+    assert "no difference is established" in repr(found) and "would be needed" not in repr(found)
     back = by_hand.compare("mless", "none")
     assert (back.p, back.gained, float(back.difference.estimate)) == (found.p, found.lost, -13 / 500)
 
@@ -214,13 +204,6 @@ def test_only_problems_answered_under_both_are_compared(by_hand: mi.AccuracyResu
     assert f"a true difference of up to {100 * bound:.1f} points fits too" in repr(found)
 
 
-def test_a_clear_difference_is_called_one() -> None:
-    right = np.zeros((60, 2, 1))
-    right[:40, 1] = 1
-    found = results(right, ("a", "b")).compare("a", "b")
-    assert found.p < 1e-10 and "no difference" not in repr(found)
-
-
 def test_holm_is_over_the_comparisons_made() -> None:
     found = results(one_sample(300, 0.5, 0.58, 0.62), TREATMENTS).compare_all("none")
     p = np.array([one.p for one in found.comparisons])
@@ -229,7 +212,7 @@ def test_holm_is_over_the_comparisons_made() -> None:
     assert list(table["second"]) == ["mless", "mful"] and list(table["p_holm"]) == list(found.p_holm)
     assert "after Holm's correction" in repr(found)
     single = results(one_sample(300, 0.5, 0.58, 0.62), TREATMENTS).compare("none", "mful")
-    assert found.comparisons[1].n_needed > single.n_needed  # corrected tests need more problems
+    assert found.comparisons[1].detectable > single.detectable  # corrected tests need more
 
 
 def test_what_is_established_is_judged_after_the_correction(by_hand: mi.AccuracyResults) -> None:
@@ -262,13 +245,6 @@ def test_interval_and_test_never_contradict_each_other(n: int) -> None:
             assert low <= (gained - lost) / n <= high and low < high
 
 
-def test_three_lost_of_thirty_are_no_established_difference() -> None:
-    right = np.ones((30, 2, 1))
-    right[:3, 1] = 0
-    found = results(right, ("a", "b")).compare("a", "b")
-    assert found.p == 0.25 and float(found.difference.high) > 0 > float(found.difference.low)
-
-
 def test_with_several_samples_the_interval_holds_0_where_the_test_does_not_reject() -> None:
     rejected = 0
     for seed in range(60):
@@ -297,9 +273,36 @@ def test_several_samples_are_compared_by_problem() -> None:
     right = np.repeat(one_sample(12, 0.3, 0.6, seed=3), 50, axis=2)
     found = results(right, ("a", "b")).compare("a", "b")
     once = results(right[:, :, :1], ("a", "b")).compare("a", "b")
-    assert found.test.startswith("sign-flip") and once.test.startswith("exact McNemar")
-    assert found.p == pytest.approx(once.p)  # with every problem always right or wrong the two tests are one
+    assert found.test.startswith("exact sign test") and once.test.startswith("exact McNemar")
+    assert found.p == once.p  # both ask whether more problems gain than lose
     assert results(right[:1], ("a", "b")).compare("a", "b").n == 1
+
+
+def test_a_few_large_gains_do_not_outweigh_many_small_losses() -> None:
+    """What is claimed is claimed of problems; the mean difference describes, and may have the other sign."""
+    right = np.zeros((20, 2, 10))
+    right[:3, 1] = right[3:15, 0, 0] = 1
+    found = results(right, ("a", "b")).compare("a", "b")
+    assert (len(found.gained), len(found.lost), found.p) == (3, 12, mcnemar(3, 12))
+    assert float(found.difference.estimate) == pytest.approx((3 - 1.2) / 20)
+    assert found.describe().endswith(
+        "3 gained, 12 lost, p = 0.0352 (exact sign test of the problems that differ): more problems lose than gain."
+    )
+
+
+@pytest.mark.parametrize("n_samples", [1, 3])
+def test_variants_of_a_problem_count_as_several_answers_to_one(n_samples: int) -> None:
+    right = (np.random.default_rng(3).random((12, 3, n_samples)) < 0.6).astype(float)
+    groups = tuple("abcd"[at % 4] for at in range(12))
+    found = results(right, groups=groups)
+    pooled = right.reshape(3, 4, 3, n_samples).transpose(1, 2, 0, 3).reshape(4, 3, 3 * n_samples)
+    again = results(pooled)
+    for column in ("accuracy", "low", "high", "n", "boxed"):
+        np.testing.assert_allclose(found.summary()[column], again.summary()[column], rtol=1e-12)
+    for ours, theirs in zip(found.compare_all().comparisons, again.compare_all().comparisons, strict=True):
+        assert (ours.n, ours.p, ours.test) == (theirs.n, theirs.p, theirs.test)
+        assert float(ours.difference.low) == pytest.approx(float(theirs.difference.low))
+        assert ours.gained == tuple("abcd"[int(name[1:])] for name in theirs.gained)
 
 
 def test_equal_treatments_are_called_different_at_the_stated_rate() -> None:
@@ -364,8 +367,8 @@ def test_lost_and_gained_are_compared_with_those_that_could_have(
     values[:, 0, 2] += 2 * (change < 0)
     linked = found.linked(head_scores(values, list(found.problem_ids)))
     lost, gained = (linked.summary(change=word) for word in ("lost", "gained"))
-    assert list(lost.loc[lost["p_corrected"] < 0.001, "label"]) == ["L0H2"]
-    assert not (gained["p_corrected"] < 0.001).any()
+    assert list(lost.loc[lost["p_corrected"] < 0.002, "label"]) == ["L0H2"]
+    assert not (gained["p_corrected"] < 0.002).any()
     assert (lost["n_changed"][0], lost["n_same"][0]) == (30, 60)
     assert (gained["n_changed"][0], gained["n_same"][0]) == (20, 40)
     with pytest.raises(ValueError, match="change must be one of 'any', 'lost', 'gained', got 'flipped'"):
@@ -377,19 +380,8 @@ def test_no_head_is_named_on_noise_more_often_than_stated() -> None:
     for seed in range(100):
         draws = np.random.default_rng(seed)
         values, group = draws.standard_t(3, size=(60, 20)), draws.random(60) < 0.2
-        hits += bool((max_t_two_groups(values, group, n_permutations=400, seed=seed).p_corrected <= 0.05).any())
+        hits += bool((two_groups(values, group, seed=seed).p_corrected <= 0.05).any())
     assert hits / 100 <= 0.05 + 2 * (0.05 * 0.95 / 100) ** 0.5
-
-
-def test_the_linked_frame_is_tidy(flips: tuple[mi.AccuracyResults, np.ndarray, np.ndarray]) -> None:
-    found, values, change = flips
-    table = found.linked(head_scores(values, list(found.problem_ids))).to_frame()
-    assert len(table) == 150 * 12 and not table.duplicated(["problem", "treatment", "label", "metric"]).any()
-    one = table[(table["problem"] == "p65") & (table["label"] == "L1H0")].iloc[0]
-    assert (one["change"], one["right_reference"], one["right"]) == ("lost", 1, 0)
-    assert one["score"] == values[65, 1, 0] and one["paper_label"] == mi.Head(1, 0).paper_label
-    counts = table[table["label"] == "L0H0"]["change"].value_counts()
-    assert counts.to_dict() == {"same": 100, "lost": int((change < 0).sum()), "gained": int((change > 0).sum())}
 
 
 def test_every_kind_of_head_score_can_be_linked(flips: tuple[mi.AccuracyResults, np.ndarray, np.ndarray]) -> None:
@@ -449,44 +441,6 @@ def test_too_few_flips_are_undefined_and_said() -> None:
     assert repr(linked) == linked.describe() == " ".join(linked.sentences()), "no table where there is nothing to show"
 
 
-# ---------------------------------------------------------------------------------------------------------- two groups
-
-
-def test_two_groups_by_hand() -> None:
-    values = np.array([[1.0, 5.0], [2.0, 5.0], [7.0, 5.0], [9.0, 5.0]])
-    found = max_t_two_groups(values, np.array([False, False, True, True]))
-    assert found.exact and found.n_permutations == 6
-    np.testing.assert_allclose(found.p, [2 / 6, np.nan])  # {1, 2} against {7, 9}, either way round
-    np.testing.assert_allclose(found.difference, [6.5, 0])
-    assert list(found.n_in) == [2, 2] and found.smallest_p == 2 / 6
-
-
-def test_two_groups_agree_with_scipy() -> None:
-    from scipy import stats
-
-    draws = np.random.default_rng(5)
-    values, group = draws.normal(size=(40, 3)), np.arange(40) < 15
-    values[group, 1] += 0.8
-    found = max_t_two_groups(values, group, n_permutations=20_000)
-    welch = stats.ttest_ind(values[group], values[~group], equal_var=False).confidence_interval()
-    np.testing.assert_allclose([found.low, found.high], [welch.low, welch.high])
-    for cell in range(3):
-        check = stats.permutation_test(
-            (values[group, cell], values[~group, cell]),
-            lambda a, b: a.mean() - b.mean(),
-            n_resamples=20_000,
-            rng=np.random.default_rng(0),
-        )
-        assert found.p[cell] == pytest.approx(check.pvalue, abs=0.015)
-    assert (found.p_corrected >= found.p).all()
-    missing = values.copy()
-    missing[3, 0] = np.nan
-    again = max_t_two_groups(missing, group)
-    assert again.n_in[0] == 14 and again.p[1] == pytest.approx(found.p[1], abs=0.01)
-    with pytest.raises(ValueError, match="one truth value per problem"):
-        max_t_two_groups(values, np.zeros(40))
-
-
 # ------------------------------------------------------------------------------------------------------ saved, messages
 
 
@@ -535,25 +489,6 @@ def test_bad_rows_are_named() -> None:
     del made[1]["boxed"]
     with pytest.raises(ValueError, match="answer 1 lacks boxed; an answer has the keys problem, treatment"):
         mi.AccuracyResults.from_rows(made, problem_ids=["p0", "p1"], treatments=["a"])
-
-
-def test_unknown_names_are_answered_with_those_there_are(by_hand: mi.AccuracyResults) -> None:
-    for call in (
-        lambda: by_hand.compare("none", "arm"),
-        lambda: by_hand.compare_all("arm"),
-        lambda: by_hand.linked(None, reference="arm"),
-        lambda: by_hand.linked(None, treatments=["arm"]),
-    ):
-        with pytest.raises(ValueError, match="no treatment 'arm' here; there are 'none', 'mless', 'mful'"):
-            call()
-    with pytest.raises(ValueError, match="no grader 'kind'; there are strict, lenient, paper"):
-        by_hand.compare("none", "mless", grader="kind")
-    with pytest.raises(ValueError, match="two different treatments are compared, got 'none' twice"):
-        by_hand.compare("none", "none")
-    with pytest.raises(ValueError, match="name treatments other than the reference 'none'"):
-        by_hand.linked(None, treatments=["none"])
-    with pytest.raises(ValueError, match="only one treatment, 'a': nothing to compare"):
-        results(np.ones((3, 1, 1)), ("a",)).compare_all()
 
 
 def test_a_folder_from_before_a_grader_came_is_read_and_shown_without_it(tmp_path: Path) -> None:

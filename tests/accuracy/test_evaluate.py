@@ -15,7 +15,6 @@ from models_under_test import loaded
 from tokenizers_under_test import read_tokenizer
 from vllm_under_test import FakeVllm
 
-from mless_interp import store
 from mless_interp.accuracy import AccuracyResults, Treatment, evaluate_accuracy
 from mless_interp.accuracy import evaluate as evaluate_module
 from mless_interp.accuracy.treatments import as_treatment, as_treatments
@@ -30,6 +29,7 @@ from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import make_pairs
 from mless_interp.prompts.problems import Problem, load_problems
 from mless_interp.prompts.prompt import build_prompt
+from mless_interp.running import store
 
 SLASHES = Insertion.meaningless(" /", 55)
 ARM_HERE = ARM(0.5, 99.5, layers=(0, 1), p_max=0.6)
@@ -140,12 +140,6 @@ def test_a_problems_samples_depend_on_nothing_but_seed_and_id(demo: Model, probl
     other = evaluate_accuracy(demo, problems[2:3], [SLASHES], seed=1, **options)
     assert other.completions != alone.completions
     assert both.n_samples == 3 and both.accuracy().method == "t over problems"
-
-
-def test_equal_draws_under_two_treatments_that_do_the_same(demo: Model, problems: tuple[Problem, ...]) -> None:
-    twins = [None, Treatment(name="none again")]
-    found = evaluate_accuracy(demo, problems[:3], twins, temperature=2.0, n_samples=2, **QUICK)
-    assert all(first == second for first, second in found.completions)
 
 
 def test_text_mode_takes_the_papers_string_in_one_piece(
@@ -287,26 +281,6 @@ def test_a_line_that_was_cut_off_is_repaired_and_said(
     assert same(found, whole) and len(made) == 1 and len(lines(path)) == 25
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("garbage", [b"{garbage\n", b'{"id": "\xff\xfe"}\n', b"\0\0\0\n"])
-def test_a_damaged_line_in_the_middle_is_named_and_made_again(
-    garbage: bytes,
-    demo: Model,
-    problems: tuple[Problem, ...],
-    whole: AccuracyResults,
-    tmp_path: Path,
-    made: list[str],
-) -> None:
-    path = tmp_path / "a.jsonl"
-    evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
-    kept = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*kept[:4], garbage, *kept[5:]]))
-    made.clear()
-    with pytest.warns(UserWarning, match=r"a.jsonl: line 5.* damaged, taken out, and what it held is done again"):
-        found = evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
-    assert same(found, whole) and len(made) == 1
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -360,7 +334,7 @@ def test_another_question_or_answer_of_a_kept_problem_is_refused(
     made.clear()
     other = replace(problems[5], **{part: getattr(problems[4], part)})
     asked = [*problems[:4], other] if part == "question" else [*problems[:5], other]
-    message = rf"a.jsonl was made with other problems: problem {problems[5].id!r} has another prompt \(or another answer\) now"
+    message = rf"a.jsonl was made with other problems: .*{problems[5].id}.* had another prompt or another answer"
     with pytest.raises(ValueError, match=message):
         evaluate_accuracy(demo, asked, [None], checkpoint=path, **QUICK)
     assert made == [] and path.read_bytes() == before
@@ -375,7 +349,7 @@ def test_the_batch_size_may_change_between_runs(
     assert same(evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK | {"batch_size": 3}), whole)
 
 
-def test_a_full_disk_is_said_and_leaves_the_earlier_lines_whole(
+def test_a_full_disk_is_said_and_the_next_run_goes_on(
     demo: Model, problems: tuple[Problem, ...], whole: AccuracyResults, tmp_path: Path
 ) -> None:
     """A file size limit stands for the full disk: the write that meets it is partly done and then fails."""
@@ -393,9 +367,8 @@ def test_a_full_disk_is_said_and_leaves_the_earlier_lines_whole(
             evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    kept = lines(path)
-    assert 4 <= len(kept) <= 12 and path.read_text().endswith("\n")
-    assert same(evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK), whole)
+    with pytest.warns(UserWarning, match="the last line was cut off"):
+        assert same(evaluate_accuracy(demo, problems, TREATMENTS, checkpoint=path, **QUICK), whole)
 
 
 # ---------------------------------------------------------------------------------------------------------- treatments
@@ -524,13 +497,6 @@ def test_problems_of_unknown_words_are_not_answered(demo: Model, math500_path: P
         ValueError, match="5 of 5 problems hold words that this tokenizer does not know.*--problems demo"
     ):
         evaluate_accuracy(demo, load_problems(math500_path, limit=5), progress=False)
-
-
-def test_things_that_are_no_problems_are_refused(demo: Model) -> None:
-    with pytest.raises(
-        TypeError, match=r"problems must be several Problems, got 'how many' \(str\) at place 0 .*load_problems"
-    ):
-        evaluate_accuracy(demo, iter(["how many"]), progress=False)
 
 
 def test_vllm_is_refused_for_knockouts_before_any_treatment_runs(

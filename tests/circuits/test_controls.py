@@ -83,11 +83,11 @@ def test_the_tokens_themselves_carry_everything_and_the_question_nothing(directi
         "progress": False,
     }
     found = mi.patch_sites(model, pairs, control=controls, **options)
-    at = {name: found.values[:, :, :, place] for place, name in enumerate(found.positions)}
+    at = {name: found.by_site[:, :, :, place] for place, name in enumerate(found.positions)}
     np.testing.assert_allclose(at["span all"][:, 0, 0], found.total, atol=1e-5)
     np.testing.assert_allclose(at["all"][:, 1, -1], found.total, atol=1e-5)
     assert not any(at[name][:, 0, 0].any() for name in ("0", "1", "-2", "-1"))
-    assert np.abs(found.total).min() > 1e-3 and found.settings["contrast"] == "control"
+    assert np.abs(found.total).min() > 1e-3 and found.settings["contrast"] == "replaced"
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_a_writer_in_the_rows_of_the_span_is_found() -> None:
     options: dict[str, Any] = {"outcome": "logit_diff", "progress": False}
     where = mi.map_positions(model, pairs, [writer, relay, idle], n_rows=1, control=controls, **options)
     table = where.summary().set_index("label")
-    shown = set(table.index[table["p_prevalence"] < where.alpha])
+    shown = set(table.index[table["p_prevalence"] < where.level])
     assert {f"{writer} row span all", f"{relay} row all"} <= shown and f"{relay} row span all" not in shown
     assert not any(name.startswith((str(idle), f"{writer} row -1", f"{writer} row 0")) for name in shown)
     edges = [f"{sender} -> {relay} {part}" for sender in (writer, idle) for part in "qkv"]

@@ -41,6 +41,8 @@ def test_spans_anywhere_under_every_contrast(place: dict[str, Any], direction: s
     model = loaded(folder_of("Llama"), "bridge")
     pairs = pairs_for(model, 12, 2, **place)
     for contrast, made in CONTRASTS.items():
+        if contrast == "replaced":  # pairs of an insertion have no clean prompt
+            continue
         for edit in ("z", "knockout") if made.cuts else ("z",):
             options: dict[str, Any] = {"heads": HEADS, "contrast": contrast, "direction": direction, "edit": edit}
             split = mi.direct_effects(model, pairs, progress=False, **options)
@@ -50,23 +52,11 @@ def test_spans_anywhere_under_every_contrast(place: dict[str, Any], direction: s
             assert np.abs(split.effect).max() > 1e-4, (contrast, edit)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("direction", ["denoising", "noising"])
-@pytest.mark.parametrize("edit", ["z", "knockout"])
-def test_other_edits_and_the_other_direction(direction: str, edit: str) -> None:
-    model = loaded(folder_of("Llama"), "bridge")
-    pairs = pairs_for(model)
-    edit = {"noising": "edge_noise"}.get(direction, edit) if edit == "knockout" else edit
-    options = {"heads": HEADS, "direction": direction, "edit": edit, "progress": False}
-    found, swept = mi.direct_effects(model, pairs, **options), mi.patch_heads(model, pairs, **options)
-    np.testing.assert_allclose(found.effect, swept.per_head, atol=1e-5)
-
-
 def test_planted_heads_act_through_the_last_mlp() -> None:
     made, model = planted_here(1)
     found = mi.direct_effects(model, planted_pairs(made, model, 12), [*made.readers, *made.mediators], progress=False)
     table = found.summary().set_index("label")
-    assert set(table.index[table["p_prevalence"] < found.alpha]) == {f"{head} indirect" for head in found.heads}
+    assert set(table.index[table["p_prevalence"] < found.level]) == {f"{head} indirect" for head in found.heads}
     assert np.abs(found.direct).max() < 0.01 * np.abs(found.effect).min()
 
 
@@ -97,13 +87,3 @@ def test_located_heads_without_any_are_refused() -> None:
     assert not nothing.found
     with pytest.raises(ValueError, match="locating named no head"):
         mi.direct_effects(model, pairs_for(model, count=1), nothing)
-
-
-def test_of_one_problem_it_is_said_that_nothing_has_limits() -> None:
-    model = loaded(folder_of("Llama"), "bridge")
-    found = mi.direct_effects(model, pairs_for(model, count=1), HEADS, progress=False)
-    assert np.isfinite(found.effect_fraction.estimate).all() and np.isnan(found.effect_fraction.low).all()
-    assert "One problem" in str(found) and "effect_fraction is NaN" not in str(found)
-    none = replace(found, **{name: np.repeat(getattr(found, name), 2, 0) for name in ("effect", "direct")})
-    none = replace(none, problem_ids=("a", "b"), total=np.array([1.0, -1.0]))
-    assert "effect_fraction is NaN" in str(none) and np.isnan(none.effect_fraction.estimate).all()

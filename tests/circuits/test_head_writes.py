@@ -121,20 +121,3 @@ def test_few_tokens_rounding_and_wrong_input() -> None:
         mi.what_it_writes(model, pairs, [silent], positions="first")
     with pytest.raises(ValueError, match="top"):
         mi.what_it_writes(model, pairs, [silent], top=0)
-
-
-def test_quantised_and_remote_models_are_refused_before_anything_runs() -> None:
-    model = copy.copy(loaded(folder_of("Llama"), "bridge"))
-    pairs = pairs_for(model, count=1)
-    model.quantised = "4 bits"
-    with pytest.raises(mi.ModelError, match="what_it_writes needs what single heads write"):
-        mi.what_it_writes(model, pairs, HEADS)
-
-
-def test_a_stopped_run_goes_on_with_the_same_bits(tmp_path: Any) -> None:
-    model = loaded(folder_of("Llama"), "bridge")
-    pairs = pairs_for(model)
-    mi.what_it_writes(model, pairs[:2], HEADS, checkpoint=tmp_path / "w.jsonl", progress=False)
-    one = mi.what_it_writes(model, pairs, HEADS, checkpoint=tmp_path / "w.jsonl", progress=False)
-    other = mi.what_it_writes(model, pairs, HEADS, progress=False)
-    assert np.array_equal(one.values, other.values, equal_nan=True) and one.tokens == other.tokens

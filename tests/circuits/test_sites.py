@@ -1,6 +1,5 @@
 """Sites and positions: against whole passes with hooks, their identities, questions of different length."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,9 +28,9 @@ def test_a_site_is_that_of_a_whole_pass(name: str) -> None:
         new = hand.tail(where).clone()
         new[:, row] = hand.tail(where, "masked")[:, row]
         expected = hand.value() - hand.value(**{where: new})
-        at = found.values[0, SITES.index(kind), layer, found.positions.index(label)]
+        at = found.by_site[0, SITES.index(kind), layer, found.positions.index(label)]
         assert at == pytest.approx(expected, abs=1e-5), (kind, layer, label)
-    assert np.nanmax(np.abs(found.values[0, 1:3])) > 1e-3
+    assert np.nanmax(np.abs(found.by_site[0, 1:3])) > 1e-3
 
 
 @pytest.mark.parametrize("direction", ["denoising", "noising"])
@@ -41,10 +40,10 @@ def test_the_first_stream_carries_nothing_and_the_last_one_everything(direction:
     options = {"sites": SITES, "n_rows": 2, "contrast": contrast, "direction": direction, "progress": False}
     found = mi.patch_sites(model, pairs_for(model), **options)
     whole = found.positions.index("all")
-    assert not found.values[:, 0, 0].any()
-    np.testing.assert_allclose(found.values[:, 3, -1, whole], found.total, atol=1e-6)
+    assert not found.by_site[:, 0, 0].any()
+    np.testing.assert_allclose(found.by_site[:, 3, -1, whole], found.total, atol=1e-6)
     np.testing.assert_allclose(
-        found.values[:, 0, 1:], found.values[:, 3, :-1], atol=1e-6
+        found.by_site[:, 0, 1:], found.by_site[:, 3, :-1], atol=1e-6
     )  # after one layer, before the next
     assert np.abs(found.total).min() > 1e-3
 
@@ -69,9 +68,9 @@ def test_a_span_that_computes_has_sites_of_its_own(direction: str) -> None:
         new = hand.tail(where).clone()
         new[:, rows] = hand.tail(where, hand.donor)[:, rows]
         expected = sign * (hand.value() - hand.value(**{where: new}))
-        at = found.values[0, SITES.index(kind), layer, found.positions.index(label)]
+        at = found.by_site[0, SITES.index(kind), layer, found.positions.index(label)]
         assert at == pytest.approx(expected, abs=1e-5), (kind, layer, label)
-    np.testing.assert_allclose(found.values[:, 3, -1, found.positions.index("all")], found.total, atol=1e-6)
+    np.testing.assert_allclose(found.by_site[:, 3, -1, found.positions.index("all")], found.total, atol=1e-6)
     assert "in the span's own rows" in found.sentences()[0] and any(
         "of the span" in name for name in found.summary()["label"]
     )
@@ -84,14 +83,8 @@ def test_after_the_question_only_what_leads_to_the_answer_is_left() -> None:
     n = len(pair.answer_prefix_ids)
     found = mi.patch_sites(model, [pair], sites=["resid_post"], n_rows=n + 1, progress=False)
     assert found.positions == (*map(str, range(n // 2)), *map(str, range(-((n + 1) // 2), 0)), "all")
-    assert not np.isnan(found.values).any()
-    np.testing.assert_allclose(found.values[:, 0, -1, -1], found.total, atol=1e-6)
-
-
-def test_where_the_last_layer_reads_nothing_its_input_carries_everything() -> None:
-    made, model = planted_here(1, noise=0.0)
-    found = mi.patch_sites(model, planted_pairs(made, model, 4), n_rows=1, progress=False)
-    np.testing.assert_allclose(found.values[:, 0, -1, -1], found.total, rtol=1e-2)
+    assert not np.isnan(found.by_site).any()
+    np.testing.assert_allclose(found.by_site[:, 0, -1, -1], found.total, atol=1e-6)
 
 
 def test_questions_of_different_length_are_aligned_from_both_ends() -> None:
@@ -106,40 +99,19 @@ def test_questions_of_different_length_are_aligned_from_both_ends() -> None:
     for row, (pair, n) in enumerate(zip(pairs, lengths, strict=True)):
         alone = mi.patch_sites(model, [pair], sites=["resid_post"], n_rows=n_rows, progress=False)
         here = [found.positions.index(name) for name in alone.positions]
-        np.testing.assert_allclose(found.values[row][..., here], alone.values[0], atol=1e-6)
-        missing = np.isnan(found.values[row, 0, 0])
+        np.testing.assert_allclose(found.by_site[row][..., here], alone.by_site[0], atol=1e-6)
+        missing = np.isnan(found.by_site[row, 0, 0])
         assert (~missing).sum() == min(n, 2 * n_rows) + 1, "every token once, and all"
         assert missing.sum() == len(found.positions) - len(alone.positions)
         for name in ("0", "-1", "all"):
             here, there = (found.positions.index(name), long.positions.index(name))
-            np.testing.assert_allclose(found.values[row, 0, :, here], long.values[row, 0, :, there], atol=1e-6)
+            np.testing.assert_allclose(found.by_site[row, 0, :, here], long.by_site[row, 0, :, there], atol=1e-6)
     counts = table.set_index(["of_layer", "position"])["n"]
     assert counts[0, str(n_rows - 1)] == sum(n >= 2 * n_rows for n in lengths) and counts[0, "all"] == len(pairs)
     short = sum(n < 2 * n_rows for n in lengths)
-    said = f"{n_rows} from each end were asked for, and {short} of {len(pairs)} questions do not have {2 * n_rows} tokens: each"
+    said = f"{n_rows} from each end were asked for, and {short} of {len(pairs)} questions do not have {2 * n_rows} tokens after"
     assert 0 < short < len(pairs) and any(words.startswith(said) for words in found.sentences())
     assert not any("from each end" in words for words in long.sentences())
-
-
-@pytest.mark.parametrize("measure", [mi.patch_sites, mi.map_positions])
-def test_more_tokens_than_a_question_has_are_not_named_twice(measure: Any) -> None:
-    """No token has two names, none is left out, and the result says what was asked for."""
-    model = loaded(folder_of("Llama"), "bridge")
-    pairs = pairs_for(model)
-    longest = max(pair.answered("answer").n_after - len(pair.answer_ids) for pair in pairs)
-    options: dict[str, Any] = {} if measure is mi.patch_sites else {"heads": ["L0H1"]}
-    found, fewer = (
-        measure(model, pairs, n_rows=n, progress=False, **options) for n in (10 * longest, (longest + 1) // 2)
-    )
-    names = [each.positions if measure is mi.patch_sites else each.places for each in (found, fewer)]
-    assert names[0] == names[1], "those that there are"
-    numbers = [name for name in names[0] if name.removeprefix("row ").lstrip("-").isdecimal()]
-    assert len(numbers) == longest and "all" in names[0][len(numbers)]
-    np.testing.assert_array_equal(found.values, fewer.values)
-    said = (
-        f"{10 * longest} from each end were asked for, and no question has {20 * longest} tokens: each is counted once"
-    )
-    assert any(words.startswith(said) and f", {longest} places in all" in words for words in found.sentences())
 
 
 @pytest.mark.parametrize(
@@ -150,7 +122,7 @@ def test_all_rows_are_the_sweep_and_the_whole_span_is_the_knockout(name: str, ba
     place: dict[str, Any] = {"before": "question", "after": "question"} if name == "Llama" else {}
     pairs, heads = pairs_for(model, count=2, **place), ["L1H2", "L0H5"]
     found = mi.map_positions(model, pairs, heads, n_rows=2, n_blocks=4, progress=False)
-    at_place = {name: found.values[:, :, at] for at, name in enumerate(found.places)}
+    at_place = {name: found.by_head[:, :, at] for at, name in enumerate(found.places)}
     for name_of_place, edit in (("row all", "z"), ("span all", "knockout")):
         swept = mi.patch_heads(model, pairs, heads=heads, edit=edit, progress=False)
         np.testing.assert_allclose(
@@ -163,7 +135,7 @@ def test_blocks_are_parts_of_the_span() -> None:
     model = loaded(folder_of("Llama"), "bridge")
     (pair,) = pairs_for(model, count=1, n_tokens=3)
     found = mi.map_positions(model, [pair], ["L0H1"], n_rows=1, n_blocks=5, progress=False)
-    values = dict(zip(found.places, found.values[0, 0], strict=True))
+    values = dict(zip(found.places, found.by_head[0, 0], strict=True))
     assert [np.isnan(values[f"span block {at}"]) for at in range(5)] == [True, False, True, False, False]
     assert values["span first token"] == pytest.approx(
         values["span block 1"], abs=1e-6
@@ -176,7 +148,7 @@ def test_planted_readers_act_through_numbers_and_the_answer_and_mediators_throug
     (mediator,) = made.mediators
     found = mi.map_positions(model, pairs, [mediator], n_rows=1, n_blocks=2, progress=False)
     table = found.summary().set_index("place")
-    assert set(table.index[table["p_prevalence"] < found.alpha]) == {"row -1", "row all"}
+    assert set(table.index[table["p_prevalence"] < found.level]) == {"row -1", "row all"}
 
 
 def test_wrong_sites_are_refused() -> None:
@@ -197,13 +169,3 @@ def test_wrong_sites_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match="max_rows must be 1 or more, got 0"):
             refused()
-
-
-def test_quantised_models_have_sites() -> None:
-    model = loaded(folder_of("Llama"), "bridge")
-    quantised = model.checked(model.checks)
-    quantised.quantised = "8bit"
-    one, other = (
-        mi.patch_sites(each, pairs_for(model, count=1), n_rows=1, progress=False) for each in (model, quantised)
-    )
-    assert np.array_equal(one.values, other.values) and replace(one, settings={}).unit == "nats"

@@ -1,7 +1,6 @@
 """`mless-interp compare`, and the sentences that pages begin with: made from results of a few numbers."""
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,93 +13,87 @@ from small_results import answered, checked, confirmed, decomposed, doses, locat
 
 import mless_interp as mi
 from mless_interp.commands import answers
-from mless_interp.commands.compare_runs import compared
-from mless_interp.commands.kept import Kept
 from mless_interp.running import folders
 
 
-def kept(result: Any, *, analysis: str = "patch_heads", mode: str | None = "locate", **options: Any) -> Kept:
-    given = {"outcome": "answer_logprob", "contrast": None, "direction": None, "edit": None} | options
-    run = {"analysis": analysis, "mode": mode, "model": {"name": "tiny"}, "options": given}
-    return Kept({type(result).__name__: result}, {}, run)
-
-
 def test_heads_that_any_run_names_stand_side_by_side_with_verdict_and_count() -> None:
-    again = replace(located(), confirmation=confirmed())
-    found = compared({"a": kept(located()), "b": kept(again)})
-    totals, heads = found.tables.values()
+    found = mi.compare_runs({"a": located(), "b": {"found": replace(located(), confirmation=confirmed())}})
+    totals, heads = found.summary(), found.heads()
     assert totals["run"].tolist() == ["a", "b"] and totals["named"].tolist() == [2, 2]
     middle = np.median(located().total)
     assert totals["median_total"].tolist() == [middle, middle] and (totals["median_total_ci_low"] < middle).all()
     assert heads["head"].tolist() == ["L0H1", "L1H0"] and heads["named in"].tolist() == [2, 2]
     row = located().summary().set_index("label").loc["L0H1"]
-    assert (
-        heads["a"][0] == f"reader, {row['removed_count']} of {row['n']}"
-        and heads["b"][0] == heads["a"][0] + ", confirmed"
-    )
-    assert found.answer.startswith("L0H1, L1H0 are named in both runs (2 in any); median total effect in nats: a ")
+    assert heads["a"][0] == f"reader, {row['removed_count']} of {row['n']}"
+    assert heads["b"][0] == heads["a"][0] + ", confirmed"
+    said = found.sentences()
+    assert said[0].startswith("L0H1, L1H0 are named in both runs (2 in any); median total effect in nats: a ")
+    assert len(said) == 2, "the same problems"
 
 
 def test_sweeps_and_answers_stand_side_by_side() -> None:
-    found = compared({"a": kept(patched(12), mode="sweep"), "b": kept(patched(4), mode="sweep")})
-    _, heads = found.tables.values()
+    found = mi.compare_runs({"a": patched(12), "b": patched(4)})
+    heads = found.heads()
     assert heads["head"].tolist() == ["L1H2"] and heads["a"][0] == "more than the smallest effect, 12 of 12"
-    assert heads["b"][0] == "undecided, 4 of 4" and "No head is named in both runs" in found.answer
-    runs = {name: kept(answered(n=20), analysis="accuracy", mode=None) for name in "ab"}
-    (table,) = compared(runs).tables.values()
+    assert heads["b"][0] == "undecided" and "No head is named in both runs" in found.describe()
+    assert "The runs share 4 of 12 problems (by id)." in found.describe()
+    answers_found = mi.compare_runs(dict.fromkeys("ab", answered(n=20)))
+    table = answers_found.summary()
     assert len(table) == 6 and table.loc[0, "accuracy"] == 0.7 and np.isnan(table.loc[0, "difference"])
-    assert "a 70.0 % under 'none'" in compared(runs).answer
+    assert "a 70.0 % under 'none'" in answers_found.describe() and answers_found.heads().empty
+    few = answered(first=0.5, n=40)
+    p = float(few.compare_all().summary()["p_holm"].min())
+    assert 1e-9 < p < 0.5
+    for confidence, said in ((1 - 1.01 * p, True), (1 - 0.99 * p, False)):  # each run's own
+        runs = dict.fromkeys("ab", replace(few, confidence=confidence))
+        assert ("established differences" in mi.compare_runs(runs).describe()) == said
 
 
 def test_runs_that_cannot_be_compared_are_told_apart() -> None:
-    with pytest.raises(
-        ValueError, match=r"cannot be compared: a is of locate, b is of accuracy; give runs of one analysis"
+    for runs, words in (
+        ({"a": located(), "b": answered()}, "a is LocatedHeads, b is AccuracyResults; give runs of one analysis"),
+        ({"a": doses(), "b": doses()}, "a: only runs of locate and of accuracy can be compared"),
+        ({"a": located()}, "give two or more runs"),
+        ({"a": patched(), "b": patched(direction="noising")}, "they differ in direction: a has None, b has noising"),
     ):
-        compared({"a": kept(located()), "b": kept(answered(), analysis="accuracy", mode=None)})
-    with pytest.raises(ValueError, match="a is of locate, b is of sweep"):
-        compared({"a": kept(located()), "b": kept(patched(12), mode="sweep")})
-    with pytest.raises(ValueError, match=r"differ in --outcome: a has answer_logprob, b has kl"):
-        compared({"a": kept(located()), "b": kept(located(), outcome="kl")})
-    with pytest.raises(ValueError, match="runs of dose have nothing that compare lays side by side"):
-        compared({name: kept(doses(), analysis="dose_response", mode=None) for name in "ab"})
+        with pytest.raises(ValueError, match=words):
+            mi.compare_runs(runs)
 
 
-def test_an_option_that_was_given_is_the_same_as_its_default() -> None:
-    given = kept(patched(12), mode="sweep", contrast="content", direction="denoising", edit="z")
-    assert compared({"a": given, "b": kept(patched(12), mode="sweep")}).tables
-    other = kept(patched(12), mode="sweep", direction="noising")
-    with pytest.raises(ValueError, match="differ in --direction: a has noising, b has denoising"):
-        compared({"a": other, "b": kept(patched(12), mode="sweep")})
-
-
-def test_what_differs_between_the_runs_is_told() -> None:
-    runs = {"a": kept(located(), n_tokens=55, out="a"), "b": kept(located(), n_tokens=8, limit=5, out="b")}
-    found = compared(runs)
-    rows = found.differ.astype(object).where(found.differ.notna(), None).to_dict("records")
-    assert rows == [{"option": "--n-tokens", "a": "55", "b": "8"}, {"option": "--limit", "a": None, "b": "5"}]
-    assert "not of the same problems" not in found.answer
-    assert compared({"a": kept(located()), "b": kept(located())}).differ.empty
-    few = replace(answered(n=20), problem_ids=tuple(f"p{number}" for number in range(5, 25)))
-    told = compared(
-        {"a": kept(answered(n=20), analysis="accuracy", mode=None), "b": kept(few, analysis="accuracy", mode=None)}
-    )
-    assert told.answer.endswith(" The runs are not of the same problems: 15 of 25 (by id) are in all of them.")
-
-
-def saved(folder: Path, result: Any) -> Path:
+def saved(folder: Path, result: Any, **options: Any) -> Path:
     mi.save(folder / "results", **{type(result).__name__: result})
-    (folder / "run.json").write_text(json.dumps(kept(result).run))
+    run = {"analysis": "patch_heads", "model": {"name": "tiny"}, "options": {"outcome": "answer_logprob"} | options}
+    (folder / "run.json").write_text(json.dumps(run))
     return folder
 
 
-def test_runs_are_named_as_no_column_is_and_their_names_act_nowhere(
+def test_the_command_writes_tables_and_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, other = saved(tmp_path / "head", located()), saved(tmp_path / "a\n\u202eb", located())
-    done = run_command("compare", one, other, "--out", "c", cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
+    saved(tmp_path / "head", located(), out="head", limit=64)
+    saved(tmp_path / "a\n\u202eb", located(), out="b", limit=32)
+
+    def call(*arguments: Any) -> Any:
+        return run_command("compare", *arguments, cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
+
+    done = call("head", "a\n\u202eb", "--out", "c", "--report")
     assert done.returncode == 0, done.stderr
+    assert {path.name for path in (tmp_path / "c").iterdir()} == {
+        *("compare.csv", "heads.csv", "report.html", "manifest.json")
+    }
     assert pd.read_csv(tmp_path / "c" / "heads.csv")["head"].tolist() == ["L0H1", "L1H0"]
     assert "\u202e" not in done.stdout and r"a\n\u202eb +" in done.stdout
+    assert "--limit" in done.stdout and "--out" not in done.stdout, "options in which numbers may differ"
+    page = (tmp_path / "c" / "report.html").read_text(encoding="utf-8")
+    assert "<strong>L0H1, L1H0 are named in both runs" in page and page.count("<table") == 3
+    for arguments, words in (
+        (("head",), "two or more folders of finished runs, each once"),
+        (("head", "head"), "two or more folders of finished runs, each once"),
+        (("head", "none"), "is no folder of a run"),
+        (("head", "a\n\u202eb", "--report"), "--report needs --out"),
+    ):
+        done = call(*arguments)
+        assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1
 
 
 def test_a_compared_run_is_never_replaced_by_the_comparison(
@@ -110,60 +103,12 @@ def test_a_compared_run_is_never_replaced_by_the_comparison(
     with folders.new_folder(tmp_path / "b") as made:
         saved(made, located())
     (tmp_path / "link").symlink_to(tmp_path / "b")
-    (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    before = folders.damaged_files(tmp_path / "b"), sorted((tmp_path / "b").rglob("*"))
-    assert not before[0] and len(before[1]) > 3
-    for out, words in (
-        ("b", "is one of the compared runs, or inside one"),
-        ("link", "is one of the compared runs, or inside one"),
-        ("b/inner", "is one of the compared runs, or inside one"),
-        ("loop", "is a link that leads to itself"),
-    ):
+    before = sorted((tmp_path / "b").rglob("*"))
+    for out in ("b", "link", "b/inner"):
         given = ("compare", "a", "b", "--out", out, "--overwrite")
         done = run_command(*given, cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
-        assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1, out
-    assert (folders.damaged_files(tmp_path / "b"), sorted((tmp_path / "b").rglob("*"))) == before
-    done = run_command("compare", "a", "loop", cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
-    assert done.returncode == 2 and "is no folder of a run" in done.stderr
-
-
-def test_the_command_writes_tables_picture_and_page(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("a", "b"):
-        saved(tmp_path / name, located())
-
-    def call(*arguments: Any) -> Any:
-        return run_command("compare", *arguments, cwd=tmp_path, capsys=capsys, monkeypatch=monkeypatch)
-
-    done = call("a", "b", "--out", "c", "--report")
-    assert done.returncode == 0, done.stderr
-    assert {path.name for path in (tmp_path / "c").iterdir()} >= {
-        "compare.csv",
-        "heads.csv",
-        "compare.png",
-        "report.html",
-    }
-    assert pd.read_csv(tmp_path / "c" / "compare.csv")["run"].tolist() == ["a", "b"]
-    page = (tmp_path / "c" / "report.html").read_text(encoding="utf-8")
-    assert "<strong>L0H1, L1H0 are named in both runs" in page and page.count("<table") == 2
-    assert "L0H1, L1H0 are named" in done.stdout and "reader, " in done.stdout
-    (row,) = [line for line in page.splitlines() if line.startswith('<tr><th scope="row">a</th>')]
-    assert len(re.findall(r">\d+ of \d+</span>", row)) == 2, "of this sign and named say of how many"
-    (tmp_path / "a").rename(tmp_path / "a_1")
-    assert call("a_1", "b", "--out", "d", "--report").returncode == 0
-    assert ">a_1</button></th>" in (tmp_path / "d" / "report.html").read_text(encoding="utf-8"), (
-        "as the folder is called"
-    )
-    (tmp_path / "a_1").rename(tmp_path / "a")
-    for arguments, words in (
-        (("a",), "two or more folders"),
-        (("a", "a"), "a folder is named twice"),
-        (("a", "none"), "is no folder of a run"),
-        (("a", "b", "--report"), "--report needs --out"),
-    ):
-        done = call(*arguments)
-        assert done.returncode == 2 and words in done.stderr and done.stderr.count("\n") == 1
+        assert done.returncode == 2 and "is one of the compared runs, or inside one" in done.stderr, out
+    assert not folders.damaged_files(tmp_path / "b") and sorted((tmp_path / "b").rglob("*")) == before
 
 
 def test_answers_say_what_was_found_with_numbers_and_intervals() -> None:
@@ -179,7 +124,7 @@ def test_answers_say_what_was_found_with_numbers_and_intervals() -> None:
     one = replace(confirmed(), kinds=("reader", "necessary only", "sufficient only"), senses=np.array([1, -1, -1]))
     assert "L0H1 confirmed on 10 fresh ones" in answers.of_located(replace(located(), confirmation=one))
     assert answers.of_sweep(patched(12)).startswith("1 of 6 heads does more than 5 % of the effect")
-    assert "L1H2 (12 of 12 problems, median share 50 % [" in answers.of_sweep(patched(12))
+    assert "L1H2 (12 of 12 problems, share 50 % [" in answers.of_sweep(patched(12))
     few = answers.of_sweep(patched(6))
     assert few.startswith("None of 6") and "6 problems are too few to name any of 6 heads" in few
     said = answers.of_accuracy(answered(n=20))
@@ -195,7 +140,7 @@ def test_answers_say_what_was_found_with_numbers_and_intervals() -> None:
     assert "(at held positions 1.00 [" in answers.of_doses(doses()) and "arithmetic" in answers.of_doses(doses())
     assert "arithmetic" not in answers.of_doses(doses(0.8)) + answers.of_doses(replace(doses(), layer=1))
     one = answers.of_claims({"tiny": checked()}, "Figure 13")
-    assert one == "Figure 13 (6 problems): on tiny, 1 of 2 claims agree, 1 cannot be told."
+    assert one == "Figure 13 (6 problems): on tiny, 1 of 2 claims agree (1 of them without training), 1 cannot be told."
     told = answers.of_mechanism(decomposed(), mediated(12))
     assert told.endswith("; shown to move it in most problems: bias, both.") and "add up" not in told
     apart = mediated(12).values * [1, 1, 1, 1, 1, 2, 1]
@@ -261,10 +206,11 @@ def test_whether_answers_come_back_is_told_against_the_insertion_and_random_sets
     told = answers.of_cut_off(under_four(40, 20, 38, 22))
     assert told == (
         "Of 40 other problems 100.0 % are answered right without the insertion and 50.0 % with it; with L0H1, L0H2 cut off "
-        "from it 95.0 % are: answers come back, 45.0 of the 50.0 points lost (p = 7.6e-06). With a random set of the same "
-        "layers and size cut off likewise: 55.0 %; with the named set more, +40.0 points [+26.3, +55.4] from it (p = 3.1e-05)."
+        "from it 95.0 % are: this recovers 45.0 of the 50.0 percentage points lost (p = 7.6e-06). With a random set of the "
+        "same layers and size cut off likewise: 55.0 %; the named set is shown to do better "
+        "(+40.0 points [+26.3, +55.4] from it, p = 3.1e-05)."
     )
-    assert "with the named set no more is shown, +2.5 points [-" in answers.of_cut_off(under_four(40, 20, 38, 37))
+    assert "the named set is not shown to do better (+2.5 points [-" in answers.of_cut_off(under_four(40, 20, 38, 37))
     assert "cut off from it 55.0 % are: that answers come back is not shown" in answers.of_cut_off(
         under_four(40, 20, 22, 21)
     )
@@ -279,10 +225,13 @@ def test_the_named_set_lies_somewhere_among_several_random_ones() -> None:
     """By hand: 38 of 40 against 20, 22, 24, 38, 40, mean 28.8: (38 - 28.8) / 40 = 23 points."""
     told = answers.of_cut_off(under_four(40, 20, 38, 20, 22, 24, 38, 40))
     among = told.partition(" With 5 random sets of the same layers and size cut off likewise: ")[2]
-    assert among.startswith("50.0 % to 100.0 %, 2 of the 5 at least as many; with the named set more, +23.0 points [+")
+    assert among.startswith(
+        "50.0 % to 100.0 %, 2 of the 5 recover at least as many; the named set is shown to do better (+23.0 points [+"
+    )
     none = answers.of_cut_off(under_four(40, 20, 38, 37, 37))
     assert (
-        "92.5 % to 92.5 %, none of the 2 at least as many; with the named set no more is shown, +2.5 points [" in none
+        "92.5 % to 92.5 %, none of the 2 recover at least as many; the named set is not shown to do better (+2.5 points ["
+        in none
     )
     assert float(none.split("points [")[-1].split(",")[0]) <= 0, "an interval as the test"
 
@@ -321,7 +270,7 @@ def test_surest_heads_come_first() -> None:
 
 
 def test_problems_that_change_come_first_among_the_answers() -> None:
-    from mless_interp.commands.accuracy import _answers, _flip_words, _flipped, _to_read
+    from mless_interp.commands.accuracy import _flip_words, _flipped, _to_read
 
     found = answered(n=20)
     right = found.share_right()
@@ -330,13 +279,7 @@ def test_problems_that_change_come_first_among_the_answers() -> None:
         for name, row in zip(found.problem_ids, right, strict=True)
         if (row[~np.isnan(row)] > 0.5).any() and (row[~np.isnan(row)] <= 0.5).any()
     ]
-    assert _flipped(found) == moved and moved and moved[0] != found.problem_ids[0], (
-        "the example has some, not the first"
-    )
+    assert _flipped(found) == moved and moved and moved[0] != found.problem_ids[0], "some, not the first"
     read = _to_read(found)
     assert read[: len(moved)] == moved[:12] and len(read) >= 3
-    shown = _answers(found, found.to_frame(), list(found.problem_ids), moved)
-    assert list(dict.fromkeys(shown["problem"]))[: len(moved)] == moved
-    first = shown[shown["problem"] == moved[0]].set_index("treatment")["right"]
-    assert {"yes", "no"} <= set(first.dropna())
-    assert _flip_words(found, len(moved)).startswith(f"{len(moved)} of 20 problems are right under one treatment")
+    assert _flip_words(found).startswith(f"{len(moved)} of 20 problems are right under one treatment")

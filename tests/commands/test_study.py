@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from conftest import ROOT
 from models_under_test import planted_problems
 from scripts_under_test import run_command
 from small_results import studied
@@ -21,7 +20,9 @@ from mless_interp.heads import Head
 from mless_interp.models.transformer_lens import bridge_from
 from mless_interp.prompts.conditions import CONTRASTS
 from mless_interp.statistics import mean_interval
-from mless_interp.studies.asked import Study, read_study
+from mless_interp.studies import INCLUDED
+from mless_interp.studies.runner import pairs_of
+from mless_interp.studies.spec import Study, read_study
 
 TWO = """
 title = "Two insertions"
@@ -70,10 +71,13 @@ def test_every_number_is_that_of_the_function_that_measures_it(demo: Any, whole:
     patches = mi.patch_heads(demo, pairs, contrast="shift", progress=False)
     scores = mi.score_heads(demo, pairs, metrics=["span_mass"], conditions=["inserted"], progress=False)
     row = whole.summary().set_index("insertion").loc[name]
-    middle = patches.median_total
+    middle = patches.whole.median
     ends = [row[f"shift_median{end}"] for end in ("", "_ci_low", "_ci_high")]
     assert ends == pytest.approx([float(x) for x in (middle.estimate, middle.low, middle.high)], abs=1e-6)
-    assert row["shift_k"] == np.sum(patches.direction * patches.total_effect > demo.resolution) and row["shift_n"] == 6
+    assert (
+        row["shift_k"] == np.sum(patches.whole.direction * patches.total_effect > demo.resolution)
+        and row["shift_n"] == 6
+    )
     per_problem = scores.of("span_mass").mean((1, 2))
     mass = mean_interval(per_problem)
     ends = [row[f"span_mass{end}"] for end in ("", "_ci_low", "_ci_high")]
@@ -88,16 +92,6 @@ def test_every_number_is_that_of_the_function_that_measures_it(demo: Any, whole:
     assert whole.insertions == ("slashes", name) and len(whole.effect_table()) == 4
     tidy = whole.to_frame().groupby(["insertion", "measure"]).size()
     assert tidy[name].to_dict() == {"content": 6, "right": 3, "shift": 6, "span_mass": 6} and tidy["none"].sum() == 3
-
-
-def test_the_progress_says_which_insertion_runs(demo: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    mi.run_study(told(answers=2, limit=2, contrasts=["content"]), model=demo)
-    said = capsys.readouterr().err
-    at = [said.index(f"study: {name}: ") for name in ("slashes", "random words, behind", "answers")]
-    assert at == sorted(at)
-    assert [step for step in range(6) if f" {step}/5 " in said] == [0, 1, 2, 3, 4, 5], (
-        "two measures of each, and answers"
-    )
 
 
 def test_drawn_insertions_have_a_row_for_each_seed() -> None:
@@ -136,13 +130,16 @@ def test_heads_are_those_that_locating_names() -> None:
     model = bridge_from(made.hf_model, made.tokenizer, name="planted")
     problems = planted_problems(made, 24)
     asked = {"name": "slashes", "kind": "meaningless", "n_tokens": 6}
-    study = told(limit=16, heads="all", confirm=8, answers=0, contrasts=["content"], insertions=[asked])
+    more = asked | {"name": "more", "n_tokens": 8}
+    study = told(limit=16, heads="all", confirm=8, answers=0, contrasts=["content"], insertions=[asked, more])
     found = mi.run_study(study, model=model, problems=problems, progress=False)
     row = found.summary().iloc[0]
     assert row["heads"] == row["shown_again"] == "L0H2 (reader)"
     pairs = mi.make_pairs(model, problems, mi.Insertion.meaningless(" /", 6))
-    direct = mi.locate_heads(model, pairs[:16], confirm=pairs[16:], progress=False)
+    direct = mi.locate_heads(model, pairs[:16], confirm=pairs[16:], confidence=0.975, progress=False)
     pd.testing.assert_frame_equal(found.located["slashes"].summary(), direct.summary())
+    assert direct.judged.effect.level == pytest.approx(0.02), "one of two insertions: half of alpha"
+    assert "Heads are named for 2 insertions, each at 0.05 / 2." in found.sentences()
     assert len(found.located["slashes"].confirmation.problem_ids) == 8  # type: ignore[union-attr]
 
 
@@ -226,32 +223,23 @@ ROW = {"name": "slashes", "kind": "meaningless"}
         ({"modell": "demo"}, "unknown key 'modell'; there are title, insertions, source"),
         ({"contrasts": ["contents"]}, "unknown contrast 'contents'; choose one of content, shift"),
         ({"outcomes": ["kl"]}, "kl"),
-        ({"outcomes": []}, "outcomes must be one or more different names"),
         ({"seeds": [1, 1]}, "seeds must be one or more different numbers"),
         ({"limit": 1}, "limit must be 2 or more"),
-        ({"limit": "many"}, "limit must be a whole number, got 'many'"),
-        ({"heads": "some"}, "unknown choice of heads 'some'; choose one of none, all"),
         ({"locate_by": "held"}, "unknown contrast to locate heads by 'held'; choose one of content, computed"),
         ({"confirm": 4}, 'confirm tests named heads on fresh problems, so it needs heads = "all"'),
         ({"answers": 1}, "answers takes 2 or more problems, or 0, got 1"),
-        ({"template": "prose"}, "prose"),
         ({"metrics": ["span_mas"]}, "unknown metric 'span_mas'; choose of"),
         ({"metrics": ["entropy"]}, "metrics must be none, or span_mass and then different others"),
         ({"insertions": []}, r"a study needs insertions: write \[\[insertions\]\]"),
-        ({"insertions": 3}, "insertions must be tables"),
         ({"insertions": [ROW, ROW]}, "two insertions are named 'slashes'"),
         ({"insertions": [{**ROW, "name": "none"}]}, "no insertion may be named 'none'"),
-        ({"insertions": [{**ROW, "name": "/"}]}, "name must hold a letter or a digit"),
         (
             {"insertions": [{**ROW, "length": 3}]},
             "insertion 'slashes': unknown key 'length'; there are name, kind, unit",
         ),
         ({"insertions": [{"name": "x"}]}, "insertion 'x': the key 'kind' is missing"),
-        ({"insertions": [{**ROW, "kind": "odd"}]}, "unknown insertion 'odd'; choose one of meaningless"),
         ({"insertions": [{**ROW, "before": "answer"}]}, "insertion 'slashes': unknown place before='answer'"),
         ({"insertions": [{**ROW, "n_tokens": 0}]}, "insertion 'slashes': n_tokens"),
-        ({"insertions": [{**ROW, "n_tokens": "5"}]}, "insertion 'slashes': n_tokens must be a whole number"),
-        ({"insertions": [{**ROW, "at": -1}]}, "insertion 'slashes': .*at"),
         ({"insertions": [{**ROW, "unit": ""}]}, "insertion 'slashes': unit is empty"),
         (
             {"insertions": [{"name": "x", "kind": "counting", "unit": "1"}]},
@@ -282,6 +270,19 @@ def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
     wrong.write_text(TWO.replace("limit", "limits"))
     with pytest.raises(ValueError, match="wrong.toml: unknown key 'limits'"):
         mi.read_study(wrong)
+    wrong.write_text("title = " + "[" * 3000 + "]" * 3000)
+    with pytest.raises(ValueError, match="wrong.toml: its values are nested too deeply"):
+        mi.read_study(wrong)
+
+
+def test_what_is_drawn_from_other_questions_does_not_depend_on_how_many_are_measured(demo: Any) -> None:
+    asked = mi.read_study("distractors").with_changes(limit=2, answers=0)
+    few, more = (pairs_of(asked.with_changes(limit=n), demo, mi.load_problems("demo")) for n in (2, 4))
+    assert [pair.inserted for pair in few["other questions, seed 1"]] == [
+        pair.inserted for pair in more["other questions, seed 1"][:2]
+    ]
+    found = mi.run_study(asked, model=demo, progress=False)
+    assert len(found.problem_ids) == 2
 
 
 def test_problems_and_insertions_that_do_not_fit_are_told_of_before_anything_runs(
@@ -318,46 +319,15 @@ def test_options_take_the_place_of_the_file(
     done = run_command("study", "two.toml", *given, **here)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("0 of 2 insertions have an established content effect")
-    found = mi.load(tmp_path / "x" / "results")["StudyResult"]
+    found = mi.load(tmp_path / "x")["StudyResult"]
     assert len(found.problem_ids) == 3 and found.answers is None
     assert found.settings["insertions"]["slashes"] == "Mless ' /' x3"
     page = (tmp_path / "x" / "report.html").read_text()
     assert "Two insertions" in page and "slashes" in page and "Claimed in nowhere" in page
     assert "After nowhere, which claims: &#39;nothing&#39;." in page, "no code marks: the question is no Markdown"
     wrong = run_command("study", "two.toml", "--limit", 1, "--out", "y", **here)
-    assert wrong.returncode == 2 and wrong.stderr.startswith("error: Invalid value for '--limit'")
+    assert wrong.returncode == 2 and "Invalid value for '--limit'" in wrong.stderr
     assert not (tmp_path / "y").exists()
-
-
-HOSTILE = "<script>alert(1)</script> $x$ \x1b[31m\u202e"
-
-
-def test_texts_of_a_file_are_texts_on_the_page_in_the_print_and_in_the_picture(
-    tmp_path: Path, whole: mi.StudyResult
-) -> None:
-    from mless_interp.commands.kept import Kept
-    from mless_interp.commands.study import present
-    from mless_interp.views.report import ShownPrompt
-
-    names = {"slashes": HOSTILE, whole.insertions[1]: "behind"}
-    found = replace(
-        whole,
-        title=HOSTILE,
-        source=HOSTILE,
-        claims=HOSTILE,
-        insertions=tuple(names.values()),
-        effects={names[name]: made for name, made in whole.effects.items()},
-        attention={names[name]: made for name, made in whole.attention.items()},
-        answers=None,
-        settings={**whole.settings, "insertions": {HOSTILE: HOSTILE}},
-    )
-    shown = {f"prompt_{at}": ShownPrompt("one", "before", "in", "after") for at in range(2)}
-    made = present(Kept({"StudyResult": found}, shown, {"model": {"name": "demo"}, "options": {}}))
-    page = made.page().page()
-    body = page[page.index("<body>") :]
-    assert body.count("<script>") == 1 and "&lt;script&gt;alert(1)&lt;/script&gt; $x$" in body
-    assert not set("\x1b\u202e") & set(page) and not set("\x1b\u202e") & set(repr(found))
-    made.files["study.png"].save(tmp_path / "study.png")
 
 
 def test_the_page_begins_with_the_answer_the_picture_and_six_columns(whole: mi.StudyResult) -> None:
@@ -381,9 +351,9 @@ def test_the_picture_has_a_row_for_each_insertion(whole: mi.StudyResult) -> None
         mi.views.study_effects(whole, outcome="odds")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "studies").glob("*.toml")), ids=lambda path: path.stem)
-def test_shipped_studies_say_whom_they_follow_and_can_be_made(path: Path, demo: Any) -> None:
-    study: Study = mi.read_study(path)
+@pytest.mark.parametrize("included", INCLUDED)
+def test_included_studies_say_whom_they_follow_and_can_be_made(included: str, demo: Any) -> None:
+    study: Study = mi.read_study(included)
     assert study.source and study.claims
     problems = mi.load_problems("demo", limit=study.n_problems)
     for name, insertion in study.rows(problems):
@@ -394,11 +364,6 @@ def test_answers_that_do_not_fit_are_told_before_anything_is_measured(demo: Any,
     with pytest.raises(ValueError, match="a prompt of .* tokens and 5000 new ones do not fit demo's context of 512"):
         mi.run_study(told(max_new_tokens=5000), model=demo, checkpoint=tmp_path, progress=False)
     assert not list(tmp_path.rglob("*.jsonl"))
-
-
-def test_a_study_needs_a_title() -> None:
-    with pytest.raises(ValueError, match="title is empty"):
-        read_study(told(title=" "))
 
 
 def test_too_few_problems_to_establish_anything_are_told(whole: mi.StudyResult) -> None:

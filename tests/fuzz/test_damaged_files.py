@@ -109,7 +109,6 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*damaged, taken out:UserWarning")
 @fuzz("damaged checkpoints", few=60, share=10, **damages)
 def test_a_damaged_checkpoint_never_changes_a_number(
     checkpoint: bytes, tmp_path_factory: pytest.TempPathFactory, which: int, where: float, how: str

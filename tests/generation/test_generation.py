@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import ARCHITECTURES, needs_hooked_transformer
+from generated_under_test import generate as generate_slowly
 from models_under_test import loaded, pairs_for
 from vllm_under_test import FakeVllm
 
@@ -16,7 +17,6 @@ from mless_interp.generation import engines as generation_engines
 from mless_interp.generation.complete import (
     complete_all,
     decoding_for,
-    default_batch_size,
     generate_completions,
     stop_ids_of,
 )
@@ -26,11 +26,9 @@ from mless_interp.heads import Head
 from mless_interp.mechanism.arm import ARM
 from mless_interp.models.base import Model
 from mless_interp.models.info import ModelError
-from mless_interp.models.inputs import Inputs, Run
+from mless_interp.models.inputs import Inputs
 from mless_interp.models.load import load_model, wrap_model
-from mless_interp.models.memory import out_of_memory
 from mless_interp.patching.interventions import Knockout
-from mless_interp.patching.interventions import generate as generate_slowly
 from mless_interp.prompts.pairs import PromptPair
 from mless_interp.prompts.problems import load_problems
 from mless_interp.prompts.prompt import build_prompt
@@ -261,23 +259,6 @@ def test_logits_that_are_no_numbers_are_refused() -> None:
         sampled(torch.tensor([[0.0, torch.nan]]), torch.tensor([0.5]), temperature=1.0)
 
 
-@pytest.mark.parametrize("engine", ["hugging_face", "forward"])
-def test_greedy_logits_that_are_no_numbers_are_refused_too(
-    engine: str, demo: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The largest of NaN logits would be token 0, an answer like any other."""
-    broken = demo.hf_model.get_output_embeddings().register_forward_hook(lambda *a: a[2] * float("nan"))
-    try:
-        monkeypatch.setattr(generation_engines.HuggingFaceEngine, "__init__", _without_check)
-        if engine == "forward":
-            nothing = Run(torch.full((1, 1, demo.info.d_vocab), float("nan")), {})
-            monkeypatch.setattr(type(demo), "run", lambda *_, **__: nothing)
-        with pytest.raises(ValueError, match=r"'a'.*no numbers \(NaN\)"):
-            generate_completions(demo, [Request((1, 2, 3), "a")], max_new_tokens=2, engine=engine)
-    finally:
-        broken.remove()
-
-
 def _without_check(self: Any, model: Model) -> None:
     self.model = model
 
@@ -468,17 +449,6 @@ def test_rows_that_had_ended_are_not_made_again(demo: Model) -> None:
     assert sorted(told) == ["a", "c", "d", "e"] == sorted(found), "each once, and what is to be skipped not at all"
 
 
-def test_an_error_that_is_not_about_memory_is_raised(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Any, **_: Any) -> Any:
-        raise RuntimeError("shape mismatch")
-
-    monkeypatch.setattr(type(demo.hf_model), "generate", broken)
-    with pytest.raises(RuntimeError, match="shape mismatch"):
-        generate_completions(demo, [Request((5, 6), "a"), Request((5,), "b")], max_new_tokens=2)
-    assert out_of_memory(RuntimeError("CUDA out of memory. Tried")) and out_of_memory(MemoryError())
-    assert not out_of_memory(RuntimeError("shape mismatch"))
-
-
 def test_batches_are_cut_as_if_nothing_were_skipped(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that a run that goes on has the same neighbours in its later batches as one that was never stopped."""
     sizes: list[int] = []
@@ -488,11 +458,6 @@ def test_batches_are_cut_as_if_nothing_were_skipped(demo: Model, monkeypatch: py
     requests = [Request((5, 6, 7), key) for key in "abcdef"]
     found = generate_completions(demo, requests, max_new_tokens=1, batch_size=2, skip={"a", "c", "d"})
     assert sizes == [1, 2] and sorted(found) == ["b", "e", "f"]
-
-
-def test_the_default_batch_shrinks_with_the_prompts(demo: Model) -> None:
-    short, long = (default_batch_size(demo, [Request((1,) * n, "a")], 16) for n in (20, 500))
-    assert 1 <= long < short <= 64
 
 
 # ------------------------------------------------------------------------------------------------------------- messages
@@ -561,12 +526,6 @@ def test_a_model_without_any_end_of_sequence_token_is_refused_unless_boxes_stop_
     assert found.stop == "box"
 
 
-def test_a_model_without_tokenizer_is_refused(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "tokenizer", None)
-    with pytest.raises(ModelError, match="demo has no tokenizer, which completions need"):
-        generate_completions(demo, [Request((5,), "a")], max_new_tokens=2)
-
-
 def test_a_module_that_computes_something_else_is_refused(demo: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     other = lambda module, tokens: torch.zeros(1, tokens.shape[1], demo.info.d_vocab)  # noqa: E731
     monkeypatch.setattr(generation_engines, "reference_logits", other)
@@ -575,14 +534,6 @@ def test_a_module_that_computes_something_else_is_refused(demo: Model, monkeypat
     ):
         generate_completions(demo, [Request((5,), "a")], max_new_tokens=2)
     assert generate_completions(demo, [Request((5,), "a")], max_new_tokens=2, engine="forward")
-
-
-@needs_hooked_transformer
-def test_hooked_transformer_has_no_hugging_face_module(tiny_model_dir: Callable[[str], Path]) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "hooked_transformer")
-    assert model.hf_model is None
-    with pytest.raises(ModelError, match="has no Hugging Face module to generate with"):
-        generate_completions(model, [Request((5,), "a")], max_new_tokens=2, engine="hugging_face")
 
 
 def test_fused_attention_has_no_scores_for_the_forward_engine(tiny_model_dir: Callable[[str], Path]) -> None:

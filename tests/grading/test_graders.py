@@ -1,13 +1,12 @@
 """Graders: boxes, what counts as the same answer, MATH-500's golds, malformed LaTeX, threads, processes and time."""
 
+import json
 import multiprocessing
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as texts
 
 import mless_interp as mi
-from mless_interp.grading import equivalence, grade, graders, has_closed_box, last_box
+from mless_interp.grading import equivalence, grade, has_closed_box, last_box
 from mless_interp.grading import worker as grading_worker
 from mless_interp.grading.compare import compare, number
 from mless_interp.grading.graders import found_answer
@@ -93,12 +92,10 @@ def test_any_text_can_be_searched(text: str) -> None:
     assert has_closed_box(text) >= bool(found)
 
 
-def test_searching_takes_time_in_proportion() -> None:
-    started = time.perf_counter()
+def test_searching_long_texts_ends() -> None:
     assert last_box("\\boxed{" * 50_000) is None
     assert last_box("\\boxed" + " " * 50_000) is None
     assert last_box("\\boxed{" * 20_000 + "}" * 20_000) == ""
-    assert time.perf_counter() - started < 60  # it ends; how fast is no matter
 
 
 # ------------------------------------------------------------------------------------------------ what counts as equal
@@ -341,57 +338,44 @@ def test_all_grades_at_once_with_what_decided() -> None:
 def test_what_would_never_end_is_given_up(answer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     compare(r"\sqrt{7}", r"\sqrt{11}")  # the process is there
     monkeypatch.setattr(equivalence, "CPU_SECONDS", 0)
-    started = time.perf_counter()
     found = grade(f"\\boxed{{{answer}+0}}", "1")
     assert (found.strict, found.lenient, found.decided) == (False, False, "gave up")
     monkeypatch.setattr(equivalence, "CPU_SECONDS", 3)
     assert compare(r"\sqrt{28}", r"2\sqrt{7}").equal  # and the next question has an answer
-    assert time.perf_counter() - started < 60
-
-
-def test_a_silent_process_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = equivalence._Worker()
-    assert worker.ask(answer="x", gold="x", decimals=None)[0] is True
-    first = worker.process
-    monkeypatch.setattr(equivalence, "WALL_SECONDS", 0.0)
-    with pytest.raises(equivalence._Ended):
-        worker.ask(answer=r"\sqrt{4}", gold="2", decimals=None)
-    assert first is not None and first.poll() is not None
-    monkeypatch.setattr(equivalence, "WALL_SECONDS", 60.0)
-    assert worker.ask(answer=r"\sqrt{4}", gold="2", decimals=None)[0] is True
-    assert worker.process is not None
-    worker.process.kill()
-    worker.process.wait()
-    assert worker.ask(answer=r"\sqrt{9}", gold="3", decimals=None)[0] is True
-    worker.close()
 
 
 def test_the_process_is_this_python_s_and_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its path holds no folder of ours, and its thread keeps no program from ending."""
-    begun: list[tuple[object, dict[str, object]]] = []
+    """Its path holds no folder of ours, it is begun once, and only its answers come back."""
+    begun: list[object] = []
     start = subprocess.Popen.__init__
 
     def seen(process: subprocess.Popen[str], command: object, **how: object) -> None:
-        begun.append((command, how))
+        begun.append(command)
         start(process, command, **how)  # type: ignore[arg-type]
 
     monkeypatch.setattr(subprocess.Popen, "__init__", seen)
-    worker, before = equivalence._Worker(), set(threading.enumerate())
+    worker = equivalence._Worker()
     found, seconds = worker.ask(answer=r"\sqrt{4}é", gold=r"2é", decimals=None)
     assert found is not None and 0 <= seconds < 60
-    script = str(Path(equivalence.__file__).with_name("worker.py"))
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-    assert begun == [([sys.executable, "-P", script], pipes | {"text": True, "encoding": "utf-8"})]
-    (reader,) = set(threading.enumerate()) - before
-    assert reader.daemon and worker.worked
-    assert worker.ask(answer="x", gold="x", decimals=None)[0] is True and len(begun) == 1, (
-        "asked again, not begun again"
-    )
-    process = worker.process
-    assert process is not None and worker.close() == -signal.SIGKILL and worker.close() is None
-    assert process.stdin is not None and process.stdin.closed and worker.process is None
-    worker.process, worker.pid = process, -1  # another's, by way of a fork: nobody's to end
-    assert worker.close() is None and worker.process is None
+    assert worker.ask(answer="x", gold="x", decimals=None)[0] is True
+    assert begun == [[sys.executable, "-P", str(Path(equivalence.__file__).with_name("worker.py"))]]
+    worker.close()
+
+
+@pytest.mark.parametrize("hash_seed", ["113", "114"])
+def test_variables_by_position_are_the_same_in_every_process(hash_seed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SymPy's order of variables follows the hashes of texts, which Python draws anew for each process."""
+    monkeypatch.setenv("PYTHONHASHSEED", hash_seed)
+    worker = equivalence._Worker()
+    assert worker.ask(answer="AB_{16}", gold="ab_{15}", decimals=6)[0] is True
+    worker.close()
+
+
+def test_the_process_ends_with_the_interpreter() -> None:
+    """Without the warning that it still runs."""
+    code = r"import mless_interp as mi; assert mi.grade_strict(r'\boxed{\sqrt{4}+x}', '2+x')"
+    done = subprocess.run([sys.executable, "-W", "always", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "ResourceWarning" not in done.stderr, done.stderr
 
 
 def test_grading_works_in_threads() -> None:
@@ -433,33 +417,11 @@ def test_grading_works_in_worker_processes(method: str) -> None:
 
 def test_a_missing_math_verify_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake = tmp_path / "python"
-    fake.write_text('#!/bin/sh\necho \'{"error": "ModuleNotFoundError: No module named math_verify"}\'\n')
+    fake.write_text("#!/bin/sh\n")
     fake.chmod(0o755)
     monkeypatch.setattr("sys.executable", str(fake))
-    with pytest.raises(equivalence.EquivalenceError, match="could not be started .*No module named math_verify"):
+    with pytest.raises(RuntimeError, match="^math-verify did not start; see what .* -c 'import math_verify'. says"):
         equivalence._Worker().ask(answer="x", gold="y", decimals=None)
-    worked = equivalence._Worker()
-    worked.worked = True  # gone since: said as well, it is no process that somebody ended
-    with pytest.raises(equivalence.EquivalenceError, match="could not be started .*No module named math_verify"):
-        worked.ask(answer="x", gold="y", decimals=None)
-    fake.write_text("#!/bin/sh\n")  # says nothing at all
-    with pytest.raises(equivalence.EquivalenceError, match="^math-verify could not be started; see what"):
-        equivalence._Worker().ask(answer="x", gold="y", decimals=None)
-    monkeypatch.setattr("sys.executable", "")
-    with pytest.raises(equivalence.EquivalenceError, match="sys.executable is not set"):
-        equivalence._Worker().ask(answer="x", gold="y", decimals=None)
-
-
-def test_formulas_are_found_as_a_plain_search_finds_them() -> None:
-    search = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-
-    @given(texts.lists(texts.sampled_from(["$", "$$", r"\(", r"\)", r"\[", r"\]", "x", "7\n", "\\", " "])).map("".join))
-    @settings(max_examples=500, deadline=None)
-    def same(text: str) -> None:
-        wanted = [next(group for group in found.groups() if group) for found in search.finditer(text)]
-        assert list(graders._formulas(text)) == wanted
-
-    same()
 
 
 def test_all_comparisons_of_one_grade_share_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -477,55 +439,50 @@ def test_all_comparisons_of_one_grade_share_a_limit(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_process_killed_by_the_system_is_asked_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A right answer stays right; killed every time it is undecided, which is not remembered."""
-    assert mi.grade_strict(r"\boxed{\sqrt{44}}", r"2\sqrt{11}")
-    ask, kills = equivalence._Worker._ask, [1]
+    """A right answer stays right; killed every time it is given up."""
+    worker, reply, kills = equivalence._Worker(), equivalence._reply, [1]
 
-    def killed(worker: equivalence._Worker, question: dict[str, object]) -> tuple[bool | None, float]:
+    def killed(process: "subprocess.Popen[str]", question: str) -> str:
         if kills[0]:
             kills[0] -= 1
-            assert worker.process is not None or worker._start()
-            worker.process.kill()  # as the system does it when memory is short
-            monkeypatch.setattr(worker.process, "poll", lambda: None)  # not noticed yet
-        return ask(worker, question)
+            process.kill()  # as the system does it when memory is short
+        return reply(process, question)
 
-    monkeypatch.setattr(equivalence._Worker, "_ask", killed)
-    assert grade(r"\boxed{\sqrt{63}}", r"3\sqrt{7}").decided == "math-verify"
+    monkeypatch.setattr(equivalence, "_reply", killed)
+    assert worker.ask(r"\sqrt{63}", r"3\sqrt{7}", None)[0] is True
     kills[0] = 2
-    found = grade(r"\boxed{\sqrt{68}}", r"2\sqrt{17}")
-    assert (found.strict, found.lenient, found.decided) == (False, False, "undecided")
-    assert grade(r"\boxed{\sqrt{68}}", r"2\sqrt{17}").strict, "asked again, it is decided"
-
-
-def test_a_process_that_takes_no_question_any_more_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = equivalence._Worker()
-    assert worker.ask(answer="x", gold="x", decimals=None)[0] is True
-    ended = worker.process
-    assert ended is not None
-    ended.kill()
-    ended.wait()
-    monkeypatch.setattr(ended, "poll", lambda: None)  # not noticed before the question is written
-    assert worker.ask(answer=r"\sqrt{4}", gold="2", decimals=None)[0] is True and worker.process is not ended
+    assert worker.ask(r"\sqrt{68}", r"2\sqrt{17}", None) == (None, 3.0)
+    assert worker.ask(r"\sqrt{68}", r"2\sqrt{17}", None)[0] is True
     worker.close()
 
 
-def test_a_process_that_cannot_be_started_again_does_not_end_a_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert mi.grade_strict(r"\boxed{\sqrt{45}}", r"3\sqrt{5}")
-    equivalence._worker.close()
-    monkeypatch.setattr("sys.executable", str(tmp_path / "gone"))
-    assert grade(r"\boxed{\sqrt{76}}", r"2\sqrt{19}").decided == "undecided"
+def test_an_interrupted_question_leaves_no_answer_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = equivalence._Worker()
+    worker.ask("x", "x", None)
+    process, dumps = worker.process, json.dumps
+
+    class Interrupted(str):
+        def __str__(self) -> str:
+            process.stdin.write(f"{self + ''}\n")
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(json, "dumps", lambda question: Interrupted(dumps(question)))
+    with pytest.raises(KeyboardInterrupt):
+        worker.ask("y", "y", None)
     monkeypatch.undo()
-    assert mi.grade_strict(r"\boxed{\sqrt{76}}", r"2\sqrt{19}")
+    assert process.returncode == -signal.SIGKILL
+    assert worker.ask("x", "x+1", None)[0] is False
+    worker.close()
 
 
 @pytest.mark.parametrize(
     ("error", "answer"), [(MemoryError, None), (RecursionError, None), (ValueError, False), (SyntaxError, False)]
 )
-def test_a_comparison_short_of_memory_has_no_answer(error: type[Exception], answer: bool | None) -> None:
-    def compared(*_: object) -> bool:
+def test_a_comparison_short_of_memory_has_no_answer(
+    error: type[Exception], answer: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(_: str) -> list[object]:
         raise error
 
-    assert grading_worker.answered(compared, "x", "y", None) is answer
-    assert grading_worker.answered(lambda *_: 1, "x", "y", None) is True
+    monkeypatch.setattr(grading_worker, "_read", read)
+    assert grading_worker.compared("x", "y", None) is answer

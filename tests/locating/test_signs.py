@@ -10,7 +10,7 @@ from models_under_test import planted_here, planted_pairs, planted_problems
 import mless_interp as mi
 from mless_interp.prompts.conditions import DIRECTIONS
 
-N = 20
+N = 22
 QUIET: dict[str, Any] = {"progress": False}
 NAMING: dict[str, Any] = {"mode": "exact", "n_control_draws": 1, "n_random_sets": 2}
 
@@ -65,7 +65,7 @@ def test_every_total_is_the_outcome_with_the_insertion_minus_that_without(every:
     }
     for name, found in totals.items():
         assert found == pytest.approx(total, abs=1e-3), name
-    assert every.doses.outcome_table()["content"].iloc[-1] == pytest.approx(total.mean(), abs=1e-3)
+    assert every.doses.outcome_table()["content"].iloc[-1] == pytest.approx(np.median(total), abs=1e-3)
 
 
 def test_every_part_of_a_head_has_the_sign_of_the_effect_that_it_carries(every: SimpleNamespace) -> None:
@@ -108,21 +108,10 @@ def test_every_part_of_a_head_has_the_sign_of_the_effect_that_it_carries(every: 
 def test_a_share_is_above_0_with_the_effect_whatever_its_sign(every: SimpleNamespace) -> None:
     for name, sweep in every.sweeps.items():
         row = sweep.summary().iloc[0]
-        assert row["effect_fraction"] > 0.2 and row["median_fraction"] > 0.2 and row["sense"] == 1, name
+        assert row["effect_fraction"] > 0.2 and row["share"] > 0.2 and row["sense"] == 1, name
     rows = every.reads.summary().set_index("intervention")
     assert rows.loc["knockout", "share"] > 0.2 and rows.loc["knockout", "share_ci_low"] > 0
     assert every.located.summary().set_index("label").loc[str(every.reader), "removed_share"] > 0.2
-
-
-def test_prints_of_both_directions_and_of_located_heads_say_the_same_total(every: SimpleNamespace) -> None:
-    total, of_located = every.curve.total, every.located.total
-    median, of_half, mean = (f"{x:+.4f}"[:-2] for x in (np.median(total), np.median(of_located), total.mean()))
-    for name, sweep in every.sweeps.items():
-        assert f"Total content effect (inserted - masked): median {median}" in sweep.describe(), name
-    assert f"Total content effect: median {of_half}" in every.located.describe()
-    assert f"median total content effect {median}" in every.reads.describe()
-    assert f"Total effect {mean}" in every.curve.describe()
-    assert f"total effect (inserted - masked) {mean}" in every.gates.describe()
 
 
 def test_what_patching_does_to_the_outcome_is_a_column_of_its_own(every: SimpleNamespace) -> None:

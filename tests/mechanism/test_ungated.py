@@ -1,28 +1,24 @@
 """MLPs without a gate: metrics, ARM and mediation of the activation itself, labelled, against plain Hugging Face's hooks."""
 
-import dataclasses
 import warnings
 from collections.abc import Callable
 from functools import cache
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from architectures_under_test import folder_of
-from conftest import BACKENDS, needs_hooked_transformer
-from models_under_test import loaded, pairs_for, problems
+from conftest import needs_hooked_transformer
+from models_under_test import loaded, pairs_for
 from test_activation_shift import gini
 
-import mless_interp as mi
-from mless_interp.accuracy import AccuracyResults, evaluate_accuracy
 from mless_interp.generation.complete import Request, generate_completions
 from mless_interp.mechanism import ARM, activation_shift, mediate
 from mless_interp.models.base import Model
-from mless_interp.models.gates import UNGATED
-from mless_interp.models.info import GatedMlp, ModelError
+from mless_interp.models.info import ModelError
+from mless_interp.models.mlp_activations import UNGATED
 from mless_interp.models.sites import site
 
 ACTIVATION = {
@@ -221,42 +217,6 @@ def test_what_cannot_reach_the_first_mlp_of_a_parallel_model_is_said(name: str) 
 # ------------------------------------------------------------------------------------------------------- what is said
 
 
-def test_every_result_says_that_the_paper_is_extended_and_keeps_saying_it(tmp_path: Path) -> None:
-    model = here("GPT-2", "bridge")
-    pairs = pairs_for(model, n_tokens=9)[:2]
-    results: dict[str, Any] = {
-        "ActivationShift": activation_shift(model, pairs, progress=False),
-        "Mediation": mediate(model, pairs, progress=False),
-        "AccuracyResults": answered(model, [None, ARM(0.5, 99.5)]),
-    }
-    assert "no gate" in UNGATED and "extension" in UNGATED and UNGATED.count(".") == 1, "one short sentence"
-    for name, result in results.items():
-        mi.save(tmp_path / name, result)
-        again = mi.load(tmp_path / name)[name]
-        for one in (result, again):
-            assert one.sentences().count(UNGATED) == 1 and UNGATED in " ".join(repr(one).split()), name
-            assert not any("gate activation" in sentence for sentence in one.sentences())
-        settings = {key: value for key, value in result.settings.items() if key != "gated"}
-        old = dataclasses.replace(result, settings=settings)  # as saved before MLPs without gate were taken
-        mi.save(tmp_path / f"{name} old", old)
-        assert UNGATED not in mi.load(tmp_path / f"{name} old")[name].sentences()
-
-
-def test_answers_without_arm_say_nothing_of_gates() -> None:
-    found = answered(here("GPT-2", "bridge"), [None])
-    assert UNGATED not in found.sentences() and "gated" not in found.settings
-
-
-def test_a_gated_model_is_not_labelled(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
-    found = answered(model, [None, ARM(0.5, 99.5)])
-    assert found.settings["gated"] is True and UNGATED not in found.sentences()
-
-
-def answered(model: Model, treatments: list[Any]) -> AccuracyResults:
-    return evaluate_accuracy(model, problems()[:1], treatments, max_new_tokens=2, progress=False)
-
-
 # ---------------------------------------------------------------------------------------------------- what is refused
 
 
@@ -271,29 +231,6 @@ def test_experts_share_no_activation(name: str, backend: str) -> None:
         lambda: mediate(model, pairs, layer=1, progress=False),
         lambda: arm.edits(model, torch.tensor([[1, 2, 3]])),
         lambda: generate_completions(model, requests_of(model), max_new_tokens=1, redistribution=arm),
-        lambda: answered(model, [arm]),
     ):
         with pytest.raises(ModelError, match=words):
             doing()
-
-
-@pytest.mark.parametrize(("name", "backend"), sorted(NO_SITES))
-def test_a_backend_without_the_sites_says_so_at_once(name: str, backend: str) -> None:
-    model = here(name, backend)
-    pairs = pairs_for(model, n_tokens=9)[:1]
-    for doing in (
-        lambda: activation_shift(model, pairs, layer=1, progress=False),
-        lambda: mediate(model, pairs, layer=1, progress=False),
-        lambda: model.run(torch.tensor([[1, 2, 3]]), edits=ARM(0.1, 99.0).edits(model, torch.tensor([[1, 2, 3]]))),
-    ):
-        with pytest.raises(ModelError, match=f"{backend} has no site mlp.hook_.* of OPTForCausalLM.*another backend"):
-            doing()
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_an_ungated_mlp_of_another_build_is_found_out(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = here("GPT-2", backend)
-    tokens = torch.arange(3, 20)[None]
-    monkeypatch.setattr(model, "_gated_mlp", lambda layer: GatedMlp(torch.nn.functional.relu, gated=False))
-    with pytest.raises(ModelError, match=r"blocks.0.mlp.hook_post is not act\(pre\) here"):
-        model.run(tokens, edits=ARM(c=0.1, p1=99).edits(model, tokens))

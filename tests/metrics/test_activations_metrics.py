@@ -138,25 +138,6 @@ def test_median_variance_is_across_tokens():
     same(median_variance(values[:, :1]), [NAN, NAN])
 
 
-def test_half_precision_is_computed_in_float32():
-    values = random(1000).bfloat16()
-    for result in (
-        arm_threshold(values, c=0.1),
-        quantile_threshold(values, q=0.1),
-        near_zero_fraction(values, threshold=0.1),
-        l1_norm(values),
-        l2_norm(values),
-        gini(values),
-        histogram_gini(values, edges=torch.linspace(-4, 4, 9)),
-        tails(values).kurtosis,
-        wasserstein(values, values),
-        kolmogorov_smirnov(values, values),
-        median_variance(values.reshape(10, 100)),
-    ):
-        assert result.dtype == torch.float32
-    same(l1_norm(values), values.float().abs().sum())
-
-
 def test_no_activations_are_refused():
     with pytest.raises(ValueError, match="there are no activations: the selection of tokens is empty"):
         near_zero_fraction(torch.ones(2, 0), threshold=0.1)

@@ -2,7 +2,6 @@
 
 import math
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -115,23 +114,6 @@ def test_rows_that_read_only_the_span_have_no_aligned_distance():
     for distance in DISTANCES:
         same(distance(base, inserted), [NAN, 0.0])
         same(distance(inserted, base), [NAN, 0.0])
-
-
-def test_bfloat16_rows_are_rescaled_in_float32():
-    p = rows(5, 200, seed=0).bfloat16()
-    assert (p.float().sum(-1) - 1).abs().max() > 1e-4
-    assert total_variation(p, p).dtype == torch.float32
-    same(renormalised_rows(p, alignment=torch.arange(200)).sum(-1), 1.0)
-
-
-def test_wrong_rows_are_refused():
-    p = torch.tensor([0.5, 0.5])
-    with pytest.raises(ValueError, match="the second rows must sum to 1, but one sums to 0.5.*renormalised_rows"):
-        total_variation(p, p / 2)
-    with pytest.raises((TypeError, ValueError)):
-        total_variation(p, torch.tensor([0.5, 0.25, 0.25]))
-    with pytest.raises(ValueError, match=r"strictly increasing positions in 0 to 2, got \[2, 0\]"):
-        renormalised_rows(torch.ones(1, 3) / 3, alignment=torch.tensor([2, 0]))
 
 
 def test_inputs_are_not_edited():

@@ -158,12 +158,3 @@ def test_blocks_of_rows_concatenate_to_the_whole():
             for rows in torch.arange(9).split(4)
         ]
         same(torch.cat(blocks, -1), metric(pattern, visible=visible))
-
-
-def test_bfloat16_rows_are_renormalised_before_the_logarithm():
-    pattern = random_pattern(8, visible=visible_keys(60))
-    rounded = attention_entropy(pattern.bfloat16())
-    assert rounded.dtype == torch.float32
-    same(rounded, attention_entropy(pattern).float(), atol=5e-3, rtol=0)
-    uniform = uniform_pattern(visible_keys(60)).bfloat16()
-    same(normalised_entropy(uniform)[1:], 1.0)

@@ -38,8 +38,3 @@ def test_the_first_inserted_token_is_held_against_the_rest() -> None:
     assert first_of(values, SPAN) == 6 and first_against_rest(values, SPAN) == 6
     assert first_against_rest(values, OTHERS & (values == 3)).isnan(), "a span of one token has no rest"
     np.testing.assert_allclose(first_against_rest(torch.stack([values, -values]), span), [3, 3])
-
-
-def test_half_precision_is_widened() -> None:
-    assert relative_norms((1000 * X).bfloat16(), others=OTHERS).dtype == torch.float32
-    assert relative_norms((1000 * X).half(), others=OTHERS)[0] == pytest.approx(20, rel=0.01), "no overflow of squares"

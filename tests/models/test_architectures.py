@@ -18,6 +18,7 @@ from models_under_test import loaded, pairs_for
 from mless_interp.mechanism.decompose import decompose_attention
 from mless_interp.models.info import ModelError
 from mless_interp.models.load import load_model, wrap_model
+from mless_interp.models.sites import site
 from mless_interp.models.transformer_lens import has_hooked_transformer
 from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.patching.sweep import patch_heads
@@ -118,8 +119,15 @@ def test_granite_scales_what_layers_write_and_its_logits(backend: str, tmp_path:
     }
     monkeypatch.setitem(architectures_under_test.CONFIGS, "Granite", ("Granite", shape | scales))
     model = load_model(saved(tmp_path, "Granite"), backend=backend)
-    for feature in ("layer by layer", "z sweep"):
+    for feature in ("layer by layer", "z sweep", "identities"):
         FEATURES[feature](model, pairs_for(model, count=1))
+    names = [site(1, name) for name in ("hook_resid_pre", "hook_attn_out", "hook_mlp_out", "hook_resid_post")]
+    zero = {names[1]: torch.zeros_like}
+    for edits in ({}, zero):  # what is added is what is read, also where it was edited
+        seen = model.run(torch.arange(9)[None], capture=dict.fromkeys(names), edits=edits, logits_at="none").captured
+        before, attention, mlp, after = (seen[name] for name in names)
+        torch.testing.assert_close(before + attention + mlp, after)
+        assert bool(attention.any()) == (not edits)
 
 
 def refused(kind: str, folder: Path, backend: str, **shape: Any) -> str:
@@ -549,26 +557,3 @@ def test_a_backend_whose_queries_are_not_those_of_the_scores_is_found_out(monkey
         error, why = checks._check_entering(model, tokens, 1e-3)
         assert error > 1e-3 and re.match(r"heads' outputs are off by .* of the largest value", why)
         monkeypatch.undo()
-
-
-def test_the_tool_keeps_what_another_version_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import architectures
-
-    page = tmp_path / "page.md"
-    page.write_text("# P\n<!-- architectures -->\n| architecture | a |\n| --- | --- |\n<!-- end -->\nend\n")
-    monkeypatch.setattr(architectures, "PAGE", page)
-    monkeypatch.setattr(architectures, "CONFIGS", ["GPT-2"])
-    for major, says in (("3", ("all", "")), ("4", ("-", "it is new"))):
-        monkeypatch.setattr(architectures, "COLUMNS", {"bridge": f"bridge ({major}.x)"})
-        monkeypatch.setattr(architectures, "found", lambda name, backend, says=says: says)
-        architectures.main()
-    text = page.read_text()
-    assert "| GPT-2 | all | - | not run | not run |" in text and "- GPT-2, bridge (4.x): it is new." in text
-    assert text.startswith("# P\n") and text.endswith("\nend\n")
-
-
-def test_reasons_leave_out_folders() -> None:
-    import architectures
-
-    error = ModelError("'/tmp/architecture-x1' on backend 'bridge' failed its check: off by 3; use another backend")
-    assert architectures.reason_of(error) == "it on backend 'bridge' failed its check: off by 3"

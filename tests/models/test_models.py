@@ -103,11 +103,6 @@ def test_a_conversion_that_leaves_weights_over_is_refused(
         mi.load_model(tiny_model_dir("llama"), backend="hooked_transformer")
 
 
-def test_a_layer_that_nnsight_cannot_read_is_refused(other_architecture: Path) -> None:
-    with pytest.raises(ModelError, match="found no attention pattern which.*gives the heads their own values"):
-        mi.load_model(other_architecture, backend="nnsight")
-
-
 def test_auto_falls_back_to_the_bridge_which_replays_by_whole_passes(other_architecture: Path) -> None:
     model = mi.load_model(other_architecture)
     assert model.info.backend == "bridge" and model.checks.replay.startswith("whole forward passes")
@@ -185,13 +180,6 @@ def test_other_objects_cannot_be_wrapped() -> None:
         ("demo", {"offload_folder": "here"}, "give device_map='auto' too"),
         ("demo", {"device": "cpu", "device_map": "auto"}, "give device or device_map, not both"),
         ("demo", {"backend": "bridge", "device_map": {"": "disk"}}, "none may lie on the disk"),
-        ("demo", {"device_map": {}}, "device_map names no module: write auto"),
-        ("demo", {"device_map": {"": "meta"}}, "no weights can lie on 'meta'; give a device"),
-        ("demo", {"device_map": "meta:0"}, "no weights can lie on 'meta:0'; give a device"),
-        ("demo", {"device_map": {"": None}}, "no weights can lie on None; give a device"),
-        ("demo", {"device_map": {"": True}}, "no weights can lie on True; give a device"),
-        ("demo", {"device_map": "auto", "max_memory": {"cpu": True}}, "max_memory of 'cpu' must be bytes .* got True"),
-        ("demo", {"device_map": "auto", "max_memory": {"cpu": -1}}, "max_memory of 'cpu' must be bytes .* got -1"),
         ("demo", {"remote": True, "remote_timeout": -1.0}, "remote_timeout must be above 0 seconds, got -1"),
         ("demo", {"device": "hpu"}, "there is no device 'hpu' here"),
     ],
@@ -199,11 +187,6 @@ def test_other_objects_cannot_be_wrapped() -> None:
 def test_what_cannot_be_loaded_is_named(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(Exception, match=message):
         mi.load_model(name, **options)
-
-
-def test_an_empty_directory_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"holds no config\.json"):
-        mi.load_model(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -255,6 +238,7 @@ def test_nan_in_the_weights_is_found_at_loading(backend: str, tiny_model_dir: An
 
 
 @needs_hooked_transformer
+@pytest.mark.filterwarnings("ignore:wrapped HookedTransformer is slow. hooks were added to it")
 def test_a_model_whose_queries_do_not_explain_its_output_says_so_however_often_it_is_checked(
     tiny_model_dir: Any,
 ) -> None:
@@ -313,13 +297,6 @@ def test_inputs_are_repeated_prompt_by_prompt_and_one_mask_serves_all() -> None:
     rows = Inputs(torch.tensor([[1, 2], [3, 4]]), torch.tensor([[0, 1], [0, 5]]), mask).repeated(2)
     assert rows.tokens.tolist() == [[1, 2], [1, 2], [3, 4], [3, 4]]
     assert rows.position_ids[:, 1].tolist() == [1, 1, 5, 5] and rows.attention_mask is mask
-
-
-def test_inputs_move_together() -> None:
-    inputs = Inputs(torch.ones(1, 2, dtype=torch.long), torch.arange(2)[None])
-    moved = inputs.to("meta")
-    assert moved.tokens.is_meta and moved.position_ids.is_meta and moved.attention_mask is None
-    assert not inputs.tokens.is_meta and inputs.position_ids.tolist() == [[0, 1]]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from models_under_test import loaded, pairs_for, without_stepper
 from ndif_under_test import Server, elsewhere, hosting, strictly
 
 import mless_interp as mi
-from mless_interp.models import sent
+from mless_interp.models import traced_ops
 from mless_interp.models.info import LeanAttentionError, ModelError
 from mless_interp.models.inputs import Inputs
 
@@ -136,7 +136,7 @@ def test_an_answer_holds_nothing_but_what_was_saved(both: Any) -> None:
 
 
 def test_there_nothing_of_this_package_can_be_imported() -> None:
-    with elsewhere(), pytest.raises(ModuleNotFoundError):
+    with elsewhere(), pytest.raises(ModuleNotFoundError, match="mless_interp"):
         __import__("mless_interp.heads")
     __import__("mless_interp.heads")
 
@@ -144,7 +144,7 @@ def test_there_nothing_of_this_package_can_be_imported() -> None:
 def test_what_is_sent_imports_torch_alone() -> None:
     import ast
 
-    tree = ast.parse(Path(sent.__file__).read_text(encoding="utf-8"))
+    tree = ast.parse(Path(traced_ops.__file__).read_text(encoding="utf-8"))
     roots = {node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module}
     roots |= {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
     assert roots == {"torch", "collections", "functools", "typing"}
@@ -152,18 +152,18 @@ def test_what_is_sent_imports_torch_alone() -> None:
 
 def test_what_can_be_sent_is_plain() -> None:
     scale = torch.ones(2)
-    assert sent.can_be_sent(partial(sent.tail, start=3)) and sent.can_be_sent(torch.zeros_like)
-    assert sent.can_be_sent(partial(sent.replaced, start=1, rows=[0], heads=[1], new=scale))
-    for other in (lambda x: x * scale, partial(sent.tail, start=object()), mi.Head(0, 1), partial(max, 1)):
-        assert not sent.can_be_sent(other)
+    assert traced_ops.can_be_sent(partial(traced_ops.tail, start=3)) and traced_ops.can_be_sent(torch.zeros_like)
+    assert traced_ops.can_be_sent(partial(traced_ops.replaced, start=1, rows=[0], heads=[1], new=scale))
+    for other in (lambda x: x * scale, partial(traced_ops.tail, start=object()), mi.Head(0, 1), partial(max, 1)):
+        assert not traced_ops.can_be_sent(other)
 
 
 @pytest.mark.parametrize("shape", [(3, 1, 5, 7), (4, 2, 3, 3), (1, 1, 8, 8)])
 def test_masks_are_packed_to_bits_and_equal_neighbours_to_one(shape: tuple[int, ...]) -> None:
     mask = torch.rand(shape, generator=torch.Generator().manual_seed(0)) < 0.5
     mask = torch.cat([mask, mask[-1:], mask[-1:]])
-    bits, *rest = sent.packed(mask)
-    assert torch.equal(sent.unpacked(bits, *rest), mask)
+    bits, *rest = traced_ops.packed(mask)
+    assert torch.equal(traced_ops.unpacked(bits, *rest), mask)
     assert len(bits) == -(-mask[: shape[0]].numel() // 8)
 
 

@@ -11,9 +11,9 @@ from conftest import tiny_model, word_tokenizer
 from models_under_test import loaded, without_stepper
 
 import mless_interp as mi
-from mless_interp.models import replay, sent
+from mless_interp.models import traced_ops as sent
 from mless_interp.models.inputs import Inputs
-from mless_interp.models.sent import float32_logits, is_half, unembedded
+from mless_interp.models.traced_ops import float32_logits, unembedded
 
 TOKENS = torch.arange(14)[None]
 
@@ -85,28 +85,6 @@ def test_what_is_taken_for_rounding_is_measured(dtype: str, least: float, unmeas
     assert eps < model.checks.resolution < 100 * most, "a few of the smallest steps"
 
 
-def test_halves_are_told() -> None:
-    halves = [torch.zeros(1, dtype=dtype) for dtype in (torch.bfloat16, torch.float16)]
-    others = [torch.zeros(1, dtype=dtype) for dtype in (torch.float32, torch.float64, torch.int16, torch.uint8)]
-    assert all(map(is_half, halves)) and not any(map(is_half, others))
-
-
-@pytest.mark.parametrize("gradients", [False, True])
-def test_blocks_are_as_large_as_allowed_and_never_empty(gradients: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[int] = []
-    product = sent._product
-    monkeypatch.setattr(sent, "_product", lambda x, block: (seen.append(len(block)), product(x, block))[1])
-    for dtype in (torch.bfloat16, torch.float16):
-        weight, x = torch.randn(11, 8).to(dtype), torch.randn(2, 8, dtype=torch.float64, requires_grad=gradients)
-        for block, sizes in ((31, [3, 3, 3, 2]), (32, [4, 4, 3]), (8, [1] * 11), (7, [1] * 11), (88, [11])):
-            monkeypatch.setattr(sent, "BLOCK", block)
-            seen.clear()
-            with torch.set_grad_enabled(gradients):
-                made = float32_logits(x, weight)
-            assert seen == sizes and made.dtype == torch.float32
-            assert torch.allclose(made, x.float() @ weight.float().T, atol=1e-5)
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 @pytest.mark.parametrize("architecture", ["llama", "gemma3"])
 def test_a_replay_carries_its_stream_on_in_float32(
@@ -120,8 +98,8 @@ def test_a_replay_carries_its_stream_on_in_float32(
     for name in ("project", "mlp_out"):
         method = getattr(kind, name)
         monkeypatch.setattr(kind, name, lambda *given, method=method: (read.append(given[2].dtype), method(*given))[1])
-    finished = replay.finished
-    monkeypatch.setattr(replay, "finished", lambda *given: (seen.append(given[2].dtype), finished(*given))[1])
+    unembed = kind.unembed
+    monkeypatch.setattr(kind, "unembed", lambda *given: (seen.append(given[1].dtype), unembed(*given))[1])
     z = torch.cat([recording.z[layer] for layer in (0, 1)])
     wide = model.replay(recording, [0, 1], z, logits_at=[12])
     assert set(seen) == {torch.float32} and set(read) == {getattr(torch, dtype)}

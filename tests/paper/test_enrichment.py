@@ -4,11 +4,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from mless_interp.heads import Head
 from mless_interp.paper import enrichment
 from mless_interp.patching.scores import PatchScores
-from mless_interp.statistics import rank_enrichment
 
 
 def swept(effects: Any) -> PatchScores:
@@ -79,16 +79,23 @@ def test_heads_that_were_not_tested_or_come_twice_are_refused() -> None:
         enrichment(made, [Head(0, 1), Head(0, 1)])
 
 
-@pytest.mark.parametrize(
-    ("effects", "chosen", "options", "message"),
-    [
-        (np.ones((2, 2, 2)), [0], {}, r"effects must be \[problem, cell\], got shape \(2, 2, 2\)"),
-        (np.ones((2, 3)), [3], {}, r"chosen must be numbers of cells from 0 to 2, got \[3\]"),
-        (np.ones((2, 3)), [1, 1], {}, r"every cell is chosen once, got \[1, 1\]"),
-        (np.ones((2, 3)), [1], {"strata": np.zeros(2)}, "one label per cell"),
-        (np.array([[1.0, np.nan], [1.0, 2.0]]), [0], {}, r"1 cells are undefined \(NaN\) on some problem"),
-    ],
-)
-def test_wrong_input_to_the_formula(effects: Any, chosen: Any, options: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        rank_enrichment(effects, np.array(chosen), **options)
+def test_the_p_value_is_that_of_the_exact_rank_sum_test_and_limits_those_of_the_resamples() -> None:
+    effects = np.random.default_rng(2).normal(size=(12, 1, 9)) + np.r_[np.zeros(6), 0.6, 0.3, 0.9]
+    made, chosen = swept(effects), [Head(0, head) for head in (6, 7, 8)]
+    found = enrichment(made, chosen, n_draws=20_000, confidence=0.8)
+    size = np.abs(effects.mean((0, 1)))
+    exact = stats.mannwhitneyu(size[6:], size[:6], alternative="greater", method="exact").pvalue
+    assert found.p == pytest.approx(exact, abs=0.01)
+    drawn = np.random.default_rng(5).integers(0, 12, (20_000, 12))
+    ranks = stats.rankdata(-np.abs(effects[drawn, 0].mean(1)), axis=1)[:, 6:]
+    limits = np.quantile(ranks, [0.1, 0.9], axis=0)
+    np.testing.assert_allclose(np.array(list(found.limits.values())).T, limits, atol=1)
+    assert enrichment(made, chosen, n_draws=1).p in (0.5, 1.0), "(1 + hits) / (1 + draws)"
+
+
+def test_an_undefined_effect_has_no_rank_and_other_layers_may_have_some() -> None:
+    effects = np.ones((2, 2, 3))
+    effects[0, 1, 1] = np.nan
+    assert enrichment(swept(effects), [Head(0, 1)]).p == 1.0
+    with pytest.raises(ValueError, match=r"heads of layer 1 are undefined \(NaN\) on some problems"):
+        enrichment(swept(effects), [Head(1, 0)])

@@ -1,6 +1,5 @@
 """Screening by gradients: completeness, finite differences, exact knockouts at the ends, planted heads first."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,6 @@ from small_results import attributed
 
 from mless_interp.heads import Head
 from mless_interp.models import memory
-from mless_interp.models.hugging_face import quantisation_of
 from mless_interp.models.info import ModelError
 from mless_interp.patching.attribution import attribute_heads
 from mless_interp.patching.interventions import EdgeNoise, Gate, Knockout, LayerState
@@ -33,19 +31,6 @@ def test_gate_gradients_add_up_to_the_total_effect(
     assert np.abs(total).max() > 0.01
     assert np.abs(found.completeness).max() < tolerance * np.abs(total).max()
     assert f"{np.abs(found.completeness).max():.2e}" in repr(found)
-
-
-@pytest.mark.slow
-def test_more_steps_bring_the_sum_closer_and_smooth_models_need_few(tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge", "float64")
-    errors = [
-        np.abs(attribute_heads(model, pairs_for(model), steps=steps, progress=False).completeness).max()
-        for steps in (4, 16, 48)
-    ]
-    assert errors[0] > 10 * errors[1] > 100 * errors[2]
-    made, planted = planted_here(dtype=torch.float64)
-    found = attribute_heads(planted, planted_pairs(made, planted, 3), progress=False)
-    assert np.abs(found.completeness / (found.inserted - found.masked)).max() < 1e-4
 
 
 @pytest.mark.parametrize("outcome", list(OUTCOMES))
@@ -132,16 +117,6 @@ def test_planted_readers_come_first_by_gates_and_mediators_too_by_attribution_pa
     assert len(set(by_gate)) == model.info.n_layers * model.info.n_heads
 
 
-def test_gate_gradients_rank_as_the_exact_knockouts_do() -> None:
-    made, model = planted_here()
-    pairs = planted_pairs(made, model, 4)
-    score = attribute_heads(model, pairs, progress=False).mean()
-    exact = patch_heads(model, pairs, edit="knockout", progress=False).mean()
-    for head in made.readers:
-        assert np.sign(score[head.layer, head.head]) == np.sign(exact[head.layer, head.head]) == 1
-        assert score[head.layer, head.head] == pytest.approx(exact[head.layer, head.head], rel=0.6)
-
-
 def test_scores_are_per_problem_and_the_mean_is_theirs(tiny_model_dir: Any, tmp_path: Any) -> None:
     model = loaded(tiny_model_dir("llama"), "bridge")
     pairs = pairs_for(model)
@@ -198,19 +173,6 @@ def test_estimates_of_the_sweeps_are_their_first_order(backend: str, tiny_model_
             assert values[0, head.layer, head.head] == pytest.approx(slope, rel=3e-3, abs=2e-4)
 
 
-def test_in_the_last_layer_alone_the_knockout_estimate_is_close_to_the_knockout() -> None:
-    made, model = planted_here()
-    pairs = planted_pairs(made, model, 4)
-    found = attribute_heads(model, pairs, verify=0, progress=False)
-    exact = patch_heads(model, pairs, edit="knockout", progress=False).effect
-    added = patch_heads(model, pairs, edit="knockout", direction="noising", progress=False).effect
-    assert found.knockout is not None and found.edge_noise is not None
-    for head in made.readers:
-        at = (slice(None), head.layer, head.head)
-        assert found.knockout[at].mean() == pytest.approx(exact[at].mean(), rel=0.3)
-        assert found.edge_noise[at].mean() == pytest.approx(added[at].mean(), rel=0.5)
-
-
 def test_the_best_heads_are_verified_and_ranked_by_what_came() -> None:
     made, model = planted_here()
     pairs = planted_pairs(made, model, 4)
@@ -243,16 +205,6 @@ def test_estimates_never_stand_before_heads_that_were_verified() -> None:
     assert not made.verified[0, 0] and np.array_equal(made.best[:, 0, 0], made.knockout[:, 0, 0]), (
         "not on every problem"
     )
-
-
-@pytest.mark.slow
-def test_verified_gate_gradients_find_the_twenty_largest_knockouts(tiny_model_dir: Any) -> None:
-    made, model = planted_here(2, random=True)
-    pairs = planted_pairs(made, model, 4)
-    found = attribute_heads(model, pairs, progress=False)
-    exact = np.abs(patch_heads(model, pairs, edit="knockout", progress=False).mean())
-    wanted = {Head(int(i // exact.shape[1]), int(i % exact.shape[1])) for i in exact.ravel().argsort()[::-1][:20]}
-    assert len(wanted & set(found.ranking()[:20])) >= 19
 
 
 def test_problems_in_one_batch_are_attributed_as_alone(tiny_model_dir: Any, monkeypatch: Any) -> None:
@@ -320,7 +272,7 @@ def test_a_model_or_a_place_without_gradients_is_refused(tiny_model_dir: Any) ->
     pairs = pairs_for(model, count=1)
     with pytest.raises(ValueError, match="there are no prompt pairs"):
         attribute_heads(model, [])
-    with pytest.raises(ModelError, match=r"cannot be continued layer by layer, which gradients need: use exact sweeps"):
+    with pytest.raises(ModelError, match=r"cannot be continued layer by layer, which gradients need"):
         attribute_heads(without_stepper(model), pairs)
     with (
         torch.inference_mode(),
@@ -331,89 +283,4 @@ def test_a_model_or_a_place_without_gradients_is_refused(tiny_model_dir: Any) ->
         assert np.isfinite(attribute_heads(model, pairs, progress=False).scores).all()
 
 
-class Weights(torch.nn.Module):
-    """A stand-in for a model's weights: one parameter, with whatever marks a quantised model has."""
-
-    def __init__(self, dtype: torch.dtype = torch.float32, **marks: Any) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(2, dtype=dtype), requires_grad=dtype.is_floating_point)
-        for name, value in marks.items():
-            setattr(self, name, value)
-
-
-def in_inference_mode() -> Weights:
-    with torch.inference_mode():
-        return Weights()
-
-
 Linear4bit = type("Linear4bit", (torch.nn.Linear,), {"__module__": "bitsandbytes.nn.modules"})
-
-
-@pytest.mark.parametrize(
-    ("weights", "said"),
-    [
-        (Weights(is_loaded_in_8bit=True), "8bit"),
-        (Weights(is_loaded_in_4bit=True), "4bit"),
-        (Weights(config=SimpleNamespace(quantization_config={"quant_method": "gptq"})), "gptq"),
-        (Weights(torch.int8), "weight is int8"),
-        (Weights(torch.float8_e4m3fn), "weight is float8_e4m3fn"),
-        (Weights(inner=Linear4bit(2, 2)), "Linear4bit"),
-        (Weights(), ""),
-        (Weights(torch.bfloat16), ""),
-        (Weights(torch.float16), ""),
-    ],
-)
-def test_how_weights_are_quantised_is_said_in_a_word(weights: Any, said: str) -> None:
-    assert quantisation_of(weights) == said
-
-
-@pytest.mark.parametrize(
-    ("declared", "message"),
-    [
-        ({"quantised": "8bit"}, r"is quantised \(8bit\); gradients need weights of 16 bits or more"),
-        (
-            {"hf_model": in_inference_mode()},
-            r"was made inside torch.inference_mode\(\), so its weights can never enter",
-        ),
-        ({"remote": True}, "runs remotely, where its gradients cannot be fetched: load it here, or use exact"),
-    ],
-)
-@pytest.mark.parametrize("method", ["gate_ig", "atp"])
-def test_models_without_gradients_are_refused_before_anything_runs(
-    declared: dict[str, Any], message: str, method: str, tiny_model_dir: Any, monkeypatch: Any
-) -> None:
-    model = without_stepper(loaded(tiny_model_dir("qwen2"), "bridge"))
-    model.__dict__.update(declared)
-    monkeypatch.setattr(type(model), "record", lambda *args, **options: pytest.fail("something ran"))
-    with pytest.raises(ModelError, match=rf"attribute_heads\(method='{method}'\) needs gradients, but .*{message}"):
-        attribute_heads(model, pairs_for(model, count=1), method=method, progress=False)
-
-
-def test_a_forward_pass_without_a_backward_pass_says_so(tiny_model_dir: Any, monkeypatch: Any) -> None:
-    """As kernels do that only run forwards."""
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
-    tail = type(model.stepper).tail
-    monkeypatch.setattr(type(model.stepper), "tail", lambda self, *a, **o: tail(self, *a, **o).detach())
-    for method in ("gate_ig", "atp"):
-        with pytest.raises(
-            ModelError, match="the outcome has no gradient with respect to its heads .* use exact sweeps"
-        ):
-            attribute_heads(model, pairs_for(model, count=1), method=method, progress=False)
-
-
-@pytest.mark.parametrize(
-    "said", ["CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`", "std::bad_alloc"]
-)
-def test_memory_that_runs_out_in_a_backward_pass_is_no_model_without_gradients(
-    said: str, tiny_model_dir: Any, monkeypatch: Any
-) -> None:
-    """A `ModelError` makes `mless-interp circuit` leave a part out and go on: the next run would give it."""
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
-
-    def tail(self: Any, *given: Any, **options: Any) -> Any:
-        raise RuntimeError(said)
-
-    monkeypatch.setattr(type(model.stepper), "tail", tail)
-    for method in ("gate_ig", "atp"):
-        with pytest.raises(MemoryError, match="memory ran out"):
-            attribute_heads(model, pairs_for(model, count=1), method=method, progress=False)

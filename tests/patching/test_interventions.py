@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import BACKENDS
+from generated_under_test import generate
 from models_under_test import loaded, logits_of, pairs_for
 
 from mless_interp.heads import Head
 from mless_interp.models.base import Model
 from mless_interp.models.info import AttentionRule
-from mless_interp.models.inputs import Inputs
-from mless_interp.patching import interventions
 from mless_interp.patching.interventions import (
     INTERVENTIONS,
     EdgeNoise,
@@ -27,8 +26,6 @@ from mless_interp.patching.interventions import (
     RerouteToSink,
     RerouteUniform,
     RestoreScale,
-    edit_named,
-    generate,
     run_edits,
 )
 from mless_interp.patching.sweep import patch_heads
@@ -235,34 +232,6 @@ class Seen(Intervention):
         return state.z + 1
 
 
-def test_an_intervention_in_a_run_is_shown_its_layer_as_recorded(tiny_model_dir: Any) -> None:
-    model, pair = prepared("bridge", tiny_model_dir)
-    inputs, start, span = pair.condition("masked"), pair.span[1], pair.span_mask[None]
-    donor = model.record(pair.condition("base"), start=2)
-    seen = Seen()
-    edits = run_edits(model, inputs, seen, [Head(2, 1), Head(1, 3)], span=span, start=start, donor=donor)
-    result = model.run(
-        inputs.tokens,
-        attention_mask=inputs.attention_mask,
-        edits=edits,
-        capture=dict.fromkeys(["blocks.1.attn.hook_z"]),
-    )
-    assert [state.layer for state in seen.states] == [1, 2] and result.captured
-    (state, _), recording = seen.states, model.record(inputs, start=start)
-    expected = LayerState.of(model, recording, 1, span=span, names=["a"])
-    assert expected.layer == 1 and expected.names == ("a",) and expected.donor is None
-    for name in ("q", "k", "v", "z"):
-        torch.testing.assert_close(getattr(state, name), getattr(expected, name), msg=name)
-    for name in ("visible", "unmasked", "span"):
-        assert getattr(state, name).equal(getattr(expected, name)), name
-    assert (state.unmasked != state.visible).any() and state.rule == expected.rule and state.names == ()
-    assert state.donor is not None and state.donor.z.equal(donor.z[1]) and not state.donor.span.any()
-    assert state.donor.span.dtype == torch.bool
-    none = Seen()
-    model.run(inputs.tokens, edits=run_edits(model, Inputs(inputs.tokens), none, [Head(0, 0)], span=span, start=0))
-    assert none.states[0].donor is None and none.states[0].z.shape[1] == inputs.n_tokens
-
-
 def test_edits_leave_other_heads_and_earlier_rows_alone(tiny_model_dir: Any) -> None:
     model, pair = prepared("bridge", tiny_model_dir)
     inputs, start = pair.condition("inserted"), pair.span[1]
@@ -283,47 +252,6 @@ def test_edits_leave_other_heads_and_earlier_rows_alone(tiny_model_dir: Any) -> 
     torch.testing.assert_close(difference, expected)
 
 
-@pytest.mark.usefixtures("untyped")
-def test_names_and_labels_of_interventions() -> None:
-    assert edit_named("knockout", "denoising") == Knockout() and edit_named("knockout", "noising") == EdgeNoise()
-    assert edit_named("reroute_uniform", "noising") == RerouteUniform() and edit_named("q", "denoising") == PatchInput(
-        "q"
-    )
-    gate = Gate(0.5)
-    assert edit_named(gate, "noising") is gate
-    with pytest.raises(TypeError, match=r"edit must be a name \(z, knockout, .*\) or an Intervention, got 3"):
-        edit_named(3, "noising")
-    with pytest.raises(ValueError, match="edit"):
-        edit_named("erase", "noising")
-    assert (gate.label, Knockout().label, PatchInput("k").label) == ("gate(g=0.5)", "knockout", "input(part=k)")
-    assert MatchedMassKnockout(1, 2).label == "matched_mass(seed=1, draw=2)"
-    assert Gate(0.0).g == 0.0 and Gate(1.0).g == 1.0
-    with pytest.raises(ValueError, match="between 0 and 1, got -0.1"):
-        Gate(-0.1)
-
-
-def test_a_span_without_an_intervention_changes_nothing_and_edits_begin_at_the_first_token(
-    tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
-    pair = pairs_for(model, count=1)[0]
-    inputs = pair.condition("inserted")
-    plain = generate(model, inputs, max_new_tokens=2)
-    assert plain.shape == (1, 2) and generate(model, inputs, max_new_tokens=2, span=pair.span_mask[None]).equal(plain)
-    asked: list[dict[str, Any]] = []
-    monkeypatch.setattr(interventions, "run_edits", lambda *_, **options: asked.append(options) or {})
-    cut = {"intervention": Knockout(), "heads": model.info.heads}
-    found = generate(model, inputs, max_new_tokens=2, span=pair.span_mask, **cut)
-    assert found.equal(plain) and [options["start"] for options in asked] == [0, 0]
-    for step, options in enumerate(asked):  # generated tokens are no part of the span
-        assert options["span"].equal(torch.nn.functional.pad(pair.span_mask[None], (0, step)))
-    odd = [Inputs(inputs.tokens, position_ids=torch.arange(inputs.n_tokens)[None]), pair.condition("masked")]
-    for given in odd:
-        with pytest.raises(ValueError, match="continues one plain prompt"):
-            generate(model, given, max_new_tokens=1)
-    assert generate(model, inputs, max_new_tokens=1, stop_ids=[int(plain[0, 1])]).equal(plain[:, :1])
-
-
 def test_a_recording_without_queries_cannot_be_edited_in_its_attention(tiny_model_dir: Any) -> None:
     model, pair = prepared("bridge", tiny_model_dir)
     recording = replace(model.record(pair.condition("inserted"), start=1), q=())
@@ -334,17 +262,6 @@ def test_a_recording_without_queries_cannot_be_edited_in_its_attention(tiny_mode
         LayerState.of(model, recording, 0, span=pair.span_mask[None])
     monkey.undo()
     assert said == ["edits of attention (other than edit='z')"]
-
-
-def test_inputs_are_taken_from_runs_of_equal_length_only() -> None:
-    longer = state_by_hand(
-        k=torch.zeros(1, 5, 1, 1, dtype=torch.float64), v=torch.zeros(1, 5, 1, 1, dtype=torch.float64)
-    )
-    for part in "qkv":
-        with pytest.raises(ValueError, match="needs two runs of equal length: use contrast 'content' or 'shift'"):
-            PatchInput(part)(state_by_hand(donor=longer))
-    other = state_by_hand(k=torch.zeros(1, 4, 1, 1, dtype=torch.float64))
-    assert value(PatchInput("k"), state_by_hand(donor=other)) == pytest.approx(1111 / 4)
 
 
 def prepared(backend: str, tiny_model_dir: Any) -> tuple[Model, PromptPair]:
@@ -393,18 +310,3 @@ def test_a_knockout_stays_active_while_generating(tiny_model_dir: Any) -> None:
     plain = generate(model, inputs, max_new_tokens=steps)
     first = int(plain[0, 0])
     assert generate(model, inputs, max_new_tokens=steps, stop_ids=[first]).tolist() == [[first]]
-
-
-def test_wrong_requests_are_named(tiny_model_dir: Any) -> None:
-    model, pair = prepared("bridge", tiny_model_dir)
-    inputs, span = pair.condition("inserted"), pair.span_mask[None]
-    with pytest.raises(ValueError, match="no heads to edit"):
-        run_edits(model, inputs, Knockout(), [], span=span, start=0)
-    with pytest.raises(ValueError, match="'z' takes activations from another run"):
-        run_edits(model, inputs, PatchZ(), [Head(0, 0)], span=span, start=0)
-    with pytest.raises(ValueError, match="max_new_tokens must be 1 or more"):
-        generate(model, inputs, max_new_tokens=0)
-    with pytest.raises(ValueError, match="needs to know the span"):
-        generate(model, inputs, max_new_tokens=1, intervention=Knockout(), heads=[Head(0, 0)])
-    with pytest.raises(ValueError, match="continues one plain prompt"):
-        generate(model, Inputs(inputs.tokens.repeat(2, 1)), max_new_tokens=1)

@@ -16,7 +16,6 @@ from mless_interp.patching.interventions import Knockout, run_edits
 from mless_interp.patching.joint import JointKnockout, count_sets, joint_knockout, random_sets
 from mless_interp.patching.outcomes import OUTCOMES
 from mless_interp.patching.sweep import patch_heads
-from mless_interp.running.store import load, save
 
 
 def geometry(n_layers: int, n_heads: int) -> ModelInfo:
@@ -63,7 +62,7 @@ def test_one_head_alone_is_its_own_knockout(tiny_model_dir: Any) -> None:
     assert made.exact and made.n_possible == 7
     assert [members for (members,) in made.sets] == [Head(1, head) for head in range(8) if head != 2]
     assert made.random == pytest.approx(exact[:, [0, 1, 3, 4, 5, 6, 7]], abs=1e-4)
-    others = np.abs(exact.mean(0))
+    others = np.abs(np.median(exact, axis=0))
     assert made.p == pytest.approx((others >= others[2] - 1e-6).sum() / 8)
 
 
@@ -86,7 +85,6 @@ def test_planted_readers_do_what_random_sets_do_not(readers: JointKnockout) -> N
     shared = np.array([bool(set(members) & set(made.readers)) for members in readers.sets])
     assert np.abs(readers.random.mean(0))[~shared].max() < 0.05 * readers.effect.mean()
     assert shared.any() and np.abs(readers.random.mean(0))[shared].min() > 0.2 * readers.effect.mean()
-    assert float(readers.margin_interval.low) > 0
     others = joint_knockout(
         model,
         planted_pairs(made, model, 6),
@@ -135,12 +133,6 @@ def test_all_sets_are_taken_where_few_exist_and_none_where_there_is_no_other() -
     assert count_sets(whole, geometry(2, 3)) == 0 and random_sets(whole, geometry(2, 3), 100, seed=0) == ()
 
 
-def test_every_head_is_as_likely() -> None:
-    sets = random_sets((Head(0, 0), Head(0, 1)), geometry(1, 60), 1000, seed=3)
-    drawn = Counter(head.head for members in sets for head in members)
-    assert set(drawn) == set(range(60)) and max(drawn.values()) < 2 * 2000 / 60
-
-
 # ------------------------------------------------------------------------------------------------- by hand, and in words
 
 
@@ -163,53 +155,18 @@ def by_hand(effect: Any, singles: Any, random: Any, *, n_possible: int = 1000, n
 
 def test_ranks_and_interactions_by_hand() -> None:
     made = by_hand([1.0, 3.0], [[0.5, 0.25], [0.5, 0.75]], [[0.0, -2.5, 2.0], [0.5, -2.0, 2.0]])
-    # |means|: 2 of the set; 0.25, 2.25 and 2 of the random ones, of which two reach it
+    # |medians|: 2 of the set; 0.25, 2.25 and 2 of the random ones, of which two reach it
     assert made.p == pytest.approx(3 / 4)
     assert made.interaction.tolist() == [0.25, 1.75]
-    assert float(made.margin_interval.estimate) == pytest.approx(2 - 0.0)
     against = by_hand([-1.0, -3.0], [[0.0, 0.0]] * 2, [[0.5], [0.5]])
-    assert against.p == pytest.approx(1 / 2) and float(against.margin_interval.estimate) == pytest.approx(2.5)
+    assert against.p == pytest.approx(1 / 2)
     assert made.to_frame().loc[1].to_dict() == {
         "problem": "p1", "joint": 3.0, "sum_of_singles": 1.25, "interaction": 1.75, "random_mean": 0.5 / 3,
         "random_low": -2.0, "random_high": 2.0,
     }  # fmt: skip
     table = made.summary()
-    assert table["effect"].tolist() == [2.0, 0.25, -2.25, 2.0] and table["heads"][0] == "L0H1 L0H2"
-
-
-@pytest.mark.parametrize(
-    ("singles", "words"),
-    [
-        ([[0.2, 0.2]] * 8, "interaction (joint minus sum) +0.6000 [+0.6000, +0.6000]: they back each other up"),
-        ([[0.8, 0.8]] * 8, "interaction (joint minus sum) -0.6000 [-0.6000, -0.6000]: they overlap"),
-        ([[0.4, 0.6], [0.6, 0.5]] * 4, "they add up, as far as can be told"),
-    ],
-)
-def test_interactions_in_words(singles: Any, words: str) -> None:
-    made = by_hand([1.0, 1.0] * 4, singles, [[0.1, 0.2]] * 8)
-    if "add up" in words:
-        made = by_hand([1.0, 1.1] * 4, singles, [[0.1, 0.2]] * 8)
-    assert words in made.describe()
-
-
-def test_what_is_said_of_many_few_and_no_random_sets() -> None:
-    many = by_hand([1.0] * 4, [[0.5, 0.5]] * 4, [list(np.linspace(-0.1, 0.2, 100))] * 4)
-    assert "100 random sets of the same layers and size remove +0.0500 (median of their means; 95 %" in many.describe()
-    assert "together removes +1.0000 [+1.0000, +1.0000] nats on average." in many.describe(), "a mean, beside medians"
-    shared = replace(many, sets=(many.heads, *many.sets[1:]))
-    assert "same layers and size, 1 of which hold some of these heads, remove" in shared.describe()
-    alone = replace(many, heads=many.heads[:1], singles=many.singles[:, :1])
-    assert "together" not in alone.describe()
-    assert "p = 0.0099" in many.describe()
-    few = by_hand([1.0] * 4, [[0.5, 0.5]] * 4, [[0.1, 0.0, 0.2]] * 4, n_possible=3)
-    assert "none of them as much; p = 0.25 (" in few.describe()
-    assert "All 3 other sets of the same layers and size" in few.describe()
-    assert "(too few other sets: no p below 0.25 can come out)" in few.describe()
-    none = by_hand([1.0] * 4, [[0.5, 0.5]] * 4, np.zeros((4, 0)), n_possible=0)
-    assert np.isnan(none.p) and "There is no other set of the same size in the same layers" in none.describe()
-    assert none.to_frame()["random_mean"].isna().all()
-    off = by_hand([1.0] * 4, [[0.5, 0.5]] * 4, np.zeros((4, 0)), n_sets=0)
-    assert "random set" not in off.describe()
+    assert table["median"].tolist() == table["effect"].tolist() == [2.0, 0.25, -2.25, 2.0]
+    assert table["heads"][0] == "L0H1 L0H2" and "effect_ci_low" not in table, "a mean has no limits"
 
 
 def test_heads_that_were_chosen_on_these_problems_have_no_p_value() -> None:
@@ -223,53 +180,3 @@ def test_heads_that_were_chosen_on_these_problems_have_no_p_value() -> None:
 
 
 # ------------------------------------------------------------------------------------------------- files, seeds, stops
-
-
-def test_same_seed_same_sets_and_it_survives_saving(readers: JointKnockout, tmp_path: Any) -> None:
-    made, model = planted_here()
-    pairs = planted_pairs(made, model, 6)
-    again = joint_knockout(model, pairs, made.readers, n_random_sets=12, chosen_elsewhere=True, progress=False)
-    assert again.sets == readers.sets and np.array_equal(again.random, readers.random)
-    kept = load(save(tmp_path / "joint", readers))["JointKnockout"]
-    assert kept.sets == readers.sets and kept.describe() == readers.describe() == repr(readers)
-
-
-def test_a_stopped_run_goes_on_and_singles_given_are_taken(
-    readers: JointKnockout, tmp_path: Any, monkeypatch: Any
-) -> None:
-    made, model = planted_here()
-    pairs = planted_pairs(made, model, 6)
-    options = {"n_random_sets": 12, "progress": False, "checkpoint": tmp_path / "sets.jsonl"}
-    joint_knockout(model, pairs[:6], made.readers, singles=readers.singles, **options)
-    lines = (tmp_path / "sets.jsonl").read_text().splitlines()
-    assert len(lines) == 7
-    (tmp_path / "sets.jsonl").write_text("\n".join(lines[:4]) + "\n")
-    computed: list[str] = []
-    from mless_interp.patching import joint
-
-    whole = joint._by_replay
-    monkeypatch.setattr(
-        joint, "_by_replay", lambda runs, *given: (computed.append(runs.first.id), whole(runs, *given))[1]
-    )
-    resumed = joint_knockout(model, pairs, made.readers, singles=readers.singles + 1, **options)
-    assert computed == [pair.id for pair in pairs[3:]]
-    assert np.array_equal(resumed.random, readers.random)
-    assert resumed.singles == pytest.approx(readers.singles + 1)
-
-
-@pytest.mark.parametrize(
-    ("heads", "options", "message"),
-    [
-        ([], {}, "no heads to knock out"),
-        ([Head(0, 1), Head(0, 1)], {}, "L0H1 is given twice"),
-        ([Head(7, 1)], {}, r"layer 7 is out of range \(zero-based\)"),
-        ([Head(0, 1)], {"n_random_sets": -1}, "n_random_sets must be 0 or more, got -1"),
-        ([Head(0, 1)], {"outcome": "x"}, "unknown outcome 'x'"),
-        ([Head(0, 1)], {"outcome": "kl"}, r"a joint knockout needs a signed outcome \(answer_logprob"),
-        ([Head(0, 1)], {"singles": np.zeros((1, 2))}, r"singles must be \[problem, head\] = \[1, 1\], got \[1, 2\]"),
-    ],
-)
-def test_wrong_requests_are_named(heads: Any, options: dict[str, Any], message: str, tiny_model_dir: Any) -> None:
-    model = loaded(tiny_model_dir("qwen2"), "bridge")
-    with pytest.raises(ValueError, match=message):
-        joint_knockout(model, pairs_for(model, count=1), heads, progress=False, **options)

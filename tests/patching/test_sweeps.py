@@ -1,11 +1,9 @@
 """Sweeps and outcomes rule by rule: by hand, with passes replaced by numbers that are known."""
 
 from dataclasses import replace
-from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
-import jaxtyping
 import numpy as np
 import pytest
 import torch
@@ -17,14 +15,17 @@ from mless_interp.heads import Head
 from mless_interp.models.base import Model
 from mless_interp.models.load import load_model
 from mless_interp.patching import outcomes, sweep
-from mless_interp.patching.interventions import LayerState
-from mless_interp.patching.outcomes import OUTCOMES, Outcome, outcome_named
+from mless_interp.patching.outcomes import OUTCOMES, Outcome
 from mless_interp.patching.prepared import Prepared, prepare
-from mless_interp.patching.sweep import Sweep, _Swept, patch_heads, sweep_heads
-from mless_interp.prompts import pairs as prompt_pairs
+from mless_interp.patching.sweep import Engine, Sweep, _swept, patch_heads, sweep_heads
 from mless_interp.prompts.conditions import CONTRASTS, DIRECTIONS
 from mless_interp.prompts.insertions import Insertion
 from mless_interp.prompts.pairs import PromptPair, make_pairs
+
+
+def ignored(steps: int) -> None:
+    """Progress that nobody looks at."""
+
 
 HEADS = (Head(0, 1), Head(1, 0), Head(1, 6), Head(2, 7))
 
@@ -37,18 +38,12 @@ def model(tiny_model_dir: Any) -> Model:
 def alike(model: Model, outcome: str = "answer_logprob", count: int = 3, **place: Any) -> Prepared:
     """Problems of one geometry, which share a unit."""
     asked = [
-        replace(problems()[0], id=f"p{at}", question=problems()[0].question.replace("3", str(3 + at)))
+        replace(problems()[0], id=f"p{at}", group=f"p{at}", question=problems()[0].question.replace("3", str(3 + at)))
         for at in range(count)
     ]
     ready = prepare(model, make_pairs(model, asked, Insertion.meaningless(" /", 4, **place)), outcome)
     assert ready.units == (tuple(range(count)),)
     return ready
-
-
-@pytest.fixture
-def swept(model: Model) -> _Swept:
-    """One unit of three problems, two rows a pass."""
-    return _Swept(alike(model).runs((0, 1, 2)), Sweep.named(), 2)
 
 
 # ------------------------------------------------------------------------------------------------------------ outcomes
@@ -104,24 +99,6 @@ def test_what_a_problem_lacks_is_told_with_the_first_and_how_many(pair: PromptPa
     OUTCOMES["answer_logprob"].check([pair, none, *same])
 
 
-def test_outcomes_are_found_by_name_and_taken_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    own = replace(OUTCOMES["kl"], name="own")
-    assert outcome_named("kl") is OUTCOMES["kl"] and outcome_named(own) is own
-    assert outcome_named("logit_diff", signed_for="locating") is OUTCOMES["logit_diff"]
-    allowed = "answer_logprob, answer_prob, solution_logprob, logit_diff"
-    for given in ("kl", own):
-        name = given if isinstance(given, str) else given.name
-        with pytest.raises(
-            ValueError, match=rf"^locating needs a signed outcome \({allowed}\), and '{name}' is never neg"
-        ):
-            outcome_named(given, signed_for="locating")
-    with pytest.raises(ValueError, match="unknown outcome 'x'; choose one of answer_logprob"):
-        outcome_named("x")
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as without the type checks of tests
-    with pytest.raises(TypeError, match="outcome must be a name or an Outcome, got 3"):
-        outcome_named(3)
-
-
 # -------------------------------------------------------------------------------------------------------------- sweeps
 
 
@@ -168,8 +145,8 @@ def test_heads_are_edited_at_rows_of_both_prompts_that_belong_together(direction
         ("total", "last"): (last, range(short - read, short)),
     }
     for (contrast, positions), places in wanted.items():
-        made = _Swept(runs, Sweep.named(contrast, direction, positions=positions), 1)
-        pairs = (made.edited, made.receiving), (made.given, made.donor)
+        made = Engine(runs, Sweep.named(contrast, direction, positions=positions), 1)
+        pairs = (made.here, made.receiving), (made.there, made.donor)
         found = [(at.on(run.z[0]) + run.start).tolist() for at, run in pairs]
         assert found == [list(at) for at in (places if direction == "denoising" else places[::-1])], (
             contrast,
@@ -177,58 +154,87 @@ def test_heads_are_edited_at_rows_of_both_prompts_that_belong_together(direction
         )
 
 
-def test_the_rows_of_a_pass_are_sized_by_what_it_computes(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(sweep, "rows_per_pass", lambda *given, **how: asked.append((*given, how)) or 7)
-    ready = alike(model, "kl")
-    pair = ready.pairs[0]
-    assert _Swept(ready.runs((0, 1, 2)), Sweep.named(), None).rows == 7
-    assert _Swept(ready.runs((0, 1, 2)), Sweep.named(), 2).rows == 2
-    size = {"batch": 3, "changed": pair.n_after, "length": len(pair.inserted), "read": pair.n_after}
-    assert asked == [(model.info, size | {"devices": model.devices})]
+def replayed(monkeypatch: pytest.MonkeyPatch, most: int = 99, error: Exception | None = None) -> list[list[int]]:
+    """Passes of heads, the layers of their rows; one of more than `most` rows stops with an error."""
+    passes: list[list[int]] = []
+    replay = Model.replay
+
+    def seen(self: Model, receiving: Any, joins: Any, z: torch.Tensor, **options: Any) -> torch.Tensor:
+        passes.append(list(joins))
+        if len(passes[-1]) > most and error is not None:
+            raise error
+        return replay(self, receiving, joins, z, **options)
+
+    monkeypatch.setattr(Model, "replay", seen)
+    return passes
 
 
-def of_cells(cells: list[tuple[int, int]], n: int = 3) -> tuple[np.ndarray, np.ndarray]:
-    """What a pass is made to give: another number for each problem, layer and head; head 6 of layer 1 does nothing to p1."""
-    values = [[100.0 * at + 10 * layer + head for layer, head in cells] for at in range(n)]
-    same = [[(at, layer, head) == (1, 1, 6) for layer, head in cells] for at in range(n)]
-    return np.array(values), np.array(same)
+def test_passes_are_filled_layer_by_layer_each_beginning_with_a_row_that_is_not_edited(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes, ticks, ready = replayed(monkeypatch), [], alike(model)
+    found = _swept(Engine(ready.runs((0, 1, 2)), Sweep.named(), 2), HEADS, ticks.append)
+    assert passes == [[0, 0], [1, 1], [1, 2], [2]] and sum(ticks) == 3 * len(HEADS)
+    assert sorted(map(tuple, np.argwhere(np.isfinite(found["patched"][0])))) == [(0, 1), (1, 0), (1, 6), (2, 7)]
+    assert 0 <= np.abs(found["noise"]).max() < 1e-5
+    passes.clear()
+    first = {"patched": found["patched"] + 7}
+    again = _swept(Engine(ready.runs((0, 1, 2)), Sweep.named(), 9), HEADS, ticks.append, first=first)
+    assert passes == [[0, 1, 1, 1, 2, 2]], "layer 0 is not made again; its noise is measured all the same"
+    assert np.array_equal(again["patched"][:, 0, 1], found["patched"][:, 0, 1] + 7)
+    assert np.allclose(again["patched"][:, 1:], found["patched"][:, 1:], atol=1e-5, equal_nan=True)
+    assert np.isfinite(
+        _swept(Engine(ready.runs((0,)), Sweep.named(), 9), [Head(2, 0)], ignored)["noise"][0]
+    ).tolist() == [
+        True,
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("pretended"), MemoryError()])
+def test_a_pass_that_memory_does_not_hold_is_made_in_halves(
+    error: Exception, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = alike(model)
+    whole = _swept(Engine(ready.runs((0, 1, 2)), Sweep.named(), 9), HEADS, ignored)
+    passes = replayed(monkeypatch, 2, error)
+    found = _swept(Engine(ready.runs((0, 1, 2)), Sweep.named(), 5), HEADS, ignored)
+    assert list(map(len, passes)) == [5, 2, 3, 1, 2, 1, 1]
+    assert np.allclose(found["patched"], whole["patched"], atol=1e-5, equal_nan=True)
+    replayed(monkeypatch, 0, RuntimeError("another reason"))
+    with pytest.raises(RuntimeError, match="another reason"):
+        _swept(Engine(ready.runs((0, 1, 2)), Sweep.named(), 5), HEADS, ignored)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_passes_give_is_put_in_its_place(dtype: str, tiny_model_dir: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An edit that changes nothing has the receiving run's outcome; in half precision the layer's noise is taken off."""
-    model = loaded(tiny_model_dir("qwen2"), "bridge", dtype)
-    ready = alike(model)
-    made, passes, ticks = _Swept(ready.runs((0, 1, 2)), Sweep.named(), 2), [], []
-    ends = [made.runs.outcomes(run.logits)[:, 0] for run in (made.receiving, made.donor)]
-    monkeypatch.setattr(_Swept, "_patched", lambda self, cells: (passes.append(cells), of_cells(cells))[1])
-    found = made.all_heads(HEADS, ticks.append)
-    assert passes == [[(0, -1), (0, 1)], [(1, -1), (1, 0)], [(1, 6), (2, -1)], [(2, 7)]]
-    assert ticks == [3, 3, 3, 3] and set(found) == {"patched", "ends", "noise"}
-    assert np.array_equal(found["ends"], np.stack(ends, -1)) and np.abs(ends[0] - ends[1]).min() > 0
-    noise = np.array([[100.0 * at + 10 * layer - 1 for layer in range(3)] for at in range(3)]) - ends[0][:, None]
-    assert np.array_equal(found["noise"], noise)
-    wanted = np.full((3, model.info.n_layers, model.info.n_heads), np.nan)
-    for layer, head in [(0, 1), (1, 0), (1, 6), (2, 7)]:
-        wanted[:, layer, head] = of_cells([(layer, head)])[0][:, 0] - (noise[:, layer] if dtype == "bfloat16" else 0)
-    wanted[1, 1, 6] = ends[0][1]
-    assert found["patched"].shape == wanted.shape and np.allclose(found["patched"], wanted, rtol=1e-12, equal_nan=True)
-
-
-def test_what_another_sweep_edited_alike_in_layer_0_is_not_made_again(
-    swept: _Swept, monkeypatch: pytest.MonkeyPatch
+def test_an_edit_without_effect_is_exactly_none_and_half_precision_loses_the_common_rounding(
+    dtype: str, tiny_model_dir: Any
 ) -> None:
-    """Its noise there is measured all the same, and steps not made are told, so that a bar ends full."""
-    passes, ticks = [], []
-    monkeypatch.setattr(_Swept, "_patched", lambda self, cells: (passes.append(cells), of_cells(cells))[1])
-    knocked_out = np.full((3, swept.model.info.n_layers, swept.model.info.n_heads), np.nan)
-    knocked_out[:, 0, 1] = [7.0, 8.0, 9.0]
-    found = swept.all_heads(HEADS, ticks.append, first={"patched": knocked_out})
-    assert passes == [[(0, -1), (1, -1)], [(1, 0), (1, 6)], [(2, -1), (2, 7)]] and sum(ticks) == 3 * len(HEADS)
-    assert found["patched"][:, 0, 1].tolist() == [7.0, 8.0, 9.0] and np.isnan(found["patched"][:, 0, 0]).all()
-    assert found["patched"][0, 1:, :][~np.isnan(found["patched"][0, 1:, :])].tolist() == [10.0, 16.0, 27.0]
-    assert np.isfinite(found["noise"][:, :3]).all()
+    """Two rows that join a pass alike differ by nothing, whatever both are off."""
+    engine = Engine(alike(loaded(tiny_model_dir("qwen2"), "bridge", dtype)).runs((0, 1, 2)), Sweep.named(), 9)
+    old, receiving = engine.receiving.z[1], engine.ends[:, 0]
+    edits = [(1, old), (1, old + 1e-30), engine.head_edit(Head(1, 2))]
+    values, noise = engine.outcomes(edits, print, of_heads=True)
+    assert np.array_equal(values[:, 0], receiving) and list(noise) == [1]
+    assert np.abs(values[:, 2] - receiving).min() > 1e-4
+    changes = engine.outcomes([(6, torch.zeros_like(engine.receiving.resid_pre[0]))], ignored)
+    assert np.array_equal(changes[0][:, 0], receiving) and list(changes[1]) == [6] * (dtype == "bfloat16")
+
+
+def test_several_sweeps_at_once_are_those_alone(model: Model) -> None:
+    ready = prepare(model, pairs_for(model, n_tokens=4, count=2), "kl")
+    sweeps = {"one": Sweep.named(), "two": Sweep.named("shift", "noising")}
+    both = sweep_heads(ready, sweeps, HEADS, progress=False, seed=5, max_rows=3)
+    for name, options in {"one": {}, "two": {"contrast": "shift", "direction": "noising"}}.items():
+        alone = patch_heads(model, ready, outcome="kl", heads=HEADS, progress=False, max_rows=3, **options)
+        for field in ("patched", "receiving", "donor", "noise"):
+            assert np.array_equal(getattr(both[name], field), getattr(alone, field), equal_nan=True)
+        assert both[name].settings == alone.settings and both[name].seed == 5
+    assert np.allclose(both["one"].donor, 0) and (both["one"].receiving > 0).all()
+    assert np.allclose(both["two"].receiving, 0), "noising goes out from the clean run"
+    with pytest.raises(ValueError, match="max_rows must be 1 or more, got 0"):
+        sweep_heads(ready, sweeps, HEADS, max_rows=0)
 
 
 @pytest.mark.parametrize(
@@ -267,73 +273,6 @@ def test_the_patches_of_a_joint_sweep_are_those_of_their_own(model: Model, contr
     assert not np.array_equal(joint["z"].patched[:, 1], joint["knockout"].patched[:, 1])
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("pretended"), MemoryError()])
-def test_a_pass_that_memory_does_not_hold_is_made_in_halves(
-    error: Exception, swept: _Swept, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes: list[int] = []
-
-    def small(self: _Swept, cells: list[tuple[int, int]]) -> Any:
-        sizes.append(len(cells))
-        if len(cells) > 2:
-            raise error
-        return of_cells(cells)
-
-    monkeypatch.setattr(_Swept, "_patched", small)
-    swept.rows = 5
-    found = swept.all_heads(HEADS, lambda _: None)
-    assert sizes == [5, 2, 2, 2, 1] and np.isfinite(found["patched"]).sum() == 3 * len(HEADS)
-    monkeypatch.setattr(_Swept, "_patched", lambda *_: (_ for _ in ()).throw(RuntimeError("another reason")))
-    with pytest.raises(RuntimeError, match="another reason"):
-        swept.all_heads(HEADS, lambda _: None)
-
-
-def test_a_sweep_of_heads_in_high_layers_measures_the_first_layer_s_noise_too(
-    swept: _Swept, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(_Swept, "_patched", lambda self, cells: of_cells(cells))
-    noise = swept.all_heads([Head(2, 0)], lambda _: None)["noise"]
-    assert np.isfinite(noise).tolist() == [[True, False, True]] * 3
-
-
-@pytest.mark.parametrize("edit", ["z", "knockout", "q"])
-def test_rows_of_a_pass_and_what_is_made_for_a_layer_once(
-    edit: str, model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows, states, replay, of = [], [], type(model).replay, LayerState.of.__func__
-
-    def seen(self: Model, receiving: Any, joins: Any, z: torch.Tensor, **options: Any) -> torch.Tensor:
-        rows.append((list(joins), len(z), options["logits_at"]))
-        return replay(self, receiving, joins, z, **options)
-
-    monkeypatch.setattr(type(model), "replay", seen)
-    seen_state = classmethod(lambda cls, *given, **how: (states.append((given, how)), of(cls, *given, **how))[1])
-    monkeypatch.setattr(LayerState, "of", seen_state)
-    ready = alike(model, count=2)
-    found = patch_heads(model, ready, heads=HEADS, edit=edit, max_rows=1, progress=False)
-    read = [len(ready.pairs[0].inserted) - 2]
-    assert rows == [([layer], 2, read) for layer in (0, 0, 1, 1, 1, 2, 2)]
-    assert [given[2] for given, _ in states] == {"z": [], "knockout": [0, 1, 2], "q": [0, 0, 1, 1, 2, 2]}[edit]
-    named = {name for name, each in signature(of).parameters.items() if each.kind is each.KEYWORD_ONLY}
-    for (own, _, _), how in states[1::2] if edit == "q" else states:  # a donor's state comes first
-        assert own is model and set(how) == named and how["names"] == ["p0", "p1"] and how["span"].sum() == 2 * 4
-        assert (how["donor"] is not None) is (edit == "q")
-    rows.clear()
-    together = patch_heads(model, ready, heads=HEADS, edit=edit, max_rows=7, progress=False)
-    assert rows == [([0, 0, 1, 1, 1, 2, 2], 14, read)]
-    assert np.allclose(found.patched, together.patched, atol=1e-5, equal_nan=True)
-    rows.clear()
-    assert patch_heads(model, ready, heads=HEADS, edit=edit, progress=False) and len(rows) == 1, "as many as fit"
-
-
-def test_an_unedited_row_changes_nothing_and_an_edit_without_effect_is_exactly_none(swept: _Swept) -> None:
-    outcomes, same = swept._patched([(0, -1), (1, 2), (2, -1)])
-    assert outcomes.shape == same.shape == (3, 3) and same.tolist() == [[True, False, True]] * 3
-    receiving = swept._outcomes(swept.receiving.logits)[:, 0]
-    assert np.abs(outcomes[:, [0, 2]] - receiving[:, None]).max() < 1e-5
-    assert np.abs(outcomes[:, 1] - receiving).min() > 1e-5
-
-
 def test_segments_before_the_question_change_nothing_and_the_last_positions_a_part(model: Model) -> None:
     ready = prepare(model, pairs_for(model, n_tokens=4, count=2))
     found = {
@@ -344,56 +283,6 @@ def test_segments_before_the_question_change_nothing_and_the_last_positions_a_pa
         assert not np.nan_to_num(found[nothing]).any()
     assert np.allclose(found["all"], found["question"], atol=1e-4, equal_nan=True)
     assert np.nanmax(np.abs(found["last"] - found["question"])) > 1e-3 and np.nanmax(np.abs(found["last"])) > 1e-4
-
-
-def test_several_sweeps_at_once_are_those_alone(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[dict[str, Any]] = []
-    loop = prompt_pairs.over_problems
-    monkeypatch.setattr(prompt_pairs, "over_problems", lambda *a, **how: (asked.append(how), loop(*a, **how))[1])
-    ready = prepare(model, pairs_for(model, n_tokens=4, count=2), "kl")
-    sweeps = {"one": Sweep.named(), "two": Sweep.named("shift", "noising")}
-    both = sweep_heads(ready, sweeps, HEADS, progress=False, seed=5, max_rows=3)
-    assert list(both) == ["one", "two"]
-    labels = [str(head) for head in HEADS]
-    (how,) = asked
-    assert (how["label"], how["steps"], how["progress"], how["checkpoint"]) == (
-        f"patching 4 heads ({ready.insertion})",
-        8,
-        False,
-        None,
-    )
-    assert how["settings"]["heads"] == labels and how["settings"]["noise"] == "one unedited row per layer"
-    assert how["settings"]["sweeps"] == {name: made.settings for name, made in sweeps.items()}
-    for name, options in {"one": {}, "two": {"contrast": "shift", "direction": "noising"}}.items():
-        alone = patch_heads(model, ready, outcome="kl", heads=HEADS, progress=False, max_rows=3, **options)
-        found = both[name]
-        for field in ("patched", "receiving", "donor", "noise"):
-            values = getattr(found, field)
-            assert np.array_equal(values, getattr(alone, field), equal_nan=True) and values.dtype == np.float64
-        assert found.settings == alone.settings and found.settings["heads"] == labels and found.seed == 5
-        assert {**found.settings, **sweeps[name].settings, **ready.settings} == found.settings
-        assert (found.problem_ids, found.heads, found.unit) == (ready.ids, HEADS, "nats per position")
-    assert np.allclose(both["one"].donor, 0) and (both["one"].receiving > 0).all()
-    assert np.allclose(both["two"].receiving, 0), "noising goes out from the clean run"
-    assert sweep_heads(ready, {"one": Sweep.named()}, HEADS[:1], progress=False)["one"].seed == 0
-    with pytest.raises(ValueError, match="max_rows must be 1 or more, got 0"):
-        sweep_heads(ready, sweeps, HEADS, max_rows=0)
-
-
-def test_progress_is_shown_unless_it_is_not_wanted(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[bool] = []
-
-    def nothing(ids: Any, compute: Any, *, progress: bool, **_: Any) -> list[Any]:
-        asked.append(progress)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(prompt_pairs, "over_problems", nothing)
-    ready = prepare(model, pairs_for(model, n_tokens=4, count=1))
-    for options in ({}, {"progress": False}):
-        for begin in (patch_heads, sweep_heads):
-            with pytest.raises(KeyboardInterrupt):
-                begin(*((model, ready) if begin is patch_heads else (ready, {"one": Sweep.named()}, HEADS)), **options)
-    assert asked == [True, True, False, False]
 
 
 def test_a_model_of_one_layer_in_half_precision_is_swept() -> None:

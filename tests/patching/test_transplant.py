@@ -57,24 +57,6 @@ def test_before_the_question_it_is_exactly_nothing() -> None:
     assert "Nothing changes in any problem" in found.describe()
 
 
-@pytest.mark.slow
-def test_several_system_prompts_are_told_of_as_a_span_holds_them_too() -> None:
-    made, model = planted_here(readers=COMPUTES["readers"], recalls=_Frozen(COMPUTES["recalls"]))
-    asked = planted_problems(made, 12)
-    n_systems = len({problem.system for problem in asked})
-    assert n_systems > 1
-    before, behind = (
-        transplant_span(
-            model, make_pairs(model, asked, Insertion.meaningless(" /", 12, **place)), n_partners=3, **QUIET
-        )
-        for place in (dict[str, Any](), {"after": "question"})
-    )
-    assert before.carried.any()  # and of the question nothing can be held there
-    assert f"these problems have {n_systems} different prompts, which a span holds too" in behind.describe()
-    one = transplant_span(model, planted(12, after="question")[1], n_partners=3, **QUIET)
-    assert "different prompts" not in one.describe()
-
-
 def test_a_span_that_is_only_read_carries_nothing() -> None:
     made, model = planted_here(readers=(Head(0, 3),), mediators=())
     asked = [replace(problem, system=planted_problems(made, 12)[0].system) for problem in planted_problems(made, 12)]
@@ -130,19 +112,6 @@ def test_too_few_partners_and_wrong_outcomes_are_told_before_anything_runs() -> 
         transplant_span(model, pairs, n_partners=1, **QUIET)
     with pytest.raises(ValueError, match="outcome 'logit_diff' has none; use .*answer_logprob"):
         transplant_span(model, pairs, outcome="logit_diff", **QUIET)
-
-
-def test_a_stopped_run_goes_on(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mless_interp.patching import transplant
-
-    model, pairs = planted(8, after="question")
-    file, computed, whole = tmp_path / "t.jsonl", [], transplant._one
-    monkeypatch.setattr(transplant, "_one", lambda *given: (computed.append(1), whole(*given))[1])
-    first = transplant_span(model, pairs, n_partners=2, checkpoint=file, **QUIET)
-    again = transplant_span(model, pairs, n_partners=2, checkpoint=file, **QUIET)
-    assert len(computed) == 8 and np.array_equal(first.values, again.values)
-    other = transplant_span(model, pairs[::-1], n_partners=2, seed=0, **QUIET)
-    assert sorted(other.problem_ids) == sorted(first.problem_ids)
 
 
 def test_what_is_told_by_hand() -> None:

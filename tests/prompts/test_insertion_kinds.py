@@ -33,6 +33,20 @@ def shown(insertion: Insertion, problem: Problem = ASKED) -> str:
     return words().decode(list(insertion.span(words(), problem).ids))
 
 
+def test_other_repeated_tokens_stand_where_the_insertion_does_as_often() -> None:
+    own = Insertion.meaningless(" /", 12, after="question")
+    others = own.other_repeats(words(), 5, seed=1)
+    spans = [each.span(words(), ASKED).ids for each in others]
+    assert all(len(ids) == 12 and len(set(ids)) == 1 for ids in spans) and len({ids[0] for ids in spans}) == 5
+    assert own.span(words(), ASKED).ids[0] not in {ids[0] for ids in spans}
+    assert all(each.after == "question" and each.before is None for each in others)
+    assert others == own.other_repeats(words(), 5, seed=1) != own.other_repeats(words(), 5, seed=2)
+    with pytest.raises(ValueError, match="repeats no unit"):
+        Insertion.counting(12).other_repeats(words())
+    with pytest.raises(ValueError, match="need 9999 ordinary tokens, this tokenizer has"):
+        own.other_repeats(words(), 9999)
+
+
 def few_words() -> Any:
     """A tokenizer that knows "1" and no other number."""
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -481,13 +495,14 @@ def test_controls_are_as_long_as_each_problem_s_own_insertion(
     made = []
 
     def spy(*given: Any, **options: Any) -> Any:
-        pairs = make_pairs(*given, **options)
+        pairs = pairs_of_any(*given, **options)
         made.extend((pair.insertion.kind, pair.id, pair.n_inserted) for pair in pairs)
         return pairs
 
-    monkeypatch.setattr(prompt_pairs, "make_pairs", spy)
     model = loaded(tiny_model_dir("qwen2"), "bridge")
     pairs = make_pairs(model, UNEVEN, Insertion.repeat_question())
+    pairs_of_any = prompt_pairs.pairs_of_any
+    monkeypatch.setattr(prompt_pairs, "pairs_of_any", spy)
     prepared = control.prepare(model, pairs)
     rules = control.Controls(1, 0, 0.05, 0.05, None, False, 0)
     for insertion in (Insertion.random_sentence(1), Insertion.meaningful("he", 1)):

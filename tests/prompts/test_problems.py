@@ -4,6 +4,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import jaxtyping
 import numpy as np
 import pytest
 
-from mless_interp.prompts.problems import Problem, distinct, load_problems
+from mless_interp.prompts.problems import Problem, distinct, load_problems, overlap, whole_groups
 
 Write = Callable[..., Path]
 
@@ -39,7 +40,16 @@ def write(tmp_path: Path) -> Write:
 
 def test_every_key_of_a_record_reaches_its_problem(write: Write) -> None:
     path = write(
-        record(solution="S", subject="Algebra", level=5, system="Y", distractor="4", answer_prefix="So: ", other="kept")
+        record(
+            solution="S",
+            subject="Algebra",
+            level=5,
+            system="Y",
+            distractor="4",
+            answer_prefix="So: ",
+            group=7,
+            other="kept",
+        )
     )
     assert load_problems(path) == (
         Problem(
@@ -53,6 +63,7 @@ def test_every_key_of_a_record_reaches_its_problem(write: Write) -> None:
             subject="Algebra",
             level="5",
             extra={"other": "kept"},
+            group="7",
         ),
     )
 
@@ -195,7 +206,9 @@ def test_an_empty_question_is_refused_everywhere() -> None:
 
 @pytest.mark.parametrize("nothing", ["\u200b", "\ufeff \u2060", "\u00ad", "\u3164", "\u2800\ufe0f", "\x00"])
 def test_what_shows_nothing_is_no_question_and_no_id(nothing: str) -> None:
-    with pytest.raises(ValueError, match="problem 'a': its question is empty \\(it holds nothing that shows: '"):
+    with pytest.raises(
+        ValueError, match="problem 'a': its question is empty \\(it contains only invisible characters: '"
+    ):
         Problem(id="a", question=nothing, answer="1")
     for blank in (nothing, "", " "):
         with pytest.raises(ValueError, match="of the problem 'how many\\?' shows nothing: give every problem an id"):
@@ -363,3 +376,38 @@ def test_a_problem_counts_once(second: Problem, message: str) -> None:
 def test_another_question_answer_or_system_prompt_is_another_problem() -> None:
     asked = [problem("a"), problem("b", "What is 2 ?"), problem("c", answer="2"), problem("d", system="Y")]
     assert distinct(asked) == tuple(asked)
+
+
+# ----------------------------------------------------------------------------------------------- variants of a problem
+
+STORY = (
+    "Every week a {} baker in the old town sells {} loaves and {} cakes to the people"
+    " of the nine villages on every single market day of the year . How many?"
+)
+
+
+def variant(name: str, *parts: object, **more: Any) -> Problem:
+    return problem(name, STORY.format(*parts), **more)
+
+
+def test_variants_without_a_group_are_told_with_the_pair_and_the_remedy() -> None:
+    others = [problem(f"o{i}", " ".join(f"w{i}{j}" for j in range(30))) for i in range(3)]
+    alike = [others[0], variant("a", "tall", 3, 5), others[1], variant("b", "small", 8, 2), others[2]]
+    told = overlap(alike)
+    assert told.startswith("the questions of problems 'a' and 'b' share 17 of 29 runs of 5 words") and "`group`" in told
+    assert overlap(others) == "" == overlap([alike[1], *others])
+    assert overlap([alike[3]], used=[alike[1]]) == told and overlap(alike[1:4:2], used=others) == ""
+    assert overlap([replace(one, group=one.id) for one in alike]) == "", "the groups say what is a variant"
+
+
+def test_a_phrase_that_questions_share_makes_them_no_variants(math500_path: Path) -> None:
+    """Twelve questions of MATH-500 end as its shortest does, which is no longer than that phrase and three words."""
+    assert overlap(load_problems(math500_path)) == "" == overlap(load_problems("demo"))
+
+
+def test_parts_of_a_list_share_no_group() -> None:
+    listed = [variant(f"{group}{i}", i, 1, 1, group=group) for i in range(4) for group in "xyz"]
+    names = [each.id for each in whole_groups(listed, 6, 3)]
+    assert names == ["x0", "x1", "x2", "x3", "y0", "y1", "z0", "z1", "z2"], "the rest of y is left out"
+    plain = [replace(each, group=None) for each in listed]
+    assert whole_groups(plain, 6, 3) == tuple(plain)

@@ -1,7 +1,6 @@
 """Checkpoints: nothing finished is lost, nothing damaged is used, what differs is told."""
 
 import errno
-import inspect
 import json
 import os
 import subprocess
@@ -17,8 +16,8 @@ from files_under_test import everything_in
 from results_under_test import same
 
 from mless_interp.running import checkpoint
-from mless_interp.running.checkpoint import Checkpoint, CheckpointError, Origin, _checked, key_of
-from mless_interp.running.work import Shard
+from mless_interp.running.checkpoint import Checkpoint, CheckpointError, Origin, key_of
+from mless_interp.running.engines import Shard
 
 SETTINGS: dict[str, Any] = {"edit": "z", "heads": ("L0H0", "L0H1"), "seed": 0}
 ODD = "b\u2028"
@@ -53,8 +52,7 @@ def test_a_finished_problem_is_on_disk_at_once(begun: Path) -> None:
     first, *rest = lines_of(begun)
     assert [record["id"] for record in rest] == list(VALUES)
     assert first["settings"]["edit"] == "z" and first["settings"]["toolkit"]
-    assert all(len(record["digest"]) == 16 for record in (first, *rest))
-    assert set(first) == {"settings", "digest"} and all(set(record) == {"id", "value", "digest"} for record in rest)
+    assert set(first) == {"settings"} and all(set(record) == {"id", "value", "digest"} for record in rest)
 
 
 def test_a_run_goes_on_from_what_is_finished_to_the_last_bit(begun: Path) -> None:
@@ -109,27 +107,6 @@ def test_other_settings_are_refused_with_the_differences(begun: Path, changes: d
     assert begun.read_bytes() == before and everything_in(begun.parent) == ["c.jsonl"]
 
 
-def test_a_setting_that_is_gone_is_a_difference(begun: Path) -> None:
-    with pytest.raises(ValueError, match="seed was 0, now None"):
-        Checkpoint(begun, {"edit": "z", "heads": ["L0H0", "L0H1"]})
-
-
-def test_problems_are_named_by_their_id_however_values_are_kept(tmp_path: Path) -> None:
-    """Of several values of a problem each is kept under a name of its own; a message names the problem, once."""
-    names = [json.dumps([way, "p1", 0]) for way in ("none", "mless")]
-    options: dict[str, Any] = {"problem_of": lambda name: json.loads(name)[1]}
-    path = tmp_path / "c.jsonl"
-    with Checkpoint(path, SETTINGS, dict.fromkeys(names, Origin("old")), **options) as begun:
-        begun.put(dict.fromkeys(names, 1))
-    with pytest.raises(
-        CheckpointError, match=r"other problems: problem 'p1' has another prompt \(or another answer\) now"
-    ):
-        Checkpoint(path, SETTINGS, dict.fromkeys(names, Origin("new")), **options)
-    path.write_text(path.read_text().replace('"value": 1', '"value": 2'))
-    with pytest.warns(UserWarning, match=r"line 2 \(problem 'p1'\), line 3 \(problem 'p1'\) cannot be read"):
-        Checkpoint(path, SETTINGS, dict.fromkeys(names, Origin("old")), **options).close()
-
-
 def test_long_texts_are_shown_where_they_differ(tmp_path: Path) -> None:
     long = "the same beginning " * 20
     Checkpoint(tmp_path / "c.jsonl", {"text": long + "one end"}).close()
@@ -139,23 +116,15 @@ def test_long_texts_are_shown_where_they_differ(tmp_path: Path) -> None:
         Checkpoint(tmp_path / "c.jsonl", {"text": long + "another end"})
 
 
-def test_another_version_of_the_toolkit_is_another_setting(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mless_interp.running.checkpoint.version", lambda _: "9.9")
-    with pytest.raises(ValueError, match="toolkit was '.*', now '9.9'"):
-        Checkpoint(begun, SETTINGS)
-
-
 def test_another_prompt_of_a_kept_problem_is_refused_by_its_id(tmp_path: Path) -> None:
     path = tmp_path / "c.jsonl"
     origins = {name: Origin(prompt=key_of(name)) for name in "abcde"}
     with Checkpoint(path, SETTINGS, origins) as found:
         found.put(dict.fromkeys("abcde", 1.0))
     other = {name: Origin(prompt=key_of("other")) for name in "abcde"}
-    with pytest.raises(
-        CheckpointError, match="was made with other problems: problem 'b' has another prompt .* now; use the"
-    ):
+    with pytest.raises(CheckpointError, match="was made with other problems: 'b' had another prompt .*; use the"):
         Checkpoint(path, SETTINGS, origins | {"b": other["b"]})
-    with pytest.raises(CheckpointError, match="problems 'a', 'b', 'c' and 2 more have other prompts"):
+    with pytest.raises(CheckpointError, match="problems: 'a', 'b', 'c' and 2 more had another prompt"):
         Checkpoint(path, SETTINGS, other)
     with Checkpoint(path, SETTINGS, {"a": origins["a"], "z": Origin("new")}) as found:
         assert found.get("a") == 1.0 and found.get("z") is None
@@ -179,8 +148,7 @@ def test_one_file_holds_a_problem_in_several_units(tmp_path: Path) -> None:
 def test_a_run_cut_off_at_any_byte_of_its_last_line_goes_on_without_a_word(begun: Path, cut: int) -> None:
     begun.write_bytes(begun.read_bytes()[:-cut])
     with Checkpoint(begun, SETTINGS) as again:
-        assert again.repaired
-        assert len(again) == (3 if cut == 1 else 2)  # with one byte only the line's end was lost
+        assert again.repaired and len(again) == 2
         again.put({"d": 3})
     with Checkpoint(begun, SETTINGS) as whole:
         assert not whole.repaired and whole.get("d") == 3 and len(whole) == len(again)
@@ -195,81 +163,38 @@ def edited(old: bytes, new: bytes) -> Any:
     return edit
 
 
-def swapped_ids(lines: list[bytes]) -> list[bytes]:
-    return [lines[0], lines[1].replace(b'"a"', b'"c"'), lines[2], lines[3].replace(b'"c"', b'"a"')]
-
-
-DAMAGE: dict[str, tuple[Any, str, set[str]]] = {
-    "a digit": (edited(b"0.25", b"0.35"), r"line 4 \(problem 'c'\)", {"c"}),
-    "a sign": (edited(b"0.25", b"-0.25"), r"line 4 \(problem 'c'\)", {"c"}),
-    "the sign of zero": (edited(b"-0.0", b"0.0"), r"line 2 \(problem 'a'\)", {"a"}),
-    "not a number": (edited(b"0.25", b"NaN"), r"line 4 \(problem 'c'\)", {"c"}),
-    "a number": (edited(b"NaN", b"0.0"), r"line 2 \(problem 'a'\)", {"a"}),
-    "an integer": (edited(b"[1.0,", b"[1,"), r"line 2 \(problem 'a'\)", {"a"}),
-    "another shape": (edited(b"[0.25]", b"[0.25, 1.0]"), r"line 4 \(problem 'c'\)", {"c"}),
-    "an id": (edited(b'"id": "c"', b'"id": "d"'), r"line 4 \(problem 'd'\)", {"c"}),
-    "an id doubled": (edited(b'"id": "c"', b'"id": "a"'), r"line 4 \(problem 'a'\)", {"c"}),
-    "ids swapped": (swapped_ids, r"line 2 \(problem 'c'\), line 4 \(problem 'a'\)", {"a", "c"}),
-    "cut in the middle": (lambda lines: [lines[0], lines[1][:20], *lines[2:]], r"line 2 \(problem 'a'\)", {"a"}),
-    "not text": (lambda lines: [*lines[:3], b"\xff\xfe"], "line 4 cannot", {"c"}),
-    "an empty line": (lambda lines: [lines[0], b"", *lines[1:]], "line 2 cannot", set()),
-    "two lines joined": (lambda lines: [*lines[:2], lines[2] + lines[3]], "line 3", {ODD, "c"}),
-    "another digest": (
-        lambda lines: [*lines[:3], lines[3][:-3] + (b'1"}' if lines[3][-3:-2] != b"1" else b'2"}')],
-        r"line 4 \(problem 'c'\)",
-        {"c"},
-    ),
-    "no digest": (lambda lines: [*lines[:3], b'{"id": "c", "value": [0.25]}'], r"line 4 \(problem 'c'\)", {"c"}),
-    "the settings": (edited(b'"seed": 0', b'"seed": 1'), r"line 1 \(the settings, which are those of now\)", set()),
-    "the settings cut": (lambda lines: [lines[0][:-20], *lines[1:]], "line 1", set()),
+DAMAGE: dict[str, tuple[Any, int]] = {
+    "a sign": (edited(b"0.25", b"-0.25"), 4),
+    "the sign of zero": (edited(b"-0.0", b"0.0"), 2),
+    "not a number": (edited(b"0.25", b"NaN"), 4),
+    "an integer": (edited(b"[1.0,", b"[1,"), 2),
+    "an id": (edited(b'"id": "c"', b'"id": "d"'), 4),
+    "cut in the middle": (lambda lines: [lines[0], lines[1][:20], *lines[2:]], 2),
+    "not text": (lambda lines: [*lines[:3], b"\xff\xfe"], 4),
+    "an empty line": (lambda lines: [lines[0], b"", *lines[1:]], 2),
+    "two lines joined": (lambda lines: [*lines[:2], lines[2] + lines[3]], 3),
+    "no digest": (lambda lines: [*lines[:3], b'{"id": "c", "value": [0.25]}'], 4),
+    "of another run": (lambda lines: [*lines, lines[1].replace(b'digest": "', b'digest": "0')], 5),
 }
 
 
 @pytest.mark.parametrize("what", DAMAGE)
-def test_what_is_damaged_is_named_and_gone_and_nothing_else_is(begun: Path, what: str) -> None:
-    damage, named, lost = DAMAGE[what]
+def test_a_damaged_file_is_refused_by_name_and_line_and_stays(begun: Path, what: str) -> None:
+    damage, line = DAMAGE[what]
     begun.write_bytes(b"\n".join(damage(begun.read_bytes().split(b"\n")[:-1])) + b"\n")
-    with pytest.warns(UserWarning, match=rf"c.jsonl: {named}.*damaged, taken out, and what it held is done again"):
-        kept = kept_in(begun)
-    assert set(kept) == set(VALUES) - lost and all(same(value, VALUES[name]) for name, value in kept.items())
-    assert same(kept_in(begun), kept), "and the file is whole again"
+    before = begun.read_bytes()
+    with pytest.raises(CheckpointError, match=rf"c.jsonl, line {line} is damaged .*: delete this line to compute"):
+        kept_in(begun)
+    assert begun.read_bytes() == before
+    rest = before.split(b"\n")
+    begun.write_bytes(b"\n".join([*rest[: line - 1], *rest[line:]]))
+    assert all(same(value, VALUES[name]) for name, value in kept_in(begun).items()), "as it says"
 
 
 def test_lines_in_another_order_and_twice_are_no_damage(begun: Path) -> None:
     first, *rest = begun.read_bytes().splitlines(keepends=True)
     begun.write_bytes(b"".join([first, *rest[::-1], *rest]))
     assert same(kept_in(begun), VALUES)
-
-
-def test_lines_of_another_run_are_not_taken(begun: Path, tmp_path: Path) -> None:
-    """A line's digest covers the settings too."""
-    with Checkpoint(tmp_path / "other.jsonl", SETTINGS | {"seed": 1}) as other:
-        other.put({"d": 5.0})
-    with begun.open("ab") as file:
-        file.write((tmp_path / "other.jsonl").read_bytes().splitlines(keepends=True)[1])
-    with pytest.warns(UserWarning, match=r"line 5 \(problem 'd'\)"), Checkpoint(begun, SETTINGS) as found:
-        assert len(found) == 3 and found.get("d") is None
-
-
-def test_many_damaged_lines_are_counted(tmp_path: Path) -> None:
-    path = tmp_path / "c.jsonl"
-    with Checkpoint(path, SETTINGS) as found:
-        found.put({str(at): at for at in range(10)})
-    path.write_bytes(path.read_bytes().replace(b'"value": ', b'"value": 7'))
-    with pytest.warns(UserWarning, match=r"line 2 \(.*\), line 3 \(.*\), line 4 \(.*\) and 7 more cannot be read"):
-        Checkpoint(path, SETTINGS).close()
-
-
-def test_damaged_settings_with_nothing_else_that_is_sound_are_refused_with_what_to_do(tmp_path: Path) -> None:
-    path = tmp_path / "c.jsonl"
-    Checkpoint(path, SETTINGS).close()
-    damaged = path.read_bytes().replace(b'"seed": 0', b'"seed": 1')
-    path.write_bytes(damaged)
-    with pytest.raises(
-        CheckpointError, match="c.jsonl, line 1: the settings are damaged, .*; choose another file, or delete"
-    ):
-        Checkpoint(path, SETTINGS)
-    assert path.read_bytes() == damaged
 
 
 def test_other_settings_never_repair_anothers_file(begun: Path) -> None:
@@ -280,78 +205,33 @@ def test_other_settings_never_repair_anothers_file(begun: Path) -> None:
     assert begun.read_bytes() == before
 
 
-def test_a_file_of_an_older_version_is_refused_as_such(tmp_path: Path) -> None:
-    path = tmp_path / "c.jsonl"
-    path.write_text('{"settings": {"edit": "z"}}\n{"id": "a", "value": 1.0}\n')
-    with pytest.raises(
-        CheckpointError, match="c.jsonl was written by an older version of the toolkit, whose lines carry no"
-    ):
-        Checkpoint(path, {"edit": "z"})
-
-
-@pytest.mark.parametrize(
-    "text", ["my notes\n", "[1]\n", "3\n", '{"id": "a"}\n', '{"settings": 3}\n', '{"settings": {}}\n{"a": 1}\n', "\n"]
-)
+@pytest.mark.parametrize("text", ["my notes", "my notes\n", "[1]\n", '{"id": "a"}\n', '{"settings": 3}\n', "\n"])
 def test_a_file_that_is_no_checkpoint_is_refused_and_kept(tmp_path: Path, text: str) -> None:
     path = tmp_path / "mine.jsonl"
     path.write_text(text)
-    with pytest.raises(ValueError, match="mine.jsonl is no checkpoint of this toolkit; choose another file"):
+    with pytest.raises(ValueError, match="mine.jsonl is no checkpoint of this toolkit, or its first line is damaged"):
         Checkpoint(path, SETTINGS)
     assert path.read_text() == text
-
-
-def test_an_empty_file_becomes_a_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "c.jsonl").touch()
-    Checkpoint(tmp_path / "c.jsonl", SETTINGS).close()
-    assert len(lines_of(tmp_path / "c.jsonl")) == 1
 
 
 # --------------------------------------------------------------------------------------------- where it cannot be written
 
 
 @pytest.mark.parametrize(
-    ("name", "error", "message"),
+    ("name", "message"),
     [
-        (
-            "folder",
-            IsADirectoryError,
-            r"checkpoint '.*folder' is a folder: name a file in it, '.*folder/run.jsonl', say",
-        ),
-        (
-            "file/c.jsonl",
-            NotADirectoryError,
-            r"checkpoint '.*': '.*file' is a file, not a folder; choose another place",
-        ),
-        ("file/deep/c.jsonl", NotADirectoryError, r"'.*file' is a file, not a folder"),
-        ("x" * 300, OSError, r"cannot write .* \(File name too long\); choose another"),
-        ("x" * 252, OSError, r"cannot write .* \(File name too long\); choose another"),
-        ("\ud800", ValueError, r"is no name that can be written; choose another"),
-        ("nul\0", ValueError, r"is no name that can be written; choose another"),
-        ("pipe", OSError, r"checkpoint '.*pipe' is no regular file; choose another"),
+        ("folder", r"checkpoint '.*folder' is a folder: name a file in it"),
+        ("file/c.jsonl", r"cannot write .*; choose another place"),
+        ("x" * 300, r"cannot write .* \(File name too long\)|File name too long"),
+        ("/proc/x.jsonl", r"cannot write /proc/x.jsonl \(.*\); choose another place"),
     ],
 )
-def test_a_path_that_can_be_no_checkpoint_is_told(
-    tmp_path: Path, name: str, error: type[Exception], message: str
-) -> None:
+def test_a_path_that_can_be_no_checkpoint_is_told(tmp_path: Path, name: str, message: str) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(error, match=message):
+    with pytest.raises(OSError, match=message):
         Checkpoint(tmp_path / name, SETTINGS)
-    assert everything_in(tmp_path) == ["file", "folder", "pipe"]
-
-
-@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="needs a place where not even root can write")
-def test_a_place_that_cannot_be_written_is_not_said_to_be_in_use() -> None:
-    with pytest.raises(OSError, match=r"cannot write /proc/x.jsonl \(.*\); choose another place") as caught:
-        Checkpoint("/proc/x.jsonl", SETTINGS)
-    assert "in use" not in str(caught.value)
-
-
-@pytest.mark.parametrize("path", [3, b"x", ["a"], True])
-def test_what_is_no_path_is_told(path: Any) -> None:
-    with pytest.raises(TypeError, match="checkpoint must be the path of a file, or None, got"):
-        inspect.unwrap(_checked)(path)  # as without the type checks of tests
+    assert everything_in(tmp_path) == ["file", "folder"]
 
 
 def test_a_link_to_a_checkpoint_stays_a_link(begun: Path) -> None:
@@ -362,40 +242,7 @@ def test_a_link_to_a_checkpoint_stays_a_link(begun: Path) -> None:
     assert link.is_symlink() and len(lines_of(begun)) == 3
 
 
-def test_a_place_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: object, *_: object, **__: object) -> int:
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-
-    monkeypatch.setattr(os, "open", refuse)
-    monkeypatch.setattr(os, "mkdir", refuse)
-    with pytest.raises(OSError, match=r"cannot write .*c.jsonl \(Permission denied\); choose another place"):
-        Checkpoint(tmp_path / "runs" / "c.jsonl", SETTINGS)
-
-
-def test_a_full_disk_leaves_no_half_of_a_new_file_or_of_a_repaired_one(
-    begun: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    before = begun.read_bytes()[:-5]
-    begun.write_bytes(before)
-
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    message = r"cannot write .*{} \(No space left on device\); {}"
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", full)
-        for path in (begun, begun.with_name("new.jsonl")):
-            remedy = "all that was finished before is kept there: make room"
-            with pytest.raises(OSError, match=message.format(path.name, remedy)) as error:
-                Checkpoint(path, SETTINGS)
-            assert error.value.errno == errno.ENOSPC
-    assert begun.read_bytes() == before and everything_in(begun.parent) == [begun.name]
-    assert len(kept_in(begun)) == 2
-
-
-def test_a_full_disk_takes_back_what_was_half_written(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = begun.read_bytes()
-
+def test_a_full_disk_is_told_and_costs_no_line_before(begun: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -406,7 +253,8 @@ def test_a_full_disk_takes_back_what_was_half_written(begun: Path, monkeypatch: 
         ):
             found.put({"d": 1.0})
         assert found.get("d") is None
-    assert begun.read_bytes() == before
+    begun.write_bytes(begun.read_bytes()[:-1])  # half of what it was writing
+    assert same(kept_in(begun), VALUES)
 
 
 # ---------------------------------------------------------------------------------------------------------- two at once
@@ -420,14 +268,12 @@ sys.stdin.read()
 """
 
 
-def test_a_second_run_on_a_file_is_refused_with_its_owner_until_the_first_has_ended(tmp_path: Path) -> None:
+def test_a_second_run_on_a_file_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
     path = tmp_path / "c.jsonl"
     command = [sys.executable, "-c", HOLDING, str(path)]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as first:
         assert first.stdout is not None and first.stdout.readline() == "held\n"
-        with pytest.raises(
-            BlockingIOError, match=rf"'.*c.jsonl' is in use by process {first.pid} on .* since 20.*; wait"
-        ):
+        with pytest.raises(BlockingIOError, match="'.*c.jsonl' is in use by another run; wait"):
             Checkpoint(path, {})
         first.kill()
     with warnings.catch_warnings(), Checkpoint(path, {}) as found:
@@ -475,7 +321,7 @@ def test_a_run_takes_what_its_parts_have_kept_and_writes_nothing_into_them(tmp_p
         assert found.get("a") is None, "computed together with others"
 
 
-def test_a_line_that_a_part_has_not_ended_is_no_damage_and_any_other_is_counted(tmp_path: Path) -> None:
+def test_a_line_that_a_part_has_not_ended_is_no_damage_and_any_other_is(tmp_path: Path) -> None:
     path = tmp_path / "c.jsonl"
     part = part_of(path)
     whole = part.read_bytes()
@@ -484,13 +330,8 @@ def test_a_line_that_a_part_has_not_ended_is_no_damage_and_any_other_is_counted(
         warnings.simplefilter("error")
         assert (found.get("a"), found.get("c")) == ([1.0], None)
     part.write_bytes(whole.replace(b'"value": 2', b'"value": 3'))
-    with pytest.warns(UserWarning, match=r"0-of-2.jsonl: 1 lines are damaged and not used"):
-        found = Checkpoint(path, SETTINGS)
-    assert found.get("a") == [1.0] and found.get("c") is None
-    found.close()
-    part.write_bytes(whole.replace(b'"seed": 0', b'"seed": 1'))  # its own digest does not fit: its lines still do
-    with Checkpoint(path, SETTINGS) as found:
-        assert (found.get("a"), found.get("c")) == ([1.0], 2)
+    with pytest.raises(CheckpointError, match=r"0-of-2.jsonl, line 3 is damaged"):
+        Checkpoint(path, SETTINGS)
     part.write_bytes(b"")
     with Checkpoint(path, SETTINGS) as found:
         assert len(found) == 0
@@ -503,63 +344,19 @@ def test_a_part_of_another_run_is_refused_by_its_name(tmp_path: Path) -> None:
         Checkpoint(path, SETTINGS)
     part.unlink()
     part_of(path, 0, {"a": Origin("first"), "c": Origin("second")})
-    with pytest.raises(CheckpointError, match="0-of-2.jsonl was made with other problems: problem 'c' has another"):
+    with pytest.raises(CheckpointError, match="0-of-2.jsonl was made with other problems: 'c' had another"):
         Checkpoint(path, SETTINGS, {"a": Origin("first"), "c": Origin("third")})
     with pytest.raises(ValueError, match=r"Shard 1/2 of a run needs a checkpoint= in which it keeps its part"):
         Checkpoint(None, SETTINGS, shard=Shard(1, 2))
-
-
-# ------------------------------------------------------------------------------------------------------------ its words
-
-
-def test_a_key_does_not_depend_on_the_order_of_names() -> None:
-    assert key_of({"a": 1, "b": {"c": 2, "d": 3}}) == key_of({"b": {"d": 3, "c": 2}, "a": 1}) != key_of({"a": 1})
-    assert len(key_of(None)) == 16
-
-
-def test_a_file_in_folders_that_are_not_there_yet(tmp_path: Path) -> None:
-    Checkpoint(tmp_path / "some" / "deep" / "c.jsonl", SETTINGS).close()
-    assert len(lines_of(tmp_path / "some" / "deep" / "c.jsonl")) == 1
-
-
-def test_a_file_that_is_gone_while_its_run_lasts_is_told(begun: Path) -> None:
-    with Checkpoint(begun, SETTINGS) as found:
-        begun.unlink()
-        with pytest.raises(OSError, match=r"cannot write .*c.jsonl \(No such file or directory\); all that was"):
-            found.put({"d": 1.0})
-        assert found.get("d") is None and not begun.exists()
-
-
-def test_problems_of_one_unit_need_no_prompts(tmp_path: Path) -> None:
-    for _ in range(2):
-        with Checkpoint(tmp_path / "c.jsonl", SETTINGS, {"a": Origin(unit="u")}) as found:
-            found.put({"a": 1})
-    with Checkpoint(tmp_path / "c.jsonl", SETTINGS, {"a": Origin(unit="u")}) as found:
-        assert found.get("a") == 1
 
 
 @pytest.mark.parametrize(
     ("was", "now", "shown"),
     [
         ("ab", "ac", ("ab", "ac")),
-        ("x" * 60, "y" * 60, ("x" * 60, "y" * 60)),
-        ("x" * 20 + "a" * 40, "x" * 20 + "b" * 40, ("x" * 20 + "a" * 40, "x" * 20 + "b" * 40)),
-        ("x" * 61, "y", ("x" * 60 + "...", "y")),
         ("x" * 10 + "a" * 60, "x" * 10 + "b" * 50, ("x" * 10 + "a" * 50 + "...", "x" * 10 + "b" * 50)),
-        ("w" + "x" * 10 + "a" * 50, "w" + "x" * 10 + "b", ("..." + "x" * 10 + "a" * 50, "w" + "x" * 10 + "b")),
-        ("w" + "x" * 10 + "a" * 51, "w" + "x" * 10, ("w" + "x" * 10 + "a" * 49 + "...", "w" + "x" * 10)),
         ("w" * 40 + "a" * 90, "w" * 40 + "b", ("..." + "w" * 10 + "a" * 50 + "...", "w" * 40 + "b")),
     ],
 )
 def test_long_texts_are_cut_to_where_they_differ(was: str, now: str, shown: tuple[str, str]) -> None:
     assert checkpoint._shown(was, now) == shown and checkpoint._shown(now, was) == shown[::-1]
-
-
-def test_words_of_a_damaged_line_and_of_many() -> None:
-    named = checkpoint._named
-    assert named({"id": "a"}, b"") == " (problem 'a')" and named({"id": 3}, b"x") == named([], b'["id"]') == ""
-    assert named(None, b'{"id": "a\\"b", "val') == " (problem 'a\"b')" and named(None, b'{"id": "a') == ""
-    assert named(None, b'{"id": "\\x"}') == "", "no text of JSON"
-    assert checkpoint._few("abc") == "a, b, c" and checkpoint._few("abcd", "; ") == "a; b; c and 1 more"
-    values = [None, True, 2, 0.5, "x", Path("p"), np.float32(0.5), np.arange(2), (1, {2}), {1: np.int64(3)}]
-    assert checkpoint.plain(values) == [None, True, 2, 0.5, "x", "p", 0.5, [0, 1], [1, [2]], {"1": 3}]

@@ -8,8 +8,9 @@ import re
 import subprocess
 import sys
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -116,6 +117,50 @@ def test_a_count_of_one_is_singular(name: str) -> None:
     assert not wrong, told
 
 
+BY_GROUP = (
+    "ActivationShift",
+    "AttentionDecomposition",
+    "DoseResponse",
+    "HeadAttribution",
+    "HeadScores",
+    "JointKnockout",
+    "Mediation",
+    "SegmentAttention",
+    "Transplant",
+)
+
+
+@pytest.mark.parametrize("name", BY_GROUP)
+def test_a_problem_given_thrice_as_a_group_counts_once(name: str) -> None:
+    result = RESULTS[name]()
+
+    def thrice(values: Any, axis: int) -> Any:
+        if isinstance(values, dict):
+            return {key: thrice(inner, axis) for key, inner in values.items()}
+        return None if values is None else np.repeat(values, 3, axis)
+
+    arrays = {
+        field: thrice(getattr(result, field), axes.split().index("problem"))
+        for field, axes in result.axes
+        if "problem" in axes.split()
+    }
+    ids = np.repeat(result.problem_ids, 3)
+    more: dict[str, Any] = {"problem_ids": tuple(f"{each}/{at}" for at, each in enumerate(ids)), "groups": tuple(ids)}
+    if name == "Transplant":
+        more["partners"] = tuple(each for each in result.partners for _ in range(3))
+    if name == "ActivationShift":
+        more["n_tokens"] = np.repeat(result.n_tokens, 3, 0)
+    again = replace(result, **arrays, **more)
+    pd.testing.assert_frame_equal(again.summary(), result.summary())
+    if name == "ActivationShift":
+        pd.testing.assert_frame_equal(again.by_class(), result.by_class())
+    if name == "DoseResponse":
+        pd.testing.assert_frame_equal(again.outcome_table(), result.outcome_table())
+        pd.testing.assert_frame_equal(again.reading_table(), result.reading_table())
+    n = len(result.problem_ids)
+    assert f"These {3 * n} problems are variants in {n} groups; each group counts once." in again.told()
+
+
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kept")
@@ -187,8 +232,8 @@ def test_a_summary_without_a_number_has_nothing_to_draw(bare: type[Result]) -> N
 def test_the_column_drawn_is_the_first_that_is_known() -> None:
     unknown = patched(donor=np.array([1.0, -1.0, 1.0, -1.0]))
     assert unknown.summary()["effect_fraction"].isna().all()
-    assert unknown.default_column(unknown.summary()) == "effect"
-    assert patched().default_column(patched().summary()) == "effect_fraction"
+    assert unknown.default_column(unknown.summary()) == "median"
+    assert patched(8).default_column(patched(8).summary()) == "share"
     assert located().default_column(located().summary()) == "removed_share"
 
 

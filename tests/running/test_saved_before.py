@@ -22,14 +22,14 @@ CLASSES = {
     "ActivationShift": "52 a problem",
     "AttentionDecomposition": "from 0.113 to 0.475",
     "AttentionProfile": "57 to 60 tokens",
-    "CircuitCurve": "Total effect +0.5270 nats",
+    "CircuitCurve": "mean +0.5270.",
     "DoseResponse": "+0.4485",
     "HeadAttribution": "+0.5270 nats",
     "HeadScores": "-11.5610",
-    "JointKnockout": "+0.2023 [",
-    "LocatedHeads": "mean +0.5492 [",
-    "Mediation": "+0.0076 [",
-    "PatchScores": "mean +0.5492 nats [",
+    "JointKnockout": "+0.2023 nats",
+    "LocatedHeads": "mean +0.5492.",
+    "Mediation": "bias +0.5270",
+    "PatchScores": "mean +0.5492.",
 }
 """The classes of then, and what the print of each said then (limits of means at few problems are wider today; the
 total of a denoising sweep then had the other sign)."""
@@ -121,15 +121,17 @@ def test_numbers_mean_what_they_meant(found: dict[str, Any], arrays: dict[str, n
     mass = arrays["HeadScores.values.span_mass.inserted"]
     np.testing.assert_allclose(found["HeadScores"].mean("span_mass"), mass.mean(0))
     located = found["LocatedHeads"]
-    assert not located.found and "9 problems are needed" in located.describe(), "8 problems name none of 8 heads today"
+    rules = located.confidence, located.smallest_effect, located.resolution
+    of_then = (1 - located.settings["alpha"], *(located.settings[name] for name in ("smallest_effect", "resolution")))
+    assert rules == of_then and located.resolution > 0, "settings of then are fields today"
+    assert not located.found and "10 problems are needed" in located.describe(), "8 problems name none of 8 heads today"
     truth = {mi.Head(0, 1): "reader", mi.Head(0, 3): "reader", mi.Head(1, 2): "mediator"}
-    few = dataclasses.replace(
-        located, heads=tuple(truth), values={name: array[:, [1, 3, 6]] for name, array in located.values.items()}
-    )
-    assert few.found == truth, "but the three named then"
-    assert located.control_table().empty and few.control_table()["random_effect"].isna().all(), (
-        "controls of then are not"
-    )
+    for at, (head, kind) in zip((1, 3, 6), truth.items(), strict=True):
+        values = {name: array[:, [at]] for name, array in located.values.items()}
+        alone = dataclasses.replace(located, heads=(head,), values=values)
+        assert alone.found == {head: kind}, "but each of the three named then, if it had been asked of it alone"
+        assert alone.control_table()["random_effect"].isna().all(), "controls of then are not"
+    assert located.control_table().empty
     assert found["LocatedHeads"].patches.summary()["effect"].tolist() == patches["effect"].tolist()
     assert found["JointKnockout"].heads == (mi.Head(0, 1),)
     answers = found["AccuracyResults"]
@@ -177,11 +179,12 @@ def every_result(kind: type) -> set[str]:
 
 @pytest.mark.slow
 def test_every_result_is_public_so_that_a_new_process_finds_it(tmp_path: Path) -> None:
-    for name in (*mi.__all__, "paper"):
+    named = {name for names in mi.RESULTS.values() for name in names}
+    for name in (*mi.__all__, *named, "paper"):
         getattr(mi, name)  # every room is imported
     results = every_result(Result) - {"Result", "ClaimChecks"}  # the paper's claims are written as a table
     assert results >= set(CLASSES) | {"Comparison", "Comparisons", "LinkedAccuracy"}
-    assert results <= set(mi.__all__)
+    assert results <= named
     right = np.ones((3, 2, 1))
     answers = mi.AccuracyResults(
         ("a", "b", "c"), ("none", "mless"), dict.fromkeys(GRADERS, right), right, 0 * right, right,

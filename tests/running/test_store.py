@@ -71,16 +71,6 @@ def test_results_within_results_come_back_unchanged(tmp_path: Path) -> None:
         assert same(getattr(found["first"].settings["named"]["one"], name), getattr(interval, name))
 
 
-def test_numbers_survive_to_the_last_bit(tmp_path: Path) -> None:
-    numbers = np.random.default_rng(0).normal(size=3) / 3
-    save(
-        tmp_path / "out", made_scores(donor=numbers, settings={"lam": float(numbers[0]), "np": np.float64(numbers[1])})
-    )
-    found = load(tmp_path / "out")["PatchScores"]
-    assert np.array_equal(found.donor, numbers)
-    assert found.settings == {"lam": numbers[0], "np": numbers[1]}
-
-
 def test_every_kind_of_value_is_written_under_its_own_name(tmp_path: Path) -> None:
     """What other versions and programs read: it stays as it is."""
     settings = {
@@ -119,21 +109,6 @@ def test_every_kind_of_value_is_written_under_its_own_name(tmp_path: Path) -> No
         save(tmp_path / "keys", found=made_scores(settings={"x": {1: 2}}))
 
 
-def test_two_results_of_one_class_need_names(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"two results of the same class need names: save\(path, first="):
-        save(tmp_path / "out", made_scores(), made_scores())
-
-
-def test_saving_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is nothing to save"):
-        save(tmp_path / "out")
-
-
-def test_the_name_provenance_is_taken(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match='"provenance" is the name under which load gives'):
-        save(tmp_path / "out", provenance=made_scores())
-
-
 @pytest.mark.parametrize("foreign", [{"a": 1}, np.zeros(3), 3, SimpleNamespace(a=1), PatchScores])
 def test_only_results_of_this_toolkit_are_saved(tmp_path: Path, foreign: Any) -> None:
     with pytest.raises(TypeError, match="mine: only results of this toolkit can be saved, got"):
@@ -160,11 +135,6 @@ def test_saving_over_a_result_needs_overwrite_and_a_whole_new_one(tmp_path: Path
     assert everything_in(tmp_path) == ["out"]
 
 
-def test_loading_from_elsewhere_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"holds no saved results \(no results.json\)"):
-        load(tmp_path)
-
-
 def rewritten(folder: Path, **changes: Any) -> Path:
     """A saved result whose document was changed by hand."""
     save(folder, made_scores())
@@ -181,7 +151,7 @@ def test_another_format_is_refused(tmp_path: Path) -> None:
         load(rewritten(tmp_path / "out", format=2))
 
 
-@pytest.mark.parametrize("name", ["subprocess.Popen", "os.system", "builtins.dict", "mless_interpreter.x.Y"])
+@pytest.mark.parametrize("name", ["subprocess.Popen", "mless_interpreter.x.Y"])
 def test_a_class_from_outside_is_never_loaded(tmp_path: Path, name: str) -> None:
     with pytest.raises(ValueError, match=f"refusing to load class '{name}': it is not part of this toolkit"):
         load(rewritten(tmp_path / "out", **{"class": name}))
@@ -191,14 +161,9 @@ def test_a_class_from_outside_is_never_loaded(tmp_path: Path, name: str) -> None
     "name",
     [
         "eval",
-        "Path",
-        "Gone",
-        "mless_interp.patching.sweep.Gone",
         "mless_interp.running.store.save",  # a function of ours
-        "save",
         "mless_interp.running.store.Path",  # another library's class, by way of a module of ours
         "Head",  # ours, and public, but no result
-        "mless_interp.running.checkpoint.Checkpoint",
     ],
 )
 def test_only_results_are_loaded_not_what_else_there_is(tmp_path: Path, name: str) -> None:
@@ -250,16 +215,8 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, damage: Any, what: s
         load(folder)
 
 
-def test_both_damaged_files_are_named(tmp_path: Path) -> None:
-    folder = save(tmp_path / "out", made_scores())
-    for name in ("results.json", "arrays.npz"):
-        (folder / name).write_bytes(b"x")
-    with pytest.raises(ValueError, match=r"results.json' has 1 bytes of .*; '.*arrays.npz' has 1 bytes of"):
-        load(folder)
-
-
 @pytest.mark.parametrize("name", ["results.json", "arrays.npz"])
-@pytest.mark.parametrize("at", [0.0, 0.1, 0.5, 0.9, 0.99, None])
+@pytest.mark.parametrize("at", [0.1, 0.99, None])
 def test_damage_without_a_manifest_names_the_file_too(tmp_path: Path, name: str, at: float | None) -> None:
     """As in folders of version 0.1: cut off anywhere, or gone; one clear error."""
     folder = save(tmp_path / "out", made_scores())
@@ -274,15 +231,8 @@ def test_damage_without_a_manifest_names_the_file_too(tmp_path: Path, name: str,
         load(folder)
 
 
-FORMS = [
-    "[]",
-    "{}",
-    "3",
-    '{"format": 1}',
-    '{"format": 1, "results": [], "provenance": {}}',
-    '{"format": 1, "results": 3}',
-]
-PARTS = ["3", "{}", '{"class": "PatchScores"}', '{"class": "PatchScores", "fields": {"seed": {}}}']
+FORMS = ["[]", "3", '{"format": 1}', '{"format": 1, "results": [], "provenance": {}}']
+PARTS = ["3", '{"class": "PatchScores"}', '{"class": "PatchScores", "fields": {"seed": {}}}']
 
 
 @pytest.mark.parametrize(
@@ -367,6 +317,12 @@ def test_provenance_says_which_versions_command_and_when() -> None:
     json.dumps(came)
 
 
-def test_a_package_that_is_not_installed_has_no_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mless_interp.running.store.PACKAGES", ("no-such-package",))
-    assert provenance()["versions"] == {"no-such-package": None}
+def test_what_cannot_be_saved_or_loaded_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"two results of the same class need names: save\(path, first="):
+        save(tmp_path / "out", made_scores(), made_scores())
+    with pytest.raises(ValueError, match="there is nothing to save"):
+        save(tmp_path / "out")
+    with pytest.raises(ValueError, match='"provenance" is the name under which load gives'):
+        save(tmp_path / "out", provenance=made_scores())
+    with pytest.raises(FileNotFoundError, match=r"holds no saved results \(no results.json\)"):
+        load(tmp_path)

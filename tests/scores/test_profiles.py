@@ -138,14 +138,6 @@ def test_the_first_token_is_left_out_where_it_is_a_bos(tiny_model_dir: Any) -> N
         assert np.isnan(forced.received["base"][0][0, 0]) != undefined
 
 
-def test_a_profile_prints_and_survives_saving(tmp_path: Path) -> None:
-    made = by_hand()
-    assert "1 head of by hand" in repr(made) and "layer 1 head 14" in repr(made)
-    back = mi.load(mi.save(tmp_path / "kept", made))["AttentionProfile"]
-    assert back.alignment[1].tolist() == [0, 1, 4, 5] and back.heads == made.heads
-    np.testing.assert_array_equal(back.received["inserted"][1], made.received["inserted"][1])
-
-
 def test_a_profile_of_one_condition_has_a_map_of_its_heads_and_several_have_none() -> None:
     whole = by_hand()
     two = replace(
@@ -200,7 +192,7 @@ def test_what_is_not_there_is_named() -> None:
         made.whole("gap")
 
 
-def test_a_prompt_shorter_than_min_rows_is_named(tiny_model_dir: Any) -> None:
+def test_a_prompt_shorter_than_min_rows_has_an_undefined_profile(tiny_model_dir: Any) -> None:
     model = loaded(tiny_model_dir("qwen2"), "bridge")
-    with pytest.raises(ValueError, match="problem 'p0': condition base: no token is read by min_rows=500 rows"):
-        attention_profile(model, pairs_for(model), min_rows=500, progress=False)
+    found = attention_profile(model, pairs_for(model), min_rows=500, progress=False)
+    assert all(np.isnan(values).all() for of in found.received.values() for values in of)

@@ -15,7 +15,7 @@ from small_results import located as small_located
 
 import mless_interp as mi
 from mless_interp.commands.answers import of_scores
-from mless_interp.locating.sinks_read import sink_words
+from mless_interp.locating.sentences import sink_words
 from mless_interp.models.load import load_model
 from mless_interp.models.sites import site
 from mless_interp.scores import METRICS, SINKS, HeadScores

@@ -7,17 +7,18 @@ import pytest
 from scipy import stats
 
 from mless_interp.statistics import (
+    by_group,
     concentration,
     detectable_prevalence,
     fewest_problems,
-    max_t_sign_flip,
-    max_t_two_groups,
     mcnemar,
     mean_interval,
     median_interval,
     paired_difference,
     prevalence_test,
+    share_of_total,
     sign_test,
+    two_groups,
     within_test,
 )
 
@@ -60,14 +61,14 @@ def test_no_more_false_names_than_stated_where_the_test_of_the_mean_rejects_almo
         d = skewed(rng, (n, heads)) - 1.0  # median 0
         prevalence += bool((prevalence_test(d, 0.0).p_corrected < 0.05).any())
         centred = d - np.exp(2.5**2 / 2) + 1.0  # true mean 0
-        mean += bool((max_t_sign_flip(centred, n_permutations=200, seed=0).p_corrected < 0.05).any())
+        mean += bool((stats.ttest_1samp(centred, 0).pvalue < 0.05 / heads).any())
     assert prevalence / sets <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / sets)
-    assert mean / sets > 0.5  # it tests symmetry
+    assert mean / sets > 0.5
 
 
 def test_it_finds_what_it_promises_to_find() -> None:
     n, heads = 64, 112
-    truth = detectable_prevalence(n, heads)
+    truth = detectable_prevalence(n, 2 * heads)
     rng = np.random.default_rng(0)
     d = np.where(rng.random((4000, n)) < truth, 1.0, -0.1)
     p = stats.binom.sf((d > 0).sum(1) - 1, n, 0.5)
@@ -76,11 +77,11 @@ def test_it_finds_what_it_promises_to_find() -> None:
 
 def test_the_fewest_problems_are_the_first_that_can_reject() -> None:
     for heads in (1, 16, 112, 784):
-        n = fewest_problems(heads)
+        n = fewest_problems(2 * heads)
         everyone = np.ones((n, heads))
         assert (prevalence_test(everyone, 0.5).p[0] * 2 * heads <= 0.05).all()
         assert (prevalence_test(everyone[1:], 0.5).p[0] * 2 * heads > 0.05).all()
-        assert np.isfinite(detectable_prevalence(n, heads)) and np.isnan(detectable_prevalence(n - 1, heads))
+        assert np.isfinite(detectable_prevalence(n, 2 * heads)) and np.isnan(detectable_prevalence(n - 1, 2 * heads))
 
 
 def test_small_effects_are_shown_to_be_small_and_nothing_else_is() -> None:
@@ -90,17 +91,65 @@ def test_small_effects_are_shown_to_be_small_and_nothing_else_is() -> None:
     assert (corrected < 0.05).tolist() == [True, False, False]
 
 
-@pytest.mark.parametrize(
-    ("delta", "message"), [(-1.0, "0 or more"), (float("nan"), "finite number"), (float("inf"), "finite number")]
-)
-def test_a_smallest_effect_that_is_none_is_refused(delta: float, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("delta", [-1.0, float("inf")])
+def test_a_smallest_effect_that_is_none_is_refused(delta: float) -> None:
+    with pytest.raises(ValueError, match="finite number, 0 or more"):
         prevalence_test(np.ones(5), delta)
     with pytest.raises(ValueError, match="above 0"):
         within_test(np.ones(5), min(delta, 0.0))
 
 
+def test_beside_an_unknown_smallest_effect_nothing_is_counted() -> None:
+    found = prevalence_test(np.ones((9, 2)), float("nan"))
+    assert np.isnan([found.count, found.share, found.low, found.high, found.p, found.p_corrected]).all()
+
+
+# ----------------------------------------------------------------------------------------------------------- shares
+
+
+def test_shares_by_hand() -> None:
+    """9 problems, k = 2: the second and the eighth of the ratios; one problem's total has the other sign, and turns it."""
+    total = np.array([1.0, 2, 1, 4, 1, 1, 2, 1, 1])
+    ratios = np.arange(1.0, 10) / 10
+    found = share_of_total(np.stack([ratios * total, -ratios * total], 1), total)
+    assert found.estimate == pytest.approx(np.array([0.5, -0.5]))
+    assert found.low == pytest.approx(np.array([0.2, -0.8])) and found.high == pytest.approx(np.array([0.8, -0.2]))
+    turned = share_of_total(
+        np.r_[ratios[:8], 0.9], np.r_[np.ones(8), -1.0]
+    )  # 0.9 + x lies above 0 for all x above -0.9
+    assert (float(turned.low), float(turned.estimate), float(turned.high)) == (0.2, 0.5, 0.8)
+    unknown = share_of_total(np.ones(9), np.r_[np.ones(7), -1.0, -1.0])
+    assert np.isnan([unknown.estimate, unknown.low, unknown.high]).all()
+    assert str(unknown.flag) == "the total effect is not established"
+
+
+@pytest.mark.parametrize("n", [16, 64])
+@pytest.mark.parametrize("noise", [0.1, 0.5])
+def test_a_share_s_limits_cover_it_where_a_quotient_of_medians_does_not(n: int, noise: float) -> None:
+    """The part does not follow the total from problem to problem, and is 35 % of its median."""
+    rng = np.random.default_rng([n, int(10 * noise)])
+    sets, theta = 400, 0.35
+    total = rng.lognormal(0, 1.5, (sets, n))
+    part = theta * rng.lognormal(0, noise, (sets, n))
+    made = [share_of_total(g, t) for g, t in zip(part, total, strict=True)]
+    divided = [median_interval(g / np.median(t)) for g, t in zip(part, total, strict=True)]
+    covered, quotient = (np.mean([x.low <= theta <= x.high for x in kind]) for kind in (made, divided))
+    assert covered > 0.95 - 2 * np.sqrt(0.05 * 0.95 / sets) and quotient < 0.75
+
+
 # ---------------------------------------------------------------------------------------------------------- medians
+
+
+@pytest.mark.parametrize(("n_groups", "n_each"), [(32, 2), (8, 8)])
+def test_effects_that_variants_share_name_heads_at_the_stated_rate_by_groups_alone(n_groups: int, n_each: int) -> None:
+    rng = np.random.default_rng(5)
+    named = np.zeros(2)
+    for _ in range(200):
+        shared = 1 + rng.choice((-1, 1), (n_groups, 40)) * skewed(rng, (n_groups, 40))
+        values = np.repeat(shared, n_each, axis=0)
+        units = by_group(values, tuple(str(at // n_each) for at in range(len(values))))
+        named += [(prevalence_test(x, 1.0).p_corrected < 0.05).any() for x in (values, units)]
+    assert named[0] / 200 > 0.1 and named[1] / 200 <= 0.05 + 2 * (0.05 * 0.95 / 200) ** 0.5
 
 
 @pytest.mark.parametrize("n", [6, 7, 16, 33, 128])
@@ -119,6 +168,15 @@ def test_the_median_s_interval_is_made_of_the_values_and_knows_when_there_are_to
     assert made.estimate.tolist() == [3.5, 2.5] and made.n.tolist() == [6, 4]
     assert (made.low[0], made.high[0]) == (1.0, 9.0)
     assert np.isnan(made.low[1]) and made.flag.tolist() == ["", "too few problems for a median's interval"]
+
+
+def test_a_group_counts_once_with_the_median_of_its_members() -> None:
+    values = np.array([[1.0, np.nan], [4.0, np.nan], [3.0, 7.0], [2.0, np.nan], [9.0, -1.0]])
+    found = by_group(values, ("a", "b", "a", "b", "c"))
+    np.testing.assert_array_equal(found, [[2.0, 7.0], [3.0, np.nan], [9.0, -1.0]])
+    assert by_group(values, ()) is values and by_group(values, tuple("vwxyz")) is values
+    with pytest.raises(ValueError, match="one group per problem: got 2 for 5 problems"):
+        by_group(values, ("a", "b"))
 
 
 def test_the_sign_test_keeps_problems_without_an_effect() -> None:
@@ -176,5 +234,5 @@ def test_two_groups_of_different_spread_and_size_keep_the_rate() -> None:
     hits = 0
     for seed in range(sets):
         values = np.where(group, 3.0, 1.0)[:, None] * rng.normal(size=(100, 1))
-        hits += bool(max_t_two_groups(values, group, n_permutations=200, seed=seed).p_corrected[0] < 0.05)
+        hits += bool(two_groups(values, group, seed=seed).p_corrected[0] <= 0.05)
     assert hits / sets <= 0.05 + 3 * np.sqrt(0.05 * 0.95 / sets)

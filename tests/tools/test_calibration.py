@@ -39,7 +39,7 @@ def test_a_head_that_acts_in_some_problems_is_named_where_these_are_most() -> No
 
 
 def test_stored_effects_are_judged_as_the_analysis_judges() -> None:
-    planted, _ = bench.with_strengths(0, (0.1, 0.3))
+    planted, _ = bench.with_strengths(0, (0.2, 0.3))
     found = bench.located(mi.load_model(planted, backend="bridge"), planted.problems(16), 5)
     assert bench.judged_on(found, np.arange(16)).kinds == found.judged.kinds
     made = bench.resampled(found, 16, 5)
@@ -51,7 +51,7 @@ def test_stored_effects_are_judged_as_the_analysis_judges() -> None:
 
 @pytest.mark.parametrize(("n", "cells"), [(16, 16), (64, 112)])
 def test_the_promise_is_the_inverse_of_the_detectable_prevalence(n: int, cells: int) -> None:
-    assert bench.promised(n, cells, detectable_prevalence(n, cells)) == pytest.approx(0.8)
+    assert bench.promised(n, cells, detectable_prevalence(n, 2 * 2 * cells, alpha=0.04)) == pytest.approx(0.8)
     assert bench.promised(8, cells, 1.0) == 0
 
 

@@ -183,14 +183,8 @@ def changed(at: int, value: bytes):
     [
         (lambda content: content[:-4], r"model.bin is cut off: its header asks for \d+ bytes, and it has \d+"),
         (lambda content: content + b"\0", r"model.bin has bytes after its end"),
-        (lambda content: content[:20], r"has 20 bytes, fewer than the header's 28"),
-        (lambda content: b"24ka" + content, r"later version than 0.*--version 0"),
         (changed(12, struct.pack("<i", 5)), r"is no llama2.c model of version 0: its header says .*'n_heads': 5"),
-        (changed(16, struct.pack("<i", 3)), r"n_heads a multiple of n_kv_heads"),
-        (changed(8, struct.pack("<i", -2)), r"all must be above 0"),
-        (changed(0, struct.pack("<i", 2**31 - 8)), r"is cut off: its header asks for \d{12,} bytes"),
         (changed(400, struct.pack("<f", np.nan)), r"is damaged: 1 of its weights are not finite"),
-        (changed(20, struct.pack("<i", -len(SPECIAL) - len(PIECES))), r"model.bin is cut off"),
         (lambda content: content[:-4] + struct.pack("<f", 0.5), r"its tables of RoPE differ by .* base 10000"),
     ],
 )  # fmt: skip
@@ -206,13 +200,8 @@ def test_a_damaged_model_file_is_refused(damage, message: str, files: tuple[Path
     ("damage", "message"),
     [
         (lambda content: content[:-3], r"token 275 says that it has 3 bytes, where the longest has 6 and 0 are left"),
-        (lambda content: content[:-11], r"ends after 275 of the model's 276 tokens"),
         (lambda content: content + b"\0\0", r"has 2 bytes after the model's 276 tokens"),
-        (lambda content: b"", r"ends after 0 of the model's 276 tokens"),
         (changed(0, struct.pack("<i", 9)), r"no token has the 9 bytes"),
-        (changed(4, struct.pack("<f", np.inf)), r"a score is not finite"),
-        (changed(8, struct.pack("<i", -1)), r"token 0 says that it has -1 bytes"),
-        (changed(12, b"<UNK>"), r"token 0 must be '<unk>', got '<UNK>'"),
         (lambda content: content[:-1] + b"\xff", r"token 275, b'wo\\xff', is no UTF-8"),
     ],
 )  # fmt: skip
@@ -220,15 +209,6 @@ def test_a_damaged_tokenizer_file_is_refused(damage, message: str, files: tuple[
     model, tokenizer, out = files
     tokenizer.write_bytes(damage(tokenizer.read_bytes()))
     with pytest.raises(ValueError, match=message):
-        convert(model, tokenizer, out)
-    assert not out.exists()
-
-
-def test_a_token_given_twice_is_refused(files: tuple[Path, Path, Path]) -> None:
-    model, tokenizer, out = files
-    twice = [*PIECES[:-1], PIECES[0]]
-    tokenizer.write_bytes(written_tokenizer([*SPECIAL, *twice], [0.0] * len(SPECIAL) + SCORES))
-    with pytest.raises(ValueError, match="has 1 tokens twice"):
         convert(model, tokenizer, out)
     assert not out.exists()
 

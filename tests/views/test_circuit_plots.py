@@ -42,7 +42,7 @@ def test_the_graph_shows_the_edges_that_most_problems_show() -> None:
     assert len(lines) == len(drawn) == 5
     assert sum(line.get_linestyle() not in ("-", "solid") for line in lines) == 1  # L0H0, against the effect
     widths = sorted(line.get_linewidth() for line in lines)
-    assert widths[-1] == 6.0 and widths[0] == pytest.approx(6 * 0.2 / 0.9, rel=1e-6)
+    assert widths[-1] == pytest.approx(6.0) and widths[0] == pytest.approx(6 * 0.2 / 0.9, rel=1e-3)
     assert {"L0H1", "L1H0", "L0H0", "MLP1", "logits"} <= set(written(picture))
     assert "0.40 v" in written(picture)  # the part by which it enters
     every = mi.views.path_graph(
@@ -57,7 +57,7 @@ def test_the_graph_draws_what_is_claimed_however_skewed() -> None:
     edges = tuple(map(mi.Edge.parse, ("L0H1 -> MLP1", "L0H0 -> MLP1", "MLP1 -> logits")))
     found = replace(
         traced(16),
-        edges=edges,
+        cells=edges,
         total=total,
         values=np.array([0.4, -0.2, 0.9]) * np.where(total < 0, total, 90)[:, None],
     )
@@ -77,7 +77,7 @@ def test_an_edge_that_is_shown_by_one_input_alone_is_drawn() -> None:
     values[:, 2] = 0  # L0H1 -> L1H0: by v, and not by all three together
     names = written(mi.views.path_graph(replace(found, values=values)))
     assert "0.40 v" in names
-    by_value = replace(found, edges=found.edges[1:2], values=found.values[:, 1:2])
+    by_value = replace(found, cells=found.edges[1:2], values=found.values[:, 1:2])
     assert len(arrows(mi.views.path_graph(by_value))) == 1
 
 
@@ -97,9 +97,9 @@ def test_a_graph_without_edges_says_so_and_why() -> None:
     assert said(traced(8)).startswith("No edge can pass with 8 problems: 7 edges take at least 9")
     unsure = replace(found, total=np.tile([1.0, -1.0], 8))
     assert "is not established, so no edge is tested" in said(unsure)
-    by_query = replace(found, edges=found.edges[:2], values=found.values[:, :2])
+    by_query = replace(found, cells=found.edges[:2], values=found.values[:, :2])
     assert said(by_query, part="q") == "No edge that enters by q is among those that most problems show."
-    assert said(nothing, only_found=False) == "No edge has a median share of 0.01 or more."
+    assert said(nothing, only_found=False) == "No edge has a share of 0.01 or more."
 
 
 def test_the_logits_stand_on_top_and_layers_in_their_order() -> None:
@@ -113,9 +113,9 @@ def test_a_map_of_sites_has_a_panel_each_and_grey_where_nothing_is() -> None:
     picture = mi.views.site_map(found)
     panels = [axes for axes in picture.axes if axes.get_title() in found.sites]
     assert [axes.get_title() for axes in panels] == ["resid_pre", "attn_out"]
-    means = np.asarray(panels[0].images[0].get_array()).astype(float)
-    fractions = found.summary()["effect_fraction"].to_numpy().reshape(2, 3, 3)
-    np.testing.assert_allclose(means, fractions[0], atol=1e-9)
+    drawn = np.asarray(panels[0].images[0].get_array()).astype(float)
+    shares = found.summary()["share"].to_numpy().reshape(2, 3, 3)
+    np.testing.assert_allclose(drawn, shares[0], atol=1e-9)
     assert [tick.get_text() for tick in panels[0].get_xticklabels()] == ["0", "-1", "all"]
     assert "against" not in panels[0].get_xlabel() and panels[0].get_ylabel() == "layer (zero-based)"
     heads = mi.views.site_map(spots())
@@ -143,7 +143,7 @@ def test_of_many_edges_the_widest_bear_their_number() -> None:
     edges = tuple(mi.Edge(str(a), str(b)) for at, a in enumerate(chain) for b in chain[at + 1 :])
     sizes = 0.5 - 0.01 * np.arange(len(edges))
     values = np.tile(sizes, (len(found.total), 1)) * found.total[:, None]
-    picture = mi.views.path_graph(replace(found, edges=edges, values=values))
+    picture = mi.views.path_graph(replace(found, cells=edges, values=values))
     names = set(map(str, chain))
     assert len(arrows(picture)) == len(edges) == 36
     numbers = [text for text in written(picture) if text not in names]
@@ -158,7 +158,7 @@ def test_no_node_and_no_number_stands_on_the_number_of_an_edge() -> None:
     places = ["L0H18 -> MLP0", "L0H20 -> MLP0", "L0H21 -> MLP0", "L0H27 -> MLP0", "L0H21 -> MLP2", "MLP0 -> MLP2"]
     edges = tuple(map(mi.Edge.parse, [*places, "MLP1 -> MLP3", "MLP2 -> logits", "MLP3 -> logits"]))
     values = np.tile(np.linspace(0.2, 0.1, len(edges)), (len(found.total), 1)) * found.total[:, None]
-    picture = mi.views.path_graph(replace(found, edges=edges, values=values))
+    picture = mi.views.path_graph(replace(found, cells=edges, values=values))
     picture.draw_without_rendering()
     texts = [text for text in picture.axes[0].texts if text.get_text()]
     boxes = {(text.get_text(), at): text.get_window_extent() for at, text in enumerate(texts)}

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -309,10 +308,8 @@ def test_28_heads_and_512_tokens_fit_into_3_megabytes(
 ) -> None:
     model, pair = long_prompt
     heads = [mi.Head(0, head) for head in range(28)]
-    begun = time.perf_counter()
     view = mi.views.attention(model, pair, heads)
     path = view.save(tmp_path / "long.html")
-    assert time.perf_counter() - begun < 60, "seconds, not minutes"
     assert path.stat().st_size < 3_000_000
     page = opened(chrome, path)
     base = patterns_of(model, pair, "base", heads[:1])[0].double().numpy()

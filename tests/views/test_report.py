@@ -118,7 +118,7 @@ def test_a_map_has_a_square_per_head_with_its_interval_in_words() -> None:
     )
     assert (made.n_layers, made.n_heads, made.limit, made.marked_means) == (2, 3, "0.5", "m")
     by_place = {(square.layer, square.head): square for square in made.squares}
-    assert by_place[0, 1].words == "head L0H1; effect [95 % interval] -0.5000 [-0.6000, -0.4000]"
+    assert by_place[0, 1].words == "head L0H1; mean effect [95 % interval] -0.5000 [-0.6000, -0.4000]"
     assert (made.signed, made.undefined) == (True, True)
     assert by_place[0, 1].colour == colour(-1.0) == "#053061" and by_place[1, 1].colour == colour(1.0) == "#67001f"
     assert by_place[0, 0].colour == colour(0.0) and by_place[1, 0].colour == "#bbbbbb", "grey: undefined, not 0"
@@ -159,20 +159,19 @@ def test_a_sweep_becomes_sentences_a_map_and_a_table_with_the_largest_share_firs
     sentences, head_map, (table,) = shown(patched(12))
     assert " ".join(sentences) == patched(12).describe() and len(sentences) == 4
     assert texts(table, 0)[0] == "L1H2" and len(table.rows) == 6
-    assert head_map is not None and head_map.value == "share of the effect" and marked(head_map) == [(1, 2)]
-    assert "more than 5 % of the effect in most problems, p < 0.05 corrected" in head_map.marked_means
-    assert {"n", "share of problems [95 % interval]", "recovered [95 % interval]"} <= set(labels(table))
+    assert head_map is not None and head_map.value == "share" and marked(head_map) == [(1, 2)]
+    assert "more than 5 % of the effect in most problems, p < 0.04 corrected" in head_map.marked_means
+    assert {"n", "share of problems [95 % interval]", "recovered"} <= set(labels(table))
     assert labels(table)[: table.at_once] == [
-        *("head", "share of the effect [95 % interval]", "effect [95 % interval]", "median share [95 % interval]"),
-        *("problems", "p, corrected"),
+        *("head", "share [95 % interval]", "problems", "p, corrected", "median [95 % interval]", "mean effect"),
     ]
-    assert texts(table, 4)[0] == "12 of 12"
+    assert texts(table, 2)[0] == "12 of 12"
     assert marked(shown(patched(4))[1]) == [], "4 problems name no head"
 
 
 def test_where_shares_are_undefined_the_map_shows_effects() -> None:
     sentences, head_map, _ = shown(patched(donor=np.array([1.0, -1.0, 1.0, -1.0])))
-    assert head_map is not None and head_map.value == "effect" and marked(head_map) == []
+    assert head_map is not None and head_map.value == "median" and marked(head_map) == []
     assert any("effect_fraction is NaN" in sentence for sentence in sentences)
 
 
@@ -214,9 +213,10 @@ def test_answers_and_their_comparisons_say_what_they_found() -> None:
 def test_claims_are_counted_and_listed_with_their_nulls() -> None:
     sentences, _, (table,) = shown(checked())
     assert sentences == [
-        "2 claims checked on tiny, heads L0H1 (zero-based), Mless, 6 problems: 1 agree, 1 cannot tell."
+        "2 claims checked on tiny, heads L0H1 (zero-based), Mless, 6 problems: 1 agree, 1 cannot tell. 1 of those that agree "
+        "holds without training (1 untrained twin)."
     ]
-    assert labels(table)[:4] == ["claim", "verdict", "measured [95 % interval]", "null"]
+    assert labels(table)[:5] == ["claim", "verdict", "untrained twins", "measured [95 % interval]", "null"]
     assert "95 % interval of the difference" in labels(table)
     assert texts(table, labels(table).index("reason")) == ["", "no profile with random words"]
 
@@ -515,13 +515,13 @@ def test_the_map_tells_a_heads_numbers_on_hover_and_by_arrow_keys(chrome: Browse
         "(({ x, y }) => [x + 9, y + 9])(document.querySelector('rect[data-at=\"0 1\"]').getBoundingClientRect())"
     )
     page.call("Input.dispatchMouseEvent", type="mouseMoved", x=at[0], y=at[1])
-    assert page.run(told) == "head L0H1\neffect [95 % interval] -0.5000 [-0.6000, -0.4000]"
+    assert page.run(told) == "head L0H1\nmean effect [95 % interval] -0.5000 [-0.6000, -0.4000]"
     assert page.run(height) == before, "what is told moves nothing"
     page.run("document.querySelector('svg.heads').focus()")
     page.press("ArrowDown")
-    assert page.run(told).startswith("head L1H1\neffect [95 % interval] +0.5000")
+    assert page.run(told).startswith("head L1H1\nmean effect [95 % interval] +0.5000")
     page.press("ArrowLeft")
-    assert page.run(told) == "head L1H0\neffect [95 % interval] –"
+    assert page.run(told) == "head L1H0\nmean effect [95 % interval] –"
     page.press("ArrowLeft")
     assert page.run(told).startswith("head L1H0"), "the edge holds"
     assert page.errors == []

@@ -1,0 +1,276 @@
+"""Validate arguments of public functions against their annotations, before anything runs."""
+
+import functools
+import inspect
+import math
+import numbers
+import os
+import re
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import is_dataclass
+from pathlib import Path
+from typing import Any, Literal, SupportsIndex, TypeVar, Union, get_args, get_origin
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+REMEDIES = {
+    "Model": "load_model(...) gives one, wrap_model(...) makes one of another library's",
+    "PromptPair": "make_pairs(model, problems, insertion) makes them",
+    "Problem": "load_problems(...) reads a file of them",
+    "Insertion": 'for example Insertion.meaningless(" /", n_tokens=55)',
+    "InMemory": "a model in memory is an object with its name, hf_model and tokenizer, as types.SimpleNamespace is",
+    "Head": "write Head(layer, head) or 'L0H13' (zero-based)",
+    "PatchScores": "patch_heads(...) gives them",
+}
+"""What to do where an object of this class was expected."""
+
+
+@contextmanager
+def outside_autocast() -> Iterator[None]:
+    """Compute in the dtypes of the operands, also inside a caller's `torch.autocast`."""
+    torch: Any = sys.modules.get("torch")  # importing it takes seconds, and without it there is no autocast
+    with ExitStack() as stack:
+        for device in ("cpu", "cuda") if torch else ():
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
+
+
+def checked(function: F) -> F:
+    """The function (or dataclass) with its plainly typed arguments checked before it runs.
+
+    What each parameter's annotation says is checked: whole numbers, finite numbers, `bool`, text, paths, objects, several of
+    these, mappings, alternatives. NumPy's numbers become Python's, what can be gone through once becomes a tuple, and a
+    head's name a `Head`. `TypeError` (`ValueError` for NaN) says what was expected, what came and what to do. Annotations of
+    other kinds (arrays with shapes) are left to the function, which runs outside `torch.autocast`.
+
+    >>> @checked
+    ... def doubled(n: int) -> int:
+    ...     return 2 * n
+    >>> doubled(True)
+    Traceback (most recent call last):
+    ...
+    TypeError: n must be a whole number, got True (bool)
+    """
+    if is_dataclass(function):
+        function.__init__ = checked(function.__init__)  # type: ignore[method-assign]
+        return function
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError:
+            return function(*args, **kwargs)  # which says it with its name
+        for name, value in bound.arguments.items():
+            parameter = signature.parameters[name]
+            if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+                bound.arguments[name] = as_annotated(value, parameter.annotation, name)
+        with outside_autocast():
+            return function(*bound.args, **bound.kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def as_annotated(value: Any, annotation: Any, name: str) -> Any:
+    """The value of the argument `name` as its annotation wants it; `TypeError` or `ValueError` where it is something else."""
+    try:
+        return _fitted(value, annotation)
+    except _Unfit as found:
+        wrong = found.culprit
+        message = f"{name} must be {found.expected}, got {shown(wrong)}{found.where}"
+        remedy = _remedy(found.expected, wrong)
+        kind = ValueError if isinstance(wrong, float) and not math.isfinite(wrong) else TypeError
+        raise kind(message + (f": {remedy}" if remedy else "")) from None
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def shown(value: Any) -> str:
+    """What came, in a few words."""
+    kind = type(value).__name__
+    if value is None:
+        return "None"
+    if isinstance(value, str | bytes | numbers.Number | Path):
+        text = repr(value)
+        return f"{text if len(text) <= 60 else text[:57] + '...'} ({kind})"
+    return f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"
+
+
+def count_of(n: SupportsIndex, one: str, several: str = "") -> str:
+    """A count with its noun; `several` where the plural is more than an s.
+
+    >>> count_of(1, "fresh problem"), count_of(2, "head"), count_of(0, "entry", "entries")
+    ('1 fresh problem', '2 heads', '0 entries')
+    """
+    return f"{n} {one if n == 1 else several or one + 's'}"
+
+
+def check_count(value: Any, *, name: str, at_least: int = 1) -> int:
+    """A whole number that is large enough, as an `int`."""
+    number: int = as_annotated(value, int, name)
+    if number < at_least:
+        raise ValueError(f"{name} must be {at_least} or more, got {number}")
+    return number
+
+
+def check_share(value: float, *, name: str) -> None:
+    """A number strictly between 0 and 1."""
+    if not 0.0 < as_annotated(value, float, name) < 1.0:
+        raise ValueError(f"{name} must lie between 0 and 1, got {value!r}")
+
+
+def check_choice(value: str, *, name: str, choices: tuple[str, ...]) -> None:
+    """One of the words that an option knows."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+
+
+class _Unfit(Exception):
+    """`culprit` is not `expected`; `where` it stands among several."""
+
+    def __init__(self, culprit: Any, expected: str, where: str = "") -> None:
+        super().__init__(expected)
+        self.culprit, self.expected, self.where = culprit, expected, where
+
+
+def _fitted(value: Any, wanted: Any) -> Any:
+    """The value as the annotation wants it; `_Unfit` where it is something else."""
+    if wanted in _PLAIN:
+        return _PLAIN[wanted](value)
+    origin, inner = get_origin(wanted), get_args(wanted)
+    if origin in (Union, types.UnionType):
+        return _any_of(value, inner)
+    if origin is Literal and all(isinstance(word, str) for word in inner):
+        return _text(value)  # which words it knows the function says
+    if origin in (Iterable, Sequence, list) or (origin is tuple and inner[1:] == (...,)):
+        return _several(value, inner[0])
+    if origin is Callable and not callable(value):
+        raise _Unfit(value, "a function")
+    if origin is Mapping:
+        if not isinstance(value, Mapping):
+            raise _Unfit(value, _words(wanted))
+        return {_fitted(key, inner[0]): _fitted(held, inner[1]) for key, held in value.items()}
+    if _is_object(wanted) and not isinstance(value, wanted):
+        if isinstance(value, str) and hasattr(wanted, "parse"):
+            return wanted.parse(value)
+        raise _Unfit(value, _words(wanted))
+    return value
+
+
+def _any_of(value: Any, alternatives: tuple[Any, ...]) -> Any:
+    refused = []
+    for alternative in alternatives:
+        try:
+            return _fitted(value, alternative)
+        except _Unfit as found:
+            refused.append(found)
+    expected = " or ".join(dict.fromkeys(each.expected for each in refused))
+    deepest = next((each for each in refused if each.where), refused[0])
+    raise _Unfit(deepest.culprit, expected, deepest.where)
+
+
+def _several(value: Any, each: Any) -> Any:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise _Unfit(value, f"several {_words(each, plural=True)}")
+    found = []
+    for place, item in enumerate(value):
+        try:
+            found.append(_fitted(item, each))
+        except _Unfit as wrong:
+            expected = f"several {_words(each, plural=True)}"
+            raise _Unfit(wrong.culprit, expected, f" at place {place} (zero-based)") from None
+    return tuple(found)
+
+
+def _nothing(value: Any) -> None:
+    if value is not None:
+        raise _Unfit(value, "None")
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool) and not (str(getattr(value, "dtype", "")) == "bool" and not value.shape):
+        raise _Unfit(value, "True or False")
+    return bool(value)
+
+
+def _whole(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise _Unfit(value, "a whole number")
+    return int(value)
+
+
+def _number(value: Any) -> float | int:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value):
+        raise _Unfit(value, "a number")
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise _Unfit(value, "text")
+    return value
+
+
+def _path(value: Any) -> Any:
+    if not isinstance(value, os.PathLike):
+        raise _Unfit(value, "a path")
+    return value
+
+
+_PLAIN: dict[Any, Callable[[Any], Any]] = {
+    None: _nothing,
+    type(None): _nothing,
+    bool: _flag,
+    int: _whole,
+    float: _number,
+    str: _text,
+    Path: _path,
+}
+_WORDS: dict[Any, tuple[str, str]] = {
+    bool: ("True or False",) * 2,
+    int: ("a whole number", "whole numbers"),
+    float: ("a number", "numbers"),
+    str: ("text", "texts"),
+    Path: ("a path", "paths"),
+    None: ("None",) * 2,
+    type(None): ("None",) * 2,
+}
+
+
+def _is_object(wanted: Any) -> bool:
+    """Whether an annotation is a class that a value is or is not of: no shape of an array, no static protocol."""
+    if not isinstance(wanted, type) or wanted in (Any, inspect.Parameter.empty) or "jaxtyping" in wanted.__module__:
+        return False
+    return not getattr(wanted, "_is_protocol", False) or getattr(wanted, "_is_runtime_protocol", False)
+
+
+def _words(wanted: Any, *, plural: bool = False) -> str:
+    """What an annotation asks for, in words."""
+    origin, inner = get_origin(wanted), get_args(wanted)
+    if wanted in _WORDS:
+        return _WORDS[wanted][plural]
+    if origin in (Union, types.UnionType):
+        return " or ".join(_words(each, plural=plural) for each in inner)
+    if origin in (Iterable, Sequence, list, tuple):
+        return f"several {_words(inner[0], plural=True)}"
+    name = getattr(origin or wanted, "__name__", str(wanted))
+    if plural:
+        return name + "s"
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+
+
+def _remedy(expected: str, wrong: Any) -> str:
+    """What to do, where it can be told."""
+    if isinstance(wrong, str) and expected.startswith("several text"):
+        return f"put it in a list, [{wrong!r}]"
+    if "a Model" in expected or "an InMemory" in expected:
+        if isinstance(wrong, str):
+            return f"load it first, load_model({wrong!r})"
+        if type(wrong).__module__.partition(".")[0] in ("transformer_lens", "nnsight"):
+            return "wrap it first, wrap_model(...)"
+    return next((says for name, says in REMEDIES.items() if re.search(rf"\b{name}s?\b", expected)), "")

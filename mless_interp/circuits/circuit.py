@@ -1,0 +1,246 @@
+"""`trace_circuit`: named heads taken apart: directly or through others, edge by edge, where, what they write, in sets."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ..arguments import checked, count_of
+from ..heads import Head
+from ..locating.located import LocatedHeads
+from ..models.base import Model
+from ..models.info import ModelError
+from ..patching.effect import fewest_for
+from ..prompts.conditions import one_of, several_of
+from ..prompts.pairs import PromptPair
+from ..running.results import Result
+from ..statistics import CONFIDENCE
+from .cells import CellEffects
+from .direct import DirectEffects, direct_effects
+from .head_sets import MinimalSets
+from .head_writes import HeadWrites, what_it_writes
+from .minimal_sets import minimal_sets
+from .paths import PathEffects, trace_paths
+from .site_patches import N_ROWS, PositionMap, SitePatches, map_positions, patch_sites
+from .stream_changes import heads_of
+from .transfer import Transfer, transfer
+
+PARTS = {
+    "direct": "Straight to the answer, or through others",
+    "edges": "Who reads whom",
+    "sites": "At which site and token",
+    "positions": "Through which tokens heads act",
+    "writes": "What they write, and where they look",
+    "sets": "Which heads suffice, and which are needed",
+    "transfer": "The effect without the tokens",
+}
+"""The parts of a circuit, in the order of the story, with their headings."""
+CONTRASTS = ("content", "computed")
+NODES = ("auto", "all", "none")
+MOST_HEADS = 8
+OF_EDGES = 1 - (1 - CONFIDENCE) / 2
+"""Confidence of the edges of each direction: both directions are one family of tests."""
+CELLS = ["label", "k", "n", "share", "share_ci_low", "share_ci_high", "median", "p_prevalence"]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Circuit(Result):
+    """What `trace_circuit` found of `heads`, part by part; None for a part that is in `left_out` with the reason.
+
+    `problem_ids`: where it was measured. `edges` are needed (denoising), `sufficient` ones bring their part back alone
+    (noising). `located`: what named the heads; None where they were given.
+    """
+
+    heads: tuple[Head, ...]
+    problem_ids: tuple[str, ...]
+    located: LocatedHeads | None = None
+    direct: DirectEffects | None = None
+    edges: PathEffects | None = None
+    sufficient: PathEffects | None = None
+    sites: SitePatches | None = None
+    positions: PositionMap | None = None
+    writes: HeadWrites | None = None
+    sets: MinimalSets | None = None
+    transfer: Transfer | None = None
+    left_out: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def parts(self) -> dict[str, Any]:
+        """Return the results of the parts that were measured, by name, in the order of the story."""
+        found = {name: getattr(self, name) for name in ("direct", "edges", "sufficient", *list(PARTS)[2:])}
+        return {name: part for name, part in found.items() if part is not None}
+
+    def _of_cells(self) -> dict[str, Any]:
+        """Parts that consist of cells."""
+        return {name: part for name, part in self.parts().items() if isinstance(part, CellEffects)}
+
+    def summary(self) -> pd.DataFrame:
+        """One row per cell (of heads' ways, edges, sites, positions) that most problems show: `part`, `label`, its share of the
+        effect with limits, in `k` of `n` problems beyond the smallest effect, median and corrected p."""
+        found = [
+            part.summary().query("p_prevalence < @part.level")[CELLS].assign(part=name)
+            for name, part in self._of_cells().items()
+        ]
+        return pd.concat(found)[["part", *CELLS]] if found else pd.DataFrame(columns=["part", *CELLS])
+
+    def to_frame(self) -> pd.DataFrame:
+        """One tidy row per part, problem and cell."""
+        tables = [part.to_frame().assign(part=name) for name, part in self._of_cells().items()]
+        return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=["part", "problem"])
+
+    def sentences(self) -> list[str]:
+        """Whose circuit it is, the first sentence of each part, and what was left out."""
+        if not self.heads:
+            return ["No head, no circuit: nothing was measured."]
+        named = ", ".join(map(str, self.heads))
+        return [
+            f"The circuit of {named}, measured on {count_of(len(self.problem_ids), 'problem')}.",
+            *(part.sentences()[0] for part in self.parts().values()),
+            *self.not_measured(),
+        ]
+
+    def not_measured(self) -> list[str]:
+        """Say which parts were left out, and why, but those that were not asked for."""
+        return [f"Left out, {name}: {why}." for name, why in self.left_out.items() if why != "not asked for"]
+
+
+@checked
+def trace_circuit(
+    model: Model,
+    pairs: Iterable[PromptPair],
+    heads: LocatedHeads | Iterable[Head | str],
+    *,
+    fresh: Iterable[PromptPair] | None = None,
+    parts: Iterable[str] = tuple(PARTS),
+    contrast: str = "content",
+    outcome: str = "answer_logprob",
+    mlps: str = "auto",
+    n_rows: int = N_ROWS,
+    most_heads: int = MOST_HEADS,
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+    seed: int = 0,
+) -> Circuit:
+    """Take the circuit of some heads apart: which way they act, on whom, where, by what, and which sets of them suffice.
+
+    Parameters
+    ----------
+    pairs, fresh : the problems that named the heads, and others on which everything is measured (default: the same ones, which
+        then describe how the heads act, not whether).
+    heads : what `locate_heads` gave: its named heads (with `confirm`, where any is confirmed), the `most_heads` of the largest
+        effects; or heads. Without any the circuit is empty, and says so.
+    parts : names of `PARTS`. Those that the model's weights, the contrast or too few problems do not allow are left out,
+        with the reason.
+    contrast : "content", or "computed" (then without positions, writes and transfer).
+    mlps : MLPs as nodes of the edges: "all", "none", or "auto": all where the problems are enough to correct for that many.
+    n_rows : tokens from each end of the question at which sites and heads are patched.
+    checkpoint : a folder that receives each finished problem of each part; a run started again goes on from there.
+
+    Returns `Circuit`. Each part is what `direct_effects`, `trace_paths` (both directions), `patch_sites`, `map_positions`,
+    `what_it_writes`, `minimal_sets` and `transfer` give. Raises `ValueError` where no part can be measured.
+    """
+    several_of(tuple(parts), PARTS, "part of a circuit")
+    one_of(contrast, dict.fromkeys(CONTRASTS), "contrast of a circuit")
+    one_of(mlps, dict.fromkeys(NODES), "mlps")
+    named_on, others = tuple(pairs), None if fresh is None else tuple(fresh)
+    measured = others or named_on
+    located = heads if isinstance(heads, LocatedHeads) else None
+    chosen = heads_of(model, heads, "trace") if located is None else largest_heads(located, most_heads)
+    made = Circuit(
+        heads=chosen,
+        problem_ids=tuple(pair.id for pair in measured),
+        located=located,
+        settings={"contrast": contrast, "outcome": outcome, "insertion": measured[0].insertion.label},
+    )
+    if not chosen:
+        return made
+    without_mlps = _too_many_edges(model, chosen, len(measured)) if mlps == "auto" else ""
+    nodes = () if mlps == "none" or without_mlps else tuple(range(model.info.n_layers))
+    why_not = _why_not(named_on, others, contrast) | {"edges": _one_alone(chosen, nodes, without_mlps)}
+
+    def common(file: str, **more: Any) -> dict[str, Any]:
+        """Return the options of a part that keeps what it has finished under this name."""
+        kept = None if checkpoint is None else Path(checkpoint) / file
+        return {"checkpoint": kept, "progress": progress, "outcome": outcome, "seed": seed, **more}
+
+    def measure(name: str) -> Any:
+        match name:
+            case "direct":
+                return direct_effects(model, measured, chosen, **common("direct.jsonl", contrast=contrast))
+            case "edges" | "sufficient":
+                direction = "denoising" if name == "edges" else "noising"
+                options = common(f"edges-{direction}.jsonl", contrast=contrast, mlps=nodes, direction=direction)
+                return replace(trace_paths(model, measured, chosen, **options), confidence=OF_EDGES)
+            case "sites":
+                return patch_sites(model, measured, **common("sites.jsonl", contrast=contrast, n_rows=n_rows))
+            case "positions":
+                return map_positions(model, measured, chosen, **common("positions.jsonl", n_rows=n_rows))
+            case "writes":
+                kept = common("writes.jsonl")["checkpoint"]
+                return what_it_writes(model, measured, chosen, checkpoint=kept, progress=progress)
+            case "sets":
+                return minimal_sets(model, named_on, **common("sets", contrast=contrast, fresh=others))
+        return transfer(model, named_on, chosen, **common("transfer", fresh=others))
+
+    results: dict[str, Any] = {}
+    left_out: dict[str, str] = {}
+    for name in PARTS:
+        if why := why_not.get(name, "") if name in parts else "not asked for":
+            left_out[name] = why
+            continue
+        try:
+            results |= {each: measure(each) for each in (("edges", "sufficient") if name == "edges" else (name,))}
+        except ModelError as error:
+            left_out[name] = str(error)
+    if not results:
+        whole = "; ".join(f"{name}: {why}" for name, why in left_out.items() if why != "not asked for")
+        raise ValueError(f"no part of the circuit of {', '.join(map(str, chosen))} can be measured: {whole}")
+    if "edges" in results and without_mlps:
+        left_out["MLPs"] = without_mlps
+    return replace(made, left_out=left_out, **results)
+
+
+def largest_heads(found: LocatedHeads, at_most: int) -> tuple[Head, ...]:
+    """Return the named heads, the largest effects first; none where fresh problems confirm none of them."""
+    sure = found.found if found.confirmation is None else found.confirmed
+    by_size = [head for label in found.summary()["label"] for head in found.found if str(head) == label]
+    return tuple(by_size[:at_most]) if sure else ()  # the fresh problems test them, and choose none
+
+
+def _too_many_edges(model: Model, heads: Sequence[Head], n: int) -> str:
+    """Say why so few problems leave MLPs out of the edges; "" where they do not."""
+    nodes = len(heads) + model.info.n_layers
+    edges = nodes * (nodes + 1) // 2 + 3 * nodes * len(heads)
+    needed = fewest_for(2 * edges, OF_EDGES)
+    if needed <= n:
+        return ""
+    return f"with them up to {edges} edges would be tested, which takes at least {needed} problems, not {n}"
+
+
+def _one_alone(heads: Sequence[Head], mlps: Sequence[int], without_mlps: str) -> str:
+    if len(heads) > 1 or mlps:
+        return ""
+    why = f" without MLPs: {without_mlps}" if without_mlps else ' (mlps="all" adds the MLPs)'
+    return f"an edge needs two nodes, and {heads[0]} is the only one{why}"
+
+
+def _why_not(named_on: Sequence[PromptPair], fresh: Sequence[PromptPair] | None, contrast: str) -> dict[str, str]:
+    """What speaks against measuring parts; "" where nothing does."""
+    n, test = (len({pair.problem.group or pair.id for pair in pairs}) for pairs in (named_on, fresh or ()))
+    search, test = ((n + 1) // 2, n // 2) if fresh is None else (n, test)
+
+    def too_few(to_test: int) -> str:
+        if search >= 6 and test >= to_test:
+            return ""
+        return (
+            f"what is found on some problems is tested on others: at least 6 and {to_test} are needed, "
+            f"there {'is' if search == 1 else 'are'} {search} and {test}"
+        )
+
+    blocks = max(len(pair.spans) for pair in (*named_on, *(fresh or ())))
+    several = "" if blocks == 1 else f"defined for an insertion in one place only, and this one has {blocks} blocks"
+    content = "" if contrast == "content" else "defined for the content contrast only"
+    found = {"positions": content, "writes": content, "sets": too_few(7)}
+    return found | {"transfer": content or several or too_few(8)}

@@ -1,0 +1,244 @@
+"""What is done inside a trace, here or on a server that has torch but not this package: nnsight sends this file along.
+
+So it imports torch alone, and what it is told is plain data: paths, numbers, strings, tensors, and functions of its own.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+PLAIN = (bool, int, float, str, bytes, Tensor, torch.dtype, type(None))
+
+
+def can_be_sent(value: Any) -> bool:
+    """Whether a server can make sense of it: plain data, a function of this file or of torch, or `partial` of one with such."""
+    if isinstance(value, PLAIN):
+        return True
+    if isinstance(value, list | tuple):
+        return all(map(can_be_sent, value))
+    if isinstance(value, dict):
+        return all(map(can_be_sent, value.values()))
+    if isinstance(value, partial):
+        return can_be_sent(value.func) and can_be_sent(value.args) and can_be_sent(value.keywords)
+    if any(value is known for known in (tail, look_at_self, replaced)):
+        return True
+    return callable(value) and getattr(torch, getattr(value, "__name__", ""), None) is value
+
+
+# --------------------------------------------------------------------------------------------- reducers and edits to send
+
+
+def tail(value: Tensor, *, start: int) -> Tensor:
+    """An activation `[batch, token, ...]` at the tokens from `start` on, as a copy."""
+    return value[:, start:].clone()
+
+
+def look_at_self(pattern: Tensor) -> Tensor:
+    """The pattern of heads whose every token looks at itself alone."""
+    return torch.eye(pattern.shape[-1]).to(pattern).expand_as(pattern)
+
+
+def replaced(z: Tensor, *, start: int, rows: Sequence[int], heads: Sequence[int], new: Tensor) -> Tensor:
+    """Head outputs `[batch, token, head, d_head]` with those of these (row, head) from token `start` on replaced by `new`
+    `[cell, token - start, d_head]`."""
+    made = z.clone()
+    made[torch.tensor(rows, device=z.device), start:, torch.tensor(heads, device=z.device)] = new.to(z)
+    return made
+
+
+# --------------------------------------------------------------------------------- an activation in what a module is given
+
+WHOLE = ("whole",)
+FIRST = ("first",)
+"""The first of a tuple, the whole of a tensor."""
+REFUSED = ("refused",)
+"""The whole, which cannot be replaced."""
+
+
+def got(part: tuple[Any, ...], whole: Any) -> Tensor:
+    """The activation that is this part of what a module is given or gives.
+
+    `("heads", d_head)`: the last axis by heads; `("columns", start, stop, d_head)`: some of it by heads; `("grouped",
+    n_kv, per_group, d_head, start, stop)`: some of each group's heads; `("half", which)`; `("times", share)`: the first, as
+    the layer multiplies it; `("argument", which)`: queries (0) or keys (1) of an attention call, tokens before heads.
+    """
+    kind, *said = part
+    if kind in ("first", "times"):
+        first = whole[0] if isinstance(whole, tuple) else whole
+        return first * said[0] if said else first
+    if kind == "heads":
+        return whole.unflatten(-1, (-1, said[0]))
+    if kind == "columns":
+        start, stop, d_head = said
+        return whole[..., start:stop].unflatten(-1, (-1, d_head))
+    if kind == "grouped":
+        start, stop = said[3:]
+        return whole.unflatten(-1, tuple(said[:3]))[..., start:stop, :].flatten(-3, -2)
+    if kind == "half":
+        return whole.chunk(2, -1)[said[0]]
+    if kind == "argument":
+        return whole[0][_argument(whole[0], said[0])].transpose(1, 2)
+    return whole
+
+
+def put(part: tuple[Any, ...], whole: Any, new: Tensor) -> Any:
+    """The same whole with another activation in the place of this part; see `got`."""
+    kind, *said = part
+    if kind == "refused":
+        raise RuntimeError("hook_resid_mid can be captured but not edited in nnsight: edit hook_attn_out instead")
+    if kind in ("first", "times"):
+        new = new / said[0] if said else new
+        return (new, *whole[1:]) if isinstance(whole, tuple) else new
+    if kind == "heads":
+        return new.flatten(-2)
+    if kind == "columns":
+        start, stop, _ = said
+        return torch.cat([whole[..., :start], new.flatten(-2), whole[..., stop:]], -1)
+    if kind == "grouped":
+        (n_kv, *_), (start, stop) = said[:3], said[3:]
+        groups = whole.unflatten(-1, tuple(said[:3]))
+        return torch.cat([groups[..., :start, :], new.unflatten(-2, (n_kv, -1)), groups[..., stop:, :]], -2).flatten(-3)
+    if kind == "half":
+        halves = list(whole.chunk(2, -1))
+        halves[said[0]] = new
+        return torch.cat(halves, -1)
+    if kind == "argument":
+        args, kwargs = whole
+        at = _argument(args, said[0])
+        return (*args[:at], new.transpose(1, 2), *args[at + 1 :]), kwargs
+    return new
+
+
+def _argument(args: tuple[Any, ...], which: int) -> int:
+    return which + next(i for i, arg in enumerate(args) if isinstance(arg, Tensor) and arg.dim() == 4)
+
+
+# ------------------------------------------------------------------------------------------------------------- the trace
+
+
+def found(model: Any, path: str, labels: Sequence[str] = ()) -> Any:
+    """The envoy at a path in a traced model, or the operation at these labels in it, each inside the one before."""
+    at = model
+    for name in path.split(".") if path else ():
+        at = getattr(at, name)
+    for label in labels:
+        at = getattr(at.source, label)
+    return at
+
+
+def walked(
+    model: Any,
+    steps: Sequence[tuple[Any, ...]],
+    *,
+    instrumented: Sequence[str],
+    masks: Sequence[Tensor | tuple[Any, ...]],
+    head: str,
+    logits: bool,
+    brought: bool,
+) -> dict[str, Any]:
+    """One forward pass of a traced model, site by site: what each step keeps, by name, and "logits".
+
+    A step is `(name, path, labels, side, part, edit, keep)`, in the order of the pass; the side "mask" gives the attention at
+    `path` the visibility `masks[part]` in place of its own. `instrumented`: attention modules whose operations are asked
+    for, which must be said before the pass reaches them. `brought`: into memory, to be sent back.
+    """
+    for path in instrumented:
+        _ = found(model, path).source
+    shown = [mask if isinstance(mask, Tensor) else unpacked(*mask) for mask in masks]
+    kept: dict[str, Any] = {}
+    for name, path, labels, side, part, edit, keep in steps:
+        at = found(model, path, labels)
+        if side == "mask":
+            args, kwargs = at.inputs
+            hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+            visible = shown[part].to(hidden.device)
+            at.inputs = (args, {**kwargs, "attention_mask": additive_mask(visible, hidden.dtype)})
+            continue
+        whole = getattr(at, side)
+        value = got(part, whole)
+        if edit is not None:
+            new = edit(value)
+            if new.shape != value.shape:
+                raise RuntimeError(f"the edit of {name} must return {list(value.shape)}, got {list(new.shape)}")
+            value = new.to(value.dtype)
+            setattr(at, side, put(part, whole, value))
+        if keep is not None:
+            kept[name] = keep(value)
+            if brought:
+                kept[name] = kept[name].detach().clone().cpu()
+    if logits:
+        at = found(model, head)
+        made = unembedded(at._module, at.input)
+        if made is not None:
+            at.output = made
+        made = model.output.logits
+        kept["logits"] = made.detach().cpu() if brought else made
+    return kept
+
+
+def packed(mask: Tensor) -> tuple[Tensor, list[int], list[int]]:
+    """A boolean mask `[batch, ...]` as small as it can be sent: a bit for each place, equal neighbours of the batch once."""
+    rows, which = torch.unique_consecutive(mask.flatten(1).cpu(), dim=0, return_inverse=True)
+    bits = torch.nn.functional.pad(rows.flatten().to(torch.uint8), (0, -rows.numel() % 8)).view(-1, 8)
+    return (bits << torch.arange(8, dtype=torch.uint8)).sum(1, dtype=torch.uint8), [-1, *mask.shape[1:]], which.tolist()
+
+
+def unpacked(bits: Tensor, shape: Sequence[int], which: Sequence[int]) -> Tensor:
+    """What `packed` made of it."""
+    places = bits[:, None] >> torch.arange(8, dtype=torch.uint8) & 1
+    n_rows = 1 + max(which)
+    size = n_rows
+    for length in shape[1:]:
+        size *= length
+    return places.flatten()[:size].bool().view(n_rows, *shape[1:])[list(which)]
+
+
+def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where visible, the dtype's lowest number elsewhere: what Hugging Face's eager and sdpa attention add."""
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill(~visible, torch.finfo(dtype).min)
+
+
+# ----------------------------------------------------------------- logits in float32, whatever a model's own precision
+
+BLOCK = 2**24
+"""Weights that are held in float32 at a time (64 MB)."""
+
+
+def float32_logits(normed: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    r"""Logits `[..., vocab]` in float32 of a normed stream `[..., d_model]`, W_U `[vocab, d_model]` in half precision.
+
+    $$ \ell = W_U\, n(x) + b $$
+
+    W_U is cast block by block, and with gradients once more on the way back, so that it is never whole in float32.
+    """
+    x = normed.to(weight.device, torch.float32)
+    blocks = weight.split(max(1, BLOCK // weight.shape[1]))
+    if torch.is_grad_enabled():
+        parts = [checkpoint(_product, x, block, use_reentrant=False) for block in blocks]
+    else:
+        parts = [_product(x, block) for block in blocks]
+    logits = torch.cat(parts, -1)
+    return logits if bias is None else logits + bias.float()
+
+
+def _product(x: Tensor, block: Tensor) -> Tensor:
+    return x @ block.float().T
+
+
+def is_half(weight: Tensor) -> bool:
+    """Whether these are floats of 16 bits."""
+    return weight.is_floating_point() and weight.element_size() == 2
+
+
+def unembedded(module: Any, normed: Tensor) -> Tensor | None:
+    """What a plain linear layer in half precision gives, in float32; None for any other, which does it by itself.
+
+    None too where its weights are not here but brought for each pass (offloaded).
+    """
+    if type(module) is not nn.Linear or not is_half(module.weight) or module.weight.is_meta:
+        return None
+    return float32_logits(normed, module.weight, module.bias)

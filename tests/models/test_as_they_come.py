@@ -1,0 +1,190 @@
+"""Models as others trained them: tiny ones, ones that give classes, without tokenizer, prompts that fill the context."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import needs_hooked_transformer
+from models_under_test import loaded, pairs_for
+
+import mless_interp as mi
+from mless_interp.models.base import Model
+from mless_interp.models.info import ModelError
+from mless_interp.patching.outcomes import OUTCOMES
+from mless_interp.patching.prepared import prepare
+from mless_interp.prompts.insertions import Insertion
+from mless_interp.prompts.pairs import PromptPair, make_pairs
+from mless_interp.prompts.problems import Problem
+from mless_interp.prompts.prompt import Prompt
+from mless_interp.views.pooling import read_patterns
+
+LEAST = {"n_layers": 1, "n_heads": 1, "d_model": 8, "d_head": 8, "attn_only": True, "normalization_type": None}
+USUAL = {**LEAST, "n_layers": 2, "n_heads": 2, "d_head": 4, "normalization_type": "LN"}
+QUIET = {"progress": False}
+
+
+def hooked(**shape: Any) -> Any:
+    from transformer_lens import HookedTransformer, HookedTransformerConfig
+
+    made = {"n_ctx": 16, "d_vocab": 12, "act_fn": "relu", "seed": 0, "device": "cpu", **shape}
+    model = HookedTransformer(HookedTransformerConfig(**made))
+    generator = torch.Generator().manual_seed(0)
+    for weight in model.parameters():
+        weight.data += 0.5 * torch.randn(weight.shape, generator=generator)
+    return model
+
+
+def toy(**shape: Any) -> Model:
+    return mi.wrap_model(hooked(**{**USUAL, **shape}))
+
+
+def toy_pair(before: int, inserted: int, after: int, answer: tuple[int, ...] = (1,)) -> PromptPair:
+    """A prompt of token ids that no tokenizer made."""
+    ids = (*(1 + at % 5 for at in range(before)), *[7] * inserted, *(2 + at % 7 for at in range(after)))
+    segments = ("question",) * before + ("inserted",) * inserted + ("question",) * after
+    kept = [at for at, segment in enumerate(segments) if segment != "inserted"]
+    base = Prompt(tuple(ids[at] for at in kept), ("question",) * len(kept), "raw", False)
+    return PromptPair(
+        problem=Problem(id=f"{before} {inserted} {after}", question=str(ids), answer=str(answer)),
+        base=base,
+        inserted=Prompt(ids, segments, "raw", False),
+        insertion=Insertion.meaningless(" /", inserted),
+        span=(before, before + inserted),
+        alignment=tuple(kept),
+        span_source="tokens",
+        answer_ids=answer,
+        distractor_ids=(0,),
+    )
+
+
+@needs_hooked_transformer
+@pytest.mark.parametrize(
+    "shape", [LEAST, {**LEAST, "n_ctx": 3}, {**LEAST, "d_vocab_out": 2}, {**USUAL, "d_vocab_out": 20}]
+)
+def test_the_smallest_models_pass_the_self_check(shape: dict[str, Any]) -> None:
+    model = mi.wrap_model(hooked(**shape))
+    assert model.checks.by_layers and model.checks.shows_rotated and model.checks.output_error < 1e-5
+    assert np.isfinite(model.resolution)
+
+
+@needs_hooked_transformer
+def test_an_answer_of_a_model_that_gives_classes_is_a_class() -> None:
+    model, pairs = toy(d_vocab_out=2), [toy_pair(3, 4, 9), toy_pair(2, 4, 10)]
+    found = mi.patch_heads(model, pairs, **QUIET)
+    for at, pair in enumerate(pairs):
+        logits = model.underlying(pair.inserted.tokens)[0, -1].detach()
+        assert found.receiving[at] == pytest.approx(float(logits.log_softmax(-1)[1]), abs=1e-5)
+    difference = mi.patch_heads(model, pairs, outcome="logit_diff", **QUIET)
+    assert difference.receiving[-1] == pytest.approx(float(logits[1] - logits[0]), abs=1e-5)
+    for outcome in ("kl", "kl_last", "answer_prob"):
+        assert np.isfinite(mi.patch_heads(model, pairs, outcome=outcome, **QUIET).patched).all()
+    written = mi.what_it_writes(model, pairs, top=1, **QUIET)
+    assert {token for head in written.tokens for kind in head[:2] for token in kind} == {"0", "1"}
+    for answer in ((2,), (1, 0)):
+        with pytest.raises(ValueError, match=r"its answer is \[.*gives one of 2 classes: give a single id from 0 to 1"):
+            mi.patch_heads(model, [replace(pairs[0], answer_ids=answer)], **QUIET)
+
+
+@needs_hooked_transformer
+@pytest.mark.parametrize("outcome", ["answer_logprob", "logit_diff", "kl_last"])
+def test_a_prompt_that_fills_the_context_is_one_in_a_longer_context(outcome: str) -> None:
+    """Nothing is read behind the last token of the answer, so it need not be fed."""
+    long, short = (hooked(**USUAL, n_ctx=n) for n in (18, 16))
+    weights = {name: value[:16] if name == "pos_embed.W_pos" else value for name, value in long.state_dict().items()}
+    short.load_state_dict({name: value for name, value in weights.items() if "mask" not in name}, strict=False)
+    for pair in (toy_pair(3, 4, 9), toy_pair(3, 4, 8, answer=(1, 5))):
+        tight, roomy = (
+            mi.patch_heads(mi.wrap_model(model), [pair], outcome=outcome, **QUIET) for model in (short, long)
+        )
+        np.testing.assert_allclose(tight.patched, roomy.patched, atol=1e-5)
+    with pytest.raises(ValueError, match="needs 17 positions"):
+        mi.patch_heads(mi.wrap_model(short), [toy_pair(3, 4, 8, answer=(1, 5, 6))], **QUIET)
+
+
+def test_pairs_are_made_up_to_the_last_token_that_is_read(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    (pair,) = pairs_for(model, count=1)
+    fits = len(pair.answered().inserted) - 1
+    for room, outcome in ((fits, "kl"), (fits + 1, "answer_logprob")):  # what is read to its end, and where all fits
+        info = replace(model.info, context_length=room)
+        assert OUTCOMES[outcome].asked(pair, info).n_answer == len(pair.answer_ids)
+    info = replace(model.info, context_length=fits)
+    (tight,) = make_pairs(SimpleNamespace(tokenizer=model.tokenizer, info=info), [pair.problem], pair.insertion)
+    assert OUTCOMES["answer_logprob"].asked(tight, info).n_answer == len(pair.answer_ids) - 1
+    info = replace(model.info, context_length=fits - 1)
+    with pytest.raises(ValueError, match=f"needs {fits} tokens"):
+        make_pairs(SimpleNamespace(tokenizer=model.tokenizer, info=info), [pair.problem], pair.insertion)
+
+
+@needs_hooked_transformer
+@pytest.mark.parametrize("source", ["pattern", "recomputed"])
+@pytest.mark.parametrize("short", [(3, 4, 1), (0, 4, 1), (3, 4, 2)])
+def test_what_a_prompt_of_a_few_rows_leaves_undefined_is_counted(short: tuple[int, int, int], source: str) -> None:
+    model, pairs = toy(), [toy_pair(*short), toy_pair(4, 4, 8)]
+    found = mi.score_heads(model, pairs, metrics="all", source=source, **QUIET)
+    assert np.isnan(found.of("collapse", "inserted")[0]).all()
+    mass = found.of("span_mass", "inserted")
+    assert np.isfinite(mass).all()
+    alone = mi.score_heads(model, pairs[1:], metrics="all", source=source, **QUIET)
+    for name in ("span_mass", "collapse_relative", "span_output_weight"):
+        np.testing.assert_allclose(found.of(name, "inserted")[1], alone.of(name, "inserted")[0], atol=1e-5)
+
+
+@needs_hooked_transformer
+def test_without_a_tokenizer_everything_runs_that_needs_none() -> None:
+    model, pairs = toy(), [toy_pair(3, 4, 7), toy_pair(4, 4, 7)]
+    profile = mi.attention_profile(model, pairs, **QUIET)
+    assert profile.inserted_texts[0] == tuple(str(token) for token in pairs[0].inserted.ids)
+    written = mi.what_it_writes(model, pairs, ["L0H1"], top=2, **QUIET)
+    assert set(written.tokens[0][0]) <= {str(token) for token in range(12)}
+    with pytest.warns(UserWarning, match="2 problems are too few"):
+        mi.locate_heads(model, pairs, controls=False, **QUIET)
+    assert read_patterns(model, pairs[0], "inserted", ["L0H0"]).values.shape[-1] == 14
+
+
+@needs_hooked_transformer
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m, pairs, problems: mi.certify_model(m), "certify_model without pairs"),
+        (
+            lambda m, pairs, problems: mi.locate_heads(m, pairs),
+            r"locate_heads with controls \(controls=False does without\)",
+        ),
+        (lambda m, pairs, problems: mi.activation_shift(m, pairs), "activation_shift without classify="),
+        (lambda m, pairs, problems: mi.evaluate_accuracy(m, problems), "evaluate_accuracy"),
+    ],
+)
+def test_where_a_tokenizer_is_needed_what_was_called_is_named(call: Any, message: str) -> None:
+    model, pairs = toy(attn_only=False, d_mlp=16), [toy_pair(3, 4, 7), toy_pair(4, 4, 7)]
+    with pytest.raises(
+        ModelError, match=rf"has no tokenizer, which {message} needs: give one, wrap_model\(\.\.\., tok"
+    ):
+        call(model, pairs, [pair.problem for pair in pairs])
+    with pytest.raises(TypeError, match=r"without a tokenizer: give it one, wrap_model\(\.\.\., tokenizer=\.\.\.\)"):
+        make_pairs(model, [pairs[0].problem], Insertion.meaningless(" /", 4))
+
+
+@needs_hooked_transformer
+def test_a_model_that_gives_classes_writes_no_text() -> None:
+    from conftest import word_tokenizer
+
+    model = mi.wrap_model(hooked(**{**USUAL, "d_vocab": 144, "d_vocab_out": 2}), tokenizer=word_tokenizer())
+    problems = [Problem(id="a", question="How many ?", answer="3")]
+    with pytest.raises(ModelError, match="gives 2 classes, not tokens, so it completes no text"):
+        mi.evaluate_accuracy(model, problems, max_new_tokens=2, **QUIET)
+
+
+@needs_hooked_transformer
+def test_attention_that_sees_later_tokens_is_refused_with_the_reason() -> None:
+    with pytest.raises(ModelError, match="whose attention is 'bidirectional' sees later tokens.*supported: causal"):
+        toy(attention_dir="bidirectional")
+
+
+@needs_hooked_transformer
+def test_what_is_prepared_for_classes_holds_no_answer() -> None:
+    pair = toy_pair(3, 4, 9)
+    assert prepare(toy(d_vocab_out=2), [pair]).pairs[0].inserted.ids == pair.inserted.ids

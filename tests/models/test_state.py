@@ -1,0 +1,230 @@
+"""What a model does beside its weights (hooks, training mode) and what the process is set to: seen at every use, put back."""
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import BACKENDS, needs_hooked_transformer, word_tokenizer
+from models_under_test import pairs_for, problems
+
+import mless_interp as mi
+from mless_interp.models import memory
+from mless_interp.models.base import Model
+from mless_interp.models.checks import check_model
+
+QUIET: dict[str, Any] = {"progress": False}
+
+
+@pytest.fixture(scope="module", params=BACKENDS)
+def model(request: pytest.FixtureRequest, tiny_model_dir) -> Model:
+    return mi.load_model(tiny_model_dir("qwen2"), backend=request.param)
+
+
+def mlp_of(model: Model) -> Any:
+    return model.underlying.blocks[1].mlp if model.info.backend != "nnsight" else model.hf_model.model.layers[1].mlp
+
+
+@contextmanager
+def forward_hook(model: Model) -> Iterator[None]:
+    handle = mlp_of(model).register_forward_hook(lambda module, given, made: made * 2)
+    yield
+    handle.remove()
+
+
+@contextmanager
+def pre_hook(model: Model) -> Iterator[None]:
+    handle = mlp_of(model).register_forward_pre_hook(lambda module, given: (given[0] * 2, *given[1:]))
+    yield
+    handle.remove()
+
+
+@contextmanager
+def replaced_forward(model: Model) -> Iterator[None]:
+    mlp = getattr(mlp_of(model), "original_component", mlp_of(model))  # a bridge's own sets it there
+    had, own = vars(mlp).get("forward"), mlp.forward
+    mlp.forward = lambda *given: own(*given) * 2
+    yield
+    del mlp.forward
+    if had is not None:
+        mlp.forward = had
+
+
+@contextmanager
+def transformer_lens_hook(model: Model) -> Iterator[None]:
+    if model.info.backend == "nnsight":
+        pytest.skip("nnsight has no hook points")
+    with model.underlying.hooks(fwd_hooks=[("blocks.1.hook_mlp_out", lambda value, hook: value * 2)]):
+        yield
+
+
+@contextmanager
+def nnsight_edit(model: Model) -> Iterator[None]:
+    if model.info.backend != "nnsight":
+        pytest.skip("only nnsight has edits")
+    with model.underlying.edit(inplace=True):
+        model.underlying.model.layers[1].mlp.output = model.underlying.model.layers[1].mlp.output * 2
+    yield
+    model.underlying.clear_edits()
+
+
+KINDS = [forward_hook, pre_hook, replaced_forward, transformer_lens_hook, nnsight_edit]
+
+
+def swept(model: Model, **options: Any) -> torch.Tensor:
+    return torch.tensor(mi.patch_heads(model, pairs_for(model, 5, 2), **QUIET, **options).patched)
+
+
+@pytest.mark.parametrize("added", KINDS)
+@pytest.mark.filterwarnings("ignore:.* is slow. hooks were added to it")
+def test_what_is_added_after_loading_is_obeyed_by_the_replay_too(model: Model, added: Callable[..., Any]) -> None:
+    before, plain = model.identity, swept(model)
+    inputs = pairs_for(model, 5)[0].condition("inserted")
+    with added(model):
+        recording = model.record(inputs, start=8)
+        z = recording.z[0] * 0.5
+        replayed = model.replay(recording, 0, z, logits_at="last")
+        assert torch.equal(replayed, model.replay(recording, 0, z, logits_at="last", exact_forward=True))
+        assert not torch.allclose(swept(model), plain, atol=1e-3)
+        assert model.identity != before
+        with pytest.raises(mi.ModelError, match=r"cannot \(hooks were added to it, .*1 hook, first .*mlp|edit"):
+            mi.direct_effects(model, pairs_for(model, 5), **QUIET)
+        again = check_model(model)
+        assert again.replay.startswith("whole forward passes (hooks were added")
+        certificate = {line.name: line for line in mi.certify_model(model, pairs_for(model, 5, 1), **QUIET).verdicts}
+        assert certificate["S4"].status == "not applicable" and "hooks were added" in certificate["S4"].reason
+    assert model.identity == before and model.stepper is not None
+    assert torch.equal(swept(model), plain)
+
+
+def test_whole_passes_for_hooks_are_said(model: Model) -> None:
+    inputs = pairs_for(model, 5)[0].condition("inserted")
+    with forward_hook(model):
+        recording = model.record(inputs, start=8)
+        with pytest.warns(UserWarning, match="is slow: hooks were added to it, which only whole passes obey: 1 hook"):
+            model.replay(recording, 0, recording.z[0])
+
+
+def test_a_checkpoint_made_without_hooks_is_not_resumed_with_them(model: Model, tmp_path) -> None:
+    swept(model, checkpoint=tmp_path / "kept.jsonl")
+    with forward_hook(model), pytest.raises(ValueError, match="hooks"):
+        swept(model, checkpoint=tmp_path / "kept.jsonl")
+
+
+@pytest.fixture(scope="module")
+def dropping(request: pytest.FixtureRequest) -> Any:
+    """A model whose dropout makes every number random in training mode."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    tokenizer = word_tokenizer()
+    shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256, "vocab_size": len(tokenizer)}
+    rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.5)
+    torch.manual_seed(0)
+    made = GPT2LMHeadModel(GPT2Config(**shape, **rates, eos_token_id=tokenizer.eos_token_id)).eval()
+    return SimpleNamespace(name="dropping", hf_model=made, tokenizer=tokenizer)
+
+
+def everything(model: Model) -> list[Any]:
+    """Numbers of a run, of a sweep, of scores, of an engine's answers and of a self-check."""
+    pairs = pairs_for(model, 5, 2)
+    logits = model.run(pairs[0].condition("inserted")).logits
+    scores = mi.score_heads(model, pairs, **QUIET).to_frame()["value"].to_numpy()
+    accuracy = mi.evaluate_accuracy(model, problems(), max_new_tokens=4, **QUIET).to_frame().to_csv()
+    return [logits, swept(model), torch.tensor(scores), accuracy, check_model(model)]
+
+
+def equal(a: list[Any], b: list[Any]) -> bool:
+    same = lambda x, y: torch.equal(x.nan_to_num(), y.nan_to_num()) if isinstance(x, torch.Tensor) else x == y  # noqa: E731
+    return all(same(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_training_mode_changes_no_number_and_is_put_back(backend: str, dropping: Any) -> None:
+    model = mi.load_model(dropping, backend=backend)
+    plain = everything(model)
+    module = model.underlying._module if backend == "nnsight" else model.underlying
+    module.train()
+    assert equal(everything(model), plain)
+    assert mi.wrap_model(model.underlying, tokenizer=model.tokenizer).stepper is not None
+    assert mi.certify_model(model, pairs_for(model, 5, 1), **QUIET).passed
+    assert all(part.training for part in module.modules())
+    with pytest.raises(ZeroDivisionError):
+        model.run(torch.arange(3), edits={"blocks.0.hook_mlp_out": lambda value: value / (1 // 0)})
+    assert all(part.training for part in module.modules())
+
+
+def test_no_number_is_made_in_autocast_or_in_the_default_dtype(model: Model, tiny_model_dir) -> None:
+    plain = everything(model)
+    certificate = str(mi.certify_model(model, pairs_for(model, 5, 1), **QUIET))
+
+    def same() -> bool:
+        again = mi.load_model(tiny_model_dir("qwen2"), backend=model.info.backend)
+        assert again.checks == model.checks
+        assert str(mi.certify_model(again, pairs_for(model, 5, 1), **QUIET)) == certificate
+        return equal(everything(again), plain)
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert same()
+        assert torch.is_autocast_enabled("cpu")
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert same()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@contextmanager
+def threads(n: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_pass_computes_with_as_many_threads_as_its_products_are_worth(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mi.load_model("demo")
+    used: list[int] = []
+    note = {"blocks.0.hook_mlp_out": lambda value: used.append(torch.get_num_threads())}
+    product = 1024 * model.info.d_model * model.info.d_mlp
+    with threads(3):
+        for worth, expected in ((1, 1), (2, 2), (9, 3)):  # never more than the process has
+            monkeypatch.setattr(memory, "PER_THREAD", product // worth)
+            model.run(torch.arange(3), capture=note)
+            assert used.pop() == expected == model.identity["computed_on"]["threads"]
+            assert torch.get_num_threads() == 3
+        with pytest.raises(ZeroDivisionError):
+            model.run(torch.arange(3), capture={"blocks.0.hook_mlp_out": lambda value: 1 // 0})
+        assert torch.get_num_threads() == 3
+
+
+def test_what_the_process_has_decides_no_bit_of_a_small_model() -> None:
+    model = mi.load_model("demo")
+    pairs = mi.make_pairs(model, mi.load_problems("demo", limit=2), mi.Insertion.meaningless(" /", n_tokens=5))
+    found = []
+    for n in (1, 2):
+        with threads(n):
+            found.append((mi.attribute_heads(model, pairs, **QUIET).to_frame().to_csv(), model.identity))
+    assert found[0] == found[1]
+
+
+@needs_hooked_transformer
+def test_loading_and_running_leave_the_process_as_it_was() -> None:
+    script = """
+import logging, sys, threading, warnings
+import scipy.special, torch, transformers, nnsight
+import mless_interp as mi
+def now():
+    kept = [each for each in warnings.filters if "generation flags" in str(each)]
+    return kept, logging.getLogger("transformers").level, threading.active_count(), torch.get_num_threads()
+before = now()
+for backend in ("hooked_transformer", "bridge", "nnsight"):
+    model = mi.load_model("demo", backend=backend)
+    pairs = mi.make_pairs(model, mi.load_problems("demo", limit=1), mi.Insertion.meaningless(" /", n_tokens=4))
+    mi.score_heads(model, pairs)
+    assert now() == before, (backend, before, now())
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)

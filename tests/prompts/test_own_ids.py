@@ -1,0 +1,167 @@
+"""Pairs of token ids: by hand, beside those of an insertion, and beside whole passes; models as they come."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import needs_hooked_transformer
+from models_under_test import loaded, pairs_for
+
+import mless_interp as mi
+from mless_interp.prompts.own_ids import pairs_from_file
+
+QUIET: dict[str, Any] = {"progress": False}
+IDS = [[7, 1, 2, 3, 4], [7, 5, 6, 1, 4]]
+
+
+def hooked(**given: Any) -> mi.Model:
+    """A small attention-only HookedTransformer without layer norm, drawn at random."""
+    from mless_interp.models.transformer_lens import _hooked, _imported
+
+    made = {"n_layers": 2, "n_heads": 2, "d_model": 8, "d_head": 4, "n_ctx": 5, "d_vocab": 9, "act_fn": "relu"}
+    made |= {"attn_only": True, "normalization_type": None, "seed": 3, **given}
+    drawn = _hooked(_imported("transformer_lens").HookedTransformerConfig(**made))
+    with torch.no_grad():
+        for weight in drawn.parameters():
+            weight.normal_(generator=torch.Generator().manual_seed(weight.numel()), std=0.6)
+    return mi.wrap_model(drawn.eval(), name="small")
+
+
+def test_a_span_of_token_ids_is_a_pair_by_hand() -> None:
+    first, second = mi.pairs_from_ids(
+        IDS, [3, [4, 5]], span=(1, 3), clean=[[7, 1, 2, 8, 4], [0, 5, 6, 1, 4]], tags={"of": ["a", "b"]}
+    )
+    assert first.base.ids == (7, 3, 4) and first.alignment == (0, 3, 4) and first.n_answer == 0
+    assert first.condition("clean").tokens.tolist() == [[7, 1, 2, 8, 4]]
+    assert (first.first_change, second.first_change) == (1, 0)  # the span's first row, or the first other token
+    assert second.problem.tags == {"of": "b"} and first.id != second.id
+    assert second.answered(unfed=1).inserted.ids == (7, 5, 6, 1, 4, 4)
+    (alone,) = mi.pairs_from_ids([[7, 1, 2]], [3], clean=[[7, 1, 5]], names={7: "<s>"})
+    assert not alone.spans and alone.first_change == 2 and alone.text_of(None, 7) == "<s>"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "give a span whose effect is asked for, or a clean prompt"),
+        ({"span": (2, 5)}, "holds the last position"),
+        ({"span": (3, 6)}, "empty or outside the prompt, which has 5 tokens"),
+        ({"clean": [[7, 1, 2, 3], IDS[0]]}, "problem 0 .*clean must have as many tokens as ids, 5, got 4"),
+        ({"clean": [IDS[1], IDS[1]]}, "problem 1 .*the same tokens"),
+        ({"span": (1, 2), "distractors": [1]}, "distractors must hold one entry for each of 2 problems, got 1"),
+        ({"span": (1, 2), "tags": {"of": [1, 2, 3]}}, "tag 'of' must hold one entry for each of 2 problems, got 3"),
+        ({"span": (1, 2), "answers": [1, -1]}, "problem 1 .*whole numbers of 0 or more"),
+    ],
+)
+def test_wrong_ids_are_named(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        mi.pairs_from_ids(IDS, **{"answers": [3, 4], **given})
+
+
+@needs_hooked_transformer
+@pytest.mark.parametrize(
+    ("ids", "answer", "model", "words"),
+    [
+        ([7, 1, 9, 4], 3, {}, "holds token id 9, but small has the ids 0 to 8"),
+        ([7, 1, 2, 4], 9, {}, "its answer or distractor holds id 9"),
+        ([7, 1, 2, 4], 3, {"d_vocab_out": 3}, "small gives one of 3 classes"),
+        ([7, 1, 2, 4, 4, 4], 3, {}, "needs 6 positions, but small has a context of 5"),
+    ],
+)
+def test_ids_that_a_model_lacks_are_named(ids: Any, answer: int, model: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        mi.patch_heads(hooked(**model), mi.pairs_from_ids([ids], [answer], span=(1, 2)), **QUIET)
+
+
+def test_an_insertions_own_ids_give_its_numbers(tiny_model_dir: Any) -> None:
+    model = loaded(tiny_model_dir("qwen2"), "bridge")
+    made = pairs_for(model, 6, 3)
+    own = mi.pairs_from_ids(
+        [pair.inserted.ids + pair.answer_prefix_ids for pair in made],
+        [pair.answer_ids for pair in made],
+        span=[pair.span for pair in made],
+    )
+    for contrast in ("content", "total"):
+        expected, found = (mi.patch_heads(model, pairs, contrast=contrast, **QUIET) for pairs in (made, own))
+        np.testing.assert_allclose(found.effect, expected.effect, atol=1e-5)
+    with pytest.raises(ValueError, match="has no clean prompt of equal length"):
+        mi.patch_heads(model, own, contrast="replaced", **QUIET)
+
+
+@needs_hooked_transformer
+@pytest.mark.parametrize("shape", [{}, {"n_layers": 1, "n_heads": 1}, {"d_vocab_out": 3}, {"normalization_type": "LN"}])
+def test_replaced_tokens_are_patched_as_by_whole_passes(shape: dict[str, Any]) -> None:
+    """On a prompt that fills the context, with or without a norm, classes, one layer and one head."""
+    model, clean = hooked(**shape), [[7, 1, 8, 3, 4], [7, 5, 6, 0, 4]]
+    pairs = mi.pairs_from_ids(IDS, [2, 1], clean=clean)
+    found = mi.patch_heads(model, pairs, contrast="replaced", **QUIET)
+    for row, (ids, other) in enumerate(zip(IDS, clean, strict=True)):
+        tokens, gold = torch.tensor([ids]), [2, 1][row]
+        for head in model.info.heads:
+            name = f"blocks.{head.layer}.attn.hook_z"
+            z = model.run(torch.tensor([other]), capture={name: None}).captured[name]
+
+            def patched(old: torch.Tensor, z: Any = z, at: int = head.head) -> torch.Tensor:
+                new = old.clone()
+                new[:, :, at] = z[:, :, at]
+                return new
+
+            runs = (
+                model.run(tokens, edits=edits).logits[0, -1].log_softmax(-1)[gold] for edits in ({}, {name: patched})
+            )
+            before, after = map(float, runs)
+            assert found.effect[row, head.layer, head.head] == pytest.approx(before - after, abs=1e-4)  # taken out
+    closed = mi.joint_knockout(model, pairs, model.info.heads[:1], contrast="replaced", n_random_sets=0, **QUIET)
+    assert closed.effect == pytest.approx(closed.singles[:, 0], abs=1e-5)
+
+
+@needs_hooked_transformer
+def test_everything_takes_pairs_of_ids(tmp_path: Path) -> None:
+    """What is asked for by name is computed, shown, saved and found again; what needs a span says so in a line."""
+    model, draw = hooked(d_vocab_out=3), np.random.default_rng(0)
+    ids = draw.integers(0, 9, (16, 5))
+    clean = np.concatenate([ids[:, :2], (ids[:, 2:4] + 1) % 9, ids[:, 4:]], 1)
+    gold = draw.integers(0, 3, 16)
+    spans, replaced = (mi.pairs_from_ids(ids, gold, **given) for given in ({"span": (1, 3)}, {"clean": clean}))
+    for pairs, contrast in ((spans, "content"), (replaced, "replaced")):
+        options: dict[str, Any] = {"contrast": contrast, **QUIET}
+        found = [
+            mi.locate_heads(model, pairs, n_random_sets=2, **options),
+            mi.attribute_heads(model, pairs, **options),
+            mi.direct_effects(model, pairs, **options),
+            mi.trace_paths(model, pairs, model.info.heads, **options),
+            mi.patch_sites(model, pairs, **options),
+            mi.map_positions(model, pairs, ["L0H0"], **options),
+            mi.circuit_curve(model, pairs, model.info.heads, n_random=2, **options),
+            mi.minimal_sets(model, pairs, n_random_sets=2, **options),
+        ]
+        mi.save(tmp_path / contrast, *found)
+        assert set(map(repr, found)) <= {repr(each) for each in mi.load(tmp_path / contrast).values()}
+        assert mi.views.attention(model, pairs[0], ["L0H0"]) is not None
+    assert mi.transfer(model, spans, ["L0H0"], n_random_sets=1, **QUIET).settings["control"] is None
+    scores = mi.score_heads(model, spans, **QUIET)
+    assert len(scores.problem_ids) == 16
+    for asked in (mi.score_heads, mi.decompose_attention):
+        with pytest.raises(ValueError, match=r"has no span, so .* is not defined"):
+            asked(model, replaced, **QUIET)
+    ids[:, 1:3] = (ids[:, 1:3] + 1) % 9
+    others = mi.pairs_from_ids(ids, gold, span=(1, 3))
+    beside = mi.trace_paths(model, spans, ["L0H0", "L1H1"], control=others, **QUIET)
+    assert beside.settings["beside"] == "given span"
+
+
+def test_a_file_of_pairs_is_read_line_by_line(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    rows = [
+        {"ids": IDS[0], "answer": 3, "span": [1, 3], "tags": {"kind": "a"}, "id": "one"},
+        {"ids": IDS[1], "answer": [4], "clean": IDS[0]},
+    ]
+    path.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    first, second = pairs_from_file(path)
+    assert (first.id, first.span, first.problem.tags, second.spans) == ("one", (1, 3), {"kind": "a"}, ())
+    path.write_text('{"ids": [1, 2], "answer": 3, "spam": 1}')
+    with pytest.raises(ValueError, match=r"pairs.jsonl, line 1: a pair is an object with ids and answer"):
+        pairs_from_file(path)

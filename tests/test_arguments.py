@@ -1,0 +1,411 @@
+"""Every public function refuses arguments of the wrong kind, by name and before anything runs."""
+
+import inspect
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+import jaxtyping
+import numpy as np
+import pytest
+import torch
+from models_under_test import planted_here, planted_pairs, planted_problems
+
+import mless_interp as mi
+from mless_interp.arguments import checked
+from mless_interp.models.base import Model
+from mless_interp.models.info import ModelError
+
+
+@pytest.fixture(autouse=True)
+def as_users_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the type checks of the tests, which would speak before our own messages."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+class Stranger:
+    """Of no kind that anything takes."""
+
+    def __repr__(self) -> str:
+        return "Stranger()"
+
+
+@lru_cache
+def good() -> dict[str, Any]:
+    """One right value for every parameter that has no default, by name."""
+    made, model = planted_here()
+    pairs = planted_pairs(made, model, 2, n_tokens=4)
+    head = mi.Head(0, 1)
+    return {
+        "model": model,
+        "pairs": pairs,
+        "problems": planted_problems(made, 2),
+        "insertion": mi.Insertion.meaningless(" /", 4),
+        "heads": [head],
+        "ranking": [head],
+        "pair": pairs[0],
+        "tokenizer": made.tokenizer,
+        "problem": made.problems(1)[0],
+        "prompt": pairs[0].base,
+        "cache": {},
+        "completion": r"\boxed{1}",
+        "gold": "1",
+        "texts": ["one two three"],
+        "at": 1,
+        "span_ids": (1, 2),
+        "seed": 0,
+        "n": 1,
+        "name": "demo",
+        "thing": Stranger(),
+        "path": "nowhere",
+        "found": mi.patch_heads(model, pairs, heads=[head], progress=False),
+        "layer": 0,
+        "head": 0,
+        "text": "0:1",
+        "kind": "text",
+        "unit": " /",
+        "n_tokens": 4,
+        "benchmark": "MATH-500",
+        "id": "p",
+        "question": "q",
+        "answer": "a",
+        "system": "s",
+        "c": 0.1,
+        "p1": 99,
+        "n_layers": 1,
+        "n_heads": 1,
+        "overwrite": False,
+        "study": {"title": "t", "insertions": [{"name": "slashes", "kind": "meaningless"}]},
+    }
+
+
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    name: getattr(mi, name) for names in mi.PUBLIC.values() for name in names if inspect.isfunction(getattr(mi, name))
+} | {"save": mi.save}
+METHODS: dict[str, Callable[..., Any]] = {
+    f"{cls.__name__}.{name}": getattr(cls, name)
+    for cls in (mi.Insertion, mi.Head, mi.ARM)
+    for name, made in vars(cls).items()
+    if isinstance(made, classmethod)
+}
+CLASSES: dict[str, Callable[..., Any]] = {
+    each.__name__: each for each in (mi.Insertion, mi.Head, mi.ARM, mi.Treatment, mi.prompts.Template, mi.Problem)
+}
+OF_THEIR_OWN = {
+    "chosen_heads": {"heads": None, "layers": None},
+    "chosen_problems": {"problems": None, "model": "demo", "limit": 1},
+    "problems_from_file": {"path": "texts.txt"},
+    "with_examples": {"examples": "1 + 1 ? 2 ."},
+    "from_key": {"key": "distractor"},
+    "ids": {"token_ids": (5, 6)},
+    "from_paper": {"model": "qwen2.5-7b", "layer": 1, "head": 1},
+}
+"""Right values for parameters that mean something else elsewhere, by function."""
+FREE = {
+    ("score_cache", "cache"),  # any mapping of tensors; asked of a wrong one below
+    ("score_cache", "base"),
+    ("save", "results"),
+    ("save", "options"),
+    ("provenance", "model"),
+    ("load_problems", "source"),
+    ("load_model", "name"),
+    ("load_model", "device_map"),  # handed on to the library
+    ("load_model", "quantization_config"),
+    ("wrap_model", "thing"),
+    ("wrap_model", "tokenizer"),
+    ("evaluate_accuracy", "treatments"),
+    ("with_examples", "examples"),  # a text, or problems
+    ("plan_run", "problems"),  # or pairs; asked of wrong ones beside the other tests of plans
+}
+"""Parameters that take anything, or say what they take in a test of their own."""
+
+
+def wrong_values(annotation: Any) -> list[Any]:
+    """Values of the kinds that come by mistake, and that this annotation does not take."""
+    kinds = kinds_of(annotation)
+    if kinds is None:
+        return [Stranger()]
+    values: list[Any] = [Stranger()]
+    if "int" in kinds and not kinds & {"float", "bool"}:
+        values += [1.5, float("nan")]
+    if kinds & {"int", "float"} and "bool" not in kinds:
+        values += [True]
+    if kinds & {"int", "float", "bool"} and "str" not in kinds:
+        values += ["no"] if "several" in kinds else ["no", [1]]
+    if "float" in kinds:
+        values += [float("nan")]
+    if "bool" in kinds:
+        values += [1, 0.0]
+    if "str" in kinds and "float" not in kinds:
+        values += [3.5]
+    if "Model" in kinds:
+        values += ["demo", good()["problems"], *([] if "NoneType" in kinds else [None])]
+    if "PromptPair" in kinds and "several" in kinds:
+        values += ["pairs", good()["problems"], [None], 3, {"a": 1}]
+    if "Problem" in kinds and "several" in kinds:
+        values += ["demo", good()["pairs"], [None], 3]
+    if "Head" in kinds and "several" in kinds:
+        values += ["L0H1", [0], [(0, 1)], 3, ["first"]]
+    if "Insertion" in kinds:
+        values += [" /", 55]
+    return values
+
+
+def kinds_of(annotation: Any) -> set[str] | None:
+    """The names of the kinds in an annotation; None where it takes anything."""
+    if annotation in (Any, inspect.Parameter.empty):
+        return None
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        found = [kinds_of(each) for each in inner]
+        return None if None in found else set().union(*(each for each in found if each))
+    if origin is Literal:
+        return {"str"}
+    if origin in (Iterable, Sequence, tuple, Mapping):
+        return {"several"} | set().union(*(kinds_of(each) or set() for each in inner if each is not ...))
+    return {getattr(annotation, "__name__", str(annotation))}
+
+
+def cases() -> list[Any]:
+    found = []
+    for where, function in {**FUNCTIONS, **METHODS, **CLASSES}.items():
+        for name, parameter in inspect.signature(function).parameters.items():
+            if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) or (where, name) in FREE:
+                continue
+            found.append(pytest.param(function, name, id=f"{where}-{name}"))
+    return found
+
+
+def call(function: Callable[..., Any], **given: Any) -> Any:
+    parameters = inspect.signature(function).parameters
+    needed = {name: good()[name] for name, each in parameters.items() if each.default is each.empty and name in good()}
+    known = {name: value for name, value in needed.items() if parameters[name].kind != parameters[name].VAR_POSITIONAL}
+    known |= {name: value for name, value in OF_THEIR_OWN.get(function.__name__, {}).items() if name in parameters}
+    made = function(**{**known, **given})
+    return next(iter(made)) if inspect.isgenerator(made) else made
+
+
+@pytest.mark.parametrize(("function", "name"), cases())
+def test_a_wrong_kind_is_refused_by_name_before_anything_runs(
+    function: Callable[..., Any], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def runs(*_: Any, **__: Any) -> Any:
+        raise AssertionError(f"a model ran although {name} was wrong")
+
+    monkeypatch.setattr(type(good()["model"]), "run", runs)
+    for wrong in wrong_values(inspect.signature(function).parameters[name].annotation):
+        with pytest.raises((TypeError, ValueError, ModelError)) as refused:
+            call(function, **{name: wrong})
+        assert name in str(refused.value), f"{name}={wrong!r}: {refused.value}"
+        assert "unexpected keyword" not in str(refused.value) and "object is not" not in str(refused.value)
+
+
+def test_every_public_function_is_asked() -> None:
+    asked = {each.id.partition("-")[0] for each in cases()}
+    assert len(cases()) > 250 and set(FUNCTIONS) <= asked
+    takes = {(where, name) for where, made in FUNCTIONS.items() for name in inspect.signature(made).parameters}
+    assert takes >= FREE, "nothing stands in FREE that is no parameter"
+
+
+# ------------------------------------------------------------------------------------------------------- what is said
+
+
+def test_each_message_says_what_was_expected_what_came_and_what_to_do() -> None:
+    model, pairs, problems = (good()[name] for name in ("model", "pairs", "problems"))
+    for do, message in (
+        (
+            lambda: mi.patch_heads("demo", pairs),
+            r"model must be a Model, got 'demo' \(str\): load it first, load_model\('demo'\)",
+        ),
+        (lambda: mi.patch_heads(planted_here()[0], pairs), "model must be a Model, got a PlantedModel: load_model"),
+        (
+            lambda: mi.patch_heads(model, problems),
+            "pairs must be several PromptPairs or a Prepared, got a Problem at place 0",
+        ),
+        (lambda: mi.patch_heads(model, problems), r"make_pairs\(model, problems, insertion\) makes them"),
+        (
+            lambda: mi.patch_heads(model, pairs, heads="L0H1"),
+            r"heads must be several Heads or texts or None, got 'L0H1' \(str\): write",
+        ),
+        (lambda: mi.patch_heads(model, pairs, heads=["x"]), "heads: cannot read 'x' as a head: write LAYER:HEAD"),
+        (lambda: mi.patch_heads(model, pairs, heads=[(0, 1)]), "got a tuple at place 0"),
+        (lambda: mi.patch_heads(model, pairs, seed=1.5), r"seed must be a whole number, got 1.5 \(float\)"),
+        (lambda: mi.patch_heads(model, pairs, max_rows=0), "max_rows must be 1 or more, got 0"),
+        (lambda: mi.patch_heads(model, pairs, progress="no"), r"progress must be True or False, got 'no' \(str\)"),
+        (
+            lambda: mi.make_pairs(model, problems, " /"),
+            r"insertion must be an Insertion, got ' /' \(str\): for example",
+        ),
+        (
+            lambda: mi.Insertion.meaningless(" /", 5, at=True),
+            r"at must be a whole number or several whole numbers or None, got True",
+        ),
+        (lambda: mi.Insertion.random_sentence(seed=True), "seed must be a whole number, got True"),
+        (
+            lambda: mi.dose_response(model, problems, mi.Insertion.meaningless(" /", 1), doses=(1, 2.5)),
+            "got 2.5 .* at place 1",
+        ),
+        (
+            lambda: mi.dose_response(model, problems, mi.Insertion.meaningless(" /", 1), doses=(True, 2)),
+            "got True .* at place 0",
+        ),
+        (lambda: mi.locate_heads(model, pairs, confidence=1.0), "confidence must lie between 0 and 1"),
+        (lambda: mi.planted_model(seed=1.5), "seed must be a whole number, got 1.5"),
+        (
+            lambda: mi.evaluate_accuracy(model, problems, max_new_tokens=1.5),
+            "max_new_tokens must be a whole number or None",
+        ),
+        (
+            lambda: mi.joint_knockout(model, pairs, [mi.Head(0, 1)], chosen_elsewhere="yes"),
+            "chosen_elsewhere must be True or",
+        ),
+        (lambda: mi.grade_strict(None, "1"), "completion must be text, got None"),
+        (lambda: mi.score_heads(model, pairs, sink=True), "score_heads.. got an unexpected keyword argument 'sink'"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            do()
+
+
+def test_another_librarys_model_is_to_be_wrapped() -> None:
+    class HookedTransformer:
+        __module__ = "transformer_lens.HookedTransformer"
+
+    with pytest.raises(
+        TypeError, match=r"model must be a Model, got a HookedTransformer: wrap it first, wrap_model\(...\)"
+    ):
+        mi.locate_heads(HookedTransformer(), good()["pairs"])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"^name must be .*, got a HookedTransformer: wrap it first, wrap_model\(...\)"):
+        mi.load_model(HookedTransformer())  # type: ignore[arg-type]
+
+
+def test_names_of_heads_and_numbers_of_numpy_are_taken_for_what_they_are() -> None:
+    model, pairs = good()["model"], good()["pairs"]
+    options = {"progress": np.bool_(False), "max_rows": np.int64(3), "smallest_effect": np.float32(0.25)}
+    named = mi.patch_heads(model, iter(pairs), heads=["L0H1", "1:2"], seed=np.int64(3), **options)
+    assert named.heads == (mi.Head(0, 1), mi.Head(1, 2)) and type(named.seed) is int
+    assert type(named.smallest_effect) is float
+    place = mi.Insertion.meaningless(" /", np.int64(5), at=np.int32(2))
+    assert type(place.n_tokens) is int and type(place.at) is int
+
+
+# ---------------------------------------------------------------------------------------------------------- the check
+
+
+@checked
+def takes(
+    n: int = 1,
+    x: float = 1.0,
+    on: bool = False,
+    where: str | Path | None = None,
+    several: Iterable[int] = (),
+    by_head: Mapping[mi.Head, float] | None = None,
+    model: Model | None = None,
+    array: jaxtyping.Float[torch.Tensor, " n"] | None = None,
+    later: "Undefined" = None,  # type: ignore[name-defined]  # noqa: F821
+    *rest: int,
+    **more: Any,
+) -> tuple[Any, ...]:
+    """What is taken."""
+    return n, x, on, where, several, by_head
+
+
+def test_what_fits_goes_through_and_what_can_be_gone_through_once_becomes_a_tuple() -> None:
+    found = takes(np.int8(2), 3, True, Path("a"), iter([1, np.int64(2)]), {"L0H1": 1}, array=3, later=4, other=5)
+    assert found == (2, 3, True, Path("a"), (1, 2), {mi.Head(0, 1): 1})
+    assert type(found[0]) is int and type(found[1]) is int, "a whole number stays one"
+    assert takes.__name__ == "takes" and takes.__doc__ == "What is taken."
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"x": float("nan")}, r"x must be a number, got nan \(float\)"),
+        ({"x": 1j}, r"x must be a number, got 1j \(complex\)"),
+        ({"on": np.array([True])}, "on must be True or False, got a ndarray"),
+        ({"where": b"a"}, r"where must be text or a path or None, got b'a' \(bytes\)"),
+        ({"several": 3}, r"several must be several whole numbers, got 3 \(int\)"),
+        ({"several": "12"}, "several must be several whole numbers, got '12'"),
+        ({"several": [1, None]}, r"several must be several whole numbers, got None at place 1 \(zero-based\)"),
+        ({"by_head": {"L0H1": "much"}}, "by_head must be a number or None, got 'much'"),
+        ({"by_head": [1]}, "by_head must be a Mapping or None, got a list"),
+        ({"n": "1" * 99}, r"n must be a whole number, got '1{56}\.\.\. \(str\)"),
+    ],
+)
+def test_what_does_not_fit_is_said_in_words(given: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        takes(**given)
+
+
+# ------------------------------------------------------------------------------------------- every problem counts once
+
+REPLICATIONS: dict[str, dict[str, Any]] = {
+    "patch_heads": {},
+    "attribute_heads": {},
+    "dose_response": {"doses": (1, 2)},
+    "joint_knockout": {},
+    "transplant_span": {},
+    "read_effects": {},
+    "activation_shift": {},
+    "decompose_attention": {},
+    "mediate": {},
+    "circuit_curve": {},
+    "locate_heads": {},
+    "score_heads": {},
+    "attention_between_segments": {},
+    "attention_profile": {},
+    "evaluate_accuracy": {"max_new_tokens": 2},
+    "direct_effects": {},
+    "trace_paths": {"heads": ["L0H1", "L1H2"]},
+    "patch_sites": {},
+    "what_it_writes": {},
+    "minimal_sets": {"heads": ["L0H1", "L1H2"]},
+    "transfer": {},
+    "trace_circuit": {"heads": ["L0H1"], "parts": ["direct"]},
+    "map_positions": {},
+    "run_study": {"study": {"title": "t", "limit": 3, "insertions": [{"name": "slashes", "kind": "meaningless"}]}},
+}
+"""Every function whose problems are replications."""
+
+
+def test_every_function_of_several_problems_is_asked_whether_they_differ() -> None:
+    several = {
+        name
+        for name, function in FUNCTIONS.items()
+        if {"pairs", "problems"} & set(inspect.signature(function).parameters)
+        and "progress" in inspect.signature(function).parameters
+    }
+    assert several - {"certify_model"} == set(REPLICATIONS), "a certificate takes the largest error: no replication"
+
+
+@pytest.mark.filterwarnings("ignore:the questions of problems")
+@pytest.mark.parametrize("name", REPLICATIONS)
+def test_one_problem_three_times_is_refused_by_every_analysis(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = good()["model"]
+
+    def runs(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a model ran")
+
+    monkeypatch.setattr(type(model), "run", runs)
+    first, other = good()["problems"]
+    same_id = [first, replace(other, id=first.id), other]
+    renamed = [
+        first,
+        replace(first, id="again"),
+        replace(first, id="once more", question=f" {first.question}  "),
+    ]
+    for problems, message in (
+        (same_id, "the problem id .* is given twice"),
+        (renamed, "problem 'again' asks the same as"),
+    ):
+        pairs = [
+            replace(pair, problem=each)
+            for pair, each in zip(good()["pairs"] + good()["pairs"][:1], problems, strict=True)
+        ]
+        given = (
+            {"problems": problems} if "problems" in inspect.signature(FUNCTIONS[name]).parameters else {"pairs": pairs}
+        )
+        with pytest.raises(ValueError, match=message):
+            call(FUNCTIONS[name], model=model, **given, **REPLICATIONS[name], progress=False)
