@@ -233,6 +233,7 @@ _PLAIN: dict[Any, Callable[[Any], Any]] = {
 }
 _WORDS: dict[Any, tuple[str, str]] = {
     bool: ("True or False",) * 2,
+    Any: ("a value", "values"),
     int: ("a whole number", "whole numbers"),
     float: ("a number", "numbers"),
     str: ("text", "texts"),
